@@ -1,0 +1,33 @@
+"""The one error a user sees, and the helpers that make it helpful."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Wrong input: one line that says what is wrong, what is allowed and what to do. The CLI exits with 2."""
+
+
+class MissingDependency(UserError):
+    """An optional dependency is absent; the message carries the exact command that installs it."""
+
+
+def choose(kind: str, name: str, allowed: Iterable[str]) -> str:
+    """Return `name` if it is one of `allowed`; else raise UserError listing them, nearest match first."""
+    names = list(allowed)
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name, names, n=len(names), cutoff=0.0)
+    near += [n for n in names if n not in near]
+    hint = f"; did you mean {near[0]!r}?" if difflib.get_close_matches(name, names, n=1) else ""
+    raise UserError(f"unknown {kind} {name!r}{hint} Allowed: {', '.join(near)}" if hint
+                    else f"unknown {kind} {name!r}. Allowed: {', '.join(near)}")
+
+
+def in_range(name: str, value: float, low: float, high: float, open_low: bool = False, open_high: bool = False) -> None:
+    """Raise UserError unless low <= value <= high (strict at an open end); NaN is never in range."""
+    above = value > low if open_low else value >= low
+    below = value < high if open_high else value <= high
+    if not (above and below):
+        raise UserError(f"{name} must be in {'(' if open_low else '['}{low:g}, {high:g}"
+                        f"{')' if open_high else ']'}, got {value!r}")

@@ -1,0 +1,38 @@
+"""What every env says of itself, and the axis legend used in names, annotations and docstrings.
+
+Axes: `N` envs, `T` decisions, `H` steps in a chunk, `E` executed steps (E <= H), `A` action, `S` state,
+`K` denoise steps, `F` log-prob factors of a chunk, `G` group, `B` batch. A *decision* is one chunk,
+a *step* one control period, an *update* one optimizer step.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class ActionAxis:
+    """What a command of -1 .. 1 on this axis means: `low` .. `high` in `unit`."""
+
+    name: str
+    unit: str  # "m", "rad", "N m", "m/s", "1" ...
+    low: float
+    high: float
+    kind: Literal["delta", "absolute", "rate", "effort"]
+    frame: str = ""  # "base", "ee", "joint"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSpec:
+    """`env.spec`: which sim and task this is, how it is commanded and how long an episode may last."""
+
+    sim: str
+    task: str
+    axes: tuple[ActionAxis, ...]
+    period: float  # control period [s]
+    max_steps: int  # control steps until `truncated`
+    state_names: tuple[str, ...] = ()  # one per state dimension, where known
+    views: tuple[str, ...] = ()  # image/<view> keys of the observation, without the prefix
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        return tuple(a.name for a in self.axes)

@@ -1,0 +1,77 @@
+"""Simulators, each a `gymnasium.vector.VectorEnv` under one contract (see `sims.check`).
+
+Contract. `autoreset_mode = DISABLED`.
+* Observation: dict(state=float32[N, S], `image/<view>`=uint8[N, h, w, 3] ..., task=str[N]).
+  Action: float32[N, A] in [-1, 1]; `env.spec` (`robo_rl.types.ControlSpec`) says what each axis means.
+* `reset(seed=int | list[N], options={"reset_mask": bool[N], "starts": int[N]})`; the same seed or start
+  gives the same episode, whatever the env index or the number of envs.
+* `step(actions)` -> obs, rewards float32[N], terminated bool[N], truncated bool[N], info with
+  `success` bool[N]. An env that is over stays frozen (same obs, reward 0, flags kept) until it is reset.
+* Optional: `get_state() -> dict of arrays [N, ...]`, `set_state(state, mask=None)` (fork, rewind),
+  `expert_action() -> float32[N, A]` (scripted expert for the present states), `render() -> uint8[N, h, w, 3]`.
+Wrong input raises `robo_rl.errors.UserError`.
+"""
+
+from robo_rl.errors import UserError, choose
+
+SIMS = ("mujoco", "maniskill", "isaacgym", "isaaclab")
+PREFIXES = ("gym:", "envpool:")
+
+
+def make(
+    name: str,
+    task: str = "",
+    num_envs: int = 1,
+    *,
+    obs: str = "state",
+    reward: str = "",
+    control: str = "",
+    image_size: int = 64,
+    threads: int = 0,
+    max_steps: int = 0,
+    randomise: str = "",
+    render: bool = False,
+    device: str = "cpu",
+):
+    """Build the vector env `name` (one of SIMS, `gym:<id>` or `envpool:<id>`).
+
+    obs "state" or "rgb" (state and images); reward "sparse" or "dense"; control is the sim's action mode;
+    threads 0 = all cores; max_steps 0 = the task's own limit; randomise is a comma list such as
+    "mass,friction,camera,latency:2"; render=True readies `render()`. "" takes the sim's default.
+    """
+    if num_envs < 1:
+        raise UserError(f"num_envs must be >= 1, got {num_envs}")
+    choose("obs", obs, ("state", "rgb"))
+    choose("reward", reward, ("", "sparse", "dense"))
+    if not 16 <= image_size <= 1024:
+        raise UserError(f"image_size must be in [16, 1024], got {image_size}")
+    common = dict(num_envs=num_envs, obs=obs, reward=reward, control=control, image_size=image_size,
+                  threads=threads, max_steps=max_steps, randomise=randomise, render=render, device=device)
+    if name.startswith("gym:"):
+        from sims.gym import make_gym
+        return make_gym(name[4:], **common)
+    if name.startswith("envpool:"):
+        from sims.envpool import make_envpool
+        return make_envpool(name[8:], **common)
+    choose("sim", name, SIMS + PREFIXES)
+    if name == "mujoco":
+        from sims.mujoco import make_mujoco
+        return make_mujoco(task, **common)
+    if name == "maniskill":
+        from sims.maniskill import make_maniskill
+        return make_maniskill(task, **common)
+    if name in ("isaacgym", "isaaclab"):
+        from sims.isaac import make_isaac
+        return make_isaac(name, task, **common)
+    raise UserError(f"{name!r} needs an id after the colon, for example gym:Pendulum-v1")
+
+
+def tasks(name: str) -> list[str]:
+    """Task names of a sim with a fixed list, default task first; [] where any id goes."""
+    if name == "mujoco":
+        from sims.mujoco import TASKS
+        return list(TASKS)
+    if name == "maniskill":
+        from sims.maniskill import TASKS
+        return list(TASKS)
+    return []
