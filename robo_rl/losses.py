@@ -1,0 +1,89 @@
+"""Losses: pure functions (tensors, numbers) -> (loss, metrics). B batch, F log-prob factors, H, A chunk axes."""
+
+import math
+
+import torch
+from torch import Tensor
+
+MAX_LOG_RATIO = 20.0
+
+
+def ppo(logp: Tensor, logp_old: Tensor, adv: Tensor, clip_low: "Tensor | float", clip_high: "Tensor | float",
+        dual_clip: float = 0.0) -> tuple[Tensor, dict[str, Tensor]]:
+    """Clipped surrogate, `-mean min(rho A, clip(rho, 1-lo, 1+hi) A)`; all arguments broadcast to one shape.
+
+    dual_clip c > 1: for A < 0 the objective is bounded below by c A (Ye et al. 2020); 0 turns it off.
+    Non-finite log ratios count as 0. Metrics: approx_kl (Schulman's k3), clip_fraction, log-ratio tails.
+    Source: Schulman et al. 2017 eq. 7.
+    """
+    log_ratio = (logp - logp_old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    bad = ~torch.isfinite(log_ratio)
+    log_ratio = torch.where(bad, torch.zeros_like(log_ratio), log_ratio)
+    ratio = log_ratio.exp()
+    clipped = torch.clamp(ratio, 1 - clip_low, 1 + clip_high) if not isinstance(clip_low, Tensor) else \
+        torch.maximum(torch.minimum(ratio, 1 + clip_high), 1 - clip_low)
+    gain = torch.minimum(ratio * adv, clipped * adv)
+    if dual_clip:
+        gain = torch.where(adv < 0, torch.maximum(gain, dual_clip * adv), gain)
+    with torch.no_grad():
+        metrics = {"kl": (ratio - 1 - log_ratio).mean(), "clip_fraction": (clipped != ratio).float().mean(),
+                   "ratio_max": ratio.max(), "log_ratio_absmax": log_ratio.abs().max(),
+                   "nonfinite_ratio": bad.float().mean()}
+    return -gain.mean(), metrics
+
+
+def value(values: Tensor, returns: Tensor, values_old: Tensor | None = None, clip: float = 0.0,
+          huber: float = 0.0) -> Tensor:
+    """0.5 E (V-R)^2, or Huber of width `huber`; with clip > 0 the worse of V and V_old + clip(V-V_old) counts."""
+    def err(v: Tensor) -> Tensor:
+        if huber:
+            return torch.nn.functional.huber_loss(v, returns, reduction="none", delta=huber)
+        return 0.5 * (v - returns) ** 2
+    loss = err(values)
+    if clip and values_old is not None:
+        loss = torch.maximum(loss, err(values_old + (values - values_old).clamp(-clip, clip)))
+    return loss.mean()
+
+
+def masked_mse(pred: Tensor, target: Tensor, mask: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Mean squared error of chunks `[B,H,A]` over rows with `mask[B,H]`; `weight[B]` scales samples."""
+    err = (pred - target).square().mean(-1) * mask
+    if weight is not None:
+        err = err * weight[:, None]
+    return err.sum() / mask.sum().clamp(min=1)
+
+
+def nft(v: Tensor, v_old: Tensor, x_t: Tensor, t: Tensor, x0: Tensor, r: Tensor, mask: Tensor, beta: float,
+        negative_weight: float = 1.0, normalise: bool = True) -> Tensor:
+    """DiffusionNFT loss for chunks (arXiv 2509.16117 eq. 8-10, x0 form of its code).
+
+    `v+ = beta v + (1-beta) v_old`, `v- = (1+beta) v_old - beta v`, `x0± = x_t - t v±`,
+    `l± = |x0± - x0|^2 / sg(mean|x0± - x0|)`,  loss = mean( r l+/beta + w (1-r) l-/beta ).
+    v, v_old, x_t, x0: [B,H,A]; t, r: [B]; mask[B,H] keeps executed rows of live decisions. normalise=False is the
+    plain squared form: r=1, beta=1 is then t^2 times flow matching.
+    """
+    tt = t[:, None, None]
+    v_old = v_old.detach()
+
+    def branch(vel: Tensor) -> Tensor:
+        diff = (x_t - tt * vel - x0) * mask[..., None]
+        count = (mask.sum(1) * x0.shape[-1]).clamp(min=1)
+        sq = diff.square().sum((1, 2)) / count
+        if normalise:
+            sq = sq / (diff.detach().abs().sum((1, 2)) / count).clamp(min=1e-5)
+        return sq
+
+    plus, minus = branch(beta * v + (1 - beta) * v_old), branch((1 + beta) * v_old - beta * v)
+    live = (mask.sum(1) > 0).float()
+    return ((r * plus + negative_weight * (1 - r) * minus) / beta * live).sum() / live.sum().clamp(min=1)
+
+
+def nft_optimality(adv: Tensor, adv_max: float) -> Tensor:
+    """r = 1/2 + clip(A, +-A_max)/(2 A_max), in [0, 1]."""
+    return 0.5 + adv.clamp(-adv_max, adv_max) / (2 * adv_max)
+
+
+def denoise_clip(f: int, base: float, coef: float) -> Tensor:
+    """DPPO's clip along the chain, `[F]`: eps(u) = base + (coef-base)(e^{3u}-1)/(e^3-1), u = i/(F-1), noisiest first."""
+    u = torch.linspace(0, 1, f) if f > 1 else torch.ones(1)
+    return base + (coef - base) * (torch.exp(3 * u) - 1) / (math.exp(3) - 1)

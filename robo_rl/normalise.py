@@ -1,0 +1,52 @@
+"""Normalisation that travels in the checkpoint: fixed statistics of demonstrations, or running ones."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Normaliser(nn.Module):
+    """(x - mean)/std per dimension, clipped to +-clip. Statistics are buffers, so they are saved with the weights."""
+
+    mean: Tensor
+    std: Tensor
+    count: Tensor
+
+    def __init__(self, dim: int, clip: float = 10.0):
+        super().__init__()
+        self.clip = clip
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("std", torch.ones(dim))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x - self.mean) / self.std).clamp_(-self.clip, self.clip)
+
+    def inverse(self, x: Tensor) -> Tensor:
+        return x * self.std + self.mean
+
+    @torch.no_grad()
+    def fit(self, x: Tensor, floor: float = 1e-2) -> None:
+        """Take mean and std of `x[B, dim]`; std is at least `floor`, so a constant axis passes through."""
+        x = x.double()
+        self.mean.copy_(x.mean(0))
+        self.std.copy_(x.std(0, unbiased=False).clamp(min=floor))
+        self.count.fill_(len(x))
+
+    @torch.no_grad()
+    def update(self, x: Tensor, floor: float = 1e-4) -> None:
+        """Merge the batch `x[B, dim]` into running statistics (Chan et al. 1979, eq. 2.1).
+
+        Call it between rollouts only: inside one the statistics must not move, or ratios leave 1.
+        """
+        x = x.double()
+        n, b = float(self.count), len(x)
+        mean, var = x.mean(0), x.var(0, unbiased=False)
+        if n == 0:
+            new_mean, new_var = mean, var
+        else:
+            delta = mean - self.mean.double()
+            new_mean = self.mean.double() + delta * (b / (n + b))
+            new_var = (self.std.double() ** 2 * n + var * b + delta**2 * (n * b / (n + b))) / (n + b)
+        self.mean.copy_(new_mean)
+        self.std.copy_(new_var.sqrt().clamp(min=floor))
+        self.count.fill_(n + b)

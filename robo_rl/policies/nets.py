@@ -1,0 +1,199 @@
+"""Networks: a chunk head whose chain is cheap, a state trunk, a small vision-language trunk, a critic.
+
+The head is an MLP on [context, x, time features]. Its first layer is kept as three matrices, so over a chain the
+context product is made once instead of K times and the time product is one of K rows of a table. That is the same
+function as one matrix on the concatenation.
+"""
+
+import math
+import zlib
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+TOKENS = 16  # longest instruction [words]
+VOCAB = 4096  # word ids by hash; 0 is padding
+
+
+def activation(name: str) -> nn.Module:
+    return {"relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}[name]()
+
+
+def tokenize(texts: "list[str] | np.ndarray") -> np.ndarray:
+    """Instructions -> int64[B, TOKENS]: each word hashed (CRC-32) into 1 .. VOCAB-1, zero padded, rest cut off."""
+    out = np.zeros((len(texts), TOKENS), np.int64)
+    known: dict[str, np.ndarray] = {}
+    for i, text in enumerate(texts):
+        if text not in known:
+            words = str(text).lower().split()[:TOKENS]
+            known[text] = np.array([zlib.crc32(w.encode()) % (VOCAB - 1) + 1 for w in words], np.int64)
+        row = known[text]
+        out[i, :len(row)] = row
+    return out
+
+
+def time_features(t: Tensor) -> Tensor:
+    """`[...]` times in [0,1] -> `[..., 32]` sines and cosines of geometric frequencies 2 pi .. 200 pi."""
+    freq = torch.exp(torch.linspace(0, math.log(100.0), 16)) * math.pi
+    angle = t[..., None] * freq
+    return torch.cat([angle.sin(), angle.cos()], -1)
+
+
+def mlp(sizes: list[int], act: str) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:])):
+        layers.append(nn.Linear(a, b))
+        if i < len(sizes) - 2:
+            layers.append(activation(act))
+    return nn.Sequential(*layers)
+
+
+class ChunkHead(nn.Module):
+    """v(context, x, t): context [B,C], x [B,D], t -> [B,D]; `layers` hidden layers of `hidden` units."""
+
+    def __init__(self, context: int, chunk: int, hidden: int, layers: int, act: str):
+        super().__init__()
+        self.from_context = nn.Linear(context, hidden)
+        self.from_x = nn.Linear(chunk, hidden, bias=False)
+        self.from_time = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, hidden, bias=False))
+        self.body = nn.ModuleList([nn.Linear(hidden, hidden) for _ in range(layers - 1)])
+        self.out = nn.Linear(hidden, chunk)
+        self.act = activation(act)
+        bound = 1 / math.sqrt(context + chunk)  # as one matrix on the concatenation would start
+        for p in (self.from_context.weight, self.from_context.bias, self.from_x.weight):
+            nn.init.uniform_(p, -bound, bound)
+        with torch.no_grad():
+            self.out.weight.mul_(0.1)
+            self.out.bias.zero_()
+
+    def embed(self, context: Tensor) -> Tensor:
+        """Context product `[B, hidden]`, made once per chain."""
+        return self.from_context(context)
+
+    def time(self, t: Tensor) -> Tensor:
+        """Time product `[..., hidden]` of times `[...]`."""
+        return self.from_time(time_features(t))
+
+    def forward(self, embedded: Tensor, x: Tensor, time: Tensor) -> Tensor:
+        h = self.act(torch.addmm(embedded, x, self.from_x.weight.t()) + time)
+        for layer in self.body:
+            h = self.act(layer(h))
+        return self.out(h)
+
+
+class StateTrunk(nn.Module):
+    """Context of a state policy: the normalised state, with the mean word embedding of the instruction if asked."""
+
+    def __init__(self, state: int, language: bool):
+        super().__init__()
+        self.words = nn.EmbeddingBag(VOCAB, 32, mode="mean", padding_idx=0) if language else None
+        self.size = state + (32 if language else 0)
+
+    def forward(self, state: Tensor, tokens: Tensor | None, images: dict[str, Tensor]) -> Tensor:
+        if self.words is None:
+            return state
+        return torch.cat([state, self.words(tokens)], -1)
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block with torch's fused attention; `bias[B,1,1,L]` hides padding."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        b, n, w = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, n, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        x = x + self.proj(y.transpose(1, 2).reshape(b, n, w))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class ImageEncoder(nn.Module):
+    """uint8[B,h,w,3] -> tokens [B, n, width]: stride-16 convolutions, then a learned position per patch."""
+
+    def __init__(self, width: int, size: int):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(5, 32, 5, 2, 2), nn.SiLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.SiLU(),
+            nn.Conv2d(64, 96, 3, 2, 1), nn.SiLU(), nn.Conv2d(96, width, 3, 2, 1))
+        side = math.ceil(size / 16)
+        self.place = nn.Parameter(torch.randn(1, side * side, width) * 0.02)
+        grid = torch.linspace(-1, 1, size)
+        self.register_buffer("grid", torch.stack(torch.meshgrid(grid, grid, indexing="ij"))[None], persistent=False)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = image.permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
+        x = torch.cat([x, self.grid.expand(len(x), -1, -1, -1)], 1)  # pixel coordinates (CoordConv)
+        return self.net(x).flatten(2).transpose(1, 2) + self.place
+
+
+class VisionLanguageTrunk(nn.Module):
+    """Images, instruction and proprioception -> context, the shape of pi0 at a few million parameters.
+
+    Tokens: patches of every view, words, one token of the normalised state, one read-out token; transformer; the
+    read-out and the state token are the context. Views are encoded by one shared encoder plus a view embedding.
+    """
+
+    def __init__(self, state: int, views: tuple[str, ...], size: int, width: int, depth: int):
+        super().__init__()
+        self.views = views
+        self.image = ImageEncoder(width, size)
+        self.view = nn.Parameter(torch.randn(len(views), 1, 1, width) * 0.02)
+        self.words = nn.Embedding(VOCAB, width, padding_idx=0)
+        self.place = nn.Parameter(torch.randn(1, TOKENS, width) * 0.02)
+        self.state = nn.Linear(state, width)
+        self.read = nn.Parameter(torch.randn(1, 1, width) * 0.02)
+        self.blocks = nn.ModuleList([Block(width, max(1, width // 32)) for _ in range(depth)])
+        self.norm = nn.LayerNorm(width)
+        self.size = 2 * width
+
+    def forward(self, state: Tensor, tokens: Tensor, images: dict[str, Tensor]) -> Tensor:
+        b = len(state)
+        length = max(1, int((tokens != 0).sum(1).max()))  # drop columns that are padding for the whole batch
+        tokens = tokens[:, :length]
+        patches = [self.image(images[v]) + self.view[i] for i, v in enumerate(self.views)]
+        words = self.words(tokens) + self.place[:, :length]
+        x = torch.cat([self.read.expand(b, -1, -1), self.state(state)[:, None], *patches, words], 1)
+        bias = torch.zeros(b, 1, 1, x.shape[1])
+        bias[:, 0, 0, -length:].masked_fill_(tokens == 0, -torch.inf)
+        for block in self.blocks:
+            x = block(x, bias)
+        return self.norm(x[:, :2]).flatten(1)
+
+
+class NoiseNet(nn.Module):
+    """Learned std of a chain step: (context product, time product), both detached -> [B, D] in [low, high].
+
+    logvar = lv_min + (lv_max - lv_min)(tanh(h) + 1)/2 (pi_RL Flow-Noise; ReinFlow bounds its net likewise).
+    """
+
+    high: Tensor
+
+    def __init__(self, hidden: int, chunk: int, low: float, high: float):
+        super().__init__()
+        self.net = mlp([hidden, 64, 64, chunk], "tanh")
+        self.low = low
+        self.register_buffer("high", torch.tensor(high))  # annealed by ReinFlow's schedule
+
+    def forward(self, embedded: Tensor, time: Tensor) -> Tensor:
+        h = torch.tanh(self.net(torch.tanh(embedded.detach() + time.detach())))
+        low = 2 * math.log(self.low)
+        logvar = low + (2 * torch.log(self.high) - low) * (h + 1) / 2
+        return torch.exp(0.5 * logvar)
+
+
+class Critic(nn.Module):
+    """V(context) -> [B]; its own MLP on the (detached) context of the policy's trunk."""
+
+    def __init__(self, context: int, hidden: int, layers: int, act: str):
+        super().__init__()
+        self.net = mlp([context] + [hidden] * layers + [1], act)
+
+    def forward(self, context: Tensor) -> Tensor:
+        return self.net(context).squeeze(-1)

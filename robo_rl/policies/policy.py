@@ -1,0 +1,290 @@
+"""Flow, diffusion and Gaussian chunk policies under one small interface.
+
+A policy samples a chunk by a chain of K Gaussian (or deterministic) steps. `act` keeps, for each random step, the
+x before it, the x after it and its index: that is the *trace*, and `score` gives its exact log-density under any
+weights. Same weights, same density; ratios therefore start at 1.
+
+Shapes: B batch, H steps in the chunk, E executed, A action, D = H A, F random steps kept.
+"""
+
+import copy
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from robo_rl.normalise import Normaliser
+from robo_rl.options import PolicyOptions
+from robo_rl.policies.nets import ChunkHead, NoiseNet, StateTrunk, VisionLanguageTrunk, mlp, tokenize
+from robo_rl.sampling import chunk_logp, diffusion_table, flow_table
+
+Obs = dict[str, Tensor]  # state float32[B,S]; tokens int64[B,L]; image/<view> uint8[B,h,w,3]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObsSpec:
+    """What the policy sees and commands; saved in the checkpoint and checked against the env."""
+
+    state: int
+    action: int
+    views: tuple[str, ...] = ()
+    image_size: int = 0
+    language: bool = False
+    action_names: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Chunk:
+    """`actions[B,E,A]` for the env, the clean chunk `x0[B,H,A]` in normalised units, `logp[B,F]` and the trace
+    (`x[B,F,D]`, `x_next[B,F,D]`, `k int64[B,F]`); logp and trace are empty when not exploring."""
+
+    actions: Tensor
+    x0: Tensor
+    logp: Tensor
+    trace: dict[str, Tensor]
+
+
+class Policy(Protocol):
+    """What algorithms and rollouts need; every policy here is also an nn.Module."""
+
+    options: PolicyOptions
+    spec: ObsSpec
+    factors: int
+    obs_norm: Normaliser
+    action_norm: Normaliser
+
+    def encode(self, obs: Obs) -> Tensor: ...
+    def act(self, obs: Obs, generator: torch.Generator, explore: bool) -> Chunk: ...
+    def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]: ...
+    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor: ...
+
+
+def obs_tensors(obs: dict, spec: ObsSpec) -> Obs:
+    """Env observation (NumPy or torch, batch first) -> what the policy takes; copies nothing but the tokens."""
+    out = {"state": torch.as_tensor(obs["state"])}
+    if spec.language:
+        out["tokens"] = torch.from_numpy(tokenize(obs["task"]))
+    for view in spec.views:
+        out[f"image/{view}"] = torch.as_tensor(obs[f"image/{view}"])
+    return out
+
+
+class _Base(nn.Module):
+    """Observation side shared by all policies."""
+
+    def __init__(self, options: PolicyOptions, spec: ObsSpec):
+        super().__init__()
+        self.options, self.spec = options, spec
+        self.obs_norm, self.action_norm = Normaliser(spec.state), Normaliser(spec.action, clip=1e9)
+        if spec.views:
+            self.trunk = VisionLanguageTrunk(spec.state, spec.views, spec.image_size, options.width, options.depth)
+        else:
+            self.trunk = StateTrunk(spec.state, spec.language)
+        self.chunk = options.horizon * spec.action
+
+    def encode(self, obs: Obs) -> Tensor:
+        """Observation -> context [B,C]."""
+        images = {v: obs[f"image/{v}"] for v in self.spec.views}
+        return self.trunk(self.obs_norm(obs["state"]), obs.get("tokens"), images)
+
+    def commands(self, x: Tensor) -> Tensor:
+        """Normalised chunk [B,D] or [B,H,A] -> executed actions [B,E,A] in the env's -1..1 units."""
+        x = x.view(len(x), self.options.horizon, self.spec.action)[:, :self.options.execute]
+        return self.action_norm.inverse(x)
+
+    def _logp(self, x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        shape = (*x.shape[:-1], self.options.horizon, self.spec.action)
+        std = std.view(shape) if std.shape == x.shape else std.reshape(*std.shape[:-1], 1, 1)
+        return chunk_logp(x.view(shape), mean.view(shape), std, self.options.execute, self.options.logp_reduction)
+
+
+class ChainPolicy(_Base):
+    """Flow matching, or DDPM/DDIM, over action chunks."""
+
+    def __init__(self, options: PolicyOptions, spec: ObsSpec):
+        super().__init__(options, spec)
+        o = options
+        self.head = ChunkHead(self.trunk.size, self.chunk, o.hidden, o.layers, o.activation)
+        self.noise = (NoiseNet(o.hidden, self.chunk, o.noise_min, o.noise_max)
+                      if o.kind == "flow" and o.noise == "learned" else None)
+        self.diffusion = o.kind == "diffusion"
+        k = o.denoise_steps
+        if self.diffusion:
+            quiet, bars, bars_prev = diffusion_table(o.train_steps, k, 0.0)
+            loud, _, _ = diffusion_table(o.train_steps, k, 1.0)
+            loud = type(loud)(loud.a, loud.b, loud.s.clamp(min=o.std_floor), loud.t)
+            self.register_buffer("bars", bars, persistent=False)
+            self.register_buffer("bars_prev", bars_prev, persistent=False)
+            self.base = copy.deepcopy(self.head) if o.finetune_steps < k else None
+            self.first = k - o.finetune_steps
+        else:
+            quiet = flow_table(k, "ode")
+            loud = flow_table(k, "ode" if o.noise == "learned" else o.noise, o.noise_level)
+            self.base, self.first = None, 0
+        for name, table in (("quiet", quiet), ("loud", loud)):
+            for field in ("a", "b", "s"):
+                self.register_buffer(f"{name}_{field}", getattr(table, field), persistent=False)
+        self.register_buffer("times", quiet.t, persistent=False)
+        self.one = o.noise_steps == "one" and not self.diffusion
+        self.factors = 1 if self.one else k - self.first
+
+    def freeze_base(self) -> None:
+        """DPPO: the present head becomes the frozen base of the early denoise steps."""
+        if self.base is not None:
+            self.base.load_state_dict(self.head.state_dict())
+            self.base.requires_grad_(False)
+
+    def _mean(self, x: Tensor, out: Tensor, k: "int | Tensor", table: str) -> Tensor:
+        """Mean of step k; k is an int, or int64[B] for a row each."""
+        col = (lambda v: v[k]) if isinstance(k, int) else (lambda v: v[k][:, None])
+        a, b = col(getattr(self, f"{table}_a")), col(getattr(self, f"{table}_b"))
+        if not self.diffusion:
+            return a * x + b * out
+        bar, prev = col(self.bars), col(self.bars_prev)
+        x0 = ((x - (1 - bar).sqrt() * out) / bar.sqrt()).clamp(-3, 3)  # normalised actions live within +-3
+        eps = (x - bar.sqrt() * x0) / (1 - bar).sqrt()
+        direction = b + a * (1 - bar).sqrt()  # sqrt(1 - bar' - sigma^2) of the table
+        return prev.sqrt() * x0 + direction * eps
+
+    def _std(self, k: "int | Tensor", embedded: Tensor, time: Tensor) -> Tensor:
+        """Std of random step k: [1,1] or [B,1] from the table, or [B,D] learned."""
+        if self.noise is not None:
+            return self.noise(embedded, time)
+        return self.loud_s[k].reshape(-1, 1)
+
+    @torch.no_grad()
+    def act(self, obs: Obs, generator: torch.Generator, explore: bool = True) -> Chunk:
+        embedded = self.head.embed(self.encode(obs))
+        b, k_steps = len(embedded), self.options.denoise_steps
+        x = torch.randn(b, self.chunk, generator=generator)
+        times = self.head.time(self.times)
+        early = early_times = None
+        if self.base is not None:
+            early, early_times = self.base.embed(self.encode(obs)), self.base.time(self.times)
+        draw = torch.randint(0, k_steps, (b,), generator=generator) if explore and self.one else None
+        noise = torch.randn(b, self.chunk, generator=generator) if draw is not None else None
+        before, after = [], []
+        logp = torch.empty(b, self.factors if explore else 0)
+        if draw is not None:
+            before, after = [torch.empty(b, 1, self.chunk)], [torch.empty(b, 1, self.chunk)]
+        for k in range(k_steps):
+            if k < self.first:
+                out = self.base(early, x, early_times[k]) if self.base is not None else \
+                    self.head(embedded, x, times[k])
+            else:
+                out = self.head(embedded, x, times[k])
+            if not explore:
+                x = self._mean(x, out, k, "quiet")
+            elif draw is not None:
+                rows = (draw == k).nonzero().squeeze(1)
+                x_in, out_in = x[rows], out[rows]
+                mean, std = self._mean(x_in, out_in, k, "loud"), self._std(k, embedded[rows], times[k])
+                x_out = torch.addcmul(mean, std.expand_as(mean), noise[rows])
+                x = self._mean(x, out, k, "quiet")
+                x[rows] = x_out
+                before[0][rows, 0], after[0][rows, 0] = x_in, x_out
+                logp[rows, 0] = self._logp(x_out, mean, std.expand(len(rows), -1))
+            else:
+                mean, std = self._mean(x, out, k, "loud"), self._std(k, embedded, times[k])
+                step = torch.addcmul(mean, std.expand_as(mean), torch.randn(b, self.chunk, generator=generator))
+                if k >= self.first:
+                    before.append(x[:, None])
+                    after.append(step[:, None])
+                    logp[:, k - self.first] = self._logp(step, mean, std.expand(b, -1))
+                x = step
+        trace = {}
+        if explore:
+            index = draw[:, None] if draw is not None else \
+                torch.arange(self.first, k_steps).expand(b, -1)
+            trace = {"x": torch.cat(before, 1), "x_next": torch.cat(after, 1), "k": index}
+        return Chunk(self.commands(x), x.view(b, self.options.horizon, -1), logp, trace)
+
+    def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Context [B,C], trace [B,F,..] -> logp [B,F] and the mean entropy per action entry, a scalar."""
+        b, f, _ = trace["x"].shape
+        k = trace["k"].reshape(-1)
+        embedded = self.head.embed(context)
+        if f > 1:
+            embedded = embedded.repeat_interleave(f, 0)
+        x, x_next = trace["x"].reshape(b * f, -1), trace["x_next"].reshape(b * f, -1)
+        time = self.head.time(self.times)[k]
+        mean = self._mean(x, self.head(embedded, x, time), k, "loud")
+        std = self._std(k, embedded, time)
+        entropy = (torch.log(std) + 1.4189385).mean()
+        return self._logp(x_next, mean, std).view(b, f), entropy
+
+    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
+        """Flow matching `E |v(x_t, t) - (eps - x0)|^2` with t ~ Beta(1.5, 1) as in pi0, or
+        noise prediction on the K chain steps (DDPM). chunk[B,H,A] in env units, mask[B,H]."""
+        x0 = self.action_norm(chunk).flatten(1)
+        eps = torch.randn(x0.shape, generator=generator)
+        embedded = self.head.embed(self.encode(obs))
+        if self.diffusion:
+            k = torch.randint(0, self.options.denoise_steps, (len(x0),), generator=generator)
+            bar = self.bars[k][:, None]
+            out = self.head(embedded, bar.sqrt() * x0 + (1 - bar).sqrt() * eps, self.head.time(self.times[k]))
+            target = eps
+        else:
+            t = torch.rand(len(x0), generator=generator) ** (1 / 1.5)  # Beta(1.5, 1), tilted to noise
+            x_t = (1 - t[:, None]) * x0 + t[:, None] * eps
+            out = self.head(embedded, x_t, self.head.time(t))
+            target = eps - x0
+        shape = (len(x0), self.options.horizon, self.spec.action)
+        err = (out - target).view(shape).square().mean(-1) * mask
+        return err.sum() / mask.sum().clamp(min=1)
+
+    def velocity(self, context: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        """v(x_t, t) for chunks x [B,H,A], t [B] (flow only)."""
+        return self.head(self.head.embed(context), x.flatten(1), self.head.time(t)).view_as(x)
+
+
+class GaussianPolicy(_Base):
+    """N(mean(context), std^2) over the chunk; a chain of one step whose `x_next` is the chunk."""
+
+    factors = 1
+
+    def __init__(self, options: PolicyOptions, spec: ObsSpec):
+        super().__init__(options, spec)
+        self.net = mlp([self.trunk.size] + [options.hidden] * options.layers + [self.chunk], options.activation)
+        linears = [m for m in self.net if isinstance(m, nn.Linear)]
+        for layer in linears:
+            nn.init.orthogonal_(layer.weight, 0.01 if layer is linears[-1] else 2**0.5)
+            nn.init.zeros_(layer.bias)
+        self.log_std = nn.Parameter(torch.full((self.chunk,), float(np.log(options.init_std))))
+
+    def freeze_base(self) -> None:
+        """Nothing is frozen in a Gaussian policy."""
+
+    @torch.no_grad()
+    def act(self, obs: Obs, generator: torch.Generator, explore: bool = True) -> Chunk:
+        mean = self.net(self.encode(obs))
+        shape = (len(mean), self.options.horizon, -1)
+        if not explore:
+            return Chunk(self.commands(mean), mean.view(shape), mean.new_empty(len(mean), 0), {})
+        std = self.log_std.exp().expand_as(mean)
+        x = torch.addcmul(mean, std, torch.randn(mean.shape, generator=generator))
+        return Chunk(self.commands(x), x.view(shape), self._logp(x, mean, std)[:, None], {"x_next": x[:, None]})
+
+    def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        mean = self.net(context)
+        logp = self._logp(trace["x_next"][:, 0], mean, self.log_std.exp().expand_as(mean))
+        return logp[:, None], (self.log_std + 1.4189385).mean()
+
+    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
+        """Squared error of the mean; the std is left to RL."""
+        err = (self.net(self.encode(obs)) - self.action_norm(chunk).flatten(1)).view(chunk.shape)
+        return (err.square().mean(-1) * mask).sum() / mask.sum().clamp(min=1)
+
+
+def make_policy(options: PolicyOptions, spec: ObsSpec, seed: int) -> "ChainPolicy | GaussianPolicy":
+    """Fresh policy with weights drawn from `seed` alone (the global generator is left as it was)."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return (GaussianPolicy if options.kind == "gaussian" else ChainPolicy)(options, spec)
+
+
+def describe(policy: "ChainPolicy | GaussianPolicy") -> dict:
+    """What `make_policy` needs again, as plain JSON."""
+    return {"options": asdict(policy.options), "spec": asdict(policy.spec)}

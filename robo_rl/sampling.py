@@ -1,0 +1,125 @@
+"""One time grid, one step kernel and one Gaussian log-density for every chain method.
+
+Convention (openpi, LeRobot, RLinf): noise at t=1, action at t=0, `x_t = (1-t) x0 + t eps`, velocity target
+`eps - x0`, Euler step `x <- x - (t - t') v`. Every step of every sampler here has the form
+
+    mean = a_k x + b_k out,     std = s_k                                                        (*)
+
+with `out` the network output (velocity, or predicted noise for DDPM), so a chain is three tables of K numbers.
+Sources: Flow-SDE, Flow-CPS, Flow-Noise: pi_RL (arXiv 2510.25889) eq. 6-13; ReinFlow (arXiv 2505.22094) eq. 8;
+DDPM (arXiv 2006.11239) eq. 6-7; DDIM (arXiv 2010.02502) eq. 12.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LOG_2PI = math.log(2 * math.pi)
+FLOW_KINDS = ("ode", "sde", "cps")
+
+
+def time_grid(k: int) -> Tensor:
+    """The only time grid: `[K+1]` float64 from 1 (noise) down to 0 (action), uniform."""
+    if k < 1:
+        raise ValueError(f"denoise steps K must be >= 1, got {k}")
+    return torch.linspace(1.0, 0.0, k + 1, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class ChainTable:
+    """Tables of (*): `a, b, s` float32[K]; `t` float32[K] is the time the network sees at each step."""
+
+    a: Tensor
+    b: Tensor
+    s: Tensor
+    t: Tensor
+
+
+def flow_step(x: Tensor, t: Tensor, t_next: Tensor, v: Tensor, kind: str, level: float, t_first: float):
+    """Mean and std of one flow step t -> t_next; the definition the tables are tested against.
+
+    With x0 = x - t v, x1 = x + (1-t) v and d = t - t_next:  mean = w0 x0 + w1 x1.
+    ode: w0=1-t', w1=t', std=0.  sde: sigma = level sqrt(t/(1-t)), w1 = t' - sigma^2 d/(2t), std = sigma sqrt(d).
+    cps: w1 = t' cos(pi level/2), std = t' sin(pi level/2).
+    At t=1 the sde's 1-t is replaced by 1-t_first, t_first being the second grid point (sigma diverges there).
+    """
+    x0, x1, d = x - t * v, x + (1 - t) * v, t - t_next
+    w0, w1, std = _flow_weights(float(t), float(t_next), kind, level, t_first)
+    assert abs(float(d)) >= 0
+    return w0 * x0 + w1 * x1, torch.as_tensor(std)
+
+
+def _flow_weights(t: float, t_next: float, kind: str, level: float, t_first: float) -> tuple[float, float, float]:
+    d = t - t_next
+    if kind == "ode":
+        return 1 - t_next, t_next, 0.0
+    if kind == "sde":
+        sigma = level * math.sqrt(t / (1 - (t_first if t == 1.0 else t))) if t_first > 0 or t < 1 else 0.0
+        return 1 - t_next, t_next - sigma**2 * d / (2 * t), sigma * math.sqrt(d)
+    if kind == "cps":
+        return 1 - t_next, t_next * math.cos(math.pi * level / 2), t_next * math.sin(math.pi * level / 2)
+    raise ValueError(f"step kind must be one of {FLOW_KINDS}, got {kind!r}")
+
+
+def flow_table(k: int, kind: str, level: float = 0.0) -> ChainTable:
+    """Tables of a K-step flow chain. K=1 has no second grid point before t=0, so its sde step is the ode step."""
+    ts = time_grid(k).tolist()
+    rows = []
+    for t, t_next in zip(ts[:-1], ts[1:]):
+        w0, w1, std = _flow_weights(t, t_next, kind, level, ts[1])
+        rows.append((w0 + w1, w1 * (1 - t) - w0 * t, std, t))
+    return ChainTable(*torch.tensor(rows, dtype=torch.float32).T.contiguous().unbind(0))
+
+
+def cosine_alphas(k: int) -> Tensor:
+    """`[K]` float64 cumulative alphas of the cosine schedule (Nichol & Dhariwal 2021, eq. 17), least noisy first."""
+    s = 0.008
+    f = torch.cos((torch.arange(k + 1, dtype=torch.float64) / k + s) / (1 + s) * math.pi / 2) ** 2
+    betas = (1 - f[1:] / f[:-1]).clamp(max=0.999)
+    return torch.cumprod(1 - betas, 0)
+
+
+def diffusion_table(train_steps: int, k: int, eta: float) -> tuple[ChainTable, Tensor, Tensor]:
+    """Tables of a K-step DDIM chain over a `train_steps` cosine schedule that predicts the noise.
+
+    Returns the table (noisiest step first; eta=1 with k=train_steps is DDPM, eta=0 deterministic DDIM), the
+    cumulative alphas [K] of its steps and those of the steps before [K] (1 at the last).
+    x0 = (x - sqrt(1-ab) eps)/sqrt(ab); sigma = eta sqrt((1-ab')/(1-ab)) sqrt(1-ab/ab');
+    mean = sqrt(ab') x0 + sqrt(1-ab'-sigma^2) eps.
+    """
+    if train_steps % k:
+        raise ValueError(f"denoise steps K must divide the {train_steps} training steps, got {k}")
+    bars = cosine_alphas(train_steps)
+    steps = torch.arange(k, dtype=torch.long) * (train_steps // k) + (train_steps // k - 1)
+    ab = bars[steps].flip(0)
+    ab_prev = torch.cat([ab[1:], torch.ones(1, dtype=torch.float64)])
+    sigma = eta * torch.sqrt((1 - ab_prev) / (1 - ab) * (1 - ab / ab_prev))
+    direction = torch.sqrt((1 - ab_prev - sigma**2).clamp(min=0))
+    a = torch.sqrt(ab_prev / ab)
+    b = direction - a * torch.sqrt(1 - ab)
+    t = (steps.flip(0).double() + 1) / train_steps
+    return ChainTable(a.float(), b.float(), sigma.float(), t.float()), ab.float(), ab_prev.float()
+
+
+def gaussian_logp(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Elementwise log N(x; mean, std^2); exactly 0 where std == 0 (a deterministic step has no density factor)."""
+    safe = torch.where(std > 0, std, torch.ones_like(std))
+    logp = -0.5 * ((x - mean) / safe) ** 2 - torch.log(safe) - 0.5 * LOG_2PI
+    return torch.where(std > 0, logp, torch.zeros_like(logp))
+
+
+def chunk_logp(x: Tensor, mean: Tensor, std: Tensor, executed: int, reduction: str) -> Tensor:
+    """Log-density of a step of chunks `[..., H, A]` over the executed E x A slice alone -> `[...]`.
+
+    `std` broadcasts against x. reduction "sum" is the joint density; "mean" divides it by E*A, so its ratio is the
+    (E*A)-th root of the other and clip ranges do not carry over between the two.
+    """
+    logp = gaussian_logp(x[..., :executed, :], mean[..., :executed, :],
+                         std if std.dim() < 2 else std[..., :executed, :])
+    if reduction == "sum":
+        return logp.sum((-2, -1))
+    if reduction == "mean":
+        return logp.mean((-2, -1))
+    raise ValueError(f"logp_reduction must be 'sum' or 'mean', got {reduction!r}")
