@@ -224,12 +224,12 @@ class RunLog:
 
 
 def si(x: float) -> str:
-    """A count in at most three digits and a letter: 512, 4.10k, 1.25M."""
+    """A number in at most three digits and a letter: 0.5, 512, 4.10k, 1.25M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(x) >= size * 0.9995:
             v = x / size
             return f"{v:.{2 if abs(v) < 9.995 else 1 if abs(v) < 99.95 else 0}f}{letter}"
-    return f"{x:.0f}" if abs(x) >= 99.5 or x == int(x) else f"{x:.1f}"
+    return f"{x:.0f}" if abs(x) >= 99.95 else f"{x:.3g}"
 
 
 def clock_text(seconds: float) -> str:
