@@ -1,0 +1,50 @@
+"""The embedded default simulator: a Panda-like arm on MuJoCo's batch, and Gymnasium's locomotion tasks."""
+
+from robo_rl.errors import UserError, choose, in_range
+
+LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
+TASKS = ("pick_cube", "reach", "push_cube", "stack_cube", "peg_insert", "open_drawer", "pick_by_name", *LOCOMOTION)
+
+
+def make_mujoco(
+    task: str = "",
+    *,
+    num_envs: int = 1,
+    obs: str = "state",
+    reward: str = "",
+    control: str = "",
+    image_size: int = 64,
+    threads: int = 0,
+    max_steps: int = 0,
+    randomise: str = "",
+    render: bool = False,
+    device: str = "cpu",
+):
+    """Build N envs of `task` ("": pick_cube); the arguments are those of `sims.make`.
+
+    reward "": sparse; control "" or "ee_delta": hand pose increments and gripper, "joint_delta": joint increments
+    and gripper; randomise: comma list of mass, friction (+-30 % each), camera, latency:<control steps>.
+    """
+    task = choose("mujoco task", task or TASKS[0], TASKS)
+    if device != "cpu":
+        raise UserError(f"the mujoco simulator runs on device 'cpu', got {device!r}")
+    if max_steps < 0:
+        raise UserError(f"max_steps must be >= 0 (0: the task's own limit), got {max_steps}")
+    in_range("threads", threads, 0, 1024)
+    if task in LOCOMOTION:
+        from sims.mujoco.locomotion import make_locomotion
+        return make_locomotion(task, num_envs=num_envs, obs=obs, reward=reward, control=control,
+                               image_size=image_size, threads=threads, max_steps=max_steps, randomise=randomise,
+                               render=render, device=device)
+    from sims.mujoco.env import CONTROLS, MujocoArmEnv, parse_randomise
+    from sims.mujoco.tasks import TASKS as ARM_TASKS
+    control = choose("control", control or CONTROLS[0], CONTROLS)
+    kinds, latency = parse_randomise(randomise)
+    return MujocoArmEnv(ARM_TASKS[task], num_envs, obs == "rgb", choose("reward", reward or "sparse",
+                        ("sparse", "dense")) == "dense", control, image_size, threads, max_steps, kinds, latency, render)
+
+
+def raw_rate(task: str = "", num_envs: int = 256, threads: int = 0, seconds: float = 2.0) -> float:
+    """Control steps per second of the bare physics batch of `task`: the limit for the env's own rate."""
+    from sims.mujoco.env import raw_rate as rate
+    return rate(task, num_envs, threads, seconds)

@@ -1,0 +1,405 @@
+"""The embedded simulator as a vector env: `mujoco.batch.Batch` steps the physics, NumPy does the rest.
+
+One control step: actions -> targets (integrated, so that gravity and contact do not let them drift) -> joint
+commands -> `Batch.step` over the envs still running -> observation, success and reward of the whole batch at once.
+Envs that are over are not stepped, so they stay as they are.
+"""
+
+import time
+
+import mujoco
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from mujoco.batch import Batch
+
+from robo_rl.errors import UserError, choose
+from robo_rl.types import ActionAxis, ControlSpec
+from sims.contract import action_spaces, observation_spaces, read_actions, read_reset
+from sims.mujoco import model as m
+from sims.mujoco.kinematics import Arm, damped_step, rotation_error, turn, wrap
+from sims.mujoco.tasks import TASKS, Scene, Task
+from sims.starts import StartStream, uniforms
+
+F = np.float32
+CONTROLS = ("ee_delta", "joint_delta")
+RANDOMISE = ("mass", "friction", "camera", "latency:<steps>")
+VIEWS = ("front", "wrist")
+MOVE, TURN, JOINT = 0.02, 0.1, 0.05  # one control step's largest deltas [m], [rad], [rad]
+LEAD = 0.06  # how far the target may run ahead of the hand [m]
+JOINT_LEAD = 0.25  # and the joint targets ahead of the joints [rad]
+REACH_LOW = np.array([[0.2], [-0.5], [0.009]], F)  # targets stay in this box [m]
+REACH_HIGH = np.array([[0.8], [0.5], [0.7]], F)
+JITTER = 0.08  # start: joints within +- this of HOME [rad]
+LOW = np.array(m.JOINT_LOW, F)[:, None]
+HIGH = np.array(m.JOINT_HIGH, F)[:, None]
+SPEED = np.array(m.JOINT_SPEED, F)[:, None] * F(m.DT * m.SUBSTEPS)
+HOME = np.array(m.HOME)
+RENDER_SIZE = 256  # pixels of `render()`
+
+
+def parse_randomise(text: str) -> tuple[frozenset[str], int]:
+    """("mass", ...) and the latency in control steps of "mass,friction,camera,latency:2"."""
+    kinds, latency = set(), 0
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, colon, value = item.partition(":")
+        if name == "latency":
+            if not (colon and value.isdigit() and int(value) <= 50):
+                raise UserError(f"randomise latency needs a number of control steps in 0 .. 50, for example "
+                                f"latency:2, got {item!r}")
+            latency = int(value)
+        else:
+            choose("randomise", item, RANDOMISE)
+            kinds.add(item)
+    return frozenset(kinds), latency
+
+
+def build_model(task: Task) -> mujoco.MjModel:
+    return mujoco.MjModel.from_xml_string(m.scene_xml(task.xml))
+
+
+def axes_of(control: str) -> tuple[ActionAxis, ...]:
+    """What the action's dimensions mean."""
+    grip = ActionAxis("gripper", "m", 0.0, 2 * m.FINGER_OPEN, "absolute")
+    if control == "joint_delta":
+        return (*(ActionAxis(f"joint{i + 1}", "rad", -JOINT, JOINT, "delta", "joint") for i in range(7)), grip)
+    moves = tuple(ActionAxis(n, "m", -MOVE, MOVE, "delta", "base") for n in ("dx", "dy", "dz"))
+    turns = tuple(ActionAxis(n, "rad", -TURN, TURN, "delta", "base") for n in ("rx", "ry", "rz"))
+    return (*moves, *turns, grip)
+
+
+def state_names_of(task: Task) -> tuple[str, ...]:
+    names = [f"joint{i}" for i in range(1, 8)] + [f"joint{i}_velocity" for i in range(1, 8)]
+    names += [f"joint{i}_command_error" for i in range(1, 8)] + ["gripper", "gripper_command"]
+    names += ["ee_x", "ee_y", "ee_z", "ee_axis_x", "ee_axis_y", "ee_tilt_x", "ee_tilt_y"]
+    for o in task.objects:
+        names += [f"{o}_dx", f"{o}_dy", f"{o}_dz", f"{o}_z", f"{o}_cos4yaw", f"{o}_sin4yaw"]
+    if task.uses_goal:
+        names += ["goal_dx", "goal_dy", "goal_dz"]
+    if task.uses_slide:
+        names += ["drawer"]
+    return tuple(names)
+
+
+class MujocoArmEnv(VectorEnv):
+    """N arms doing one task; see `sims` for the contract and `sims.mujoco.make_mujoco` for the arguments."""
+
+    def __init__(self, task: Task, num_envs: int, rgb: bool, dense: bool, control: str, image_size: int,
+                 threads: int, max_steps: int, kinds: frozenset[str], latency: int, render: bool):
+        n = self.num_envs = num_envs
+        self.task, self.control, self.dense, self.rgb = task, control, dense, rgb
+        self.kinds, self.latency, self.image_size = kinds, latency, image_size
+        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
+        self.render_mode = "rgb_array" if render else None
+        self.model = build_model(task)
+        self.batch = Batch(self.model, n, threads, persistent=False)
+        names = state_names_of(task)
+        self.spec = ControlSpec("mujoco", task.name, axes_of(control), m.DT * m.SUBSTEPS, max_steps or task.max_steps,
+                                names, VIEWS if rgb else ())
+        self.single_observation_space, self.observation_space = observation_spaces(
+            len(names), n, self.spec.views, image_size)
+        self.single_action_space, self.action_space = action_spaces(len(self.spec.axes), n)
+        self.words = np.array(task.instructions)
+
+        # the physics state, [N, ...] views of the batch
+        b = self.batch
+        b.reset(stage=0)
+        self._blank = b.state[0].copy()
+        self._qpos, self._qvel, self._ctrl = b.bind("qpos"), b.bind("qvel"), b.bind("ctrl")
+        self._mocap = b.bind("mocap_pos") if self.model.nmocap else None
+        adr = [int(self.model.joint(o).qposadr[0]) for o in task.objects]
+        vadr = [int(self.model.joint(o).dofadr[0]) for o in task.objects]
+        self._adr = adr
+
+        # what an episode has beyond the physics, one row (or column, batch last) per env
+        self.stream = StartStream(n)
+        self.starts = np.zeros(n, np.int64)
+        self.steps = np.zeros(n, np.int64)
+        self.ready = np.zeros(n, bool)
+        self.terminated, self.truncated = np.zeros(n, bool), np.zeros(n, bool)
+        self.success = np.zeros(n, bool)
+        self.joints = np.zeros((7, n), F)  # joint targets
+        self.target = np.zeros((3, n), F)  # hand target, position
+        self.attitude = np.zeros((3, 5, n), F)  # and frame
+        self.grip = np.ones(n, F)  # gripper command
+        self.queue = np.zeros((latency, n, len(self.spec.axes)), F)  # commands on their way, oldest first
+
+        # the scene: float32 buffers that every step refills
+        self._q = np.zeros((self.model.nq, n), F)
+        self._v = np.zeros((self.model.nv, n), F)
+        self.arm = Arm(n)
+        goal = np.zeros((3, n), F)
+        slide = self._q[-1] if task.uses_slide else np.zeros(n, F)
+        self.scene = Scene(self._q[:7], self._v[:7], np.zeros(n, F), self.arm.tcp, self.arm.frame,
+                           [self._q[a:a + 3] for a in adr], [self._q[a + 3:a + 7] for a in adr],
+                           [self._v[a:a + 3] for a in vadr], goal, slide, np.zeros(n, np.int64))
+        self.progress = np.zeros(n, F)
+        self._rows = np.zeros((len(names), n), F)
+        self._images: dict[str, np.ndarray] | None = None
+        self._renderers: dict[tuple, object] = {}
+
+    # ------------------------------------------------------------ the contract
+
+    def reset(self, *, seed=None, options=None):
+        mask, starts = read_reset(seed, options, self.num_envs)
+        if not (mask | self.ready).all():
+            raise UserError("the first reset must reset every env: leave reset_mask out")
+        if seed is not None:
+            self.stream.seed(seed, mask)
+        ids = np.flatnonzero(mask)
+        if len(ids):
+            self._begin(ids, self.stream.draw(ids) if starts is None else starts[ids])
+        self._observe()
+        self._draw(mask)
+        return self._obs(), {"success": self.success.copy()}
+
+    def step(self, actions):
+        if not self.ready.all():
+            raise UserError("call reset() before step()")
+        actions = read_actions(actions, self.num_envs, len(self.spec.axes))
+        over = self.terminated | self.truncated
+        alive = ~over
+        if self.latency:
+            oldest = self.queue[0].copy()
+            self.queue[:-1, alive] = self.queue[1:, alive]
+            self.queue[-1, alive] = actions[alive]
+            actions = oldest
+        self._command(np.ascontiguousarray(actions.T), over if over.any() else None)
+        self.batch.step(alive, nstep=m.SUBSTEPS)
+        self.steps += alive
+        before = self.progress
+        self._observe()
+        success = self.task.success(self.scene) & alive
+        self.success |= success
+        self.terminated |= success
+        if self.task.failure is not None:
+            self.terminated |= self.task.failure(self.scene) & alive
+        self.truncated |= alive & ~self.terminated & (self.steps >= self.spec.max_steps)
+        reward = success.astype(F)
+        if self.dense:
+            reward += (self.progress - before) * alive
+        self._draw(alive)
+        return (self._obs(), reward, self.terminated.copy(), self.truncated.copy(), {"success": self.success.copy()})
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Everything an episode depends on, one row per env; copies."""
+        return {
+            "physics": self.batch.state.copy(), "starts": self.starts.copy(), "seeds": self.stream.seeds.copy(),
+            "episodes": self.stream.episodes.copy(), "steps": self.steps.copy(), "asked": self.scene.asked.copy(),
+            "terminated": self.terminated.copy(), "truncated": self.truncated.copy(), "success": self.success.copy(),
+            "joints": self.joints.T.copy(), "target": self.target.T.copy(), "grip": self.grip.copy(),
+            "attitude": self.attitude.transpose(2, 0, 1).copy(), "queue": self.queue.swapaxes(0, 1).copy()}
+
+    def set_state(self, state: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
+        """Put back rows of `get_state()` (of this or another env of the same task), only those of `mask`."""
+        n = self.num_envs
+        missing = [k for k in self.get_state() if k not in state]
+        if missing:
+            raise UserError(f"set_state needs {missing[0]!r}: pass what get_state() returned")
+        mask = np.ones(n, bool) if mask is None else np.asarray(mask)
+        if mask.shape != (n,) or mask.dtype != bool:
+            raise UserError(f"mask must be bool of shape ({n},), got {mask.dtype} of shape {mask.shape}")
+        rows = (self.batch.state, self.starts, self.stream.seeds, self.stream.episodes, self.steps, self.scene.asked,
+                self.terminated, self.truncated, self.success, self.joints.T, self.target.T, self.grip,
+                self.attitude.transpose(2, 0, 1), self.queue.swapaxes(0, 1))
+        for (name, now), row in zip(self.get_state().items(), rows, strict=True):
+            new = np.asarray(state[name])
+            if new.shape != now.shape:
+                raise UserError(f"set_state: {name!r} must have shape {now.shape}, got {new.shape}")
+            row[mask] = new[mask]
+        self.ready |= mask
+        self._randomise(np.flatnonzero(mask))
+        self._observe()
+        self._draw(mask)
+
+    def expert_action(self) -> np.ndarray:
+        """float32 [N, A]: what the scripted expert does in the present states."""
+        from sims.mujoco.experts import expert
+        hand = expert(self.task.name, self)
+        if self.control == "ee_delta":
+            return hand
+        twist = hand[:, :6].T * np.array([[MOVE]] * 3 + [[TURN]] * 3, F)
+        joints = damped_step(self.arm.jac, twist) / F(JOINT)
+        return np.ascontiguousarray(np.concatenate([joints, hand[:, 6:].T]).T).clip(-1, 1)
+
+    def render(self):
+        """uint8 [N, 256, 256, 3] from the front camera; needs render=True."""
+        if self.render_mode is None:
+            raise UserError("render() needs an env made with render=True")
+        if not self.ready.all():
+            raise UserError("call reset() before render()")
+        return self._renderer(("front",), RENDER_SIZE).render()["front"]
+
+    def hand_target(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where the hand is being sent: position [3, N] and frame [3, 5, N] (with joint control: where it is)."""
+        if self.control == "ee_delta":
+            return self.target, self.attitude
+        ahead = np.einsum("ikn,kn->in", self.arm.jac, self.joints - self.scene.q)
+        w = np.concatenate([ahead[3:], ahead[3:5]])
+        return self.scene.tcp + ahead[:3], turn(self.scene.frame, w)
+
+    # ------------------------------------------------------------ one step's parts
+
+    def _command(self, a: np.ndarray, over: np.ndarray | None) -> None:
+        """Move the targets by actions a [A, N] and write the actuators; envs that are `over` keep theirs."""
+        s = self.scene
+        if self.control == "ee_delta":
+            jac = self.arm.jac
+            ahead = self.joints - s.q
+            target = self.target + F(MOVE) * a[:3]
+            np.clip(target, s.tcp - F(LEAD), s.tcp + F(LEAD), out=target)
+            np.clip(target, REACH_LOW, REACH_HIGH, out=target)
+            w = np.empty((5, self.num_envs), F)
+            np.multiply(a[3:6], F(TURN), out=w[:3])
+            wrap(w)
+            attitude = turn(self.attitude, w)
+            twist = np.empty((6, self.num_envs), F)
+            np.subtract(target, s.tcp, out=twist[:3])
+            twist[3:] = rotation_error(s.frame, attitude)
+            twist -= np.einsum("ikn,kn->in", jac, ahead)
+            joints = damped_step(jac, twist)
+            np.clip(joints, -SPEED, SPEED, out=joints)
+            joints += self.joints
+        else:
+            joints = self.joints + F(JOINT) * a[:7]
+        np.clip(joints, s.q - F(JOINT_LEAD), s.q + F(JOINT_LEAD), out=joints)
+        np.clip(joints, LOW, HIGH, out=joints)
+        grip = a[-1]
+        if over is not None:
+            joints, grip = np.where(over, self.joints, joints), np.where(over, self.grip, grip)
+        self.joints, self.grip = joints, grip
+        if self.control == "ee_delta":
+            if over is not None:
+                target, attitude = np.where(over, self.target, target), np.where(over, self.attitude, attitude)
+            self.target, self.attitude = target, attitude
+        self._ctrl[:, :7] = joints.T
+        self._ctrl[:, 7:] = (grip * F(m.FINGER_OPEN / 2) + F(m.FINGER_OPEN / 2))[:, None]
+
+    def _observe(self) -> None:
+        """Refill the scene, the observation rows and the progress from the physics state."""
+        s, rows = self.scene, self._rows
+        np.copyto(self._q, self._qpos.T, casting="same_kind")
+        np.copyto(self._v, self._qvel.T, casting="same_kind")
+        if self._mocap is not None:
+            np.copyto(s.goal, self._mocap[:, 0].T, casting="same_kind")
+        np.add(self._q[7], self._q[8], out=s.opening)
+        s.opening *= F(0.5 / m.FINGER_OPEN)
+        self.arm.forward(s.q)
+        self.arm.jacobian()
+        rows[:7] = s.q
+        rows[7:14] = s.qd
+        np.subtract(self.joints, s.q, out=rows[14:21])
+        rows[21], rows[22] = s.opening, self.grip
+        rows[23:26] = s.tcp
+        rows[26:28] = s.frame[0, :2]
+        rows[28:30] = s.frame[2, :2]
+        i = 30
+        for k in range(len(s.pos)):
+            np.subtract(s.pos[k], s.tcp, out=rows[i:i + 3])
+            rows[i + 3] = s.pos[k][2]
+            _four_yaw(s.quat[k], s.frame, rows[i + 4:i + 6])
+            i += 6
+        if self.task.uses_goal:
+            np.subtract(s.goal, s.pos[0] if s.pos else s.tcp, out=rows[i:i + 3])
+            i += 3
+        if self.task.uses_slide:
+            rows[i] = s.slide
+        if self.dense:
+            self.progress = self.task.progress(s)
+
+    def _obs(self) -> dict[str, np.ndarray]:
+        out = {"state": np.ascontiguousarray(self._rows.T), "task": self.words[self.scene.asked]}
+        for view in self.spec.views:
+            out[f"image/{view}"] = self._images[view].copy()
+        return out
+
+    def _draw(self, mask: np.ndarray) -> None:
+        """Render the envs of `mask`; the others keep their image."""
+        if not self.rgb:
+            return
+        if self._images is None:
+            shape = (self.num_envs, self.image_size, self.image_size, 3)
+            self._images = {v: np.zeros(shape, np.uint8) for v in VIEWS}
+        ids = np.flatnonzero(mask)
+        if len(ids):
+            fresh = self._renderer(VIEWS, self.image_size).render(None if len(ids) == self.num_envs else ids)
+            for view, pixels in fresh.items():
+                self._images[view][ids] = pixels
+
+    def _renderer(self, views: tuple[str, ...], size: int):
+        key = (views, size)
+        if key not in self._renderers:
+            from sims.mujoco.render import Renderer
+            self._renderers[key] = Renderer(self.batch, self.model, views, size, size)
+        return self._renderers[key]
+
+    def _begin(self, ids: np.ndarray, starts: np.ndarray) -> None:
+        """Begin the episodes of `starts` in the envs `ids`."""
+        n = len(ids)
+        u = uniforms(starts, 31)
+        place = self.task.place(u[:, 7:])
+        joints = HOME + JITTER * (2 * u[:, :7] - 1)
+        self.batch.state[ids] = self._blank
+        self._qpos[ids, :7] = joints
+        self._qpos[ids, 7:9] = m.FINGER_OPEN
+        self._ctrl[ids, :7] = joints
+        self._ctrl[ids, 7:] = m.FINGER_OPEN
+        for k, a in enumerate(self._adr):
+            self._qpos[ids, a:a + 3] = place.centre[:, k]
+            half = place.yaw[:, k] / 2
+            self._qpos[ids, a + 3:a + 7] = np.stack([np.cos(half), 0 * half, 0 * half, np.sin(half)], 1)
+        if self._mocap is not None:
+            self._mocap[ids, 0] = place.goal
+        self.scene.asked[ids] = place.asked
+        self.starts[ids] = starts
+        self.steps[ids] = 0
+        self.terminated[ids] = self.truncated[ids] = self.success[ids] = False
+        self.ready[ids] = True
+        self.joints[:, ids] = joints.T
+        self.grip[ids] = 1
+        self.queue[:, ids] = 0
+        self.queue[:, ids, -1] = 1
+        arm = Arm(n)
+        arm.forward(joints.T.astype(F))
+        self.target[:, ids], self.attitude[:, :, ids] = arm.tcp, arm.frame
+        self._randomise(ids)
+
+    def _randomise(self, ids: np.ndarray) -> None:
+        """Set the model fields of `ids` from their start ids."""
+
+    def close_extras(self, **kwargs):
+        for r in self._renderers.values():
+            if hasattr(r, "close"):
+                r.close()
+        self._renderers.clear()
+
+
+def _four_yaw(quat: np.ndarray, frame: np.ndarray, out: np.ndarray) -> None:
+    """out [2, N]: cos and sin of four times the yaw of a box relative to the hand (a square has four fronts)."""
+    w, x, y, z = quat
+    cx, cy = F(1) - F(2) * (y * y + z * z), F(2) * (x * y + w * z)
+    hx, hy = frame[0, 0], frame[0, 1]
+    c, s = hx * cx + hy * cy, hx * cy - hy * cx
+    c, s = c * c - s * s, F(2) * c * s
+    np.subtract(c * c, s * s, out=out[0])
+    np.multiply(F(2) * c, s, out=out[1])
+
+
+def raw_rate(task: str = "pick_cube", num_envs: int = 256, threads: int = 0, seconds: float = 2.0) -> float:
+    """Control steps per second of the bare `Batch`: same model and substeps, random controls, no other Python."""
+    model = build_model(TASKS[choose("task", task or "pick_cube", TASKS)])
+    batch = Batch(model, num_envs, threads, persistent=False)
+    batch.reset(stage=0)
+    home = np.append(HOME, [m.FINGER_OPEN] * 2)
+    batch.bind("qpos")[:, :9] = home
+    ctrl = batch.bind("ctrl")
+    noise = np.random.default_rng(0).uniform(-0.1, 0.1, (64, num_envs, 9))
+    noise[..., 7:] = -0.4 * np.abs(noise[..., 7:])
+    for k in range(10):
+        ctrl[:] = home + noise[k]
+        batch.step(nstep=m.SUBSTEPS)
+    done, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        ctrl[:] = home + noise[done % 64]
+        batch.step(nstep=m.SUBSTEPS)
+        done += 1
+    return done * num_envs / (time.perf_counter() - began)
