@@ -16,7 +16,7 @@ from robo_rl.errors import UserError, choose
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.contract import action_spaces, observation_spaces, read_actions, read_reset
 from sims.mujoco import model as m
-from sims.mujoco.kinematics import Arm, damped_step, rotation_error, turn, wrap
+from sims.mujoco.kinematics import Arm, contract, damped_step, rotation_error, turn, wrap
 from sims.mujoco.tasks import TASKS, Scene, Task
 from sims.starts import StartStream, uniforms
 
@@ -233,7 +233,7 @@ class MujocoArmEnv(VectorEnv):
         """Where the hand is being sent: position [3, N] and frame [3, 5, N] (with joint control: where it is)."""
         if self.control == "ee_delta":
             return self.target, self.attitude
-        ahead = np.einsum("ikn,kn->in", self.arm.jac, self.joints - self.scene.q)
+        ahead = contract("ikn,kn->in", self.arm.jac, self.joints - self.scene.q)
         w = np.concatenate([ahead[3:], ahead[3:5]])
         return self.scene.tcp + ahead[:3], turn(self.scene.frame, w)
 
@@ -255,7 +255,7 @@ class MujocoArmEnv(VectorEnv):
             twist = np.empty((6, self.num_envs), F)
             np.subtract(target, s.tcp, out=twist[:3])
             twist[3:] = rotation_error(s.frame, attitude)
-            twist -= np.einsum("ikn,kn->in", jac, ahead)
+            twist -= contract("ikn,kn->in", jac, ahead)
             joints = damped_step(jac, twist)
             np.clip(joints, -SPEED, SPEED, out=joints)
             joints += self.joints

@@ -20,6 +20,13 @@ def wrap(v: np.ndarray) -> None:
     v[..., 3:, :] = v[..., :2, :]
 
 
+def contract(spec: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """einsum over axes before the batch. A batch of one is computed as two, else NumPy sums in another order."""
+    if a.shape[-1] > 1:
+        return np.einsum(spec, a, b)
+    return np.einsum(spec, a.repeat(2, -1), b.repeat(2, -1))[..., :1]
+
+
 class Arm:
     """Forward kinematics and Jacobian of `n` arms with reused buffers."""
 
@@ -118,7 +125,7 @@ def damped_step(jac: np.ndarray, twist: np.ndarray, damping: float = 0.03) -> np
     Elimination without pivoting over the whole batch at once; the matrix is symmetric positive definite.
     """
     m = np.empty((6, 7, jac.shape[2]), F)  # upper triangle of J J^T + damping^2 I; the last column is the twist
-    np.einsum("ikn,jkn->ijn", jac, jac, out=m[:, :6])
+    m[:, :6] = contract("ikn,jkn->ijn", jac, jac)
     m[:, 6] = twist
     diagonal = m.reshape(42, -1)[::8]
     diagonal += F(damping * damping)
@@ -132,4 +139,4 @@ def damped_step(jac: np.ndarray, twist: np.ndarray, damping: float = 0.03) -> np
     for k in range(4, -1, -1):
         x[:k + 1] -= m[:k + 1, k + 1] * x[k + 1]
         x[k] *= m[k, k]
-    return np.einsum("ikn,in->kn", jac, x)
+    return contract("ikn,in->kn", jac, x)
