@@ -8,7 +8,7 @@ import torch
 from robo_rl.policies import Policy, obs_tensors
 from robo_rl.rollout import run_chunk
 
-EVAL_START = 1 << 40  # training starts are hashes below 2^31: evaluation starts are never trained on
+EVAL_START = 1 << 31  # training starts are hashes below 2^31: evaluation starts are never trained on
 
 
 def eval_starts(n: int, seed: int = 0) -> np.ndarray:
@@ -40,8 +40,8 @@ def evaluate(env, policy: Policy, starts: np.ndarray, seed: int = 0, frames: int
             actions = policy.act(obs_tensors(raw, policy.spec), generator, explore=False).actions.numpy()
             pieces = [actions] if not frames else np.split(actions, actions.shape[1], 1)
             for piece in pieces:
-                raw, reward, terminated, truncated, ok, steps = run_chunk(env, piece, 1.0)
-                total += reward
+                raw, _, gain, terminated, truncated, ok, steps = run_chunk(env, piece, 1.0)
+                total += gain
                 length += steps * ~over
                 over, success = terminated | truncated, success | ok
                 if frames and batch == 0:

@@ -34,6 +34,7 @@ class Rollout:
     executed: Tensor  # int [T,N] control steps of the chunk that ran
     mask: Tensor
     version: Tensor  # int [T,N] weights that acted
+    outcome: Tensor  # [N] undiscounted return of the episode (whole-episode rollouts), else so far
     final_obs: Obs
     last_obs: Obs
     stats: dict[str, float]
@@ -61,12 +62,12 @@ class Timer:
 
 
 def run_chunk(env, actions: np.ndarray, gamma: float):
-    """Execute `actions[N,E,A]` -> (obs, reward[N] discounted, terminated, truncated, success, steps[N]).
+    """Execute `actions[N,E,A]` -> (obs, reward[N] discounted, raw reward sum, terminated, truncated, success, steps[N]).
 
     `steps` counts the control steps an env really took. Images are made for the last step alone.
     """
     n, e, _ = actions.shape
-    reward, scale = np.zeros(n, np.float64), 1.0
+    reward, raw, scale = np.zeros(n, np.float64), np.zeros(n, np.float64), 1.0
     steps = np.zeros(n, np.int64)
     over = np.zeros(n, bool)
     for j in range(e):
@@ -74,13 +75,15 @@ def run_chunk(env, actions: np.ndarray, gamma: float):
             env.images = j == e - 1 or bool(over.all())
         obs, r, terminated, truncated, info = env.step(actions[:, j])
         steps += ~over
-        reward += scale * np.asarray(r)
+        r = np.asarray(r)
+        reward += scale * r
+        raw += r
         scale *= gamma
         over = np.asarray(terminated | truncated)
         if over.all() and j < e - 1 and not (hasattr(env, "images") and not env.images):
             break
-    return obs, reward.astype(np.float32), np.asarray(terminated), np.asarray(truncated), \
-        np.asarray(info["success"]), steps
+    return (obs, reward.astype(np.float32), raw, np.asarray(terminated), np.asarray(truncated),
+            np.asarray(info["success"]), steps)
 
 
 def _stack(rows: list[Obs]) -> Obs:
@@ -103,31 +106,34 @@ class Collector:
         self.obs = _owned(obs_tensors(raw, self.spec))
         self.returns, self.lengths = np.zeros(self.n), np.zeros(self.n, np.int64)
 
-    def collect(self, policy: Policy, decisions: int, generator: torch.Generator, version: int = 0) -> Rollout:
+    def collect(self, policy: Policy, decisions: int, generator: torch.Generator, version: int = 0,
+                explore: bool = True) -> Rollout:
         """T decisions in every env; envs that end start anew at once."""
-        return self._run(policy, decisions, generator, version, whole=False)
+        return self._run(policy, decisions, generator, version, explore, whole=False)
 
-    def episodes(self, policy: Policy, starts: np.ndarray, generator: torch.Generator, version: int = 0) -> Rollout:
+    def episodes(self, policy: Policy, starts: np.ndarray, generator: torch.Generator, version: int = 0,
+                 explore: bool = True) -> Rollout:
         """One whole episode per env from `starts[N]`; decisions after its end are masked out."""
         raw, _ = self.env.reset(options={"reset_mask": np.ones(self.n, bool), "starts": starts})
         self.obs = _owned(obs_tensors(raw, self.spec))
         self.returns[:], self.lengths[:] = 0, 0
-        return self._run(policy, -(-self.env.spec.max_steps // self.execute), generator, version, whole=True)
+        return self._run(policy, -(-self.env.spec.max_steps // self.execute), generator, version,
+                         explore, whole=True)
 
-    def _run(self, policy: Policy, decisions: int, generator, version: int, whole: bool) -> Rollout:
+    def _run(self, policy: Policy, decisions: int, generator, version: int, explore: bool, whole: bool) -> Rollout:
         rows: dict[str, list] = {k: [] for k in ("obs", "trace", "x0", "logp", "rewards", "discounts", "done",
                                                  "executed", "mask")}
         final, ends = [], []
         alive = np.ones(self.n, bool)
         self.timer.skip()
         for _ in range(decisions):
-            chunk = policy.act(self.obs, generator, explore=True)
+            chunk = policy.act(self.obs, generator, explore)
             actions = chunk.actions.numpy()
             self.timer.add("policy")
-            raw, reward, terminated, truncated, success, steps = run_chunk(self.env, actions, self.gamma)
+            raw, reward, gain, terminated, truncated, success, steps = run_chunk(self.env, actions, self.gamma)
             self.timer.add("sim")
             done = (terminated | truncated) & alive
-            self.returns += reward * alive
+            self.returns += gain * alive
             self.lengths += steps * alive
             for key, value in (("obs", self.obs), ("trace", chunk.trace), ("x0", chunk.x0), ("logp", chunk.logp),
                                ("rewards", reward * alive),
@@ -139,7 +145,8 @@ class Collector:
                 ids = done.nonzero()[0]
                 final.append({k: v[torch.from_numpy(ids)] for k, v in self.obs.items()})
                 ends += list(zip(success[ids].tolist(), self.returns[ids].tolist(), self.lengths[ids].tolist()))
-                self.returns[ids], self.lengths[ids] = 0, 0
+                if not whole:
+                    self.returns[ids], self.lengths[ids] = 0, 0
                 if whole:
                     alive &= ~done
                     if not alive.any():
@@ -161,7 +168,8 @@ class Collector:
             obs=_stack(rows["obs"]), trace=_stack(rows["trace"]), x0=torch.stack(rows["x0"]),
             logp=torch.stack(rows["logp"]), rewards=tensor["rewards"].float(), discounts=tensor["discounts"],
             done=tensor["done"], executed=tensor["executed"], mask=tensor["mask"],
-            version=torch.full((len(rows["done"]), self.n), version), final_obs=final_obs, last_obs=self.obs,
+            version=torch.full((len(rows["done"]), self.n), version),
+            outcome=torch.from_numpy(self.returns.astype(np.float32)), final_obs=final_obs, last_obs=self.obs,
             stats=stats)
 
     def state(self) -> dict:

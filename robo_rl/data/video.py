@@ -96,34 +96,64 @@ def encode(path: Path, clips: Iterable[np.ndarray], fps: float, *, gop: int = 2,
     return count
 
 
-def join(first: Path, second: Path, out_path: Path) -> bool:
-    """Append `second` to `first` in a new file, packets untouched. False: their codec settings differ."""
+def codec_name(codec: str = "") -> str:
+    """Name of the format that `codec` (default: `encoder()`) makes: h264, av1, mpeg4."""
+    import av
+    return av.Codec(codec or encoder(), "w").canonical_name
+
+
+def append(path: Path, clips: list[np.ndarray], fps: float, held: int) -> int:
+    """Let the video at `path`, of `held` frames (0: a new file), go on with `clips`; -> frames it now holds.
+
+    -1, nothing written: the file is not one that can go on with today's encoder.
+    """
+    if not held:
+        with replacing(path) as tmp:
+            return encode(tmp, clips, fps)
+    part = path.with_name(f"{path.name}.part.tmp")
+    try:
+        more = encode(part, clips, fps)
+        if not joinable(path, part):
+            return -1
+        with replacing(path) as tmp:
+            join(path, part, tmp)
+        return held + more
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def joinable(first: Path, second: Path) -> bool:
+    """Whether both videos have the same size, rate and codec settings, so that packets can be copied."""
     import av
     with av.open(str(first)) as a, av.open(str(second)) as b:
-        sa, sb = a.streams.video[0], b.streams.video[0]
-        same = (sa.codec_context.extradata == sb.codec_context.extradata and sa.codec.name == sb.codec.name
-                and (sa.width, sa.height, sa.time_base) == (sb.width, sb.height, sb.time_base)
-                and sa.average_rate == sb.average_rate)
-        if not same:
-            return False
-        with av.open(str(out_path), "w", format="mp4", options={"movflags": "faststart"}) as out:
-            stream = out.add_stream_from_template(sa)
-            stream.time_base = sa.time_base
-            step = round(1 / (sa.average_rate * sa.time_base))
-            offset = sa.frames * step
-            for container, shift in ((a, 0), (b, offset)):
+        one, two = ((s.codec_context.extradata, s.codec.name, s.width, s.height, s.time_base, s.average_rate)
+                    for s in (a.streams.video[0], b.streams.video[0]))
+        return one == two
+
+
+def join(first: Path, second: Path, path: Path) -> None:
+    """Write `first` followed by `second`, packets untouched."""
+    import av
+    with av.open(str(first)) as a, av.open(str(second)) as b:
+        source = a.streams.video[0]
+        step = round(1 / (source.average_rate * source.time_base))  # ticks per frame
+        with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as out:
+            stream = out.add_stream_from_template(source)
+            stream.time_base = source.time_base
+            for container, shift in ((a, 0), (b, source.frames * step)):
                 for packet in container.demux(video=0):
                     if packet.dts is None:
                         continue
                     packet.pts, packet.dts, packet.duration = packet.pts + shift, packet.dts + shift, step
                     packet.stream = stream
                     out.mux(packet)
-    return True
 
 
 def check_whole(path: Path, frames: int) -> None:
     """Raise BrokenVideo if the file is cut short or holds fewer than `frames` frames. Decodes nothing."""
     import av
+    if not path.is_file():
+        raise BrokenVideo("the file is missing")
     size = path.stat().st_size
     at = 0
     with open(path, "rb") as f:  # walk the top-level mp4 boxes: the last must end where the file ends
@@ -154,6 +184,8 @@ def check_whole(path: Path, frames: int) -> None:
 def decode(path: Path, first: int, count: int, fps: float, size: tuple[int, int]) -> np.ndarray:
     """Frames `first` .. `first + count - 1` as uint8[count, h, w, 3]; `size` = (h, w). Raises BrokenVideo."""
     import av
+    if not path.is_file():
+        raise BrokenVideo("the file is missing")
     h, w = size
     convert = _converter()
     out = np.empty((count, h, w, 3), np.uint8)

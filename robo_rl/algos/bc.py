@@ -1,0 +1,54 @@
+"""Behaviour cloning of action chunks: supervised flow matching (or noise prediction), the SFT stage.
+
+Source: flow matching (Lipman et al. 2023, eq. 9) in openpi's time convention; AdamW, cosine decay, EMA of the weights.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from robo_rl.algos.credit import make_adam
+from robo_rl.algos.onpolicy import Demos
+from robo_rl.options import BcOptions
+from robo_rl.policies.policy import Obs
+
+
+def demos_sampler(obs: Obs, chunks: Tensor, mask: Tensor) -> Demos:
+    """Uniform sampling of demonstration decisions: obs [M,...], chunks [M,H,A] in env units, mask [M,H]."""
+    def sample(size: int, generator: torch.Generator):
+        rows = torch.randint(0, len(chunks), (size,), generator=generator)
+        return {k: v[rows] for k, v in obs.items()}, chunks[rows], mask[rows]
+    return sample
+
+
+def train(policy, sample: Demos, options: BcOptions, seed: int,
+          tick: Callable[[int, float], None] = lambda update, loss: None) -> dict[str, float]:
+    """Fit `policy` in place to the demonstrations; it ends with its averaged weights."""
+    generator = torch.Generator().manual_seed(seed)
+    params = [p for p in policy.parameters() if p.requires_grad]
+    opt = make_adam(params, options.lr, options.weight_decay)
+    average = copy.deepcopy(policy)
+    pairs = [(a, p) for a, p in zip(average.parameters(), policy.parameters())]
+    recent = 0.0
+    for update in range(options.updates):
+        warm = min(1.0, (update + 1) / 100)
+        opt.param_groups[0]["lr"] = options.lr * warm * 0.5 * (1 + math.cos(math.pi * update / options.updates))
+        loss = policy.bc_loss(*sample(options.batch, generator), generator)
+        opt.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(params, 1.0)
+        opt.step()
+        decay = min(options.ema, (1 + update) / (10 + update))
+        with torch.no_grad():
+            for slow, fast in pairs:
+                slow.lerp_(fast, 1 - decay)
+        value = float(loss.detach())
+        recent = value if update == 0 else 0.98 * recent + 0.02 * value
+        tick(update + 1, recent)
+    if options.updates:
+        policy.load_state_dict(average.state_dict())
+    policy.freeze_base()
+    return {"loss": recent}

@@ -1,0 +1,113 @@
+"""Who deserves what: the critic, its optimizer, the reward scale, and the advantages of a rollout."""
+
+import torch
+from torch import Tensor
+
+from robo_rl import losses
+from robo_rl.advantages import gae, group_advantage, whiten
+from robo_rl.options import OnPolicyOptions
+from robo_rl.policies.nets import Critic
+from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
+from robo_rl.rollout import Rollout
+
+
+def flat(obs: Obs) -> Obs:
+    """[T,N,...] -> [T*N,...], a view."""
+    return {k: v.flatten(0, 1) for k, v in obs.items()}
+
+
+def pick(obs: Obs, rows: Tensor) -> Obs:
+    """The rows `rows` of every entry."""
+    return {k: v[rows] for k, v in obs.items()}
+
+
+def make_adam(params, lr: float, weight_decay: float = 0.0) -> torch.optim.Optimizer:
+    """AdamW in its fused form (one kernel for all tensors; eps 1e-5 as in CleanRL and SB3)."""
+    return torch.optim.AdamW(params, lr=lr, eps=1e-5, weight_decay=weight_decay, fused=True)
+
+
+def explained(values: Tensor, returns: Tensor) -> float:
+    """1 - Var(R - V)/Var(R); 0 where the returns are constant."""
+    var = returns.var()
+    return float(1 - (returns - values).var() / var) if var > 1e-12 else 0.0
+
+
+class Credit:
+    """GAE on a critic of its own, or group advantages of whole episodes."""
+
+    def __init__(self, policy: "ChainPolicy | GaussianPolicy", options: OnPolicyOptions, seed: int):
+        self.options, self.gamma_e = options, options.gamma**policy.options.execute
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed + 1)
+            p = policy.options
+            self.critic = Critic(policy.trunk.size, p.hidden, p.layers, p.activation)
+        self.opt = make_adam(self.critic.parameters(), options.critic_lr)
+        self.scale = torch.zeros(3, dtype=torch.float64)  # running count, mean, M2 of discounted returns
+        self.running = torch.zeros(0)
+
+    @torch.no_grad()
+    def values(self, policy, obs: Obs, size: int = 4096) -> Tensor:
+        """V of observations [B,...] -> [B], in pieces that fit the cache."""
+        n = len(obs["state"])
+        return torch.cat([self.critic(policy.encode({k: v[i:i + size] for k, v in obs.items()}))
+                          for i in range(0, n, size)]) if n else torch.zeros(0)
+
+    def assign(self, r: Rollout, policy) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, float]]:
+        """Whitened adv, returns, values (each [T*N]), the rows worth training on, and metrics.
+
+        Rows leave out decisions of envs that were over and, with a group advantage, of flat groups.
+        """
+        o, (t, n) = self.options, r.rewards.shape
+        live = r.mask.flatten()
+        if o.advantage != "gae":
+            outcome = r.outcome.view(-1, o.group)
+            adv = group_advantage(outcome, o.advantage).reshape(1, n).expand(t, n).flatten()
+            zero = torch.zeros(t * n)
+            flat_groups = (outcome == outcome[:, :1]).all(1).float().mean()
+            return adv, zero, zero, (live & (adv != 0)).nonzero().squeeze(1), {"flat_groups": float(flat_groups)}
+        values = self.values(policy, flat(r.obs)).view(t, n)
+        next_values = torch.cat([values[1:], self.values(policy, r.last_obs)[None]])
+        if r.done.any():
+            next_values[r.done] = self.values(policy, r.final_obs)
+        rewards = self.scaled(r) if o.scale_reward else r.rewards
+        adv, returns = gae(rewards, r.discounts, r.done, values, next_values, o.lam)
+        metrics = {"adv_std": float(adv.std()), "value": float(values.mean()),
+                   "explained_variance": explained(values[r.mask], returns[r.mask])}
+        return (whiten(adv, r.mask).flatten(), returns.flatten(), values.flatten(), live.nonzero().squeeze(1),
+                metrics)
+
+    def scaled(self, r: Rollout) -> Tensor:
+        """Rewards over the running std of the discounted return (Engstrom et al. 2020), updated first."""
+        if len(self.running) != r.rewards.shape[1]:
+            self.running = torch.zeros(r.rewards.shape[1])
+        rows = []
+        for reward, done in zip(r.rewards, r.done):
+            self.running = self.running * self.gamma_e + reward
+            rows.append(self.running)
+            self.running = self.running * (~done)
+        x = torch.stack(rows).flatten().double()
+        count, mean, m2 = self.scale.tolist()
+        delta, total = x.mean().item() - mean, count + len(x)
+        self.scale = torch.tensor([total, mean + delta * len(x) / total,
+                                   m2 + x.var(unbiased=False).item() * len(x) + delta**2 * count * len(x) / total],
+                                  dtype=torch.float64)
+        return r.rewards / max(float((self.scale[2] / self.scale[0]).sqrt()), 1e-4)
+
+    def step(self, context: Tensor, returns: Tensor, values_old: Tensor) -> Tensor:
+        """One critic step on a detached context [B,C] -> the loss."""
+        o = self.options
+        loss = losses.value(self.critic(context), returns, values_old, o.value_clip, o.huber)
+        self.opt.zero_grad(set_to_none=True)
+        (o.value_coef * loss).backward()
+        torch.nn.utils.clip_grad_norm_(self.critic.parameters(), o.max_grad_norm)
+        self.opt.step()
+        return loss.detach()
+
+    def state_dict(self) -> dict:
+        return {"critic": self.critic.state_dict(), "opt": self.opt.state_dict(), "scale": self.scale,
+                "running": self.running}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.critic.load_state_dict(state["critic"])
+        self.opt.load_state_dict(state["opt"])
+        self.scale, self.running = state["scale"], state["running"]

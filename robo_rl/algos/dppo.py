@@ -1,0 +1,31 @@
+"""DPPO: PPO over the last K' denoise steps of a diffusion policy (Ren et al. 2024, arXiv 2409.00588, eq. 6-8).
+
+A two-layer MDP: every (decision, denoise step) is a sample with its own ratio. Its advantage is the decision's GAE
+times gamma_denoise^(K'-1-i), i = 0 the noisiest; its clip grows along the chain (`losses.denoise_clip`). Earlier steps
+run on a frozen copy of the supervised head. The std floor is one number for sampling and for log-probs.
+
+Where we differ: time limits bootstrap from their own last state (the public agent takes the next episode's); the
+per-entry log-prob is not clamped to [-5, 2]; its mean over H x A is `policy.logp_reduction="mean"`, the preset's choice.
+"""
+
+import torch
+
+from robo_rl import losses
+from robo_rl.algos.onpolicy import Demos, OnPolicyLearner, Rules
+from robo_rl.errors import UserError
+from robo_rl.options import DppoOptions
+
+
+def rules(options: DppoOptions, factors: int) -> Rules:
+    """Per-factor weights and clips of a chain with `factors` = K' random steps."""
+    power = torch.arange(factors - 1, -1, -1)
+    clip = losses.denoise_clip(factors, options.clip_base, options.clip_coef)
+    return Rules(False, clip, clip, options.gamma_denoise**power)
+
+
+def make(policy, options: DppoOptions, seed: int, demos: Demos | None = None) -> OnPolicyLearner:
+    """Learner for a diffusion policy."""
+    if policy.options.kind != "diffusion":
+        raise UserError(f"dppo needs --policy.kind diffusion, got {policy.options.kind}")
+    fixed = rules(options, policy.factors)
+    return OnPolicyLearner(policy, options, lambda progress: fixed, seed, demos)

@@ -1,0 +1,111 @@
+"""DiffusionNFT for action chunks: RL on the forward process, no likelihood and no stored chain.
+
+Source: DiffusionNFT (arXiv 2509.16117) eq. 8-10 and its code's self-normalised x0 form (`losses.nft`); the use on
+chunks follows RLinf's embodied NFT. Chunks are sampled by the plain ODE from `v_old`, an exponential average of the
+trained policy; their optimality r comes from GAE or a group advantage: r = 1/2 + clip(A)/(2 A_max).
+
+Where we differ: A may come from a critic; entries of the chunk that were not executed are masked out of the loss.
+"""
+
+import copy
+
+import torch
+
+from robo_rl import losses
+from robo_rl.algos.credit import Credit, flat, make_adam, pick
+from robo_rl.algos.onpolicy import Demos
+from robo_rl.errors import UserError
+from robo_rl.options import NftOptions
+from robo_rl.rollout import Rollout
+
+
+class NftLearner:
+    """Owns the sampling copy v_old, the reference v_ref, critic and optimizer."""
+
+    def __init__(self, policy, options: NftOptions, seed: int, demos: Demos | None = None):
+        self.policy, self.options, self.demos = policy, options, demos
+        self.old = copy.deepcopy(policy).requires_grad_(False)
+        self.reference = copy.deepcopy(policy).requires_grad_(False)
+        self.credit = Credit(policy, options, seed)
+        self.params = [p for p in policy.parameters() if p.requires_grad]
+        self.actor_opt = make_adam(self.params, options.lr)
+        self.generator = torch.Generator().manual_seed(seed + 2)
+        self.iteration = 0
+
+    @property
+    def sampler(self):
+        """v_old: the loss is only right for chunks that it sampled."""
+        return self.old
+
+    def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
+        """Epochs of the contrastive forward-process loss, then v_old moves."""
+        o, policy = self.options, self.policy
+        adv, returns, values, rows, metrics = self.credit.assign(rollout, self.old)
+        obs, x0_all = flat(rollout.obs), rollout.x0.flatten(0, 1)
+        executed = rollout.executed.flatten()
+        steps = torch.arange(policy.options.horizon)
+        r_all = losses.nft_optimality(adv, o.adv_max)
+        sums: dict[str, torch.Tensor] = {}
+        count = 0
+        for _ in range(o.epochs):
+            for batch in rows[torch.randperm(len(rows), generator=self.generator)].split(o.minibatch):
+                chosen = pick(obs, batch)
+                step = {}
+                if self.iteration >= o.critic_warmup or o.advantage != "gae":
+                    x0, r = x0_all[batch], r_all[batch]
+                    mask = (steps < executed[batch, None]).float()
+                    t = torch.rand(len(batch), generator=self.generator).clamp(min=1e-3)
+                    eps = torch.randn(x0.shape, generator=self.generator)
+                    x_t = (1 - t[:, None, None]) * x0 + t[:, None, None] * eps
+                    v = policy.velocity(policy.encode(chosen), x_t, t)
+                    with torch.no_grad():
+                        v_old = self.old.velocity(self.old.encode(chosen), x_t, t)
+                        v_ref = self.reference.velocity(self.reference.encode(chosen), x_t, t)
+                    loss = losses.nft(v, v_old, x_t, t, x0, r, mask, o.beta, o.negative_weight)
+                    step["policy_loss"] = loss.detach()
+                    drift = (v - v_ref).square().mean()
+                    step["drift"] = drift.detach()
+                    loss = loss + o.kl_coef * drift
+                    if o.bc_coef and self.demos is not None:
+                        loss = loss + o.bc_coef * policy.bc_loss(*self.demos(len(batch), self.generator),
+                                                                 self.generator)
+                    self.actor_opt.zero_grad(set_to_none=True)
+                    loss.backward()
+                    step["grad_norm"] = torch.nn.utils.clip_grad_norm_(self.params, o.max_grad_norm)
+                    self.actor_opt.step()
+                if o.advantage == "gae":
+                    with torch.no_grad():
+                        context = self.old.encode(chosen)
+                    step["value_loss"] = self.credit.step(context, returns[batch], values[batch])
+                for key, val in step.items():
+                    sums[key] = sums.get(key, 0) + val
+                count += 1
+        self.iteration += 1
+        decay = min(0.001 * self.iteration, o.old_decay)
+        with torch.no_grad():
+            for new, old in zip(policy.parameters(), self.old.parameters()):
+                old.lerp_(new, 1 - decay)
+        return metrics | {k: float(v) / count for k, v in sums.items()} | {"old_decay": decay}
+
+    def after_collect(self, rollout: Rollout) -> None:
+        """Observation statistics stay those of the demonstrations."""
+
+    def state_dict(self) -> dict:
+        return {"credit": self.credit.state_dict(), "actor_opt": self.actor_opt.state_dict(),
+                "old": self.old.state_dict(), "reference": self.reference.state_dict(),
+                "generator": self.generator.get_state(), "iteration": self.iteration}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.credit.load_state_dict(state["credit"])
+        self.actor_opt.load_state_dict(state["actor_opt"])
+        self.old.load_state_dict(state["old"])
+        self.reference.load_state_dict(state["reference"])
+        self.generator.set_state(state["generator"])
+        self.iteration = state["iteration"]
+
+
+def make(policy, options: NftOptions, seed: int, demos: Demos | None = None) -> NftLearner:
+    """Learner for a flow policy; it samples without exploration noise."""
+    if policy.options.kind != "flow":
+        raise UserError(f"nft needs --policy.kind flow, got {policy.options.kind}")
+    return NftLearner(policy, options, seed, demos)

@@ -1,0 +1,473 @@
+"""`robo_rl train`: demonstrations, SFT, online RL, evaluation, checkpoints, videos, in one run folder that resumes."""
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+
+
+
+from robo_rl.errors import UserError, choose, in_range
+from robo_rl.options import (BcOptions, DppoOptions, NftOptions, OnPolicyOptions, PiRlOptions, PolicyOptions,
+                             PpoOptions, ReinFlowOptions)
+
+RL_OPTIONS = {"pi_rl": PiRlOptions, "ppo": PpoOptions, "dppo": DppoOptions, "reinflow": ReinFlowOptions,
+              "nft": NftOptions}
+ALGOS = (*RL_OPTIONS, "bc")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Train a policy: a few demonstrations, supervised flow matching, online RL, honest evaluation."""
+
+    sim: str = "mujoco"
+    """mujoco, maniskill, isaacgym, isaaclab, gym:<id> or envpool:<id>."""
+    task: str = ""
+    """Task of the sim; empty takes its default (mujoco: pick_cube, maniskill: PickCube-v1)."""
+    algo: str = "pi_rl"
+    """pi_rl, ppo, dppo, reinflow, nft, or bc (supervised only)."""
+    obs: str = "state"
+    """state, or rgb: two cameras and the instruction through the vision-language trunk."""
+    preset: str = "full"
+    """quick: minutes, to see it move; full: to the numbers of the README."""
+    demos: str = "20"
+    """Number of expert demonstrations to record, or the folder of a LeRobot v3 data set; 0 starts from scratch."""
+    seed: int = 0
+    steps: int = 3_000_000
+    """Control steps of online RL, over all envs."""
+    envs: int = 256
+    """N: envs in parallel."""
+    threads: int = 0
+    """Simulation threads or workers; 0: all cores."""
+    torch_threads: int = 1
+    reward: str = ""
+    control: str = ""
+    max_steps: int = 0
+    """Episode limit [control steps]; 0: the task's own."""
+    randomise: str = ""
+    """Domain randomisation, for example mass,friction,latency:2."""
+    image_size: int = 64
+    eval_episodes: int = 200
+    eval_every: int = 0
+    """Control steps between evaluations; 0: ten over the run."""
+    eval_envs: int = 0
+    """Envs of the evaluation; 0: one per episode (mujoco) or as many as workers allow."""
+    target: float = 0.0
+    """Stop RL once an evaluation's lower 95 % bound of success reaches this; 0: never."""
+    out: str = ""
+    """Run folder; empty: runs/<sim>-<task>-<algo>-s<seed>-<time>."""
+    resume: str = ""
+    """auto: the newest run below runs/, or a run folder; every other option then comes from that run."""
+    video: bool = True
+    wandb: str = ""
+    """wandb project (offline without a key); TensorBoard is always written."""
+    policy: PolicyOptions = field(default_factory=PolicyOptions)
+    bc: BcOptions = field(default_factory=BcOptions)
+    rl: OnPolicyOptions = field(default_factory=PiRlOptions)
+    """Options of the chosen method; each method has its own set."""
+
+    def __post_init__(self) -> None:
+        choose("algo", self.algo, ALGOS)
+        choose("obs", self.obs, ("state", "rgb"))
+        for name, low, high in (("steps", 0, 10**12), ("envs", 1, 10**6), ("threads", 0, 4096), ("seed", 0, 2**31 - 1),
+                                ("eval_episodes", 1, 10**6), ("torch_threads", 1, 4096), ("eval_every", 0, 10**12),
+                                ("eval_envs", 0, 10**6), ("target", 0, 1), ("max_steps", 0, 10**7)):
+            in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
+        if self.algo != "bc" and type(self.rl) is not RL_OPTIONS[self.algo]:
+            raise UserError(f"--algo {self.algo} needs {RL_OPTIONS[self.algo].__name__}")
+
+
+def parse(argv: list[str]) -> Train:
+    """Options over the preset that fits --sim, --task, --algo, --obs and --preset."""
+    from robo_rl.cli.presets import preset
+
+    def peek(name: str, default: str) -> str:
+        for i, arg in enumerate(argv):
+            if arg == f"--{name}" and i + 1 < len(argv):
+                return argv[i + 1]
+            if arg.startswith(f"--{name}="):
+                return arg.split("=", 1)[1]
+        return default
+    base = preset(peek("sim", "mujoco"), peek("task", ""), choose("algo", peek("algo", "pi_rl"), ALGOS),
+                  peek("obs", "state"), peek("preset", "full"))
+    import tyro
+    return tyro.cli(Train, prog="robo_rl train", args=argv, default=base)
+
+
+# ---- small pieces ------------------------------------------------------------------------------------------------
+
+def train_config(saved: dict) -> Train:
+    """The Train of a run.json's config."""
+    nested = {"policy": PolicyOptions, "bc": BcOptions, "rl": RL_OPTIONS.get(saved.get("algo", ""), PiRlOptions)}
+    known = {f.name for f in fields(Train)}
+    try:
+        return Train(**{k: nested[k](**v) if k in nested else v for k, v in saved.items() if k in known})
+    except TypeError as e:
+        raise UserError(f"the run was made by another version of robo_rl ({e}); start a new one") from e
+
+
+def make_env(args: Train, num_envs: int, render: bool = False):
+    """The env of these options."""
+    import sims
+    return sims.make(args.sim, args.task, num_envs, obs=args.obs, reward=args.reward, control=args.control,
+                     image_size=args.image_size, threads=args.threads, max_steps=args.max_steps,
+                     randomise=args.randomise, render=render)
+
+
+def obs_spec(env, language: bool):
+    """What a policy for this env sees and commands."""
+    from robo_rl.policies import ObsSpec
+    views = tuple(env.spec.views)
+    size = env.single_observation_space[f"image/{views[0]}"].shape[0] if views else 0
+    return ObsSpec(state=env.single_observation_space["state"].shape[0], action=env.single_action_space.shape[0],
+                   views=views, image_size=size, language=language or bool(views),
+                   action_names=env.spec.action_names)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides a result."""
+    from importlib.metadata import PackageNotFoundError, version
+    out = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in ("robo_rl", "torch", "numpy", "mujoco", "gymnasium", "mani_skill"):
+        try:
+            out[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return out
+
+
+def git_hash() -> str:
+    """Commit of the source tree, with + if it was changed; empty outside a repository."""
+    here = Path(__file__).parent
+    try:
+        head = subprocess.run(["git", "-C", here, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True,
+                              timeout=10)
+        dirty = subprocess.run(["git", "-C", here, "status", "--porcelain", "-uno"], capture_output=True, text=True,
+                               timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "") if head.returncode == 0 else ""
+
+
+def newest_run(root: Path) -> Path:
+    """The run below `root` that was written last."""
+    found = [p.parent for p in root.glob("*/run.json")]
+    if not found:
+        raise UserError(f"no run to resume below {root}/; start one with: robo_rl train")
+    return max(found, key=lambda r: max((p.stat().st_mtime for p in r.glob("*.json*")), default=0.0))
+
+
+class Stop:
+    """Turns the first SIGINT or SIGTERM into a flag; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for s in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(s, self._ask)
+
+    def _ask(self, number: int, frame) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        print("\nstopping: saving a checkpoint (press again to stop without)", file=sys.stderr)
+
+
+# ---- the run -----------------------------------------------------------------------------------------------------
+
+def run(args: Train) -> int:
+    """Train from the start, or go on with a run."""
+    from robo_rl import files
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(args.torch_threads))
+    if args.resume:
+        folder = newest_run(Path("runs")) if args.resume == "auto" else Path(args.resume)
+        if not (folder / "run.json").exists():
+            raise UserError(f"--resume: {folder} has no run.json; give a run folder or auto")
+        args = train_config(files.read_json(folder / "run.json")["config"])
+    else:
+        env_name = (args.task or args.sim).replace(":", "-").replace("/", "-")
+        name = f"{args.sim.split(':')[0]}-{env_name}-{args.algo}-s{args.seed}-{time.strftime('%m%d-%H%M%S')}"
+        folder = Path(args.out or f"runs/{name}")
+        if (folder / "run.json").exists():
+            raise UserError(f"{folder} already holds a run; go on with it: robo_rl train --resume {folder}, "
+                            "or choose another --out")
+    with files.lock(folder):
+        if not args.resume and not (folder / "run.json").exists():
+            files.require_free(folder, 200_000_000)
+            files.write_json(folder / "run.json", {
+                "name": folder.name, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "version": versions().get("robo_rl", ""),
+                "git": git_hash(), "seed": args.seed, "config": asdict(args), "versions": versions(), "argv": sys.argv[1:]})
+        return Run(args, folder).go()
+
+
+class Run:
+    """One run folder being written: owns the env, the policy, the learner and the counters."""
+
+    def __init__(self, args: Train, folder: Path):
+        import torch
+        torch.set_num_threads(args.torch_threads)
+        self.args, self.folder, self.stop = args, folder, Stop()
+        self.step, self.best = 0, {"success": -1.0, "step": -1}
+        self.generator = torch.Generator().manual_seed(args.seed + 100)
+        self.env = make_env(args, args.envs)
+        self.eval_env = None
+        self.started = time.monotonic()
+
+    def go(self) -> int:
+        from robo_rl import checkpoint
+        from robo_rl.log import Progress, RunLog
+
+        args, saved = self.args, checkpoint.checkpoints(self.folder)
+        done = saved and checkpoint.read_meta(saved[-1]).get("finished")
+        with Progress() as self.progress:
+            self.progress.say(f"run {self.folder}")
+            if done:
+                self.progress.say("this run is finished; nothing to resume")
+                return 0
+            if saved:
+                self.policy, meta = checkpoint.load_policy(saved[-1])
+                checkpoint.check_fits(self.policy, obs_spec(self.env, self.policy.spec.language), str(saved[-1]))
+                with RunLog(self.folder, wandb_project=args.wandb, resume_step=meta["step"],
+                            resume_stage="rl" if meta["step"] else "sft") as self.log:
+                    return self.reinforce(saved[-1])
+            with RunLog(self.folder, wandb_project=args.wandb, resume_step=-1, resume_stage="sft") as self.log:
+                self.supervise()
+                if args.algo == "bc" or args.steps == 0 or self.stop.asked:
+                    self.save({}, finished=not self.stop.asked)
+                    return self.farewell()
+                self.save({}, finished=False)
+                return self.reinforce(None)
+
+    # ---- SFT
+
+    def supervise(self) -> None:
+        """Demonstrations and supervised learning (skipped with --demos 0)."""
+        from robo_rl.algos import bc
+        from robo_rl.data.reader import load
+        from robo_rl.demos import demo_sampler, fit_normalisers
+        from robo_rl.policies import make_policy
+
+        args = self.args
+        demos = self.demo_folder()
+        if demos is None:
+            if args.algo == "bc":
+                raise UserError("--algo bc needs demonstrations: --demos N or --demos PATH")
+            self.policy = make_policy(args.policy, obs_spec(self.env, len(self.instructions()) > 1), args.seed)
+            self.policy.freeze_base()
+            return
+        dataset = load(demos)
+        self.policy = make_policy(args.policy, obs_spec(self.env, len(dataset.tasks) > 1), args.seed)
+        fit_normalisers(self.policy, dataset)
+        sample = demo_sampler(dataset, self.policy.spec, args.policy.horizon)
+        self.progress.start("sft", args.bc.updates, "updates")
+
+        def tick(update: int, loss: float) -> None:
+            self.progress.update(update, note=f"loss {loss:.3f}")
+            if update % 100 == 0 or update == args.bc.updates:
+                self.log.log(update, {"sft/loss": loss}, stage="sft")
+        self.policy.train()
+        bc.train(self.policy, sample, args.bc, args.seed + 10, tick)
+        self.policy.eval()
+        self.evaluate("sft")
+
+    def instructions(self) -> set[str]:
+        obs, _ = self.env.reset(seed=0)
+        return {str(t) for t in obs["task"]}
+
+    def demo_folder(self) -> Path | None:
+        """Folder of the demonstrations, recorded first if --demos is a number."""
+        from robo_rl.data.writer import Writer
+        from robo_rl.demos import record
+
+        args = self.args
+        if not args.demos.isdigit():
+            if not Path(args.demos).exists():
+                raise UserError(f"--demos must be a number or the folder of a data set, got {args.demos!r}")
+            return Path(args.demos)
+        count, folder = int(args.demos), self.folder / "demos"
+        if count == 0:
+            return None
+        if (folder / "meta" / "info.json").exists():
+            with Writer(folder, spec=self.env.spec) as w:
+                if len(w) >= count:
+                    return folder
+            raise UserError(f"{folder} holds fewer than {count} episodes from a run that was stopped; delete it: "
+                            f"rm -r {folder}")
+        env = make_env(args, min(count, args.envs, 32))
+        self.progress.start("demo", count, "episodes")
+        episodes = []
+        record(env, count, args.seed, episodes.append, tick=lambda kept, tried: self.progress.update(kept, kept / tried))
+        env.close()
+        with Writer(folder, spec=self.env.spec, flush_every=count + 1) as w:  # one commit: all or nothing
+            for e in episodes:
+                w.add(e)
+        return folder
+
+    # ---- RL
+
+    def learner(self):
+        """The learner of the chosen method, with the demonstrations when it mixes them in."""
+        import importlib
+        args = self.args
+        demos = None
+        if args.rl.bc_coef:
+            from robo_rl.data.reader import load
+            from robo_rl.demos import demo_sampler
+            demos = demo_sampler(load(self.demo_folder()), self.policy.spec, args.policy.horizon)
+        return importlib.import_module(f"robo_rl.algos.{args.algo}").make(self.policy, args.rl, args.seed, demos)
+
+    def reinforce(self, resume: Path | None) -> int:
+        """Online RL until --steps, from a fresh SFT policy or a checkpoint."""
+        import numpy as np
+
+        from robo_rl import checkpoint
+        from robo_rl.rollout import Collector
+
+        args, o = self.args, self.args.rl
+        group = o.advantage != "gae"
+        if group and args.envs % o.group:
+            raise UserError(f"--envs must be a multiple of the group size {o.group} with advantage {o.advantage}, "
+                            f"got {args.envs}")
+        self.policy.train()
+        learner = self.learner()
+        collector = Collector(self.env, self.policy, o.gamma, args.seed + 1)
+        iteration, rng = 0, np.random.default_rng([args.seed, 5])
+        if resume is not None:
+            state, meta = checkpoint.load_train(resume)
+            self.step, self.best = meta["step"], meta["best"]
+            if state:
+                learner.load_state_dict(state["learner"])
+                self.generator.set_state(state["generator"])
+                iteration = state["iteration"]
+                rng.bit_generator.state = json.loads(state["rng"])
+                if state["collector"]:
+                    collector.set_state(state["collector"])
+                else:
+                    self.progress.say("this sim has no snapshots: episodes in flight start anew")
+        every = args.eval_every or max(1, args.steps // 10)
+        next_eval = (self.step // every + 1) * every
+        saved_at = time.monotonic()
+        self.progress.start("rl", args.steps, "steps", done=self.step)
+
+        def state() -> dict:
+            return {"learner": learner.state_dict(), "generator": self.generator.get_state(), "iteration": iteration,
+                    "rng": json.dumps(rng.bit_generator.state), "collector": collector.state()}
+
+        while self.step < args.steps and not self.stop.asked:
+            begin = time.perf_counter()
+            explore = args.algo != "nft"
+            if group:
+                starts = np.repeat(rng.integers(0, 2**31, args.envs // o.group), o.group)
+                rollout = collector.episodes(learner.sampler, starts, self.generator, iteration, explore)
+            else:
+                rollout = collector.collect(learner.sampler, o.decisions, self.generator, iteration, explore)
+            self.step += int(rollout.stats["env_steps"])
+            mid = time.perf_counter()
+            metrics = learner.update(rollout, min(1.0, self.step / args.steps))
+            learner.after_collect(rollout)
+            end = time.perf_counter()
+            iteration += 1
+            row = {f"train/{k}": v for k, v in (metrics | rollout.stats).items() if k != "env_steps"}
+            row |= {f"time/{k}": v for k, v in collector.timer.take().items()}
+            row |= {"time/update": end - mid, "rate/steps_per_s": rollout.stats["env_steps"] / (end - begin)}
+            self.log.log(self.step, row)
+            self.progress.update(self.step, rollout.stats.get("success"))
+            if self.step >= next_eval and self.step < args.steps:
+                next_eval = (self.step // every + 1) * every
+                result = self.evaluate(f"step_{self.step:09d}")
+                self.save(state(), finished=False)
+                saved_at = time.monotonic()
+                if args.target and result["wilson"][0] >= args.target:
+                    self.progress.say(f"target reached: lower bound {result['wilson'][0]:.3f} >= {args.target}")
+                    break
+            elif time.monotonic() - saved_at > 20:
+                self.save(state(), finished=False)
+                saved_at = time.monotonic()
+        if self.stop.asked:
+            self.save(state(), finished=False)
+            self.progress.say(f"saved at step {self.step}; go on with: robo_rl train --resume {self.folder}")
+            return 130
+        self.evaluate("final")
+        self.save(state(), finished=True)
+        return self.farewell()
+
+    # ---- evaluation, saving, last words
+
+    def evaluate(self, label: str) -> dict:
+        """Evaluate the policy on the fixed starts; writes evals/<label>.json and, first and last, a video."""
+        from robo_rl import files
+        from robo_rl.evaluate import eval_starts, evaluate
+        from robo_rl.stats import wilson
+
+        args, began = self.args, time.perf_counter()
+        self.policy.eval()
+        if self.eval_env is None:
+            count = args.eval_envs or (args.eval_episodes if args.sim == "mujoco" else min(args.eval_episodes, args.envs))
+            self.eval_env = make_env(args, min(count, args.eval_episodes))
+        starts = eval_starts(args.eval_episodes)
+        result = evaluate(self.eval_env, self.policy, starts)
+        self.policy.train()
+        _, low, high = wilson(sum(result["success"]), len(starts))
+        result |= {"label": label, "step": self.step, "time": self.log.elapsed, "n": len(starts),
+                   "starts": starts.tolist(), "wilson": [low, high]}
+        (self.folder / "evals").mkdir(exist_ok=True)
+        files.write_json(self.folder / "evals" / f"{label}.json", result)
+        rate = sum(result["success"]) / len(starts)
+        self.log.log(self.step, {"eval/success": rate, "eval/low": low, "eval/high": high,
+                                 "eval/return": sum(result["return"]) / len(starts),
+                                 "time/eval": time.perf_counter() - began},
+                     stage="sft" if label == "sft" else "rl")
+        self.progress.say(f"{label:>14}  success {rate:.3f}  95 % interval [{low:.3f}, {high:.3f}]  n={len(starts)}  "
+                          f"return {sum(result['return']) / len(starts):.2f}  at {self.log.elapsed:.0f} s")
+        if args.video and label in ("sft", "final"):
+            self.film(label)
+        key = rate if args.reward != "dense" or rate > 0 else sum(result["return"]) / len(starts)
+        if key > self.best["success"] or self.best["step"] < 0:
+            self.best = {"success": key, "step": self.step, "label": label}
+            self.best_pending = True
+        return result
+
+    def film(self, label: str) -> None:
+        """Video of four evaluation episodes side by side; says why when it cannot."""
+        from robo_rl.data.video import write_video
+        from robo_rl.evaluate import eval_starts, evaluate
+
+        try:
+            env = make_env(replace(self.args, video=False), 4, render=True)
+        except UserError as e:
+            self.progress.say(f"no video: {e}")
+            return
+        self.policy.eval()
+        video = evaluate(env, self.policy, eval_starts(4), frames=4)["video"]
+        self.policy.train()
+        (self.folder / "videos").mkdir(exist_ok=True)
+        write_video(self.folder / "videos" / f"{label}.mp4", video, round(1 / env.spec.period))
+        env.close()
+
+    def save(self, train: dict, finished: bool) -> None:
+        """Checkpoint at the present step; the last two and the best stay."""
+        import shutil
+
+        from robo_rl import checkpoint, files
+
+        root = self.folder / "checkpoints"
+        root.mkdir(exist_ok=True)
+        name = f"step_{self.step:012d}"
+        checkpoint.save_checkpoint(root / name, self.policy, train,
+                                   {"step": self.step, "best": self.best, "finished": finished})
+        if getattr(self, "best_pending", False):
+            files.write_json(root / "best.json", {"checkpoint": name} | self.best)
+            self.best_pending = False
+        best = files.read_json(root / "best.json")["checkpoint"] if (root / "best.json").exists() else ""
+        for old in checkpoint.checkpoints(self.folder)[:-2]:
+            if old.name not in (best, "step_000000000000"):
+                shutil.rmtree(old)
+
+    def farewell(self) -> int:
+        self.progress.say(f"done in {time.monotonic() - self.started:.0f} s. Look at it: robo_rl report {self.folder}")
+        return 0

@@ -1,0 +1,312 @@
+"""Append episodes to a data set on disk such that every moment leaves a valid one.
+
+A flush writes in this order, each file whole and synced before it takes its name: videos, frames, tasks, statistics,
+episodes, and last `meta/info.json`. Its episode count is the commit: readers ignore whatever lies beyond it, so a
+process killed anywhere leaves what the last finished flush had. Files only ever grow at their end (a small last file
+is replaced by one with more rows), so a reader with older meta data still finds its rows in newer files.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from robo_rl.data import layout, video
+from robo_rl.data.atomic import replacing, write_text
+from robo_rl.data.episode import Episode, Features
+from robo_rl.data.reader import Meta, load_meta
+from robo_rl.errors import UserError
+from robo_rl.types import ControlSpec
+
+MB = 1 << 20
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Hold the folder against a second writer."""
+    lock = lock_folder(root)
+    try:
+        yield
+    finally:
+        lock.close()
+
+
+def lock_folder(root: Path) -> IO:
+    """Lock file, open; the lock ends when it is closed or its process dies, however that happens."""
+    if root.exists() and not root.is_dir():
+        raise UserError(f"{root} is a file; a data set is a folder")
+    if root.is_dir() and not (root / layout.INFO).exists():
+        strange = sorted(set(os.listdir(root)) - {"data", "meta", "videos", ".lock"})
+        if strange:
+            raise UserError(f"{root} holds other things ({', '.join(strange[:3])}); choose an empty folder")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = open(root / ".lock", "a")
+    except OSError as e:
+        raise UserError(f"cannot write to {root}: {e.strerror}. Choose another folder") from e
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise UserError(f"{root} is being written by another process; wait for it or choose another folder") from None
+    return lock
+
+
+def write_table(path: Path, table: Any) -> int:
+    """Replace a parquet file; -> its size [bytes]."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    repetitive = [c.name for c in table.schema if not (pa.types.is_floating(c.type) or pa.types.is_nested(c.type))]
+    with replacing(path) as tmp:  # a dictionary of floats costs seven times the rest and saves nothing
+        pq.write_table(table, tmp, compression="snappy", use_dictionary=repetitive)
+    return path.stat().st_size
+
+
+def trim(meta: Meta, put_away: Callable[[Path, bool], None]) -> None:
+    """Make the files hold the episodes of `meta` and no more, whatever a killed flush or damage left behind.
+
+    put_away(path, copy) is called for each file before it goes; copy: only its end goes.
+    """
+    import pyarrow.parquet as pq
+    E = len(meta.lengths)
+    kinds = [(meta.root / "data", ".parquet", meta.data_file, meta.lengths),
+             (meta.root / "meta" / "episodes", ".parquet", meta.meta_file, np.ones(E, int))]
+    kinds += [(meta.root / "videos" / (layout.IMAGES + v), ".mp4", x, None) for v, x in meta.video_file.items()]
+    for folder, suffix, files, rows in kinds:
+        last = int(files[-1]) if E else -1
+        for path in folder.glob("chunk-*/file-*"):
+            if path.suffix == ".tmp":
+                path.unlink()
+            elif path.suffix == suffix:
+                index = int(path.parent.name[6:]) * meta.info["chunks_size"] + int(path.stem[5:])
+                if index > last:
+                    put_away(path, False)
+                elif index == last and rows is not None:
+                    wanted = int(rows[files == last].sum())
+                    if pq.read_metadata(path).num_rows > wanted:
+                        table = pq.read_table(path, partitioning=None).slice(0, wanted)
+                        put_away(path, True)
+                        write_table(path, table)
+    for path in (meta.root / "meta").glob("*.tmp"):
+        path.unlink()
+
+
+def read_totals(meta: Meta) -> dict[str, dict[str, np.ndarray]]:
+    """Statistics of all frames as one row per array; from stats.json, or from the episodes if that has other frames."""
+    import pyarrow.parquet as pq
+    try:
+        totals = layout.stats_from_json((meta.root / layout.STATS).read_text(encoding="utf-8"))
+        if totals["action"]["count"].item() == meta.lengths.sum():
+            return totals
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    rows: dict = {}
+    for index in np.unique(meta.meta_file):
+        path = layout.episodes_path(meta.root, *layout.place(int(index), meta.info["chunks_size"]))
+        table = pq.read_table(path, partitioning=None).slice(0, int((meta.meta_file == index).sum()))
+        rows = layout.merge_stats(rows, layout.stats_of_table(table))
+    return layout.total_stats(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """A last file that this writer made: running index, rows or frames in it, size [bytes], rows as Arrow table."""
+
+    index: int = -1
+    rows: int = 0
+    size: int = 0
+    table: Any = None
+    open: bool = False  # False: the next flush starts a new file
+
+    def next(self, limit: int) -> "_Tail":
+        return self if self.open and self.size < limit else _Tail(self.index + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What is committed, and how to go on from there. A failed flush leaves it as it was."""
+
+    episodes: int = 0
+    frames: int = 0
+    tasks: tuple[str, ...] = ()
+    totals: dict = field(default_factory=dict)
+    data: _Tail = _Tail()
+    meta: _Tail = _Tail()
+    videos: dict[str, _Tail] = field(default_factory=dict)
+
+
+class Writer:
+    """Writes the data set at `root`; an existing one is continued.
+
+    features: None takes those of the first episode (`Features.of`). spec: stored beside the data, so that training
+    can tell what an action meant. file_mb: start another file beyond this size. The buffer is flushed every
+    `flush_every` episodes or 32 MB, by `flush()` and by `close()`; use `with Writer(...)`.
+    Raises UserError: other features or actions than the data set has, folder in use or not a data set, disk full.
+    """
+
+    def __init__(self, root: Path | str, features: Features | None = None, spec: ControlSpec | None = None, *,
+                 file_mb: int = 8, flush_every: int = 64):
+        if file_mb < 1 or flush_every < 1:
+            raise UserError(f"file_mb and flush_every must be >= 1, got {file_mb} and {flush_every}")
+        self.root, self.features, self.spec = Path(root), features, spec
+        self._limit, self._flush_every = file_mb * MB, flush_every
+        self._buffer: list[Episode] = []
+        self._state = _State()
+        self._info: dict = {}
+        self._lock = lock_folder(self.root)
+        try:
+            if (self.root / layout.INFO).exists():
+                self._resume()
+            elif features is not None:
+                self._begin(features)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+    @property
+    def episodes(self) -> int:
+        """Committed episodes."""
+        return self._state.episodes
+
+    @property
+    def frames(self) -> int:
+        """Committed frames."""
+        return self._state.frames
+
+    def __len__(self) -> int:
+        """Episodes, committed and buffered."""
+        return self.episodes + len(self._buffer)
+
+    def add(self, episode: Episode) -> None:
+        """Append one episode; raises UserError if it does not fit the data set, which then stays as it was."""
+        self._need_open()
+        if self.features is None:
+            if self.spec is None:
+                raise UserError("Writer needs features=Features(...) or spec=env.spec to begin a new data set")
+            self._begin(Features.of(episode, self.spec))
+        if bad := self.features.misfits(episode):
+            raise UserError(f"the episode does not fit the data set {self.root}: {'; '.join(bad)}. "
+                            "Write it to another folder")
+        self._buffer.append(episode)
+        if len(self._buffer) >= self._flush_every or sum(e.nbytes for e in self._buffer) > 32 * MB:
+            self.flush()
+
+    def flush(self) -> None:
+        """Commit the buffered episodes. On UserError (disk full) the data set and the buffer are as before."""
+        self._need_open()
+        if not self._buffer:
+            return
+        try:
+            self._state = self._commit(self._buffer, self._state)
+        except OSError as e:
+            state = self._state
+            self._state = replace(state, videos={v: replace(t, open=False) for v, t in state.videos.items()})
+            raise UserError(f"cannot write the data set {self.root}: {e.strerror or e}. The {self.episodes} episodes "
+                            "saved before are intact; free disk space and run again to continue") from e
+        self._buffer = []
+
+    def close(self) -> None:
+        """Flush and release the folder. Closing twice is harmless."""
+        if self._lock.closed:
+            return
+        try:
+            self.flush()
+        finally:
+            self._lock.close()
+
+    def _need_open(self) -> None:
+        if self._lock.closed:
+            raise UserError(f"the writer of {self.root} is closed; open a new one to continue")
+
+    def _begin(self, features: Features) -> None:
+        self.features = features
+        self._info = layout.new_info(features, codec=video.codec_name() if features.views else "")
+        self._state = _State(videos={view: _Tail() for view, _, _ in features.views})
+
+    def _resume(self) -> None:
+        meta = load_meta(self.root)
+        there = meta.info["features"]
+        bad = [] if self.features is None else self.features.differences(meta.features)
+        wanted = layout.info_features(meta.features)
+        bad += [f"column {key!r} is {ft['dtype']} here, {there.get(key, {}).get('dtype', 'absent')} there"
+                for key, ft in wanted.items() if there.get(key, {}).get("dtype") != ft["dtype"]]
+        bad += [f"column {key!r} is only there" for key in there if key not in wanted]
+        if self.spec is not None and meta.spec is not None:
+            bad += self.spec_differences(self.spec, meta.spec)
+        if bad:
+            raise UserError(f"the data set {self.root} was made otherwise: {'; '.join(bad)}. Choose another folder")
+        self.features, self.spec, self._info = meta.features, self.spec or meta.spec, meta.info
+        trim(meta, lambda path, copy: None if copy else path.unlink())
+
+        def last(files: np.ndarray) -> _Tail:
+            return _Tail(int(files[-1])) if len(files) else _Tail()
+
+        self._state = _State(
+            episodes=len(meta.lengths), frames=int(meta.lengths.sum()), tasks=tuple(meta.tasks),
+            totals=read_totals(meta) if len(meta.lengths) else {}, data=last(meta.data_file), meta=last(meta.meta_file),
+            videos={view: last(files) for view, files in meta.video_file.items()})
+
+    @staticmethod
+    def spec_differences(here: ControlSpec, there: ControlSpec) -> list[str]:
+        """Action axes that mean something else, as words."""
+        if len(here.axes) != len(there.axes):
+            return [f"actions have {len(here.axes)} numbers here, {len(there.axes)} there"]
+        return [f"action {a.name!r} means {a.low:g} .. {a.high:g} {a.unit} ({a.kind} {a.frame}) here, "
+                f"{b.name!r} {b.low:g} .. {b.high:g} {b.unit} ({b.kind} {b.frame}) there"
+                for a, b in zip(here.axes, there.axes) if a != b]
+
+    def _commit(self, episodes: list[Episode], old: _State) -> _State:
+        """Write `episodes` behind the committed ones; -> the new state."""
+        import pyarrow as pa
+        root, f, per_chunk = self.root, self.features, self._info["chunks_size"]
+        lengths = np.array([len(e) for e in episodes])
+        tasks = list(old.tasks) + [t for t in dict.fromkeys(e.task for e in episodes) if t not in old.tasks]
+        rows, columns = layout.frame_table(episodes, [tasks.index(e.task) for e in episodes], f, old.episodes, old.frames)
+        stats = layout.number_stats(columns, lengths)
+
+        videos, clips_at = {}, {}
+        for view, h, w in f.views:
+            clips = [e.images[view] for e in episodes]
+            tail = old.videos[view].next(2 * self._limit)
+            path = layout.video_path(root, view, *layout.place(tail.index, per_chunk))
+            held = video.append(path, clips, f.fps, tail.rows)
+            if held < 0:  # other codec settings than the file so far: leave it, begin the next
+                tail = _Tail(tail.index + 1)
+                path = layout.video_path(root, view, *layout.place(tail.index, per_chunk))
+                held = video.append(path, clips, f.fps, 0)
+            clips_at[view] = (tail.index, tail.rows)
+            videos[view] = _Tail(tail.index, held, path.stat().st_size, None, True)
+            stats[layout.IMAGES + view] = layout.image_stats(clips)
+
+        data = old.data.next(self._limit)
+        table = rows if data.table is None else pa.concat_tables([data.table, rows])
+        size = write_table(layout.data_path(root, *layout.place(data.index, per_chunk)), table)
+        data = _Tail(data.index, table.num_rows, size, table, True)
+
+        totals = layout.total_stats(layout.merge_stats(old.totals, stats))
+        meta = old.meta.next(self._limit)
+        rows = layout.episode_table(f, old.episodes, old.frames, lengths, [e.task for e in episodes], data.index,
+                                    clips_at, stats, meta.index, per_chunk)
+        table = rows if meta.table is None else pa.concat_tables([meta.table, rows])
+
+        if len(tasks) > len(old.tasks):
+            write_table(root / layout.TASKS, layout.task_table(tasks))
+        if not old.episodes:
+            write_text(root / layout.OURS, layout.spec_to_json(self.spec))
+        write_text(root / layout.STATS, layout.stats_to_json(totals))
+        size = write_table(layout.episodes_path(root, *layout.place(meta.index, per_chunk)), table)
+        new = _State(old.episodes + len(episodes), old.frames + int(lengths.sum()), tuple(tasks), totals, data,
+                     _Tail(meta.index, table.num_rows, size, table, True), videos)
+        write_text(root / layout.INFO, layout.info_to_json(self._info, new.episodes, new.frames, len(tasks)))
+        return new

@@ -1,0 +1,94 @@
+"""Recording a scripted expert, and turning recorded episodes into what supervised learning samples from."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from robo_rl.algos.bc import demos_sampler
+from robo_rl.algos.onpolicy import Demos
+from robo_rl.data.episode import Episode
+from robo_rl.errors import UserError
+from robo_rl.policies import ObsSpec
+from robo_rl.policies.nets import tokenize
+
+DEMO_START = 1_500_000_000
+
+
+def record(env, episodes: int, seed: int, add: Callable[[Episode], None], noise: float = 0.0,
+           tick: Callable[[int, int], None] = lambda kept, tried: None) -> int:
+    """Give `episodes` successful expert episodes to `add`, in start order -> episodes tried.
+
+    noise: std of Gaussian noise on the executed action; the recorded action is the clean one (DART, Laskey 2017).
+    Starts are DEMO_START + seed * 100000 + i. Raises UserError if the env has no expert or it fails too often.
+    """
+    if not hasattr(env, "expert_action"):
+        raise UserError(f"{env.spec.sim}:{env.spec.task} has no scripted expert; record demonstrations elsewhere and "
+                        "pass their folder with --demos PATH, or train from scratch with --demos 0")
+    n, kept, tried = env.num_envs, 0, 0
+    rng = np.random.default_rng([seed, 7])
+    views = list(env.spec.views)
+    while kept < episodes:
+        starts = DEMO_START + seed * 100_000 + tried + np.arange(n)
+        obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": starts})
+        tasks = [str(t) for t in obs["task"]]
+        rows: list[tuple] = []
+        over, won, length = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, np.int64)
+        while not over.all():
+            clean = np.asarray(env.expert_action(), np.float32)
+            act = np.clip(clean + noise * rng.standard_normal(clean.shape), -1, 1).astype(np.float32) if noise else clean
+            seen = {v: np.array(obs[f"image/{v}"]) for v in views}
+            state = np.array(obs["state"])
+            obs, reward, terminated, truncated, info = env.step(act)
+            rows.append((state, clean, np.array(reward), seen))
+            length += ~over
+            over, won = np.asarray(terminated | truncated), np.asarray(info["success"]).copy()
+        for i in range(n):
+            tried += 1
+            if not won[i]:
+                continue
+            t = length[i]
+            add(Episode(state=np.stack([r[0][i] for r in rows[:t]]), action=np.stack([r[1][i] for r in rows[:t]]),
+                        reward=np.array([r[2][i] for r in rows[:t]]), task=tasks[i], success=True, terminated=True,
+                        images={v: np.stack([r[3][v][i] for r in rows[:t]]) for v in views},
+                        source="expert", start=int(starts[i])))
+            kept += 1
+            tick(kept, tried)
+            if kept == episodes:
+                break
+        if tried >= 20 * n and kept < 0.05 * tried:
+            raise UserError(f"the expert succeeds in {kept} of {tried} episodes of {env.spec.task} "
+                            f"({env.spec.axes[0].name} control); choose another control mode")
+    return tried
+
+
+def demo_sampler(dataset, spec: ObsSpec, horizon: int) -> Demos:
+    """Sampler of (obs, chunk[B,H,A], mask[B,H]) over all frames; raises UserError naming what does not fit."""
+    from robo_rl.data.reader import chunks
+
+    where = f"data set {dataset.meta.root}"
+    f = dataset.features
+    if len(f.state) != spec.state or len(f.action) != spec.action:
+        raise UserError(f"{where} has {len(f.state)} state and {len(f.action)} action numbers, the env has "
+                        f"{spec.state} and {spec.action}; record it with the same sim, task and control")
+    if spec.action_names and f.action != spec.action_names:
+        raise UserError(f"{where} has the action axes {', '.join(f.action)}, the env has "
+                        f"{', '.join(spec.action_names)}; record it with the same control")
+    if missing := set(spec.views) - set(dataset.views):
+        raise UserError(f"{where} lacks the camera {', '.join(sorted(missing))}; record it with --obs rgb")
+    state, chunk, pad = chunks(dataset, horizon)
+    obs = {"state": torch.from_numpy(np.ascontiguousarray(state))}
+    if spec.language:
+        obs["tokens"] = torch.from_numpy(tokenize(dataset.tasks))[torch.from_numpy(dataset.task_index)]
+    for view in spec.views:
+        if dataset.views[view] != (spec.image_size, spec.image_size):
+            raise UserError(f"{where}: camera {view} is {dataset.views[view]}, the policy wants "
+                            f"{spec.image_size} x {spec.image_size}; set --image-size")
+        obs[f"image/{view}"] = torch.from_numpy(dataset.images(view))
+    return demos_sampler(obs, torch.from_numpy(np.ascontiguousarray(chunk)), torch.from_numpy(~pad).float())
+
+
+def fit_normalisers(policy, dataset) -> None:
+    """Statistics of the demonstrations into the policy: they travel in its checkpoint."""
+    policy.obs_norm.fit(torch.from_numpy(dataset.state))
+    policy.action_norm.fit(torch.from_numpy(dataset.action), floor=0.05)
