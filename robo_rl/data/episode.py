@@ -9,16 +9,16 @@ import numpy as np
 from robo_rl.errors import UserError, choose
 from robo_rl.types import ControlSpec
 
-SOURCES = ("policy", "expert", "human", "teacher", "unknown")  # who chose an action; stored as index, append only
+SOURCES = ("policy", "expert", "human", "teacher", "unknown")  # who chose an action; stored as index
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Episode:
-    """T frames, each what was observed and the action then taken (so the state after the last action is not in it).
+    """T frames, each what was observed and the action then taken (not the state after the last action).
 
-    state float32[T, S], action float32[T, A] in [-1, 1], images {view: uint8[T, h, w, 3]}, reward float32[T] (None:
-    zeros), source one word for all frames or T words of SOURCES, start id of the initial state (-1 unknown).
-    terminated: it ended by the task's own rule; otherwise time or the operator cut it.
+    state float32[T, S], action float32[T, A] in [-1, 1], images {view: uint8[T, h, w, 3]},
+    reward float32[T] (None: zeros), source one of SOURCES for all frames or T of them, start the id of the
+    initial state (-1 unknown). terminated: it ended by the task's own rule, not cut by time or operator.
     Raises UserError for other shapes, NaN or infinity.
     """
 
@@ -37,18 +37,18 @@ class Episode:
         put(self, "state", np.asarray(self.state, np.float32))
         put(self, "action", np.asarray(self.action, np.float32))
         T = len(self.action) if self.action.ndim else 0
-        put(self, "reward", np.zeros(T, np.float32) if self.reward is None else np.asarray(self.reward, np.float32))
+        put(self, "reward", np.asarray(np.zeros(T) if self.reward is None else self.reward, np.float32))
         put(self, "images", {view: np.asarray(x) for view, x in self.images.items()})
         for name, x, shape in (("state", self.state, "[T, S]"), ("action", self.action, "[T, A]")):
             if x.ndim != 2 or len(x) != T or 0 in x.shape:
-                raise UserError(f"episode: {name} must be {shape} with T = {T} >= 1 frames, got {list(x.shape)}")
+                raise UserError(f"episode: {name} must be {shape} with T = {T} >= 1, got {list(x.shape)}")
         if self.reward.shape != (T,):
             raise UserError(f"episode: reward must be [T] with T = {T}, got {list(self.reward.shape)}")
         for name in ("state", "action", "reward"):
             x = getattr(self, name)
             if not np.isfinite(x).all():
                 row = int(np.argmin(np.isfinite(x).reshape(T, -1).all(1)))
-                raise UserError(f"episode: {name} is not finite in frame {row}; drop the episode or fix its source")
+                raise UserError(f"episode: {name} is not finite in frame {row}; drop the episode or mend it")
         for view, x in self.images.items():
             if x.dtype != np.uint8 or x.ndim != 4 or x.shape[0] != T or x.shape[3] != 3 or 0 in x.shape:
                 raise UserError(f"episode: images[{view!r}] must be uint8 [T, h, w, 3] with T = {T}, "
@@ -76,7 +76,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What all episodes of a data set share: rate [1/s], names of the numbers, cameras as (name, height, width)."""
+    """What all episodes of a data set share: rate [1/s], names of numbers, cameras (name, height, width)."""
 
     fps: float
     state: tuple[str, ...]
@@ -123,7 +123,7 @@ class Features:
             if len(here) != len(there):
                 out.append(f"{kind} has {len(here)} numbers here, {len(there)} there")
             elif here != there:
-                i = next(i for i, (a, b) in enumerate(zip(here, there)) if a != b)
+                i = next(i for i, (a, b) in enumerate(zip(here, there, strict=True)) if a != b)
                 out.append(f"{kind} number {i} is {here[i]!r} here, {there[i]!r} there")
         here, there = ({v: (h, w) for v, h, w in f.views} for f in (self, other))
         for view in sorted(set(here) | set(there)):

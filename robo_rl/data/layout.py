@@ -3,7 +3,7 @@
     meta/info.json                                rate, features, counts
     meta/stats.json                               per feature: min max mean std count q01 q10 q50 q90 q99
     meta/tasks.parquet                            instruction -> task_index
-    meta/episodes/chunk-000/file-000.parquet      one row per episode: length, which files, which rows, statistics
+    meta/episodes/chunk-000/file-000.parquet      one row per episode: length, files, rows, statistics
     meta/robo_rl.json                             ours: the env's ControlSpec (LeRobot ignores it)
     data/chunk-000/file-000.parquet               one row per frame, many episodes per file
     videos/observation.images.VIEW/chunk-000/file-000.mp4      many episodes per file, one after the other
@@ -89,7 +89,7 @@ def new_info(f: Features, codec: str) -> dict:
 
 
 def features_of_info(info: dict) -> Features:
-    """Inverse of `info_features`, for data sets of any writer; raises KeyError, TypeError or ValueError if malformed."""
+    """Inverse of `info_features`, for any writer's data; KeyError, TypeError or ValueError if malformed."""
     def names(key: str) -> tuple[str, ...]:
         ft = info["features"].get(key)
         if ft is None:
@@ -112,7 +112,7 @@ def features_of_info(info: dict) -> Features:
 
 
 def spec_to_json(spec: ControlSpec | None) -> str:
-    return json.dumps({"spec": None if spec is None else asdict(spec), "sources": list(SOURCES)}, indent=2) + "\n"
+    return json.dumps({"spec": spec and asdict(spec), "sources": list(SOURCES)}, indent=2) + "\n"
 
 
 def spec_from_json(text: str) -> tuple[ControlSpec | None, tuple[str, ...]]:
@@ -126,7 +126,7 @@ def spec_from_json(text: str) -> tuple[ControlSpec | None, tuple[str, ...]]:
 
 
 def frame_table(episodes: list[Episode], tasks: list[int], f: Features, first_episode: int, first_frame: int):
-    """Arrow table, one row per frame, of `episodes` that begin at episode / frame `first_*` of the data set."""
+    """One row per frame of `episodes`, the first of which is `first_episode`: Arrow table, dict of arrays."""
     import pyarrow as pa
     lengths = np.array([len(e) for e in episodes])
     total = int(lengths.sum())
@@ -193,11 +193,11 @@ def number_stats(columns: dict[str, np.ndarray], lengths: np.ndarray) -> dict[st
         at = levels * (n - 1)
         low = at.astype(int)
         q = x[low] + (at - low)[:, None] * (x[np.minimum(low + 1, n - 1)] - x[low])
-        for name_, row in zip(QUANTILES, q):
-            out[name_][i] = row
+        for s, row in zip(QUANTILES, q, strict=True):
+            out[s][i] = row
     stats = {}
     edges = np.cumsum([0, *sizes])
-    for key, a, b in zip(keys, edges, edges[1:]):
+    for key, a, b in zip(keys, edges[:-1], edges[1:], strict=True):
         stats[key] = {s: x[:, a:b] for s, x in out.items()}
         for s in ("min", "max"):  # as LeRobot: in the type of the feature
             dtype = columns[key].dtype
@@ -229,7 +229,7 @@ def image_stats(clips: list[np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def total_stats(stats: dict[str, dict[str, np.ndarray]]) -> dict[str, dict[str, np.ndarray]]:
-    """Over all episodes, one row each; exact but for quantiles, which are means of the episodes' (as in LeRobot)."""
+    """Over all episodes, one row; exact but for quantiles: means of the episodes' (as LeRobot's)."""
     out = {}
     for key, s in stats.items():
         n = s["count"][:, 0].astype(np.float64)
@@ -251,7 +251,8 @@ def merge_stats(a: dict, b: dict) -> dict:
 
 def stats_to_json(totals: dict[str, dict[str, np.ndarray]]) -> str:
     """Text of stats.json, from one row per statistic."""
-    return json.dumps({key: {s: x[0].tolist() for s, x in per.items()} for key, per in totals.items()}, indent=4) + "\n"
+    lists = {key: {s: x[0].tolist() for s, x in per.items()} for key, per in totals.items()}
+    return json.dumps(lists, indent=4) + "\n"
 
 
 def stats_from_json(text: str) -> dict[str, dict[str, np.ndarray]]:
@@ -318,7 +319,8 @@ def task_table(tasks: list[str]):
         "columns": [
             {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64",
              "metadata": None},
-            {"name": None, "field_name": index, "pandas_type": "unicode", "numpy_type": "object", "metadata": None}],
+            {"name": None, "field_name": index, "pandas_type": "unicode", "numpy_type": "object",
+             "metadata": None}],
         "creator": {"library": "pyarrow", "version": pa.__version__}, "pandas_version": "2.2.0",
     }
     table = pa.table({"task_index": pa.array(np.arange(len(tasks))), index: pa.array(tasks, pa.string())})
@@ -330,6 +332,6 @@ def tasks_of_table(table) -> list[str]:
     texts = next(c for c in table.columns if "string" in str(c.type)).to_pylist()
     numbers = table["task_index"].to_pylist()
     out = [""] * (max(numbers) + 1 if numbers else 0)
-    for i, text in zip(numbers, texts):
+    for i, text in zip(numbers, texts, strict=True):
         out[i] = text
     return out

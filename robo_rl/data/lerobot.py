@@ -12,5 +12,5 @@ from robo_rl.data.repair import Repaired, repair
 from robo_rl.data.video import write_video
 from robo_rl.data.writer import Writer
 
-__all__ = ["SOURCES", "BrokenDataset", "Dataset", "Episode", "Features", "Repaired", "Writer", "chunks", "load",
-           "repair", "write_video"]
+__all__ = ["SOURCES", "BrokenDataset", "Dataset", "Episode", "Features", "Repaired", "Writer", "chunks",
+           "load", "repair", "write_video"]

@@ -1,7 +1,7 @@
 """Read a LeRobotDataset v3.0 folder, ours or LeRobot's, and tell exactly which file is broken if one is.
 
-A folder that another process is extending reads as of its last commit. Damage raises `BrokenDataset`, whose text
-names the file and the repair command; `repair` keeps the episodes before the damage.
+A folder that another process is extending reads as of its last commit. Damage raises `BrokenDataset`, whose
+text names the file and the repair command; `repair` keeps the episodes before the damage.
 """
 
 import json
@@ -67,11 +67,14 @@ def _parquet(path: Path, columns: list[str] | None = None):
 
 
 def load_meta(root: Path | str, episodes: int = 0) -> Meta:
-    """Everything but the frames, of the first `episodes` (0: all). Raises BrokenDataset, or UserError if there is no data set at `root`."""
+    """Everything but the frames, of the first `episodes` (0: all).
+
+    Raises BrokenDataset, or UserError if there is no data set of this kind at `root`.
+    """
     root = Path(root)
     path = root / layout.INFO
     if not path.is_file():
-        raise UserError(f"no data set at {root}: {path} is missing. Record one with: robo_rl collect --out {root}")
+        raise UserError(f"no data set at {root}: {path} is missing. Record one: robo_rl collect --out {root}")
     try:
         info = json.loads(path.read_text(encoding="utf-8"))
         version = str(info["codebase_version"])
@@ -90,7 +93,7 @@ def load_meta(root: Path | str, episodes: int = 0) -> Meta:
             raise UserError(f"episodes must be in [1, {count}] for {root}, got {episodes}")
         count = episodes
     if not features.action:
-        raise UserError(f"{path}: the data set has no feature 'action'; its features: {', '.join(info['features'])}")
+        raise UserError(f"{path}: the data set has no feature 'action', only {', '.join(info['features'])}")
 
     path = root / layout.OURS
     spec, sources = None, ("unknown",)
@@ -98,7 +101,7 @@ def load_meta(root: Path | str, episodes: int = 0) -> Meta:
         try:
             spec, sources = layout.spec_from_json(path.read_text(encoding="utf-8"))
         except (ValueError, KeyError, TypeError) as e:
-            raise BrokenDataset(path, f"it is malformed ({e!r}); delete it to read the data without it", root) from None
+            raise BrokenDataset(path, f"it is malformed ({e!r}); the data reads without it", root) from None
     path = root / layout.TASKS
     try:
         tasks = layout.tasks_of_table(_parquet(path)) if count else []
@@ -112,7 +115,8 @@ def load_meta(root: Path | str, episodes: int = 0) -> Meta:
     parts: dict[str, list] = {key: [] for key in wanted}
     meta_file: list[np.ndarray] = []
     have = 0
-    for path in sorted((root / "meta" / "episodes").glob("chunk-*/file-*.parquet")) if count else ():
+    folder = root / "meta" / "episodes"
+    for path in sorted(folder.glob("chunk-*/file-*.parquet")) if count else ():
         try:
             table = _parquet(path, wanted)
         except ValueError as e:
@@ -127,7 +131,7 @@ def load_meta(root: Path | str, episodes: int = 0) -> Meta:
         if have >= count:
             break
     if have < count:
-        raise BrokenDataset(root / "meta" / "episodes", f"it lists {have} episodes, {layout.INFO} says {count}", root, have)
+        raise BrokenDataset(folder, f"it lists {have} episodes, {layout.INFO} says {count}", root, have)
     empty = np.zeros(0, np.int64)
     columns = {key: np.concatenate([empty, *x])[:count] for key, x in parts.items()}
 
@@ -137,14 +141,17 @@ def load_meta(root: Path | str, episodes: int = 0) -> Meta:
     lengths, starts = columns["length"].astype(int), columns["dataset_from_index"].astype(int)
     bad = np.flatnonzero((lengths < 1) | (starts != np.cumsum(lengths) - lengths))
     if len(bad) or (lengths.sum() != frames and not episodes):
-        raise BrokenDataset(root / "meta" / "episodes", f"lengths add up to {lengths.sum()} frames, {layout.INFO} says "
-                            f"{frames}", root, int(bad[0]) if len(bad) else -1)
-    views = {key: key.removeprefix(layout.IMAGES) for key in videos}
+        raise BrokenDataset(folder, f"lengths add up to {lengths.sum()} frames, {layout.INFO} says {frames}",
+                            root, int(bad[0]) if len(bad) else -1)
+    files, frames = {}, {}
+    for key in videos:
+        view = key.removeprefix(layout.IMAGES)
+        files[view] = running(f"videos/{key}")
+        frames[view] = np.rint(columns[f"videos/{key}/from_timestamp"] * features.fps).astype(int)
     return Meta(
-        root, info, features, tasks, spec, sources, lengths, starts, running("data"),
-        {view: running(f"videos/{key}") for key, view in views.items()},
-        {view: np.rint(columns[f"videos/{key}/from_timestamp"] * features.fps).astype(int) for key, view in views.items()},
-        np.concatenate([empty, *meta_file])[:count].astype(int),
+        root=root, info=info, features=features, tasks=tasks, spec=spec, sources=sources, lengths=lengths,
+        starts=starts, data_file=running("data"), video_file=files, video_start=frames,
+        meta_file=np.concatenate([empty, *meta_file])[:count].astype(int),
     )
 
 
@@ -208,16 +215,16 @@ class Dataset:
         return self.tasks[self.task_index[self.from_[episode]]]
 
     def frames(self, view: str, episode: int) -> np.ndarray:
-        """Decode one episode of one camera: uint8[T, h, w, 3]. Raises BrokenDataset if the file is damaged."""
+        """Decode one episode of one camera: uint8[T, h, w, 3]. Raises BrokenDataset if the video is."""
         if view not in self.views:
             raise UserError(f"the data set {self.meta.root} has no camera {view!r}; it has: "
                             f"{', '.join(self.views) or 'none'}")
         T, m = int(self.to[episode] - self.from_[episode]), self.meta
         if view not in m.video_file:
             return _images_in_parquet(m, view, episode)
-        path = m.video_path(view, episode)
+        path, first = m.video_path(view, episode), int(m.video_start[view][episode])
         try:
-            return video.decode(path, int(m.video_start[view][episode]), T, self.features.fps, self.views[view])
+            return video.decode(path, first, T, self.features.fps, self.views[view])
         except video.BrokenVideo as e:
             raise BrokenDataset(path, f"episode {episode}: {e}", m.root, episode) from None
 
@@ -241,13 +248,13 @@ class Dataset:
 def load(root: Path | str, episodes: int = 0) -> Dataset:
     """Read the data set at `root` (its first `episodes` only, if not 0) and check it.
 
-    Checked: every file there and whole (videos: length and frame count, not each picture), rows where the meta data
-    say, indices consecutive, numbers finite. Raises BrokenDataset naming file and repair, or UserError.
+    Checked: every file there and whole (videos: length and frame count, not each picture), rows where the meta
+    data say, indices consecutive, numbers finite. Raises BrokenDataset naming file and repair, or UserError.
     """
     meta = load_meta(root, episodes)
     lengths, starts, E = meta.lengths, meta.starts, len(meta.lengths)
     if not E:
-        raise UserError(f"the data set {meta.root} is empty. Record episodes: robo_rl collect --out {meta.root}")
+        raise UserError(f"the data set {meta.root} is empty. Fill it: robo_rl collect --out {meta.root}")
     info = meta.info["features"]
     wanted = ["observation.state", "action", *layout.SCALARS, "task_index", "index"]
     wanted = [key for key in wanted if key in info]
@@ -263,8 +270,8 @@ def load(root: Path | str, episodes: int = 0) -> Dataset:
         except ValueError as e:
             raise BrokenDataset(path, str(e), meta.root, int(first)) from None
         if table.num_rows < rows:
-            whole = int(np.searchsorted(np.cumsum(lengths[here]), table.num_rows, side="right"))
-            raise BrokenDataset(path, f"it has {table.num_rows} rows, {rows} are needed", meta.root, int(first) + whole)
+            sound = int(first + np.searchsorted(np.cumsum(lengths[here]), table.num_rows, side="right"))
+            raise BrokenDataset(path, f"it has {table.num_rows} rows, needs {rows}", meta.root, sound)
         wrong = np.flatnonzero(parts["index"][-1] != np.arange(at, at + rows)) if "index" in parts else []
         if len(wrong):
             e = int(np.searchsorted(np.cumsum(lengths), at + wrong[0], side="right"))
@@ -280,12 +287,12 @@ def load(root: Path | str, episodes: int = 0) -> Dataset:
         if not finite.all():
             row = int(np.argmin(finite))
             e = int(np.searchsorted(to, row, side="right"))
-            raise BrokenDataset(meta.data_path(e), f"{key} is not finite in episode {e}, frame {row - starts[e]}",
-                                meta.root, e)
+            what = f"{key} is not finite in episode {e}, frame {row - starts[e]}"
+            raise BrokenDataset(meta.data_path(e), what, meta.root, e)
     task_index = columns.get("task_index", np.zeros(F, np.int64)).astype(np.int64)
     if task_index.min() < 0 or task_index.max() >= len(meta.tasks):
-        raise BrokenDataset(meta.root / layout.TASKS, f"it has {len(meta.tasks)} tasks, the frames use number "
-                            f"{task_index.max()}", meta.root)
+        what = f"it has {len(meta.tasks)} tasks, the frames use number {task_index.max()}"
+        raise BrokenDataset(meta.root / layout.TASKS, what, meta.root)
     for view in meta.video_file:
         _check_videos(meta, view)
     nothing = np.zeros(F, bool)
@@ -340,14 +347,15 @@ def _images_in_parquet(meta: Meta, view: str, episode: int) -> np.ndarray:
         cells = _parquet(path, [key])[key].slice(at, int(meta.lengths[episode])).to_pylist()
         return np.stack([np.asarray(Image.open(io.BytesIO(cell["bytes"])).convert("RGB")) for cell in cells])
     except (ValueError, KeyError, TypeError, OSError) as e:
-        raise BrokenDataset(path, f"the pictures of episode {episode} cannot be read ({e})", meta.root, episode) from None
+        what = f"the pictures of episode {episode} cannot be read ({e})"
+        raise BrokenDataset(path, what, meta.root, episode) from None
 
 
 def chunks(dataset: Dataset, horizon: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Samples for behaviour cloning: one per frame. -> (state [F, S], chunk [F, H, A], pad_mask bool[F, H]).
 
-    chunk[i, h] is the action h steps after frame i. Past the end of the episode it repeats the last action and
-    pad_mask is True.
+    chunk[i, h] is the action h steps after frame i. Past the end of the episode it repeats the last action
+    and pad_mask is True.
     """
     if horizon < 1:
         raise UserError(f"horizon must be >= 1, got {horizon}")

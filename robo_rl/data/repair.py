@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from robo_rl.data import layout
-from robo_rl.data.atomic import write_text
 from robo_rl.data.reader import BrokenDataset, load, load_meta
-from robo_rl.data.writer import locked, read_totals, trim
+from robo_rl.data.writer import read_totals, trim
+from robo_rl.files import lock, write_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,14 @@ class Repaired:
 def repair(root: Path | str) -> Repaired:
     """Read everything, each picture too, and keep the episodes before the first damage.
 
-    Nothing is deleted: the old meta folder is copied to `meta.broken`, files that leave the data set or lose their
-    end get `.broken` behind their name. A sound data set is not touched. Raises BrokenDataset if not even the first
-    episode is sound, UserError if the folder is being written or holds no data set.
+    Nothing is deleted: the old meta folder is copied to `meta.broken`, files that leave the data set or lose
+    their end get `.broken` behind their name. A sound data set is not touched. Raises BrokenDataset if not
+    even the first episode is sound, UserError if the folder is being written or holds no data set.
     """
     root = Path(root)
     if not (root / layout.INFO).is_file():
         load_meta(root)  # raises: no data set here
-    with locked(root):
+    with lock(root):
         keep, reason = 0, ""
         while True:
             try:
@@ -51,7 +51,7 @@ def repair(root: Path | str) -> Repaired:
         shutil.copytree(root / "meta", moved[0])
         meta = data.meta
         text = layout.info_to_json(meta.info, len(data), len(data.action), len(meta.tasks))
-        write_text(root / layout.INFO, text)  # sound from here on
+        write_bytes(root / layout.INFO, text.encode())  # sound from here on
 
         def put_away(path: Path, copy: bool) -> None:
             away = _free(path.with_name(path.name + ".broken"))
@@ -63,7 +63,7 @@ def repair(root: Path | str) -> Repaired:
 
         trim(meta, put_away)
         if totals := read_totals(meta):
-            write_text(root / layout.STATS, layout.stats_to_json(totals))
+            write_bytes(root / layout.STATS, layout.stats_to_json(totals).encode())
         return Repaired(len(data), total - len(data), reason, tuple(moved))
 
 

@@ -1,9 +1,11 @@
-"""Camera streams as mp4: encode, join without re-encoding, decode one episode, find damage. PyAV loads on use.
+"""Camera streams as mp4: encode, join without re-encoding, decode one episode, find damage.
 
 Every video starts at time 0, has a constant frame rate and no B-frames: frame k is shown at k / fps.
 Colours are 4:2:0 and lossy; odd sizes are padded by one repeated row or column, which decoding cuts off.
+PyAV loads on use.
 """
 
+import os
 import struct
 from collections.abc import Iterable
 from fractions import Fraction
@@ -12,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from robo_rl.data.atomic import replacing
 from robo_rl.errors import UserError
+from robo_rl.files import replacing
 
 ENCODERS = ("libx264", "libopenh264", "libsvtav1", "mpeg4")  # best first
 
@@ -32,12 +34,14 @@ def encoder() -> str:
             return name
         except av.codec.codec.UnknownCodecError:
             continue
-    raise UserError(f"this PyAV has none of the encoders {', '.join(ENCODERS)}. Install one: pip install -U av")
+    raise UserError(f"this PyAV has none of {', '.join(ENCODERS)}. Install one that has: pip install -U av")
 
 
 def _converter():
-    """(frame, format) -> frame, RGB <-> YUV. Without exact rounding colours come back one level too dark, at 38 dB
-    instead of 50; one converter per stream, since making one costs more than using it."""
+    """(frame, format) -> frame, RGB <-> YUV. One per stream: making one costs more than using it.
+
+    Without exact rounding colours come back a level too dark, at 38 dB instead of 50.
+    """
     from av.video.reformatter import Interpolation as flag
     from av.video.reformatter import VideoReformatter
     names = ("BICUBIC", "ACCURATE_RND", "FULL_CHR_H_INT", "FULL_CHR_H_INP")
@@ -67,7 +71,7 @@ def _even(frames: np.ndarray) -> np.ndarray:
 
 def check_frames(frames: np.ndarray) -> None:
     if frames.ndim != 4 or frames.shape[3] != 3 or frames.dtype != np.uint8 or 0 in frames.shape:
-        raise UserError(f"frames must be uint8 [T, h, w, 3] with T, h, w >= 1, got {frames.dtype} {frames.shape}")
+        raise UserError(f"frames must be uint8 [T, h, w, 3], none 0, got {frames.dtype} {list(frames.shape)}")
 
 
 def encode(path: Path, clips: Iterable[np.ndarray], fps: float, *, gop: int = 2, quality: int = 18,
@@ -107,10 +111,11 @@ def append(path: Path, clips: list[np.ndarray], fps: float, held: int) -> int:
 
     -1, nothing written: the file is not one that can go on with today's encoder.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     if not held:
         with replacing(path) as tmp:
             return encode(tmp, clips, fps)
-    part = path.with_name(f"{path.name}.part.tmp")
+    part = path.with_name(f".{path.name}.part.{os.getpid()}.tmp")
     try:
         more = encode(part, clips, fps)
         if not joinable(path, part):
@@ -220,8 +225,6 @@ def write_video(path: "Path | str", frames: np.ndarray, fps: float) -> None:
     if not 0 < fps <= 1000:
         raise UserError(f"fps must be in (0, 1000], got {fps!r}")
     path = Path(path)
-    try:
-        with replacing(path) as tmp:
-            encode(tmp, [frames], fps, gop=48, quality=20)
-    except OSError as e:
-        raise UserError(f"cannot write {path}: {e.strerror or e}. Free disk space or choose another folder") from e
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as tmp:
+        encode(tmp, [frames], fps, gop=48, quality=20)

@@ -1,67 +1,57 @@
 """Append episodes to a data set on disk such that every moment leaves a valid one.
 
-A flush writes in this order, each file whole and synced before it takes its name: videos, frames, tasks, statistics,
-episodes, and last `meta/info.json`. Its episode count is the commit: readers ignore whatever lies beyond it, so a
-process killed anywhere leaves what the last finished flush had. Files only ever grow at their end (a small last file
-is replaced by one with more rows), so a reader with older meta data still finds its rows in newer files.
+A flush writes in this order, each file whole and synced before it takes its name: videos, frames, tasks,
+statistics, episodes, and last `meta/info.json`. Its episode count is the commit: readers ignore whatever lies
+beyond it, so a process killed anywhere leaves what the last finished flush had. Files only ever grow at their
+end (a small last file is replaced by one with more rows), so a reader with older meta data finds its rows.
 """
 
-import fcntl
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from robo_rl.data import layout, video
-from robo_rl.data.atomic import replacing, write_text
 from robo_rl.data.episode import Episode, Features
 from robo_rl.data.reader import Meta, load_meta
 from robo_rl.errors import UserError
+from robo_rl.files import lock, replacing, write_bytes
 from robo_rl.types import ControlSpec
 
 MB = 1 << 20
 
 
-@contextmanager
-def locked(root: Path) -> Iterator[None]:
-    """Hold the folder against a second writer."""
-    lock = lock_folder(root)
-    try:
-        yield
-    finally:
-        lock.close()
-
-
-def lock_folder(root: Path) -> IO:
-    """Lock file, open; the lock ends when it is closed or its process dies, however that happens."""
+def claim(root: Path) -> ExitStack:
+    """Lock the folder of a data set, present or future, until the stack is closed or the process dies."""
     if root.exists() and not root.is_dir():
         raise UserError(f"{root} is a file; a data set is a folder")
     if root.is_dir() and not (root / layout.INFO).exists():
         strange = sorted(set(os.listdir(root)) - {"data", "meta", "videos", ".lock"})
         if strange:
             raise UserError(f"{root} holds other things ({', '.join(strange[:3])}); choose an empty folder")
+    held = ExitStack()
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = open(root / ".lock", "a")
+        held.enter_context(lock(root))
     except OSError as e:
         raise UserError(f"cannot write to {root}: {e.strerror}. Choose another folder") from e
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise UserError(f"{root} is being written by another process; wait for it or choose another folder") from None
-    return lock
+    return held
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
 
 
 def write_table(path: Path, table: Any) -> int:
     """Replace a parquet file; -> its size [bytes]."""
     import pyarrow as pa
     import pyarrow.parquet as pq
-    repetitive = [c.name for c in table.schema if not (pa.types.is_floating(c.type) or pa.types.is_nested(c.type))]
+    varied = pa.types.is_floating, pa.types.is_nested
+    repetitive = [c.name for c in table.schema if not any(test(c.type) for test in varied)]
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as tmp:  # a dictionary of floats costs seven times the rest and saves nothing
         pq.write_table(table, tmp, compression="snappy", use_dictionary=repetitive)
     return path.stat().st_size
@@ -76,13 +66,12 @@ def trim(meta: Meta, put_away: Callable[[Path, bool], None]) -> None:
     E = len(meta.lengths)
     kinds = [(meta.root / "data", ".parquet", meta.data_file, meta.lengths),
              (meta.root / "meta" / "episodes", ".parquet", meta.meta_file, np.ones(E, int))]
-    kinds += [(meta.root / "videos" / (layout.IMAGES + v), ".mp4", x, None) for v, x in meta.video_file.items()]
+    for view, files in meta.video_file.items():
+        kinds.append((meta.root / "videos" / (layout.IMAGES + view), ".mp4", files, None))
     for folder, suffix, files, rows in kinds:
         last = int(files[-1]) if E else -1
         for path in folder.glob("chunk-*/file-*"):
-            if path.suffix == ".tmp":
-                path.unlink()
-            elif path.suffix == suffix:
+            if path.suffix == suffix:
                 index = int(path.parent.name[6:]) * meta.info["chunks_size"] + int(path.stem[5:])
                 if index > last:
                     put_away(path, False)
@@ -92,12 +81,10 @@ def trim(meta: Meta, put_away: Callable[[Path, bool], None]) -> None:
                         table = pq.read_table(path, partitioning=None).slice(0, wanted)
                         put_away(path, True)
                         write_table(path, table)
-    for path in (meta.root / "meta").glob("*.tmp"):
-        path.unlink()
 
 
 def read_totals(meta: Meta) -> dict[str, dict[str, np.ndarray]]:
-    """Statistics of all frames as one row per array; from stats.json, or from the episodes if that has other frames."""
+    """Statistics of all frames, one row per array: from stats.json, or the episodes' if it lags."""
     import pyarrow.parquet as pq
     try:
         totals = layout.stats_from_json((meta.root / layout.STATS).read_text(encoding="utf-8"))
@@ -115,7 +102,7 @@ def read_totals(meta: Meta) -> dict[str, dict[str, np.ndarray]]:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """A last file that this writer made: running index, rows or frames in it, size [bytes], rows as Arrow table."""
+    """The last file of a kind: running index; of our own also rows or frames, size [bytes], Arrow table."""
 
     index: int = -1
     rows: int = 0
@@ -143,10 +130,10 @@ class _State:
 class Writer:
     """Writes the data set at `root`; an existing one is continued.
 
-    features: None takes those of the first episode (`Features.of`). spec: stored beside the data, so that training
-    can tell what an action meant. file_mb: start another file beyond this size. The buffer is flushed every
-    `flush_every` episodes or 32 MB, by `flush()` and by `close()`; use `with Writer(...)`.
-    Raises UserError: other features or actions than the data set has, folder in use or not a data set, disk full.
+    features: None takes those of the first episode (`Features.of`). spec: stored beside the data, so that
+    training can tell what an action meant. file_mb: start another file beyond this size. The buffer goes out
+    every `flush_every` episodes or 32 MB, by `flush()` and by `close()`; use `with Writer(...)`.
+    Raises UserError: other features or actions than the data set has, folder in use or not a data set.
     """
 
     def __init__(self, root: Path | str, features: Features | None = None, spec: ControlSpec | None = None, *,
@@ -158,14 +145,14 @@ class Writer:
         self._buffer: list[Episode] = []
         self._state = _State()
         self._info: dict = {}
-        self._lock = lock_folder(self.root)
+        self._held: ExitStack | None = claim(self.root)
         try:
             if (self.root / layout.INFO).exists():
                 self._resume()
             elif features is not None:
                 self._begin(features)
         except BaseException:
-            self._lock.close()
+            self._release()
             raise
 
     def __enter__(self) -> "Writer":
@@ -189,11 +176,11 @@ class Writer:
         return self.episodes + len(self._buffer)
 
     def add(self, episode: Episode) -> None:
-        """Append one episode; raises UserError if it does not fit the data set, which then stays as it was."""
+        """Append one episode; UserError if it does not fit the data set, which then stays as it was."""
         self._need_open()
         if self.features is None:
             if self.spec is None:
-                raise UserError("Writer needs features=Features(...) or spec=env.spec to begin a new data set")
+                raise UserError("Writer needs features=Features(...) or spec=env.spec to begin a data set")
             self._begin(Features.of(episode, self.spec))
         if bad := self.features.misfits(episode):
             raise UserError(f"the episode does not fit the data set {self.root}: {'; '.join(bad)}. "
@@ -203,34 +190,45 @@ class Writer:
             self.flush()
 
     def flush(self) -> None:
-        """Commit the buffered episodes. On UserError (disk full) the data set and the buffer are as before."""
+        """Commit the buffered episodes. On UserError (disk full) data set and buffer are as before."""
         self._need_open()
         if not self._buffer:
             return
         try:
             self._state = self._commit(self._buffer, self._state)
-        except OSError as e:
-            state = self._state
+        except (OSError, UserError) as e:
+            state, cause = self._state, e if isinstance(e, OSError) else e.__cause__
             self._state = replace(state, videos={v: replace(t, open=False) for v, t in state.videos.items()})
-            raise UserError(f"cannot write the data set {self.root}: {e.strerror or e}. The {self.episodes} episodes "
-                            "saved before are intact; free disk space and run again to continue") from e
+            if not isinstance(cause, OSError):
+                raise
+            raise UserError(f"cannot write the data set {self.root}: {cause.strerror or cause}. "
+                            f"The {self.episodes} episodes saved before are intact; free disk space and run "
+                            "again to continue") from e
         self._buffer = []
 
     def close(self) -> None:
         """Flush and release the folder. Closing twice is harmless."""
-        if self._lock.closed:
+        if self._held is None:
             return
         try:
             self.flush()
         finally:
-            self._lock.close()
+            self._release()
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        held.close()
 
     def _need_open(self) -> None:
-        if self._lock.closed:
+        if self._held is None:
             raise UserError(f"the writer of {self.root} is closed; open a new one to continue")
 
     def _begin(self, features: Features) -> None:
         self.features = features
+        for kind in ("data", "meta", "videos"):  # a writer killed before its first commit
+            for path in (self.root / kind).rglob("file-*"):
+                if path.suffix in (".parquet", ".mp4"):
+                    path.rename(path.with_name(path.name + ".orphan"))
         self._info = layout.new_info(features, codec=video.codec_name() if features.views else "")
         self._state = _State(videos={view: _Tail() for view, _, _ in features.views})
 
@@ -245,7 +243,8 @@ class Writer:
         if self.spec is not None and meta.spec is not None:
             bad += self.spec_differences(self.spec, meta.spec)
         if bad:
-            raise UserError(f"the data set {self.root} was made otherwise: {'; '.join(bad)}. Choose another folder")
+            raise UserError(f"the data set {self.root} was made otherwise: {'; '.join(bad)}. "
+                            "Choose another folder")
         self.features, self.spec, self._info = meta.features, self.spec or meta.spec, meta.info
         trim(meta, lambda path, copy: None if copy else path.unlink())
 
@@ -254,7 +253,8 @@ class Writer:
 
         self._state = _State(
             episodes=len(meta.lengths), frames=int(meta.lengths.sum()), tasks=tuple(meta.tasks),
-            totals=read_totals(meta) if len(meta.lengths) else {}, data=last(meta.data_file), meta=last(meta.meta_file),
+            totals=read_totals(meta) if len(meta.lengths) else {},
+            data=last(meta.data_file), meta=last(meta.meta_file),
             videos={view: last(files) for view, files in meta.video_file.items()})
 
     @staticmethod
@@ -264,7 +264,7 @@ class Writer:
             return [f"actions have {len(here.axes)} numbers here, {len(there.axes)} there"]
         return [f"action {a.name!r} means {a.low:g} .. {a.high:g} {a.unit} ({a.kind} {a.frame}) here, "
                 f"{b.name!r} {b.low:g} .. {b.high:g} {b.unit} ({b.kind} {b.frame}) there"
-                for a, b in zip(here.axes, there.axes) if a != b]
+                for a, b in zip(here.axes, there.axes, strict=True) if a != b]
 
     def _commit(self, episodes: list[Episode], old: _State) -> _State:
         """Write `episodes` behind the committed ones; -> the new state."""
@@ -272,11 +272,12 @@ class Writer:
         root, f, per_chunk = self.root, self.features, self._info["chunks_size"]
         lengths = np.array([len(e) for e in episodes])
         tasks = list(old.tasks) + [t for t in dict.fromkeys(e.task for e in episodes) if t not in old.tasks]
-        rows, columns = layout.frame_table(episodes, [tasks.index(e.task) for e in episodes], f, old.episodes, old.frames)
+        numbers = [tasks.index(e.task) for e in episodes]
+        rows, columns = layout.frame_table(episodes, numbers, f, old.episodes, old.frames)
         stats = layout.number_stats(columns, lengths)
 
         videos, clips_at = {}, {}
-        for view, h, w in f.views:
+        for view, _, _ in f.views:
             clips = [e.images[view] for e in episodes]
             tail = old.videos[view].next(2 * self._limit)
             path = layout.video_path(root, view, *layout.place(tail.index, per_chunk))
@@ -290,15 +291,15 @@ class Writer:
             stats[layout.IMAGES + view] = layout.image_stats(clips)
 
         data = old.data.next(self._limit)
-        table = rows if data.table is None else pa.concat_tables([data.table, rows])
+        table = rows if data.table is None else pa.concat_tables([data.table, rows]).combine_chunks()
         size = write_table(layout.data_path(root, *layout.place(data.index, per_chunk)), table)
         data = _Tail(data.index, table.num_rows, size, table, True)
 
         totals = layout.total_stats(layout.merge_stats(old.totals, stats))
         meta = old.meta.next(self._limit)
-        rows = layout.episode_table(f, old.episodes, old.frames, lengths, [e.task for e in episodes], data.index,
-                                    clips_at, stats, meta.index, per_chunk)
-        table = rows if meta.table is None else pa.concat_tables([meta.table, rows])
+        rows = layout.episode_table(f, old.episodes, old.frames, lengths, [e.task for e in episodes],
+                                    data.index, clips_at, stats, meta.index, per_chunk)
+        table = rows if meta.table is None else pa.concat_tables([meta.table, rows]).combine_chunks()
 
         if len(tasks) > len(old.tasks):
             write_table(root / layout.TASKS, layout.task_table(tasks))
@@ -306,7 +307,8 @@ class Writer:
             write_text(root / layout.OURS, layout.spec_to_json(self.spec))
         write_text(root / layout.STATS, layout.stats_to_json(totals))
         size = write_table(layout.episodes_path(root, *layout.place(meta.index, per_chunk)), table)
-        new = _State(old.episodes + len(episodes), old.frames + int(lengths.sum()), tuple(tasks), totals, data,
-                     _Tail(meta.index, table.num_rows, size, table, True), videos)
+        meta = _Tail(meta.index, table.num_rows, size, table, True)
+        new = _State(old.episodes + len(episodes), old.frames + int(lengths.sum()), tuple(tasks), totals,
+                     data, meta, videos)
         write_text(root / layout.INFO, layout.info_to_json(self._info, new.episodes, new.frames, len(tasks)))
         return new
