@@ -302,6 +302,7 @@ class MujocoArmEnv(VectorEnv):
             np.subtract(s.goal, s.pos[0] if s.pos else s.tcp, out=rows[i:i + 3])
             i += 3
         if self.task.uses_slide:
+            rows[i - 3] -= s.slide  # the handle moves with the drawer
             rows[i] = s.slide
         if self.dense:
             self.progress = self.task.progress(s)

@@ -7,7 +7,7 @@ capped, so demonstrations are smooth; heights follow a funnel: the hand comes do
 import numpy as np
 
 from sims.mujoco.kinematics import rotation_error, wrap
-from sims.mujoco.model import TOOL  # noqa: F401
+from sims.mujoco.tasks import CUBE, HANDLE, PEG, Scene, chosen, handle
 
 F = np.float32
 GAIN = 0.22  # share of the remaining way per control step
@@ -46,36 +46,108 @@ def yaw_of(frame: np.ndarray) -> np.ndarray:
     return np.arctan2(frame[0, 1], frame[0, 0])
 
 
-def grasp(env, k: int, lift: np.ndarray, low: float = 0.0):
-    """(goal [3, N], close [N], yaw [N]) that grasps object k and then carries it to `lift` [3, N]."""
-    s = env.scene
-    at, yaw = s.pos[k].copy(), square_yaw(s.quat[k])
-    at[2] += F(low)
+def grasp(s: Scene, at: np.ndarray, yaw: np.ndarray, width: float, clear: float = 0.09):
+    """How to grasp what is `width` wide at `at` [3, N]: (hand goal [3, N], close [N], holds [N]).
+
+    The hand stays `clear` above until it is over the object and turned to `yaw`, then comes down.
+    """
     side = np.hypot(s.tcp[0] - at[0], s.tcp[1] - at[1])
     turned = np.abs(yaw_of(s.frame) - yaw)
-    funnel = np.clip((side - F(0.006)) * F(4) + np.maximum(turned - F(0.08), 0) * F(0.3), 0, 0.09)
-    there = (side < 0.01) & (np.abs(s.tcp[2] - at[2]) < 0.012) & (turned < 0.15)
-    holds = there & (s.opening < 0.58) & (s.opening > 0.3)
-    goal = at
-    goal[2] += np.where(there, 0, funnel)
-    goal = np.where(holds, lift, goal)
-    return goal, there, yaw, holds
+    turned = np.minimum(turned, np.abs(turned - F(2 * np.pi)))
+    there = (side < 0.01) & (np.abs(s.tcp[2] - at[2]) < 0.012) & (turned < 0.2)
+    holds = there & (s.opening < width / 0.08 + 0.08) & (s.opening > width / 0.08 - 0.15)
+    goal = at.copy()
+    goal[2] += np.where(there, 0, np.clip((side - F(0.006)) * F(4) + np.maximum(turned - F(0.08), 0) * F(0.3), 0, clear))
+    return goal, there, holds
 
 
-def pick(env, k: int = 0):
-    s = env.scene
+def above(s: Scene, z: float) -> np.ndarray:
+    """The point at height z over the hand [3, N]."""
     up = s.tcp.copy()
-    up[2] = 0.2
-    goal, close, yaw, _ = grasp(env, k, up)
-    return steer(env, goal, close, yaw)
+    up[2] = z
+    return up
 
 
-def reach(env):
+def carry(s: Scene, at: np.ndarray, to: np.ndarray, free: float, slack: float) -> np.ndarray:
+    """Hand goal [3, N] that brings the held object at `at` to `to`: up by `free`, over, then down within `slack`."""
+    off = to - at
+    side = np.hypot(off[0], off[1])
+    over = np.clip((side - F(slack)) * F(5), 0, free)  # height kept above `to` until the object is over it
+    ready = np.clip((at[2] - to[2] - over * F(0.6)) / F(0.02) + 1, 0, 1)  # sideways only once high enough
+    return np.stack([s.tcp[0] + off[0] * ready, s.tcp[1] + off[1] * ready, s.tcp[2] + off[2] + over])
+
+
+def reach(env) -> np.ndarray:
     return steer(env, env.scene.goal, np.zeros(env.num_envs, bool))
 
 
-EXPERTS = {"pick_cube": pick, "reach": reach}
+def pick_cube(env) -> np.ndarray:
+    return _pick(env, env.scene.pos[0], env.scene.quat[0])
+
+
+def pick_by_name(env) -> np.ndarray:
+    s = env.scene
+    return _pick(env, chosen(s, s.pos), chosen(s, s.quat))
+
+
+def _pick(env, at: np.ndarray, quat: np.ndarray) -> np.ndarray:
+    s, yaw = env.scene, square_yaw(quat)
+    goal, close, holds = grasp(s, at, yaw, 2 * CUBE)
+    return steer(env, np.where(holds, above(s, 0.2), goal), close, yaw)
+
+
+def push_cube(env) -> np.ndarray:
+    s = env.scene
+    at, way = s.pos[0], s.goal[:2] - s.pos[0][:2]
+    length = np.maximum(np.hypot(way[0], way[1]), F(1e-3))
+    dx, dy = way / length
+    along = (s.tcp[0] - at[0]) * dx + (s.tcp[1] - at[1]) * dy
+    aside = (s.tcp[1] - at[1]) * dx - (s.tcp[0] - at[0]) * dy
+    pushing = (s.tcp[2] < 0.04) & (along < -0.015) & (np.abs(aside) < 0.015)
+    behind = at[:2] - np.stack([dx, dy]) * F(0.06)
+    side = np.hypot(s.tcp[0] - behind[0], s.tcp[1] - behind[1])
+    height = F(0.02) + np.clip((side - F(0.012)) * F(4), 0, 0.08)
+    reach_to = np.minimum(along + F(0.05), F(0.03)) + F(0.0)
+    ahead = at[:2] + np.stack([dx, dy]) * (reach_to - F(0.02))
+    goal = np.stack([np.where(pushing, ahead[0], behind[0]), np.where(pushing, ahead[1], behind[1]),
+                     np.where(pushing, F(0.02), height)])
+    return steer(env, goal, np.ones(env.num_envs, bool), np.arctan2(dy, dx))
+
+
+def stack_cube(env) -> np.ndarray:
+    s, yaw = env.scene, square_yaw(env.scene.quat[0])
+    goal, close, holds = grasp(s, s.pos[0], yaw, 2 * CUBE)
+    top = s.pos[1].copy()
+    top[2] += F(2 * CUBE + 0.001)
+    goal = np.where(holds, carry(s, s.pos[0], top, 0.06, 0.006), goal)
+    done = (np.hypot(*(s.pos[0] - s.pos[1])[:2]) < 0.01) & (np.abs(s.pos[0][2] - top[2]) < 0.005)
+    goal = np.where(done, above(s, 0.2) if False else s.tcp, goal)
+    return steer(env, goal, close & ~done, yaw)
+
+
+def peg_insert(env) -> np.ndarray:
+    s, yaw = env.scene, square_yaw(env.scene.quat[0])
+    grip = s.pos[0].copy()
+    grip[2] += F(0.03)
+    goal, close, holds = grasp(s, grip, yaw, 2 * PEG[0])
+    to = s.goal.copy()
+    to[2] += F(PEG[2] + 0.003)
+    goal = np.where(holds, carry(s, s.pos[0], to, 0.065, 0.002), goal)
+    return steer(env, goal, close, np.where(holds, F(0), yaw))
+
+
+def open_drawer(env) -> np.ndarray:
+    s = env.scene
+    at = handle(s)
+    goal, close, holds = grasp(s, at, np.zeros(env.num_envs, F), 2 * HANDLE[1])
+    pull = at.copy()
+    pull[0] -= F(0.06)
+    return steer(env, np.where(holds, pull, goal), close)
+
+
+EXPERTS = {f.__name__: f for f in (pick_cube, reach, push_cube, stack_cube, peg_insert, open_drawer, pick_by_name)}
 
 
 def expert(task: str, env) -> np.ndarray:
+    """Actions float32 [N, 7] of the "ee_delta" control for the present states."""
     return EXPERTS[task](env)

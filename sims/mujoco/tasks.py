@@ -133,4 +133,176 @@ PICK = Task(
     "pick_cube", 100, block_xml("cube", (CUBE,) * 3, "red", 0.08), ("cube",), _pick_place,
     success=lambda s: _lifted(s, 0), progress=_pick_progress, instructions=("pick up the cube",))
 
-TASKS = {t.name: t for t in (PICK, REACH)}
+# ---------------------------------------------------------------- push_cube
+
+PUSHED = 0.025  # the cube is there when its centre is this close to the mark [m]
+
+
+def _push_place(u):
+    x, y = _between(u[:, 0], 0.40, 0.50), _between(u[:, 1], -0.12, 0.12)
+    way, turn = _between(u[:, 2], 0.10, 0.16), _between(u[:, 3], -0.8, 0.8)
+    return _start(len(u), [(x, y, CUBE)], [_between(u[:, 4], -np.pi / 4, np.pi / 4)],
+                  goal=(x + way * np.cos(turn), y + way * np.sin(turn), 0.001))
+
+
+PUSH = Task(
+    "push_cube", 120, block_xml("cube", (CUBE,) * 3, "blue", 0.08) + goal_xml("cylinder", "0.03 0.001"), ("cube",),
+    _push_place,
+    success=lambda s: (distance(s.pos[0][:2], s.goal[:2]) < PUSHED) & (s.pos[0][2] < CUBE + 0.01),
+    progress=lambda s: (F(0.3) * near(distance(s.tcp, s.pos[0]), 0.08)
+                        + F(0.7) * near(distance(s.pos[0][:2], s.goal[:2]), 0.06)),
+    instructions=("push the cube onto the green mark",), uses_goal=True)
+
+# ---------------------------------------------------------------- stack_cube
+
+
+def _stack_place(u):
+    side = np.where(u[:, 0] < 0.5, -1.0, 1.0)
+    return _start(len(u), [(_between(u[:, 1], 0.41, 0.60), side * _between(u[:, 2], 0.045, 0.15), CUBE),
+                           (_between(u[:, 3], 0.41, 0.60), -side * _between(u[:, 4], 0.045, 0.15), CUBE)],
+                  [_between(u[:, 5], -np.pi / 4, np.pi / 4), _between(u[:, 6], -np.pi / 4, np.pi / 4)])
+
+
+def stacked(s: Scene):
+    """bool [N]: the first cube lies on the second, wherever the gripper is."""
+    up = s.pos[0][2] - s.pos[1][2]
+    return (distance(s.pos[0][:2], s.pos[1][:2]) < 0.018) & (np.abs(up - F(2 * CUBE)) < 0.004)
+
+
+def _stack_success(s: Scene):
+    return stacked(s) & (s.opening > 0.65) & (distance(s.vel[0], F(0)) < 0.05)
+
+
+def _stack_progress(s: Scene):
+    has, on = held(s, 0), stacked(s)
+    top = np.stack([s.pos[1][0], s.pos[1][1], s.pos[1][2] + F(2 * CUBE)])
+    carried = F(0.2) + F(0.4) * near(distance(s.pos[0], top), 0.08)
+    return F(0.2) * near(distance(s.tcp, s.pos[0]), 0.08) + np.where(on, F(0.6) + F(0.2) * s.opening, has * carried)
+
+
+STACK = Task(
+    "stack_cube", 200, block_xml("red", (CUBE,) * 3, "red", 0.08) + block_xml("green", (CUBE,) * 3, "green", 0.08),
+    ("red", "green"), _stack_place, success=_stack_success, progress=_stack_progress,
+    instructions=("stack the red cube on the green cube",))
+
+# ---------------------------------------------------------------- peg_insert
+
+PEG = (0.012, 0.012, 0.06)  # half sizes of the peg [m]
+HOLE = 0.0155  # half width of the hole [m]
+WALL, RIM = 0.01, 0.025  # half thickness and half height of its walls [m]
+
+
+def _hole_xml() -> str:
+    far, wide = HOLE + WALL, HOLE + 2 * WALL
+    walls = "".join(
+        f'<geom type="box" size="{a} {b} {RIM}" pos="{x} {y} {RIM}" rgba="0.3 0.33 0.45 1" class="solid"/>'
+        for a, b, x, y in ((WALL, wide, far, 0), (WALL, wide, -far, 0), (HOLE, WALL, 0, far), (HOLE, WALL, 0, -far)))
+    return f'<body name="goal" mocap="true" pos="0.5 0 0">{walls}</body>'
+
+
+def _peg_place(u):
+    side = np.where(u[:, 0] < 0.5, -1.0, 1.0)
+    return _start(len(u), [(_between(u[:, 1], 0.42, 0.58), side * _between(u[:, 2], 0.06, 0.15), PEG[2])],
+                  [_between(u[:, 3], -0.5, 0.5)],
+                  goal=(_between(u[:, 4], 0.42, 0.58), -side * _between(u[:, 5], 0.06, 0.15), 0.0))
+
+
+def _in_hole(s: Scene):
+    return (distance(s.pos[0][:2], s.goal[:2]) < 0.006) & (s.pos[0][2] < PEG[2] + 0.015)
+
+
+def peg_held(s: Scene):
+    """bool [N]: the peg's upper half is between the finger tips."""
+    over = s.tcp[2] - s.pos[0][2]
+    return ((distance(s.tcp[:2], s.pos[0][:2]) < 0.02) & (over > -0.01) & (over < PEG[2])
+            & (s.opening > 0.15) & (s.opening < 0.5))
+
+
+def _peg_progress(s: Scene):
+    above = s.pos[0][2] - s.goal[2] - F(PEG[2])
+    to_go = distance(s.pos[0][:2], s.goal[:2]) + np.maximum(above, 0)
+    return (F(0.2) * near(distance(s.tcp[:2], s.pos[0][:2]), 0.08)
+            + peg_held(s) * (F(0.2) + F(0.6) * near(to_go, 0.08)))
+
+
+PEG_INSERT = Task(
+    "peg_insert", 200, block_xml("peg", PEG, "yellow", 0.06) + _hole_xml(), ("peg",), _peg_place,
+    success=_in_hole, progress=_peg_progress, instructions=("put the peg into the hole",), uses_goal=True)
+
+# ---------------------------------------------------------------- open_drawer
+
+OPENED = 0.12  # [m]
+HANDLE = (0.006, 0.01, 0.035)  # half sizes of the upright handle [m]
+
+
+def _drawer_xml() -> str:
+    wood, front = "0.55 0.4 0.26 1", "0.75 0.58 0.38 1"
+    return f"""<body name="goal" mocap="true" pos="0.65 0 0.12">
+  <geom type="box" size="0.09 0.11 0.004" pos="0.145 0 0.045" rgba="{wood}" class="drawn"/>
+  <geom type="box" size="0.09 0.004 0.085" pos="0.145 0.11 -0.04" rgba="{wood}" class="drawn"/>
+  <geom type="box" size="0.09 0.004 0.085" pos="0.145 -0.11 -0.04" rgba="{wood}" class="drawn"/>
+  <body name="drawer">
+    <inertial pos="0.1 0 -0.02" mass="0.6" diaginertia="0.003 0.003 0.003"/>
+    <joint name="drawer" type="slide" axis="-1 0 0" range="0 0.22" damping="8" frictionloss="1"/>
+    <geom type="box" size="0.006 0.1 0.075" pos="0.05 0 -0.035" rgba="{front}" class="drawn"/>
+    <geom type="box" size="0.08 0.095 0.004" pos="0.135 0 -0.1" rgba="{front}" class="drawn"/>
+    <geom type="box" size="0.022 0.005 0.005" pos="0.024 0 -0.02" rgba="0.2 0.2 0.22 1" class="drawn"/>
+    <geom name="handle" type="box" size="{HANDLE[0]} {HANDLE[1]} {HANDLE[2]}" rgba="0.85 0.12 0.1 1" class="solid"/>
+  </body>
+</body>"""
+
+
+def handle(s: Scene) -> np.ndarray:
+    """The handle's centre [3, N]; `goal` is where it is when the drawer is shut."""
+    at = s.goal.copy()
+    at[0] -= s.slide
+    return at
+
+
+def _drawer_progress(s: Scene):
+    return F(0.3) * near(distance(s.tcp, handle(s)), 0.08) + F(0.7) * np.clip(s.slide / F(OPENED), 0, 1)
+
+
+DRAWER = Task(
+    "open_drawer", 120, _drawer_xml(), (),
+    lambda u: _start(len(u), goal=(_between(u[:, 0], 0.57, 0.67), _between(u[:, 1], -0.15, 0.15), 0.12)),
+    success=lambda s: s.slide > OPENED, progress=_drawer_progress, instructions=("open the drawer",),
+    uses_goal=True, uses_slide=True)
+
+# ---------------------------------------------------------------- pick_by_name
+
+NAMES = ("red", "green", "blue")
+CELLS = np.array([(x, y) for x in (0.445, 0.58) for y in (-0.11, 0.0, 0.11)])  # [m], three of six are taken
+
+
+def _named_place(u):
+    cells = CELLS[np.argsort(u[:, :6], axis=1, kind="stable")[:, :3]]  # [n, 3, 2]
+    asked = np.minimum((u[:, 6] * 3).astype(np.int64), 2)
+    centre = [(cells[:, k, 0] + _between(u[:, 7 + 3 * k], -0.02, 0.02),
+               cells[:, k, 1] + _between(u[:, 8 + 3 * k], -0.012, 0.012), CUBE) for k in range(3)]
+    return _start(len(u), centre, [_between(u[:, 9 + 3 * k], -np.pi / 4, np.pi / 4) for k in range(3)], asked=asked)
+
+
+def chosen(s: Scene, per_object: list[np.ndarray]) -> np.ndarray:
+    """Of one array per object, each env's entry of the object it is asked for."""
+    out = per_object[0]
+    for k in range(1, len(per_object)):
+        out = np.where(s.asked == k, per_object[k], out)
+    return out
+
+
+def _named_progress(s: Scene):
+    return chosen(s, [_pick_progress(s, k) for k in range(3)])
+
+
+def _wrong_one(s: Scene):
+    lifted = [_lifted(s, k) for k in range(3)]
+    return (lifted[0] | lifted[1] | lifted[2]) & ~chosen(s, lifted)
+
+
+PICK_BY_NAME = Task(
+    "pick_by_name", 100, "".join(block_xml(c, (CUBE,) * 3, c, 0.08) for c in NAMES), NAMES, _named_place,
+    success=lambda s: chosen(s, [_lifted(s, k) for k in range(3)]), progress=_named_progress, failure=_wrong_one,
+    instructions=tuple(f"pick up the {c} cube" for c in NAMES))
+
+TASKS = {t.name: t for t in (PICK, REACH, PUSH, STACK, PEG_INSERT, DRAWER, PICK_BY_NAME)}
