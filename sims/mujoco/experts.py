@@ -54,16 +54,18 @@ def grasp(s: Scene, at: np.ndarray, yaw: np.ndarray, width: float, clear: float 
     side = np.hypot(s.tcp[0] - at[0], s.tcp[1] - at[1])
     turned = np.abs(yaw_of(s.frame) - yaw)
     turned = np.minimum(turned, np.abs(turned - F(2 * np.pi)))
-    there = (side < 0.01) & (np.abs(s.tcp[2] - at[2]) < 0.012) & (turned < 0.2)
-    holds = there & (s.opening < width / 0.08 + 0.08) & (s.opening > width / 0.08 - 0.15)
+    high = np.abs(s.tcp[2] - at[2])
+    there = (side < 0.01) & (high < 0.012) & (turned < 0.2)
+    fits = np.abs(s.opening - F(width / 0.08)) < 0.08
+    holds = fits & (side < 0.02) & (high < 0.022)
     goal = at.copy()
     goal[2] += np.where(there, 0, np.clip((side - F(0.006)) * F(4) + np.maximum(turned - F(0.08), 0) * F(0.3), 0, clear))
-    return goal, there, holds
+    return goal, there | holds, holds
 
 
-def above(s: Scene, z: float) -> np.ndarray:
-    """The point at height z over the hand [3, N]."""
-    up = s.tcp.copy()
+def above(env, z: float) -> np.ndarray:
+    """The point at height z over the hand's target [3, N]."""
+    up = env.hand_target()[0].copy()
     up[2] = z
     return up
 
@@ -93,7 +95,7 @@ def pick_by_name(env) -> np.ndarray:
 def _pick(env, at: np.ndarray, quat: np.ndarray) -> np.ndarray:
     s, yaw = env.scene, square_yaw(quat)
     goal, close, holds = grasp(s, at, yaw, 2 * CUBE)
-    return steer(env, np.where(holds, above(s, 0.2), goal), close, yaw)
+    return steer(env, np.where(holds, above(env, 0.2), goal), close, yaw)
 
 
 def push_cube(env) -> np.ndarray:
@@ -121,7 +123,7 @@ def stack_cube(env) -> np.ndarray:
     top[2] += F(2 * CUBE + 0.001)
     goal = np.where(holds, carry(s, s.pos[0], top, 0.06, 0.006), goal)
     done = (np.hypot(*(s.pos[0] - s.pos[1])[:2]) < 0.01) & (np.abs(s.pos[0][2] - top[2]) < 0.005)
-    goal = np.where(done, above(s, 0.2) if False else s.tcp, goal)
+    goal = np.where(done, s.tcp, goal)
     return steer(env, goal, close & ~done, yaw)
 
 

@@ -233,7 +233,6 @@ class LocomotionEnv(VectorEnv):
         if self._renderer is None:
             from sims.mujoco.render import Renderer
             self._renderer = Renderer(self.batch, self.model, ("track",), RENDER_SIZE, RENDER_SIZE)
-        self.batch.forward()
         return self._renderer.render()["track"]
 
     def close_extras(self) -> None:

@@ -111,7 +111,7 @@ def scene_xml(objects: str) -> str:
     return f"""
 <mujoco model="robo_rl arm">
   <compiler angle="radian" autolimits="true"/>
-  <option timestep="{DT}" integrator="implicitfast" cone="elliptic" impratio="5" iterations="20" ls_iterations="20"/>
+  <option timestep="{DT}" integrator="implicitfast" cone="pyramidal" iterations="50" ls_iterations="30"/>
   <visual>
     <global offwidth="1024" offheight="1024" fovy="45"/>
     <quality shadowsize="0" offsamples="0"/>
@@ -121,7 +121,8 @@ def scene_xml(objects: str) -> str:
   <default>
     <default class="drawn"><geom contype="0" conaffinity="0" mass="0" group="2"/></default>
     <default class="solid"><geom contype="1" conaffinity="1" friction="1 0.005 0.0001" condim="3"/></default>
-    <default class="pad"><geom contype="2" conaffinity="1" friction="1.2 0.005 0.0001" condim="4"/></default>
+    <default class="pad"><geom contype="2" conaffinity="1" friction="1.2 0.01 0.0001" condim="4"
+                               priority="1" solref="0.01 1" solimp="0.97 0.99 0.001"/></default>
   </default>
   <worldbody>
     <light pos="0.3 -0.8 2" dir="0.1 0.4 -1" directional="true" castshadow="false" diffuse="0.55 0.55 0.55"/>

@@ -107,7 +107,7 @@ def _reach_place(u):
 
 
 REACH = Task(
-    "reach", 60, goal_xml("sphere", "0.015"), (), _reach_place,
+    "reach", 50, goal_xml("sphere", "0.015"), (), _reach_place,
     success=lambda s: distance(s.tcp, s.goal) < 0.02,
     progress=lambda s: near(distance(s.tcp, s.goal), 0.1),
     instructions=("reach the green mark",), uses_goal=True)
@@ -181,7 +181,7 @@ def _stack_progress(s: Scene):
 
 
 STACK = Task(
-    "stack_cube", 200, block_xml("red", (CUBE,) * 3, "red", 0.08) + block_xml("green", (CUBE,) * 3, "green", 0.08),
+    "stack_cube", 150, block_xml("red", (CUBE,) * 3, "red", 0.08) + block_xml("green", (CUBE,) * 3, "green", 0.08),
     ("red", "green"), _stack_place, success=_stack_success, progress=_stack_progress,
     instructions=("stack the red cube on the green cube",))
 
@@ -226,7 +226,7 @@ def _peg_progress(s: Scene):
 
 
 PEG_INSERT = Task(
-    "peg_insert", 200, block_xml("peg", PEG, "yellow", 0.06) + _hole_xml(), ("peg",), _peg_place,
+    "peg_insert", 140, block_xml("peg", PEG, "yellow", 0.06) + _hole_xml(), ("peg",), _peg_place,
     success=_in_hole, progress=_peg_progress, instructions=("put the peg into the hole",), uses_goal=True)
 
 # ---------------------------------------------------------------- open_drawer
