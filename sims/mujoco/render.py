@@ -38,13 +38,13 @@ class Renderer:
 
     def __init__(self, batch: Batch, model: mujoco.MjModel, views: Sequence[str], height: int, width: int,
                  threads: int = 0):
+        self._painters: list[_Painter] = []
         cameras = [model.camera(i).name for i in range(model.ncam)]
         for v in views:
             choose("view", v, cameras)
         self._batch, self._views, self._shape = batch, tuple(views), (height, width, 3)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         count = min(threads or min(cores, MAX_THREADS), batch.nsim)
-        self._painters = []
         try:
             for _ in range(count):
                 self._painters.append(_Painter(model, height, width))
@@ -226,7 +226,7 @@ def _serve(jobs: queue.SimpleQueue, model: mujoco.MjModel, height: int, width: i
     canvas = error = None
     try:
         canvas = _Canvas(model, height, width)
-    except Exception as e:
+    except Exception as e:  # noqa: BLE001 carried to the caller's thread
         error = e
     while (job := jobs.get()) is not None:
         call, args, answer = job
@@ -235,7 +235,7 @@ def _serve(jobs: queue.SimpleQueue, model: mujoco.MjModel, height: int, width: i
             continue
         try:
             answer.put(call(canvas, *args))
-        except Exception as e:
+        except Exception as e:  # noqa: BLE001 carried to the caller's thread
             answer.put(e)
     if canvas is not None:
         canvas.free()

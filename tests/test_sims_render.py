@@ -1,0 +1,160 @@
+"""Off-screen images of a batch: they show the present state of each env, on any number of threads."""
+
+import os
+import subprocess
+import sys
+
+import mujoco
+import numpy as np
+import pytest
+from mujoco.batch import Batch
+
+from robo_rl.errors import UserError
+from sims.mujoco import render
+from sims.mujoco.render import Renderer, gl_backend
+
+pytestmark = [pytest.mark.gl, pytest.mark.skipif(gl_backend() is None, reason=render.NO_GL)]
+
+XML = """
+<mujoco>
+  <visual><headlight ambient="1 1 1" diffuse="0 0 0" specular="0 0 0"/></visual>
+  <worldbody>
+    <geom type="plane" size="3 3 .1" pos="0 0 -1" rgba="0 0 .5 1"/>
+    <camera name="front" pos="0 -3 0" xyaxes="1 0 0 0 0 1"/>
+    <camera name="above" pos="0 0 3"/>
+    <body mocap="true" pos="-.6 0 -.6"><geom type="sphere" size=".15" rgba="0 1 0 1"/></body>
+    <body><joint name="x" type="slide" axis="1 0 0"/><joint name="z" type="slide" axis="0 0 1"/>
+      <geom name="box" type="box" size=".2 .2 .2" rgba="1 0 0 1"/></body>
+  </worldbody>
+</mujoco>"""
+
+
+@pytest.fixture
+def batch():
+    return Batch(mujoco.MjModel.from_xml_string(XML), 5, 1)
+
+
+@pytest.fixture
+def make(batch):
+    made = []
+
+    def build(views=("front", "above"), size=32, threads=2):
+        made.append(Renderer(batch, batch.model, views, size, size, threads))
+        return made[-1]
+
+    yield build
+    for r in made:
+        r.close()
+
+
+def centre(image: np.ndarray, channel: int) -> np.ndarray:
+    """(row, column) of the middle of the pixels where one colour is bright and the others are dark."""
+    rest = np.delete(image, channel, axis=2).max(2)
+    return np.argwhere((image[..., channel] > 150) & (rest < 100)).mean(0)
+
+
+def test_an_image_shows_each_env_where_it_is_now(batch, make):
+    batch.qpos[:, 0] = np.linspace(-0.6, 0.6, 5)
+    batch.qpos[:, 1] = np.linspace(0.6, -0.6, 5)
+    out = make().render()
+    assert set(out) == {"front", "above"} and out["front"].shape == (5, 32, 32, 3) and out["front"].dtype == np.uint8
+    rows, cols = np.array([centre(i, 0) for i in out["front"]]).T
+    assert (np.diff(rows) > 1).all(), "a lower box is drawn lower: row 0 is the top"
+    assert (np.diff(cols) > 1).all(), "a box to the right is drawn to the right"
+
+
+def test_a_mocap_body_moves_in_the_image(batch, make):
+    batch.mocap_pos[1, 0] = [0.6, 0, -0.6]
+    front = make().render()["front"]
+    assert centre(front[0], 1)[1] < 12 and centre(front[1], 1)[1] > 20
+
+
+def test_a_part_of_the_envs_and_views_is_that_part_of_all(batch, make):
+    batch.qpos[:] = np.random.default_rng(0).uniform(-0.5, 0.5, (5, 2))
+    r = make()
+    full, part = r.render(), r.render(ids=[3, 1], view="above")
+    assert set(part) == {"above"}
+    np.testing.assert_array_equal(part["above"], full["above"][[3, 1]])
+    assert r.render(ids=[])["front"].shape == (0, 32, 32, 3)
+
+
+def test_the_number_of_threads_changes_no_pixel(batch, make):
+    batch.qpos[:] = np.random.default_rng(0).uniform(-0.5, 0.5, (5, 2))
+    a, b = make(threads=1).render(), make(threads=3).render()
+    for v in a:
+        np.testing.assert_array_equal(a[v], b[v])
+
+
+def test_two_renderers_do_not_disturb_each_other(make):
+    small, large = make(size=32), make(size=200)
+    before = small.render()["front"]
+    assert large.render()["front"].shape == (5, 200, 200, 3)
+    np.testing.assert_array_equal(small.render()["front"], before)
+    large.close()
+    np.testing.assert_array_equal(small.render()["front"], before)
+
+
+def test_colours_and_cameras_that_differ_per_env_are_seen(batch, make):
+    r = make()
+    plain = r.render()["front"]
+    batch.expand("geom_rgba")[2, batch.model.geom("box").id] = [0, 1, 1, 1]
+    batch.expand("cam_pos")[3, batch.model.camera("front").id, 0] = 0.5
+    now = r.render()["front"]
+    np.testing.assert_array_equal(now[[0, 1, 4]], plain[[0, 1, 4]])
+    assert now[2, 16, 16].tolist() == [0, 255, 255]
+    assert centre(now[3], 0)[1] < centre(plain[3], 0)[1] - 2
+
+
+def test_an_unknown_view_is_refused_with_the_views_there_are(batch):
+    with pytest.raises(UserError, match="unknown view 'frnt'; did you mean 'front'"):
+        Renderer(batch, batch.model, ("frnt",), 32, 32)
+
+
+def test_a_closed_renderer_says_so(make):
+    r = make()
+    r.close()
+    r.close()
+    with pytest.raises(UserError, match="closed"):
+        r.render()
+
+
+def test_without_gl_the_error_says_what_to_install(batch, monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "off")
+    gl_backend.cache_clear()
+    try:
+        assert gl_backend() is None
+        with pytest.raises(UserError, match="apt-get install libegl1 libgl1-mesa-dri"):
+            Renderer(batch, batch.model, ("front",), 32, 32)
+    finally:
+        monkeypatch.undo()
+        gl_backend.cache_clear()
+
+
+def test_a_render_costs_little_more_than_the_bare_draw_calls(make):
+    r = make(size=64, threads=1).rates(0.5)
+    assert r["render"] > 0.6 * r["bare"], f"bar 0.8 on a quiet machine, got {r['render'] / r['bare']:.2f}"
+
+
+SCRIPT = """
+import mujoco  # before the renderer, with MUJOCO_GL as the caller has it
+from mujoco.batch import Batch
+from sims.mujoco.render import Renderer, gl_backend
+batch = Batch(mujoco.MjModel.from_xml_string({xml!r}), 2, 1)
+image = Renderer(batch, batch.model, ("front",), 32, 32).render()["front"][0]
+print(gl_backend(), image[16, 16].tolist())
+"""
+
+
+@pytest.mark.parametrize("backend", ["", "egl", "osmesa"])
+def test_a_fresh_process_draws_and_ends_cleanly_without_close(backend):
+    env = {k: v for k, v in os.environ.items() if k not in ("MUJOCO_GL", "PYOPENGL_PLATFORM")}
+    probe = {"egl": render._egl_works, "osmesa": render._osmesa_works}.get(backend)
+    if probe and not probe():
+        pytest.skip(f"no {backend} on this machine")
+    if backend:
+        env["MUJOCO_GL"] = backend
+    out = subprocess.run([sys.executable, "-c", SCRIPT.format(xml=XML)], check=False, env=env, capture_output=True,
+                         text=True, timeout=60)
+    assert out.returncode == 0, out.stderr
+    assert out.stdout.strip().endswith("[255, 0, 0]") and out.stdout.startswith(backend), out.stdout
+    assert not out.stderr, out.stderr
