@@ -45,10 +45,9 @@ def flow_step(x: Tensor, t: Tensor, t_next: Tensor, v: Tensor, kind: str, level:
     cps: w1 = t' cos(pi level/2), std = t' sin(pi level/2).
     At t=1 the sde's 1-t is replaced by 1-t_first, t_first being the second grid point (sigma diverges there).
     """
-    x0, x1, d = x - t * v, x + (1 - t) * v, t - t_next
+    x0, x1 = x - t * v, x + (1 - t) * v
     w0, w1, std = _flow_weights(float(t), float(t_next), kind, level, t_first)
-    assert abs(float(d)) >= 0
-    return w0 * x0 + w1 * x1, torch.as_tensor(std)
+    return w0 * x0 + w1 * x1, torch.as_tensor(std, dtype=torch.float64)
 
 
 def _flow_weights(t: float, t_next: float, kind: str, level: float, t_first: float) -> tuple[float, float, float]:

@@ -1,0 +1,191 @@
+import numpy as np
+import pytest
+import torch
+
+from robo_rl.errors import UserError
+from robo_rl.options import PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.policies.nets import ChunkHead, time_features, tokenize
+from robo_rl.sampling import chunk_logp
+
+KINDS = {
+    "flow-sde": {}, "flow-cps": dict(noise="cps"), "flow-sde-all": dict(noise_steps="all"),
+    "flow-noise": dict(noise="learned", noise_steps="all"), "flow-noise-one": dict(noise="learned"),
+    "diffusion": dict(kind="diffusion", denoise_steps=5, finetune_steps=2),
+    "diffusion-all": dict(kind="diffusion", denoise_steps=5, finetune_steps=5), "gaussian": dict(kind="gaussian"),
+    "mean-logp": dict(logp_reduction="mean"),
+}
+
+
+def build(kind="flow-sde", spec=None, **kw):
+    options = PolicyOptions(**({"horizon": 6, "execute": 4, "hidden": 32, "layers": 2} | KINDS[kind] | kw))
+    return make_policy(options, spec or ObsSpec(state=5, action=3), 0)
+
+
+def draw(policy, n=64, seed=0):
+    obs = {"state": torch.randn(n, policy.spec.state, generator=torch.Generator().manual_seed(9))}
+    return obs, policy.act(obs, torch.Generator().manual_seed(seed), True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_weights_give_the_stored_log_prob(kind):
+    policy = build(kind)
+    obs, chunk = draw(policy)
+    logp, _ = policy.score(policy.encode(obs), chunk.trace)
+    assert chunk.actions.shape == (64, 4, 3) and logp.shape == (64, policy.factors)
+    assert float((logp - chunk.logp).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_log_prob_gradient_is_the_finite_difference(kind):
+    policy = build(kind).double()
+    obs, chunk = draw(build(kind))
+    trace = {k: v.double() if v.is_floating_point() else v for k, v in chunk.trace.items()}
+    obs = {"state": obs["state"].double()}
+    total = lambda: policy.score(policy.encode(obs), trace)[0].sum()  # noqa: E731
+    param = policy.net[-1].bias if kind == "gaussian" else policy.head.out.bias
+    total().backward()
+    for i in (0, 5):
+        with torch.no_grad():
+            param[i] += 1e-6
+            up = float(total())
+            param[i] -= 2e-6
+            down = float(total())
+            param[i] += 1e-6
+        assert abs((up - down) / 2e-6 - float(param.grad[i])) < 1e-3 * max(1, abs(float(param.grad[i])))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_beyond_the_executed_ones_do_not_move_the_log_prob(kind):
+    policy = build(kind)
+    obs, chunk = draw(policy)
+    before, _ = policy.score(policy.encode(obs), chunk.trace)
+    other = {k: v.clone() for k, v in chunk.trace.items()}
+    other["x_next"][..., 4 * 3:] += 1.0
+    after, _ = policy.score(policy.encode(obs), other)
+    assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_seed_gives_the_same_chunk_and_another_seed_another(kind):
+    policy = build(kind)
+    assert torch.equal(draw(policy, seed=1)[1].actions, draw(policy, seed=1)[1].actions)
+    assert not torch.equal(draw(policy, seed=1)[1].actions, draw(policy, seed=2)[1].actions)
+
+
+def test_no_noise_level_makes_exploring_the_plain_ode():
+    policy = build(noise_level=0.0, noise_steps="all")
+    obs = {"state": torch.randn(8, 5)}
+    explored = policy.act(obs, torch.Generator().manual_seed(3), True)
+    plain = policy.act(obs, torch.Generator().manual_seed(3), False)
+    assert torch.equal(explored.x0, plain.x0) and not explored.logp.any()
+
+
+def test_the_plain_chain_is_euler_integration_of_the_velocity():
+    policy = build()
+    obs = {"state": torch.randn(8, 5)}
+    x = torch.randn(8, 18, generator=torch.Generator().manual_seed(3)).view(8, 6, 3)
+    with torch.no_grad():
+        for k in range(4):
+            x = x - 0.25 * policy.velocity(policy.encode(obs), x, torch.full((8,), 1 - k / 4))
+    assert torch.allclose(policy.act(obs, torch.Generator().manual_seed(3), False).x0, x, atol=1e-5)
+
+
+def test_the_split_first_layer_is_one_matrix_on_the_concatenation():
+    head = ChunkHead(4, 6, 16, 1, "relu")
+    context, x, t = torch.randn(9, 4), torch.randn(9, 6), torch.rand(9)
+    whole = torch.cat([head.from_context.weight, head.from_x.weight], 1)
+    hidden = torch.relu(torch.cat([context, x], 1) @ whole.T + head.from_context.bias + head.from_time(time_features(t)))
+    assert torch.allclose(head(head.embed(context), x, head.time(t)), head.out(hidden), atol=1e-5)
+
+
+def test_flow_noise_in_one_step_with_constant_std_is_a_gaussian_policy():
+    """K=1: the chain is one Gaussian step around the ODE mean, so its log-prob is that Gaussian's."""
+    policy = build("flow-noise", denoise_steps=1, noise_min=0.3, noise_max=0.3)
+    obs, chunk = draw(policy)
+    start = chunk.trace["x"][:, 0]
+    with torch.no_grad():
+        embedded = policy.head.embed(policy.encode(obs))
+        mean = start - policy.head(embedded, start, policy.head.time(torch.ones(64)))
+    x = chunk.trace["x_next"][:, 0]
+    std = torch.full((64, 1, 1), 0.3)
+    expected = chunk_logp(x.view(64, 6, 3), mean.view(64, 6, 3), std, 4, "sum")
+    assert torch.allclose(chunk.logp[:, 0], expected, atol=1e-3)
+
+
+def test_the_learned_std_stays_within_its_bounds():
+    policy = build("flow-noise")
+    with torch.no_grad():
+        for p in policy.noise.parameters():
+            p.mul_(50)
+    embedded = torch.randn(200, 32) * 10
+    std = policy.noise(embedded, torch.randn(32))
+    assert float(std.min()) >= 0.08 - 1e-6 and float(std.max()) <= 0.16 + 1e-6 and float(std.std()) > 0.01
+
+
+def test_dppos_early_steps_run_on_the_frozen_base():
+    policy = build("diffusion")
+    policy.freeze_base()
+    with torch.no_grad():
+        for p in policy.head.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    obs, chunk = draw(policy)
+    logp, _ = policy.score(policy.encode(obs), chunk.trace)
+    logp.sum().backward()
+    assert float((logp - chunk.logp).abs().max()) < 1e-4
+    assert all(p.grad is None for p in policy.base.parameters())
+    assert any(p.grad is not None for p in policy.head.parameters())
+
+
+def test_flow_matching_learns_a_distribution_that_euler_steps_reproduce():
+    torch.manual_seed(0)
+    policy = build(hidden=64, spec=ObsSpec(state=1, action=1), horizon=1, execute=1, denoise_steps=20)
+    opt = torch.optim.Adam(policy.parameters(), 2e-3)
+    g = torch.Generator().manual_seed(0)
+    for _ in range(600):
+        sign = torch.randint(0, 2, (512, 1, 1), generator=g) * 2.0 - 1
+        chunk = sign * 0.8 + 0.05 * torch.randn(512, 1, 1, generator=g)
+        loss = policy.bc_loss({"state": torch.zeros(512, 1)}, chunk, torch.ones(512, 1), g)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    x = policy.act({"state": torch.zeros(2000, 1)}, g, False).actions.flatten()
+    assert abs(float((x > 0).float().mean()) - 0.5) < 0.06
+    assert abs(float(x.abs().mean()) - 0.8) < 0.08 and float((x.abs() < 0.4).float().mean()) < 0.08
+
+
+def test_the_vision_language_policy_hears_the_instruction_and_sees_the_image():
+    spec = ObsSpec(state=5, action=3, views=("front",), image_size=32, language=True)
+    policy = build(spec=spec, width=32, depth=1)
+    obs = {"state": torch.zeros(2, 5), "tokens": torch.from_numpy(tokenize(["pick the red cube", "pick the blue cube"])),
+           "image/front": torch.zeros(2, 32, 32, 3, dtype=torch.uint8)}
+    a = policy.encode(obs)
+    assert not torch.allclose(a[0], a[1])
+    obs["image/front"] = obs["image/front"].clone()
+    obs["image/front"][0] = 200
+    assert not torch.allclose(policy.encode(obs)[0], a[0])
+    chunk = policy.act(obs, torch.Generator().manual_seed(0), True)
+    logp, _ = policy.score(policy.encode(obs), chunk.trace)
+    assert float((logp - chunk.logp).abs().max()) < 1e-4
+
+
+def test_padding_words_do_not_change_what_is_heard():
+    spec = ObsSpec(state=5, action=3, views=("front",), image_size=32, language=True)
+    policy = build(spec=spec, width=32, depth=1)
+    image = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
+    both = torch.from_numpy(tokenize(["reach", "pick the very small red cube now please"]))
+    alone = policy.encode({"state": torch.zeros(1, 5), "tokens": both[:1], "image/front": image[:1]})
+    mixed = policy.encode({"state": torch.zeros(2, 5), "tokens": both, "image/front": image})
+    assert torch.allclose(alone[0], mixed[0], atol=1e-5)
+
+
+def test_words_are_hashed_alike_everywhere_and_case_does_not_count():
+    a = tokenize(np.array(["Pick the cube"]))
+    assert a[0, 0] == tokenize(["pick"])[0, 0] and not a[0, 3:].any()
+
+
+def test_bad_policy_options_say_what_is_allowed():
+    for kw, text in ((dict(execute=9), "execute"), (dict(denoise_steps=0), "denoise_steps"), (dict(noise_min=0.0), "noise_min"),
+                     (dict(kind="diffusion", denoise_steps=7), "divide"), (dict(noise_level=9.0), "noise_level")):
+        with pytest.raises(UserError, match=text):
+            PolicyOptions(**kw)
