@@ -34,6 +34,9 @@ LOW = np.array(m.JOINT_LOW, F)[:, None]
 HIGH = np.array(m.JOINT_HIGH, F)[:, None]
 SPEED = np.array(m.JOINT_SPEED, F)[:, None] * F(m.DT * m.SUBSTEPS)
 HOME = np.array(m.HOME)
+SPREAD = 0.3  # randomised masses and frictions lie within +- this share of their own
+CAMERA_SHIFT = np.array([0.03, 0.005])  # randomised camera positions: +- this, by camera (front, wrist) [m]
+CAMERA_TURN = 0.06  # and attitude: +- about this [rad]
 RENDER_SIZE = 256  # pixels of `render()`
 
 
@@ -109,6 +112,8 @@ class MujocoArmEnv(VectorEnv):
         adr = [int(self.model.joint(o).qposadr[0]) for o in task.objects]
         vadr = [int(self.model.joint(o).dofadr[0]) for o in task.objects]
         self._adr = adr
+        movable = task.objects + (("drawer",) if task.uses_slide else ())
+        self._bodies = np.array([self.model.body(o).id for o in movable], np.int64)
 
         # what an episode has beyond the physics, one row (or column, batch last) per env
         self.stream = StartStream(n)
@@ -365,7 +370,25 @@ class MujocoArmEnv(VectorEnv):
         self._randomise(ids)
 
     def _randomise(self, ids: np.ndarray) -> None:
-        """Set the model fields of `ids` from their start ids."""
+        """Set the model fields of `ids` from their start ids; other numbers than those that place the objects."""
+        if not self.kinds or not len(ids):
+            return
+        b, mj, n = self.batch, self.model, len(ids)
+        moving, cams = len(self._bodies), mj.ncam
+        u = 2 * uniforms(self.starts[ids], moving + 1 + 7 * cams, stream=1) - 1
+        if "mass" in self.kinds:
+            factor = 1 + SPREAD * u[:, :moving, None]
+            rows, bodies = ids[:, None], self._bodies[None]
+            b.expand("body_mass")[rows, bodies] = mj.body_mass[self._bodies] * factor[..., 0]
+            b.expand("body_inertia")[rows, bodies] = mj.body_inertia[self._bodies] * factor
+            b.set_const(ids)
+        if "friction" in self.kinds:
+            b.expand("geom_friction")[ids, :, 0] = mj.geom_friction[:, 0] * (1 + SPREAD * u[:, moving, None])
+        if "camera" in self.kinds:
+            v = u[:, moving + 1:].reshape(n, cams, 7)
+            b.expand("cam_pos")[ids] = mj.cam_pos + CAMERA_SHIFT[:, None] * v[..., :3]
+            quat = mj.cam_quat + CAMERA_TURN / 2 * v[..., 3:]  # a small turn about a random axis
+            b.expand("cam_quat")[ids] = quat / np.linalg.norm(quat, axis=-1, keepdims=True)
 
     def close_extras(self, **kwargs):
         for r in self._renderers.values():

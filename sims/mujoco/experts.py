@@ -70,11 +70,14 @@ def above(env, z: float) -> np.ndarray:
     return up
 
 
-def carry(s: Scene, at: np.ndarray, to: np.ndarray, free: float, slack: float) -> np.ndarray:
-    """Hand goal [3, N] that brings the held object at `at` to `to`: up by `free`, over, then down within `slack`."""
+def carry(s: Scene, at: np.ndarray, to: np.ndarray, free: float, slack: float, steep: float) -> np.ndarray:
+    """Hand goal [3, N] that brings the held object at `at` to `to`: up by `free`, over, then down.
+
+    It is lowered once it is over `to` within `slack` [m], and kept `steep` times the rest higher before that.
+    """
     off = to - at
     side = np.hypot(off[0], off[1])
-    over = np.clip((side - F(slack)) * F(5), 0, free)  # height kept above `to` until the object is over it
+    over = np.clip((side - F(slack)) * F(steep), 0, free)  # height kept above `to` until the object is over it
     ready = np.clip((at[2] - to[2] - over * F(0.6)) / F(0.02) + 1, 0, 1)  # sideways only once high enough
     return np.stack([s.tcp[0] + off[0] * ready, s.tcp[1] + off[1] * ready, s.tcp[2] + off[2] + over])
 
@@ -121,7 +124,7 @@ def stack_cube(env) -> np.ndarray:
     goal, close, holds = grasp(s, s.pos[0], yaw, 2 * CUBE)
     top = s.pos[1].copy()
     top[2] += F(2 * CUBE + 0.001)
-    goal = np.where(holds, carry(s, s.pos[0], top, 0.06, 0.006), goal)
+    goal = np.where(holds, carry(s, s.pos[0], top, 0.06, 0.006, 5), goal)
     done = (np.hypot(*(s.pos[0] - s.pos[1])[:2]) < 0.01) & (np.abs(s.pos[0][2] - top[2]) < 0.005)
     goal = np.where(done, s.tcp, goal)
     return steer(env, goal, close & ~done, yaw)
@@ -134,7 +137,7 @@ def peg_insert(env) -> np.ndarray:
     goal, close, holds = grasp(s, grip, yaw, 2 * PEG[0])
     to = s.goal.copy()
     to[2] += F(PEG[2] + 0.003)
-    goal = np.where(holds, carry(s, s.pos[0], to, 0.065, 0.002), goal)
+    goal = np.where(holds, carry(s, s.pos[0], to, 0.065, 0.0015, 40), goal)
     return steer(env, goal, close, np.where(holds, F(0), yaw))
 
 
