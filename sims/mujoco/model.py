@@ -102,6 +102,15 @@ def goal_xml(shape: str, size: str) -> str:
             f'rgba="0.1 0.8 0.3 0.5" class="drawn"/></body>')
 
 
+def look(eye: tuple[float, float, float], at: tuple[float, float, float]) -> str:
+    """Attributes of an upright camera at `eye` that looks towards `at` [m]."""
+    bx, by, bz = (e - a for e, a in zip(eye, at, strict=True))  # camera z points backwards
+    flat = math.hypot(bx, by)
+    x = (-by / flat, bx / flat, 0.0)
+    y = (-bz * bx / flat, -bz * by / flat, flat)
+    return f'pos="{eye[0]} {eye[1]} {eye[2]}" xyaxes="{" ".join(f"{v:.6f}" for v in (*x, *y))}"'
+
+
 def scene_xml(objects: str) -> str:
     """The whole model: arm, table, lights, cameras and the task's `objects`."""
     actuators = [f'<position name="joint{i + 1}" joint="joint{i + 1}" kp="{STIFFNESS[i]}" kv="{DAMPING[i]}" '
@@ -126,7 +135,7 @@ def scene_xml(objects: str) -> str:
   </default>
   <worldbody>
     <light pos="0.3 -0.8 2" dir="0.1 0.4 -1" directional="true" castshadow="false" diffuse="0.55 0.55 0.55"/>
-    <camera name="front" pos="1.28 0 0.68" xyaxes="0 1 0 -0.62 0 0.78" fovy="42"/>
+    <camera name="front" {look((1.08, -0.36, 0.62), (0.49, 0.0, 0.08))} fovy="40"/>
     <geom name="table" type="plane" size="0.75 0.6 0.05" pos="0.4 0 0" rgba="0.42 0.44 0.48 1" class="solid"
           condim="3"/>
     {arm_xml()}

@@ -103,7 +103,7 @@ def near(d: np.ndarray, scale: float) -> np.ndarray:
 
 def _reach_place(u):
     return _start(len(u), goal=(_between(u[:, 0], 0.36, 0.62), _between(u[:, 1], -0.25, 0.25),
-                                _between(u[:, 2], 0.06, 0.40)))
+                                _between(u[:, 2], 0.06, 0.34)))
 
 
 REACH = Task(
