@@ -1,0 +1,173 @@
+"""Any Gymnasium id with continuous actions as a contract env: `sims.make("gym:Pendulum-v1", ...)`.
+
+One Gymnasium env per row, stepped one after the other. A start is the seed of Gymnasium's own `reset(seed=...)`,
+so it is as exact as the env's own seeding. Observations are flattened (a Dict in the order of its keys), actions
+in [-1, 1] are stretched to the env's Box, the reward is the env's own, and success is `info["is_success"]` or
+`info["success"]` where the env reports it. There is no `get_state`: Gymnasium has no common way to take one.
+"""
+
+import difflib
+import importlib
+from typing import ClassVar
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from robo_rl.errors import MissingDependency, UserError
+from robo_rl.types import ActionAxis, ControlSpec
+from sims.contract import action_spaces, observation_spaces, read_actions, read_reset
+from sims.starts import StartStream
+
+MAX_STEPS = 1000  # where the env has no limit of its own
+
+
+def make_gym(
+    id: str,
+    *,
+    num_envs: int = 1,
+    obs: str = "state",
+    reward: str = "",
+    control: str = "",
+    image_size: int = 64,
+    threads: int = 0,
+    max_steps: int = 0,
+    randomise: str = "",
+    render: bool = False,
+    device: str = "cpu",
+) -> "GymEnv":
+    """The vector env of a Gymnasium id; the options are those of `sims.make`, of which most do not apply."""
+    own_only(f"gym:{id}", obs, reward, control, randomise, device)
+    if max_steps < 0:
+        raise UserError(f"max_steps must be >= 0, got {max_steps}")
+    if not id:
+        raise UserError("gym: needs an id after the colon, for example gym:Pendulum-v1")
+    module, colon, _ = id.partition(":")
+    try:
+        if colon:  # Gymnasium's "module:Id": importing the module registers the id
+            importlib.import_module(module)
+        limit = max_steps or gym.spec(id.split(":")[-1]).max_episode_steps or MAX_STEPS
+    except ModuleNotFoundError as e:
+        raise UserError(f"gym:{id} needs the module {e.name!r}, which is not installed") from None
+    except gym.error.Error:
+        near = difflib.get_close_matches(id, gym.registry, n=5, cutoff=0.3)
+        raise UserError(f"unknown gym id {id!r}. Nearest: {', '.join(near) or 'none'}") from None
+    envs = []
+    try:
+        for _ in range(num_envs):
+            envs.append(gym.make(id, max_episode_steps=limit, render_mode="rgb_array" if render else None,
+                                 disable_env_checker=True))
+    except gym.error.DependencyNotInstalled as e:
+        raise MissingDependency(f"gym:{id}: {e}") from None
+    except (gym.error.Error, ImportError) as e:
+        raise UserError(f"gym:{id} cannot be made: {e}") from None
+    return GymEnv(id, envs, limit)
+
+
+def own_only(name: str, obs: str, reward: str, control: str, randomise: str, device: str) -> None:
+    """UserError for options of `sims.make` that an env taken as it is does not have."""
+    if obs != "state":
+        raise UserError(f"{name} has obs 'state' only, got {obs!r}")
+    if reward not in ("", "dense"):
+        raise UserError(f"{name} has its own reward only (leave reward out), got {reward!r}")
+    if control:
+        raise UserError(f"{name} has its own control only (leave control out), got {control!r}")
+    if randomise:
+        raise UserError(f"{name} has no randomise options, got {randomise!r}")
+    if device != "cpu":
+        raise UserError(f"{name} runs on device 'cpu' only, got {device!r}")
+
+
+def own_actions(name: str, space: spaces.Space) -> tuple[np.ndarray, np.ndarray]:
+    """(low, high) float64 [A] of a bounded Box of any shape, flattened; UserError for anything else."""
+    if not isinstance(space, spaces.Box):
+        raise UserError(f"{name} has {type(space).__name__} actions; only continuous (Box) actions are supported")
+    low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
+    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+        raise UserError(f"{name} has unbounded actions ({space}); only actions with finite limits are supported")
+    return low, high
+
+
+class GymEnv(VectorEnv):
+    """N Gymnasium envs of one id; see `sims` for the contract and `make_gym` for the options."""
+
+    metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}
+
+    def __init__(self, id: str, envs: list[gym.Env], max_steps: int):
+        first = envs[0]
+        space = self._space = first.observation_space
+        if isinstance(space, spaces.Box) and len(space.shape) > 2:
+            raise UserError(f"gym:{id} observes images ({space}); only state observations are supported")
+        if not space.is_np_flattenable:
+            raise UserError(f"gym:{id} has observations of varying size ({space}), which are not supported")
+        self._low, self._high = own_actions(f"gym:{id}", first.action_space)
+        self.num_envs, self._envs = len(envs), envs
+        self.render_mode = first.render_mode
+        n, size = self.num_envs, spaces.flatdim(space)
+        self.single_observation_space, self.observation_space = observation_spaces(size, n)
+        self.single_action_space, self.action_space = action_spaces(len(self._low), n)
+        axes = tuple(ActionAxis(f"action{i}", "1", float(lo), float(hi), "absolute")
+                     for i, (lo, hi) in enumerate(zip(self._low, self._high, strict=True)))
+        self.spec = ControlSpec("gym", id, axes, _period(first), max_steps, _names(space, size))
+        self._task = np.full(n, id)
+        self._stream = StartStream(n)
+        self._state = np.zeros((n, size), np.float32)
+        self._terminated, self._truncated, self._success = (np.zeros(n, bool) for _ in range(3))
+
+    def reset(self, *, seed=None, options=None):
+        mask, starts = read_reset(seed, options, self.num_envs)
+        if seed is not None:
+            self._stream.seed(seed, mask)
+        ids = np.flatnonzero(mask)
+        starts = self._stream.draw(ids) if starts is None else starts[ids]
+        for i, start in zip(ids, starts, strict=True):
+            x, _ = self._envs[i].reset(seed=int(start))
+            self._state[i] = spaces.flatten(self._space, x)
+        for flag in (self._terminated, self._truncated, self._success):
+            flag[ids] = False
+        return self._obs(), {"success": self._success.copy()}
+
+    def step(self, actions):
+        a = read_actions(actions, self.num_envs, len(self._low))
+        box = self._envs[0].action_space
+        a = (self._low + 0.5 * (a + 1.0) * (self._high - self._low)).astype(box.dtype)
+        reward = np.zeros(self.num_envs, np.float32)
+        for i in np.flatnonzero(~(self._terminated | self._truncated)):
+            x, reward[i], terminated, truncated, info = self._envs[i].step(a[i].reshape(box.shape))
+            self._state[i] = spaces.flatten(self._space, x)
+            self._terminated[i] = terminated
+            self._truncated[i] = truncated and not terminated
+            self._success[i] = bool(info.get("is_success", info.get("success", False)))
+        return (self._obs(), reward, self._terminated.copy(), self._truncated.copy(),
+                {"success": self._success.copy()})
+
+    def _obs(self) -> dict[str, np.ndarray]:
+        return {"state": self._state.copy(), "task": self._task.copy()}
+
+    def render(self) -> np.ndarray:
+        """uint8 [N, h, w, 3] as each env draws itself."""
+        if self.render_mode is None:
+            raise UserError("make the env with render=True to call render()")
+        return np.stack([e.render() for e in self._envs])
+
+    def close_extras(self) -> None:
+        for e in self._envs:
+            e.close()
+
+
+def _period(env: gym.Env) -> float:
+    """Control period [s]: the env's `dt`, else one frame of its video, else 1."""
+    dt = getattr(env.unwrapped, "dt", None)
+    if isinstance(dt, (int, float)) and dt > 0:
+        return float(dt)
+    fps = env.metadata.get("render_fps") or 1
+    return 1.0 / fps
+
+
+def _names(space: spaces.Space, size: int) -> tuple[str, ...]:
+    """Names of a flattened Dict's dimensions; () for a plain Box."""
+    if not isinstance(space, spaces.Dict):
+        return ()
+    names = tuple(f"{k}{i}" for k, s in space.spaces.items() for i in range(spaces.flatdim(s)))
+    return names if len(names) == size else ()
