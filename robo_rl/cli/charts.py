@@ -4,6 +4,7 @@ The SVG of a chart is stretched to its box, so only shapes live in it (strokes d
 placed by percentages and keeps its size on any screen. A block of JSON beside it feeds the hover read-out.
 """
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     size = 10.0 ** math.floor(math.log10(raw))
     step = next(m * size for m in (1, 2, 2.5, 5, 10) if m * size >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
-    return [k * step for k in range(first, int(math.floor(high / step + 1e-9)) + 1)]
+    return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def number(v: float, percent: bool = False) -> str:
@@ -56,7 +57,7 @@ def thin(s: Series, most: int = POINTS) -> Series:
     if n <= most:
         return s
     edges = np.linspace(0, n, most + 1).astype(int)
-    parts = [slice(a, b) for a, b in zip(edges[:-1], edges[1:])]
+    parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
 
     def each(f, v):
         return np.array([f(w) if (w := v[p][np.isfinite(v[p])]).size else math.nan for p in parts])
@@ -78,7 +79,7 @@ def chart(title: str, what: str, series: Sequence[Series], *, x_name: str = "env
 
     ys = np.concatenate([v[np.isfinite(v)] for s in kept for v in (s.y, s.low, s.high) if v is not None])
     xs = np.concatenate([s.x for s in kept])
-    log = log and ys.min() > 0 and ys.max() > 30 * ys.min()
+    log = bool(log and ys.min() > 0 and ys.max() > 30 * ys.min())
     if log:
         y0, y1 = math.log10(ys.min()), math.log10(ys.max())
     else:
@@ -118,12 +119,15 @@ def chart(title: str, what: str, series: Sequence[Series], *, x_name: str = "env
                 for i in dots if math.isfinite(s.y[i])]
     labels = [f'<i class="y" style="top:{py(t):.2f}%">{number(t, percent)}</i>' for t in y_ticks]
     labels += [f'<i class="x" style="left:{px(t):.2f}%">{number(t)}</i>' for t in x_ticks]
-    legend = "".join(f'<span><s class="{s.look} c{s.colour}"></s>{escape(s.name)}</span>' for s in kept)
+    legend = ""
+    if len(kept) > 1 or kept[0].look == "band":
+        names = "".join(f'<span><s class="{s.look} c{s.colour}"></s>{escape(s.name)}</span>' for s in kept)
+        legend = f'<div class="legend">{names}</div>'
     data = {"x": [x0, x1], "y": [y0, y1], "log": log, "percent": percent, "xName": x_name,
-            "series": [{"name": s.name, "c": s.colour, "x": _round(s.x), "y": _round(s.y),
+            "series": [{"name": s.name, "c": s.colour, "x": _round(s.x), "y": _round(s.y), "band": s.look == "band",
                         **({"low": _round(s.low), "high": _round(s.high)} if s.low is not None else {})}
                        for s in kept]}
-    return (f'<figure class="card chart{" tall" if tall else ""}">{head}<div class="legend">{legend}</div>'
+    return (f'<figure class="card chart{" tall" if tall else ""}">{head}{legend}'
             f'<div class="plot" role="img" aria-label="{escape(title)}: {escape(what)}">'
             f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{"".join(svg)}</svg>{"".join(labels)}</div>'
             f'<div class="xname">{escape(x_name)}</div>{_json(data)}</figure>')

@@ -7,7 +7,7 @@ says so) and writes RUN/report.html with plots, videos and styles inside.
 import base64
 import json
 import math
-import statistics
+import shlex
 import sys
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,10 +18,10 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from robo_rl.cli.charts import Series, chart, number, stacked, whisker
+from robo_rl.cli.charts import Series, chart, stacked, whisker
 from robo_rl.errors import UserError
 from robo_rl.files import read_json, write_bytes
-from robo_rl.log import clock_text, open_run, read_metrics, si
+from robo_rl.log import open_run, read_metrics, si
 from robo_rl.stats import (
     Interval,
     bootstrap_mean,
@@ -117,8 +117,8 @@ def load_evaluation(path: Path) -> Evaluation:
         starts, task, returns = (list(d.get(k) or []) for k in ("starts", "task", "return"))
         ok = (np.isin(success, (0.0, 1.0)).all() and len(starts) in (0, n) and len(task) in (0, n)
               and len(returns) in (0, n))
-        if not ok:
-            raise ValueError("lengths differ, or success is not 0 and 1")
+        if not ok or not n:
+            raise ValueError("no episodes, lengths differ, or success is not 0 and 1")
         return Evaluation(str(d.get("label") or path.stem), int(d.get("step") or 0), success.astype(bool), starts,
                           [str(t) for t in task], np.asarray(returns, dtype=float))
     except (AttributeError, KeyError, TypeError, ValueError) as e:
@@ -199,6 +199,15 @@ def totals(run: Run) -> dict[str, float]:
 # -------------------------------------------------------------------------------------------------- wording
 
 
+def duration(seconds: float) -> str:
+    """48 s, 9 min 13 s, 2 h 05 min."""
+    if not math.isfinite(seconds):
+        return "–"
+    s = round(seconds)
+    return (f"{s // 3600} h {s // 60 % 60:02d} min" if s >= 3600 else f"{s // 60} min {s % 60:02d} s" if s >= 60
+            else f"{s} s" if s >= 10 else f"{seconds:.1f} s")
+
+
 def pct(v: float) -> str:
     return f"{100 * v:.1f} %" if math.isfinite(v) else "–"
 
@@ -240,7 +249,7 @@ def header(run: Run) -> str:
     git = " ".join(f"{v}" for _, v in flat(git)) if isinstance(git, dict) else git
     created = str(info.get("created") or "")
     try:
-        created = datetime.fromisoformat(created).strftime("%Y-%m-%d %H:%M")
+        created = datetime.fromisoformat(created).strftime("%Y-%m-%d %H:%M %Z").strip()
     except ValueError:
         pass
     facts = [(k, config.get(k) if config.get(k) not in (None, "") else info.get(k))
@@ -273,10 +282,10 @@ def verdict(run: Run) -> str:
         text = (f'<span class="badge even">one evaluation, nothing to compare with yet</span><div class="big">'
                 f"{100 * only.rate.value:.1f} <small>% success</small></div>"
                 f"<p>{esc(only.name)}, 95 % interval {interval(only.rate)}.</p>")
-    shown = [(e, c) for e, c in ((start, 6), (end, 1)) if e] or [(only, 1)]
+    shown = [(e, c) for e, c in ((start, 3), (end, 1)) if e] or [(only, 1)]
     shown += [(e, 2) for e in run.evals if e.label == "best"]
     rows = "".join(f'<span>{esc(e.name)}</span>{whisker(*e.rate, c)}<span class="r">{pct(e.rate.value)}<small>'
-                   f"{interval(e.rate)}<br>{int(e.success.sum())} of {len(e.success)} starts</small></span>"
+                   f"{interval(e.rate)} · {int(e.success.sum())}/{len(e.success)}</small></span>"
                    for e, c in shown)
     scale = '<span class="scale"><span>0</span><span>50</span><span>100 %</span></span>'
     return f'<section class="card verdict"><div>{text}</div><div class="rows">{rows}{scale}</div></section>'
@@ -284,20 +293,21 @@ def verdict(run: Run) -> str:
 
 def tiles(run: Run) -> str:
     t = totals(run)
-    stages = " · ".join(f"{k} {clock_text(t[f'{s}_s'])}" for k, s in (("SFT", "sft"), ("RL", "rl")) if t[f"{s}_s"] > 0)
+    stages = " · ".join(f"{k} {duration(t[f'{s}_s'])}" for k, s in (("SFT", "sft"), ("RL", "rl")) if t[f"{s}_s"] > 0)
     fast = run.metrics.get("rate/steps_per_s", np.array([]))
     fast = fast[np.isfinite(fast)]
-    cells = [("Training time", clock_text(t["time_s"]), stages or "no metrics yet"),
+    cells = [("Training time", duration(t["time_s"]), stages or "no metrics yet"),
              ("Environment steps", si(t["env_steps"]) if math.isfinite(t["env_steps"]) else "–", "in the RL stage"),
              ("Speed", f"{si(t['steps_per_s'])}/s" if math.isfinite(t["steps_per_s"]) else "–",
-              f"steps, all included; median {si(float(np.median(fast)))}/s" if len(fast) else "steps, all included")]
+              "env steps, whole RL stage" + (f"; median update {si(float(np.median(fast)))}/s" if len(fast) else ""))]
     end = run.end or run.start
     if end is not None and len(end.returns):
         r = bootstrap_mean(end.returns)
-        cells.append(("Return", number(r.value), f"{esc(end.name)}, 95 % {number(r.low)} … {number(r.high)}"))
-    if len(run.evals):
-        cells.append(("Evaluations", str(len(run.evals)),
-                      f"{statistics.median([len(e.success) for e in run.evals]):.0f} episodes each (median)"))
+        cells.append(("Return", f"{r.value:.3g}", f"{esc(end.name)}, 95 % {r.low:.3g} … {r.high:.3g}"))
+    if run.evals:
+        sizes = sorted({len(e.success) for e in run.evals})
+        span = " to ".join(str(n) for n in sizes[:: len(sizes) - 1 or 1])
+        cells.append(("Evaluations", str(len(run.evals)), f"of {span} episodes each"))
     return '<section class="tiles">' + "".join(
         f'<div class="card tile"><span>{a}</span><b>{b}</b><small>{c}</small></div>' for a, b, c in cells) + "</section>"
 
@@ -353,44 +363,53 @@ def ratio_chart(run: Run) -> str:
         low, high = m["train/log_ratio_p01"][rows], m["train/log_ratio_p99"][rows]
         x = m["step"][rows].astype(float)
         series.append(Series("1 % … 99 % of samples", x, (low + high) / 2, 1, low, high, "band"))
-    if "train/ratio_max" in m:
+    if "train/log_ratio_absmax" in m:
+        series += rl_series(run, "train/log_ratio_absmax", "largest |log ratio|", 4)
+    elif "train/ratio_max" in m:
         with np.errstate(divide="ignore", invalid="ignore"):
             top = np.log(m["train/ratio_max"])
         rows = (m["stage"] == "rl") & np.isfinite(top)
         series.append(Series("largest", m["step"][rows].astype(float), top[rows], 4))
-    series += rl_series(run, "train/log_ratio_max", "largest |log ratio|", 5)
-    return chart("Ratio tails", "log of new over old probability [nats]; 0 where nothing changed", series, zero=True)
+    return chart("Ratio tails", "log of new over old probability [nats]", series, zero=True)
+
+
+HEALTH = (  # metric, title, what it is, colour, percent, zero in the range
+    ("train/kl", "KL", "of the new policy from the one that acted [nats]", 5, False, True),
+    ("train/clip_fraction", "Clip fraction", "share of samples whose ratio was clipped", 3, True, True),
+    ("train/explained_variance", "Explained variance", "of returns, by the value function; 1 is perfect",
+     2, False, True),
+    ("train/value_loss", "Value loss", "per update", 2, False, True),
+    ("train/policy_loss", "Policy loss", "per update", 1, False, False),
+    ("train/entropy", "Entropy", "of the policy [nats]", 1, False, False),
+    ("train/noise", "Noise level", "of exploring actions", 3, False, True))
 
 
 def health(run: Run) -> str:
-    """The charts of the RL stage."""
-    c = [return_chart(run),
-         chart("KL", "of the new policy from the one that acted [nats]", rl_series(run, "train/kl", "KL", 5), zero=True),
-         chart("Clip fraction", "share of samples whose ratio was clipped",
-               rl_series(run, "train/clip_fraction", "clipped", 3), percent=True, zero=True),
-         ratio_chart(run),
-         chart("Explained variance", "of the returns by the value function; 1 is perfect, 0 is a constant",
-               rl_series(run, "train/explained_variance", "explained variance", 2), zero=True),
-         chart("Losses", "per update", rl_series(run, "train/value_loss", "value", 2)
-               + rl_series(run, "train/policy_loss", "policy", 1)),
-         chart("Exploration", "entropy [nats] and noise level of the policy",
-               rl_series(run, "train/entropy", "entropy", 1) + rl_series(run, "train/noise", "noise level", 3))]
-    shown = {"train/success", "train/return", "train/kl", "train/clip_fraction", "train/ratio_max",
-             "train/log_ratio_p01", "train/log_ratio_p99", "train/log_ratio_max", "train/explained_variance",
-             "train/value_loss", "train/policy_loss", "train/entropy", "train/noise", "rate/steps_per_s", "step",
-             "time", "stage", "sft/loss", *(k for k, _, _ in PARTS)}
-    rest = [k for k in run.metrics if k not in shown and len(rl_series(run, k, k)[0].x)]
-    more = ""
+    """The charts of both stages; what was never logged is named below them, the rest of the metrics folded away."""
+    m, absent, charts = run.metrics, [], [return_chart(run), ratio_chart(run)]
+    for key, title, what, colour, percent, zero in HEALTH:
+        series = rl_series(run, key, title.lower() if title != "KL" else title, colour)
+        if series and len(series[0].x):
+            charts.append(chart(title, what, series, percent=percent, zero=zero))
+        else:
+            absent.append(title.lower() if title != "KL" else title)
+    charts.insert(1, charts.pop(2) if len(charts) > 2 else "")  # KL beside the return, then the ratios
+    shown = {"train/success", "train/return", "train/ratio_max", "train/log_ratio_p01", "train/log_ratio_p99",
+             "train/log_ratio_absmax", "rate/steps_per_s", "eval/success", "eval/low", "eval/high",
+             "eval/return", "step", "time", "stage", "sft/loss",
+             *(k for k, *_ in PARTS), *(k for k, *_ in HEALTH)}
+    rest = [k for k in m if k not in shown and len(rl_series(run, k, k)[0].x)]
+    more = f'<p class="foot">Not logged by this run: {", ".join(absent)}.</p>' if absent else ""
     if rest:
-        more = (f"<details><summary>All other metrics ({len(rest)})</summary><div class='grid'>"
-                + "".join(chart(k, "as logged", rl_series(run, k, k, 7)) for k in rest) + "</div></details>")
-    return f'<div class="grid">{"".join(c)}</div>{more}'
+        more += (f"<details><summary>All other metrics ({len(rest)})</summary><div class='small'>"
+                 + "".join(chart(k, "as logged", rl_series(run, k, k, 7)) for k in rest) + "</div></details>")
+    return f'<div class="small">{sft_chart(run)}{"".join(charts)}</div>{more}'
 
 
 def sft_chart(run: Run) -> str:
     m = run.metrics
     if "sft/loss" not in m:
-        return chart("Supervised loss", "flow matching on the demonstrations", [], missing="No SFT was logged.")
+        return chart("Supervised loss", "on the demonstrations", [], missing="No SFT was logged.")
     rows = (m["stage"] == "sft") & np.isfinite(m["sft/loss"])
     step = m["step"][rows].astype(float)
     by_step = len(step) < 2 or step.max() > step.min()
@@ -399,50 +418,57 @@ def sft_chart(run: Run) -> str:
                  x_name="updates" if by_step else "time [s]")
 
 
-def seconds(run: Run) -> "tuple[np.ndarray, np.ndarray] | None":
-    """(wall time at each line [n], seconds spent in each of PARTS and other [n, parts+1]) since the line before."""
+def seconds(run: Run) -> "tuple[np.ndarray, dict[str, np.ndarray]] | None":
+    """(wall time [lines], seconds since the line before by part [lines]); None where no part was timed.
+
+    Parts: those of PARTS in the RL stage, evaluation in both, "SFT" for the rest of that stage (with the
+    demonstrations), "other" for what was not timed.
+    """
     m = run.metrics
     if not m or not any(k in m for k, _, _ in PARTS):
         return None
     t = np.maximum.accumulate(np.nan_to_num(m["time"]))
     took = np.diff(t, prepend=0.0)
-    parts = np.stack([np.nan_to_num(m[k]) if k in m else np.zeros(len(t)) for k, _, _ in PARTS], 1).clip(0)
-    other = (took - parts.sum(1))[:, None]
-    return t, np.concatenate([parts, other], 1)
+    sft = m["stage"] == "sft"
+    by = {name: np.where(sft & (name != "evaluation"), 0.0, np.nan_to_num(m[k]).clip(0)) if k in m
+          else np.zeros(len(t)) for k, name, _ in PARTS}
+    rest = (took - sum(by.values())).clip(0)
+    return t, {"SFT": np.where(sft, rest, 0.0), **by, "other": np.where(sft, 0.0, rest)}
 
 
 def throughput(run: Run) -> str:
     speed = chart("Speed", "environment steps per second", rl_series(run, "rate/steps_per_s", "steps/s", 1), zero=True)
     spent = seconds(run)
     if spent is None or spent[0][-1] <= 0:
-        return (f'<div class="grid">{speed}<div class="card" style="padding:18px"><p class="empty">Time by stage '
-                "was not logged in this run.</p></div></div>")
+        return (f'<div class="grid">{speed}<figure class="card chart"><figcaption><b>Where the time goes</b>'
+                '</figcaption><p class="empty">Time by stage was not logged in this run.</p></figure></div>')
     t, by = spent
-    bins = int(min(40, max(1, len(t))))
+    colour = {"SFT": 4, **{name: c for _, name, c in PARTS}, "other": 6}
+    by = {name: v for name, v in by.items() if v.sum() > 0}
+    bins = min(40, len(t))
     edges = np.linspace(0, t[-1], bins + 1)
     which = np.clip(np.searchsorted(edges, t, side="left") - 1, 0, bins - 1)
-    sums = np.stack([np.bincount(which, weights=by[:, k], minlength=bins) for k in range(by.shape[1])], 1).clip(0)
-    used = sums.sum(1) > 0
-    cuts = np.concatenate([[0.0], edges[1:][used]])  # bins without a line belong to the next one
-    if cuts[-1] < t[-1]:
-        cuts[-1] = t[-1]
-    share = sums[used] / sums[used].sum(1, keepdims=True)
-    names = [(n, c) for _, n, c in PARTS] + [("other", 6)]
-    unit, size = ("min", 60.0) if t[-1] >= 180 else ("s", 1.0)
+    sums = {name: np.bincount(which, weights=v, minlength=bins) for name, v in by.items()}
+    height = sum(sums.values())
+    used = height > 0
+    cuts = np.concatenate([[0.0], edges[1:][used]])  # a bin in which no line ended belongs to the next one
+    cuts[-1] = t[-1]
+    unit, size = ("h", 3600.0) if t[-1] >= 3 * 3600 else ("min", 60.0) if t[-1] >= 180 else ("s", 1.0)
     bars = stacked("Where the time goes", "share of the wall time", cuts / size,
-                   [(n, c, share[:, k]) for k, (n, c) in enumerate(names)], x_name=f"time since the start [{unit}]")
-    total = by.sum(0).clip(0)
-    whole = max(float(total.sum()), 1e-9)
+                   [(name, colour[name], v[used] / height[used]) for name, v in sums.items()],
+                   x_name=f"time since the start [{unit}]")
+    whole = sum(v.sum() for v in by.values())
     steps = totals(run)["env_steps"]
-    rows = "".join(
-        f'<tr><td class="name"><s class="c{c}"></s>{n}</td><td class="n">{clock_text(total[k])}</td><td class="n">'
-        f'{100 * total[k] / whole:.0f} %</td><td style="width:34%"><span class="bar c{c}" style="width:'
-        f'{100 * total[k] / whole:.1f}%"></span></td><td class="n">'
-        f"{1e6 * total[k] / steps if steps else math.nan:.3g}</td></tr>".replace(">nan<", ">–<")
-        for k, (n, c) in enumerate(names))
+    rows = ""
+    for name, v in by.items():
+        part = float(v.sum())
+        each = f"{1e6 * part / steps:.3g}" if steps and name not in ("SFT", "evaluation") else "–"
+        rows += (f'<tr><td class="name"><s class="c{colour[name]}"></s>{name}</td><td class="n">{duration(part)}</td>'
+                 f'<td class="n">{100 * part / whole:.0f} %</td><td style="width:34%"><span class="bar '
+                 f'c{colour[name]}" style="width:{100 * part / whole:.1f}%"></span></td><td class="n">{each}</td></tr>')
     table = ('<div class="card scroll pad"><table><tr><th>Part</th><th class="n">Time</th><th class="n">Share</th>'
-             f'<th></th><th class="n">µs per step</th></tr>{rows}</table></div>')
-    return f'<div class="grid">{bars}{speed}</div><div style="margin-top:14px">{table}</div>'
+             f'<th></th><th class="n">µs per env step</th></tr>{rows}</table></div>')
+    return f'<div class="grid">{bars}{speed}</div><div class="gap"></div>{table}'
 
 
 def task_table(run: Run) -> str:
@@ -482,8 +508,8 @@ def _only(e: Evaluation, task: str) -> Evaluation:
 def video_grid(run: Run, notes: list[str]) -> str:
     """Players with the videos inside, start and end side by side; what does not fit is named in `notes`."""
     if not run.videos:
-        return (f'<div class="empty">No videos in this run. Film the policy: <code>robo_rl eval {esc(run.folder)} '
-                "--video</code></div>")
+        return ('<div class="empty">No videos in this run. Training films the policy before and after RL where the '
+                "machine can render.</div>")
     rates = {e.label: e for e in run.evals}
     figures, room = [], VIDEO_BYTES
     for label, path in run.videos:
@@ -506,21 +532,23 @@ def video_grid(run: Run, notes: list[str]) -> str:
 
 
 def configuration(run: Run) -> str:
+    """How the run was made: its options by group, the command, versions."""
     def table(title: str, pairs: list[tuple[str, str]]) -> str:
-        rows = "".join(f"<tr><td>{esc(k)}</td><td><code>{esc(v)}</code></td></tr>" for k, v in pairs)
-        empty = '<p class="empty">Not recorded.</p>'
-        return (f'<div class="card pad"><h3>{title}</h3>'
-                f'{f"<table class=kv>{rows}</table>" if rows else empty}</div>')
+        rows = "".join(f"<tr><td>{esc(k)}</td><td>{f'<code>{esc(v)}</code>' if v else '–'}</td></tr>" for k, v in pairs)
+        rows = rows or "<tr><td>not recorded</td></tr>"
+        return f'<div class="card pad"><h3>{esc(title)}</h3><table class="kv">{rows}</table></div>'
 
-    info = run.info
-    argv = info.get("argv")
+    info, argv = run.info, run.info.get("argv")
     about = [("folder", str(run.folder.resolve()))]
-    about += [("command", " ".join(str(a) for a in argv) if isinstance(argv, list) else str(argv))] if argv else []
+    if argv:
+        words = [str(a) for a in argv] if isinstance(argv, list) else [str(argv)]
+        about.append(("command", shlex.join(words if "robo_rl" in words[0] else ["robo_rl", *words])))
     about += flat({k: info[k] for k in ("created", "version", "git", "seed") if info.get(k) is not None})
-    versions = info.get("versions") or {}
     config = info.get("config") or {}
-    right = table("Run", about) + '<div style="height:14px"></div>' + table("Versions", flat(versions))
-    return f'<div class="grid">{table("Configuration", flat(config))}<div>{right}</div></div>'
+    groups = {k: v for k, v in config.items() if isinstance(v, dict) and v}
+    tables = [table("Run", about), table("Options", flat({k: v for k, v in config.items() if k not in groups})),
+              *(table(k, flat(v)) for k, v in groups.items()), table("Versions", flat(info.get("versions") or {}))]
+    return f'<div class="masonry">{"".join(tables)}</div>'
 
 
 def not_finite(run: Run) -> list[str]:
@@ -549,25 +577,31 @@ def page(run: Run) -> str:
         notes.append("There is no final evaluation: the run is still going, or it was stopped.")
     videos = video_grid(run, notes)
     rl = bool(run.metrics) and bool((run.metrics["stage"] == "rl").any())
-    training = health(run) if rl else ('<div class="empty">No RL updates yet. They appear here once the RL stage '
-                                       "has begun.</div>")
+    training = health(run) if rl else (f'{sft_chart(run)}<div class="gap"></div><div class="empty">No RL updates yet. '
+                                       "They appear here once the RL stage has begun.</div>")
     note_card = ('<section class="card notes"><ul>' + "".join(f"<li>{esc(n)}</li>" for n in notes)
                  + "</ul></section>") if notes else ""
-    sections = [
-        header(run), verdict(run), tiles(run), note_card,
-        f'<h2>Success</h2><p>Evaluations use fixed starts and the policy without exploration; bands are Wilson 95 % '
-        f"intervals over starts. They say nothing about other training seeds.</p>{success_chart(run)}",
-        f"<h2>Success per task</h2>{task_table(run)}",
-        f"<h2>Before and after</h2>{videos}",
-        f"<h2>Training</h2><p>Supervised stage, then reinforcement learning.</p>{sft_chart(run)}"
-        f'<div style="height:14px"></div>{training}',
-        f"<h2>Throughput</h2>{throughput(run)}",
-        f"<h2>Configuration</h2>{configuration(run)}",
-        "<footer>Made by <code>robo_rl report</code>. Intervals: Wilson (rates), Newcombe method 10 (differences), "
-        "percentile bootstrap (returns).</footer>"]
+    sections = f"""
+{header(run)}{verdict(run)}{tiles(run)}{note_card}
+<h2>Success</h2>
+<p>Evaluations use fixed starts and the policy without exploration. Bands are Wilson 95 % intervals over starts;
+they say nothing about other training seeds.</p>
+{success_chart(run)}
+<h2>Success per task</h2>
+{task_table(run)}
+<h2>Before and after</h2>
+{videos}
+<h2>Training</h2>
+{training}
+<h2>Throughput</h2>
+{throughput(run)}
+<h2>Configuration</h2>
+{configuration(run)}
+<footer>Made by <code>robo_rl report</code>. Intervals: Wilson for rates, Newcombe's method 10 for differences,
+percentile bootstrap for returns.</footer>"""
     template = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
     name = str(run.info.get("name") or run.folder.resolve().name)
-    return template.replace("{{title}}", esc(f"{name} · robo_rl")).replace("{{body}}", "\n".join(sections))
+    return template.replace("{{title}}", esc(f"{name} · robo_rl")).replace("{{body}}", sections)
 
 
 def summary(run: Run, path: Path) -> dict:

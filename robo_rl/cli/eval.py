@@ -1,0 +1,134 @@
+"""`robo_rl eval RUN`: the honest number. Fixed starts, paired noise, Wilson intervals, paired differences."""
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from robo_rl.errors import UserError, in_range
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval:
+    """Evaluate a checkpoint of a run; with --against, the paired difference to another run on the same starts."""
+
+    run: tyro.conf.Positional[str]
+    """Run folder, or a checkpoint folder inside one."""
+    checkpoint: str = "best"
+    """best, last, sft, or the name of a folder below checkpoints/."""
+    against: str = ""
+    """Another run (or checkpoint folder) to compare with, on the same starts and noise."""
+    episodes: int = 200
+    seed: int = 0
+    """Which list of starts; every list is disjoint from training."""
+    envs: int = 0
+    """Envs in parallel; 0: as the run evaluated. Results are byte-identical for the same number."""
+    threads: int = 0
+    video: Annotated[str, tyro.conf.arg(metavar="PATH.mp4")] = ""
+    """Also film the first four episodes."""
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        in_range("--episodes", self.episodes, 1, 10**6)
+        in_range("--seed", self.seed, 0, 2000)
+        in_range("--envs", self.envs, 0, 10**6)
+
+
+def pick_checkpoint(path: Path, name: str) -> tuple[Path, Path]:
+    """(run folder, checkpoint folder) of a run and a checkpoint name, or of a checkpoint folder."""
+    from robo_rl import checkpoint, files
+    from robo_rl.log import open_run
+
+    if (path / "meta.json").exists():
+        return path.parent.parent, path
+    run = open_run(path)
+    root = run / "checkpoints"
+    found = checkpoint.checkpoints(run)
+    if not found:
+        raise UserError(f"{run} has no checkpoint yet")
+    if name == "last":
+        return run, found[-1]
+    if name == "sft":
+        return run, root / "step_000000000000"
+    if name == "best":
+        return run, root / files.read_json(root / "best.json")["checkpoint"] if (root / "best.json").exists() else found[-1]
+    if not (root / name / "meta.json").exists():
+        raise UserError(f"{run} has no checkpoint {name!r}. Allowed: best, last, sft, "
+                        f"{', '.join(p.name for p in found)}")
+    return run, root / name
+
+
+def evaluate_checkpoint(args: Eval, path: str, name: str) -> dict:
+    """Evaluate one checkpoint as `args` says -> the result document (no times, so equal runs give equal bytes)."""
+    import torch
+
+    from robo_rl import checkpoint, files
+    from robo_rl.cli.train import make_env, obs_spec, train_config
+    from robo_rl.evaluate import eval_starts, evaluate
+    from robo_rl.log import Progress
+    from robo_rl.stats import wilson
+
+    run, folder = pick_checkpoint(Path(path), name)
+    config = train_config(files.read_json(run / "run.json")["config"])
+    if args.threads:
+        config = replace(config, threads=args.threads)
+    torch.set_num_threads(config.torch_threads)
+    policy, meta = checkpoint.load_policy(folder)
+    count = args.envs or config.eval_envs or (args.episodes if config.sim == "mujoco" else min(args.episodes, config.envs))
+    env = make_env(config, min(count, args.episodes))
+    checkpoint.check_fits(policy, obs_spec(env, policy.spec.language), str(folder))
+    starts = eval_starts(args.episodes, args.seed)
+    with Progress() as progress:
+        progress.start("eval", len(starts), "episodes")
+        result = evaluate(env, policy, starts, args.seed, tick=progress.update)
+        env.close()
+        if args.video:
+            from robo_rl.data.video import write_video
+            film = make_env(config, 4, render=True)
+            write_video(Path(args.video), evaluate(film, policy, eval_starts(4, args.seed), args.seed, 4)["video"],
+                        round(1 / film.spec.period))
+            film.close()
+    rate, low, high = wilson(sum(result["success"]), len(starts))
+    tasks = {}
+    for task in sorted(set(result["task"])):
+        mine = [s for s, t in zip(result["success"], result["task"]) if t == task]
+        tasks[task] = dict(zip(("success", "low", "high"), wilson(sum(mine), len(mine)))) | {"n": len(mine)}
+    return {"run": run.name, "checkpoint": folder.name, "step": meta["step"], "seed": args.seed, "n": len(starts),
+            "envs": min(count, args.episodes), "success_rate": rate, "low": low, "high": high,
+            "return_mean": sum(result["return"]) / len(starts), "tasks": tasks, "starts": starts.tolist(), **result}
+
+
+def run(args: Eval) -> int:
+    """Evaluate, write RUN/eval-<checkpoint>-<seed>-<n>.json and print a table or JSON."""
+    from robo_rl import files
+    from robo_rl.stats import paired_difference
+
+    result = evaluate_checkpoint(args, args.run, args.checkpoint)
+    folder, _ = pick_checkpoint(Path(args.run), args.checkpoint)
+    out = folder / f"eval-{result['checkpoint']}-{args.seed}-{args.episodes}.json"
+    files.write_json(out, result)
+    document = {k: v for k, v in result.items() if k not in ("starts", "success", "return", "length", "task")}
+    document["file"] = str(out)
+    if args.against:
+        other = evaluate_checkpoint(args, args.against, args.checkpoint)
+        d, low, high = paired_difference(result["success"], other["success"])
+        document["against"] = {"run": other["run"], "checkpoint": other["checkpoint"],
+                               "success_rate": other["success_rate"], "difference": d, "low": low, "high": high}
+    if args.json:
+        print(json.dumps(files.plain(document), indent=1))
+        return 0
+    print(f"{result['run']} · {result['checkpoint']} · {result['n']} starts (list {args.seed})")
+    width = max(len(t) for t in result["tasks"])
+    print(f"  {'task':<{width}}  success   95 % interval     n")
+    for task, row in [*result["tasks"].items(), ("all", result)][: None if len(result["tasks"]) > 1 else 1]:
+        rate = row.get("success_rate", row.get("success"))
+        print(f"  {task:<{width}}  {rate:7.3f}   [{row['low']:.3f}, {row['high']:.3f}]  {row['n']:>4}")
+    if args.against:
+        a = document["against"]
+        print(f"  difference to {a['run']} ({a['success_rate']:.3f}), paired: "
+              f"{a['difference']:+.3f}  95 % interval [{a['low']:+.3f}, {a['high']:+.3f}]")
+    print(f"  written to {out}", file=sys.stderr)
+    return 0
