@@ -58,8 +58,9 @@ def _parquet(path: Path, columns: list[str] | None = None):
     """Arrow table; raises ValueError with the reason."""
     import pyarrow as pa
     import pyarrow.parquet as pq
-    try:
-        return pq.read_table(path, columns=columns, partitioning=None)
+    try:  # one open file: the path may be replaced meanwhile, and halves of two files fit badly
+        with pa.OSFile(str(path)) as f:
+            return pq.ParquetFile(f).read(columns)
     except FileNotFoundError:
         raise ValueError("the file is missing") from None
     except (pa.ArrowException, OSError) as e:
@@ -122,7 +123,7 @@ def load_meta(root: Path | str, episodes: int = 0) -> Meta:
         except ValueError as e:
             raise BrokenDataset(path, str(e), root, have) from None
         if absent := set(wanted) - set(table.column_names):
-            raise BrokenDataset(path, f"it has no column {sorted(absent)[0]!r}", root, have)
+            raise BrokenDataset(path, f"it has no column {min(absent)!r}", root, have)
         for key in wanted:
             parts[key].append(table[key].to_numpy())
         index = int(path.parent.name[6:]) * per_chunk + int(path.stem[5:])
@@ -248,13 +249,13 @@ class Dataset:
 def load(root: Path | str, episodes: int = 0) -> Dataset:
     """Read the data set at `root` (its first `episodes` only, if not 0) and check it.
 
-    Checked: every file there and whole (videos: length and frame count, not each picture), rows where the meta
-    data say, indices consecutive, numbers finite. Raises BrokenDataset naming file and repair, or UserError.
+    Checked: every file there and whole (videos: length and frame count, not each picture), rows where the
+    meta data say, indices consecutive, numbers finite. Raises BrokenDataset naming file and repair, or UserError.
     """
     meta = load_meta(root, episodes)
     lengths, starts, E = meta.lengths, meta.starts, len(meta.lengths)
     if not E:
-        raise UserError(f"the data set {meta.root} is empty. Fill it: robo_rl collect --out {meta.root}")
+        raise UserError(f"data set {meta.root} is empty. Fill it: robo_rl collect --out {meta.root}")
     info = meta.info["features"]
     wanted = ["observation.state", "action", *layout.SCALARS, "task_index", "index"]
     wanted = [key for key in wanted if key in info]
@@ -271,7 +272,7 @@ def load(root: Path | str, episodes: int = 0) -> Dataset:
             raise BrokenDataset(path, str(e), meta.root, int(first)) from None
         if table.num_rows < rows:
             sound = int(first + np.searchsorted(np.cumsum(lengths[here]), table.num_rows, side="right"))
-            raise BrokenDataset(path, f"it has {table.num_rows} rows, needs {rows}", meta.root, sound)
+            raise BrokenDataset(path, f"it has {table.num_rows} of {rows} rows", meta.root, sound)
         wrong = np.flatnonzero(parts["index"][-1] != np.arange(at, at + rows)) if "index" in parts else []
         if len(wrong):
             e = int(np.searchsorted(np.cumsum(lengths), at + wrong[0], side="right"))

@@ -58,6 +58,7 @@ def _options(codec: str, gop: int, quality: int) -> dict[str, str]:
     if codec == "libx264":
         return {"crf": str(quality), "preset": "veryfast", "bf": "0", "g": str(gop), "threads": "1"}
     if codec == "libsvtav1":
+        os.environ.setdefault("SVT_LOG", "1")  # it reports to stderr by itself; 1: errors only
         return {"crf": str(quality + 8), "preset": "10", "g": str(gop), "svtav1-params": "lp=1:pred-struct=1"}
     if codec == "mpeg4":
         return {"qscale": "2", "flags": "+qscale", "global_quality": str(2 * 118), "bf": "0", "g": str(gop)}
@@ -143,7 +144,7 @@ def join(first: Path, second: Path, path: Path) -> None:
         source = a.streams.video[0]
         step = round(1 / (source.average_rate * source.time_base))  # ticks per frame
         with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as out:
-            stream = out.add_stream_from_template(source)
+            stream = out.add_stream_from_template(source, opaque=True)
             stream.time_base = source.time_base
             for container, shift in ((a, 0), (b, source.frames * step)):
                 for packet in container.demux(video=0):
@@ -159,9 +160,8 @@ def check_whole(path: Path, frames: int) -> None:
     import av
     if not path.is_file():
         raise BrokenVideo("the file is missing")
-    size = path.stat().st_size
-    at = 0
     with open(path, "rb") as f:  # walk the top-level mp4 boxes: the last must end where the file ends
+        at, size = 0, os.fstat(f.fileno()).st_size
         while at < size:
             head = f.read(16)
             if len(head) < 8:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -38,6 +38,8 @@ def claim(root: Path) -> ExitStack:
         held.enter_context(lock(root))
     except OSError as e:
         raise UserError(f"cannot write to {root}: {e.strerror}. Choose another folder") from e
+    for temporary in root.rglob(".*.tmp"):  # of a killed writer: there is no other one now
+        temporary.unlink()
     return held
 
 
@@ -155,7 +157,7 @@ class Writer:
             self._release()
             raise
 
-    def __enter__(self) -> "Writer":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc) -> None:
