@@ -1,0 +1,202 @@
+import importlib
+
+import numpy as np
+import pytest
+import torch
+from toys import PointReach
+
+from robo_rl import checkpoint
+from robo_rl.algos import bc, dppo, reinflow
+from robo_rl.algos.onpolicy import Rules, surrogate
+from robo_rl.demos import demo_sampler, fit_normalisers, record
+from robo_rl.errors import UserError
+from robo_rl.evaluate import eval_starts, evaluate
+from robo_rl.options import (BcOptions, DppoOptions, NftOptions, PiRlOptions, PolicyOptions, PpoOptions,
+                             ReinFlowOptions)
+from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.rollout import Collector
+
+SMALL = dict(hidden=64, layers=2, horizon=4, execute=4)
+COMMON = dict(decisions=12, epochs=4, minibatch=256, lr=1e-3, critic_lr=3e-3, critic_warmup=1, gamma=0.95)
+METHODS = {
+    "ppo": (PolicyOptions(kind="gaussian", **SMALL), PpoOptions(**COMMON)),
+    "pi_rl sde": (PolicyOptions(**SMALL), PiRlOptions(**COMMON)),
+    "pi_rl sde grpo": (PolicyOptions(**SMALL), PiRlOptions(**COMMON | dict(advantage="grpo"))),
+    "pi_rl noise": (PolicyOptions(noise="learned", noise_steps="all", noise_max=0.3, **SMALL),
+                    PiRlOptions(**COMMON | dict(entropy_coef=0.005))),
+    "pi_rl noise grpo": (PolicyOptions(noise="learned", noise_steps="all", noise_max=0.3, **SMALL),
+                         PiRlOptions(**COMMON | dict(advantage="grpo"))),
+    "dppo": (PolicyOptions(kind="diffusion", denoise_steps=5, finetune_steps=5, logp_reduction="mean", **SMALL),
+             DppoOptions(**COMMON | dict(clip_base=0.01, clip_coef=0.1))),
+    "reinflow": (PolicyOptions(noise="learned", noise_steps="all", noise_max=0.3, **SMALL), ReinFlowOptions(**COMMON)),
+    "nft": (PolicyOptions(**SMALL), NftOptions(**COMMON)),
+}
+
+
+def setup(name, seed=0, n=32):
+    policy_options, options = METHODS[name]
+    env = PointReach(n, limit=12)
+    policy = make_policy(policy_options, ObsSpec(state=4, action=2), seed)
+    learner = importlib.import_module(f"robo_rl.algos.{name.split()[0]}").make(policy, options, seed)
+    return env, learner, Collector(env, policy, options.gamma, seed), options
+
+
+def step(env, learner, collector, options, g, rng, progress=0.5):
+    explore = not isinstance(options, NftOptions)
+    if options.advantage == "gae":
+        r = collector.collect(learner.sampler, options.decisions, g, explore=explore)
+    else:
+        starts = np.repeat(rng.integers(0, 2**31, env.num_envs // options.group), options.group)
+        r = collector.episodes(learner.sampler, starts, g, explore=explore)
+    return learner.update(r, progress), r
+
+
+@pytest.mark.parametrize("name", [m for m in METHODS if m != "nft"])
+def test_the_ratio_is_one_at_the_first_minibatch(name):
+    env, learner, collector, options = setup(name)
+    g, rng = torch.Generator().manual_seed(0), np.random.default_rng(0)
+    for _ in range(3):
+        metrics, _ = step(env, learner, collector, options, g, rng)
+        assert metrics.get("first_log_ratio", 0.0) < 2e-5
+    assert learner.iteration == 3
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_learner_restored_from_a_checkpoint_makes_the_identical_next_updates(name, tmp_path):
+    def run(folder):
+        env, learner, collector, options = setup(name)
+        g, rng = torch.Generator().manual_seed(0), np.random.default_rng(0)
+        for i in range(4):
+            if folder and i == 2:
+                state = {"learner": learner.state_dict(), "g": g.get_state(), "collector": collector.state()}
+                checkpoint.save_checkpoint(folder / "c", learner.policy, state, {"step": i})
+                env, learner, collector, _ = setup(name, seed=5)
+                policy, _ = checkpoint.load_policy(folder / "c")
+                learner.policy.load_state_dict(policy.state_dict())
+                state, meta = checkpoint.load_train(folder / "c")
+                learner.load_state_dict(state["learner"])
+                g.set_state(state["g"])
+                collector.set_state(state["collector"])
+                assert meta["step"] == 2
+            step(env, learner, collector, options, g, rng)
+        return learner
+    whole, resumed = run(None), run(tmp_path)
+    for a, b in zip(whole.policy.parameters(), resumed.policy.parameters()):
+        assert torch.equal(a, b)
+    for a, b in zip(whole.credit.critic.parameters(), resumed.credit.critic.parameters()):
+        assert torch.equal(a, b)
+
+
+def test_one_factor_per_chain_makes_dppo_plain_ppo():
+    logp, old, adv = torch.randn(32, 1), torch.randn(32, 1), torch.randn(32)
+    chain = dppo.rules(DppoOptions(clip_base=0.2, clip_coef=0.2, gamma_denoise=0.5), 1)
+    a, _ = surrogate(logp, old, adv, chain, 0.0)
+    b, _ = surrogate(logp, old, adv, Rules(True, 0.2, 0.2), 0.0)
+    assert torch.isclose(a, b)
+
+
+def test_dppo_without_denoise_discount_and_clip_schedule_weighs_all_steps_alike():
+    rules = dppo.rules(DppoOptions(clip_base=0.1, clip_coef=0.1, gamma_denoise=1.0), 4)
+    assert rules.weight.tolist() == [1, 1, 1, 1] and torch.allclose(rules.clip_low, torch.full((4,), 0.1))
+    late = dppo.rules(DppoOptions(gamma_denoise=0.5), 3).weight
+    assert late.tolist() == [0.25, 0.5, 1.0]  # the noisiest step is discounted most
+
+
+def test_flat_groups_are_dropped_and_leave_the_weights_alone():
+    env, learner, collector, options = setup("pi_rl sde grpo")
+    env.limit = 1  # nobody arrives: every group is flat
+    before = [p.clone() for p in learner.policy.parameters()]
+    metrics, _ = step(env, learner, collector, options, torch.Generator().manual_seed(0), np.random.default_rng(0))
+    assert metrics["skipped"] == 1.0 and metrics["flat_groups"] == 1.0
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters()))
+
+
+def test_the_critic_warms_up_alone():
+    env, learner, collector, options = setup("pi_rl sde")
+    actor = [p.clone() for p in learner.policy.parameters()]
+    critic = [p.clone() for p in learner.credit.critic.parameters()]
+    step(env, learner, collector, options, torch.Generator().manual_seed(0), None)
+    assert all(torch.equal(a, b) for a, b in zip(actor, learner.policy.parameters()))
+    assert not all(torch.equal(a, b) for a, b in zip(critic, learner.credit.critic.parameters()))
+
+
+def test_reinflows_noise_bound_holds_then_falls():
+    assert reinflow.noise_bound(0.2, 0.3, 0.35, 0.7) == 0.2
+    assert abs(reinflow.noise_bound(0.2, 1.0, 0.35, 0.7) - 0.14) < 1e-9
+    env, learner, collector, options = setup("reinflow")
+    step(env, learner, collector, options, torch.Generator().manual_seed(0), None, progress=1.0)
+    assert abs(float(learner.policy.noise.high) - 0.3 * 0.7) < 1e-6
+
+
+def test_reinflows_distance_to_the_old_policy_starts_at_zero_and_grows():
+    policy_options, _ = METHODS["reinflow"]
+    policy = make_policy(policy_options, ObsSpec(state=4, action=2), 0)
+    learner = reinflow.make(policy, ReinFlowOptions(**COMMON | dict(w2_coef=1.0)), 0)
+    extra = learner.rules(0.0).extra
+    assert float(extra(torch.randn(16, 4)).detach()) == 0.0
+    with torch.no_grad():
+        policy.head.out.bias += 0.1
+    assert float(extra(torch.randn(16, 4)).detach()) > 0.01
+
+
+def test_nft_samples_with_its_slow_copy_and_moves_it():
+    env, learner, collector, options = setup("nft")
+    assert learner.sampler is not learner.policy
+    g = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        step(env, learner, collector, options, g, None)
+    start = make_policy(METHODS["nft"][0], ObsSpec(state=4, action=2), 0)
+    assert not torch.equal(learner.old.head.out.weight, start.head.out.weight)
+    assert torch.equal(learner.reference.head.out.weight, start.head.out.weight)
+
+
+def test_methods_refuse_policies_they_cannot_train():
+    gaussian = make_policy(METHODS["ppo"][0], ObsSpec(state=4, action=2), 0)
+    flow = make_policy(METHODS["pi_rl sde"][0], ObsSpec(state=4, action=2), 0)
+    for name, policy, word in (("pi_rl", gaussian, "flow"), ("ppo", flow, "gaussian"), ("dppo", flow, "diffusion"),
+                               ("nft", gaussian, "flow"), ("reinflow", flow, "learned")):
+        with pytest.raises(UserError, match=word):
+            importlib.import_module(f"robo_rl.algos.{name}").make(policy, METHODS["ppo"][1], 0)
+
+
+def demonstrations(tmp_path, n=10, noise=0.0):
+    from robo_rl.data.reader import load
+    from robo_rl.data.writer import Writer
+    env = PointReach(8)
+    with Writer(tmp_path / "d", spec=env.spec) as w:
+        tried = record(env, n, 0, w.add, noise)
+    assert tried >= n
+    return load(tmp_path / "d")
+
+
+def test_behaviour_cloning_of_the_expert_reaches_the_goal(tmp_path):
+    data = demonstrations(tmp_path, 40, noise=0.2)
+    policy = make_policy(METHODS["pi_rl sde"][0], ObsSpec(state=4, action=2), 0)
+    fit_normalisers(policy, data)
+    losses = []
+    bc.train(policy, demo_sampler(data, policy.spec, 4), BcOptions(updates=400), 0, lambda u, loss: losses.append(loss))
+    result = evaluate(PointReach(50), policy, eval_starts(50))
+    assert losses[-1] < 0.6 * losses[0] and sum(result["success"]) >= 40
+
+
+def test_demonstrations_that_do_not_fit_the_env_are_refused_by_name(tmp_path):
+    data = demonstrations(tmp_path)
+    with pytest.raises(UserError, match="4 state and 2 action numbers, the env has 7 and 2"):
+        demo_sampler(data, ObsSpec(state=7, action=2), 4)
+    with pytest.raises(UserError, match="lacks the camera front"):
+        demo_sampler(data, ObsSpec(state=4, action=2, views=("front",), image_size=32), 4)
+    with pytest.raises(UserError, match="action axes x, y, the env has u, v"):
+        demo_sampler(data, ObsSpec(state=4, action=2, action_names=("u", "v")), 4)
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_learns_to_reach(name, seed):
+    env, learner, collector, options = setup(name, seed, n=64)
+    g, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
+    before = np.mean(evaluate(PointReach(100, 12), learner.policy, eval_starts(100))["success"])
+    for i in range(60):
+        step(env, learner, collector, options, g, rng, i / 60)
+    after = np.mean(evaluate(PointReach(100, 12), learner.policy, eval_starts(100))["success"])
+    assert after >= before + 0.3 and after >= 0.7, (before, after)
