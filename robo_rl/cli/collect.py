@@ -41,7 +41,7 @@ def run(args: Collect) -> int:
     from pathlib import Path
 
     import sims
-    from robo_rl.data.reader import repair
+    from robo_rl.data.repair import repair
     from robo_rl.data.writer import Writer
     from robo_rl.demos import record
     from robo_rl.log import Progress
