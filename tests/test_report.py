@@ -275,7 +275,7 @@ def test_awkward_series_still_draw(y):
 
 def test_stacked_bars_fill_their_column_from_the_bottom_up_without_overlap():
     html = stacked("t", "w", [0, 1, 4], [("a", 1, np.array([0.25, 1.0])), ("b", 2, np.array([0.75, 0.0]))], x_name="s")
-    boxes = [[float(v) for v in m] for m in re.findall(r'x="(.*?)" y="(.*?)" width=".*?" height="(.*?)"', html)]
+    boxes = [[float(v) for v in m] for m in re.findall(r' x="(.*?)" y="(.*?)" width=".*?" height="(.*?)"', html)]
     assert boxes == [[0, 75, 25], [25, 0, 100], [0, 0, 75]]
 
 
