@@ -12,7 +12,7 @@ import numpy as np
 from sims.mujoco.model import DH, HAND_YAW, TOOL
 
 F = np.float32
-CY, SY = F(math.cos(HAND_YAW)), F(math.sin(HAND_YAW))
+HAND = np.complex64(complex(math.cos(HAND_YAW), -math.sin(HAND_YAW)))
 
 
 def wrap(v: np.ndarray) -> None:
@@ -36,50 +36,52 @@ class Arm:
         self.frame = np.zeros((3, 5, n), F)  # the hand's axes; fingers open along [1], approach along [2]
         self.tcp = np.zeros((3, n), F)  # the point between the finger tips, in the base frame [m]
         self.jac = np.zeros((6, 7, n), F)  # tcp velocity [m/rad] over angular velocity, base frame
-        self._v = [np.zeros((3, n), F) for _ in range(8)]
+        self._turn = np.zeros((7, n), np.complex64)
+        self._xy = np.zeros((3, n), np.complex64)  # x axis + i * y axis of the frame on its way along the chain
+        self._p = np.zeros((3, n), F)
+        self._t = np.zeros((3, n), F)
         self._r = np.zeros((5, 7, n), F)
+        self.axes[2, 0], self.anchors[2, :2] = 1, DH[0][2]
 
     def forward(self, q: np.ndarray) -> None:
-        """Fill `axes, anchors, frame, tcp` from joint angles q [7, n] float32 (Craig's modified DH)."""
-        cos, sin = np.cos(q), np.sin(q)
-        x, y, z, p, t, u, nx, ny = self._v
-        # y and z are kept up to a sign (sy, sz), so that quarter turns about x cost nothing
-        x[:], y[:], z[:], p[:] = 0, 0, 0, 0
-        x[0], x[1], y[1] = cos[0], sin[0], cos[0]
-        np.negative(sin[0], out=y[0])
-        z[2], p[2] = 1, DH[0][2]
-        self.axes[2, 0], self.anchors[2, :2] = 1, DH[0][2]
-        sy = sz = 1
+        """Fill `axes, anchors, frame, tcp` from joint angles q [7, n] float32 (Craig's modified DH).
+
+        A turn by q about the frame's z axis multiplies x + i y by exp(-i q); a quarter turn about x trades y for z.
+        """
+        spin, xy, p, t = self._turn, self._xy, self._p, self._t
+        np.cos(q, out=spin.real)
+        np.sin(q, out=spin.imag)
+        np.negative(spin.imag, out=spin.imag)
+        x, y = xy.real, xy.imag
+        xy[0] = spin[0]
+        np.multiply(spin[0], 1j, out=xy[1])
+        xy[2] = 0
+        p[:2], p[2] = 0, DH[0][2]
         for i in range(1, 7):
             a, quarter, d = DH[i]
             if a:
                 np.multiply(x, F(a), out=t)
                 p += t
-            y, z = z, y
-            sy, sz = (sz, -sy) if quarter > 0 else (-sz, sy)
-            c, s = cos[i], sin[i]
-            add, subtract = (np.add, np.subtract) if sy > 0 else (np.subtract, np.add)
-            np.multiply(x, c, out=t)
-            np.multiply(y, s, out=u)
-            add(t, u, out=nx)  # x' = c x + s y
-            np.multiply(y, c, out=t)
-            np.multiply(x, s, out=u)
-            subtract(t, u, out=ny)  # y' = c y - s x
-            x, y, nx, ny = nx, ny, x, y
+            z, last = self.axes[:3, i], self.axes[:3, i - 1]
+            if quarter > 0:
+                np.negative(y, out=z)
+                y[:] = last
+            else:
+                z[:] = y
+                np.negative(last, out=y)
+            xy *= spin[i]
             if d:
-                np.multiply(z, F(d * sz), out=t)
+                np.multiply(z, F(d), out=t)
                 p += t
-            (np.positive if sz > 0 else np.negative)(z, out=self.axes[:3, i])
             if i > 1:
                 self.anchors[:, i] = p
         self.axes[3:] = self.axes[:2]
-        for row, m, n, g, h in ((0, x, y, CY, SY * sy), (1, y, x, CY * sy, -SY)):
-            np.multiply(m, g, out=t)
-            np.multiply(n, h, out=u)
-            np.add(t, u, out=self.frame[row, :3])
-        self.frame[2, :3] = self.axes[:3, 6]
+        xy *= HAND
+        self.frame[0, :3] = x
+        self.frame[1, :3] = y
+        self.frame[2, :3] = z
         wrap(self.frame)
-        np.multiply(self.axes[:3, 6], F(TOOL), out=t)
+        np.multiply(z, F(TOOL), out=t)
         np.add(p, t, out=self.tcp)
 
     def jacobian(self) -> np.ndarray:
@@ -124,16 +126,14 @@ def damped_step(jac: np.ndarray, twist: np.ndarray, damping: float = 0.03) -> np
 
     Elimination without pivoting over the whole batch at once; the matrix is symmetric positive definite.
     """
-    m = np.empty((6, 7, jac.shape[2]), F)  # upper triangle of J J^T + damping^2 I; the last column is the twist
+    m = np.empty((6, 7, jac.shape[2]), F)  # J J^T + damping^2 I; the last column is the twist
     m[:, :6] = contract("ikn,jkn->ijn", jac, jac)
     m[:, 6] = twist
     diagonal = m.reshape(42, -1)[::8]
     diagonal += F(damping * damping)
     for k in range(5):
         np.reciprocal(m[k, k], out=m[k, k])
-        factors = m[k, k + 1:6] * m[k, k]
-        for i in range(k + 1, 6):
-            m[i, i:] -= factors[i - k - 1] * m[k, i:]
+        m[k + 1:, k + 1:] -= (m[k, k + 1:6] * m[k, k])[:, None] * m[k, k + 1:]
     x = m[:, 6]
     x[5] /= m[5, 5]
     for k in range(4, -1, -1):
