@@ -3,7 +3,7 @@
 One Gymnasium env per row, stepped one after the other. A start is the seed of Gymnasium's own `reset(seed=...)`,
 so it is as exact as the env's own seeding. Observations are flattened (a Dict in the order of its keys), actions
 in [-1, 1] are stretched to the env's Box, the reward is the env's own, and success is `info["is_success"]` or
-`info["success"]` where the env reports it. There is no `get_state`: Gymnasium has no common way to take one.
+`info["success"]` where the env reports it, from that step until the reset. There is no `get_state`: Gymnasium has no common way to take one.
 """
 
 import difflib
@@ -138,7 +138,7 @@ class GymEnv(VectorEnv):
             self._state[i] = spaces.flatten(self._space, x)
             self._terminated[i] = terminated
             self._truncated[i] = truncated and not terminated
-            self._success[i] = bool(info.get("is_success", info.get("success", False)))
+            self._success[i] |= bool(info.get("is_success", info.get("success", False)))
         return (self._obs(), reward, self._terminated.copy(), self._truncated.copy(),
                 {"success": self._success.copy()})
 
