@@ -143,6 +143,9 @@ class MujocoArmEnv(VectorEnv):
         self._images: dict[str, np.ndarray] | None = None
         self._renderers: dict[tuple, object] = {}
 
+    def __repr__(self) -> str:
+        return f"MujocoArmEnv({self.task.name!r}, num_envs={self.num_envs}, control={self.control!r})"
+
     # ------------------------------------------------------------ the contract
 
     def reset(self, *, seed=None, options=None):
@@ -313,7 +316,7 @@ class MujocoArmEnv(VectorEnv):
             self.progress = self.task.progress(s)
 
     def _obs(self) -> dict[str, np.ndarray]:
-        out = {"state": np.ascontiguousarray(self._rows.T), "task": self.words[self.scene.asked]}
+        out = {"state": self._rows.T.copy(), "task": self.words[self.scene.asked]}
         for view in self.spec.views:
             out[f"image/{view}"] = self._images[view].copy()
         return out

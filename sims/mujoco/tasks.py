@@ -243,7 +243,7 @@ def _drawer_xml() -> str:
   <geom type="box" size="0.09 0.004 0.085" pos="0.145 -0.11 -0.04" rgba="{wood}" class="drawn"/>
   <body name="drawer">
     <inertial pos="0.1 0 -0.02" mass="0.6" diaginertia="0.003 0.003 0.003"/>
-    <joint name="drawer" type="slide" axis="-1 0 0" range="0 0.22" damping="8" frictionloss="1"/>
+    <joint name="drawer" type="slide" axis="-1 0 0" range="-0.002 0.22" damping="15"/>
     <geom type="box" size="0.006 0.1 0.075" pos="0.05 0 -0.035" rgba="{front}" class="drawn"/>
     <geom type="box" size="0.08 0.095 0.004" pos="0.135 0 -0.1" rgba="{front}" class="drawn"/>
     <geom type="box" size="0.022 0.005 0.005" pos="0.024 0 -0.02" rgba="0.2 0.2 0.22 1" class="drawn"/>
