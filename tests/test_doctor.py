@@ -1,0 +1,93 @@
+"""`robo_rl doctor`: one clean JSON document, and no probe can take the doctor with it."""
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import time
+
+from robo_rl.cli.doctor import PROBES, Doctor, Probe, Row, examine, run
+
+# ---- probes that misbehave; the doctor runs them in processes of their own
+
+
+def good() -> list[Row]:
+    print("noise on standard output")
+    os.write(1, b"and from C\n")
+    return [Row("good", "ok", "1.0")]
+
+
+def absent() -> list[Row]:
+    return [Row("absent", "missing", "not installed", "pip install absent")]
+
+
+def bug() -> list[Row]:
+    raise ImportError("libfoo.so.1: no such file")
+
+
+def segfault() -> list[Row]:
+    print("half a")
+    ctypes.string_at(0)
+    return []
+
+
+def hang() -> list[Row]:
+    time.sleep(600)
+    return []
+
+
+def leave() -> list[Row]:
+    sys.exit(3)
+
+
+def probe(name: str, needed: bool = False) -> Probe:
+    return Probe(f"test_doctor:{name}", (name,), f"pip install {name}", needed)
+
+
+def test_a_probe_that_crashes_hangs_or_leaves_costs_one_row():
+    names = ("good", "bug", "segfault", "hang", "leave", "absent")
+    began = time.monotonic()
+    rows = examine(tuple(probe(n) for n in names), deadline=4)
+    assert time.monotonic() - began < 8
+    assert [r.what for r in rows] == list(names)
+    facts = {r.what: r.fact for r in rows}
+    assert facts["good"] == "1.0"
+    assert facts["bug"] == "ImportError: libfoo.so.1: no such file"
+    assert facts["segfault"] == "crashed (SIGSEGV)"
+    assert facts["hang"] == "no answer in 4 s; is the machine busy?"
+    assert facts["leave"] == "crashed (exit code 3)"
+    assert all(r.status == "missing" and r.remedy == f"pip install {r.what}" for r in rows[1:] if r.what != "hang")
+
+
+def test_json_is_one_document_also_when_probes_print_and_crash(capfd):
+    code = run(Doctor(json=True), (probe("good", True), probe("segfault"), probe("absent")), deadline=10)
+    out, _ = capfd.readouterr()
+    document = json.loads(out)
+    assert code == 0 and document["healthy"]
+    first = {"what": "good", "status": "ok", "fact": "1.0", "remedy": "", "needed": True}
+    assert document["rows"][0] == first
+    assert [r["status"] for r in document["rows"]] == ["ok", "missing", "missing"]
+
+
+def test_a_needed_thing_that_is_missing_makes_the_exit_code_1_and_shows_its_remedy(capsys):
+    assert run(Doctor(), (probe("good"), probe("absent", needed=True)), deadline=10) == 1
+    out = capsys.readouterr().out
+    assert "pip install absent" in out and "does not work here yet" in out
+    assert run(Doctor(), (probe("good", needed=True), probe("absent")), deadline=10) == 0
+
+
+def test_the_real_doctor_answers_in_time_with_a_remedy_for_all_that_could_be_installed():
+    began = time.monotonic()
+    command = [sys.executable, "-m", "robo_rl", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert time.monotonic() - began < 20
+    document = json.loads(done.stdout)
+    rows = {r["what"]: r for r in document["rows"]}
+    assert set(rows) == {what for p in PROBES for what in p.whats}
+    assert done.returncode == (0 if document["healthy"] else 1)
+    for r in rows.values():
+        assert r["status"] in ("ok", "limited", "missing") and r["fact"]
+        assert r["status"] == "ok" or r["remedy"] or r["what"] in ("CUDA", "Vulkan"), r
+    for what in ("Python", "torch", "MuJoCo", "video", "data sets"):  # what this suite needs to run at all
+        assert rows[what]["status"] == "ok", rows[what]
