@@ -1,0 +1,105 @@
+"""ManiSkill 3 as a vector env: worker processes on the CPU, torch tensors on the device with the GPU backend.
+
+State needs no renderer. Images need Vulkan (see VULKAN_REMEDY). Actions: "joint_delta" (default: 0.1 rad per joint
+and step, and the gripper) or "ee_delta" (0.1 m and 0.1 rad of the hand; inverse kinematics halves the step rate).
+Reward "sparse" is 1 on success; "dense" is ManiSkill's, scaled to at most 1. Success (or failure, where a task has
+one) terminates; `max_steps` truncates, by default the task's own limit (LiftPegUpright 150, StackCube 100).
+With obs="rgb" the state holds what a robot knows of itself and the goal, not where the objects are.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+from robo_rl.errors import MissingDependency, UserError, choose
+from sims.maniskill.tasks import EXPERT_TASKS, NEEDS_DOWNLOAD, NEEDS_RENDERER, TASKS
+
+__all__ = ["EXPERT_TASKS", "TASKS", "VULKAN_REMEDY", "make_maniskill", "raw_rate", "vulkan_problem"]
+
+VULKAN_REMEDY = (
+    "Install Mesa >= 25: on Debian 12 `apt-get install -y libvulkan1` and, with bookworm-backports enabled, "
+    "`apt-get install -y -t bookworm-backports mesa-vulkan-drivers`, then "
+    "`export VK_ICD_FILENAMES=/usr/share/vulkan/icd.d/lvp_icd.json`; or use obs='state', which needs no Vulkan")
+
+
+def make_maniskill(
+    task: str = "",
+    *,
+    num_envs: int = 1,
+    obs: str = "state",
+    reward: str = "",
+    control: str = "",
+    image_size: int = 64,
+    threads: int = 0,
+    max_steps: int = 0,
+    randomise: str = "",
+    render: bool = False,
+    device: str = "cpu",
+):
+    """The vector env of a ManiSkill task (default PickCube-v1); arguments as in `sims.make`.
+
+    threads: worker processes on the CPU, 0 = one per core and at most one per env. device "cuda" takes the GPU backend.
+    Raises UserError or MissingDependency before anything is started where it can tell.
+    """
+    task = task or TASKS[0]
+    if task not in NEEDS_DOWNLOAD:
+        choose("maniskill task", task, TASKS)
+    choose("maniskill control", control, ("", "joint_delta", "ee_delta"))
+    if randomise:
+        raise UserError(f"the maniskill sim has no randomise options, got {randomise!r}. Use the mujoco sim for those")
+    if threads < 0:
+        raise UserError(f"threads must be >= 0 (0: all cores), got {threads}")
+    if max_steps < 0:
+        raise UserError(f"max_steps must be >= 0 (0: the task's own), got {max_steps}")
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise UserError(f"unknown device {device!r}. Allowed: cpu, cuda, cuda:<index>")
+    _require()
+    config = _config(task, num_envs, obs, reward, control, image_size, max_steps, render)
+    if device != "cpu":
+        from sims.maniskill.gpu import ManiSkillGpuEnv
+        return ManiSkillGpuEnv(config, device)
+    from sims.maniskill.env import ManiSkillEnv
+    return ManiSkillEnv(config, min(num_envs, threads or len(os.sched_getaffinity(0))))
+
+
+def _require() -> None:
+    if importlib.util.find_spec("mani_skill") is None:
+        raise MissingDependency("the maniskill sim needs ManiSkill 3: pip install 'robo_rl[maniskill]'")
+
+
+def _config(task: str, num_envs: int, obs: str, reward: str, control: str, image_size: int, max_steps: int,
+            render: bool, raw: bool = False) -> dict:
+    """What the workers are told (JSON)."""
+    need = ""
+    if task in NEEDS_DOWNLOAD:
+        need = (f"ManiSkill task {task!r} needs files that are not installed. Download them once with "
+                f"`python -m mani_skill.utils.download_asset {task}`, or take a task that needs none: "
+                f"{', '.join(TASKS[:8])} ...")
+    return {"task": task, "num_envs": num_envs, "obs": obs, "reward": reward, "control": control,
+            "image_size": image_size, "max_steps": max_steps, "render": render, "raw": raw, "needs_download": need,
+            "render_needed": obs == "rgb" or render or task in NEEDS_RENDERER}
+
+
+def vulkan_problem() -> str:
+    """Why ManiSkill cannot draw on this machine, "" if it can. Takes a second: it asks in a process of its own."""
+    _require()
+    code = "import sapien, sapien.render; sapien.render.RenderMaterial()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    lines = done.stderr.strip().splitlines()
+    return "" if done.returncode == 0 else (lines[-1] if lines else f"the renderer crashed ({done.returncode})")
+
+
+def raw_rate(task: str = "PickCube-v1", workers: int = 2, seconds: float = 5.0, control: str = "") -> float:
+    """Control steps/s of `workers` bare ManiSkill envs in as many processes, random actions, resets not counted."""
+    from sims.maniskill.env import START_DEADLINE, Workers
+    from sims.maniskill.wire import RAW
+    choose("maniskill task", task, TASKS)
+    _require()
+    group = Workers(_config(task, workers, "state", "", control, 64, 0, False, raw=True) | {"seconds": seconds}, workers)
+    try:
+        group.gather(START_DEADLINE)
+        return sum(json.loads(x) for x in group.ask(RAW, START_DEADLINE + seconds))
+    finally:
+        group.close()

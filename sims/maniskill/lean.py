@@ -1,0 +1,227 @@
+"""ManiSkill's step on one CPU env without the waste: the same numbers, several times faster.
+
+ManiSkill's structs are batched torch tensors. On the CPU backend the batch is always 1, and some 80 % of a step goes
+into building one-row tensors: the same pose is read five to ten times per step (40 us each), joint targets are set
+one by one through tensors, a grasp test computes rotation matrices although nothing touches. `install()` replaces
+those primitives in the running process (never on disk); every task's own `evaluate`, observation and reward code runs
+unchanged on top. `tests/test_sims_maniskill.py` holds `step` equal to `BaseEnv.step`, bit for bit.
+
+Call `install()` once, after `import mani_skill.envs`, in a process that uses the CPU backend only.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from mani_skill.agents.base_agent import BaseAgent
+from mani_skill.agents.controllers.base_controller import CombinedController
+from mani_skill.agents.controllers.pd_joint_pos import PDJointPosController, PDJointPosMimicController
+from mani_skill.agents.robots.panda.panda import Panda
+from mani_skill.utils.structs import Actor, Articulation, Link
+from mani_skill.utils.structs.pose import Pose
+
+
+class _Window:
+    """While open, nothing moves: what was read once is reused. Any write of a pose or joint position empties it."""
+
+    open = False
+    poses: dict = {}
+    contacts = None
+
+    @classmethod
+    def clear(cls) -> None:
+        cls.poses = {}
+        cls.contacts = None
+
+
+def step(env, action: torch.Tensor, drive: "Callable | None" = None) -> tuple:
+    """One control step of an unwrapped CPU `BaseEnv`; action float32[1, A], finite; drive: what `driver(env)` gave.
+
+    Returns (obs as a dict, reward, info) as `BaseEnv.step` has them; success and failure are in `info`.
+    """
+    agent, px = env.agent, env.scene.px
+    if drive is None:
+        agent.set_action(action)
+    else:
+        drive(action[0].numpy())
+    env._before_control_step()
+    for _ in range(env._sim_steps_per_control):
+        if drive is None:
+            agent.before_simulation_step()
+        env._before_simulation_step()
+        px.step()
+        env._after_simulation_step()
+    env._after_control_step()
+    env._elapsed_steps += 1
+    _Window.clear()
+    _Window.open = True
+    try:
+        info = env.get_info()
+        obs = env.get_obs(info, unflattened=True)
+        return obs, env.get_reward(obs=obs, action=action, info=info), info
+    finally:
+        _Window.open = False
+
+
+def flatten(obs: dict, out: np.ndarray) -> None:
+    """Write ManiSkill's nested observation of one env into `out` float32[S], in the order of its own flattening."""
+    at = 0
+    for leaf in leaves(obs):
+        row = leaf[0].numpy() if isinstance(leaf, torch.Tensor) else np.asarray(leaf)
+        out[at:at + row.size] = row.ravel()
+        at += row.size
+    assert at == len(out), f"observation has {at} numbers, not {len(out)}"
+
+
+def leaves(obs: dict) -> list:
+    out = []
+    for value in obs.values():
+        if isinstance(value, dict):
+            out += leaves(value)
+        else:
+            out.append(value)
+    return out
+
+
+def driver(env) -> "Callable[[np.ndarray], None] | None":
+    """A function action[A] -> None that sets the joint targets as `agent.set_action` does, if every part of the
+    controller is a plain joint-position one without memory or interpolation; else None. Valid until a reconfigure."""
+    controller = getattr(env.agent, "controller", None)
+    parts = {"": controller}
+    if type(controller) is CombinedController:
+        parts = controller.controllers
+    drives, at = [], 0
+    for part in parts.values():
+        size = getattr(getattr(part, "single_action_space", None), "shape", [0])[0]
+        drive = _part_driver(part)
+        if drive is None:
+            return None
+        drives.append((at, at + size, drive))
+        at += size
+    robot = env.agent.robot._objs[0]
+
+    def act(action: np.ndarray) -> None:
+        qpos = robot.qpos
+        for start, stop, drive in drives:
+            drive(qpos, action[start:stop])
+
+    return act
+
+
+def _part_driver(part) -> "Callable[[np.ndarray, np.ndarray], None] | None":
+    mimic = type(part) is PDJointPosMimicController
+    if not mimic and type(part) is not PDJointPosController:
+        return None
+    config = part.config
+    if config.use_target or config.interpolate or not part._normalize_action or (mimic and config.use_delta):
+        return None
+    low, high = part.action_space_low.numpy(), part.action_space_high.numpy()
+    half = np.float32(0.5)
+    middle, reach = half * (high + low), half * (high - low)
+    ids = part.active_joint_indices.numpy()
+    joints = [j._objs[0] for j in part.joints]
+    if mimic:
+        control, source = part.control_joint_indices.numpy(), part.mimic_control_joint_indices.numpy()
+        copies, factor, offset = part.mimic_joint_indices.numpy(), part._multiplier.numpy(), part._offset.numpy()
+
+    def drive(qpos: np.ndarray, action: np.ndarray) -> None:
+        start = qpos[ids]
+        target = middle + reach * np.clip(action, -1, 1)
+        if mimic:
+            full = np.zeros(len(ids), np.float32)
+            full[control] = target
+            full[copies] = full[source] * factor + offset
+            target = full
+        elif config.use_delta:
+            target = start + target
+        part._start_qpos = torch.from_numpy(start[None])  # some tasks read them
+        part._target_qpos = torch.from_numpy(target[None])
+        for i, joint in enumerate(joints):
+            joint.drive_target = target[i:i + 1]
+
+    return drive
+
+
+# ---------------------------------------------------------------- cheaper primitives
+
+
+def install() -> None:
+    """Replace the slow one-row primitives of mani_skill 3.0.x in this process. Idempotent."""
+    if getattr(Actor, "_robo_rl_lean", False):
+        return
+    Actor._robo_rl_lean = True
+    _cached_pose(Actor, lambda obj: obj.pose)
+    _cached_pose(Link, lambda obj: obj.entity_pose)
+    for name in ("qpos", "root_pose"):
+        _clearing_setter(Articulation, name)
+    Articulation.set_joint_drive_targets = _set_joint_drive_targets
+    BaseAgent.set_action = lambda self, action: self.controller.set_action(action)  # NaN is checked by the vector env
+    Panda.is_grasping = _is_grasping(Panda.is_grasping)
+    Panda.is_static = _is_static
+    torch.manual_seed = _manual_seed
+
+
+def _cached_pose(cls: type, read: Callable) -> None:
+    full = cls.pose
+
+    def get(self) -> Pose:
+        if len(self._objs) != 1:
+            return full.fget(self)
+        row = _Window.poses.get(id(self)) if _Window.open else None
+        if row is None:
+            pose = read(self._objs[0])
+            row = torch.from_numpy(np.concatenate((pose.p, pose.q))[None])
+            if _Window.open:
+                _Window.poses[id(self)] = row
+        return Pose(raw_pose=row.clone())  # a task may write into what it was given
+
+    cls.pose = property(get, full.fset)
+    _clearing_setter(cls, "pose")
+
+
+def _clearing_setter(cls: type, name: str) -> None:
+    prop = getattr(cls, name)
+
+    def put(self, value) -> None:
+        _Window.clear()
+        prop.fset(self, value)
+
+    setattr(cls, name, property(prop.fget, put))
+
+
+def _set_joint_drive_targets(self, targets, joints=None, joint_indices=None) -> None:
+    row = np.ascontiguousarray(targets[0], np.float32)
+    for i, joint in enumerate(joints):
+        joint._objs[0].drive_target = row[i:i + 1]
+
+
+def _is_static(self, threshold: float = 0.2) -> torch.Tensor:
+    qvel = self.robot._objs[0].qvel[:-2]
+    return torch.from_numpy(np.abs(qvel).max(keepdims=True) <= np.float32(threshold))
+
+
+def _is_grasping(full: Callable) -> Callable:
+    def is_grasping(self, object, min_force: float = 0.5, max_angle: float = 85) -> torch.Tensor:
+        contacts = _Window.contacts if _Window.open else None
+        if contacts is None:
+            contacts = self.scene.px.get_contacts()
+            if _Window.open:
+                _Window.contacts = contacts
+        body = object._bodies[0].entity
+        touching = set()
+        for contact in contacts:
+            a, b = contact.bodies
+            if a.entity == body:
+                touching.add(b.entity)
+            elif b.entity == body:
+                touching.add(a.entity)
+        if self.finger1_link._bodies[0].entity in touching and self.finger2_link._bodies[0].entity in touching:
+            return full(self, object, min_force, max_angle)
+        return torch.zeros(1, dtype=torch.bool)  # both fingers must push; without contact the force is 0 < min_force
+
+    return is_grasping
+
+
+def _manual_seed(seed) -> torch.Generator:
+    """Seed the CPU generator only: the original also queues GPU seeds, with a stack trace each, on every reset."""
+    return torch.default_generator.manual_seed(int(seed))

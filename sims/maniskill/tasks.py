@@ -1,0 +1,63 @@
+"""ManiSkill 3.0.1's task ids: which run as installed, which need a download first, and what the robot is told."""
+
+EXPERT_TASKS = ("PickCube-v1", "PushCube-v1", "StackCube-v1", "PullCube-v1", "LiftPegUpright-v1")
+
+# Where the task's own limit is too short for a careful controller (ours needs 90 and at most 60 steps). Others: own.
+MAX_STEPS = {"LiftPegUpright-v1": 150, "StackCube-v1": 100}
+
+# Everything they need ships with the mani_skill package.
+TASKS = (
+    *EXPERT_TASKS,
+    "DrawTriangle-v1", "Empty-v1", "FMBAssembly1Easy-v1",
+    "MS-AntRun-v1", "MS-AntWalk-v1", "MS-CartpoleBalance-v1", "MS-CartpoleSwingUp-v1", "MS-HopperHop-v1",
+    "MS-HopperStand-v1", "MS-HumanoidRun-v1", "MS-HumanoidStand-v1", "MS-HumanoidWalk-v1",
+    "PegInsertionSide-v1", "PickCubeSO100-v1", "PlaceSphere-v1", "PlugCharger-v1", "PokeCube-v1", "PullCubeTool-v1",
+    "PushT-v1", "RollBall-v1", "RotateSingleObjectInHandLevel0-v1", "RotateSingleObjectInHandLevel1-v1",
+    "RotateValveLevel0-v1", "RotateValveLevel1-v1", "RotateValveLevel2-v1", "RotateValveLevel3-v1",
+    "RotateValveLevel4-v1", "SO100GraspCube-v1", "StackPyramid-v1", "TableTopFreeDraw-v1",
+    "TriFingerRotateCubeLevel0-v1", "TriFingerRotateCubeLevel1-v1", "TriFingerRotateCubeLevel2-v1",
+    "TriFingerRotateCubeLevel3-v1", "TriFingerRotateCubeLevel4-v1", "TwoRobotPickCube-v1", "TwoRobotStackCube-v1",
+    "UnitreeG1PlaceAppleInBowl-v1", "UnitreeG1Stand-v1", "UnitreeG1TransportBox-v1",
+)
+
+NEEDS_DOWNLOAD = (
+    "AnymalC-Reach-v1", "AnymalC-Spin-v1", "ArchitecTHOR_SceneManipulation-v1", "AssemblingKits-v1", "DrawSVG-v1",
+    "InsertFlower-v1", "OpenCabinetDoor-v1", "OpenCabinetDrawer-v1", "PickClutterYCB-v1", "PickCubeWidowXAI-v1",
+    "PickSingleYCB-v1", "PutCarrotOnPlateInScene-v1", "PutEggplantInBasketScene-v1", "PutSpoonOnTableClothInScene-v1",
+    "ReplicaCADPrepareGroceriesTrain_SceneManipulation-v1", "ReplicaCADPrepareGroceriesVal_SceneManipulation-v1",
+    "ReplicaCADSetTableTrain_SceneManipulation-v1", "ReplicaCADSetTableVal_SceneManipulation-v1",
+    "ReplicaCADTidyHouseTrain_SceneManipulation-v1", "ReplicaCADTidyHouseVal_SceneManipulation-v1",
+    "ReplicaCAD_SceneManipulation-v1", "RoboCasaKitchen-v1", "RotateSingleObjectInHandLevel2-v1",
+    "RotateSingleObjectInHandLevel3-v1", "SceneManipulation-v1", "StackGreenCubeOnYellowCubeBakedTexInScene-v1",
+    "TurnFaucet-v1", "UnitreeGo2-Reach-v1", "UnitreeH1Stand-v1",
+)
+
+NEEDS_RENDERER = ("PushT-v1",)  # reads its own picture even for state observations
+
+_INSTRUCTIONS = {
+    "PickCube-v1": "pick up the cube and hold it at the goal",
+    "PickCubeSO100-v1": "pick up the cube and hold it at the goal",
+    "PushCube-v1": "push the cube to the target",
+    "PullCube-v1": "pull the cube to the target",
+    "StackCube-v1": "stack the red cube on the green cube",
+    "LiftPegUpright-v1": "stand the peg upright on the table",
+    "PegInsertionSide-v1": "insert the peg into the hole in the side of the box",
+    "PlaceSphere-v1": "place the sphere in the bin",
+    "PlugCharger-v1": "plug the charger into the receptacle",
+    "PokeCube-v1": "poke the cube with the peg",
+    "PullCubeTool-v1": "pull the cube nearer with the tool",
+    "PushT-v1": "push the T onto its outline",
+    "RollBall-v1": "roll the ball to the goal",
+    "StackPyramid-v1": "stack the cubes into a pyramid",
+    "DrawTriangle-v1": "draw along the triangle",
+}
+
+
+def instruction(task: str) -> str:
+    """The instruction of a task; for the rest its id in words ("rotate valve level 0")."""
+    if task in _INSTRUCTIONS:
+        return _INSTRUCTIONS[task]
+    name = task.removesuffix("-v1").removeprefix("MS-")
+    words = "".join(f" {c}" if c.isupper() or (c.isdigit() and not name[i - 1].isdigit()) else c
+                    for i, c in enumerate(name))
+    return words.replace("_", " ").strip().lower()
