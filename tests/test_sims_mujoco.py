@@ -7,7 +7,7 @@ import pytest
 import sims
 from robo_rl.errors import UserError
 from sims.check import check_env
-from sims.mujoco import LOCOMOTION, TASKS, model, raw_rate
+from sims.mujoco import LOCOMOTION, TASKS, model, rates, raw_rate
 from sims.mujoco.env import parse_randomise
 from sims.mujoco.kinematics import Arm, damped_step, rotation_error, turn
 from sims.mujoco.tasks import TASKS as ARM
@@ -50,6 +50,13 @@ def test_every_task_keeps_the_env_contract(task):
 ])
 def test_the_contract_holds_with_options(options):
     check_env(lambda n: make("stack_cube", n, **({"max_steps": 12} | options)))
+
+
+@pytest.mark.gl
+def test_the_contract_holds_with_images():
+    parts = check_env(lambda n: make("pick_by_name", n, max_steps=6, obs="rgb", image_size=32, render=True,
+                                     randomise="camera"))
+    assert "render" in parts
 
 
 def test_the_list_of_tasks_starts_with_the_default_and_every_arm_task_exists():
@@ -355,5 +362,7 @@ def test_a_snapshot_of_another_task_or_with_a_missing_part_is_refused():
         env.set_state({"physics": env.get_state()["physics"]})
 
 
-def test_the_raw_rate_is_a_positive_number_of_control_steps():
-    assert raw_rate("reach", 16, 1, seconds=0.1) > 1000
+def test_rates_measure_the_env_and_the_bare_batch_on_the_same_physics():
+    measured = rates("reach", 16, 1, seconds=0.1)
+    assert set(measured) >= {"env", "raw"} and min(measured.values()) > 500
+    assert raw_rate("reach", 16, 1, seconds=0.05) > 500

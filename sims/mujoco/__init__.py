@@ -44,7 +44,16 @@ def make_mujoco(
                         ("sparse", "dense")) == "dense", control, image_size, threads, max_steps, kinds, latency, render)
 
 
-def raw_rate(task: str = "", num_envs: int = 256, threads: int = 0, seconds: float = 2.0) -> float:
-    """Control steps per second of the bare physics batch of `task`: the limit for the env's own rate."""
-    from sims.mujoco.env import raw_rate as rate
-    return rate(task, num_envs, threads, seconds)
+def rates(task: str = "", num_envs: int = 256, threads: int = 0, seconds: float = 1.0) -> dict[str, float]:
+    """Control steps/s of `task`, random actions: `env`, and `raw`, the bare physics batch on the same states."""
+    task = choose("mujoco task", task or TASKS[0], TASKS)
+    if task in LOCOMOTION:
+        from sims.mujoco.locomotion import rates as measure
+    else:
+        from sims.mujoco.env import rates as measure
+    return measure(task, num_envs, threads, seconds)
+
+
+def raw_rate(task: str = "", num_envs: int = 256, threads: int = 0, seconds: float = 1.0) -> float:
+    """Control steps/s of the bare physics batch of `task`: the limit for the env's own rate."""
+    return rates(task, num_envs, threads, seconds)["raw"]

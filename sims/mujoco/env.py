@@ -16,7 +16,9 @@ from robo_rl.errors import UserError, choose
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.contract import action_spaces, observation_spaces, read_actions, read_reset
 from sims.mujoco import model as m
+from sims.mujoco.experts import EXPERTS
 from sims.mujoco.kinematics import Arm, contract, damped_step, rotation_error, turn, wrap
+from sims.mujoco.model import JOINT, MOVE, TURN
 from sims.mujoco.tasks import TASKS, Scene, Task
 from sims.starts import StartStream, uniforms
 
@@ -24,7 +26,6 @@ F = np.float32
 CONTROLS = ("ee_delta", "joint_delta")
 RANDOMISE = ("mass", "friction", "camera", "latency:<steps>")
 VIEWS = ("front", "wrist")
-MOVE, TURN, JOINT = 0.02, 0.1, 0.05  # one control step's largest deltas [m], [rad], [rad]
 LEAD = 0.06  # how far the target may run ahead of the hand [m]
 JOINT_LEAD = 0.25  # and the joint targets ahead of the joints [rad]
 REACH_LOW = np.array([[0.2], [-0.5], [0.009]], F)  # targets stay in this box [m]
@@ -158,6 +159,7 @@ class MujocoArmEnv(VectorEnv):
         if len(ids):
             self._begin(ids, self.stream.draw(ids) if starts is None else starts[ids])
         self._observe()
+        self.target[:, ids], self.attitude[:, :, ids] = self.scene.tcp[:, ids], self.scene.frame[:, :, ids]
         self._draw(mask)
         return self._obs(), {"success": self.success.copy()}
 
@@ -222,8 +224,7 @@ class MujocoArmEnv(VectorEnv):
 
     def expert_action(self) -> np.ndarray:
         """float32 [N, A]: what the scripted expert does in the present states."""
-        from sims.mujoco.experts import expert
-        hand = expert(self.task.name, self)
+        hand = EXPERTS[self.task.name](self)
         if self.control == "ee_delta":
             return hand
         twist = hand[:, :6].T * np.array([[MOVE]] * 3 + [[TURN]] * 3, F)
@@ -343,7 +344,6 @@ class MujocoArmEnv(VectorEnv):
 
     def _begin(self, ids: np.ndarray, starts: np.ndarray) -> None:
         """Begin the episodes of `starts` in the envs `ids`."""
-        n = len(ids)
         u = uniforms(starts, 31)
         place = self.task.place(u[:, 7:])
         joints = HOME + JITTER * (2 * u[:, :7] - 1)
@@ -367,9 +367,6 @@ class MujocoArmEnv(VectorEnv):
         self.grip[ids] = 1
         self.queue[:, ids] = 0
         self.queue[:, ids, -1] = 1
-        arm = Arm(n)
-        arm.forward(joints.T.astype(F))
-        self.target[:, ids], self.attitude[:, :, ids] = arm.tcp, arm.frame
         self._randomise(ids)
 
     def _randomise(self, ids: np.ndarray) -> None:
@@ -417,22 +414,39 @@ def _four_yaw(quat: np.ndarray, frame: np.ndarray, out: np.ndarray) -> None:
     np.multiply(F(2) * c, s, out=out[1])
 
 
-def raw_rate(task: str = "pick_cube", num_envs: int = 256, threads: int = 0, seconds: float = 2.0) -> float:
-    """Control steps per second of the bare `Batch`: same model and substeps, random controls, no other Python."""
-    model = build_model(TASKS[choose("task", task or "pick_cube", TASKS)])
-    batch = Batch(model, num_envs, threads, persistent=False)
-    batch.reset(stage=0)
-    home = np.append(HOME, [m.FINGER_OPEN] * 2)
-    batch.bind("qpos")[:, :9] = home
-    ctrl = batch.bind("ctrl")
-    noise = np.random.default_rng(0).uniform(-0.1, 0.1, (64, num_envs, 9))
-    noise[..., 7:] = -0.4 * np.abs(noise[..., 7:])
-    for k in range(10):
-        ctrl[:] = home + noise[k]
-        batch.step(nstep=m.SUBSTEPS)
-    done, began = 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        ctrl[:] = home + noise[done % 64]
-        batch.step(nstep=m.SUBSTEPS)
-        done += 1
-    return done * num_envs / (time.perf_counter() - began)
+def rates(task: str, num_envs: int, threads: int = 0, seconds: float = 1.0, control: str = CONTROLS[0]) -> dict:
+    """Control steps/s with random actions: `env` (this env, resets included) and `raw` (`Batch` alone).
+
+    Raw replays the env's joint commands from the same states, so both do the same physics and their ratio is the
+    cost of the Python around it; in turns, so that other load on the machine meets both.
+    """
+    env = MujocoArmEnv(TASKS[choose("task", task, TASKS)], num_envs, False, False, choose("control", control, CONTROLS),
+                       64, threads, 0, frozenset(), 0, False)
+    horizon = env.spec.max_steps - 1
+    actions = np.random.default_rng(0).uniform(-1, 1, (horizon, *env.action_space.shape)).astype(F)
+    starts = {"starts": np.arange(num_envs)}
+    env.reset(options=starts)
+    begin, commands = env.get_state(), []
+    for a in actions:
+        env.step(a)
+        commands.append(env._ctrl.copy())
+
+    def raw():
+        env.batch.state[:] = begin["physics"]
+        for c in commands:
+            env._ctrl[:] = c
+            env.batch.step(nstep=m.SUBSTEPS)
+
+    def whole():
+        env.reset(options=starts)
+        for a in actions:
+            env.step(a)
+
+    spent, rounds = {"raw": 0.0, "env": 0.0}, 0
+    while sum(spent.values()) < 2 * seconds:
+        for name, loop in (("raw", raw), ("env", whole)):
+            began = time.perf_counter()
+            loop()
+            spent[name] += time.perf_counter() - began
+        rounds += 1
+    return {k: rounds * horizon * num_envs / t for k, t in spent.items()}

@@ -7,6 +7,7 @@ capped, so demonstrations are smooth; heights follow a funnel: the hand comes do
 import numpy as np
 
 from sims.mujoco.kinematics import rotation_error, wrap
+from sims.mujoco.model import MOVE, TURN
 from sims.mujoco.tasks import CUBE, HANDLE, PEG, Scene, chosen, handle
 
 F = np.float32
@@ -16,7 +17,6 @@ TOP = 0.85  # largest share of full speed
 
 def steer(env, goal: np.ndarray, close: np.ndarray, yaw: "np.ndarray | None" = None) -> np.ndarray:
     """Actions [N, 7] that move the hand's target to `goal` [3, N], its x axis to `yaw` [N], fingers by `close`."""
-    from sims.mujoco.env import MOVE, TURN
     n = goal.shape[1]
     now, frame = env.hand_target()
     out = np.zeros((7, n), F)
@@ -104,19 +104,15 @@ def _pick(env, at: np.ndarray, quat: np.ndarray) -> np.ndarray:
 def push_cube(env) -> np.ndarray:
     s = env.scene
     at, way = s.pos[0], s.goal[:2] - s.pos[0][:2]
-    length = np.maximum(np.hypot(way[0], way[1]), F(1e-3))
-    dx, dy = way / length
-    along = (s.tcp[0] - at[0]) * dx + (s.tcp[1] - at[1]) * dy
-    aside = (s.tcp[1] - at[1]) * dx - (s.tcp[0] - at[0]) * dy
+    way = way / np.maximum(np.hypot(way[0], way[1]), F(1e-3))
+    off = s.tcp[:2] - at[:2]
+    along, aside = off[0] * way[0] + off[1] * way[1], off[1] * way[0] - off[0] * way[1]
     pushing = (s.tcp[2] < 0.04) & (along < -0.015) & (np.abs(aside) < 0.015)
-    behind = at[:2] - np.stack([dx, dy]) * F(0.06)
+    behind = at[:2] - way * F(0.06)
     side = np.hypot(s.tcp[0] - behind[0], s.tcp[1] - behind[1])
-    height = F(0.02) + np.clip((side - F(0.012)) * F(4), 0, 0.08)
-    reach_to = np.minimum(along + F(0.05), F(0.03)) + F(0.0)
-    ahead = at[:2] + np.stack([dx, dy]) * (reach_to - F(0.02))
-    goal = np.stack([np.where(pushing, ahead[0], behind[0]), np.where(pushing, ahead[1], behind[1]),
-                     np.where(pushing, F(0.02), height)])
-    return steer(env, goal, np.ones(env.num_envs, bool), np.arctan2(dy, dx))
+    flat = np.where(pushing, at[:2] + way * np.minimum(along + F(0.03), F(0.01)), behind)
+    height = F(0.02) + np.where(pushing, 0, np.clip((side - F(0.012)) * F(4), 0, 0.08))
+    return steer(env, np.concatenate([flat, height[None]]), np.ones(env.num_envs, bool), np.arctan2(way[1], way[0]))
 
 
 def stack_cube(env) -> np.ndarray:
@@ -126,8 +122,7 @@ def stack_cube(env) -> np.ndarray:
     top[2] += F(2 * CUBE + 0.001)
     goal = np.where(holds, carry(s, s.pos[0], top, 0.06, 0.006, 5), goal)
     done = (np.hypot(*(s.pos[0] - s.pos[1])[:2]) < 0.01) & (np.abs(s.pos[0][2] - top[2]) < 0.005)
-    goal = np.where(done, s.tcp, goal)
-    return steer(env, goal, close & ~done, yaw)
+    return steer(env, np.where(done, s.tcp, goal), close & ~done, yaw)
 
 
 def peg_insert(env) -> np.ndarray:
@@ -151,8 +146,3 @@ def open_drawer(env) -> np.ndarray:
 
 
 EXPERTS = {f.__name__: f for f in (pick_cube, reach, push_cube, stack_cube, peg_insert, open_drawer, pick_by_name)}
-
-
-def expert(task: str, env) -> np.ndarray:
-    """Actions float32 [N, 7] of the "ee_delta" control for the present states."""
-    return EXPERTS[task](env)

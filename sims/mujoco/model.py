@@ -9,6 +9,7 @@ import math
 
 DT = 0.005  # physics substep [s]
 SUBSTEPS = 4  # substeps of one control step, period 20 ms
+MOVE, TURN, JOINT = 0.02, 0.1, 0.05  # largest deltas of one control step [m], [rad], [rad]
 
 # a_{i-1} [m], alpha_{i-1} in quarter turns, d_i [m] of joint i, then the tool centre point beyond joint 7.
 DH = ((0.0, 0, 0.333), (0.0, -1, 0.0), (0.0, 1, 0.316), (0.0825, 1, 0.0), (-0.0825, -1, 0.384), (0.0, 1, 0.0),
