@@ -166,7 +166,7 @@ class NftOptions(OnPolicyOptions):
     """DiffusionNFT for action chunks: no likelihood, any sampler (`robo_rl/algos/nft.py`)."""
 
     beta: float = 1.0
-    adv_max: float = 1.0
+    adv_max: float = 3.0
     negative_weight: float = 1.0
     kl_coef: float = 1e-4
     """Weight of |v - v_ref|^2, v_ref being the supervised policy."""

@@ -36,3 +36,7 @@ class ControlSpec:
     @property
     def action_names(self) -> tuple[str, ...]:
         return tuple(a.name for a in self.axes)
+
+    @property
+    def id(self) -> str:  # Gymnasium's repr of a vector env asks for it
+        return f"{self.sim}:{self.task}"

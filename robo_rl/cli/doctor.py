@@ -217,7 +217,7 @@ def machine() -> list[Row]:
     else:
         rows.append(Row("shared memory", "ok" if shm.free > 5e8 else "limited",
                         f"{_gb(shm.free)} free of {_gb(shm.total)} in /dev/shm",
-                        "" if shm.free > 5e8 else "mount -o remount,size=2g /dev/shm  # Docker: --shm-size=2g"))
+                        "" if shm.free > 5e8 else "mount -o remount,size=2g /dev/shm # Docker: --shm-size=2g"))
     disk = shutil.disk_usage(".")
     rows.append(Row("disk", "ok" if disk.free > 5e9 else "limited", f"{_gb(disk.free)} free in {os.getcwd()}",
                     "" if disk.free > 5e9 else "run in a folder on a larger disk"))
@@ -243,7 +243,7 @@ def browser() -> list[Row]:
         if path := shutil.which(name):
             done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
             return [Row("Chromium", "ok", (done.stdout.strip().splitlines() or [path])[0])]
-    return [Row("Chromium", "missing", "only the report's screenshot test uses it", "apt-get install chromium")]
+    return [Row("Chromium", "missing", "only a test of the report uses it", "apt-get install -y chromium")]
 
 
 def isaac() -> list[Row]:

@@ -232,8 +232,7 @@ class Run:
             if saved:
                 self.policy, meta = checkpoint.load_policy(saved[-1])
                 checkpoint.check_fits(self.policy, obs_spec(self.env, self.policy.spec.language), str(saved[-1]))
-                with RunLog(self.folder, wandb_project=args.wandb, resume_step=meta["step"],
-                            resume_stage="rl" if meta["step"] else "sft") as self.log:
+                with RunLog(self.folder, wandb_project=args.wandb, resume_step=meta["step"]) as self.log:
                     return self.reinforce(saved[-1])
             with RunLog(self.folder, wandb_project=args.wandb, resume_step=-1, resume_stage="sft") as self.log:
                 self.supervise()

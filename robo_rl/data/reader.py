@@ -250,7 +250,7 @@ def load(root: Path | str, episodes: int = 0) -> Dataset:
     """Read the data set at `root` (its first `episodes` only, if not 0) and check it.
 
     Checked: every file there and whole (videos: length and frame count, not each picture), rows where the
-    meta data say, indices consecutive, numbers finite. Raises BrokenDataset naming file and repair, or UserError.
+    meta data say, indices consecutive, numbers finite. Raises BrokenDataset (file and repair), or UserError.
     """
     meta = load_meta(root, episodes)
     lengths, starts, E = meta.lengths, meta.starts, len(meta.lengths)

@@ -17,7 +17,7 @@ VOCAB = 4096  # word ids by hash; 0 is padding
 
 
 def activation(name: str) -> nn.Module:
-    return {"relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}[name]()
+    return {"relu": nn.ReLU(inplace=True), "silu": nn.SiLU(), "tanh": nn.Tanh()}[name]
 
 
 def tokenize(texts: "list[str] | np.ndarray") -> np.ndarray:
@@ -75,8 +75,20 @@ class ChunkHead(nn.Module):
         """Time product `[..., hidden]` of times `[...]`."""
         return self.from_time(time_features(t))
 
+    def table(self, times: Tensor) -> Tensor:
+        """First-layer matrix `[D + K, hidden]` for x beside a one-hot of which of the K `times` it is at."""
+        return torch.cat([self.from_x.weight.t(), self.time(times)])
+
+    def at_steps(self, embedded: Tensor, table: Tensor, x_and_step: Tensor) -> Tensor:
+        """v for rows [x, one-hot step] `[B, D + K]` under a `table`: one product for x and time together."""
+        return self._rest(torch.addmm(embedded, x_and_step, table))
+
     def forward(self, embedded: Tensor, x: Tensor, time: Tensor) -> Tensor:
-        h = self.act(torch.addmm(embedded, x, self.from_x.weight.t()) + time)
+        """v for x [B,D] and the time product of any times."""
+        return self._rest(torch.addmm(embedded, x, self.from_x.weight.t()).add_(time))
+
+    def _rest(self, h: Tensor) -> Tensor:
+        h = self.act(h)
         for layer in self.body:
             h = self.act(layer(h))
         return self.out(h)

@@ -156,62 +156,66 @@ class ChainPolicy(_Base):
 
     @torch.no_grad()
     def act(self, obs: Obs, generator: torch.Generator, explore: bool = True) -> Chunk:
-        embedded = self.head.embed(self.encode(obs))
-        b, k_steps = len(embedded), self.options.denoise_steps
-        x = torch.randn(b, self.chunk, generator=generator)
-        times = self.head.time(self.times)
-        early = early_times = None
-        if self.base is not None:
-            early, early_times = self.base.embed(self.encode(obs)), self.base.time(self.times)
-        draw = torch.randint(0, k_steps, (b,), generator=generator) if explore and self.one else None
-        noise = torch.randn(b, self.chunk, generator=generator) if draw is not None else None
-        before, after = [], []
-        logp = torch.empty(b, self.factors if explore else 0)
-        if draw is not None:
-            before, after = [torch.empty(b, 1, self.chunk)], [torch.empty(b, 1, self.chunk)]
-        for k in range(k_steps):
-            if k < self.first:
-                out = self.base(early, x, early_times[k]) if self.base is not None else \
-                    self.head(embedded, x, times[k])
+        context = self.encode(obs)
+        b, d, steps = len(context), self.chunk, self.options.denoise_steps
+        embedded, table = self.head.embed(context), self.head.table(self.times)
+        early = (embedded, table) if self.base is None else (self.base.embed(context), self.base.table(self.times))
+        xs, outs = torch.empty(steps + 1, b, d), torch.empty(steps, b, d)
+        xs[0].normal_(generator=generator)
+        inputs = torch.zeros(b, d + steps)  # x and the one-hot step
+        draw, one, noise = None, self.one and explore, None
+        if one:
+            draw = torch.randint(0, steps, (b,), generator=generator)
+            noise = torch.randn(b, d, generator=generator)
+            chosen = torch.nn.functional.one_hot(draw, steps).T[..., None].float()  # [K,B,1]
+            a = torch.lerp(self.quiet_a[:, None, None], self.loud_a[:, None, None], chosen)
+            c = torch.lerp(self.quiet_b[:, None, None], self.loud_b[:, None, None], chosen)
+        stds = []
+        for k in range(steps):
+            inputs[:, :d] = xs[k]
+            inputs[:, d:].zero_()[:, k] = 1
+            net = self.base if k < self.first and self.base is not None else self.head
+            outs[k] = net.at_steps(*(early if k < self.first else (embedded, table)), inputs)
+            if one:
+                torch.mul(xs[k], a[k], out=xs[k + 1]).addcmul_(outs[k], c[k])
+                std = self.noise(embedded, table[d + k]) if self.noise is not None else self.loud_s[k]
+                xs[k + 1].addcmul_(noise, std * chosen[k])
+                stds.append(std)
+            elif explore:
+                std = self._std(k, embedded, table[d + k])
+                noise = torch.randn(b, d, generator=generator)
+                torch.addcmul(self._mean(xs[k], outs[k], k, "loud"), std.expand(b, d), noise, out=xs[k + 1])
+                stds.append(std)
             else:
-                out = self.head(embedded, x, times[k])
-            if not explore:
-                x = self._mean(x, out, k, "quiet")
-            elif draw is not None:
-                rows = (draw == k).nonzero().squeeze(1)
-                x_in, out_in = x[rows], out[rows]
-                mean, std = self._mean(x_in, out_in, k, "loud"), self._std(k, embedded[rows], times[k])
-                x_out = torch.addcmul(mean, std.expand_as(mean), noise[rows])
-                x = self._mean(x, out, k, "quiet")
-                x[rows] = x_out
-                before[0][rows, 0], after[0][rows, 0] = x_in, x_out
-                logp[rows, 0] = self._logp(x_out, mean, std.expand(len(rows), -1))
-            else:
-                mean, std = self._mean(x, out, k, "loud"), self._std(k, embedded, times[k])
-                step = torch.addcmul(mean, std.expand_as(mean), torch.randn(b, self.chunk, generator=generator))
-                if k >= self.first:
-                    before.append(x[:, None])
-                    after.append(step[:, None])
-                    logp[:, k - self.first] = self._logp(step, mean, std.expand(b, -1))
-                x = step
-        trace = {}
-        if explore:
-            index = draw[:, None] if draw is not None else \
-                torch.arange(self.first, k_steps).expand(b, -1)
-            trace = {"x": torch.cat(before, 1), "x_next": torch.cat(after, 1), "k": index}
-        return Chunk(self.commands(x), x.view(b, self.options.horizon, -1), logp, trace)
+                xs[k + 1] = self._mean(xs[k], outs[k], k, "quiet")
+        x0 = xs[steps].view(b, self.options.horizon, -1)
+        if not explore:
+            return Chunk(self.commands(xs[steps]), x0, x0.new_empty(b, 0), {})
+        if one:
+            index, rows = draw[:, None], torch.arange(b)
+            x, x_next, out = xs[draw, rows], xs[draw + 1, rows], outs[draw, rows]
+            std = torch.stack(stds)[draw, rows] if self.noise is not None else self.loud_s[draw][:, None]
+            logp = self._logp(x_next, self._mean(x, out, draw, "loud"), std)[:, None]
+            x, x_next = x[:, None], x_next[:, None]
+        else:
+            index = torch.arange(self.first, steps).expand(b, -1)
+            x, x_next = xs[self.first:-1].transpose(0, 1), xs[self.first + 1:].transpose(0, 1)
+            logp = torch.stack([self._logp(xs[k + 1], self._mean(xs[k], outs[k], k, "loud"), stds[k])
+                                for k in range(self.first, steps)], 1)
+        return Chunk(self.commands(xs[steps]), x0, logp, {"x": x, "x_next": x_next, "k": index})
 
     def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Context [B,C], trace [B,F,..] -> logp [B,F] and the mean entropy per action entry, a scalar."""
-        b, f, _ = trace["x"].shape
+        b, f, d = trace["x"].shape
         k = trace["k"].reshape(-1)
         embedded = self.head.embed(context)
         if f > 1:
             embedded = embedded.repeat_interleave(f, 0)
-        x, x_next = trace["x"].reshape(b * f, -1), trace["x_next"].reshape(b * f, -1)
-        time = self.head.time(self.times)[k]
-        mean = self._mean(x, self.head(embedded, x, time), k, "loud")
-        std = self._std(k, embedded, time)
+        x, x_next = trace["x"].reshape(b * f, d), trace["x_next"].reshape(b * f, d)
+        table = self.head.table(self.times)
+        step = torch.nn.functional.one_hot(k, len(self.times)).to(x.dtype)
+        mean = self._mean(x, self.head.at_steps(embedded, table, torch.cat([x, step], 1)), k, "loud")
+        std = self._std(k, embedded, table[d:][k] if self.noise is not None else table)
         entropy = (torch.log(std) + 1.4189385).mean()
         return self._logp(x_next, mean, std).view(b, f), entropy
 
