@@ -71,7 +71,7 @@ def same(data, n: int, view: tuple[int, int] | None = None) -> None:
 
 
 def psnr(a: np.ndarray, b: np.ndarray) -> float:
-    return 10 * np.log10(255**2 / np.mean((a.astype(float) - b) ** 2))
+    return 10 * np.log10(255**2 / max(np.mean((a.astype(float) - b) ** 2), 1e-9))
 
 
 def spec(low: float = -0.1) -> ControlSpec:
@@ -509,6 +509,112 @@ def test_write_video_makes_a_file_that_browsers_play(tmp_path):
     assert path.read_bytes() == raw
 
 
-# ---- LeRobot itself, where it is installed (it cannot share an interpreter with torch 2.13)
+# ---- LeRobot itself. It cannot share an interpreter with torch 2.13, so it is asked in one of its own:
+# ROBO_RL_LEROBOT_PYTHON=/path/to/python-with-lerobot-0.4.4 pytest tests/test_data.py -m slow -k lerobot
 
 LEROBOT = os.environ.get("ROBO_RL_LEROBOT_PYTHON", "")
+SCRIPT = """
+import sys, numpy as np, torch
+if torch.version.cuda is None:  # a torchvision built for CUDA imports all the same
+    lib = torch.library.Library("torchvision", "DEF")
+    lib.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    lib.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
+what, root, npz = sys.argv[1:]
+if what == "read":
+    ds = LeRobotDataset("us/test", root=root, delta_timestamps={"action": [0, 0.05, 0.1]})
+    items = [ds[i] for i in range(len(ds))]
+    keys = [k for k in items[0] if k != "task"]
+    stats = {f"stats/{k}": np.asarray(v["mean"]) for k, v in ds.meta.stats.items()}
+    columns = {k: np.stack([x[k] for x in items]) for k in keys}
+    np.savez(npz, task=[x["task"] for x in items], **columns, **stats)
+else:
+    data = np.load(npz)
+    kind = {"write": "video", "images": "image"}.get(what)
+    if kind:
+        features = {"observation.state": {"dtype": "float32", "shape": (6,), "names": list("abcdef")},
+                    "action": {"dtype": "float32", "shape": (3,), "names": list("xyz")},
+                    "observation.images.front": {"dtype": kind, "shape": (48, 64, 3),
+                                                 "names": ["height", "width", "channels"]}}
+        ds = LeRobotDataset.create("us/test", 20, features, root=root)
+    else:
+        ds = LeRobotDataset("us/test", root=root)
+        ds.episode_buffer = ds.create_episode_buffer()
+    keys = [k for k in ds.features if k in data]
+    for e in np.unique(data["episode"]):
+        for i in np.flatnonzero(data["episode"] == e):
+            ds.add_frame({k: data[k][i] for k in keys} | {"task": f"task {e}"})
+        ds.save_episode()
+    ds.finalize()
+"""
+needs_lerobot = pytest.mark.skipif(not LEROBOT, reason="ROBO_RL_LEROBOT_PYTHON is not set")
+
+
+def lerobot(what: str, root: Path, npz: Path) -> None:
+    done = subprocess.run([LEROBOT, "-c", SCRIPT, what, str(root), str(npz)], capture_output=True, text=True,
+                          env=os.environ | {"HF_HUB_OFFLINE": "1"}, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def lerobot_frames(tmp_path: Path, n: int) -> Path:
+    """What add_frame wants, of our first `n` episodes."""
+    frames = [episode(i, view=(48, 64)) for i in range(n)]
+    scalars = {"next.reward": np.float32, "next.done": bool, "next.truncated": bool, "next.success": bool,
+               "complementary_info.source": np.int64, "complementary_info.start": np.int64}
+    total = sum(map(len, frames))
+    np.savez(tmp_path / "in.npz", **{
+        "episode": np.repeat(np.arange(n), [len(e) for e in frames]),
+        "observation.state": np.concatenate([e.state for e in frames]),
+        "action": np.concatenate([e.action for e in frames]),
+        "observation.images.front": np.concatenate([e.images["front"] for e in frames]),
+        **{k: np.zeros((total, 1), dtype) for k, dtype in scalars.items()}})
+    return tmp_path / "in.npz"
+
+
+@needs_lerobot
+@pytest.mark.slow
+def test_lerobot_reads_what_we_write_and_can_extend_it(tmp_path):
+    root, view = tmp_path / "d", (48, 64)
+    fill(root, 4, view)
+    fill(root, 3, view, first=4)
+    ours = load(root)
+    lerobot("read", root, tmp_path / "out.npz")
+    theirs = np.load(tmp_path / "out.npz")
+    np.testing.assert_array_equal(theirs["observation.state"], ours.state)
+    np.testing.assert_array_equal(theirs["action"], chunks(ours, 3)[1])
+    np.testing.assert_array_equal(theirs["action_is_pad"], chunks(ours, 3)[2])
+    np.testing.assert_array_equal(theirs["next.reward"], ours.reward)
+    np.testing.assert_array_equal(theirs["next.done"], ours.done)
+    np.testing.assert_array_equal(theirs["complementary_info.source"], ours.source)
+    assert list(theirs["task"]) == [ours.tasks[i] for i in ours.task_index]
+    np.testing.assert_allclose(theirs["stats/action"], ours.action.mean(0), rtol=1e-5)
+    pictures = theirs["observation.images.front"].transpose(0, 2, 3, 1) * 255
+    assert psnr(pictures, ours.images("front")) > 33  # its colour conversion rounds otherwise than ours
+
+    lerobot("append", root, lerobot_frames(tmp_path, 2))
+    data = load(root)
+    assert len(data) == 9 and data.tasks[2:] == ["task 0", "task 1"]
+    np.testing.assert_array_equal(data.episode(8).state, episode(1).state)
+    assert psnr(data.frames("front", 8), episode(1, view=view).images["front"]) > 28
+    fill(root, 1, view, first=7)  # and we go on after it
+    assert len(load(root)) == 10
+    lerobot("read", root, tmp_path / "out.npz")
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npz")["observation.state"], load(root).state)
+
+
+@needs_lerobot
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["write", "images"])
+def test_we_read_what_lerobot_writes(tmp_path, what):
+    lerobot(what, tmp_path / "d", lerobot_frames(tmp_path, 5))
+    data = load(tmp_path / "d")
+    assert len(data) == 5 and data.task(3) == "task 3" and data.features.action == ("x", "y", "z")
+    for i in range(5):
+        mine, theirs = data.episode(i), episode(i, view=(48, 64))
+        np.testing.assert_array_equal(mine.state, theirs.state)
+        np.testing.assert_array_equal(mine.action, theirs.action)
+        assert psnr(mine.images["front"], theirs.images["front"]) > 28
+        assert mine.source[0] == "unknown" and not mine.success
+    with pytest.raises(UserError, match="column 'next.reward' is float32 here, absent there"):
+        Writer(tmp_path / "d")
+    assert repair(tmp_path / "d").dropped == 0
