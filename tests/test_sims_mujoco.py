@@ -281,17 +281,21 @@ def test_kinematics_agree_with_mujoco():
     q = (np.array(model.HOME)[:, None] + np.random.default_rng(0).uniform(-0.6, 0.6, (7, 20))).astype(np.float32)
     arm = Arm(20)
     arm.forward(q)
-    jac, hand = arm.jacobian(), mj.body("hand").id
+    jac, last = arm.jacobian(), mj.body("link7").id
+    turned = np.array([[np.cos(model.HAND_YAW), -np.sin(model.HAND_YAW), 0],
+                       [np.sin(model.HAND_YAW), np.cos(model.HAND_YAW), 0], [0, 0, 1]])
     for i in range(20):
         data.qpos[:7] = q[:, i]
         mujoco.mj_forward(mj, data)
-        axes = data.xmat[hand].reshape(3, 3)
-        tip = data.xpos[hand] + axes[:, 2] * (model.TOOL - model.FLANGE)
+        axes = data.xmat[last].reshape(3, 3)
+        tip = data.xpos[last] + axes[:, 2] * model.TOOL
         both = np.zeros((2, 3, mj.nv))
-        mujoco.mj_jac(mj, data, both[0], both[1], tip, hand)
+        mujoco.mj_jac(mj, data, both[0], both[1], tip, last)
         np.testing.assert_allclose(arm.tcp[:, i], tip, atol=3e-6)
-        np.testing.assert_allclose(arm.frame[:, :3, i], axes.T, atol=3e-6)
+        np.testing.assert_allclose(arm.frame[:, :3, i], (axes @ turned).T, atol=3e-6)
         np.testing.assert_allclose(jac[:, :, i], both.reshape(6, -1)[:, :7], atol=5e-6)
+    pads = np.stack([data.geom(f"{side}_pad").xpos for side in ("left", "right")])
+    assert (pads[0] - pads[1]) @ arm.frame[1, :3, -1] > 0.01  # the fingers open along the frame's second axis
 
 
 def test_the_damped_step_solves_its_equation():

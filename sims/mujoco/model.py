@@ -36,8 +36,9 @@ LINKS = (
     (3.59, "-0.045 0.08 0", "0.028 0.016 0.028"),
     (1.23, "0 0.02 -0.12", "0.018 0.016 0.005"),
     (1.67, "0.05 0 0", "0.003 0.005 0.005"),
-    (0.74, "0 0 0.06", "0.0015 0.0015 0.001"),
+    (1.47, "0 0 0.098", "0.006 0.006 0.003"),  # with the hand
 )
+FREE_OF_GRAVITY = (2, 3, 4, 5, 6)  # links whose weight is compensated; the others' moves nothing by 0.1 mm
 # capsules drawn for each link: from, to [m], radius [m]
 SHAPES = (
     (("0 0 -0.18", "0 0 0", 0.062),),
@@ -62,8 +63,9 @@ def arm_xml() -> str:
     for i, (a, turn, d) in enumerate(DH):
         pos = (a, -d * turn, d if turn == 0 else 0.0)  # Rx(alpha) Tx(a) Tz(d)
         mass, com, inertia = LINKS[i]
-        out.append(f'<body name="link{i + 1}" pos="{pos[0]} {pos[1]} {pos[2]}" quat="{QUARTER[turn]}" gravcomp="1">'
-                   f'<inertial pos="{com}" mass="{mass}" diaginertia="{inertia}"/>'
+        out.append(f'<body name="link{i + 1}" pos="{pos[0]} {pos[1]} {pos[2]}" quat="{QUARTER[turn]}"'
+                   f' gravcomp="{int(i in FREE_OF_GRAVITY)}"><inertial pos="{com}" mass="{mass}" '
+                   f'diaginertia="{inertia}"/>'
                    f'<joint name="joint{i + 1}" axis="0 0 1" range="{JOINT_LOW[i]} {JOINT_HIGH[i]}" armature="0.1" '
                    f'damping="1"/>')
         for start, end, radius in SHAPES[i]:
@@ -71,21 +73,20 @@ def arm_xml() -> str:
                        f'rgba="{white if i % 2 == 0 else dark}" class="drawn"/>')
     half = HAND_YAW / 2
     out.append(f"""
-<body name="hand" pos="0 0 {FLANGE}" quat="{math.cos(half)} 0 0 {math.sin(half)}" gravcomp="1">
-  <inertial pos="0 0 0.03" mass="0.73" diaginertia="0.0025 0.001 0.002"/>
+<frame pos="0 0 {FLANGE}" quat="{math.cos(half)} 0 0 {math.sin(half)}">
   <geom type="box" size="0.02 0.1 0.028" pos="0 0 0.03" rgba="{white}" class="drawn"/>
   <camera name="wrist" pos="0.075 0 0.02" xyaxes="0 1 0 0.94 0 0.34" fovy="75"/>
-  <body name="left_finger" pos="0 0 0.0584" gravcomp="1">
+  <body name="left_finger" pos="0 0 0.0584">
     <inertial pos="0 0.007 0.027" mass="0.03" diaginertia="1e-5 1e-5 3e-6"/>
     <joint name="left_finger" type="slide" axis="0 1 0" range="-0.001 {FINGER_OPEN + 0.002}" armature="0.1" damping="5"/>
     <geom name="left_pad" type="box" size="0.011 0.007 0.027" pos="0 0.007 0.0265" rgba="{dark}" class="pad"/>
   </body>
-  <body name="right_finger" pos="0 0 0.0584" gravcomp="1">
+  <body name="right_finger" pos="0 0 0.0584">
     <inertial pos="0 -0.007 0.027" mass="0.03" diaginertia="1e-5 1e-5 3e-6"/>
     <joint name="right_finger" type="slide" axis="0 -1 0" range="-0.001 {FINGER_OPEN + 0.002}" armature="0.1" damping="5"/>
     <geom name="right_pad" type="box" size="0.011 0.007 0.027" pos="0 -0.007 0.0265" rgba="{dark}" class="pad"/>
   </body>
-</body>""")
+</frame>""")
     out.append("</body>" * len(DH))
     return "".join(out)
 
