@@ -1,5 +1,18 @@
-"""Policies: observation -> chunk of actions, with the exact log-probability of the chain that made it."""
+"""Policies: observation -> chunk of actions, with the exact log-probability of the chain that made it.
 
-from robo_rl.policies.policy import Chunk, ObsSpec, Policy, make_policy, obs_tensors
+The names below are fetched on first use, so that `robo_rl.policies.numpy_actor` runs on a robot without torch.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from robo_rl.policies.policy import Chunk, ObsSpec, Policy, make_policy, obs_tensors
 
 __all__ = ["Chunk", "ObsSpec", "Policy", "make_policy", "obs_tensors"]
+
+
+def __getattr__(name: str):
+    if name in __all__:
+        from robo_rl.policies import policy
+        return getattr(policy, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

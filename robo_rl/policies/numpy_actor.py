@@ -1,0 +1,129 @@
+"""Acting without torch: one chunk for one robot from a checkpoint's weights, NumPy alone.
+
+The chain of `ChainPolicy.act(explore=False)` at batch 1, with everything constant folded into the weights when they
+are loaded. Rows of the first matrix are [state, one-hot step, x], so a step's product is a single one:
+
+    h = act([clip(s), e_k, x] W1),  h = act([h, 1] W) ...,  x <- x + [h, 1] Wout
+
+W1's state rows hold the normaliser, its K step rows the time product and the biases; Wout is scaled by the Euler step
+t' - t = -1/K. Axes: S state, H chunk, E executed, A action, D = H A, K denoise steps.
+"""
+
+import json
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load
+
+from robo_rl.errors import UserError, choose
+
+FORMAT = 1  # of robo_rl.checkpoint
+F = np.float32
+CLIP = F(10)  # of the observation normaliser
+
+
+class NumpyActor:
+    """Flow policy on a state; `act` gives what the torch policy gives for the same initial noise, to 1e-5."""
+
+    def __init__(self, weights: dict[str, np.ndarray], options: dict, spec: dict):
+        """weights: the policy's state_dict as arrays; options and spec: PolicyOptions and ObsSpec as dicts."""
+        if options["kind"] != "flow" or spec["views"] or spec["language"]:
+            seen = "images" if spec["views"] else "an instruction" if spec["language"] else "a state"
+            raise UserError(f"NumpyActor carries flow policies that see a state alone, got kind {options['kind']!r} "
+                            f"that sees {seen}; load it with robo_rl.checkpoint.load_policy")
+        self.activation = choose("activation", options["activation"], ("relu", "silu", "tanh"))
+        self.steps, self.horizon, self.execute = options["denoise_steps"], options["horizon"], options["execute"]
+        self.state, self.action = spec["state"], spec["action"]
+        w = {k: np.asarray(v, np.float64) for k, v in weights.items()}
+        mean, std = w["obs_norm.mean"], w["obs_norm.std"]
+        self._low, self._high = (mean - CLIP * std).astype(F), (mean + CLIP * std).astype(F)
+        self._mean, self._std = w["action_norm.mean"].astype(F), w["action_norm.std"].astype(F)
+
+        context = w["head.from_context.weight"] / std
+        bias = w["head.from_context.bias"] - context @ mean
+        times = 1 - np.arange(self.steps) / self.steps
+        rows = [context.T, _time_product(times, w) + bias, w["head.from_x.weight"].T]
+        body = [f"head.body.{i}" for i in range(options["layers"] - 1)]
+        layers = [np.concatenate([w[f"{n}.weight"], w[f"{n}.bias"][:, None]], 1).T for n in (*body, "head.out")]
+        layers[-1] = layers[-1] / -self.steps
+        self._weights = [np.ascontiguousarray(m, F) for m in (np.concatenate(rows), *layers)]
+
+        d, s, k = self.horizon * self.action, self.state, self.steps
+        first = np.zeros(s + k + d, F)
+        self._state, self._step, self._x = first[:s], first[s : s + k], first[s + k :]
+        hidden = self._weights[0].shape[1]
+        buffers = [np.ones(hidden + 1, F) for _ in self._weights[1:]]  # the last entry stays 1: it carries the bias
+        self._out = np.empty(d, F)
+        self._layers = list(zip([first, *buffers], self._weights, [*(b[:-1] for b in buffers), self._out], strict=True))
+        self._scratch = np.empty(hidden, F)
+
+    @staticmethod
+    def load(checkpoint: "Path | str") -> "NumpyActor":
+        """Actor of a checkpoint folder (`meta.json`, `policy.safetensors`); UserError if it is damaged."""
+        path = Path(checkpoint)
+        try:
+            meta = json.loads((path / "meta.json").read_text())
+            blob = (path / "policy.safetensors").read_bytes()
+            if meta["format"] != FORMAT:
+                raise UserError(f"{path} has checkpoint format {meta['format']}, this robo_rl reads {FORMAT}")
+            if zlib.crc32(blob) != meta["crc"]["policy.safetensors"]:
+                raise UserError(f"{path / 'policy.safetensors'} is damaged (its checksum differs from meta.json). "
+                                f"Use another checkpoint of {path.parent}")
+            policy = meta["policy"]
+            return NumpyActor(load(blob), policy["options"], policy["spec"])
+        except UserError:
+            raise
+        except (OSError, ValueError, KeyError, SafetensorError) as e:
+            raise UserError(f"{path} is not a checkpoint that can be read ({type(e).__name__}: {e})") from e
+
+    def act(self, state: np.ndarray, noise: "np.ndarray | None" = None,
+            rng: "np.random.Generator | None" = None) -> np.ndarray:
+        """state float32[S], initial noise float32[D] (or drawn from `rng`) -> actions float32[E, A] in -1 .. 1 units."""
+        if np.shape(state) != (self.state,):
+            raise UserError(f"state must have shape ({self.state},), got {np.shape(state)}")
+        x, step, relu, scratch = self._x, self._step, self.activation == "relu", self._scratch
+        if noise is not None:
+            x[:] = noise if np.ndim(noise) == 1 else np.reshape(noise, -1)
+        elif rng is not None:
+            rng.standard_normal(out=x, dtype=F)
+        else:
+            raise UserError("act needs the initial noise or a generator: act(state, rng=np.random.default_rng(0))")
+        np.maximum(state, self._low, out=self._state)
+        np.minimum(self._state, self._high, out=self._state)
+        last = self._layers[-1]
+        for k in range(self.steps):
+            step[k - 1] = 0
+            step[k] = 1
+            for rows, weight, h in self._layers[:-1]:
+                np.dot(rows, weight, out=h)
+                if relu:
+                    np.maximum(h, 0, out=h)
+                elif self.activation == "tanh":
+                    np.tanh(h, out=h)
+                else:
+                    _silu(h, scratch)
+            np.dot(last[0], last[1], out=last[2])
+            np.add(x, self._out, out=x)
+        actions = x.reshape(self.horizon, self.action)[: self.execute] * self._std
+        actions += self._mean
+        return actions
+
+
+def _silu(h: np.ndarray, scratch: np.ndarray) -> None:
+    """h <- h / (1 + exp(-h)), in place."""
+    np.negative(h, out=scratch)
+    np.minimum(scratch, 80, out=scratch)  # exp stays finite
+    np.exp(scratch, out=scratch)
+    scratch += 1
+    np.divide(h, scratch, out=h)
+
+
+def _time_product(times: np.ndarray, w: dict[str, np.ndarray]) -> np.ndarray:
+    """`ChunkHead.time` of times [K] -> [K, hidden], in float64."""
+    freq = np.exp(np.linspace(0, math.log(100.0), 16)) * math.pi
+    angle = times[:, None] * freq
+    h = np.concatenate([np.sin(angle), np.cos(angle)], 1) @ w["head.from_time.0.weight"].T + w["head.from_time.0.bias"]
+    return (h / (1 + np.exp(-h))) @ w["head.from_time.2.weight"].T
