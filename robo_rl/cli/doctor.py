@@ -211,13 +211,14 @@ def machine() -> list[Row]:
     rows.append(Row("memory", "ok" if free > 2e9 else "limited", f"{_gb(free)} free of {_gb(total)}",
                     "" if free > 2e9 else "robo_rl train --envs 64 --threads 1"))
     shm = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
+    grow = "mount -o remount,size=2g /dev/shm  # in Docker: --shm-size=2g"
     if shm is None:
         rows.append(Row("shared memory", "missing", "no /dev/shm; sims in worker processes need it",
                         "mount -t tmpfs -o size=2g tmpfs /dev/shm"))
     else:
         rows.append(Row("shared memory", "ok" if shm.free > 5e8 else "limited",
                         f"{_gb(shm.free)} free of {_gb(shm.total)} in /dev/shm",
-                        "" if shm.free > 5e8 else "mount -o remount,size=2g /dev/shm # Docker: --shm-size=2g"))
+                        "" if shm.free > 5e8 else grow))
     disk = shutil.disk_usage(".")
     rows.append(Row("disk", "ok" if disk.free > 5e9 else "limited", f"{_gb(disk.free)} free in {os.getcwd()}",
                     "" if disk.free > 5e9 else "run in a folder on a larger disk"))

@@ -77,7 +77,7 @@ def check_frames(frames: np.ndarray) -> None:
 
 def encode(path: Path, clips: Iterable[np.ndarray], fps: float, *, gop: int = 2, quality: int = 18,
            codec: str = "") -> int:
-    """Write `clips` (each uint8[T, h, w, 3]) one after the other; each starts with a key frame. -> frames."""
+    """Write `clips` (each uint8[T, h, w, 3]) one after the other -> frames."""
     import av
     codec = codec or encoder()
     rate, convert, count = rate_of(fps), _converter(), 0
@@ -90,11 +90,9 @@ def encode(path: Path, clips: Iterable[np.ndarray], fps: float, *, gop: int = 2,
                 stream.height, stream.width = clip.shape[1:3]
                 stream.pix_fmt = "yuv420p"
                 stream.codec_context.time_base = 1 / rate
-            for k, image in enumerate(clip):
+            for image in clip:
                 frame = convert(av.VideoFrame.from_ndarray(image, format="rgb24"), "yuv420p")
                 frame.pts, frame.time_base = count, 1 / rate
-                if k == 0:
-                    frame.pict_type = av.video.frame.PictureType.I
                 out.mux(stream.encode(frame))
                 count += 1
         out.mux(stream.encode())
