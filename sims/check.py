@@ -22,6 +22,7 @@ def check_env(
     *,
     num_envs: int = 4,
     starts: bool = True,
+    seed_lists: bool = True,
     random_starts: bool = True,
     atol: float = 0.0,
     seed: int = 0,
@@ -29,11 +30,13 @@ def check_env(
     """Check `make(num_envs)` and `make(1)` against the contract; return the names of the parts checked.
 
     starts=False: the env cannot take `options["starts"]` and must say so with a UserError.
+    seed_lists=False: one random stream serves all envs, so a seed is one number for the whole batch, gives the same
+    episodes for the same number of envs only, and a list of seeds is refused with a UserError.
     random_starts=False: the task has one initial state, so different seeds need not differ.
     atol: tolerance where the contract says "the same" (0: bit-equal).
     """
     assert num_envs >= 3, f"check_env needs num_envs >= 3 to permute envs, got {num_envs}"
-    p = _Probe(make(num_envs), make(1), starts, random_starts, atol, np.random.default_rng(seed))
+    p = _Probe(make(num_envs), make(1), starts, seed_lists, random_starts, atol, np.random.default_rng(seed))
     try:
         done = []
         for part in (_spaces, _first_obs, _steps, _bad_input, _seeds, _starts, _reset_mask, _frozen,
@@ -53,6 +56,7 @@ class _Probe:
     env: VectorEnv  # N envs
     one: VectorEnv  # the same task with one env
     starts: bool
+    seed_lists: bool
     random_starts: bool
     atol: float
     rng: np.random.Generator
@@ -186,6 +190,10 @@ def _spaces(p: _Probe) -> None:
 
     spec = env.spec
     assert isinstance(spec, ControlSpec), f"env.spec must be a ControlSpec, got {type(spec).__name__}"
+    try:
+        repr(env)
+    except Exception as e:
+        raise AssertionError(f"repr(env) must work, but raised {type(e).__name__}: {e}") from e
     assert len(spec.axes) == act.shape[0], (
         f"spec.axes has {len(spec.axes)} axes, but the action space has {act.shape[0]}")
     assert len(set(spec.action_names)) == len(spec.axes), f"spec.axes must have different names, got {spec.action_names}"
@@ -269,6 +277,8 @@ def _bad_input(p: _Probe) -> None:
         _raises(lambda: env.reset(options={"starts": np.arange(n + 1)}), f"{n + 1} starts for {n} envs")
     else:
         _raises(lambda: env.reset(options={"starts": np.arange(n)}), "starts, which this env cannot take,")
+    if not p.seed_lists:
+        _raises(lambda: env.reset(seed=list(range(n))), "a list of seeds, which this env cannot take,")
     after = _run(env, acts)
     _assert_same(p, after, {k: plain[k] for k in after}, "input that is refused must leave the env as it was")
 
@@ -279,11 +289,13 @@ def _seeds(p: _Probe) -> None:
     second = _episode(env, acts)
     _assert_same(p, a, _episode(env, acts, seed=7), "the same seed must give the same episode")
     _assert_same(p, second, _episode(env, acts), "the same seed must give the same second episode")
-    one = _episode(p.one, acts[:, :1], seed=7)
-    _assert_same(p, one, a, "the same seed must give env 0 the same episode for any number of envs", rows_b=slice(0, 1))
     if p.random_starts:
         assert _differ(a, _episode(env, acts, seed=8)), "another seed must give other episodes"
         assert _differ(a, second), "the second episode after a seed must differ from the first"
+    if not p.seed_lists:
+        return
+    one = _episode(p.one, acts[:, :1], seed=7)
+    _assert_same(p, one, a, "the same seed must give env 0 the same episode for any number of envs", rows_b=slice(0, 1))
     _permuted(p, acts, lambda ids: {"seed": [11 + int(i) for i in ids]}, "seed")
 
 

@@ -126,7 +126,7 @@ class EnvpoolEnv(VectorEnv):
                 a[ids].reshape(-1, *self._action_shape), self._local[ids])
             ids = self._members[key][info["env_id"]]
             self._state[ids], reward[ids] = self._flat(obs), r
-            self._terminated[ids], self._truncated[ids] = terminated, truncated & ~terminated
+            self._terminated[ids], self._truncated[ids] = terminated, truncated  # never both
             success = info.get("success", info.get("is_success"))
             if success is not None:
                 self._success[ids] |= np.asarray(success).reshape(len(ids)) > 0.5

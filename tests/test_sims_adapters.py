@@ -1,11 +1,14 @@
 """Envs made elsewhere keep our contract: Gymnasium ids, envpool ids, Isaac Gym and Isaac Lab (on fakes)."""
 
+import ast
 import importlib.util
+from pathlib import Path
 from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 import sims
@@ -13,6 +16,8 @@ from robo_rl.errors import MissingDependency, UserError
 from sims.check import check_env
 from sims.envpool import make_envpool
 from sims.gym import make_gym
+from sims.isaac import make_isaac
+from sims.isaac.protocols import IsaacGymVecTask, IsaacLabEnv
 
 # ---------------------------------------------------------------- gym:<id>
 
@@ -84,6 +89,14 @@ def test_dict_observations_are_flattened_and_success_is_the_envs():
     for _ in range(4):
         *_, terminated, truncated, info = env.step(np.array([[1, 1], [1, 1], [-1, -1]], np.float32))
     assert info["success"].tolist() == terminated.tolist() == [True, True, False] and not truncated.any()
+
+
+def test_an_end_on_the_last_step_is_a_termination():
+    env = make_gym("RoboRlGoal-v0", num_envs=8)  # every goal is reached by the second step, which is the last
+    env.reset(seed=0)
+    for _ in range(2):
+        *_, terminated, truncated, _ = env.step(np.ones((8, 2)))
+    assert terminated.all() and not truncated.any()
 
 
 @pytest.mark.parametrize("id, fault", [
@@ -178,3 +191,321 @@ def test_an_absent_envpool_is_named_with_the_command_that_installs_it(monkeypatc
 def test_envpool_does_not_render():
     with pytest.raises(UserError, match="cannot render"):
         make_envpool("Hopper-v5", render=True)
+
+
+# ---------------------------------------------------------------- Isaac Gym and Isaac Lab, on fakes
+
+
+class FakeVecTask:
+    """A point mass in the order of events of IsaacGymEnvs: an env that ended is reset in the next step."""
+
+    num_obs, num_actions, rl_device, clip_obs, control_freq_inv, dt = 3, 2, "cpu", 50.0, 2, 0.01
+    same_step = False  # the rarer habit: reset at the end of the step that ended
+
+    def __init__(self, num_envs: int, length: int = 16):
+        self.num_envs, self.max_episode_length = num_envs, length
+        self.obs_buf = torch.zeros(num_envs, 3)
+        self.reset_buf = torch.ones(num_envs, dtype=torch.long)
+        self.progress_buf = torch.zeros(num_envs, dtype=torch.long)
+        self.pos = torch.zeros(num_envs, 2)
+        self.simulated = 0
+
+    def reset_idx(self, ids):
+        assert len(ids) and self.reset_buf[ids].all()  # domain randomisation looks at reset_buf
+        self.pos[ids] = 0.4 * torch.rand(len(ids), 2) - 0.2
+        self.progress_buf[ids] = 0
+        self.reset_buf[ids] = 0
+
+    def compute_observations(self):
+        self.obs_buf[:, :2], self.obs_buf[:, 2] = self.pos, self.progress_buf
+
+    def step(self, actions):
+        assert actions.device == self.pos.device and actions.dtype == torch.float32
+        self.pos += 0.1 * actions
+        self.simulated, self.actions = self.simulated + 1, actions
+        self.progress_buf += 1
+        if not self.same_step and self.reset_buf.any():
+            self.reset_idx(self.reset_buf.nonzero().flatten())
+        self.compute_observations()
+        rewards = 1 - self.pos.norm(dim=1)
+        fell = self.pos.norm(dim=1) > 0.45
+        timed_out = self.progress_buf >= self.max_episode_length - 1
+        self.reset_buf[:] = (fell | timed_out).long()
+        ended = self.reset_buf.clone()
+        if self.same_step and ended.any():
+            self.reset_idx(ended.nonzero().flatten())
+            self.compute_observations()
+        return ({"obs": self.obs_buf.clamp(-50, 50)}, rewards, ended,
+                {"time_outs": timed_out, "success": self.pos[:, 0] > 0.3})
+
+
+class FakeSameStepTask(FakeVecTask):
+    same_step = True
+
+
+class FakeDirectRLEnv:
+    """A point mass in the order of events of Isaac Lab: dones, rewards, resets, then observations."""
+
+    device, step_dt = "cpu", 0.02
+
+    class Part:
+        """The scene and the simulator: what is written reaches the physics with `forward`."""
+
+        def __init__(self, env):
+            self.env, self.num_envs, self.written = env, env.num_envs, False
+
+        def write_data_to_sim(self):
+            self.written = True
+
+        def forward(self):
+            assert self.env.scene.written
+            self.env.pos[:] = self.env.target
+
+    def __init__(self, num_envs: int, length: int = 16):
+        self.num_envs, self.max_episode_length = num_envs, length
+        self.single_action_space = spaces.Box(-np.inf, np.inf, (2,))
+        self.episode_length_buf = torch.zeros(num_envs, dtype=torch.long)
+        self.pos, self.target = torch.zeros(num_envs, 2), torch.zeros(num_envs, 2)
+        self.obs_buf = torch.zeros(num_envs, 3)
+        self.generator = torch.Generator()
+        self.scene = self.sim = self.Part(self)
+        self.closed = self.simulated = 0
+
+    def _reset_idx(self, ids):
+        self.target[:] = self.pos
+        self.target[ids] = 0.4 * torch.rand(len(ids), 2, generator=self.generator) - 0.2
+        self.episode_length_buf[ids] = 0
+        self.scene.written = False
+
+    def _get_observations(self):
+        self.obs_buf[:] = torch.cat([self.pos, self.episode_length_buf[:, None]], 1)
+        return {"policy": self.obs_buf, "critic": torch.zeros(1)}
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self.generator.manual_seed(seed)
+        self._reset_idx(torch.arange(self.num_envs))
+        self.scene.write_data_to_sim()
+        self.sim.forward()
+        return self._get_observations(), {}
+
+    def step(self, action):
+        self.simulated += 1
+        self.pos += 0.1 * action
+        self.episode_length_buf += 1
+        terminated = self.pos.norm(dim=1) > 0.45
+        time_outs = self.episode_length_buf >= self.max_episode_length - 1
+        reward = 1 - self.pos.norm(dim=1)
+        ids = (terminated | time_outs).nonzero().flatten()
+        if len(ids):
+            self._reset_idx(ids)
+            self.pos[:] = self.target
+        return self._get_observations(), reward, terminated, time_outs, {}
+
+    def close(self):
+        self.closed += 1
+
+
+class FakeManagerBasedRLEnv(FakeDirectRLEnv):
+    """Reset of some envs is public here, and the policy group may be a dict of terms."""
+
+    observation_manager = object()
+
+    def _get_observations(self):
+        return {"policy": {"pos": self.pos.clone(), "age": self.episode_length_buf.clone()}}
+
+    def step(self, action):
+        self.simulated += 1
+        self.pos += 0.1 * action
+        self.episode_length_buf += 1
+        terminated = self.pos.norm(dim=1) > 0.45
+        time_outs = self.episode_length_buf >= self.max_episode_length  # one later than the direct one
+        ids = (terminated | time_outs).nonzero().flatten()
+        if len(ids):
+            self._reset_idx(ids)
+            self.pos[:] = self.target
+        return self._get_observations(), torch.ones(self.num_envs), terminated, time_outs, {}
+
+    def reset(self, seed=None, env_ids=None, options=None):
+        if env_ids is None:
+            return super().reset(seed, options)
+        self._reset_idx(env_ids)
+        self.pos[:] = self.target
+        return self._get_observations(), {}
+
+
+ISAAC = [("isaacgym", FakeVecTask), ("isaacgym", FakeSameStepTask), ("isaaclab", FakeDirectRLEnv),
+         ("isaaclab", FakeManagerBasedRLEnv)]
+
+
+@pytest.mark.parametrize("kind, fake", ISAAC, ids=lambda x: getattr(x, "__name__", x))
+def test_an_isaac_env_keeps_the_contract(kind, fake):
+    parts = check_env(lambda n: make_isaac(kind, "Point", env=fake(n)), starts=False, seed_lists=False)
+    assert "frozen" in parts and "starts" not in parts
+
+
+@pytest.mark.parametrize("kind, fake", ISAAC, ids=lambda x: getattr(x, "__name__", x))
+def test_isaacs_tensors_stay_torch_on_its_device(kind, fake):
+    env = make_isaac(kind, "Point", env=fake(3))
+    obs, _ = env.reset(seed=0)
+    out = env.step(torch.zeros(3, 2))
+    tensors = [obs["state"], out[0]["state"], *out[1:4], out[4]["success"], out[4]["has_final_obs"]]
+    assert all(isinstance(x, torch.Tensor) and x.device == env.device for x in tensors)
+    assert obs["task"].tolist() == ["Point"] * 3
+
+
+def drive(env, push: torch.Tensor, steps: int):
+    """Step with a constant push [N, 2] and reset what is over; the rows (obs before, obs, reward, flags, info)."""
+    obs, rows = env.reset(seed=0)[0]["state"], []
+    for _ in range(steps):
+        after, reward, terminated, truncated, info = env.step(push)
+        rows.append((obs, after["state"], reward, terminated, truncated, info))
+        over = terminated | truncated
+        obs = env.reset(options={"reset_mask": over.numpy()})[0]["state"] if over.any() else after["state"]
+    return rows
+
+
+@pytest.mark.parametrize("kind, fake", ISAAC, ids=lambda x: getattr(x, "__name__", x))
+def test_a_time_limit_leaves_the_true_last_observation(kind, fake):
+    if fake is FakeSameStepTask:
+        pytest.skip("the task resets before anyone can look, and says so: has_final_obs is False")
+    env = make_isaac(kind, "Point", env=fake(2))
+    cut = [r for r in drive(env, torch.zeros(2, 2), 40) if r[4].any()]
+    assert len(cut) >= 2
+    for _, after, _, terminated, truncated, info in cut:
+        assert truncated.all() and not terminated.any() and info["has_final_obs"].all()
+        assert (after[:, 2] == env.spec.max_steps).all(), "the age in the observation is that of the end"
+
+
+@pytest.mark.parametrize("kind, fake", ISAAC, ids=lambda x: getattr(x, "__name__", x))
+def test_the_first_observation_after_an_end_is_that_of_the_new_episode(kind, fake):
+    env = make_isaac(kind, "Point", env=fake(2))
+    rows = drive(env, torch.tensor([[1.0, 0.0], [0.0, 0.0]]), 30)  # env 0 falls, env 1 runs to its limit
+    falls = [i for i, r in enumerate(rows) if r[3][0]]
+    assert len(falls) >= 3
+    for i in falls[:-1]:
+        first = rows[i + 1][0][0]
+        assert first[2] == 0 and first[:2].norm() < 0.3, "age 0, near the middle"
+        assert rows[i + 1][1][0, 2] == 1, "and the next step is the first of the episode"
+    ages = torch.stack([r[1][1, 2] for r in rows[:13]])
+    assert ages.tolist() == list(range(1, 14)), "the other env never noticed"
+
+
+def test_isaac_gym_shows_the_fall_itself_and_isaac_lab_the_step_before():
+    push = torch.tensor([[1.0, 0.0]])
+    fell = next(r for r in drive(make_isaac("isaacgym", "P", env=FakeVecTask(1)), push, 9) if r[3].any())
+    assert fell[1][0, :2].norm() > 0.45 and fell[5]["has_final_obs"].all()
+    fell = next(r for r in drive(make_isaac("isaaclab", "P", env=FakeDirectRLEnv(1)), push, 9) if r[3].any())
+    assert torch.equal(fell[1], fell[0]) and not fell[5]["has_final_obs"].any()
+
+
+def test_isaac_gets_zero_actions_for_an_env_that_is_over():
+    task = FakeVecTask(2)
+    env = make_isaac("isaacgym", "Point", env=task)
+    env.reset(seed=0)
+    for _ in range(9):
+        *_, terminated, _, info = env.step(torch.tensor([[1.0, 0.0], [0.1, 0.0]]))
+    assert terminated.tolist() == [True, False] and info["has_final_obs"].all()
+    assert torch.equal(task.actions, torch.tensor([[0.0, 0.0], [0.1, 0.0]]))
+
+
+def test_a_hidden_last_observation_stays_named_until_the_reset():
+    env = make_isaac("isaaclab", "P", env=FakeDirectRLEnv(2))
+    env.reset(seed=0)
+    for _ in range(9):
+        *_, terminated, _, info = env.step(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+    assert terminated.tolist() == [True, False] and info["has_final_obs"].tolist() == [False, True]
+
+
+def test_a_reset_of_some_isaac_envs_runs_no_physics():
+    for kind, fake in ISAAC:
+        sim = fake(3)
+        env = make_isaac(kind, "Point", env=sim)
+        env.reset(seed=0)
+        env.step(torch.zeros(3, 2))
+        env.reset(options={"reset_mask": np.array([False, True, False])})
+        assert sim.simulated == 1
+
+
+def test_a_time_out_is_not_a_termination_in_isaac_gym():
+    task = FakeVecTask(2)
+    env = make_isaac("isaacgym", "Point", env=task)
+    env.reset(seed=0)
+    for _ in range(15):
+        *_, terminated, truncated, _ = env.step(torch.zeros(2, 2))
+    assert env.spec.max_steps == 15 and truncated.all() and not terminated.any()
+    assert env.spec.period == pytest.approx(0.02)
+
+
+def test_success_is_what_the_isaac_task_reports_and_stays():
+    env = make_isaac("isaacgym", "Point", env=FakeVecTask(1))
+    env.reset(seed=0)
+    seen = [bool(env.step(torch.tensor([[1.0, 0.0]]))[4]["success"]) for _ in range(6)]
+    assert seen == sorted(seen) and seen[-1] and not seen[0]
+
+
+def test_max_steps_shortens_an_isaac_episode_and_never_stretches_it():
+    assert make_isaac("isaaclab", "P", env=FakeDirectRLEnv(1), max_steps=5).spec.max_steps == 5
+    assert make_isaac("isaaclab", "P", env=FakeDirectRLEnv(1), max_steps=500).spec.max_steps == 14
+
+
+def test_closing_closes_isaac_lab_once():
+    sim = FakeDirectRLEnv(1)
+    env = make_isaac("isaaclab", "P", env=sim)
+    env.close()
+    env.close()
+    assert sim.closed == 1
+
+
+@pytest.mark.parametrize("call, fault", [
+    (lambda: make_isaac("isaaclab", "P", env=object()), "object is no Isaac Lab env: it lacks num_envs"),
+    (lambda: make_isaac("isaacgym", "P", env=FakeDirectRLEnv(1)), "no IsaacGymEnvs VecTask: it lacks .*num_obs"),
+    (lambda: make_isaac("isaacsim", "P"), "unknown isaac simulator 'isaacsim'"),
+    (lambda: make_isaac("isaaclab", "P", obs="rgb"), "obs 'state' only"),
+    (lambda: make_isaac("isaaclab", "P", reward="sparse"), "own reward"),
+    (lambda: make_isaac("isaaclab", ""), "for example Isaac-Cartpole-Direct-v0"),
+    (lambda: make_isaac("isaaclab", "P", env=FakeDirectRLEnv(2)).step(torch.zeros(2, 2)), r"call reset\(\)"),
+    (lambda: make_isaac("isaaclab", "P", env=FakeDirectRLEnv(2)).reset(
+        seed=1, options={"reset_mask": np.array([True, False])}), "one seed for all envs"),
+    (lambda: make_isaac("isaaclab", "P", env=FakeDirectRLEnv(2)).reset(
+        options={"reset_mask": np.array([True, False])}), "first reset must reset every env"),
+])
+def test_isaac_input_that_cannot_be_used_says_why(call, fault):
+    with pytest.raises(UserError, match=fault):
+        call()
+
+
+@pytest.mark.parametrize("kind, words", [("isaacgym", "not on PyPI"), ("isaaclab", "pip install 'isaaclab")])
+def test_an_absent_isaac_says_that_it_needs_an_nvidia_gpu(kind, words):
+    if importlib.util.find_spec("isaacsim") or importlib.util.find_spec("isaacgym"):
+        pytest.skip("an Isaac is installed")
+    with pytest.raises(MissingDependency, match="NVIDIA GPU.*" + words):
+        sims.make(kind, "Cartpole")
+
+
+def stub_members(path: str, cls: str) -> set[str]:
+    """Names a class of a stub file declares, its bases included."""
+    tree = ast.parse((Path(sims.__file__).parent / "isaac" / "typings" / path).read_text())
+    classes = {c.name: c for c in tree.body if isinstance(c, ast.ClassDef)}
+    body, names = [cls, *(b.id for b in classes[cls].bases)], set()
+    for c in body:
+        for node in classes[c].body:
+            names |= {node.target.id} if isinstance(node, ast.AnnAssign) else {getattr(node, "name", "")}
+    return names
+
+
+@pytest.mark.parametrize("protocol, path, classes", [
+    (IsaacGymVecTask, "isaacgymenvs/tasks/base/vec_task.pyi", ["VecTask"]),
+    (IsaacLabEnv, "isaaclab/envs.pyi", ["DirectRLEnv", "ManagerBasedRLEnv"]),
+])
+def test_the_stubs_declare_what_the_adapter_asks_for(protocol, path, classes):
+    asked = {*protocol.__annotations__, *(k for k in vars(protocol) if k[0] != "_")}
+    for cls in classes:
+        assert asked <= stub_members(path, cls)
+
+
+def test_every_stub_parses():
+    files = list((Path(sims.__file__).parent / "isaac" / "typings").rglob("*.pyi"))
+    assert len(files) >= 8
+    for f in files:
+        ast.parse(f.read_text())

@@ -110,6 +110,19 @@ def test_an_env_without_starts_must_refuse_them():
         check_env(_Plain, starts=False)
 
 
+class _OneStream(_NoStarts):
+    def reset(self, *, seed=None, options=None):
+        if np.ndim(seed):
+            raise UserError("one seed for all envs")
+        return super().reset(seed=seed if seed is None else seed + 100 * self.num_envs, options=options)
+
+
+def test_an_env_with_one_random_stream_must_refuse_a_list_of_seeds():
+    assert "seeds" in check_env(_OneStream, starts=False, seed_lists=False)
+    with pytest.raises(AssertionError, match="a list of seeds, which this env cannot take, must raise UserError"):
+        check_env(_Plain, seed_lists=False)
+
+
 # Every class below breaks one sentence of the contract.
 
 
@@ -388,6 +401,11 @@ class RenderMoves(Point):
         return super().render()
 
 
+class NoRepr(Point):
+    def __repr__(self):
+        raise AttributeError("id")
+
+
 class ClosesOnce(Point):
     def close(self, **kw):
         assert not self.closed, "closing twice is allowed"
@@ -439,6 +457,7 @@ BROKEN = {
     FlatRender: "render must return uint8",
     RenderMoves: "render must not disturb",
     ClosesOnce: "closing twice",
+    NoRepr: "repr",
 }
 
 

@@ -95,7 +95,12 @@ def make_locomotion(
 
 def load_model(task: str) -> mujoco.MjModel:
     """Gymnasium's model of `task`."""
-    return mujoco.MjModel.from_xml_path(str(_ASSETS / WALKERS[task].xml))
+    handler = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda text: None)  # half_cheetah.xml's deprecated attribute, into MUJOCO_LOG.TXT
+    try:
+        return mujoco.MjModel.from_xml_path(str(_ASSETS / WALKERS[task].xml))
+    finally:
+        mujoco.set_mju_user_warning(handler)
 
 
 class LocomotionEnv(VectorEnv):
@@ -182,7 +187,7 @@ class LocomotionEnv(VectorEnv):
         if w.ends:
             healthy = self._healthy()
             reward += healthy * w.alive
-            self._terminated |= ~(healthy | self._truncated)
+            self._terminated |= ~healthy
         cost = w.ctrl_cost * np.add.reduce(np.square(a), axis=1)
         if self._forces is not None:
             cost = cost + w.contact_cost * np.add.reduce(np.square(self._forces), axis=1)
