@@ -57,8 +57,9 @@ class NumpyActor:
         hidden = self._weights[0].shape[1]
         buffers = [np.ones(hidden + 1, F) for _ in self._weights[1:]]  # the last entry stays 1: it carries the bias
         self._out = np.empty(d, F)
-        self._layers = list(zip([first, *buffers], self._weights, [*(b[:-1] for b in buffers), self._out], strict=True))
-        self._scratch = np.empty(hidden, F)
+        self._layers = list(zip([first, *buffers], self._weights, (b[:-1] for b in buffers)))
+        self._last = buffers[-1], self._weights[-1]
+        self._scratch, self._zeros = np.empty(hidden, F), np.zeros(hidden, F)
 
     @staticmethod
     def load(checkpoint: "Path | str") -> "NumpyActor":
@@ -84,7 +85,8 @@ class NumpyActor:
         """state float32[S], initial noise float32[D] (or drawn from `rng`) -> actions float32[E, A] in -1 .. 1 units."""
         if np.shape(state) != (self.state,):
             raise UserError(f"state must have shape ({self.state},), got {np.shape(state)}")
-        x, step, relu, scratch = self._x, self._step, self.activation == "relu", self._scratch
+        x, step, out, scratch, zeros = self._x, self._step, self._out, self._scratch, self._zeros
+        relu, tanh = self.activation == "relu", self.activation == "tanh"
         if noise is not None:
             x[:] = noise if np.ndim(noise) == 1 else np.reshape(noise, -1)
         elif rng is not None:
@@ -93,20 +95,20 @@ class NumpyActor:
             raise UserError("act needs the initial noise or a generator: act(state, rng=np.random.default_rng(0))")
         np.maximum(state, self._low, out=self._state)
         np.minimum(self._state, self._high, out=self._state)
-        last = self._layers[-1]
+        last, last_weight = self._last
         for k in range(self.steps):
             step[k - 1] = 0
             step[k] = 1
-            for rows, weight, h in self._layers[:-1]:
+            for rows, weight, h in self._layers:
                 np.dot(rows, weight, out=h)
                 if relu:
-                    np.maximum(h, 0, out=h)
-                elif self.activation == "tanh":
+                    np.maximum(h, zeros, out=h)  # an array of zeros: a scalar costs twice as much
+                elif tanh:
                     np.tanh(h, out=h)
                 else:
                     _silu(h, scratch)
-            np.dot(last[0], last[1], out=last[2])
-            np.add(x, self._out, out=x)
+            np.dot(last, last_weight, out=out)
+            np.add(x, out, out=x)
         actions = x.reshape(self.horizon, self.action)[: self.execute] * self._std
         actions += self._mean
         return actions
