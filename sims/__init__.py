@@ -7,6 +7,8 @@ Contract. `autoreset_mode = DISABLED`.
   gives the same episode, whatever the env index or the number of envs.
 * `step(actions)` -> obs, rewards float32[N], terminated bool[N], truncated bool[N], info with
   `success` bool[N]. An env that is over stays frozen (same obs, reward 0, flags kept) until it is reset.
+* With obs "rgb" the state is proprioception alone; where the env has an attribute `images`, steps taken while it is
+  False may leave the images old, and the next step taken while it is True renews them (for chunks of actions).
 * Optional: `get_state() -> dict of arrays [N, ...]`, `set_state(state, mask=None)` (fork, rewind),
   `expert_action() -> float32[N, A]` (scripted expert for the present states), `render() -> uint8[N, h, w, 3]`.
 Wrong input raises `robo_rl.errors.UserError`.

@@ -35,6 +35,7 @@ LOW = np.array(m.JOINT_LOW, F)[:, None]
 HIGH = np.array(m.JOINT_HIGH, F)[:, None]
 SPEED = np.array(m.JOINT_SPEED, F)[:, None] * F(m.DT * m.SUBSTEPS)
 HOME = np.array(m.HOME)
+PROPRIOCEPTION = 30  # the first entries of the state: joints, commands, gripper, hand pose
 SPREAD = 0.3  # randomised masses and frictions lie within +- this share of their own
 CAMERA_SHIFT = np.array([0.03, 0.005])  # randomised camera positions: +- this, by camera (front, wrist) [m]
 CAMERA_TURN = 0.06  # and attitude: +- about this [rad]
@@ -97,6 +98,8 @@ class MujocoArmEnv(VectorEnv):
         self.model = build_model(task)
         self.batch = Batch(self.model, n, threads, persistent=False)
         names = state_names_of(task)
+        if rgb:  # where the objects are is for the cameras to tell
+            names = names[:PROPRIOCEPTION]
         self.spec = ControlSpec("mujoco", task.name, axes_of(control), m.DT * m.SUBSTEPS, max_steps or task.max_steps,
                                 names, VIEWS if rgb else ())
         self.single_observation_space, self.observation_space = observation_spaces(
@@ -139,7 +142,10 @@ class MujocoArmEnv(VectorEnv):
                            [self._q[a:a + 3] for a in adr], [self._q[a + 3:a + 7] for a in adr],
                            [self._v[a:a + 3] for a in vadr], goal, slide, np.zeros(n, np.int64))
         self.progress = np.zeros(n, F)
-        self._rows = np.zeros((len(names), n), F)
+        self._rows = np.zeros((len(state_names_of(task)), n), F)
+        self._seen = len(names)
+        self.images = True  # False: steps leave the images as they are, until a step with True
+        self._stale = np.zeros(n, bool)
         self._ahead = self._rows[14:21]  # joint targets less joints
         self._images: dict[str, np.ndarray] | None = None
         self._renderers: dict[tuple, object] = {}
@@ -317,19 +323,23 @@ class MujocoArmEnv(VectorEnv):
             self.progress = self.task.progress(s)
 
     def _obs(self) -> dict[str, np.ndarray]:
-        out = {"state": self._rows.T.copy(), "task": self.words[self.scene.asked]}
+        out = {"state": self._rows[:self._seen].T.copy(), "task": self.words[self.scene.asked]}
         for view in self.spec.views:
             out[f"image/{view}"] = self._images[view].copy()
         return out
 
     def _draw(self, mask: np.ndarray) -> None:
-        """Render the envs of `mask`; the others keep their image."""
+        """Render the envs of `mask` and those whose image is old; the others keep theirs."""
         if not self.rgb:
+            return
+        self._stale |= mask
+        if not self.images:
             return
         if self._images is None:
             shape = (self.num_envs, self.image_size, self.image_size, 3)
             self._images = {v: np.zeros(shape, np.uint8) for v in VIEWS}
-        ids = np.flatnonzero(mask)
+        ids = np.flatnonzero(self._stale)
+        self._stale[:] = False
         if len(ids):
             fresh = self._renderer(VIEWS, self.image_size).render(None if len(ids) == self.num_envs else ids)
             for view, pixels in fresh.items():
