@@ -95,7 +95,7 @@ def test_an_end_on_the_last_step_is_a_termination():
     env = make_gym("RoboRlGoal-v0", num_envs=8)  # every goal is reached by the second step, which is the last
     env.reset(seed=0)
     for _ in range(2):
-        *_, terminated, truncated, _ = env.step(np.ones((8, 2)))
+        *_, terminated, truncated, _ = env.step(np.full((8, 2), 0.2))
     assert terminated.all() and not truncated.any()
 
 

@@ -45,6 +45,19 @@ def test_every_step_equals_gymnasiums_own(task):
     env.close()
 
 
+@pytest.mark.parametrize("speed", [90.0, 150.0, -150.0])
+def test_a_hopper_beyond_all_bounds_is_judged_as_gymnasium_does(speed):
+    env = make_locomotion("Hopper-v5", num_envs=1)
+    qpos, qvel = env.model.qpos0.copy(), np.zeros(env.model.nv)
+    qvel[0] = speed
+    ref, _ = gymnasium_at("Hopper-v5", qpos, qvel)
+    env.reset(seed=0)
+    env.set_qpos_qvel(qpos[None], qvel[None], np.array([0]))
+    _, reward, terminated, _, _ = env.step(np.zeros((1, 3)))
+    _, r, end, _, _ = ref.step(np.zeros(3, np.float32))
+    assert terminated[0] == end == (abs(speed) > 100) and reward[0] == np.float32(r)
+
+
 def test_ants_contact_forces_are_seen_and_paid_for():
     env = make_locomotion("Ant-v5", num_envs=2)
     env.reset(seed=0)

@@ -85,7 +85,7 @@ class IsaacEnv(VectorEnv):
         self._success |= s.success & live
         # copies: Isaac writes into its own buffers again
         self._state = torch.where((live & ~s.renewed)[:, None], s.obs, self._state)
-        self._first, self._renewed = s.obs.clone(), s.renewed
+        self._first, self._renewed = s.obs, s.renewed
         self._hidden |= s.renewed & live
         reward = torch.where(live, s.reward, torch.zeros_like(s.reward))
         info = {"success": self._success.clone(), "has_final_obs": ~self._hidden}
