@@ -24,7 +24,7 @@ class PolicyOptions:
     layers: int = 3
     width: int = 128
     """Token width of the vision-language trunk (obs rgb)."""
-    depth: int = 3
+    depth: int = 2
     """Transformer blocks of the vision-language trunk."""
     noise: Literal["sde", "cps", "learned"] = "sde"
     """Exploration of a flow chain: Flow-SDE, Flow-CPS, or a learned std (Flow-Noise, ReinFlow)."""

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -293,18 +294,15 @@ class Run:
             return None
         if (folder / "meta" / "info.json").exists():
             with Writer(folder, spec=self.env.spec) as w:
-                if len(w) >= count:
-                    return folder
-            raise UserError(f"{folder} holds fewer than {count} episodes from a run that was stopped; delete it: "
-                            f"rm -r {folder}")
+                whole = len(w) >= count
+            if whole:
+                return folder
+            shutil.rmtree(folder)  # the run was stopped while it recorded; the same seed records the same again
         env = make_env(args, min(count, args.envs, 32))
         self.progress.start("demo", count, "episodes")
-        episodes = []
-        record(env, count, args.seed, episodes.append, tick=lambda kept, tried: self.progress.update(kept, kept / tried))
+        with Writer(folder, spec=self.env.spec) as w:
+            record(env, count, args.seed, w.add, tick=lambda kept, tried: self.progress.update(kept, kept / tried))
         env.close()
-        with Writer(folder, spec=self.env.spec, flush_every=count + 1) as w:  # one commit: all or nothing
-            for e in episodes:
-                w.add(e)
         return folder
 
     # ---- RL
@@ -450,8 +448,6 @@ class Run:
 
     def save(self, train: dict, finished: bool) -> None:
         """Checkpoint at the present step; the last two and the best stay."""
-        import shutil
-
         from robo_rl import checkpoint, files
 
         root = self.folder / "checkpoints"

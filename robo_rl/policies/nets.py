@@ -85,7 +85,7 @@ class ChunkHead(nn.Module):
 
     def forward(self, embedded: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """v for x [B,D] and the time product of any times."""
-        return self._rest(torch.addmm(embedded, x, self.from_x.weight.t()).add_(time))
+        return self._rest((embedded + time).addmm_(x, self.from_x.weight.t()))
 
     def _rest(self, h: Tensor) -> Tensor:
         h = self.act(h)
@@ -123,26 +123,24 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).view(b, n, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
         y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         x = x + self.proj(y.transpose(1, 2).reshape(b, n, w))
-        return x + self.down(nn.functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        return x + self.down(torch.relu_(self.up(self.norm2(x))))
 
 
 class ImageEncoder(nn.Module):
-    """uint8[B,h,w,3] -> tokens [B, n, width]: stride-16 convolutions, then a learned position per patch."""
+    """uint8[B,h,w,3] -> tokens [B, n, width], one per 16 x 16 pixels: 4 x 4 patches with a learned place, then two
+    convolutions of stride 2. Activations stay channels-last, as the images come."""
 
     def __init__(self, width: int, size: int):
         super().__init__()
-        self.net = nn.Sequential(
-            nn.Conv2d(5, 32, 5, 2, 2), nn.SiLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.SiLU(),
-            nn.Conv2d(64, 96, 3, 2, 1), nn.SiLU(), nn.Conv2d(96, width, 3, 2, 1))
-        side = math.ceil(size / 16)
-        self.place = nn.Parameter(torch.randn(1, side * side, width) * 0.02)
-        grid = torch.linspace(-1, 1, size)
-        self.register_buffer("grid", torch.stack(torch.meshgrid(grid, grid, indexing="ij"))[None], persistent=False)
+        fine, coarse = size // 4, math.ceil(math.ceil(size // 4 / 2) / 2)
+        self.patch = nn.Conv2d(3, 64, 4, 4)
+        self.fine = nn.Parameter(torch.randn(1, 64, fine, fine) * 0.02)
+        self.net = nn.Sequential(nn.SiLU(), nn.Conv2d(64, 96, 3, 2, 1), nn.SiLU(), nn.Conv2d(96, width, 3, 2, 1))
+        self.place = nn.Parameter(torch.randn(1, coarse * coarse, width) * 0.02)
 
     def forward(self, image: Tensor) -> Tensor:
         x = image.permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
-        x = torch.cat([x, self.grid.expand(len(x), -1, -1, -1)], 1)  # pixel coordinates (CoordConv)
-        return self.net(x).flatten(2).transpose(1, 2) + self.place
+        return self.net(self.patch(x) + self.fine).flatten(2).transpose(1, 2) + self.place
 
 
 class VisionLanguageTrunk(nn.Module):
