@@ -22,7 +22,7 @@ class PolicyOptions:
     """K: denoise steps per chunk."""
     hidden: int = 256
     layers: int = 3
-    width: int = 128
+    width: int = 96
     """Token width of the vision-language trunk (obs rgb)."""
     depth: int = 2
     """Transformer blocks of the vision-language trunk."""

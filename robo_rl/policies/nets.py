@@ -133,9 +133,9 @@ class ImageEncoder(nn.Module):
     def __init__(self, width: int, size: int):
         super().__init__()
         fine, coarse = size // 4, math.ceil(math.ceil(size // 4 / 2) / 2)
-        self.patch = nn.Conv2d(3, 64, 4, 4)
-        self.fine = nn.Parameter(torch.randn(1, 64, fine, fine) * 0.02)
-        self.net = nn.Sequential(nn.SiLU(), nn.Conv2d(64, 96, 3, 2, 1), nn.SiLU(), nn.Conv2d(96, width, 3, 2, 1))
+        self.patch = nn.Conv2d(3, 48, 4, 4)
+        self.fine = nn.Parameter(torch.randn(1, 48, fine, fine) * 0.02)
+        self.net = nn.Sequential(nn.SiLU(), nn.Conv2d(48, 64, 3, 2, 1), nn.SiLU(), nn.Conv2d(64, width, 3, 2, 1))
         self.place = nn.Parameter(torch.randn(1, coarse * coarse, width) * 0.02)
 
     def forward(self, image: Tensor) -> Tensor:
