@@ -206,6 +206,10 @@ def run(args: Train) -> int:
         return Run(args, folder).go()
 
 
+class Stopped(Exception):
+    """The user asked to stop before RL began; nothing but the demonstrations needs keeping."""
+
+
 class Run:
     """One run folder being written: owns the env, the policy, the learner and the counters."""
 
@@ -236,7 +240,12 @@ class Run:
                 with RunLog(self.folder, wandb_project=args.wandb, resume_step=meta["step"]) as self.log:
                     return self.reinforce(saved[-1])
             with RunLog(self.folder, wandb_project=args.wandb, resume_step=-1, resume_stage="sft") as self.log:
-                self.supervise()
+                try:
+                    self.supervise()
+                except Stopped:
+                    self.progress.say(f"stopped in the supervised stage; start it again with: robo_rl train --resume "
+                                      f"{self.folder}")
+                    return 130
                 if args.algo == "bc" or args.steps == 0 or self.stop.asked:
                     self.save({}, finished=not self.stop.asked)
                     return self.farewell()
@@ -267,6 +276,8 @@ class Run:
         self.progress.start("sft", args.bc.updates, "updates")
 
         def tick(update: int, loss: float) -> None:
+            if self.stop.asked:
+                raise Stopped
             self.progress.update(update, note=f"loss {loss:.3f}")
             if update % 100 == 0 or update == args.bc.updates:
                 self.log.log(update, {"sft/loss": loss}, stage="sft")
