@@ -14,15 +14,10 @@ import subprocess
 import sys
 
 from robo_rl.errors import MissingDependency, UserError, choose
+from sims.maniskill.build import VULKAN_REMEDY
 from sims.maniskill.tasks import EXPERT_TASKS, NEEDS_DOWNLOAD, NEEDS_RENDERER, TASKS
 
 __all__ = ["EXPERT_TASKS", "TASKS", "VULKAN_REMEDY", "make_maniskill", "raw_rate", "vulkan_problem"]
-
-VULKAN_REMEDY = (
-    "Install Mesa >= 25: on Debian 12 `apt-get install -y libvulkan1` and, with bookworm-backports enabled, "
-    "`apt-get install -y -t bookworm-backports mesa-vulkan-drivers`, then "
-    "`export VK_ICD_FILENAMES=/usr/share/vulkan/icd.d/lvp_icd.json`; or use obs='state', which needs no Vulkan")
-
 
 def make_maniskill(
     task: str = "",
@@ -58,7 +53,8 @@ def make_maniskill(
     _require()
     config = _config(task, num_envs, obs, reward, control, image_size, max_steps, render)
     if device != "cpu":
-        from sims.maniskill.gpu import ManiSkillGpuEnv
+        from sims.maniskill.gpu import ManiSkillGpuEnv, require_cuda
+        require_cuda(device)
         return ManiSkillGpuEnv(config, device)
     from sims.maniskill.env import ManiSkillEnv
     return ManiSkillEnv(config, min(num_envs, threads or len(os.sched_getaffinity(0))))
@@ -77,7 +73,8 @@ def _config(task: str, num_envs: int, obs: str, reward: str, control: str, image
         need = (f"ManiSkill task {task!r} needs files that are not installed. Download them once with "
                 f"`python -m mani_skill.utils.download_asset {task}`, or take a task that needs none: "
                 f"{', '.join(TASKS[:8])} ...")
-    return {"task": task, "num_envs": num_envs, "obs": obs, "reward": reward, "control": control,
+    reward = reward or ("dense" if task.startswith("MS-") else "sparse")  # the MS- tasks know no success
+    return {"task": task, "num_envs": num_envs, "obs": obs, "reward": reward, "control": control or "joint_delta",
             "image_size": image_size, "max_steps": max_steps, "render": render, "raw": raw, "needs_download": need,
             "render_needed": obs == "rgb" or render or task in NEEDS_RENDERER}
 
@@ -86,7 +83,8 @@ def vulkan_problem() -> str:
     """Why ManiSkill cannot draw on this machine, "" if it can. Takes a second: it asks in a process of its own."""
     _require()
     code = "import sapien, sapien.render; sapien.render.RenderMaterial()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True,
+                          timeout=120)
     lines = done.stderr.strip().splitlines()
     return "" if done.returncode == 0 else (lines[-1] if lines else f"the renderer crashed ({done.returncode})")
 

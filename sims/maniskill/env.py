@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -26,7 +27,7 @@ from sims.maniskill import wire
 from sims.maniskill.tasks import instruction
 from sims.starts import StartStream
 
-START_DEADLINE = 300.0  # s, importing ManiSkill and building the envs
+START_DEADLINE = 600.0  # s, importing ManiSkill and building the envs; a software renderer compiles for a minute
 STEP_DEADLINE = 120.0  # s, one round trip
 _SNAPSHOT = ("starts", "steps", "history")
 
@@ -36,7 +37,7 @@ class Workers:
 
     def __init__(self, config: dict, count: int):
         self.count, self.broken = count, ""
-        self.log = tempfile.TemporaryFile()
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the workers)
         self.memory = os.memfd_create("robo_rl_maniskill") if hasattr(os, "memfd_create") else _file()
         pairs = [socket.socketpair() for _ in range(count)]
         self.sockets = [mine for mine, _ in pairs]
@@ -47,7 +48,8 @@ class Workers:
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, json.dumps([root, *sys.path]), json.dumps([config, self.memory, theirs])],
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT, pass_fds=[self.memory, *theirs],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}, start_new_session=True)
+            env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "LP_NUM_THREADS": "1"},
+            start_new_session=True)
         for _, other in pairs:
             other.close()
         self.poll = select.poll()
@@ -134,7 +136,7 @@ def _file() -> int:
 class ManiSkillEnv(VectorEnv):
     """ManiSkill 3 on CPU under the contract of `sims`; built by `sims.maniskill.make_maniskill`."""
 
-    metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
+    metadata: ClassVar[dict] = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
 
     def __init__(self, config: dict, workers: int):
         self.num_envs = n = config["num_envs"]

@@ -79,8 +79,9 @@ class Arm:
 
     def action(self, goal: Goal) -> np.ndarray:
         """float32[A] in [-1, 1]: joint deltas (8) or TCP deltas in the base frame (7), and the gripper."""
-        dp = GAIN * (goal.position - self.p)
-        dr = GAIN * rotvec(goal.rotation @ self.r.T)
+        gain = 1.0 if self.control == "ee_delta" else GAIN  # inverse kinematics gives up on poses out of reach
+        dp = gain * (goal.position - self.p)
+        dr = gain * rotvec(goal.rotation @ self.r.T)
         limit = goal.speed * REACH
         if self.control == "ee_delta":  # base and world frames are parallel
             dp *= min(1.0, limit / max(1e-9, np.abs(dp).max()))

@@ -10,6 +10,7 @@ Call `install()` once, after `import mani_skill.envs`, in a process that uses th
 """
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ class _Window:
     """While open, nothing moves: what was read once is reused. Any write of a pose or joint position empties it."""
 
     open = False
-    poses: dict = {}
+    poses: ClassVar[dict] = {}
     contacts = None
 
     @classmethod
