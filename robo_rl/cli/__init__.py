@@ -1,6 +1,9 @@
 """The one command, `robo_rl`. Subcommands import what they need when they run, so `--help` is instant."""
 
+import contextlib
 import importlib
+import io
+import re
 import sys
 
 from robo_rl.errors import UserError, choose
@@ -33,18 +36,44 @@ def main(argv: list[str] | None = None) -> None:
     try:
         name = choose("command", argv[0], COMMANDS)
         module = importlib.import_module(f"robo_rl.cli.{name}")
-        args = module.parse(argv[1:]) if hasattr(module, "parse") else _parse(module, name, argv[1:])
+        args = module.parse(argv[1:]) if hasattr(module, "parse") else \
+            parse_options(getattr(module, COMMANDS[name][0]), name, argv[1:])
         raise SystemExit(module.run(args))
     except UserError as e:
-        print(f"robo_rl: {e}", file=sys.stderr)
+        print(f"robo_rl: {' '.join(str(e).split())}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("robo_rl: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
     except BrokenPipeError:
         raise SystemExit(0) from None
+    except OSError as e:
+        if e.filename is None:
+            raise
+        print(f"robo_rl: {e.filename}: {e.strerror}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
-def _parse(module, name: str, argv: list[str]):
+def parse_options(cls, command: str, argv: list[str], **default):
+    """An instance of the dataclass `cls` from the command line; whatever tyro refuses is one UserError."""
     import tyro
-    return tyro.cli(getattr(module, COMMANDS[name][0]), prog=f"robo_rl {name}", args=argv)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(cls, prog=f"robo_rl {command}", args=argv, **default)
+    except SystemExit as e:
+        if not e.code:  # --help
+            raise
+        raise UserError(f"{_sentence(said.getvalue())} (robo_rl {command} --help lists the options)") from None
+
+
+def _sentence(box: str) -> str:
+    """tyro draws a box: its first part says what is wrong, the next may name the nearest option."""
+    rows = [re.sub(r"^[│╭╰][─ ]?|[─ ]*[│╮╯]$", "", row.strip()).strip() for row in box.splitlines()]
+    parts = " ".join(row if row.strip("─") else "\0" for row in rows[1:]).split("\0")
+    text = re.sub(r"^Error parsing [a-zA-Z]\w*: ", "", " ".join(parts[0].split()))
+    near = re.search(r"--[\w.-]+", parts[1]) if len(parts) > 1 and "meant" in parts[1] else None
+    return text + (f"; did you mean {near[0]}?" if near else "")
 
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ class Train:
 
 def parse(argv: list[str]) -> Train:
     """Options over the preset that fits --sim, --task, --algo, --obs and --preset."""
+    from robo_rl.cli import parse_options
     from robo_rl.cli.presets import preset
 
     def peek(name: str, default: str) -> str:
@@ -96,8 +97,7 @@ def parse(argv: list[str]) -> Train:
         return default
     base = preset(peek("sim", "mujoco"), peek("task", ""), choose("algo", peek("algo", "pi_rl"), ALGOS),
                   peek("obs", "state"), peek("preset", "full"))
-    import tyro
-    return tyro.cli(Train, prog="robo_rl train", args=argv, default=base)
+    return parse_options(Train, "train", argv, default=base)
 
 
 # ---- small pieces ------------------------------------------------------------------------------------------------
