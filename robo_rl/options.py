@@ -52,9 +52,11 @@ class PolicyOptions:
                                 ("layers", 1, 32), ("noise_level", 0, 2), ("width", 16, 4096), ("depth", 1, 48)):
             in_range(f"policy.{name}", getattr(self, name), low, high)
         in_range("policy.execute (E <= H)", self.execute, 1, self.horizon)
-        in_range("policy.init_std", self.init_std, 0, 10, open_low=True)
-        if not 0 < self.noise_min <= self.noise_max:
-            raise UserError(f"policy.noise_min must be in (0, noise_max={self.noise_max}], got {self.noise_min}")
+        for name in ("init_std", "std_floor", "noise_min", "noise_max"):
+            in_range(f"policy.{name}", getattr(self, name), 0, 10, open_low=True)
+        in_range("policy.noise_min (<= noise_max)", self.noise_min, 0, self.noise_max, open_low=True)
+        in_range("policy.train_steps", self.train_steps, 1, 10_000)
+        in_range("policy.finetune_steps", self.finetune_steps, 1, 10_000)
         if self.kind == "diffusion":
             if self.train_steps % self.denoise_steps:
                 raise UserError(f"policy.denoise_steps must divide train_steps={self.train_steps}, "
@@ -76,6 +78,7 @@ class BcOptions:
         in_range("bc.updates", self.updates, 0, 10**8)
         in_range("bc.batch", self.batch, 1, 10**6)
         in_range("bc.lr", self.lr, 0, 1, open_low=True)
+        in_range("bc.weight_decay", self.weight_decay, 0, 1)
         in_range("bc.ema", self.ema, 0, 1, open_high=True)
 
 
@@ -116,18 +119,16 @@ class OnPolicyOptions:
     """Weight of the supervised loss on the demonstrations, added to every update."""
 
     def __post_init__(self) -> None:
-        in_range("decisions", self.decisions, 0, 10**6)
-        in_range("epochs", self.epochs, 1, 1000)
-        in_range("minibatch", self.minibatch, 1, 10**7)
-        in_range("lr", self.lr, 0, 1, open_low=True)
-        in_range("critic_lr", self.critic_lr, 0, 1, open_low=True)
-        in_range("gamma", self.gamma, 0, 1, open_low=True)
-        in_range("lam", self.lam, 0, 1)
-        for name in ("clip_low", "clip_high"):
-            in_range(name, getattr(self, name), 0, 1, open_low=True)
+        for name, low, high in (("decisions", int(self.advantage == "gae"), 10**6), ("epochs", 1, 1000),
+                                ("minibatch", 1, 10**7), ("lam", 0, 1), ("group", 2, 10**5), ("value_clip", 0, 1e6),
+                                ("huber", 0, 1e6), ("value_coef", 0, 1e6), ("entropy_coef", 0, 1e6),
+                                ("target_kl", 0, 1e6), ("critic_warmup", 0, 10**6), ("bc_coef", 0, 1e6)):
+            in_range(f"rl.{name}", getattr(self, name), low, high)
+        for name, high in (("lr", 1), ("critic_lr", 1), ("gamma", 1), ("clip_low", 1), ("clip_high", 1),
+                           ("max_grad_norm", 1e6)):
+            in_range(f"rl.{name}", getattr(self, name), 0, high, open_low=True)
         if self.dual_clip:
-            in_range("dual_clip (0 turns it off)", self.dual_clip, 1, 1e6, open_low=True)
-        in_range("group", self.group, 2, 10**5)
+            in_range("rl.dual_clip (0 turns it off)", self.dual_clip, 1, 1e6, open_low=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +149,12 @@ class DppoOptions(OnPolicyOptions):
     clip_base: float = 0.001
     clip_coef: float = 0.01
 
+    def __post_init__(self) -> None:
+        OnPolicyOptions.__post_init__(self)
+        in_range("rl.gamma_denoise", self.gamma_denoise, 0, 1, open_low=True)
+        in_range("rl.clip_coef", self.clip_coef, 0, 1, open_low=True)
+        in_range("rl.clip_base (<= clip_coef)", self.clip_base, 0, self.clip_coef, open_low=True)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReinFlowOptions(OnPolicyOptions):
@@ -159,6 +166,12 @@ class ReinFlowOptions(OnPolicyOptions):
     """The bound ends at this share of its start."""
     w2_coef: float = 0.0
     """Weight of |x_theta(z) - x_old(z)|^2 with a shared z."""
+
+    def __post_init__(self) -> None:
+        OnPolicyOptions.__post_init__(self)
+        in_range("rl.noise_hold", self.noise_hold, 0, 1)
+        in_range("rl.noise_end", self.noise_end, 0, 1, open_low=True)
+        in_range("rl.w2_coef", self.w2_coef, 0, 1e6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,3 +185,11 @@ class NftOptions(OnPolicyOptions):
     """Weight of |v - v_ref|^2, v_ref being the supervised policy."""
     old_decay: float = 0.5
     """Most of the sampler kept at each update; it grows as min(0.001 n, old_decay)."""
+
+    def __post_init__(self) -> None:
+        OnPolicyOptions.__post_init__(self)
+        in_range("rl.beta", self.beta, 0, 10, open_low=True)
+        in_range("rl.adv_max", self.adv_max, 0, 1e6, open_low=True)
+        in_range("rl.negative_weight", self.negative_weight, 0, 1e6)
+        in_range("rl.kl_coef", self.kl_coef, 0, 1e6)
+        in_range("rl.old_decay", self.old_decay, 0, 1, open_high=True)
