@@ -68,7 +68,7 @@ class PolicyOptions:
 class BcOptions:
     """Supervised flow matching on demonstrations, the SFT stage (`robo_rl/algos/bc.py`)."""
 
-    updates: int = 2000
+    updates: int = 600
     batch: int = 256
     lr: float = 1e-3
     weight_decay: float = 1e-6
