@@ -104,9 +104,10 @@ def diffusion_table(train_steps: int, k: int, eta: float) -> tuple[ChainTable, T
 
 def gaussian_logp(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Elementwise log N(x; mean, std^2); exactly 0 where std == 0 (a deterministic step has no density factor)."""
-    safe = torch.where(std > 0, std, torch.ones_like(std))
-    logp = -0.5 * ((x - mean) / safe) ** 2 - torch.log(safe) - 0.5 * LOG_2PI
-    return torch.where(std > 0, logp, torch.zeros_like(logp))
+    random = std > 0
+    safe = torch.where(random, std, 1.0)
+    logp = torch.add(-0.5 * LOG_2PI - torch.log(safe), ((x - mean) / safe).square(), alpha=-0.5)
+    return torch.where(random, logp, 0.0)
 
 
 def chunk_logp(x: Tensor, mean: Tensor, std: Tensor, executed: int, reduction: str) -> Tensor:

@@ -16,6 +16,9 @@ TOKENS = 16  # longest instruction [words]
 VOCAB = 4096  # word ids by hash; 0 is padding
 
 
+ACTIVATIONS = {"relu": torch.relu_, "silu": nn.functional.silu, "tanh": torch.tanh}
+
+
 def activation(name: str) -> nn.Module:
     return {"relu": nn.ReLU(inplace=True), "silu": nn.SiLU(), "tanh": nn.Tanh()}[name]
 
@@ -59,7 +62,7 @@ class ChunkHead(nn.Module):
         self.from_time = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, hidden, bias=False))
         self.body = nn.ModuleList([nn.Linear(hidden, hidden) for _ in range(layers - 1)])
         self.out = nn.Linear(hidden, chunk)
-        self.act = activation(act)
+        self.act = ACTIVATIONS[act]  # a function: a module's call costs as much as a small kernel
         bound = 1 / math.sqrt(context + chunk)  # as one matrix on the concatenation would start
         for p in (self.from_context.weight, self.from_context.bias, self.from_x.weight):
             nn.init.uniform_(p, -bound, bound)
@@ -75,9 +78,9 @@ class ChunkHead(nn.Module):
         """Time product `[..., hidden]` of times `[...]`."""
         return self.from_time(time_features(t))
 
-    def table(self, times: Tensor) -> Tensor:
-        """First-layer matrix `[D + K, hidden]` for x beside a one-hot of which of the K `times` it is at."""
-        return torch.cat([self.from_x.weight.t(), self.time(times)])
+    def table(self, features: Tensor) -> Tensor:
+        """First-layer matrix `[D + K, hidden]` for x beside a one-hot of which of K times (their features) it is at."""
+        return torch.cat([self.from_x.weight.t(), self.from_time(features)])
 
     def at_steps(self, embedded: Tensor, table: Tensor, x_and_step: Tensor) -> Tensor:
         """v for rows [x, one-hot step] `[B, D + K]` under a `table`: one product for x and time together."""
@@ -90,8 +93,8 @@ class ChunkHead(nn.Module):
     def _rest(self, h: Tensor) -> Tensor:
         h = self.act(h)
         for layer in self.body:
-            h = self.act(layer(h))
-        return self.out(h)
+            h = self.act(nn.functional.linear(h, layer.weight, layer.bias))
+        return nn.functional.linear(h, self.out.weight, self.out.bias)
 
 
 class StateTrunk(nn.Module):

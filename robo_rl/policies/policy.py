@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from robo_rl.normalise import Normaliser
 from robo_rl.options import PolicyOptions
-from robo_rl.policies.nets import ChunkHead, NoiseNet, StateTrunk, VisionLanguageTrunk, mlp, tokenize
-from robo_rl.sampling import chunk_logp, diffusion_table, flow_table
+from robo_rl.policies.nets import ChunkHead, NoiseNet, StateTrunk, VisionLanguageTrunk, mlp, time_features, tokenize
+from robo_rl.sampling import ChainTable, chunk_logp, diffusion_table, flow_table
 
 Obs = dict[str, Tensor]  # state float32[B,S]; tokens int64[B,L]; image/<view> uint8[B,h,w,3]
 
@@ -117,7 +117,7 @@ class ChainPolicy(_Base):
             loud = type(loud)(loud.a, loud.b, loud.s.clamp(min=o.std_floor), loud.t)
             self.register_buffer("bars", bars, persistent=False)
             self.register_buffer("bars_prev", bars_prev, persistent=False)
-            self.base = copy.deepcopy(self.head) if o.finetune_steps < k else None
+            self.base = copy.deepcopy(self.head).requires_grad_(False) if o.finetune_steps < k else None
             self.first = k - o.finetune_steps
         else:
             quiet = flow_table(k, "ode")
@@ -127,7 +127,11 @@ class ChainPolicy(_Base):
             for field in ("a", "b", "s"):
                 self.register_buffer(f"{name}_{field}", getattr(table, field), persistent=False)
         self.register_buffer("times", quiet.t, persistent=False)
+        self.register_buffer("features", time_features(quiet.t), persistent=False)
+        self.euler = quiet.b.tolist()  # a plain flow step is x + euler[k] * out
         self.one = o.noise_steps == "one" and not self.diffusion
+        if self.one:
+            self.register_buffer("drawn", _drawn_table(quiet, loud, self.noise is not None), persistent=False)
         self.factors = 1 if self.one else k - self.first
 
     def freeze_base(self) -> None:
@@ -157,49 +161,53 @@ class ChainPolicy(_Base):
     @torch.no_grad()
     def act(self, obs: Obs, generator: torch.Generator, explore: bool = True) -> Chunk:
         context = self.encode(obs)
-        b, d, steps = len(context), self.chunk, self.options.denoise_steps
-        embedded, table = self.head.embed(context), self.head.table(self.times)
-        early = (embedded, table) if self.base is None else (self.base.embed(context), self.base.table(self.times))
-        xs, outs = torch.empty(steps + 1, b, d), torch.empty(steps, b, d)
+        b, d, steps, one = len(context), self.chunk, self.options.denoise_steps, self.one and explore
+        embedded, times = self.head.embed(context), self.head.from_time(self.features).unbind()
+        early, early_times = (None, ()) if self.base is None else \
+            (self.base.embed(context), self.base.from_time(self.features).unbind())
+        chain = torch.empty(steps + 1, b, d)
+        xs, outs, stds = chain.unbind(), [], []
         xs[0].normal_(generator=generator)
-        inputs = torch.zeros(b, d + steps)  # x and the one-hot step
-        draw, one, noise = None, self.one and explore, None
-        if one:
+        if one:  # the noise of the drawn step is laid down first; the chain is then added to it
             draw = torch.randint(0, steps, (b,), generator=generator)
             noise = torch.randn(b, d, generator=generator)
-            chosen = torch.nn.functional.one_hot(draw, steps).T[..., None].float()  # [K,B,1]
-            a = torch.lerp(self.quiet_a[:, None, None], self.loud_a[:, None, None], chosen)
-            c = torch.lerp(self.quiet_b[:, None, None], self.loud_b[:, None, None], chosen)
-        stds = []
+            columns = self.drawn.index_select(0, draw).t().unsqueeze(-1)  # [3K+3,B,1]
+            spread = columns[2 * steps:3 * steps]
+            if self.noise is not None:
+                learned = torch.stack([self.noise(embedded, time) for time in times])
+                spread = spread * learned
+            torch.mul(noise, spread, out=chain[1:])
+            columns = columns.unbind()
+            a, c, (own_a, own_c, std) = columns[:steps], columns[steps:2 * steps], columns[3 * steps:]
         for k in range(steps):
-            inputs[:, :d] = xs[k]
-            inputs[:, d:].zero_()[:, k] = 1
-            net = self.base if k < self.first and self.base is not None else self.head
-            outs[k] = net.at_steps(*(early if k < self.first else (embedded, table)), inputs)
+            x, after = xs[k], xs[k + 1]
+            out = self.base(early, x, early_times[k]) if k < self.first else self.head(embedded, x, times[k])
             if one:
-                torch.mul(xs[k], a[k], out=xs[k + 1]).addcmul_(outs[k], c[k])
-                std = self.noise(embedded, table[d + k]) if self.noise is not None else self.loud_s[k]
-                xs[k + 1].addcmul_(noise, std * chosen[k])
-                stds.append(std)
+                after.addcmul_(x, a[k]).addcmul_(out, c[k])
             elif explore:
-                std = self._std(k, embedded, table[d + k])
+                stds.append(self._std(k, embedded, times[k]))
                 noise = torch.randn(b, d, generator=generator)
-                torch.addcmul(self._mean(xs[k], outs[k], k, "loud"), std.expand(b, d), noise, out=xs[k + 1])
-                stds.append(std)
+                torch.addcmul(self._mean(x, out, k, "loud"), stds[k].expand(b, d), noise, out=after)
+            elif self.diffusion:
+                after.copy_(self._mean(x, out, k, "quiet"))
             else:
-                xs[k + 1] = self._mean(xs[k], outs[k], k, "quiet")
+                torch.add(x, out, alpha=self.euler[k], out=after)
+            outs.append(out)
         x0 = xs[steps].view(b, self.options.horizon, -1)
         if not explore:
             return Chunk(self.commands(xs[steps]), x0, x0.new_empty(b, 0), {})
         if one:
-            index, rows = draw[:, None], torch.arange(b)
-            x, x_next, out = xs[draw, rows], xs[draw + 1, rows], outs[draw, rows]
-            std = torch.stack(stds)[draw, rows] if self.noise is not None else self.loud_s[draw][:, None]
-            logp = self._logp(x_next, self._mean(x, out, draw, "loud"), std)[:, None]
-            x, x_next = x[:, None], x_next[:, None]
+            rows = torch.arange(b).add_(draw, alpha=b)  # of [K*B, D]; index_select is far cheaper than a pair of indices
+            states = chain.view(-1, d)
+            x, x_next = states.index_select(0, rows), states[b:].index_select(0, rows)
+            out = torch.cat(outs).index_select(0, rows)
+            if self.noise is not None:
+                std = learned.view(-1, d).index_select(0, rows)
+            logp = self._logp(x_next, torch.mul(x, own_a).addcmul_(out, own_c), std)[:, None]
+            index, x, x_next = draw[:, None], x[:, None], x_next[:, None]
         else:
             index = torch.arange(self.first, steps).expand(b, -1)
-            x, x_next = xs[self.first:-1].transpose(0, 1), xs[self.first + 1:].transpose(0, 1)
+            x, x_next = chain[self.first:-1].transpose(0, 1), chain[self.first + 1:].transpose(0, 1)
             logp = torch.stack([self._logp(xs[k + 1], self._mean(xs[k], outs[k], k, "loud"), stds[k])
                                 for k in range(self.first, steps)], 1)
         return Chunk(self.commands(xs[steps]), x0, logp, {"x": x, "x_next": x_next, "k": index})
@@ -212,7 +220,7 @@ class ChainPolicy(_Base):
         if f > 1:
             embedded = embedded.repeat_interleave(f, 0)
         x, x_next = trace["x"].reshape(b * f, d), trace["x_next"].reshape(b * f, d)
-        table = self.head.table(self.times)
+        table = self.head.table(self.features)
         step = torch.nn.functional.one_hot(k, len(self.times)).to(x.dtype)
         mean = self._mean(x, self.head.at_steps(embedded, table, torch.cat([x, step], 1)), k, "loud")
         std = self._std(k, embedded, table[d:][k] if self.noise is not None else table)
@@ -242,6 +250,16 @@ class ChainPolicy(_Base):
     def velocity(self, context: Tensor, x: Tensor, t: Tensor) -> Tensor:
         """v(x_t, t) for chunks x [B,H,A], t [B] (flow only)."""
         return self.head(self.head.embed(context), x.flatten(1), self.head.time(t)).view_as(x)
+
+
+def _drawn_table(quiet: ChainTable, loud: ChainTable, learned: bool) -> Tensor:
+    """`[K, 3K+3]`: row j holds a, b and std of every step of a chain whose random step is j, then those of step j.
+
+    With a learned std its columns hold 1 (the step is random) or 0.
+    """
+    random = torch.eye(len(quiet.a), dtype=torch.bool)
+    a, b = torch.where(random, loud.a, quiet.a), torch.where(random, loud.b, quiet.b)
+    return torch.cat([a, b, random * (1.0 if learned else loud.s), torch.stack([loud.a, loud.b, loud.s], 1)], 1)
 
 
 class GaussianPolicy(_Base):
