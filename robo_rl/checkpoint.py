@@ -2,10 +2,11 @@
 
 A checkpoint is a folder with `policy.safetensors` (weights and normaliser statistics, all that acting needs),
 `train.safetensors` (optimizers, critic, RNG and env state) and `meta.json` (policy description, counters, CRC-32 of the
-other files). It is made under a temporary name, fsynced and renamed.
+other files and of itself). It is made under a temporary name, fsynced and renamed.
 """
 
 import json
+import math
 import os
 import shutil
 import zlib
@@ -17,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from robo_rl.errors import UserError
-from robo_rl.files import sync_folder, write_json
+from robo_rl.files import plain, sync_folder, write_json
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.policy import describe
@@ -27,20 +28,28 @@ FORMAT = 1
 
 def pack(tree, tensors: dict[str, torch.Tensor], path: str = ""):
     """Replace every tensor or array in a tree of dicts and lists by a reference; the tensors go to `tensors`."""
+    def put(tensor: torch.Tensor) -> str:
+        name = f"{len(tensors):04d}{path}"
+        tensors[name] = tensor.clone(memory_format=torch.contiguous_format)
+        return name
+
     if isinstance(tree, torch.Tensor):
-        tensors[path] = tree.detach().cpu().contiguous().clone()
-        return {"__tensor__": path}
+        return {"__tensor__": put(tree.detach().cpu())}
     if isinstance(tree, np.ndarray):
-        if tree.dtype.kind in "US":
-            return {"__text__": tree.tolist()}
-        tensors[path] = torch.from_numpy(np.ascontiguousarray(tree)).clone()
-        return {"__array__": path, "dtype": str(tree.dtype)}
+        if tree.dtype.kind == "U":
+            return {"__text__": tree.ravel().tolist(), "shape": list(tree.shape), "dtype": str(tree.dtype)}
+        try:
+            return {"__array__": put(torch.from_numpy(np.array(tree, order="C"))), "dtype": str(tree.dtype)}
+        except TypeError:
+            raise TypeError(f"cannot save an array of {tree.dtype} at {path or 'the root'}") from None
     if isinstance(tree, dict):
         return {"__dict__": [[k, pack(v, tensors, f"{path}/{k}")] for k, v in tree.items()]}
     if isinstance(tree, (list, tuple)):
         return {"__list__": [pack(v, tensors, f"{path}/{i}") for i, v in enumerate(tree)]}
     if isinstance(tree, np.generic):
-        return tree.item()
+        tree = tree.item()
+    if isinstance(tree, float) and not math.isfinite(tree):
+        return {"__float__": str(tree)}
     if tree is None or isinstance(tree, (bool, int, float, str)):
         return tree
     raise TypeError(f"cannot save {type(tree).__name__} at {path or 'the root'}")
@@ -55,10 +64,17 @@ def unpack(tree, tensors: dict[str, torch.Tensor]):
     if "__array__" in tree:
         return tensors[tree["__array__"]].numpy().astype(tree["dtype"], copy=False)
     if "__text__" in tree:
-        return np.array(tree["__text__"])
+        return np.array(tree["__text__"], tree["dtype"]).reshape(tree["shape"])
+    if "__float__" in tree:
+        return float(tree["__float__"])
     if "__list__" in tree:
         return [unpack(v, tensors) for v in tree["__list__"]]
     return {k: unpack(v, tensors) for k, v in tree["__dict__"]}
+
+
+def _seal(meta: dict) -> int:
+    """CRC-32 of a meta.json's content."""
+    return zlib.crc32(json.dumps({k: v for k, v in meta.items() if k != "seal"}, sort_keys=True).encode())
 
 
 def save_checkpoint(path: Path, policy, train: dict, meta: dict) -> None:
@@ -67,7 +83,9 @@ def save_checkpoint(path: Path, policy, train: dict, meta: dict) -> None:
     tree = pack(train, tensors)
     blobs = {"policy.safetensors": save({k: v.detach().contiguous() for k, v in policy.state_dict().items()}),
              "train.safetensors": save(tensors)}
-    temp = path.with_name(f".{path.name}.tmp{os.getpid()}")
+    meta = plain(meta | {"format": FORMAT, "policy": describe(policy), "train": tree,
+                         "crc": {k: zlib.crc32(v) for k, v in blobs.items()}})
+    temp, old = (path.with_name(f".{path.name}.{kind}{os.getpid()}") for kind in ("tmp", "old"))
     shutil.rmtree(temp, ignore_errors=True)
     try:
         temp.mkdir(parents=True)
@@ -76,19 +94,36 @@ def save_checkpoint(path: Path, policy, train: dict, meta: dict) -> None:
                 f.write(blob)
                 f.flush()
                 os.fsync(f.fileno())
-        write_json(temp / "meta.json", meta | {"format": FORMAT, "policy": describe(policy), "train": tree,
-                                               "crc": {k: zlib.crc32(v) for k, v in blobs.items()}})
+        write_json(temp / "meta.json", meta | {"seal": _seal(meta)})
         sync_folder(temp)
-        old = path.with_name(f".{path.name}.old{os.getpid()}")
         if path.exists():
             os.rename(path, old)
         os.rename(temp, path)
         sync_folder(path.parent)
-        shutil.rmtree(old, ignore_errors=True)
-    except OSError as e:
+    except (OSError, UserError) as e:
+        why = e.strerror if isinstance(e, OSError) else e.__cause__.strerror if isinstance(e.__cause__, OSError) else e
+        raise UserError(f"cannot save {path}: {why} (the last checkpoint is intact). Free some disk space and go on "
+                        f"with: robo_rl train --resume {path.parent.parent}") from e
+    finally:
         shutil.rmtree(temp, ignore_errors=True)
-        raise UserError(f"cannot save {path}: {e.strerror} (the last checkpoint is intact). "
-                        "Free some disk space and resume with --resume auto") from e
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def recover(run: Path) -> None:
+    """Tidy what a killed process left in a run's checkpoints; call it under the run's lock.
+
+    Half-written folders go, and one that was moved aside for a successor that never came goes back.
+    """
+    for old in (run / "checkpoints").glob(".step_*.old*"):
+        path = old.with_name(old.name[1:].split(".")[0])
+        if (path / "meta.json").exists():
+            shutil.rmtree(old)
+        else:
+            os.rename(old, path)
+    half = [p for p in (run / "checkpoints").glob("step_*") if not (p / "meta.json").exists()]  # of deleting one
+    for path in [*half, *(run / "checkpoints").glob(".step_*.tmp*")]:
+        shutil.rmtree(path)
 
 
 def _read(path: Path, name: str, meta: dict) -> dict[str, torch.Tensor]:
@@ -96,21 +131,28 @@ def _read(path: Path, name: str, meta: dict) -> dict[str, torch.Tensor]:
     try:
         blob = file.read_bytes()
         if zlib.crc32(blob) != meta["crc"][name]:
-            raise UserError(f"{file} is damaged (its checksum differs from meta.json). "
-                            f"Use another checkpoint of {path.parent}")
+            raise UserError(f"{file} is damaged (its checksum differs from meta.json). {_remedy(path)}")
         return load(blob)
-    except (OSError, SafetensorError, KeyError) as e:
-        raise UserError(f"{file} cannot be read ({e}). Use another checkpoint of {path.parent}") from e
+    except (OSError, SafetensorError) as e:
+        raise UserError(f"{file} cannot be read ({e}). {_remedy(path)}") from e
+
+
+def _remedy(path: Path) -> str:
+    return f"Restore it from a copy, or delete the checkpoint to use the one before: rm -r {path}"
 
 
 def read_meta(path: Path) -> dict:
     """meta.json of a checkpoint folder, checked."""
+    file = path / "meta.json"
     try:
-        meta = json.loads((path / "meta.json").read_text())
-    except (OSError, ValueError) as e:
-        raise UserError(f"{path} is not a checkpoint: {path / 'meta.json'} cannot be read ({e})") from e
-    if meta.get("format") != FORMAT:
-        raise UserError(f"{path} has checkpoint format {meta.get('format')}, this robo_rl reads {FORMAT}")
+        meta = json.loads(file.read_text(encoding="utf-8"))
+        have = meta["format"]
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise UserError(f"{path} is no sound checkpoint: {file} cannot be read ({e!r}). {_remedy(path)}") from e
+    if have != FORMAT:
+        raise UserError(f"{path} has checkpoint format {have}, this robo_rl reads {FORMAT}")
+    if meta.get("seal") != _seal(meta):
+        raise UserError(f"{file} is damaged (its checksum differs). {_remedy(path)}")
     return meta
 
 
@@ -118,11 +160,12 @@ def load_policy(path: Path):
     """Rebuild the policy of a checkpoint -> (policy, meta)."""
     meta = read_meta(path)
     spec = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["policy"]["spec"].items()}
-    policy = make_policy(PolicyOptions(**meta["policy"]["options"]), ObsSpec(**spec), 0)
     try:
+        policy = make_policy(PolicyOptions(**meta["policy"]["options"]), ObsSpec(**spec), 0)
         policy.load_state_dict(_read(path, "policy.safetensors", meta))
-    except RuntimeError as e:
-        raise UserError(f"{path}: the weights do not fit the policy it describes ({str(e).splitlines()[0]})") from e
+    except (RuntimeError, TypeError) as e:
+        raise UserError(f"{path} was made by another version of robo_rl: its weights do not fit "
+                        f"({str(e).splitlines()[0]})") from e
     return policy.eval(), meta
 
 
@@ -142,6 +185,11 @@ def check_fits(policy, spec: ObsSpec, where: str) -> None:
         if mine != theirs:
             raise UserError(f"{where}: the policy's {name} is {mine}, the env's is {theirs}. "
                             "Use the sim, task, control and obs it was trained with")
+
+
+def name(step: int) -> str:
+    """Folder name of the checkpoint at `step`."""
+    return f"step_{step:012d}"
 
 
 def checkpoints(run: Path) -> list[Path]:

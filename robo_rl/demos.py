@@ -22,9 +22,7 @@ def record(env, episodes: int, seed: int, add: Callable[[Episode], None], noise:
     noise: std of Gaussian noise on the executed action; the recorded action is the clean one (DART, Laskey 2017).
     Starts are DEMO_START + seed * 100000 + i. Raises UserError if the env has no expert or it fails too often.
     """
-    if not hasattr(env, "expert_action"):
-        raise UserError(f"{env.spec.sim}:{env.spec.task} has no scripted expert; record demonstrations elsewhere and "
-                        "pass their folder with --demos PATH, or train from scratch with --demos 0")
+    check_expert(env)
     n, kept, tried = env.num_envs, 0, 0
     rng = np.random.default_rng([seed, 7])
     views = list(env.spec.views)
@@ -62,28 +60,41 @@ def record(env, episodes: int, seed: int, add: Callable[[Episode], None], noise:
     return tried
 
 
-def demo_sampler(dataset, spec: ObsSpec, horizon: int) -> Demos:
-    """Sampler of (obs, chunk[B,H,A], mask[B,H]) over all frames; raises UserError naming what does not fit."""
-    from robo_rl.data.reader import chunks
+def check_expert(env) -> None:
+    """Raise UserError if the env has no scripted expert."""
+    if not hasattr(env, "expert_action"):
+        raise UserError(f"{env.spec.sim}:{env.spec.task} has no scripted expert; record demonstrations elsewhere and "
+                        "pass their folder with --demos PATH, or train from scratch with --demos 0")
 
-    where = f"data set {dataset.meta.root}"
-    f = dataset.features
+
+def check_fits(meta, spec: ObsSpec) -> None:
+    """Raise UserError naming what of a data set (`reader.Meta`) does not fit the env's `spec`."""
+    where, f = f"data set {meta.root}", meta.features
     if len(f.state) != spec.state or len(f.action) != spec.action:
         raise UserError(f"{where} has {len(f.state)} state and {len(f.action)} action numbers, the env has "
                         f"{spec.state} and {spec.action}; record it with the same sim, task and control")
     if spec.action_names and f.action != spec.action_names:
         raise UserError(f"{where} has the action axes {', '.join(f.action)}, the env has "
                         f"{', '.join(spec.action_names)}; record it with the same control")
-    if missing := set(spec.views) - set(dataset.views):
+    sizes = {view: (h, w) for view, h, w in f.views}
+    if missing := set(spec.views) - set(sizes):
         raise UserError(f"{where} lacks the camera {', '.join(sorted(missing))}; record it with --obs rgb")
+    for view in spec.views:
+        if sizes[view] != (spec.image_size, spec.image_size):
+            raise UserError(f"{where}: camera {view} is {sizes[view][0]} x {sizes[view][1]}, the env's is "
+                            f"{spec.image_size} x {spec.image_size}; set --image-size")
+
+
+def demo_sampler(dataset, spec: ObsSpec, horizon: int) -> Demos:
+    """Sampler of (obs, chunk[B,H,A], mask[B,H]) over all frames; raises UserError naming what does not fit."""
+    from robo_rl.data.reader import chunks
+
+    check_fits(dataset.meta, spec)
     state, chunk, pad = chunks(dataset, horizon)
     obs = {"state": torch.from_numpy(np.ascontiguousarray(state))}
     if spec.language:
         obs["tokens"] = torch.from_numpy(tokenize(dataset.tasks))[torch.from_numpy(dataset.task_index)]
     for view in spec.views:
-        if dataset.views[view] != (spec.image_size, spec.image_size):
-            raise UserError(f"{where}: camera {view} is {dataset.views[view]}, the policy wants "
-                            f"{spec.image_size} x {spec.image_size}; set --image-size")
         obs[f"image/{view}"] = torch.from_numpy(dataset.images(view))
     return demos_sampler(obs, torch.from_numpy(np.ascontiguousarray(chunk)), torch.from_numpy(~pad).float())
 

@@ -52,7 +52,6 @@ class OnPolicyLearner:
                  rules: Callable[[float], Rules], seed: int, demos: Demos | None = None):
         self.policy, self.options, self.rules, self.demos = policy, options, rules, demos
         self.credit = Credit(policy, options, seed)
-        policy.freeze_base()
         self.actor_params = [p for p in policy.parameters() if p.requires_grad]
         self.actor_opt = make_adam(self.actor_params, options.lr)
         self.generator = torch.Generator().manual_seed(seed + 2)

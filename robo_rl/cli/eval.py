@@ -65,14 +65,14 @@ def evaluate_checkpoint(args: Eval, path: str, name: str) -> dict:
     """Evaluate one checkpoint as `args` says -> the result document (no times, so equal runs give equal bytes)."""
     import torch
 
-    from robo_rl import checkpoint, files
-    from robo_rl.cli.train import make_env, obs_spec, train_config
+    from robo_rl import checkpoint
+    from robo_rl.cli.train import make_env, obs_spec, run_config
     from robo_rl.evaluate import eval_starts, evaluate
     from robo_rl.log import Progress
     from robo_rl.stats import wilson
 
     run, folder = pick_checkpoint(Path(path), name)
-    config = train_config(files.read_json(run / "run.json")["config"])
+    config = run_config(run)
     if args.threads:
         config = replace(config, threads=args.threads)
     torch.set_num_threads(config.torch_threads)

@@ -8,12 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Self
 
-
-
-from robo_rl.errors import UserError, choose, in_range
+from robo_rl.errors import MissingDependency, UserError, choose, in_range
 from robo_rl.options import (BcOptions, DppoOptions, NftOptions, OnPolicyOptions, PiRlOptions, PolicyOptions,
                              PpoOptions, ReinFlowOptions)
 
@@ -102,14 +101,18 @@ def parse(argv: list[str]) -> Train:
 
 # ---- small pieces ------------------------------------------------------------------------------------------------
 
-def train_config(saved: dict) -> Train:
-    """The Train of a run.json's config."""
-    nested = {"policy": PolicyOptions, "bc": BcOptions, "rl": RL_OPTIONS.get(saved.get("algo", ""), PiRlOptions)}
-    known = {f.name for f in fields(Train)}
+def run_config(folder: Path) -> Train:
+    """The Train of the run folder's run.json."""
+    from robo_rl import files
+    saved = files.read_json(folder / "run.json")
     try:
+        saved = saved["config"]
+        nested = {"policy": PolicyOptions, "bc": BcOptions, "rl": RL_OPTIONS.get(saved["algo"], PiRlOptions)}
+        known = {f.name for f in fields(Train)}
         return Train(**{k: nested[k](**v) if k in nested else v for k, v in saved.items() if k in known})
-    except TypeError as e:
-        raise UserError(f"the run was made by another version of robo_rl ({e}); start a new one") from e
+    except (TypeError, KeyError, AttributeError) as e:
+        raise UserError(f"{folder / 'run.json'} is damaged or of another version of robo_rl ({e!r}); restore it from "
+                        "a copy or start a new run") from e
 
 
 def make_env(args: Train, num_envs: int, render: bool = False):
@@ -164,17 +167,27 @@ def newest_run(root: Path) -> Path:
 
 
 class Stop:
-    """Turns the first SIGINT or SIGTERM into a flag; a second one ends the process at once."""
+    """While open: turns the first SIGINT or SIGTERM into a flag; a second one ends the process at once."""
 
-    def __init__(self) -> None:
-        self.asked = False
-        for s in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(s, self._ask)
+    asked = 0  # number of the signal
+
+    @property
+    def code(self) -> int:
+        """Exit status of a process that a signal ended."""
+        return 128 + self.asked
+
+    def __enter__(self) -> Self:
+        self._before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *error) -> None:
+        for s, handler in self._before.items():
+            signal.signal(s, handler)
 
     def _ask(self, number: int, frame) -> None:
         if self.asked:
             raise KeyboardInterrupt
-        self.asked = True
+        self.asked = number
         print("\nstopping: saving a checkpoint (press again to stop without)", file=sys.stderr)
 
 
@@ -189,21 +202,56 @@ def run(args: Train) -> int:
         folder = newest_run(Path("runs")) if args.resume == "auto" else Path(args.resume)
         if not (folder / "run.json").exists():
             raise UserError(f"--resume: {folder} has no run.json; give a run folder or auto")
-        args = train_config(files.read_json(folder / "run.json")["config"])
-    else:
-        env_name = (args.task or args.sim).replace(":", "-").replace("/", "-")
-        name = f"{args.sim.split(':')[0]}-{env_name}-{args.algo}-s{args.seed}-{time.strftime('%m%d-%H%M%S')}"
-        folder = Path(args.out or f"runs/{name}")
-        if (folder / "run.json").exists():
-            raise UserError(f"{folder} already holds a run; go on with it: robo_rl train --resume {folder}, "
-                            "or choose another --out")
+        with files.lock(folder):
+            args = run_config(folder)
+            return Run(args, folder, make_env(args, args.envs)).go()
+    taken = "{0} already holds a run; go on with it: robo_rl train --resume {0}, or choose another --out"
+    if args.out and (Path(args.out) / "run.json").exists():
+        raise UserError(taken.format(args.out))
+    env = make_env(args, args.envs)
+    check(args, env)  # a mistake leaves no folder behind
+    task = env.spec.task.replace(":", "-").replace("/", "-")
+    name = f"{args.sim.split(':')[0]}-{task}-{args.algo}-s{args.seed}-{time.strftime('%m%d-%H%M%S')}"
+    folder = Path(args.out or f"runs/{name}")
+    files.require_free(folder, 200_000_000)
     with files.lock(folder):
-        if not args.resume and not (folder / "run.json").exists():
-            files.require_free(folder, 200_000_000)
-            files.write_json(folder / "run.json", {
-                "name": folder.name, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "version": versions().get("robo_rl", ""),
-                "git": git_hash(), "seed": args.seed, "config": asdict(args), "versions": versions(), "argv": sys.argv[1:]})
-        return Run(args, folder).go()
+        if (folder / "run.json").exists():
+            raise UserError(taken.format(folder))
+        files.write_json(folder / "run.json", {
+            "name": folder.name, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "version": versions().get("robo_rl", ""),
+            "git": git_hash(), "seed": args.seed, "config": asdict(args), "versions": versions(), "argv": sys.argv[1:]})
+        return Run(args, folder, env).go()
+
+
+def check(args: Train, env) -> None:
+    """Raise UserError now for what would fail later: images, demonstrations, method and policy, wandb."""
+    import importlib
+
+    from robo_rl.demos import check_expert, check_fits
+    from robo_rl.policies import make_policy
+
+    if args.obs == "rgb":
+        env.reset(seed=args.seed)  # draws
+    spec = obs_spec(env, language=False)
+    if not args.demos.isdigit():
+        from robo_rl.data.reader import load_meta
+        if not Path(args.demos).exists():
+            raise UserError(f"--demos must be a number or the folder of a data set, got {args.demos!r}")
+        check_fits(load_meta(args.demos), spec)
+    elif int(args.demos):
+        check_expert(env)
+    elif args.algo == "bc":
+        raise UserError("--algo bc needs demonstrations: --demos N or --demos PATH")
+    if args.algo != "bc":
+        importlib.import_module(f"robo_rl.algos.{args.algo}").make(make_policy(args.policy, spec, 0), args.rl, 0)
+        if args.rl.advantage != "gae" and args.envs % args.rl.group:
+            raise UserError(f"--envs must be a multiple of the group size {args.rl.group} with advantage "
+                            f"{args.rl.advantage}, got {args.envs}")
+    if args.wandb:
+        try:
+            import wandb  # noqa: F401
+        except ImportError:
+            raise MissingDependency("--wandb needs wandb: pip install 'robo_rl[wandb]'") from None
 
 
 class Stopped(Exception):
@@ -213,13 +261,12 @@ class Stopped(Exception):
 class Run:
     """One run folder being written: owns the env, the policy, the learner and the counters."""
 
-    def __init__(self, args: Train, folder: Path):
+    def __init__(self, args: Train, folder: Path, env):
         import torch
         torch.set_num_threads(args.torch_threads)
-        self.args, self.folder, self.stop = args, folder, Stop()
+        self.args, self.folder, self.env, self.stop = args, folder, env, Stop()
         self.step, self.best = 0, {"success": -1.0, "step": -1}
         self.generator = torch.Generator().manual_seed(args.seed + 100)
-        self.env = make_env(args, args.envs)
         self.eval_env = None
         self.started = time.monotonic()
 
@@ -227,30 +274,41 @@ class Run:
         from robo_rl import checkpoint
         from robo_rl.log import Progress, RunLog
 
+        checkpoint.recover(self.folder)
         args, saved = self.args, checkpoint.checkpoints(self.folder)
-        done = saved and checkpoint.read_meta(saved[-1]).get("finished")
-        with Progress() as self.progress:
+        with Progress() as self.progress, self.stop:
             self.progress.say(f"run {self.folder}")
-            if done:
-                self.progress.say("this run is finished; nothing to resume")
-                return 0
             if saved:
                 self.policy, meta = checkpoint.load_policy(saved[-1])
                 checkpoint.check_fits(self.policy, obs_spec(self.env, self.policy.spec.language), str(saved[-1]))
-                with RunLog(self.folder, wandb_project=args.wandb, resume_step=meta["step"]) as self.log:
+                self.step, self.best = meta["step"], meta["best"]
+                self.point_at_best()
+                if meta["finished"]:
+                    self.progress.say("this run is finished; nothing to resume")
+                    return 0
+                self.forget_after(self.step)
+                with RunLog(self.folder, wandb_project=args.wandb, resume_step=self.step) as self.log:
                     return self.reinforce(saved[-1])
+            self.forget_after(-1)
             with RunLog(self.folder, wandb_project=args.wandb, resume_step=-1, resume_stage="sft") as self.log:
                 try:
                     self.supervise()
                 except Stopped:
                     self.progress.say(f"stopped in the supervised stage; start it again with: robo_rl train --resume "
                                       f"{self.folder}")
-                    return 130
-                if args.algo == "bc" or args.steps == 0 or self.stop.asked:
-                    self.save({}, finished=not self.stop.asked)
+                    return self.stop.code
+                if args.algo == "bc" or args.steps == 0:
+                    self.save({}, finished=True)
                     return self.farewell()
                 self.save({}, finished=False)
                 return self.reinforce(None)
+
+    def forget_after(self, step: int) -> None:
+        """Drop evaluations of steps that a killed process made after its last checkpoint: they are made again."""
+        from robo_rl import files
+        for path in (self.folder / "evals").glob("*.json"):
+            if files.read_json(path)["step"] > step:
+                path.unlink()
 
     # ---- SFT
 
@@ -264,8 +322,6 @@ class Run:
         args = self.args
         demos = self.demo_folder()
         if demos is None:
-            if args.algo == "bc":
-                raise UserError("--algo bc needs demonstrations: --demos N or --demos PATH")
             self.policy = make_policy(args.policy, obs_spec(self.env, len(self.instructions()) > 1), args.seed)
             self.policy.freeze_base()
             return
@@ -297,8 +353,6 @@ class Run:
 
         args = self.args
         if not args.demos.isdigit():
-            if not Path(args.demos).exists():
-                raise UserError(f"--demos must be a number or the folder of a data set, got {args.demos!r}")
             return Path(args.demos)
         count, folder = int(args.demos), self.folder / "demos"
         if count == 0:
@@ -338,16 +392,12 @@ class Run:
 
         args, o = self.args, self.args.rl
         group = o.advantage != "gae"
-        if group and args.envs % o.group:
-            raise UserError(f"--envs must be a multiple of the group size {o.group} with advantage {o.advantage}, "
-                            f"got {args.envs}")
         self.policy.train()
         learner = self.learner()
         collector = Collector(self.env, self.policy, o.gamma, args.seed + 1)
         iteration, rng = 0, np.random.default_rng([args.seed, 5])
         if resume is not None:
-            state, meta = checkpoint.load_train(resume)
-            self.step, self.best = meta["step"], meta["best"]
+            state, _ = checkpoint.load_train(resume)
             if state:
                 learner.load_state_dict(state["learner"])
                 self.generator.set_state(state["generator"])
@@ -399,7 +449,7 @@ class Run:
         if self.stop.asked:
             self.save(state(), finished=False)
             self.progress.say(f"saved at step {self.step}; go on with: robo_rl train --resume {self.folder}")
-            return 130
+            return self.stop.code
         self.evaluate("final")
         self.save(state(), finished=True)
         return self.farewell()
@@ -437,7 +487,6 @@ class Run:
         key = rate if args.reward != "dense" or rate > 0 else sum(result["return"]) / len(starts)
         if key > self.best["success"] or self.best["step"] < 0:
             self.best = {"success": key, "step": self.step, "label": label}
-            self.best_pending = True
         return result
 
     def film(self, label: str) -> None:
@@ -446,33 +495,35 @@ class Run:
         from robo_rl.evaluate import eval_starts, evaluate
 
         try:
-            env = make_env(replace(self.args, video=False), 4, render=True)
+            env = make_env(self.args, 4, render=True)
+            self.policy.eval()
+            video = evaluate(env, self.policy, eval_starts(4), frames=4)["video"]
+            (self.folder / "videos").mkdir(exist_ok=True)
+            write_video(self.folder / "videos" / f"{label}.mp4", video, round(1 / env.spec.period))
+            env.close()
         except UserError as e:
             self.progress.say(f"no video: {e}")
-            return
-        self.policy.eval()
-        video = evaluate(env, self.policy, eval_starts(4), frames=4)["video"]
         self.policy.train()
-        (self.folder / "videos").mkdir(exist_ok=True)
-        write_video(self.folder / "videos" / f"{label}.mp4", video, round(1 / env.spec.period))
-        env.close()
 
     def save(self, train: dict, finished: bool) -> None:
         """Checkpoint at the present step; the last two and the best stay."""
-        from robo_rl import checkpoint, files
+        from robo_rl import checkpoint
 
         root = self.folder / "checkpoints"
         root.mkdir(exist_ok=True)
-        name = f"step_{self.step:012d}"
-        checkpoint.save_checkpoint(root / name, self.policy, train,
+        checkpoint.save_checkpoint(root / checkpoint.name(self.step), self.policy, train,
                                    {"step": self.step, "best": self.best, "finished": finished})
-        if getattr(self, "best_pending", False):
-            files.write_json(root / "best.json", {"checkpoint": name} | self.best)
-            self.best_pending = False
-        best = files.read_json(root / "best.json")["checkpoint"] if (root / "best.json").exists() else ""
+        self.point_at_best()
         for old in checkpoint.checkpoints(self.folder)[:-2]:
-            if old.name not in (best, "step_000000000000"):
+            if old.name not in (checkpoint.name(0), checkpoint.name(self.best["step"])):
                 shutil.rmtree(old)
+
+    def point_at_best(self) -> None:
+        """best.json names the best checkpoint; the checkpoints themselves know it too."""
+        from robo_rl import checkpoint, files
+        if self.best["step"] >= 0:
+            files.write_json(self.folder / "checkpoints" / "best.json",
+                             {"checkpoint": checkpoint.name(self.best["step"])} | self.best)
 
     def farewell(self) -> int:
         self.progress.say(f"done in {time.monotonic() - self.started:.0f} s. Look at it: robo_rl report {self.folder}")
