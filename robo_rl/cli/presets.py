@@ -9,8 +9,8 @@ from robo_rl.options import DppoOptions, NftOptions, PiRlOptions, PolicyOptions,
 # Manipulation from a weak supervised policy, sparse reward, chunks of 8: short rollouts, one or two episodes long.
 CHUNKS = dict(decisions=16, minibatch=1024, lr=3e-4)
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
-
-
+HEADS = {"ppo": dict(kind="gaussian", init_std=0.3), "reinflow": dict(noise="learned", noise_steps="all"),
+         "dppo": dict(kind="diffusion", denoise_steps=10, logp_reduction="mean")}  # what a method can train
 
 
 def preset(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
@@ -18,9 +18,9 @@ def preset(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
     choose("preset", name, ("quick", "full"))
     quick = name == "quick"
     rl = RL_OPTIONS.get(algo, PiRlOptions)
-    t = Train(sim=sim, task=task, algo=algo, obs=obs, preset=name)
+    t = Train(sim=sim, task=task, algo=algo, obs=obs, preset=name, rl=rl())
     if task in LOCOMOTION or sim.startswith(("gym:", "envpool:")):
-        return locomotion(replace(t, rl=rl()))
+        return locomotion(t)
     t = replace(t, rl=rl(**CHUNKS), demos="10", steps=1_500_000)
     if quick:
         t = replace(t, steps=400_000, eval_episodes=100, eval_every=100_000)
@@ -32,13 +32,9 @@ def preset(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
         t = replace(t, envs=64, demos="100" if quick else "300", steps=50_000 if quick else 250_000, eval_envs=64,
                     eval_every=50_000, torch_threads=2, bc=replace(t.bc, updates=1500 if quick else 5000, batch=64),
                     rl=rl(**CHUNKS | dict(minibatch=256, epochs=2, lr=1e-4)))
-    if algo == "ppo":
-        t = replace(t, policy=replace(t.policy, kind="gaussian", init_std=0.3))
+    t = replace(t, policy=replace(t.policy, **HEADS.get(algo, {})))
     if algo == "dppo":
-        t = replace(t, policy=replace(t.policy, kind="diffusion", denoise_steps=10, logp_reduction="mean"),
-                    rl=DppoOptions(**CHUNKS | dict(clip_base=0.01, clip_coef=0.1, lr=1e-3)))
-    if algo == "reinflow":
-        t = replace(t, policy=replace(t.policy, noise="learned", noise_steps="all"))
+        t = replace(t, rl=DppoOptions(**CHUNKS | dict(clip_base=0.01, clip_coef=0.1, lr=1e-3)))
     if algo == "nft":
         t = replace(t, rl=NftOptions(**CHUNKS | dict(lr=2e-4, epochs=2)))
     return t
@@ -52,6 +48,6 @@ def locomotion(t: Train) -> Train:
                        rl=PpoOptions(decisions=32, minibatch=512, epochs=5, lr=1e-3, critic_lr=1e-3, dual_clip=0.0,
                                      critic_warmup=0, normalise_obs=True, scale_reward=True, anneal_lr=True,
                                      max_grad_norm=0.5))
-    return replace(t, envs=40, policy=replace(t.policy, horizon=4, execute=4),
+    return replace(t, envs=40, policy=replace(t.policy, horizon=4, execute=4, **HEADS.get(t.algo, {})),
                    rl=replace(t.rl, decisions=32, minibatch=1280, normalise_obs=True, scale_reward=True,
                               critic_warmup=0))
