@@ -1,0 +1,63 @@
+"""Every command the README shows is run here, with budgets cut to seconds; `.ci/run` runs the test command itself."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from commands import TINY, robo_rl
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+BLOCKS = re.findall(r"```bash\n(.*?)```", README, re.S)
+LINES = [line.split("#")[0].strip() for block in BLOCKS for line in block.splitlines() if line.split("#")[0].strip()]
+PARTS = [part.strip() for line in LINES for part in line.split("&&")]
+COMMANDS = [shlex.split(p)[1:] for p in PARTS if p.startswith((".venv/bin/robo_rl ", "robo_rl "))]
+
+
+def budget(argv: list[str]) -> list[str]:
+    """The command with a budget of seconds; what it names (sim, task, method) stays."""
+    def tiny(*skip: str) -> list[str]:
+        pairs = [TINY[i:i + 2] for i in range(0, len(TINY) - 1, 2)]
+        return [w for name, value in pairs if name not in (*skip, *argv) for w in (name, value)]
+    if argv[0] == "train" and "--resume" not in argv:
+        skip = ["--task"] if "--sim" in argv or "--task" in argv else []
+        if "bc" in argv:
+            skip += [n for n in TINY if n.startswith("--rl.")]
+        if any(a.startswith("gym:") or a.endswith("-v5") for a in argv):
+            skip += ["--demos"]
+        return [*argv, *tiny(*skip), "--no-video"]
+    if argv[0] == "collect":
+        return [*argv, "--episodes", "3"] if "--episodes" not in argv else argv
+    if argv[0] == "eval":
+        return [*argv, "--episodes", "8"]
+    if argv[0] == "bench":
+        return [*argv, "--quick", "--seconds", "0.05"]
+    return argv
+
+
+def test_the_readme_shows_the_two_commands_and_they_use_the_pins():
+    main, tests = (re.search(rf"<!-- {n} -->\n```bash\n(.*?)\n```", README, re.S)[1] for n in ("main", "tests"))
+    assert "\n" not in main and "-c constraints.txt" in main and "robo_rl train" in main
+    assert "\n" not in tests and "-c constraints.txt" in tests and "pytest" in tests
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder in which the README's main command was run, small."""
+    folder = tmp_path_factory.mktemp("readme")
+    first = next(c for c in COMMANDS if c[0] == "train" and "runs/first" in c)
+    result = robo_rl(folder, *budget(first))
+    assert result.code == 0, result.err
+    return folder
+
+
+@pytest.mark.parametrize("argv", COMMANDS, ids=" ".join)
+def test_every_command_of_the_readme_runs(argv, workplace):
+    if "maniskill" in argv:
+        pytest.importorskip("mani_skill", reason="needs robo_rl[maniskill]")
+    if argv[0] == "train" and "runs/first" in argv and "--resume" not in argv:
+        return  # the fixture ran it
+    if argv[0] == "bench":
+        pytest.skip("tests/test_bench.py runs the benches")
+    result = robo_rl(workplace, *budget(argv), timeout=240)
+    assert result.code == 0 or (argv[0] == "doctor" and result.code == 1), result.err
