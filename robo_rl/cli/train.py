@@ -294,12 +294,11 @@ class Run:
                 try:
                     self.supervise()
                 except Stopped:
-                    self.progress.say(f"stopped in the supervised stage; start it again with: robo_rl train --resume "
-                                      f"{self.folder}")
-                    return self.stop.code
+                    return self.farewell("stopped in the supervised stage; start it again with: robo_rl train --resume "
+                                         f"{self.folder}", self.stop.code)
                 if args.algo == "bc" or args.steps == 0:
                     self.save({}, finished=True)
-                    return self.farewell()
+                    return self.farewell(self.done())
                 self.save({}, finished=False)
                 return self.reinforce(None)
 
@@ -448,11 +447,11 @@ class Run:
                 saved_at = time.monotonic()
         if self.stop.asked:
             self.save(state(), finished=False)
-            self.progress.say(f"saved at step {self.step}; go on with: robo_rl train --resume {self.folder}")
-            return self.stop.code
+            return self.farewell(f"saved at step {self.step}; go on with: robo_rl train --resume {self.folder}",
+                                 self.stop.code)
         self.evaluate("final")
         self.save(state(), finished=True)
-        return self.farewell()
+        return self.farewell(self.done())
 
     # ---- evaluation, saving, last words
 
@@ -525,6 +524,11 @@ class Run:
             files.write_json(self.folder / "checkpoints" / "best.json",
                              {"checkpoint": checkpoint.name(self.best["step"])} | self.best)
 
-    def farewell(self) -> int:
-        self.progress.say(f"done in {time.monotonic() - self.started:.0f} s. Look at it: robo_rl report {self.folder}")
-        return 0
+    def done(self) -> str:
+        return f"done in {time.monotonic() - self.started:.0f} s. Look at it: robo_rl report {self.folder}"
+
+    def farewell(self, words: str, code: int = 0) -> int:
+        """Say what to do next, below the last progress line, and return the exit status."""
+        self.progress.close()
+        self.progress.say(words)
+        return code
