@@ -192,6 +192,13 @@ def name(step: int) -> str:
     return f"step_{step:012d}"
 
 
+def best(run: Path) -> Path:
+    """The checkpoint with the best evaluation so far, as the newest one knows; that itself if none was evaluated."""
+    last = checkpoints(run)[-1]
+    step = read_meta(last)["best"]["step"]
+    return last if step < 0 else run / "checkpoints" / name(step)
+
+
 def checkpoints(run: Path) -> list[Path]:
     """Numbered checkpoints of a run, oldest first."""
     return sorted(p for p in (run / "checkpoints").glob("step_*") if (p / "meta.json").exists())

@@ -20,14 +20,14 @@ def record(env, episodes: int, seed: int, add: Callable[[Episode], None], noise:
     """Give `episodes` successful expert episodes to `add`, in start order -> episodes tried.
 
     noise: std of Gaussian noise on the executed action; the recorded action is the clean one (DART, Laskey 2017).
-    Starts are DEMO_START + seed * 100000 + i. Raises UserError if the env has no expert or it fails too often.
+    Starts are DEMO_START + (seed mod 6000) * 100000 + i, below those of evaluation. Raises UserError if the env has no expert or it fails too often.
     """
     check_expert(env)
     n, kept, tried = env.num_envs, 0, 0
     rng = np.random.default_rng([seed, 7])
     views = list(env.spec.views)
     while kept < episodes:
-        starts = DEMO_START + seed * 100_000 + tried + np.arange(n)
+        starts = DEMO_START + seed % 6000 * 100_000 + tried + np.arange(n)
         obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": starts})
         tasks = [str(t) for t in obs["task"]]
         rows: list[tuple] = []

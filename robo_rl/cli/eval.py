@@ -35,11 +35,12 @@ class Eval:
         in_range("--episodes", self.episodes, 1, 10**6)
         in_range("--seed", self.seed, 0, 2000)
         in_range("--envs", self.envs, 0, 10**6)
+        in_range("--threads", self.threads, 0, 4096)
 
 
 def pick_checkpoint(path: Path, name: str) -> tuple[Path, Path]:
     """(run folder, checkpoint folder) of a run and a checkpoint name, or of a checkpoint folder."""
-    from robo_rl import checkpoint, files
+    from robo_rl import checkpoint
     from robo_rl.log import open_run
 
     if (path / "meta.json").exists():
@@ -52,9 +53,9 @@ def pick_checkpoint(path: Path, name: str) -> tuple[Path, Path]:
     if name == "last":
         return run, found[-1]
     if name == "sft":
-        return run, root / "step_000000000000"
+        return run, root / checkpoint.name(0)
     if name == "best":
-        return run, root / files.read_json(root / "best.json")["checkpoint"] if (root / "best.json").exists() else found[-1]
+        return run, checkpoint.best(run)
     if not (root / name / "meta.json").exists():
         raise UserError(f"{run} has no checkpoint {name!r}. Allowed: best, last, sft, "
                         f"{', '.join(p.name for p in found)}")
@@ -84,21 +85,33 @@ def evaluate_checkpoint(args: Eval, path: str, name: str) -> dict:
     with Progress() as progress:
         progress.start("eval", len(starts), "episodes")
         result = evaluate(env, policy, starts, args.seed, tick=progress.update)
-        env.close()
-        if args.video:
-            from robo_rl.data.video import write_video
-            film = make_env(config, 4, render=True)
-            write_video(Path(args.video), evaluate(film, policy, eval_starts(4, args.seed), args.seed, 4)["video"],
-                        round(1 / film.spec.period))
-            film.close()
+    env.close()
     rate, low, high = wilson(sum(result["success"]), len(starts))
     tasks = {}
     for task in sorted(set(result["task"])):
         mine = [s for s, t in zip(result["success"], result["task"]) if t == task]
         tasks[task] = dict(zip(("success", "low", "high"), wilson(sum(mine), len(mine)))) | {"n": len(mine)}
-    return {"run": run.name, "checkpoint": folder.name, "step": meta["step"], "seed": args.seed, "n": len(starts),
-            "envs": min(count, args.episodes), "success_rate": rate, "low": low, "high": high,
+    return {"run": run.name, "checkpoint": folder.name, "step": meta["step"], "sim": env.spec.id, "seed": args.seed,
+            "n": len(starts), "envs": min(count, args.episodes), "success_rate": rate, "low": low, "high": high,
             "return_mean": sum(result["return"]) / len(starts), "tasks": tasks, "starts": starts.tolist(), **result}
+
+
+def film(args: Eval) -> None:
+    """Write --video: the first four episodes side by side."""
+    from robo_rl import checkpoint
+    from robo_rl.cli.train import make_env, run_config
+    from robo_rl.data.video import write_video
+    from robo_rl.evaluate import eval_starts, evaluate
+
+    run, folder = pick_checkpoint(Path(args.run), args.checkpoint)
+    policy, _ = checkpoint.load_policy(folder)
+    env = make_env(run_config(run), 4, render=True)
+    frames = evaluate(env, policy, eval_starts(4, args.seed), args.seed, 4)["video"]
+    env.close()
+    try:
+        write_video(Path(args.video), frames, round(1 / env.spec.period))
+    except OSError as e:
+        raise UserError(f"--video: cannot write {args.video} ({e.strerror})") from e
 
 
 def run(args: Eval) -> int:
@@ -106,6 +119,8 @@ def run(args: Eval) -> int:
     from robo_rl import files
     from robo_rl.stats import paired_difference
 
+    if args.against:
+        pick_checkpoint(Path(args.against), args.checkpoint)  # a typo shows before the work
     result = evaluate_checkpoint(args, args.run, args.checkpoint)
     folder, _ = pick_checkpoint(Path(args.run), args.checkpoint)
     out = folder / f"eval-{result['checkpoint']}-{args.seed}-{args.episodes}.json"
@@ -113,10 +128,15 @@ def run(args: Eval) -> int:
     document = {k: v for k, v in result.items() if k not in ("starts", "success", "return", "length", "task")}
     document["file"] = str(out)
     if args.against:
-        other = evaluate_checkpoint(args, args.against, args.checkpoint)
+        other = evaluate_checkpoint(replace(args, envs=result["envs"]), args.against, args.checkpoint)
+        if other["sim"] != result["sim"]:
+            raise UserError(f"--against: {args.against} is of {other['sim']}, {args.run} of {result['sim']}; only runs "
+                            "of one task meet the same starts")
         d, low, high = paired_difference(result["success"], other["success"])
         document["against"] = {"run": other["run"], "checkpoint": other["checkpoint"],
                                "success_rate": other["success_rate"], "difference": d, "low": low, "high": high}
+    if args.video:
+        film(args)
     if args.json:
         print(json.dumps(files.plain(document), indent=1))
         return 0

@@ -265,7 +265,7 @@ class Run:
         import torch
         torch.set_num_threads(args.torch_threads)
         self.args, self.folder, self.env, self.stop = args, folder, env, Stop()
-        self.step, self.best = 0, {"success": -1.0, "step": -1}
+        self.step, self.best = 0, {"success": -1.0, "return": 0.0, "step": -1}
         self.generator = torch.Generator().manual_seed(args.seed + 100)
         self.eval_env = None
         self.started = time.monotonic()
@@ -282,7 +282,6 @@ class Run:
                 self.policy, meta = checkpoint.load_policy(saved[-1])
                 checkpoint.check_fits(self.policy, obs_spec(self.env, self.policy.spec.language), str(saved[-1]))
                 self.step, self.best = meta["step"], meta["best"]
-                self.point_at_best()
                 if meta["finished"]:
                     self.progress.say("this run is finished; nothing to resume")
                     return 0
@@ -474,18 +473,17 @@ class Run:
                    "starts": starts.tolist(), "wilson": [low, high]}
         (self.folder / "evals").mkdir(exist_ok=True)
         files.write_json(self.folder / "evals" / f"{label}.json", result)
-        rate = sum(result["success"]) / len(starts)
+        rate, gain = sum(result["success"]) / len(starts), sum(result["return"]) / len(starts)
         self.log.log(self.step, {"eval/success": rate, "eval/low": low, "eval/high": high,
-                                 "eval/return": sum(result["return"]) / len(starts),
+                                 "eval/return": gain,
                                  "time/eval": time.perf_counter() - began},
                      stage="sft" if label == "sft" else "rl")
         self.progress.say(f"{label:>14}  success {rate:.3f}  95 % interval [{low:.3f}, {high:.3f}]  n={len(starts)}  "
-                          f"return {sum(result['return']) / len(starts):.2f}  at {self.log.elapsed:.0f} s")
+                          f"return {gain:.2f}  at {self.log.elapsed:.0f} s")
         if args.video and label in ("sft", "final"):
             self.film(label)
-        key = rate if args.reward != "dense" or rate > 0 else sum(result["return"]) / len(starts)
-        if key > self.best["success"] or self.best["step"] < 0:
-            self.best = {"success": key, "step": self.step, "label": label}
+        if (rate, gain) > (self.best["success"], self.best["return"]):
+            self.best = {"success": rate, "return": gain, "step": self.step, "label": label}
         return result
 
     def film(self, label: str) -> None:
@@ -512,17 +510,9 @@ class Run:
         root.mkdir(exist_ok=True)
         checkpoint.save_checkpoint(root / checkpoint.name(self.step), self.policy, train,
                                    {"step": self.step, "best": self.best, "finished": finished})
-        self.point_at_best()
         for old in checkpoint.checkpoints(self.folder)[:-2]:
             if old.name not in (checkpoint.name(0), checkpoint.name(self.best["step"])):
                 shutil.rmtree(old)
-
-    def point_at_best(self) -> None:
-        """best.json names the best checkpoint; the checkpoints themselves know it too."""
-        from robo_rl import checkpoint, files
-        if self.best["step"] >= 0:
-            files.write_json(self.folder / "checkpoints" / "best.json",
-                             {"checkpoint": checkpoint.name(self.best["step"])} | self.best)
 
     def done(self) -> str:
         return f"done in {time.monotonic() - self.started:.0f} s. Look at it: robo_rl report {self.folder}"
