@@ -26,6 +26,9 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> None:
     """Entry point: exit code 0 on success, 2 with one line on a user's mistake."""
     argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without · and ± is no reason to fail
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         raise SystemExit(0)
@@ -68,9 +71,9 @@ def parse_options(cls, command: str, argv: list[str], **default):
 
 
 def _sentence(box: str) -> str:
-    """tyro draws a box: its first part says what is wrong, the next may name the nearest option."""
-    rows = [re.sub(r"^[│╭╰][─ ]?|[─ ]*[│╮╯]$", "", row.strip()).strip() for row in box.splitlines()]
-    parts = " ".join(row if row.strip("─") else "\0" for row in rows[1:]).split("\0")
+    """tyro draws a box: a title, what is wrong, a line, and maybe the nearest options."""
+    rows = [row.strip().strip("│╭╮╰╯ ") for row in box.strip().splitlines()[1:]]
+    parts = " ".join(row if row.strip("─-") else "\0" for row in rows).strip("\0 ").split("\0")
     text = re.sub(r"^Error parsing [a-zA-Z]\w*: ", "", " ".join(parts[0].split()))
     near = re.search(r"--[\w.-]+", parts[1]) if len(parts) > 1 and "meant" in parts[1] else None
     return text + (f"; did you mean {near[0]}?" if near else "")

@@ -34,6 +34,8 @@ class Collect:
         in_range("--noise", self.noise, 0, 1)
         in_range("--envs", self.envs, 1, 10**5)
         in_range("--seed", self.seed, 0, 2000)
+        in_range("--threads", self.threads, 0, 4096)
+        in_range("--max-steps", self.max_steps, 0, 10**7)
 
 
 def run(args: Collect) -> int:
@@ -43,7 +45,7 @@ def run(args: Collect) -> int:
     import sims
     from robo_rl.data.repair import repair
     from robo_rl.data.writer import Writer
-    from robo_rl.demos import record
+    from robo_rl.demos import check_expert, record
     from robo_rl.log import Progress
 
     if args.repair:
@@ -54,6 +56,7 @@ def run(args: Collect) -> int:
     env = sims.make(args.sim, args.task, min(args.envs, args.episodes), obs=args.obs, control=args.control,
                     image_size=args.image_size, threads=args.threads, max_steps=args.max_steps,
                     randomise=args.randomise)
+    check_expert(env)
     folder = Path(args.out or f"data/{args.sim}-{env.spec.task}".replace(":", "-"))
     with Progress() as progress, Writer(folder, spec=env.spec) as writer:
         before = len(writer)
