@@ -21,7 +21,7 @@ from robo_rl.errors import MissingDependency, UserError
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.contract import action_spaces, observation_spaces, read_actions, read_reset
 from sims.gym import own_actions, own_only
-from sims.starts import StartStream
+from sims.starts import StartStream, hashed
 
 MAX_STEPS = 1000  # where the env has no limit of its own
 
@@ -97,14 +97,12 @@ class EnvpoolEnv(VectorEnv):
 
     def reset(self, *, seed=None, options=None):
         mask, starts = read_reset(seed, options, self.num_envs)
-        if starts is not None and (starts[mask] >= 2**31).any():
-            raise UserError(f"starts of an envpool env must be < 2^31, got {starts[mask].max()}")
         if seed is not None:
             self._stream.seed(seed, mask)
         fresh = mask if seed is not None or starts is not None else mask & (self._pool < 0)
         if fresh.any():
             ids = np.flatnonzero(fresh)
-            self._make(ids, self._stream.draw(ids) if starts is None else starts[ids])
+            self._make(ids, self._stream.draw(ids) if starts is None else _seed(starts[ids]))
         for key, ids in self._by_pool(mask):
             obs, info = self._pools[key].reset(self._local[ids])
             self._state[self._members[key][info["env_id"]]] = self._flat(obs)
@@ -162,6 +160,11 @@ class EnvpoolEnv(VectorEnv):
 
     def close_extras(self) -> None:
         self._pools.clear()
+
+
+def _seed(starts: np.ndarray) -> np.ndarray:
+    """int64 [n] below 2^31, as envpool wants its seeds: the start itself, or a hash of a larger one."""
+    return np.where(starts < 2**31, starts, (hashed(starts) >> np.uint64(33)).astype(np.int64))
 
 
 def _leaves(space) -> list[spaces.Space]:

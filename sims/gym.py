@@ -149,7 +149,10 @@ class GymEnv(VectorEnv):
         """uint8 [N, h, w, 3] as each env draws itself."""
         if self.render_mode is None:
             raise UserError("make the env with render=True to call render()")
-        return np.stack([e.render() for e in self._envs])
+        try:
+            return np.stack([e.render() for e in self._envs])
+        except gym.error.DependencyNotInstalled as e:
+            raise MissingDependency(f"gym:{self.spec.task} cannot draw: {e}") from None
 
     def close_extras(self) -> None:
         for e in self._envs:
