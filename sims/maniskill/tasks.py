@@ -34,6 +34,8 @@ NEEDS_DOWNLOAD = (
 
 NEEDS_RENDERER = ("PushT-v1",)  # reads its own picture even for state observations
 
+REBUILD = ("Empty-v1",)  # its reset leaves the robot where it was
+
 _INSTRUCTIONS = {
     "PickCube-v1": "pick up the cube and hold it at the goal",
     "PickCubeSO100-v1": "pick up the cube and hold it at the goal",

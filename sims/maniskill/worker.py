@@ -21,6 +21,7 @@ import numpy as np
 from robo_rl.errors import UserError
 from sims.maniskill import wire
 from sims.maniskill.build import action_map, action_split, build, describe, split_action, without_renderer
+from sims.maniskill.tasks import REBUILD
 
 
 def main(config: dict, memory: int, sockets: list[int]) -> None:
@@ -85,8 +86,10 @@ class _Sim:
 
     def reset(self, out: dict) -> None:
         from sims.maniskill import lean
-        self.env.reset(seed=int(out["starts"][self.row]))
-        if self.drive is None or self.env.reconfiguration_freq:  # a task may have rebuilt its scene
+        lean.renew_scene(self.env)
+        options = {"reconfigure": True} if self.config["task"] in REBUILD else {}
+        self.env.reset(seed=int(out["starts"][self.row]), options=options)
+        if self.drive is None or options or self.env.reconfiguration_freq:  # a task may have rebuilt its scene
             self.drive = lean.driver(self.env) if self.split is None else None
             self.expert = None
         out["reward"][self.row] = 0
