@@ -1,0 +1,155 @@
+"""Who may import whom, read from the sources; and what is not loaded before it is needed."""
+
+import ast
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# Inside robo_rl each line imports only from the lines above it (and a package from itself).
+LAYERS = (
+    "types errors geometry",
+    "files options stats advantages losses sampling normalise allocate",
+    "policies data rewards log",
+    "checkpoint rollout",
+    "evaluate algos",
+    "demos",
+    "runtime",
+    "cli",
+    "__main__",
+)
+LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
+PURE = "types errors geometry options stats advantages losses sampling normalise allocate".split()  # no file, no process
+SIDE_BY_SIDE = {"sims": {"types", "errors", "geometry"}, "controllers": {"geometry"},
+                "world_models": {"types", *PURE}}  # what of robo_rl the packages beside it may import
+HEAVY = ["torch", "mujoco", "gymnasium", "pyarrow", "av", "tensorboard", "matplotlib", "mani_skill", "sapien", "envpool",
+         "wandb", "transformers", "jax"]
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names that a source file imports anywhere; of `from a import b` it is a.b."""
+    out = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            out |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: imports are absolute here"
+            out |= {f"{node.module}.{a.name}" for a in node.names}
+    return out
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def part(dotted: str) -> str:
+    """The layer's name of robo_rl.<part>.…; "" for the package itself."""
+    second = (dotted.split(".") + [""])[1]
+    return second if second in LEVEL else ""
+
+
+def layer_of(path: Path) -> str:
+    inside = path.relative_to(ROOT / "robo_rl")
+    return inside.parts[0] if len(inside.parts) > 1 else inside.stem
+
+
+def test_every_module_of_robo_rl_has_a_layer():
+    assert not {layer_of(p) for p in sources("robo_rl")} - {*LEVEL, "__init__"}
+
+
+@pytest.mark.parametrize("path", sources("robo_rl"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_module_imports_only_from_the_layers_above_its_own(path):
+    mine = layer_of(path)
+    theirs = {part(name) for name in imports(path) if name.split(".")[0] == "robo_rl"} - {mine, ""}
+    wrong = [name for name in theirs if LEVEL[name] >= LEVEL.get(mine, 0)]
+    assert not wrong, f"{mine} must not import {', '.join(wrong)}"
+
+
+def test_only_the_command_line_knows_the_packages_beside_robo_rl():
+    beside = {"sims", "controllers", "world_models", "tests", "launch"}
+    for path in sources("robo_rl"):
+        found = {name.split(".")[0] for name in imports(path)} & beside
+        assert not found or layer_of(path) == "cli", f"{path} imports {found}"
+
+
+@pytest.mark.parametrize("package", SIDE_BY_SIDE)
+def test_packages_beside_robo_rl_import_only_its_first_layers(package):
+    for path in sources(package):
+        names = imports(path)
+        wrong = [n for n in names if n.split(".")[0] == "robo_rl" and part(n) not in SIDE_BY_SIDE[package]]
+        assert not wrong, f"{path} imports {', '.join(wrong)}"
+        others = {n.split(".")[0] for n in names} & ({"sims", "controllers", "world_models", "tests"} - {package})
+        assert not others, f"{path} imports {others}"
+        if package == "controllers":
+            assert not any(n.split(".")[0] == "torch" for n in names), f"{path} runs on the robot: no torch"
+
+
+def test_the_pure_layer_touches_no_file_clock_or_process():
+    impure = {"os", "pathlib", "time", "subprocess", "socket", "shutil", "threading", "multiprocessing", "random", "io"}
+    for path in sources("robo_rl"):
+        if layer_of(path) in PURE:
+            assert not {n.split(".")[0] for n in imports(path)} & impure, path
+
+
+def test_simulators_are_loaded_only_where_they_are_made():
+    """Nothing imports a simulator's own package when `sims` is imported, nor torch."""
+    top = set()
+    for node in ast.parse((ROOT / "sims" / "__init__.py").read_text()).body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            top.add(node.module if isinstance(node, ast.ImportFrom) else node.names[0].name)
+    assert top <= {"robo_rl.errors"}
+
+
+def loaded(*commands: list[str]) -> dict:
+    """Import robo_rl in a fresh interpreter, then run commands -> {"seconds": of the import, "heavy": modules of
+    HEAVY that are there after it and after each command}."""
+    done = subprocess.run([sys.executable, "-c", f"""
+import contextlib, io, json, sys, time
+began = time.perf_counter()
+import robo_rl
+seconds = time.perf_counter() - began
+heavy = [[m for m in {HEAVY} if m in sys.modules]]
+for argv in {commands}:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        from robo_rl.cli import main
+        main(argv)
+    heavy.append([m for m in {HEAVY} if m in sys.modules])
+print(json.dumps({{"heavy": heavy, "seconds": seconds}}))"""],
+                          cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    return json.loads(done.stdout)
+
+
+def test_importing_robo_rl_loads_nothing_heavy_and_is_quick():
+    got = loaded()
+    assert got["heavy"] == [[]]
+    assert got["seconds"] < 2  # 0.02 on an idle machine
+
+
+def test_help_loads_nothing_heavy():
+    from robo_rl.cli import COMMANDS
+    there = [c for c in COMMANDS if (ROOT / "robo_rl" / "cli" / f"{c}.py").exists()]
+    assert {"train", "eval", "collect", "doctor", "report"} <= {*there}
+    commands = [["--help"], *([c, "--help"] for c in there)]
+    for argv, heavy in zip(commands, loaded(*commands)["heavy"][1:], strict=True):
+        assert not heavy, f"robo_rl {' '.join(argv)} loads {heavy}"
+
+
+def test_every_package_and_its_files_are_in_the_wheel():
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    there = {".".join(p.parent.relative_to(ROOT).parts) for name in ("robo_rl", *SIDE_BY_SIDE)
+             for p in (ROOT / name).rglob("__init__.py")}
+    assert set(config["packages"]) == there
+    for name in ("robo_rl", *SIDE_BY_SIDE):
+        packed = {f for pattern in config.get("package-data", {}).get(name, []) for f in (ROOT / name).glob(pattern)}
+        data = {f for f in (ROOT / name).rglob("*") if f.is_file() and f.suffix not in (".py", ".pyc")}
+        assert not data - packed, f"not in the wheel: {data - packed}"
+
+
+def test_tests_and_launch_are_no_packages():
+    """ROS 2 has a package called launch; an __init__.py here would shadow it."""
+    assert not (ROOT / "launch" / "__init__.py").exists() and not (ROOT / "tests" / "__init__.py").exists()
