@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from robo_rl.algos.credit import make_adam
+from robo_rl.algos.credit import descend, make_adam
 from robo_rl.algos.onpolicy import Demos
 from robo_rl.options import BcOptions
 from robo_rl.policies.policy import Obs
@@ -37,10 +37,7 @@ def train(policy, sample: Demos, options: BcOptions, seed: int,
         warm = min(1.0, (update + 1) / 100)
         opt.param_groups[0]["lr"] = options.lr * warm * 0.5 * (1 + math.cos(math.pi * update / options.updates))
         loss = policy.bc_loss(*sample(options.batch, generator), generator)
-        opt.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(params, 1.0)
-        opt.step()
+        descend(loss, params, opt, 1.0)
         decay = min(options.ema, (1 + update) / (10 + update))
         with torch.no_grad():
             for slow, fast in pairs:

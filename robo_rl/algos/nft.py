@@ -12,7 +12,7 @@ import copy
 import torch
 
 from robo_rl import losses
-from robo_rl.algos.credit import Credit, flat, make_adam, pick
+from robo_rl.algos.credit import Credit, descend, flat, make_adam, pick
 from robo_rl.algos.onpolicy import Demos
 from robo_rl.errors import UserError
 from robo_rl.options import NftOptions
@@ -69,10 +69,7 @@ class NftLearner:
                     if o.bc_coef and self.demos is not None:
                         loss = loss + o.bc_coef * policy.bc_loss(*self.demos(len(batch), self.generator),
                                                                  self.generator)
-                    self.actor_opt.zero_grad(set_to_none=True)
-                    loss.backward()
-                    step["grad_norm"] = torch.nn.utils.clip_grad_norm_(self.params, o.max_grad_norm)
-                    self.actor_opt.step()
+                    step["grad_norm"] = descend(loss, self.params, self.actor_opt, o.max_grad_norm)
                 if o.advantage == "gae":
                     with torch.no_grad():
                         context = self.old.encode(chosen)

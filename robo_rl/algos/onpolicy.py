@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from robo_rl import losses
-from robo_rl.algos.credit import Credit, flat, make_adam, pick
+from robo_rl.algos.credit import Credit, descend, flat, make_adam, pick
 from robo_rl.options import OnPolicyOptions
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
 from robo_rl.rollout import Rollout
@@ -100,13 +100,9 @@ class OnPolicyLearner:
                     if o.bc_coef and self.demos is not None:
                         loss = loss + o.bc_coef * policy.bc_loss(*self.demos(len(batch), self.generator),
                                                                  self.generator)
-                    self.actor_opt.zero_grad(set_to_none=True)
-                    loss.backward()
-                    step["grad_norm"] = torch.nn.utils.clip_grad_norm_(self.actor_params, o.max_grad_norm)
+                    step["grad_norm"] = descend(loss, self.actor_params, self.actor_opt, o.max_grad_norm)
                     if not torch.isfinite(step["grad_norm"]):
                         step["skipped_updates"] = torch.ones(())
-                    else:
-                        self.actor_opt.step()
                     if epoch == o.epochs - 1:
                         tails.append((new.detach() - logp_old[batch]).sum(-1))
                 if o.advantage == "gae":
