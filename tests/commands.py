@@ -1,0 +1,126 @@
+"""Whole `robo_rl` commands in processes of their own, forked from a warm one so that each starts at once."""
+
+import functools
+import importlib.abc
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+TINY = ("--task", "reach", "--envs", "16", "--steps", "2500", "--rl.decisions", "4", "--rl.minibatch", "64",
+        "--rl.epochs", "2", "--rl.critic-warmup", "1", "--policy.hidden", "32", "--bc.updates", "30", "--bc.batch", "32",
+        "--eval-episodes", "8", "--eval-every", "700", "--demos", "2", "--threads", "1", "--no-video")
+
+
+@functools.cache
+def _context():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["warm"])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent), *filter(None, [before])])
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+    return context
+
+
+@dataclass(frozen=True)
+class Result:
+    """Exit status (-9: killed), standard output and error."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def mistake(self) -> str:
+        """The one line that a user's mistake is; asserts that it is one, with exit status 2."""
+        lines = self.err.splitlines()
+        assert self.code == 2 and len(lines) == 1 and lines[0].startswith("robo_rl: ") and not self.out, self
+        return lines[0]
+
+
+class Command:
+    """A command that runs; `wait` for it, or kill it."""
+
+    def __init__(self, cwd: Path, argv: Sequence[str], absent: Sequence[str] = (), env: "dict[str, str] | None" = None,
+                 first: "Callable[[], None] | None" = None):
+        self.out, self.err = (cwd / f".{kind}{time.monotonic_ns()}" for kind in ("out", "err"))
+        self.process = _context().Process(target=_child, args=(
+            cwd, [str(a) for a in argv], tuple(absent), env or {}, first, self.out, self.err))
+        self.process.start()
+
+    def wait(self, timeout: float = 120) -> Result:
+        self.process.join(timeout)
+        if self.process.is_alive():
+            self.process.kill()
+            raise TimeoutError(self.said())
+        result = Result(self.process.exitcode, self.out.read_text(), self.err.read_text())
+        self.out.unlink()
+        self.err.unlink()
+        return result
+
+    def said(self) -> str:
+        return self.err.read_text() if self.err.exists() else ""
+
+    def until(self, condition: Callable[[], bool], timeout: float = 60) -> None:
+        """Wait until `condition()`; the command must be running then."""
+        end = time.monotonic() + timeout
+        while not condition():
+            assert self.process.is_alive() and time.monotonic() < end, self.said()
+            time.sleep(0.005)
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+
+def robo_rl(cwd: Path, *argv: object, absent: Sequence[str] = (), env: "dict[str, str] | None" = None,
+            first: "Callable[[], None] | None" = None, timeout: float = 120) -> Result:
+    """Run `robo_rl *argv` in the folder `cwd`, as if the packages `absent` were not installed; `first()` runs before."""
+    return Command(cwd, argv, absent, env, first).wait(timeout)
+
+
+class _Without(importlib.abc.MetaPathFinder):
+    """A finder that does not find some packages."""
+
+    def __init__(self, finder, names: tuple[str, ...]):
+        self.finder, self.names = finder, names
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name.split(".")[0] in self.names else self.finder.find_spec(name, path, target)
+
+
+def _child(cwd, argv, absent, env, first, out, err) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+    for fd, path in ((1, out), (2, err)):
+        new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(new, fd)
+        os.close(new)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    code = 1
+    try:
+        os.chdir(cwd)
+        os.environ.update(env)
+        if absent:
+            sys.meta_path[:] = [_Without(f, absent) for f in sys.meta_path]
+            for name in [m for m in sys.modules if m.split(".")[0] in absent]:
+                del sys.modules[name]
+        if first is not None:
+            first()
+        from robo_rl.cli import main
+        main(argv)
+    except SystemExit as e:
+        code = e.code or 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
