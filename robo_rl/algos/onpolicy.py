@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,57 +76,75 @@ class OnPolicyLearner:
         if len(rows) == 0:
             self.iteration += 1
             return metrics | {"skipped": 1.0}
-        obs = flat(rollout.obs)
-        trace, logp_old = flat(rollout.trace), rollout.logp.flatten(0, 1)
-        actor_on = self.iteration >= o.critic_warmup or o.advantage != "gae"
-        sums: dict[str, Tensor] = {}
-        count, first, stop, tails = 0, None, False, []
-        for epoch in range(o.epochs):
-            order = rows[torch.randperm(len(rows), generator=self.generator)]
-            for batch in order.split(o.minibatch):
-                if len(batch) < min(o.minibatch, len(rows)) // 2:
-                    continue  # a small remainder would step on noise
-                context = policy.encode(pick(obs, batch)) if actor_on else None
-                step, new = {}, None
-                if actor_on:
-                    new, entropy = policy.score(context, pick(trace, batch))
-                    loss, step = surrogate(new, logp_old[batch], adv[batch], rules, o.dual_clip)
-                    step["policy_loss"], step["entropy"] = loss.detach(), entropy.detach()
-                    if first is None:
-                        first = float((new.detach() - logp_old[batch]).abs().max())
-                    if o.entropy_coef:
-                        loss = loss - o.entropy_coef * entropy
-                    if rules.extra is not None:
-                        loss = loss + rules.extra(context)
-                    if o.bc_coef and self.demos is not None:
-                        loss = loss + o.bc_coef * policy.bc_loss(*self.demos(len(batch), self.generator),
-                                                                 self.generator)
-                    step["grad_norm"] = descend(loss, self.actor_params, self.actor_opt, o.max_grad_norm)
-                    if not torch.isfinite(step["grad_norm"]):
-                        step["skipped_updates"] = torch.ones(())
-                    if epoch == o.epochs - 1:
-                        tails.append((new.detach() - logp_old[batch]).sum(-1))
-                if o.advantage == "gae":
+        obs, fixed = flat(rollout.obs), not any(p.requires_grad for p in policy.trunk.parameters())
+        if fixed:  # nothing is learnt between observation and context: it is encoded once
+            with torch.no_grad():
+                obs = {"context": policy.encode(obs)}
+        actor_columns = flat(rollout.trace) | {"logp_old": rollout.logp.flatten(0, 1), "adv": adv}
+        critic_columns = {"returns": returns, "values": values}
+        orders = [rows[torch.randperm(len(rows), generator=self.generator)] for _ in range(o.epochs)]
+        logs: list[dict[str, Tensor]] = []
+        value_losses: list[Tensor] = []
+        tails: list[Tensor] = []
+        gae = o.advantage == "gae"
+        actor_on = self.iteration >= o.critic_warmup or not gae
+
+        def actor() -> None:
+            for epoch, order in enumerate(orders):
+                tails.clear()
+                for batch, row in minibatches(actor_columns | (obs if fixed else {}), order, o.minibatch):
+                    context = row["context"] if fixed else policy.encode(pick(obs, batch))
+                    step, log_ratio = self.actor_step(context, row, rules)
+                    if not logs:
+                        metrics["first_log_ratio"] = float(log_ratio.abs().max())
+                    logs.append(step)
+                    tails.append(log_ratio.sum(-1))
+                    if gae and not fixed:
+                        value_losses.append(self.credit.step(context.detach(), returns[batch], values[batch]))
+                    if o.target_kl and float(step["kl"]) > o.target_kl:
+                        metrics["epochs"] = epoch + 1.0
+                        return
+
+        def critic(most: float = float("inf")) -> None:
+            for order in orders:
+                for batch, row in minibatches(critic_columns | (obs if fixed else {}), order, o.minibatch):
+                    if len(value_losses) >= most:
+                        return
                     with torch.no_grad():
-                        state = policy.encode(pick(obs, batch)) if context is None else context.detach()
-                    step["value_loss"] = self.credit.step(state, returns[batch], values[batch])
-                for key, val in step.items():
-                    sums[key] = torch.maximum(sums[key], val) if key in sums and key in MAXIMA else \
-                        sums.get(key, 0) + val
-                count += 1
-                if o.target_kl and float(step.get("kl", 0.0)) > o.target_kl:
-                    stop = True
-                    break
-            if stop:
-                break
+                        context = row["context"] if fixed else policy.encode(pick(obs, batch))
+                    value_losses.append(self.credit.step(context, row["returns"], row["values"]))
+
+        metrics["epochs"] = float(o.epochs)
+        if not actor_on:
+            critic()
+        elif not (gae and fixed):
+            actor()
+        elif o.target_kl:
+            actor()
+            critic(most=len(logs))
+        else:
+            beside(actor, critic)
         self.iteration += 1
-        metrics |= {k: float(v) / (1 if k in MAXIMA else count) for k, v in sums.items()}
-        metrics |= {"epochs": float(epoch + 1), "first_log_ratio": first or 0.0}
-        if tails:
-            every = torch.cat(tails)
-            metrics["log_ratio_p01"], metrics["log_ratio_p99"] = torch.quantile(
-                every[:1_000_000], torch.tensor([0.01, 0.99])).tolist()
-        return metrics
+        if value_losses:
+            metrics["value_loss"] = float(torch.stack(value_losses).mean())
+        return metrics | (average(logs, tails) if logs else {})
+
+    def actor_step(self, context: Tensor, row: dict[str, Tensor], rules: Rules) -> tuple[dict[str, Tensor], Tensor]:
+        """One step on a minibatch: context [B,C], and in `row` its trace, `logp_old` [B,F] and `adv` [B]; returns metrics
+        and the log ratios [B,F] before the step."""
+        o, policy = self.options, self.policy
+        new, entropy = policy.score(context, row)
+        loss, step = surrogate(new, row["logp_old"], row["adv"], rules, o.dual_clip)
+        step["policy_loss"], step["entropy"] = loss.detach(), entropy.detach()
+        log_ratio = new.detach() - row["logp_old"]
+        if o.entropy_coef:
+            loss = loss - o.entropy_coef * entropy
+        if rules.extra is not None:
+            loss = loss + rules.extra(context)
+        if o.bc_coef and self.demos is not None:
+            loss = loss + o.bc_coef * policy.bc_loss(*self.demos(len(context), self.generator), self.generator)
+        step["grad_norm"] = descend(loss, self.actor_params, self.actor_opt, o.max_grad_norm)
+        return step, log_ratio
 
     def after_collect(self, rollout: Rollout) -> None:
         """Move running observation statistics; only between rollouts."""
@@ -144,6 +163,50 @@ class OnPolicyLearner:
 
 
 MAXIMA = {"ratio_max", "log_ratio_absmax"}
+
+
+def minibatches(columns: dict[str, Tensor], order: Tensor, size: int):
+    """(row indices, rows of every column) of each minibatch of `order`; a small remainder would step on noise.
+
+    Columns are permuted once, so that a minibatch is a view.
+    """
+    shuffled = pick(columns, order)
+    for i in range(0, len(order), size):
+        batch = order[i:i + size]
+        if len(batch) >= min(size, len(order)) // 2:
+            yield batch, {k: v[i:i + size] for k, v in shuffled.items()}
+
+
+def beside(first: Callable[[], None], second: Callable[[], None]) -> None:
+    """Run two independent jobs: side by side where torch may use two threads or more, else in turn.
+
+    Two jobs on one thread each beat two threads on every small product, and a job's arithmetic is that of one thread.
+    """
+    threads = torch.get_num_threads()
+    if threads < 2:
+        first()
+        second()
+        return
+    torch.set_num_threads(threads // 2)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(second)
+            first()
+            other.result()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def average(logs: list[dict[str, Tensor]], tails: list[Tensor]) -> dict[str, float]:
+    """Metrics of an update from those of its steps, means or maxima, and the tails of the log ratios."""
+    every = {k: torch.stack([step[k] for step in logs]) for k in logs[0]}
+    out = {k: float(v.max() if k in MAXIMA else v.mean()) for k, v in every.items()}
+    skipped = float((~torch.isfinite(every["grad_norm"])).float().mean())
+    if skipped:
+        out["skipped_updates"] = skipped
+    out["log_ratio_p01"], out["log_ratio_p99"] = torch.quantile(
+        torch.cat(tails)[:1_000_000], torch.tensor([0.01, 0.99])).tolist()
+    return out
 
 
 def surrogate(logp: Tensor, logp_old: Tensor, adv: Tensor, rules: Rules, dual_clip: float):
