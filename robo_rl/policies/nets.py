@@ -130,54 +130,71 @@ class Block(nn.Module):
 
 
 class ImageEncoder(nn.Module):
-    """uint8[B,h,w,3] -> tokens [B, n, width], one per 16 x 16 pixels: 4 x 4 patches with a learned place, then two
-    convolutions of stride 2. Activations stay channels-last, as the images come."""
+    """uint8[B,h,w,3] and an instruction [B,width] -> tokens [B, n, width] (one per 16 x 16 pixels) and key points.
 
-    def __init__(self, width: int, size: int):
+    The instruction scales and shifts the first features (FiLM, Perez et al. 2018), so that "red" can mean a place;
+    key points are the expected pixel coordinates under `points` spatial softmaxes (Finn et al. 2016), in -1..1:
+    what grasping needs and what patch tokens tell only roughly. Activations stay channels-last, as images come.
+    """
+
+    def __init__(self, width: int, size: int, points: int = 16):
         super().__init__()
-        fine, coarse = size // 4, math.ceil(math.ceil(size // 4 / 2) / 2)
-        self.patch = nn.Conv2d(3, 48, 4, 4)
-        self.fine = nn.Parameter(torch.randn(1, 48, fine, fine) * 0.02)
-        self.net = nn.Sequential(nn.SiLU(), nn.Conv2d(48, 64, 3, 2, 1), nn.SiLU(), nn.Conv2d(64, width, 3, 2, 1))
-        self.place = nn.Parameter(torch.randn(1, coarse * coarse, width) * 0.02)
+        half = size // 2
+        self.stem = nn.Conv2d(3, 32, 4, 2, 1)
+        self.film = nn.Linear(width, 64)
+        self.mix = nn.Conv2d(32, 32, 1)
+        self.maps = nn.Conv2d(32, points, 1)
+        self.net = nn.Sequential(nn.Conv2d(32, 48, 3, 2, 1), nn.SiLU(), nn.Conv2d(48, 64, 3, 2, 1), nn.SiLU(),
+                                 nn.Conv2d(64, width, 3, 2, 1))
+        side = math.ceil(math.ceil(math.ceil(half / 2) / 2) / 2)
+        self.place = nn.Parameter(torch.randn(1, side * side, width) * 0.02)
+        line = torch.linspace(-1, 1, half)
+        rows, cols = torch.meshgrid(line, line, indexing="ij")
+        self.register_buffer("grid", torch.stack([cols.flatten(), rows.flatten()], 1), persistent=False)
+        self.points = points
 
-    def forward(self, image: Tensor) -> Tensor:
-        x = image.permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
-        return self.net(self.patch(x) + self.fine).flatten(2).transpose(1, 2) + self.place
+    def forward(self, image: Tensor, instruction: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.stem(image.permute(0, 3, 1, 2).float().div_(127.5).sub_(1))
+        scale, shift = self.film(instruction)[..., None, None].chunk(2, 1)
+        x = torch.relu(self.mix(torch.relu(x * (1 + scale) + shift)))
+        where = torch.softmax(4 * self.maps(x).flatten(2), -1) @ self.grid  # [B, points, 2]
+        return self.net(x).flatten(2).transpose(1, 2) + self.place, where.flatten(1)
 
 
 class VisionLanguageTrunk(nn.Module):
-    """Images, instruction and proprioception -> context, the shape of pi0 at a few million parameters.
+    """Images, instruction and proprioception -> context, the shape of pi0 at about a million parameters.
 
-    Tokens: patches of every view, words, one token of the normalised state, one read-out token; transformer; the
-    read-out and the state token are the context. Views are encoded by one shared encoder plus a view embedding.
+    Tokens: patches of every view, words, one of the normalised state, one read-out; transformer. Context: the read-out
+    and state tokens, with the key points of every view and the normalised state passed on as they are.
     """
 
     def __init__(self, state: int, views: tuple[str, ...], size: int, width: int, depth: int):
         super().__init__()
         self.views = views
-        self.image = ImageEncoder(width, size)
-        self.view = nn.Parameter(torch.randn(len(views), 1, 1, width) * 0.02)
+        self.images = nn.ModuleList([ImageEncoder(width, size) for _ in views])
         self.words = nn.Embedding(VOCAB, width, padding_idx=0)
         self.place = nn.Parameter(torch.randn(1, TOKENS, width) * 0.02)
         self.state = nn.Linear(state, width)
         self.read = nn.Parameter(torch.randn(1, 1, width) * 0.02)
         self.blocks = nn.ModuleList([Block(width, max(1, width // 32)) for _ in range(depth)])
         self.norm = nn.LayerNorm(width)
-        self.size = 2 * width
+        self.size = 2 * width + sum(2 * e.points for e in self.images) + state
 
     def forward(self, state: Tensor, tokens: Tensor, images: dict[str, Tensor]) -> Tensor:
         b = len(state)
         length = max(1, int((tokens != 0).sum(1).max()))  # drop columns that are padding for the whole batch
         tokens = tokens[:, :length]
-        patches = [self.image(images[v]) + self.view[i] for i, v in enumerate(self.views)]
-        words = self.words(tokens) + self.place[:, :length]
-        x = torch.cat([self.read.expand(b, -1, -1), self.state(state)[:, None], *patches, words], 1)
+        words = self.words(tokens)
+        heard = (tokens != 0).sum(1, keepdim=True).clamp(min=1)
+        instruction = words.sum(1) / heard  # padding embeds as zero
+        patches, points = zip(*[encode(images[v], instruction) for v, encode in zip(self.views, self.images)])
+        x = torch.cat([self.read.expand(b, -1, -1), self.state(state)[:, None], *patches,
+                       words + self.place[:, :length]], 1)
         bias = torch.zeros(b, 1, 1, x.shape[1])
         bias[:, 0, 0, -length:].masked_fill_(tokens == 0, -torch.inf)
         for block in self.blocks:
             x = block(x, bias)
-        return self.norm(x[:, :2]).flatten(1)
+        return torch.cat([self.norm(x[:, :2]).flatten(1), *points, state], 1)
 
 
 class NoiseNet(nn.Module):
