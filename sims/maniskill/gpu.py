@@ -2,9 +2,9 @@
 to the host but one yes-or-no per step (are the actions finite). Physics of all envs advances in one call.
 
 What differs from the CPU env:
-* `options["starts"]` resets one env at a time (ManiSkill draws a batch of starts from its first seed alone), so that
-  a start gives the same placement at any env index: milliseconds per env, meant for evaluation. Without it the envs
-  are drawn together: reproducible for the same sequence of calls, not per env.
+* A reset with a seed or with starts goes one env at a time (ManiSkill draws a batch of starts from its first seed
+  alone), so that a start gives the same placement at any env index: some 10 ms per env. A reset with neither, the one
+  a training loop makes, draws its envs together: reproducible for the same sequence of calls, not per env.
 * PhysX on the GPU is not bit-exact from run to run. There are no snapshots (ManiSkill's restart contacts from cold)
   and no scripted expert.
 * The simulators of envs that are over go on unseen; what the env returns stays frozen.
@@ -105,7 +105,7 @@ class ManiSkillGpuEnv(VectorEnv):
         ids = np.flatnonzero(mask)
         if self.held is None and len(ids) < self.num_envs:
             raise UserError("the first reset must reset every env")
-        groups = [ids] if starts is None else [ids[i:i + 1] for i in range(len(ids))]
+        groups = [ids] if starts is None and seed is None else [ids[i:i + 1] for i in range(len(ids))]
         drawn = self.stream.draw(ids) if starts is None else starts[ids]
         at = 0
         for group in groups:

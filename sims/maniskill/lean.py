@@ -20,6 +20,7 @@ from mani_skill.agents.base_agent import BaseAgent
 from mani_skill.agents.controllers.base_controller import CombinedController
 from mani_skill.agents.controllers.pd_joint_pos import PDJointPosController, PDJointPosMimicController
 from mani_skill.agents.robots.panda.panda import Panda
+from mani_skill.utils.geometry import rotation_conversions as rotations
 from mani_skill.utils.structs import Actor, Articulation, Link
 from mani_skill.utils.structs.pose import Pose
 
@@ -184,8 +185,9 @@ def install() -> None:
         _clearing_setter(Articulation, name)
     Articulation.set_joint_drive_targets = _set_joint_drive_targets
     BaseAgent.set_action = lambda self, action: self.controller.set_action(action)  # NaN is checked by the vector env
-    Panda.is_grasping = _is_grasping(Panda.is_grasping)
+    Panda.is_grasping = _is_grasping
     Panda.is_static = _is_static
+    rotations.quaternion_raw_multiply = _quaternion_product(rotations.quaternion_raw_multiply)
     torch.manual_seed = _manual_seed
 
 
@@ -228,26 +230,57 @@ def _is_static(self, threshold: float = 0.2) -> torch.Tensor:
     return torch.from_numpy(np.abs(qvel).max(keepdims=True) <= np.float32(threshold))
 
 
-def _is_grasping(full: Callable) -> Callable:
-    def is_grasping(self, object, min_force: float = 0.5, max_angle: float = 85) -> torch.Tensor:
-        contacts = _Window.contacts if _Window.open else None
-        if contacts is None:
-            contacts = self.scene.px.get_contacts()
-            if _Window.open:
-                _Window.contacts = contacts
-        body = object._bodies[0].entity
-        touching = set()
-        for contact in contacts:
-            a, b = contact.bodies
-            if a.entity == body:
-                touching.add(b.entity)
-            elif b.entity == body:
-                touching.add(a.entity)
-        if self.finger1_link._bodies[0].entity in touching and self.finger2_link._bodies[0].entity in touching:
-            return full(self, object, min_force, max_angle)
-        return torch.zeros(1, dtype=torch.bool)  # both fingers must push; without contact the force is 0 < min_force
+def _is_grasping(self, object, min_force: float = 0.5, max_angle: float = 85) -> torch.Tensor:
+    """Both fingers push the object with at least min_force [N], at most max_angle [deg] off their closing axes."""
+    contacts = _Window.contacts if _Window.open else None
+    if contacts is None:
+        contacts = self.scene.px.get_contacts()
+        if _Window.open:
+            _Window.contacts = contacts
+    body = object._bodies[0].entity
+    fingers = (self.finger1_link._bodies[0].entity, self.finger2_link._bodies[0].entity)
+    impulses = [None, None]
+    for contact in contacts:
+        a, b = (part.entity for part in contact.bodies)
+        for k, finger in enumerate(fingers):
+            sign = 1 if (a == finger and b == body) else -1 if (a == body and b == finger) else 0
+            if sign:
+                total = np.sum([point.impulse for point in contact.points], axis=0) * sign
+                impulses[k] = total if impulses[k] is None else impulses[k] + total
+    grasped = all(
+        impulse is not None and _pushes(np.float32(impulse) / np.float32(self.scene.px.timestep),
+                                        finger.pose.q, side, min_force, max_angle)
+        for impulse, finger, side in zip(impulses, fingers, (1, -1), strict=True))
+    return torch.tensor([grasped])
 
-    return is_grasping
+
+def _pushes(force: np.ndarray, q: np.ndarray, side: int, min_force: float, max_angle: float) -> bool:
+    """Whether a force [3] is strong enough and along +-y (side) of a body turned by q (wxyz)."""
+    size = np.linalg.norm(force)
+    if size < min_force:
+        return False
+    w, x, y, z = q
+    two = np.float32(2) / (q * q).sum()
+    axis = side * np.array([two * (x * y - z * w), 1 - two * (x * x + z * z), two * (y * z + x * w)])
+    cosine = np.clip(force / size @ (axis / np.linalg.norm(axis)), -1, 1)
+    return bool(np.rad2deg(np.arccos(cosine)) <= max_angle)
+
+
+_TIMES = ((1, [1, 0, 3, 2], [-1, 1, -1, 1]), (2, [2, 3, 0, 1], [-1, 1, 1, -1]), (3, [3, 2, 1, 0], [-1, -1, 1, 1]))
+_TIMES = tuple((i, np.array(order), np.array(signs, np.float32)) for i, order, signs in _TIMES)
+
+
+def _quaternion_product(full: Callable) -> Callable:
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if a.shape != (1, 4) or b.shape != (1, 4) or a.dtype != torch.float32 or b.dtype != torch.float32:
+            return full(a, b)
+        p, q = a[0].numpy(), b[0].numpy()
+        out = p[0] * q
+        for i, order, signs in _TIMES:  # the terms are added in the order of the original: the same bits
+            out += p[i] * (q[order] * signs)
+        return torch.from_numpy(out[None])
+
+    return multiply
 
 
 def _manual_seed(seed) -> torch.Generator:

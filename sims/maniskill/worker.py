@@ -86,15 +86,15 @@ class _Sim:
 
     def reset(self, out: dict) -> None:
         from sims.maniskill import lean
-        lean.renew_scene(self.env)
-        options = {"reconfigure": True} if self.config["task"] in REBUILD else {}
-        self.env.reset(seed=int(out["starts"][self.row]), options=options)
-        if self.drive is None or options or self.env.reconfiguration_freq:  # a task may have rebuilt its scene
+        rebuild = self.env.reconfiguration_freq != 0 or self.config["task"] in REBUILD
+        if not rebuild:
+            lean.renew_scene(self.env)
+        obs, info = self.env.reset(seed=int(out["starts"][self.row]), options={"reconfigure": rebuild})
+        if self.drive is None or rebuild:
             self.drive = lean.driver(self.env) if self.split is None else None
             self.expert = None
         out["reward"][self.row] = 0
-        info = self.env.get_info()
-        self._put(out, self.env.get_obs(info, unflattened=True), info)
+        self._put(out, obs, info)
 
     def step(self, out: dict, action: np.ndarray) -> None:
         import torch
@@ -105,14 +105,15 @@ class _Sim:
         self._put(out, obs, info)
         out["reward"][self.row] = float(reward[0]) if self.config["reward"] == "dense" else out["success"][self.row]
 
-    def _put(self, out: dict, obs: dict, info: dict) -> None:
+    def _put(self, out: dict, obs, info: dict) -> None:
+        """obs: the nested dict of `lean.step`, or the flat tensor that a reset gives in state mode."""
         from sims.maniskill import lean
         i = self.row
         if self.config["obs"] == "rgb":
             for view, data in obs["sensor_data"].items():
                 out[f"image/{view}"][i] = data["rgb"][0].numpy()
             obs = {k: obs[k] for k in ("agent", "extra")}
-        lean.flatten(obs, out["state"][i])
+        lean.flatten(obs if isinstance(obs, dict) else {"": obs}, out["state"][i])
         out["success"][i] = bool(info["success"]) if "success" in info else 0
         out["fail"][i] = bool(info["fail"]) if "fail" in info else 0
 
