@@ -25,9 +25,9 @@ def preset(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
     if quick:
         t = replace(t, steps=400_000, eval_episodes=100, eval_every=100_000)
     if sim == "maniskill":  # 20 control steps a second: shorter chunks; a step costs forty times the embedded one
-        t = replace(t, envs=64, eval_envs=50, demos="50", steps=150_000 if quick else 1_200_000,
+        t = replace(t, envs=64, eval_envs=50, demos="100", steps=150_000 if quick else 1_200_000,
                     eval_every=50_000 if quick else 150_000, eval_episodes=100 if quick else 200,
-                    policy=PolicyOptions(horizon=4, execute=4), rl=rl(**CHUNKS | dict(decisions=13, gamma=0.98)))
+                    bc=replace(t.bc, updates=2000), policy=PolicyOptions(horizon=4, execute=4), rl=rl(**CHUNKS | dict(decisions=13, gamma=0.98)))
     if obs == "rgb":  # an image costs as much as twenty control steps, and encoding it more
         t = replace(t, envs=64, demos="100" if quick else "300", steps=50_000 if quick else 250_000, eval_envs=64,
                     eval_every=50_000, torch_threads=2, bc=replace(t.bc, updates=1500 if quick else 5000, batch=64),
