@@ -36,6 +36,7 @@ class Collect:
         in_range("--seed", self.seed, 0, 2000)
         in_range("--threads", self.threads, 0, 4096)
         in_range("--max-steps", self.max_steps, 0, 10**7)
+        in_range("--image-size", self.image_size, 16, 1024)
 
 
 def run(args: Collect) -> int:

@@ -76,7 +76,7 @@ class Train:
         choose("obs", self.obs, ("state", "rgb"))
         for name, low, high in (("steps", 0, 10**12), ("envs", 1, 10**6), ("threads", 0, 4096), ("seed", 0, 2**31 - 1),
                                 ("eval_episodes", 1, 10**6), ("torch_threads", 1, 4096), ("eval_every", 0, 10**12),
-                                ("eval_envs", 0, 10**6), ("target", 0, 1), ("max_steps", 0, 10**7)):
+                                ("eval_envs", 0, 10**6), ("target", 0, 1), ("max_steps", 0, 10**7), ("image_size", 16, 1024)):
             in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         if self.algo != "bc" and type(self.rl) is not RL_OPTIONS[self.algo]:
             raise UserError(f"--algo {self.algo} needs {RL_OPTIONS[self.algo].__name__}")
@@ -234,10 +234,10 @@ def check(args: Train, env) -> None:
         env.reset(seed=args.seed)  # draws
     spec = obs_spec(env, language=False)
     if not args.demos.isdigit():
-        from robo_rl.data.reader import load_meta
+        from robo_rl.data.reader import load
         if not Path(args.demos).exists():
             raise UserError(f"--demos must be a number or the folder of a data set, got {args.demos!r}")
-        check_fits(load_meta(args.demos), spec)
+        check_fits(load(args.demos).meta, spec)
     elif int(args.demos):
         check_expert(env)
     elif args.algo == "bc":
