@@ -131,7 +131,8 @@ class ChainPolicy(_Base):
         self.euler = quiet.b.tolist()  # a plain flow step is x + euler[k] * out
         self.one = o.noise_steps == "one" and not self.diffusion
         if self.one:
-            self.register_buffer("drawn", _drawn_table(quiet, loud, self.noise is not None), persistent=False)
+            self.register_buffer("drawn", _drawn_table(quiet, loud, self.noise is not None, self._entries()),
+                                 persistent=False)
         self.factors = 1 if self.one else k - self.first
 
     def freeze_base(self) -> None:
@@ -151,6 +152,11 @@ class ChainPolicy(_Base):
         eps = (x - bar.sqrt() * x0) / (1 - bar).sqrt()
         direction = b + a * (1 - bar).sqrt()  # sqrt(1 - bar' - sigma^2) of the table
         return prev.sqrt() * x0 + direction * eps
+
+    def _entries(self) -> tuple[int, float]:
+        """Executed entries of a chunk, which come first, and the weight of each in its log-density."""
+        count = self.options.execute * self.spec.action
+        return count, 1.0 if self.options.logp_reduction == "sum" else 1 / count
 
     def _std(self, k: "int | Tensor", embedded: Tensor, time: Tensor) -> Tensor:
         """Std of random step k: [1,1] or [B,1] from the table, or [B,D] learned."""
@@ -178,7 +184,7 @@ class ChainPolicy(_Base):
                 spread = spread * learned
             torch.mul(noise, spread, out=chain[1:])
             columns = columns.unbind()
-            a, c, (own_a, own_c, std) = columns[:steps], columns[steps:2 * steps], columns[3 * steps:]
+            a, c, (constant, factor) = columns[:steps], columns[steps:2 * steps], columns[3 * steps:]
         for k in range(steps):
             x, after = xs[k], xs[k + 1]
             out = self.base(early, x, early_times[k]) if k < self.first else self.head(embedded, x, times[k])
@@ -192,7 +198,8 @@ class ChainPolicy(_Base):
                 after.copy_(self._mean(x, out, k, "quiet"))
             else:
                 torch.add(x, out, alpha=self.euler[k], out=after)
-            outs.append(out)
+            if stds:
+                outs.append(out)
         x0 = xs[steps].view(b, self.options.horizon, -1)
         if not explore:
             return Chunk(self.commands(xs[steps]), x0, x0.new_empty(b, 0), {})
@@ -200,10 +207,12 @@ class ChainPolicy(_Base):
             rows = torch.arange(b).add_(draw, alpha=b)  # of [K*B, D]; index_select is far cheaper than a pair of indices
             states = chain.view(-1, d)
             x, x_next = states.index_select(0, rows), states[b:].index_select(0, rows)
-            out = torch.cat(outs).index_select(0, rows)
+            count, scale = self._entries()
             if self.noise is not None:
-                std = learned.view(-1, d).index_select(0, rows)
-            logp = self._logp(x_next, torch.mul(x, own_a).addcmul_(out, own_c), std)[:, None]
+                own = learned.view(-1, d).index_select(0, rows)[:, :count]
+                constant = constant - scale * own.log().sum(1, keepdim=True)
+            # the drawn step is mean + std * noise, so (x_next - mean) / std is the noise itself
+            logp = torch.addcmul(constant, factor, noise[:, :count].square().sum(1, keepdim=True))
             index, x, x_next = draw[:, None], x[:, None], x_next[:, None]
         else:
             index = torch.arange(self.first, steps).expand(b, -1)
@@ -252,14 +261,19 @@ class ChainPolicy(_Base):
         return self.head(self.head.embed(context), x.flatten(1), self.head.time(t)).view_as(x)
 
 
-def _drawn_table(quiet: ChainTable, loud: ChainTable, learned: bool) -> Tensor:
-    """`[K, 3K+3]`: row j holds a, b and std of every step of a chain whose random step is j, then those of step j.
+def _drawn_table(quiet: ChainTable, loud: ChainTable, learned: bool, entries: tuple[int, float]) -> Tensor:
+    """`[K, 3K+2]`: row j holds a, b and std of every step of a chain whose random step is j, then two numbers of step j:
+    its log-density is the first plus the second times the sum of the squared noise.
 
-    With a learned std its columns hold 1 (the step is random) or 0.
+    With a learned std the std columns are 1 (the step is random) or 0, and the first number leaves out log std.
     """
-    random = torch.eye(len(quiet.a), dtype=torch.bool)
+    random, (count, scale) = torch.eye(len(quiet.a), dtype=torch.bool), entries
+    std = torch.ones_like(loud.s) if learned else loud.s
     a, b = torch.where(random, loud.a, quiet.a), torch.where(random, loud.b, quiet.b)
-    return torch.cat([a, b, random * (1.0 if learned else loud.s), torch.stack([loud.a, loud.b, loud.s], 1)], 1)
+    zero = torch.zeros(1, count)
+    constant = [float(chunk_logp(zero[None], zero[None], s, 1, "sum")) * scale for s in std]
+    factor = -0.5 * scale * (std > 0)
+    return torch.cat([a, b, random * std, torch.stack([torch.tensor(constant), factor], 1)], 1)
 
 
 class GaussianPolicy(_Base):
