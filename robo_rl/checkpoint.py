@@ -178,12 +178,12 @@ def load_train(path: Path) -> tuple[dict, dict]:
 def check_fits(policy, spec: ObsSpec, where: str) -> None:
     """Raise UserError naming what differs between a checkpoint's policy and the env it should act in."""
     have = policy.spec
-    for name, mine, theirs in (("state size", have.state, spec.state), ("action size", have.action, spec.action),
-                               ("action axes", have.action_names, spec.action_names),
-                               ("camera views", have.views, spec.views),
-                               ("image size", have.image_size, spec.image_size)):
+    for name, mine, theirs in (("camera views are", ", ".join(have.views) or "none", ", ".join(spec.views) or "none"),
+                               ("image size is", have.image_size, spec.image_size),
+                               ("state size is", have.state, spec.state), ("action size is", have.action, spec.action),
+                               ("action axes are", ", ".join(have.action_names), ", ".join(spec.action_names))):
         if mine != theirs:
-            raise UserError(f"{where}: the policy's {name} is {mine}, the env's is {theirs}. "
+            raise UserError(f"{where}: the policy's {name} {mine}, the env's {theirs}. "
                             "Use the sim, task, control and obs it was trained with")
 
 

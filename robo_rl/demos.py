@@ -70,15 +70,15 @@ def check_expert(env) -> None:
 def check_fits(meta, spec: ObsSpec) -> None:
     """Raise UserError naming what of a data set (`reader.Meta`) does not fit the env's `spec`."""
     where, f = f"data set {meta.root}", meta.features
+    sizes = {view: (h, w) for view, h, w in f.views}
+    if missing := set(spec.views) - set(sizes):
+        raise UserError(f"{where} lacks the camera {', '.join(sorted(missing))}; record it with --obs rgb")
     if len(f.state) != spec.state or len(f.action) != spec.action:
         raise UserError(f"{where} has {len(f.state)} state and {len(f.action)} action numbers, the env has "
                         f"{spec.state} and {spec.action}; record it with the same sim, task and control")
     if spec.action_names and f.action != spec.action_names:
         raise UserError(f"{where} has the action axes {', '.join(f.action)}, the env has "
                         f"{', '.join(spec.action_names)}; record it with the same control")
-    sizes = {view: (h, w) for view, h, w in f.views}
-    if missing := set(spec.views) - set(sizes):
-        raise UserError(f"{where} lacks the camera {', '.join(sorted(missing))}; record it with --obs rgb")
     for view in spec.views:
         if sizes[view] != (spec.image_size, spec.image_size):
             raise UserError(f"{where}: camera {view} is {sizes[view][0]} x {sizes[view][1]}, the env's is "

@@ -119,7 +119,7 @@ def _child(cwd, argv, absent, env, first, out, err) -> None:
         main(argv)
     except SystemExit as e:
         code = e.code or 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 (as the interpreter would)
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,6 +1,7 @@
 """Checkpoints: any tree comes back as it went in, bit for bit, without pickle, and damage has a name."""
 
 import json
+import math
 import os
 import resource
 
@@ -18,8 +19,8 @@ from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.policy import describe
 
-KINDS = {"flow": {}, "flow with learned noise": dict(noise="learned", noise_steps="all"), "gaussian": dict(kind="gaussian"),
-         "diffusion with a frozen base": dict(kind="diffusion", denoise_steps=5, train_steps=20, finetune_steps=2)}
+KINDS = {"flow": {}, "flow with learned noise": {"noise": "learned", "noise_steps": "all"}, "gaussian": {"kind": "gaussian"},
+         "diffusion with a frozen base": {"kind": "diffusion", "denoise_steps": 5, "train_steps": 20, "finetune_steps": 2}}
 
 
 def build(seed: int = 0, views: tuple = (), **options):
@@ -51,8 +52,8 @@ def same(a, b) -> bool:
             same(a[k], b[k]) for k in a)
     if isinstance(a, (list, tuple)):
         return isinstance(b, list) and len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, float) and a != a:
-        return isinstance(b, float) and b != b
+    if isinstance(a, float) and math.isnan(a):
+        return isinstance(b, float) and math.isnan(b)
     return type(a) is type(b) and a == b
 
 
@@ -267,9 +268,10 @@ def test_a_policy_for_another_env_is_refused_with_what_differs():
     good = policy.spec
     checkpoint.check_fits(policy, good, "here")
     from dataclasses import replace
-    for change, text in (({"state": 6}, "state size is 5, the env's is 6"), ({"action": 4}, "action size is 3"),
-                         ({"action_names": ("x", "y", "z")}, "action axes"), ({"views": ("front",)}, "camera views"),
-                         ({"image_size": 64}, "image size")):
+    for change, text in (({"state": 6}, "state size is 5, the env's 6"), ({"action": 4}, "action size is 3, the env's 4"),
+                         ({"action_names": ("x", "y", "z")}, "action axes are x, y, grip, the env's x, y, z"),
+                         ({"views": ("front",)}, "camera views are none, the env's front"),
+                         ({"image_size": 64}, "image size is 0, the env's 64")):
         with pytest.raises(UserError, match=f"here: the policy's {text}.*trained with"):
             checkpoint.check_fits(policy, replace(good, **change), "here")
 

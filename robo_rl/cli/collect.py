@@ -58,6 +58,8 @@ def run(args: Collect) -> int:
                     image_size=args.image_size, threads=args.threads, max_steps=args.max_steps,
                     randomise=args.randomise)
     check_expert(env)
+    if args.obs == "rgb":
+        env.reset(seed=0)  # draws, or says why it cannot
     folder = Path(args.out or f"data/{args.sim}-{env.spec.task}".replace(":", "-"))
     with Progress() as progress, Writer(folder, spec=env.spec) as writer:
         before = len(writer)

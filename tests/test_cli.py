@@ -1,0 +1,443 @@
+"""The command line: a mistake is one line that helps and leaves nothing behind; the happy paths end to end."""
+
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from commands import TINY, robo_rl
+
+from robo_rl.cli import COMMANDS, main
+from robo_rl.cli.collect import Collect
+from robo_rl.cli.eval import Eval
+from robo_rl.cli.presets import preset
+from robo_rl.cli.train import ALGOS, RL_OPTIONS, Train
+from robo_rl.errors import UserError
+from robo_rl.options import BcOptions, PolicyOptions
+
+CUT = (*TINY, "--demos", "20", "--bc.updates", "300", "--bc.batch", "128", "--policy.hidden", "64", "--eval-episodes", "24",
+       "--steps", "1500")  # reaches now and then
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def mistake(capsys, *argv: str) -> str:
+    """The one line that `robo_rl *argv` answers with, exit status 2, and nothing on standard output."""
+    with pytest.raises(SystemExit) as e:
+        main(list(argv))
+    said = capsys.readouterr()
+    assert e.value.code == 2 and not said.out, (e.value.code, said)
+    assert said.err.startswith("robo_rl: ") and said.err.count("\n") == 1 and said.err.endswith("\n"), said.err
+    return said.err
+
+
+# ---- names: the valid ones, nearest first
+
+
+@pytest.mark.parametrize(("argv", "says"), [
+    ("trian", "unknown command 'trian'; did you mean 'train'? Allowed: train,"),
+    ("--sim mujoco", "unknown command '--sim'. Allowed: "),
+    ("train --sim mujco", "unknown sim 'mujco'; did you mean 'mujoco'? Allowed: mujoco,"),
+    ("collect --sim mujco", "unknown sim 'mujco'; did you mean 'mujoco'? Allowed: mujoco,"),
+    ("train --task pickcube", "unknown mujoco task 'pickcube'; did you mean 'pick_cube'? Allowed: pick_cube,"),
+    ("collect --task rech", "unknown mujoco task 'rech'; did you mean 'reach'? Allowed: reach,"),
+    ("train --sim gym:Pendulm-v1", "unknown gym id 'Pendulm-v1'. Nearest: Pendulum-v1,"),
+    ("train --sim gym:", "gym: needs an id after the colon, for example gym:Pendulum-v1"),
+    ("train --sim gym:CartPole-v1", "gym:CartPole-v1 has Discrete actions; only continuous"),
+    ("train --algo pirl", "unknown algo 'pirl'; did you mean 'pi_rl'? Allowed: pi_rl,"),
+    ("train --algo=dpo", "unknown algo 'dpo'; did you mean 'dppo'? Allowed: dppo,"),
+    ("train --obs rbg", "unknown obs 'rbg'; did you mean 'rgb'? Allowed: rgb, state"),
+    ("collect --obs rbg", "unknown obs 'rbg'; did you mean 'rgb'? Allowed: rgb, state"),
+    ("train --preset quik", "unknown preset 'quik'; did you mean 'quick'? Allowed: quick, full"),
+    ("train --control ee_delt", "unknown control 'ee_delt'; did you mean 'ee_delta'? Allowed: ee_delta, joint_delta"),
+    ("train --reward dens", "unknown reward 'dens'; did you mean 'dense'? Allowed: dense,"),
+    ("train --randomise mas", "unknown randomise 'mas'; did you mean 'mass'? Allowed: mass,"),
+    ("train --randomise latency", "randomise latency needs a number of control steps"),
+    ("train --policy.kind flw", "invalid choice 'flw' for argument '--policy.kind'. Expected one of ('flow', 'diffusion', 'gaussian')"),
+    ("train --rl.epoch 3", "Unrecognized options: --rl.epoch, 3; did you mean --rl.epochs? (robo_rl train --help lists"),
+    ("train --algo ppo --rl.beta 2", "Unrecognized options: --rl.beta, 2 (robo_rl train --help lists the options)"),
+    ("train stray", "Unrecognized options: stray"),
+    ("train --envs", "Missing value for argument '--envs'"),
+    ("train --envs many", "--envs: invalid literal for int"),
+    ("eval", "Missing from robo_rl eval: STR Run folder"),
+    ("doctor --jsn", "Unrecognized options: --jsn; did you mean --json?"),
+    ("report", "Missing from robo_rl report"),
+    ("train --task Hopper-v5 --demos 5", "has no scripted expert; record demonstrations elsewhere and pass their folder"),
+    ("collect --task Hopper-v5", "mujoco:Hopper-v5 has no scripted expert"),
+    ("train --algo bc --demos 0", "--algo bc needs demonstrations: --demos N or --demos PATH"),
+    ("train --algo nft --policy.kind gaussian", "nft needs --policy.kind flow, got gaussian"),
+    ("train --algo ppo --policy.kind flow", "ppo needs --policy.kind gaussian, got flow"),
+    ("train --rl.advantage grpo --rl.group 7 --envs 16", "--envs must be a multiple of the group size 7"),
+    ("train --demos nowhere", "--demos must be a number or the folder of a data set, got 'nowhere'"),
+    ("train --demos -3", "--demos must be a number or the folder of a data set, got '-3'"),
+    ("train --demos .", "no data set at .: meta/info.json is missing. Record one: robo_rl collect --out ."),
+    ("train --resume nowhere", "--resume: nowhere has no run.json; give a run folder or auto"),
+    ("train --resume auto", "no run to resume below runs/; start one with: robo_rl train"),
+    ("eval nowhere", "nowhere does not exist; no runs nearby: make one with robo_rl train"),
+    ("report nowhere", "nowhere does not exist; no runs nearby"),
+    ("collect --repair nowhere", "no data set at nowhere"),
+], ids=lambda v: v.replace(" ", "_") if " " in v or v == "trian" else "")
+def test_a_mistake_is_one_line_with_what_is_allowed_and_leaves_no_file(argv, says, here, capsys):
+    assert says in mistake(capsys, *argv.split())
+    assert not list(here.iterdir())
+
+
+def test_the_lists_of_valid_names_are_complete(here, capsys):
+    from sims import PREFIXES, SIMS
+    from sims.mujoco import TASKS
+    for argv, names in ((["x"], COMMANDS), (["train", "--sim", "x"], SIMS + PREFIXES), (["train", "--task", "x"], TASKS),
+                        (["train", "--algo", "x"], ALGOS), (["train", "--preset", "x"], ("quick", "full"))):
+        said = mistake(capsys, *argv)
+        assert sorted(said.split("Allowed: ")[1].strip().split(", ")) == sorted(names)
+
+
+@pytest.mark.parametrize(("argv", "says"), [
+    ("train --envs 0", "--envs must be in [1, 1e+06], got 0"),
+    ("train --envs -5", "--envs must be in [1, 1e+06], got -5"),
+    ("train --steps -1", "--steps must be in [0, 1e+12], got -1"),
+    ("train --seed -1", "--seed must be in [0, "),
+    ("train --target nan", "--target must be in [0, 1], got nan"),
+    ("train --target 1.5", "--target must be in [0, 1], got 1.5"),
+    ("train --image-size 5", "--image-size must be in [16, 1024], got 5"),
+    ("train --threads 5000", "--threads must be in [0, 4096], got 5000"),
+    ("train --rl.lr 7", "rl.lr must be in (0, 1], got 7.0"),
+    ("train --rl.lr nan", "rl.lr must be in (0, 1], got nan"),
+    ("train --rl.gamma inf", "rl.gamma must be in (0, 1], got inf"),
+    ("train --rl.decisions 0", "rl.decisions must be in [1, 1e+06], got 0"),
+    ("train --algo nft --rl.old-decay 1", "rl.old_decay must be in [0, 1), got 1.0"),
+    ("train --policy.execute 99", "policy.execute (E <= H) must be in [1, 8], got 99"),
+    ("train --policy.noise-min 0.5", "policy.noise_min (<= noise_max) must be in (0, 0.16], got 0.5"),
+    ("train --algo dppo --policy.denoise-steps 7", "policy.denoise_steps must divide train_steps=20, got 7"),
+    ("train --bc.batch 0", "bc.batch must be in [1, 1e+06], got 0"),
+    ("eval run --episodes 0", "--episodes must be in [1, 1e+06], got 0"),
+    ("eval run --seed 9999", "--seed must be in [0, 2000], got 9999"),
+    ("collect --episodes 0", "--episodes must be in [1, 1e+07], got 0"),
+    ("collect --noise nan", "--noise must be in [0, 1], got nan"),
+], ids=lambda v: v.replace(" ", "_") if v.split()[0] in COMMANDS else "")
+def test_a_number_out_of_range_is_one_line_with_the_range(argv, says, here, capsys):
+    assert says in mistake(capsys, *argv.split())
+    assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize("cls", [PolicyOptions, BcOptions, *RL_OPTIONS.values(), Train, Eval, Collect],
+                         ids=lambda c: c.__name__)
+def test_every_number_among_the_options_has_a_range(cls):
+    """No field takes NaN, infinity, -1 or a number without end; the message names the field."""
+    default = cls(run="x") if cls is Eval else cls()
+    for field in dataclasses.fields(cls):
+        now = getattr(default, field.name)
+        if isinstance(now, bool) or not isinstance(now, (int, float)):
+            continue
+        for bad in (-1, 10**13) if isinstance(now, int) else (math.nan, math.inf, -1.0):
+            with pytest.raises(UserError) as e:
+                dataclasses.replace(default, **{field.name: bad})
+            words = str(e.value)
+            assert field.name in words.replace("-", "_") and str(bad) in words, f"{field.name}={bad}: {words}"
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_every_preset_can_be_trained_by_its_method(algo):
+    import importlib
+
+    from robo_rl.policies import ObsSpec, make_policy
+    for sim, task in (("mujoco", ""), ("mujoco", "Hopper-v5"), ("maniskill", ""), ("gym:Pendulum-v1", ""),
+                      ("envpool:MetaWorld/Reach-v3", "")):
+        for obs in ("state", "rgb"):
+            for name in ("quick", "full"):
+                t = preset(sim, task, algo, obs, name)
+                assert (t.sim, t.task, t.algo, t.obs, t.preset) == (sim, task, algo, obs, name)
+                if algo != "bc":
+                    policy = make_policy(t.policy, ObsSpec(state=4, action=3), 0)
+                    importlib.import_module(f"robo_rl.algos.{algo}").make(policy, t.rl, 0)
+
+
+def best_eval(run: Path) -> dict:
+    """The first of a run's evaluations with the most success, then return."""
+    evals = sorted((json.loads(p.read_text()) for p in (run / "evals").iterdir()), key=lambda e: e["step"])
+    assert len(evals) >= 4
+    return max(evals, key=lambda e: (sum(e["success"]), sum(e["return"])))
+
+
+# ---- what is not installed, cannot draw, cannot be written
+
+
+@pytest.mark.parametrize(("argv", "absent", "says"), [
+    ("train --sim maniskill", "mani_skill", "the maniskill sim needs ManiSkill 3: pip install 'robo_rl[maniskill]'"),
+    ("collect --sim maniskill", "mani_skill", "pip install 'robo_rl[maniskill]'"),
+    ("train --sim envpool:MetaWorld/Reach-v3", "envpool", "pip install 'robo_rl[envpool]'"),
+    ("train --wandb project", "wandb", "--wandb needs wandb: pip install 'robo_rl[wandb]'"),
+    ("train --sim isaaclab --task Isaac-Cartpole-Direct-v0", "isaaclab", "pip install 'isaaclab"),
+    ("train --sim isaacgym --task Cartpole", "isaacgym", "use isaaclab or mujoco instead"),
+    ("train --sim gym:nowhere:Env-v0", "nowhere", "gym:nowhere:Env-v0 needs the module 'nowhere', which is not installed"),
+], ids=lambda v: v.split()[2] if v.startswith(("train", "collect")) else "")
+def test_what_is_not_installed_is_named_with_the_command_that_installs_it(argv, absent, says, tmp_path):
+    assert says in robo_rl(tmp_path, *argv.split(), absent=[absent]).mistake
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.maniskill
+@pytest.mark.skipif(importlib.util.find_spec("mani_skill") is None, reason="needs robo_rl[maniskill]")
+def test_a_maniskill_task_that_needs_a_download_says_so_and_never_asks(tmp_path):
+    said = robo_rl(tmp_path, "train", "--sim", "maniskill", "--task", "PickSingleYCB-v1").mistake
+    assert "python -m mani_skill.utils.download_asset PickSingleYCB-v1" in said and "PickCube-v1" in said
+    assert not list(tmp_path.iterdir())
+
+
+NO_GL = {"MUJOCO_GL": "disable"}
+
+
+def test_images_without_opengl_are_refused_with_what_to_install(tmp_path):
+    for command in ("train", "collect"):
+        said = robo_rl(tmp_path, command, "--task", "reach", "--obs", "rgb", "--envs", 2, env=NO_GL).mistake
+        assert "rgb needs an off-screen OpenGL: apt-get install libegl1 libgl1-mesa-dri" in said
+
+
+def test_training_on_state_needs_no_opengl_not_even_for_its_video(tmp_path):
+    result = robo_rl(tmp_path, "train", *TINY, "--video", "--steps", 0, "--out", "run", env=NO_GL)
+    assert result.code == 0 and "no video: rgb needs an off-screen OpenGL" in result.err, result
+    result = robo_rl(tmp_path, "eval", "run", "--episodes", 2, "--video", "x.mp4", env=NO_GL)
+    assert result.code == 2 and "robo_rl: rgb needs" in result.err and list((tmp_path / "run").glob("eval-*.json"))
+
+
+def test_a_gym_env_that_cannot_draw_trains_without_a_video_and_its_best_is_by_return(tmp_path):
+    result = robo_rl(tmp_path, "train", "--sim", "gym:Pendulum-v1", "--algo", "ppo", "--envs", 4, "--steps", 600, "--out",
+                     "run", "--rl.decisions", 32, "--eval-every", 128, "--eval-episodes", 2, absent=["pygame"])
+    assert result.code == 0 and "no video: gym:Pendulum-v1 cannot draw" in result.err, result
+    best = best_eval(tmp_path / "run")
+    document = json.loads(robo_rl(tmp_path, "eval", "run", "--episodes", 2, "--json").out)
+    assert document["step"] == best["step"] and document["return_mean"] == sum(best["return"]) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="needs robo_rl[envpool]")
+def test_envpool_trains_and_is_evaluated(tmp_path):
+    result = robo_rl(tmp_path, "train", "--sim", "envpool:MetaWorld/Reach-v3", "--algo", "ppo", "--envs", 2, "--steps", 20,
+                     "--rl.decisions", 10, "--max-steps", 10, "--eval-episodes", 2, "--out", "run")
+    assert result.code == 0 and "no video" in result.err, result
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "file" in robo_rl(tmp_path, "train", *TINY, "--out", "file").mistake
+    assert "file is a file; a data set is a folder" in robo_rl(tmp_path, "collect", "--task", "reach", "--out", "file").mistake
+
+
+# ---- data sets
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory) -> Path:
+    """Five episodes of reach, made in two goes."""
+    folder = tmp_path_factory.mktemp("demos")
+    first = robo_rl(folder, "collect", "--task", "reach", "--episodes", 3, "--out", "d", "--threads", 1)
+    assert first.code == 0 and "3 episodes added (expert succeeded in 3 of 3), 3 in all" in first.out, first
+    again = robo_rl(folder, "collect", "--task", "reach", "--episodes", 2, "--out", "d", "--seed", 1, "--threads", 1)
+    assert again.code == 0 and "2 episodes added (expert succeeded in 2 of 2), 5 in all" in again.out, again
+    return folder / "d"
+
+
+def test_collect_extends_and_never_repeats_a_start(demos):
+    from robo_rl.data.reader import load
+    d = load(demos)
+    assert len(d) == 5 and len(set(d.start)) == 5 and d.success.all()
+
+
+def test_collect_extends_only_what_fits(demos, here, capsys):
+    shutil.copytree(demos, "d")
+    for argv, says in (("--task reach --control joint_delta", "actions have 8 numbers here, 7 there"),
+                       ("--task pick_cube", "was made otherwise")):
+        with pytest.raises(SystemExit) as e:
+            main(["collect", *argv.split(), "--episodes", "1", "--out", "d", "--envs", "1"])
+        said = capsys.readouterr().err
+        assert e.value.code == 2 and "Traceback" not in said and said.splitlines()[-1].startswith("robo_rl: ")
+        assert says in said or "does not fit the data set" in said
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    (["--control", "joint_delta"], "33 state and 7 action numbers, the env has 33 and 8; record it with the same"),
+    (["--task", "pick_cube"], "33 state and 7 action numbers, the env has 36 and 7"),
+    (["--obs", "rgb"], "lacks the camera front, wrist; record it with --obs rgb"),
+], ids=str)
+def test_demonstrations_of_another_env_are_refused(options, says, demos, here, capsys):
+    if "rgb" in options:
+        from sims.mujoco.render import gl_backend
+        if gl_backend() is None:
+            pytest.skip("needs an off-screen OpenGL")
+    assert says in mistake(capsys, "train", *TINY, "--demos", str(demos), *options)
+    assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize("harm", ["truncate", "delete"])
+def test_a_damaged_data_set_is_named_with_its_repair_and_the_repair_helps(harm, demos, here, capsys):
+    shutil.copytree(demos, "d")
+    path = max(Path("d/data").rglob("*.parquet"))
+    os.truncate(path, path.stat().st_size // 2) if harm == "truncate" else path.unlink()
+    said = mistake(capsys, "train", *TINY, "--demos", "d")
+    assert str(path) in said and ("robo_rl collect --repair d" in said or "record it again" in said)
+    assert [p.name for p in here.iterdir()] == ["d"]
+
+
+def test_repair_of_a_sound_data_set_keeps_it(demos, here, capsys):
+    shutil.copytree(demos, "d")
+    with pytest.raises(SystemExit) as e:
+        main(["collect", "--repair", "d"])
+    assert e.value.code == 0 and "kept 5 episodes, dropped 0; it was sound" in capsys.readouterr().out
+
+
+@pytest.mark.gl
+def test_a_truncated_video_of_demonstrations_is_named_and_so_is_another_image_size(here, capsys):
+    from sims.mujoco.render import gl_backend
+    if gl_backend() is None:
+        pytest.skip("needs an off-screen OpenGL")
+    with pytest.raises(SystemExit) as e:
+        main(["collect", "--task", "reach", "--obs", "rgb", "--image-size", "32", "--episodes", "2", "--envs", "2", "--threads",
+              "1", "--out", "d"])
+    assert e.value.code == 0, capsys.readouterr()
+    capsys.readouterr()
+    said = mistake(capsys, "train", *TINY, "--obs", "rgb", "--demos", "d", "--envs", "2", "--image-size", "64")
+    assert "camera front is 32 x 32, the env's is 64 x 64; set --image-size" in said
+    video = min(Path("d/videos").rglob("*.mp4"))
+    os.truncate(video, video.stat().st_size // 2)
+    said = mistake(capsys, "train", *TINY, "--obs", "rgb", "--image-size", "32", "--demos", "d", "--envs", "2")
+    assert str(video) in said and "the file is cut short" in said and not Path("runs").exists()
+
+
+# ---- a run, end to end
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """A folder with the finished run `runs/a`."""
+    folder = tmp_path_factory.mktemp("cli")
+    result = robo_rl(folder, "train", *CUT, "--out", "runs/a")
+    assert result.code == 0 and result.err.splitlines()[-1].endswith("Look at it: robo_rl report runs/a"), result
+    return folder
+
+
+def content(folder: Path) -> dict:
+    return {p.relative_to(folder): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and p.name != ".lock"}
+
+
+def test_a_run_leaves_what_it_promises(runs):
+    run = runs / "runs" / "a"
+    info = json.loads((run / "run.json").read_text())
+    assert info["seed"] == 0 and info["config"]["task"] == "reach" and info["versions"]["torch"] and "git" in info
+    assert {p.name for p in run.iterdir()} >= {"run.json", "metrics.jsonl", "checkpoints", "evals", "demos", "tensorboard"}
+    assert {"sft.json", "final.json"} <= {p.name for p in (run / "evals").iterdir()}
+    assert len(list((run / "tensorboard").glob("events.*"))) == 1
+
+
+def test_a_finished_run_says_so_and_stays_as_it_is(runs):
+    before = content(runs / "runs" / "a")
+    for argv in (["--resume", "auto"], ["--resume", "runs/a"]):
+        result = robo_rl(runs, "train", *argv)
+        assert result.code == 0 and "this run is finished; nothing to resume" in result.err
+    assert content(runs / "runs" / "a") == before
+    said = robo_rl(runs, "train", *TINY, "--out", "runs/a").mistake
+    assert "runs/a already holds a run; go on with it: robo_rl train --resume runs/a, or choose another --out" in said
+    assert content(runs / "runs" / "a") == before
+
+
+@pytest.mark.parametrize(("label", "name"), [("final", "last"), ("sft", "sft")])
+def test_evaluating_a_checkpoint_gives_what_training_wrote_down_for_it(label, name, runs):
+    """The same starts and noise in a fresh process and env."""
+    then = json.loads((runs / "runs" / "a" / "evals" / f"{label}.json").read_text())
+    assert 0 < sum(then["success"]) < len(then["success"])  # or equality would say little
+    result = robo_rl(runs, "eval", "runs/a", "--checkpoint", name, "--episodes", 24, "--json")
+    now = json.loads(Path(runs, json.loads(result.out)["file"]).read_text())
+    for key in ("starts", "success", "return", "length", "task", "step"):
+        assert now[key] == then[key], key
+
+
+def test_an_evaluation_twice_gives_the_same_bytes_and_pure_json(runs):
+    def once() -> tuple[bytes, dict]:
+        result = robo_rl(runs, "eval", "runs/a", "--episodes", 12, "--seed", 3, "--json")
+        document = json.loads(result.out)
+        return (runs / document["file"]).read_bytes(), document
+    (first, document), (second, _) = once(), once()
+    assert first == second
+    assert document["n"] == 12 and document["low"] <= document["success_rate"] <= document["high"]
+    assert document["step"] == best_eval(runs / "runs" / "a")["step"]
+
+
+def test_two_checkpoints_are_compared_on_the_same_starts(runs):
+    argv = ("--checkpoint", "last", "--episodes", 24, "--json")
+    same = json.loads(robo_rl(runs, "eval", "runs/a", *argv, "--against", "runs/a").out)
+    assert same["against"]["difference"] == 0
+    sft = runs / "runs" / "a" / "checkpoints" / "step_000000000000"
+    result = robo_rl(runs, "eval", "runs/a", "--checkpoint", "last", "--episodes", 24, "--against", sft)
+    assert result.code == 0 and "difference to a" in result.out and "95 % interval [" in result.out, result
+    document = json.loads(robo_rl(runs, "eval", "runs/a", *argv, "--against", sft).out)
+    a = document["against"]
+    assert a["checkpoint"] == sft.name and a["low"] <= a["difference"] <= a["high"]
+    assert math.isclose(a["difference"], document["success_rate"] - a["success_rate"], abs_tol=1e-12)
+
+
+def test_a_checkpoint_that_is_not_there_lists_those_that_are(runs):
+    said = robo_rl(runs, "eval", "runs/a", "--checkpoint", "step_1").mistake
+    assert "has no checkpoint 'step_1'. Allowed: best, last, sft, step_000000000000" in said
+    assert "Runs nearby, newest first: runs/a" in robo_rl(runs, "eval", "runs/b").mistake
+    assert "nowhere does not exist" in robo_rl(runs, "eval", "runs/a", "--against", "nowhere").mistake  # before any work
+
+
+def test_a_run_without_a_checkpoint_says_so(runs, tmp_path):
+    shutil.copytree(runs / "runs" / "a", tmp_path / "a", ignore=shutil.ignore_patterns("step_*"))
+    assert "a has no checkpoint yet" in robo_rl(tmp_path, "eval", "a").mistake
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    ({"control": "joint_delta"}, "the policy's action size is 7, the env's 8. Use the sim, task, control and obs"),
+    ({"task": "pick_cube"}, "the policy's state size is 33, the env's 36"),
+    ({"obs": "rgb"}, "the policy's camera views are none, the env's front, wrist"),
+    ({"sim": "gym:Pendulum-v1", "task": ""}, "the policy's state size is 33, the env's 3"),
+], ids=str)
+def test_a_checkpoint_of_another_env_is_refused_with_what_differs(change, says, runs, tmp_path):
+    shutil.copytree(runs / "runs" / "a", tmp_path / "a")
+    info = json.loads((tmp_path / "a" / "run.json").read_text())
+    info["config"] |= change
+    (tmp_path / "a" / "run.json").write_text(json.dumps(info))
+    for argv in (("eval", "a", "--episodes", 2), ("train", "--resume", "a")):
+        result = robo_rl(tmp_path, *argv)
+        assert result.code == 2 and "Traceback" not in result.err and says in result.err.splitlines()[-1], result
+    if "sim" in change:
+        said = robo_rl(tmp_path, "eval", runs / "runs" / "a", "--episodes", 2, "--against", "a")
+        assert said.code == 2 and "Traceback" not in said.err
+
+
+def test_report_writes_a_page_and_pure_json(runs):
+    result = robo_rl(runs, "report", "runs/a", "--json")
+    document = json.loads(result.out)
+    assert result.code == 0 and (runs / document["page"]).stat().st_size > 10_000
+    assert document["start"]["n"] == document["final"]["n"] == 24 and document["task"] == "reach"
+    assert "open runs/a/report.html" in robo_rl(runs, "report", "runs/a").out
+
+
+def test_demonstrations_from_a_folder_train_too(demos, tmp_path):
+    result = robo_rl(tmp_path, "train", *TINY, "--algo", "bc", "--demos", demos, "--out", "run")
+    assert result.code == 0 and not (tmp_path / "run" / "demos").exists(), result
+    assert robo_rl(tmp_path, "train", "--resume", "run").code == 0
+
+
+def test_a_run_without_a_name_is_named_after_what_it_does(tmp_path):
+    result = robo_rl(tmp_path, "train", "--task", "Hopper-v5", "--algo", "ppo", "--steps", 0, "--envs", 2, "--threads", 1,
+                     "--seed", 7)
+    assert result.code == 0 and next((tmp_path / "runs").iterdir()).name.startswith("mujoco-Hopper-v5-ppo-s7-"), result
+
+
+def test_version_and_help_go_to_standard_output(capsys):
+    from robo_rl import __version__
+    for argv, says in ((["--version"], __version__), ([], "usage: robo_rl COMMAND"), (["--help"], "train"),
+                       (["train", "--help"], "--rl.lr")):
+        with pytest.raises(SystemExit) as e:
+            main(argv)
+        said = capsys.readouterr()
+        assert not e.value.code and says in said.out and not said.err
