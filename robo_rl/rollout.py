@@ -5,6 +5,7 @@ end of it; the observation it froze in is the true successor and is kept in `fin
 """
 
 import time
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -86,6 +87,18 @@ def run_chunk(env, actions: np.ndarray, gamma: float):
             np.asarray(info["success"]), steps)
 
 
+@contextmanager
+def one_thread():
+    """Torch on one thread. Products of a state policy are too small to share, and between them idle threads spin on the
+    cores that the simulator wants."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _stack(rows: list[Obs]) -> Obs:
     return {k: torch.stack([r[k] for r in rows]) for k in rows[0]}
 
@@ -109,7 +122,8 @@ class Collector:
     def collect(self, policy: Policy, decisions: int, generator: torch.Generator, version: int = 0,
                 explore: bool = True) -> Rollout:
         """T decisions in every env; envs that end start anew at once."""
-        return self._run(policy, decisions, generator, version, explore, whole=False)
+        with nullcontext() if self.spec.views else one_thread():
+            return self._run(policy, decisions, generator, version, explore, whole=False)
 
     def episodes(self, policy: Policy, starts: np.ndarray, generator: torch.Generator, version: int = 0,
                  explore: bool = True) -> Rollout:
@@ -117,8 +131,8 @@ class Collector:
         raw, _ = self.env.reset(options={"reset_mask": np.ones(self.n, bool), "starts": starts})
         self.obs = _owned(obs_tensors(raw, self.spec))
         self.returns[:], self.lengths[:] = 0, 0
-        return self._run(policy, -(-self.env.spec.max_steps // self.execute), generator, version,
-                         explore, whole=True)
+        with nullcontext() if self.spec.views else one_thread():
+            return self._run(policy, -(-self.env.spec.max_steps // self.execute), generator, version, explore, whole=True)
 
     def _run(self, policy: Policy, decisions: int, generator, version: int, explore: bool, whole: bool) -> Rollout:
         rows: dict[str, list] = {k: [] for k in ("obs", "trace", "x0", "logp", "rewards", "discounts", "done",
