@@ -18,11 +18,11 @@ from robo_rl import checkpoint
 FILE_EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
 
 
-class DieAt:
-    """Makes this process kill itself just before its k-th file operation on a path with `part` in it."""
+class At:
+    """Sends this process a signal just before its k-th file operation on a path with `part` in it."""
 
-    def __init__(self, k: int, part: str):
-        self.k, self.part = k, part
+    def __init__(self, k: int, part: str, number: int = signal.SIGKILL):
+        self.k, self.part, self.number = k, part, number
 
     def __call__(self) -> None:
         seen = 0
@@ -32,7 +32,7 @@ class DieAt:
             if event in FILE_EVENTS and not isinstance(args[0], int) and self.part in os.fsdecode(args[0]):
                 seen += 1
                 if seen == self.k:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    os.kill(os.getpid(), self.number)
         sys.addaudithook(hook)
 
 
@@ -56,8 +56,9 @@ def assert_same_run(a: Path, b: Path) -> None:
     assert not list(b.glob("checkpoints/.*")) and not list(b.rglob(".*.tmp"))
 
 
-def rl_checkpoints(run: Path) -> int:
-    return len([p for p in checkpoint.checkpoints(run) if p.name > checkpoint.name(0)])
+def saves(run: Path) -> list[str]:
+    """Folder names of the checkpoints that a finished run made after its evaluations in RL, in order."""
+    return [checkpoint.name(s) for s in sorted({json.loads(p.read_text())["step"] for p in (run / "evals").iterdir()} - {0})]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def test_a_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_not(who
     for deaths in range(20):
         command = ["--resume", "run"] if (run / "run.json").exists() else [*TINY, "--out", "run"]
         k = int(rng.integers(1, 40) if deaths < 2 else rng.integers(20, 75))  # file operations, of saves and logs
-        result = robo_rl(tmp_path, "train", *command, first=DieAt(k, "run/"))
+        result = robo_rl(tmp_path, "train", *command, first=At(k, "run/"))
         assert result.code in (-9, 0), result
         if result.code == 0:
             break
@@ -95,10 +96,9 @@ def test_a_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_not(who
 
 def test_a_run_killed_in_the_middle_of_a_save_resumes_by_auto(whole, tmp_path):
     run = tmp_path / "runs" / "mine"
-    command = Command(tmp_path, ["train", *TINY, "--out", run])
-    command.until(lambda: rl_checkpoints(run) and list(run.glob("checkpoints/.step_*.tmp*")))
-    command.signal(signal.SIGKILL)
-    assert command.wait().code == -9 and list(run.glob("checkpoints/.step_*.tmp*"))
+    name = saves(whole)[0]
+    killed = robo_rl(tmp_path, "train", *TINY, "--out", run, first=At(3, f"checkpoints/.{name}"))
+    assert killed.code == -9 and list(run.glob(f"checkpoints/.{name}.tmp*/policy.safetensors"))
     result = robo_rl(tmp_path, "train", "--resume", "auto")
     assert result.code == 0 and "run runs/mine" in result.err
     assert_same_run(whole, run)
@@ -117,7 +117,7 @@ def save_and_die(folder: Path, step: int, k: int) -> int:
     run = saver(folder, step)
     child = os.fork()
     if not child:
-        DieAt(k, str(folder))()
+        At(k, str(folder))()
         run.save({"marker": "second"}, finished=False)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -153,21 +153,16 @@ def test_a_kill_before_any_file_operation_of_a_save_loses_nothing(step, tmp_path
 
 
 def test_ctrl_c_and_sigterm_save_and_say_how_to_go_on_exactly(whole, tmp_path):
-    run, argv = tmp_path / "run", ["train", *TINY, "--out", "run"]
-    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-        before = rl_checkpoints(run)
-        command = Command(tmp_path, argv)
-        command.until(lambda: rl_checkpoints(run) > before)  # noqa: B023
-        command.signal(number)
-        result = command.wait()
+    argv = ["train", *TINY, "--out", "run"]
+    for number, code, name in ((signal.SIGINT, 130, saves(whole)[0]), (signal.SIGTERM, 143, saves(whole)[1])):
+        result = robo_rl(tmp_path, *argv, first=At(2, f"checkpoints/.{name}", number))  # while it saves this one
         assert result.code == code and "Traceback" not in result.err, result
         saved, _, hint = result.err.splitlines()[-1].partition("; go on with: robo_rl ")
+        step = checkpoint.read_meta(checkpoint.checkpoints(tmp_path / "run")[-1])["step"]
+        assert saved == f"saved at step {step}" and hint == "train --resume run" and checkpoint.name(step) == name
         argv = hint.split()
-        assert argv == ["train", "--resume", "run"]
-        step = checkpoint.read_meta(checkpoint.checkpoints(run)[-1])["step"]
-        assert saved == f"saved at step {step}" and step > 0
     assert robo_rl(tmp_path, *argv).code == 0
-    assert_same_run(whole, run)
+    assert_same_run(whole, tmp_path / "run")
 
 
 def test_ctrl_c_in_the_supervised_stage_ends_at_once_and_a_second_one_without_a_word_of_python(tmp_path):
@@ -220,9 +215,9 @@ def small_disk(tmp_path):
 
 def test_a_disk_that_fills_up_stops_the_run_with_one_line_and_its_last_checkpoint_intact(whole, small_disk, tmp_path):
     run = small_disk / "run"
-    command = Command(tmp_path, ["train", *TINY, "--out", run])
-    command.until(lambda: rl_checkpoints(run))
-    command.signal(signal.SIGSTOP)
+    first = At(2, f"checkpoints/.{saves(whole)[1]}", signal.SIGSTOP)
+    command = Command(tmp_path, ["train", *TINY, "--out", run], first=first)
+    command.until(lambda: "State:\tT" in Path(f"/proc/{command.process.pid}/status").read_text())
     filler = os.open(small_disk / "filler", os.O_CREAT | os.O_WRONLY)
     free = os.statvfs(small_disk)
     os.posix_fallocate(filler, 0, free.f_bavail * free.f_frsize)
@@ -231,6 +226,7 @@ def test_a_disk_that_fills_up_stops_the_run_with_one_line_and_its_last_checkpoin
     last = result.err.splitlines()[-1]
     assert result.code == 2 and "Traceback" not in result.err and result.err.count("robo_rl: ") == 1, result
     assert last.startswith("robo_rl: ") and "space" in last and "--resume" in last
+    assert checkpoint.checkpoints(run)[-1].name == saves(whole)[0]
     for path in checkpoint.checkpoints(run):
         checkpoint.load_policy(path)
         checkpoint.load_train(path)
@@ -311,14 +307,9 @@ def test_a_damaged_run_json_is_named(cut):
 def test_every_method_resumes_exactly(options, tmp_path):
     argv = ["train", *TINY, *options.split(), "--out"]
     assert robo_rl(tmp_path, *argv, "whole").code == 0
-    run = tmp_path / "run"
-    command = Command(tmp_path, [*argv, "run"])
-    command.until(lambda: rl_checkpoints(run))
-    command.signal(signal.SIGTERM)
-    assert command.wait().code == 143
-    command = Command(tmp_path, ["train", "--resume", "run"])
-    command.until(lambda: rl_checkpoints(run) >= 2)
-    command.signal(signal.SIGKILL)
-    command.wait()
+    stopped = robo_rl(tmp_path, *argv, "run", first=At(12, "checkpoints/.step_", signal.SIGTERM))
+    assert stopped.code == 143, stopped
+    killed = robo_rl(tmp_path, "train", "--resume", "run", first=At(3, "checkpoints/.step_"))
+    assert killed.code == -9, killed
     assert robo_rl(tmp_path, "train", "--resume", "run").code == 0
-    assert_same_run(tmp_path / "whole", run)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
