@@ -1,0 +1,221 @@
+import json
+import math
+import os
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from robo_rl.cli import bench, bench_rows
+from robo_rl.cli.bench import Bench
+from robo_rl.cli.bench_policy import PlainFlow, product_chain, product_update
+from robo_rl.errors import UserError
+from robo_rl.options import PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+
+TINY = {"seconds": 0.05, "quick": True, "envs": 4, "json": True}
+
+
+def document(capfd, **kw):
+    """The one JSON document that a bench prints; anything else on standard output fails here."""
+    assert bench.run(Bench(**TINY | kw)) == 0
+    return json.loads(capfd.readouterr().out)
+
+
+def check(doc):
+    """What every row promises."""
+    assert doc["rows"] or doc["skipped"]
+    for r in doc["rows"]:
+        assert r["ours"] > 0 and r["limit"] > 0 and r["limit_is"] and 0 < r["of_limit"] < math.inf
+        assert (r["peer"] is None) == (r["over_peer"] is None) == (r["peer_is"] == "")
+        assert all(b["text"] and isinstance(b["passed"], bool) for b in r["bars"])
+        rate = r["unit"] not in ("ms", "us")
+        one_round = r["ours"] / r["limit"] if rate else r["limit"] / r["ours"]
+        assert 0.1 < r["of_limit"] / one_round < 10  # medians of ratios, not ratios of medians
+    for s in doc["skipped"]:
+        assert s["what"] and s["why"]
+    return doc
+
+
+# ---- measuring ---------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Time that passes only when work is done."""
+
+    def __init__(self):
+        self.now, self.log = 0.0, []
+
+    def __call__(self):
+        return self.now
+
+    def work(self, name, seconds):
+        def call():
+            self.log.append(name)
+            self.now += seconds
+        return call
+
+
+def test_turns_alternate_and_give_seconds_per_unit():
+    clock = Clock()
+    work = {"a": (clock.work("a", 2.0), 10), "b": (clock.work("b", 0.5), 1)}
+    times = bench_rows.in_turns(work, 0.0, clock, least=4)
+    assert times["a"].tolist() == [0.2] * 4 and times["b"].tolist() == [0.5] * 4
+    assert clock.log[4:] == ["a", "b", "b", "a", "a", "b", "b", "a"]  # after one warm and one timed call each
+
+
+def test_short_calls_are_repeated_until_a_turn_is_long_enough():
+    clock = Clock()
+    times = bench_rows.in_turns({"a": (clock.work("a", 0.001), 1)}, 0.1, clock, least=2)
+    assert np.allclose(times["a"], 0.001) and len(clock.log) - 2 == len(times["a"]) * 20
+
+
+def test_a_ratio_is_one_at_the_limit_and_above_one_over_a_slower_peer():
+    times = {"ours": np.array([2.0, 4.0, 2.0]), "floor": np.array([1.0, 2.0, 1.0]), "peer": np.array([6.0, 12.0, 6.0])}
+    for unit, ours, limit in (("steps/s", 0.5, 1.0), ("ms", 2000, 1000)):
+        row = bench_rows.make_row("x", unit, times, "floor", "peer")
+        assert (row.ours, row.limit, row.of_limit, row.over_peer) == (ours, limit, 0.5, 3.0)
+    assert bench_rows.make_row("x", "us", times, "floor").over_peer is None
+
+
+def test_bars_say_what_was_asked_and_whether_it_was_met():
+    assert bench_rows.at_least("of limit", 0.9, 0.85) == bench_rows.Bar("of limit >= 0.85", True)
+    assert not bench_rows.at_most("ms", 4.6, 4.5).passed and bench_rows.at_most("ms", 4.5, 4.5).passed
+    assert not bench_rows.at_least("over peer", float("nan"), 2).passed
+
+
+def test_what_libraries_print_leaves_standard_output_clean(capfd):
+    with bench.quiet_stdout():
+        print("from python")
+        os.write(1, b"from C\n")
+        subprocess.run([sys.executable, "-c", "print('from a child')"], check=True)
+    print("the document")
+    out, err = capfd.readouterr()
+    assert out == "the document\n" and all(s in err for s in ("from python", "from C", "from a child"))
+
+
+# ---- the peer and the floors do the same job ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_the_plain_modules_are_the_same_policy(activation):
+    policy = make_policy(PolicyOptions(horizon=3, execute=3, hidden=32, layers=3, activation=activation),
+                         ObsSpec(state=5, action=2), 0)
+    plain, state = PlainFlow(policy), torch.randn(40, 5)
+    chunk = policy.act({"state": state}, torch.Generator().manual_seed(3), True)
+    x, before, after, draw, logp = plain.act(state, torch.Generator().manual_seed(3), True)
+    assert torch.equal(draw, chunk.trace["k"][:, 0])
+    assert torch.allclose(x.view(40, 3, 2), chunk.x0, atol=1e-5)
+    assert torch.allclose(before, chunk.trace["x"][:, 0], atol=1e-5)
+    assert torch.allclose(after, chunk.trace["x_next"][:, 0], atol=1e-5)
+    assert torch.allclose(logp, chunk.logp[:, 0], atol=1e-3)
+    assert torch.allclose(plain.score(state, before, after, draw), logp, atol=1e-3)
+    quiet = policy.act({"state": state}, torch.Generator().manual_seed(3), False).x0
+    assert torch.allclose(plain.act(state, torch.Generator().manual_seed(3), False)[0].view(40, 3, 2), quiet, atol=1e-5)
+
+
+class Products(TorchDispatchMode):
+    """Counts the multiply-adds of matrix products."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name, out = func.overloadpacket.__name__, func(*args, **kwargs or {})
+        if name in ("mm", "addmm", "addmm_"):
+            a, b = args[-2:]
+            self.total += a.shape[0] * a.shape[1] * b.shape[1]
+        return out
+
+
+def products(call):
+    with Products() as counter:
+        call()
+    return counter.total
+
+
+def test_the_floors_count_the_products_of_the_job_and_no_more():
+    state, d, hidden, k, n = 5, 6, 32, 4, 7
+    per_step = d * hidden + 2 * hidden * hidden + hidden * d
+    assert products(product_chain(n, state, d, hidden, 3, k)) == n * (state * hidden + k * per_step)
+    sizes = [state + d, hidden, hidden, hidden, d]
+    forward = sum(a * b for a, b in pairwise(sizes))
+    assert products(product_update(n, sizes)) == n * (3 * forward - (state + d) * hidden)
+    policy = make_policy(PolicyOptions(horizon=3, execute=3, hidden=hidden, layers=3), ObsSpec(state=state, action=2), 0)
+    obs, g = {"state": torch.randn(n, state)}, torch.Generator().manual_seed(0)
+    extra = k * (32 * 64 + 64 * hidden)  # the time product, once per chain
+    assert products(lambda: policy.act(obs, g, True)) == n * (state * hidden + k * per_step) + extra
+
+
+# ---- whole runs --------------------------------------------------------------------------------------------------
+
+
+def test_bench_policy_has_a_limit_a_ratio_and_a_peer_in_every_row(capfd):
+    doc = check(document(capfd, what="policy"))
+    assert len(doc["rows"]) == 4 and all(r["peer"] for r in doc["rows"])
+    assert doc["bench"] == "policy" and doc["machine"]["cores"] >= 1
+
+
+def test_bench_sim_measures_the_arm_and_its_images(capfd):
+    doc = check(document(capfd, what="sim", task="reach", peers=False))
+    rows = [r["what"] for r in doc["rows"]]
+    assert sum("delta" in r for r in rows) == 4
+    assert sum("rgb" in r for r in rows) + sum("rgb" in s["what"] for s in doc["skipped"]) == 2
+
+
+def test_bench_sim_measures_a_walker(capfd):
+    doc = check(document(capfd, what="sim", task="Hopper-v5", peers=False))
+    assert [r["what"] for r in doc["rows"]] == ["mujoco Hopper-v5, N = 4, 2 threads"]
+
+
+@pytest.mark.parametrize("task, rows", [("HalfCheetah-v5", 1), ("Hopper-v5", 2)])
+def test_bench_train_is_measured_against_its_bound(capfd, task, rows):
+    doc = check(document(capfd, what="train", task=task, peers=False))
+    assert len(doc["rows"]) == rows and all(r["recorded"] and "sim" in r["note"] for r in doc["rows"])
+
+
+def test_a_task_without_a_row_is_told(capfd):
+    doc = document(capfd, what="train", task="Ant-v5")
+    assert not doc["rows"] and "HalfCheetah-v5" in doc["skipped"][0]["why"]
+
+
+def test_the_fastest_of_gymnasiums_vector_envs_is_the_peer():
+    import gymnasium
+
+    from robo_rl.cli.bench_sim import Peers
+    said = []
+    report = bench_rows.Report(said.append)
+    peers = Peers([lambda: gymnasium.make("InvertedPendulum-v5")] * 2, Bench(what="sim", **TINY), report)
+    (name, seconds), = peers.turn().items()
+    peers.close()
+    assert name.startswith(("SyncVectorEnv", "AsyncVectorEnv")) and 0 < seconds < 1
+    assert "SyncVectorEnv" in said[0] and "AsyncVectorEnv" in said[1]
+
+
+@pytest.mark.slow
+def test_stable_baselines3_does_the_same_job_where_it_is_installed(capfd):
+    pytest.importorskip("stable_baselines3")
+    row, = check(document(capfd, what="train", task="HalfCheetah-v5"))["rows"]
+    assert row["peer_is"].startswith("Stable-Baselines3") and row["peer"] > 0
+
+
+@pytest.mark.maniskill
+@pytest.mark.slow
+def test_bench_sim_measures_maniskill(capfd):
+    pytest.importorskip("mani_skill")
+    check(document(capfd, what="sim", task="PickCube-v1"))
+
+
+def test_the_table_names_every_limit_and_marks_what_was_recorded_elsewhere(capfd):
+    assert bench.run(Bench(what="train", task="Hopper-v5", peers=False, **TINY | {"json": False})) == 0
+    out = capfd.readouterr().out
+    assert out.count("limit: bare simulator and bare update") == 2
+    assert "recorded on another machine, not run here [steps/s]: ReinFlow 5,330" in out
+
+
+def test_out_of_range_seconds_are_refused():
+    with pytest.raises(UserError, match="--seconds"):
+        Bench(what="sim", seconds=0)
