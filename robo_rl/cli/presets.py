@@ -21,7 +21,7 @@ def preset(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
     t = Train(sim=sim, task=task, algo=algo, obs=obs, preset=name, rl=rl())
     if task in LOCOMOTION or sim.startswith(("gym:", "envpool:")):
         return locomotion(t)
-    t = replace(t, rl=rl(**CHUNKS), demos="10", steps=1_500_000)
+    t = replace(t, rl=rl(**CHUNKS, anneal_lr=True), demos="20", steps=2_000_000)
     if quick:
         t = replace(t, steps=400_000, eval_episodes=100, eval_every=100_000)
     if sim == "maniskill":  # 20 control steps a second: shorter chunks; a step costs forty times the embedded one
