@@ -1,4 +1,4 @@
-"""Defaults per simulator, task, method and preset: the measured ones. Anything can be overridden on the command line."""
+"""Defaults per simulator, task, method and preset; the command line overrides any of them."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ from robo_rl.cli.train import RL_OPTIONS, Train
 from robo_rl.errors import choose
 from robo_rl.options import DppoOptions, NftOptions, PiRlOptions, PolicyOptions, PpoOptions
 
-# Manipulation from a weak supervised policy, sparse reward, chunks of 8: short rollouts, one or two episodes long.
+# Manipulation from a weak supervised policy, sparse reward, chunks of 8: rollouts of one or two episodes.
 CHUNKS = dict(decisions=16, minibatch=1024, lr=3e-4)
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 HEADS = {"ppo": dict(kind="gaussian", init_std=0.3), "reinflow": dict(noise="learned", noise_steps="all"),
@@ -24,13 +24,15 @@ def preset(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
     t = replace(t, rl=rl(**CHUNKS, anneal_lr=True), demos="20", steps=2_000_000)
     if quick:
         t = replace(t, steps=400_000, eval_episodes=100, eval_every=100_000)
-    if sim == "maniskill":  # 20 control steps a second: shorter chunks; a step costs forty times the embedded one
+    if sim == "maniskill":  # 20 steps a second: shorter chunks; each costs much more
         t = replace(t, envs=64, eval_envs=50, demos="100", steps=150_000 if quick else 1_200_000,
                     eval_every=50_000 if quick else 150_000, eval_episodes=100 if quick else 200,
-                    bc=replace(t.bc, updates=2000), policy=PolicyOptions(horizon=4, execute=4), rl=rl(**CHUNKS | dict(decisions=13, gamma=0.98)))
-    if obs == "rgb":  # an image costs as much as twenty control steps, and encoding it more
-        t = replace(t, envs=64, demos="100" if quick else "300", steps=50_000 if quick else 250_000, eval_envs=64,
-                    eval_every=50_000, torch_threads=2, bc=replace(t.bc, updates=1500 if quick else 5000, batch=64),
+                    bc=replace(t.bc, updates=2000), policy=PolicyOptions(horizon=4, execute=4),
+                    rl=rl(**CHUNKS | dict(decisions=13, gamma=0.98)))
+    if obs == "rgb":  # an image costs as much as twenty control steps
+        t = replace(t, envs=64, demos="100" if quick else "300", steps=50_000 if quick else 250_000,
+                    eval_envs=64, eval_every=50_000, torch_threads=2,
+                    bc=replace(t.bc, updates=1500 if quick else 5000, batch=64),
                     rl=rl(**CHUNKS | dict(minibatch=256, epochs=2, lr=1e-4)))
     t = replace(t, policy=replace(t.policy, **HEADS.get(algo, {})))
     if algo == "dppo":
@@ -44,10 +46,10 @@ def locomotion(t: Train) -> Train:
     """From scratch, on the task's dense reward."""
     t = replace(t, demos="0", envs=64, steps=1_000_000, reward="dense", eval_episodes=20, eval_every=200_000)
     if t.algo == "ppo":
-        return replace(t, policy=PolicyOptions(kind="gaussian", activation="tanh", layers=2, horizon=1, execute=1),
-                       rl=PpoOptions(decisions=32, minibatch=512, epochs=5, lr=1e-3, critic_lr=1e-3, dual_clip=0.0,
-                                     critic_warmup=0, normalise_obs=True, scale_reward=True, anneal_lr=True,
-                                     max_grad_norm=0.5))
+        head = PolicyOptions(kind="gaussian", activation="tanh", layers=2, horizon=1, execute=1)
+        return replace(t, policy=head, rl=PpoOptions(
+            decisions=32, minibatch=512, epochs=5, lr=1e-3, critic_lr=1e-3, dual_clip=0.0, critic_warmup=0,
+            normalise_obs=True, scale_reward=True, anneal_lr=True, max_grad_norm=0.5))
     return replace(t, envs=40, policy=replace(t.policy, horizon=4, execute=4, **HEADS.get(t.algo, {})),
                    rl=replace(t.rl, decisions=32, minibatch=1280, normalise_obs=True, scale_reward=True,
                               critic_warmup=0))
