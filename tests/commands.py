@@ -53,7 +53,7 @@ class Command:
     def __init__(self, cwd: Path, argv: Sequence[str], absent: Sequence[str] = (), env: "dict[str, str] | None" = None,
                  first: "Callable[[], None] | None" = None):
         self.out, self.err = (cwd / f".{kind}{time.monotonic_ns()}" for kind in ("out", "err"))
-        self.process = _context().Process(target=_child, args=(
+        self.process = _context().Process(target=_child, daemon=True, args=(
             cwd, [str(a) for a in argv], tuple(absent), env or {}, first, self.out, self.err))
         self.process.start()
 

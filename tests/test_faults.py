@@ -186,7 +186,7 @@ def test_a_second_process_on_a_run_folder_is_told_whose_it_is(tmp_path):
     command = Command(tmp_path, ["train", *TINY, "--bc.updates", "1000000", "--out", "run"])
     command.until(lambda: "[sft]" in command.said())
     metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    second = robo_rl(tmp_path, "train", "--resume", "run")
+    second = robo_rl(tmp_path, "train", "--resume", "run", timeout=30)
     assert f"pid {command.process.pid}" in second.mistake and f"kill {command.process.pid}" in second.mistake
     assert "already holds a run" in robo_rl(tmp_path, "train", *TINY, "--out", "run").mistake
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes()[:len(metrics)] == metrics
