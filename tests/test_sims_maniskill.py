@@ -440,6 +440,21 @@ def test_the_gpu_envs_code_on_the_cpu_backend_equals_the_cpu_env():
 @simulates
 @pytest.mark.slow
 @pytest.mark.skipif(not CUDA, reason="no CUDA device here: ManiSkill's GPU physics did not run")
-def test_the_gpu_backend_keeps_tensors_on_the_device_and_honours_the_contract():
-    parts = check_env(lambda n: make_maniskill(num_envs=n, max_steps=12, device="cuda"), num_envs=4, atol=1e-2)
-    assert "starts" in parts
+def test_the_gpu_backend_keeps_tensors_on_the_device_and_its_starts_at_any_index():
+    import torch
+    env = make_maniskill(num_envs=4, max_steps=12, device="cuda")
+    starts = np.arange(4)
+    first = env.reset(options={"starts": starts})[0]["state"]
+    rolled = env.reset(options={"starts": np.roll(starts, 1)})[0]["state"]
+    assert first.is_cuda and torch.allclose(rolled, first.roll(1, 0), atol=1e-4)
+    act = torch.zeros(4, 8, device=env.device)
+    for _ in range(12):
+        obs, reward, terminated, truncated, info = env.step(act)
+    assert all(x.is_cuda for x in (obs["state"], reward, terminated, truncated, info["success"]))
+    assert (terminated | truncated).all()
+    frozen, reward, *_ = env.step(act + 1)
+    assert torch.equal(frozen["state"], obs["state"]) and (reward == 0).all()
+    mask = np.array([False, True, False, False])
+    after = env.reset(options={"reset_mask": mask})[0]["state"]
+    assert torch.equal(after[~mask], obs["state"][~mask]) and not torch.equal(after[1], obs["state"][1])
+    env.close()

@@ -57,7 +57,11 @@ def make_maniskill(
         require_cuda(device)
         return ManiSkillGpuEnv(config, device)
     from sims.maniskill.env import ManiSkillEnv
-    return ManiSkillEnv(config, min(num_envs, threads or len(os.sched_getaffinity(0))))
+    return ManiSkillEnv(config, min(num_envs, threads or _cores()))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _require() -> None:

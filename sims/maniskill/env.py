@@ -61,18 +61,24 @@ class Workers:
         """Send one command to all, wait for all: their payloads. UserError or RuntimeError if one fails."""
         if self.broken:
             raise RuntimeError(self.broken)
-        for i, s in enumerate(self.sockets):
-            try:
-                s.send(command)
-            except OSError:
-                self._fail(i, "")
-        return self.gather(deadline)
+        try:
+            for i, s in enumerate(self.sockets):
+                try:
+                    s.send(command)
+                except OSError:
+                    self._fail(i, "")
+            return self.gather(deadline)
+        except KeyboardInterrupt:
+            self.broken = "interrupted in the middle of a step: make a new env and give it this one's get_state()"
+            self.close(patience=0)
+            raise
 
     def gather(self, deadline: float) -> list[bytes]:
         out: list = [None] * self.count
         left, end = self.count, time.monotonic() + deadline
         while left:
             ready = self.poll.poll(max(0.0, end - time.monotonic()) * 1000)
+            ready = ready or self.poll.poll(min(5.0, deadline) * 1000)  # all of us may have been suspended
             if not ready:
                 late = [i for i, x in enumerate(out) if x is None]
                 self._fail(late[0], f"gave no answer within {deadline:g} s")
@@ -219,6 +225,9 @@ class ManiSkillEnv(VectorEnv):
     def set_state(self, state: dict[str, np.ndarray], mask=None) -> None:
         """Go (back) to `get_state`'s state where mask [N]; exact; replays the episodes so far."""
         mask, _ = read_reset(None, {"reset_mask": mask}, self.num_envs)
+        for k in ("seeds", "episodes"):
+            if np.shape(state.get(k)) != (self.num_envs,):
+                raise UserError(f"state[{k!r}] must have shape ({self.num_envs},), got {np.shape(state.get(k))}")
         for k in _SNAPSHOT:
             if k not in state or np.shape(state[k]) != self.shared[k].shape:
                 raise UserError(f"state[{k!r}] must have shape {self.shared[k].shape}, "

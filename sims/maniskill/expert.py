@@ -24,7 +24,6 @@ class Goal:
     position: np.ndarray  # of the TCP [3]
     rotation: np.ndarray  # of the TCP [3, 3]
     open: bool  # gripper
-    speed: float = 1.0  # fraction of the fastest
 
 
 def rotation(q: np.ndarray) -> np.ndarray:
@@ -82,20 +81,19 @@ class Arm:
         gain = 1.0 if self.control == "ee_delta" else GAIN  # inverse kinematics gives up on poses out of reach
         dp = gain * (goal.position - self.p)
         dr = gain * rotvec(goal.rotation @ self.r.T)
-        limit = goal.speed * REACH
         if self.control == "ee_delta":  # base and world frames are parallel
-            dp *= min(1.0, limit / max(1e-9, np.abs(dp).max()))
-            dr *= min(1.0, limit / max(1e-9, np.linalg.norm(dr)))
+            dp *= min(1.0, REACH / max(1e-9, np.abs(dp).max()))
+            dr *= min(1.0, REACH / max(1e-9, np.linalg.norm(dr)))
             move = np.concatenate((dp, dr))
         else:
             twist = np.concatenate((dp, dr))
             twist[:3] *= min(1.0, 0.15 / max(1e-9, np.linalg.norm(dp)))
             twist[3:] *= min(1.0, 0.4 / max(1e-9, np.linalg.norm(dr)))
-            move = self.solve(twist, limit)
+            move = self.solve(twist)
         return np.append(np.clip(move / REACH, -1, 1), 1.0 if goal.open else -1.0).astype(np.float32)
 
-    def solve(self, twist: np.ndarray, limit: float) -> np.ndarray:
-        """Joint step [7]: min |J dq - twist|^2 + damping^2 |dq|^2, scaled to |dq| <= limit, off the joint limits."""
+    def solve(self, twist: np.ndarray) -> np.ndarray:
+        """Joint step [7]: min |J dq - twist|^2 + damping^2 |dq|^2, scaled to |dq| <= REACH, off the limits."""
         j, q = self.jacobian(), self.q[:7]
         free = np.ones(7, bool)
         dq = np.zeros(7)
@@ -103,7 +101,7 @@ class Arm:
             jf = j[:, free]
             dq[:] = 0
             dq[free] = jf.T @ np.linalg.solve(jf @ jf.T + DAMPING**2 * np.eye(6), twist)
-            dq *= min(1.0, limit / max(1e-9, np.abs(dq).max()))
+            dq *= min(1.0, REACH / max(1e-9, np.abs(dq).max()))
             beyond = free & ((q + dq < self.low + 0.02) & (dq < 0) | (q + dq > self.high - 0.02) & (dq > 0))
             if not beyond.any():
                 break
@@ -116,10 +114,10 @@ def _pose(actor) -> tuple[np.ndarray, np.ndarray]:
     return pose.p.astype(float), rotation(pose.q)
 
 
-def _grasp_rotation(arm: Arm, cube: np.ndarray, obstacle: "np.ndarray | None" = None) -> np.ndarray:
+def _grasp_rotation(arm: Arm, cube: np.ndarray, obstacle: np.ndarray | None = None) -> np.ndarray:
     """Hand straight down, closing on two faces of the cube: the least turn, away from an obstacle beside it."""
     yaw = np.arctan2(cube[1, 0], cube[0, 0])
-    now = np.arctan2(-arm.r[0, 1], arm.r[1, 1]) + np.pi  # y axis of DOWN turned by yaw is (sin yaw, -cos yaw)
+    now = np.arctan2(arm.r[0, 1], -arm.r[1, 1])  # the y axis of DOWN turned by yaw is (sin yaw, -cos yaw)
     best, least = 0.0, np.inf
     for k in range(4):
         turn = (yaw + k * np.pi / 2 - now + np.pi) % (2 * np.pi) - np.pi
@@ -178,15 +176,11 @@ def stack_cube(env, arm: Arm) -> Goal:
 def _shove(arm: Arm, start: np.ndarray, end: np.ndarray, along: float) -> Goal:
     """Bring the closed hand to `start` beside a cube, from above, then sweep in x to `end`; along: the sign of x."""
     gap = start - arm.p
-    behind = along * gap[0] > -0.15 and abs(gap[1]) < 0.015 and along * (arm.p[0] - start[0]) < 0.25
-    if behind and arm.p[2] < start[2] + 0.02 and along * gap[0] < 0.03:
-        return Goal(np.array([end[0], start[1], start[2]]), _straight(arm), False)
+    down = arm.p[2] < start[2] + 0.02 and abs(gap[1]) < 0.015
+    if down and -0.15 < along * gap[0] < 0.03:
+        return Goal(np.array([end[0], start[1], start[2]]), DOWN, False)
     side = np.linalg.norm(gap[:2])
-    return Goal(start + [0, 0, np.clip(3 * (side - 0.015), 0, 0.12)], _straight(arm), False)
-
-
-def _straight(arm: Arm) -> np.ndarray:
-    return DOWN
+    return Goal(start + [0, 0, np.clip(3 * (side - 0.015), 0, 0.12)], DOWN, False)
 
 
 def push_cube(env, arm: Arm) -> Goal:

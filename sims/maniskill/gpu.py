@@ -2,9 +2,9 @@
 to the host but one yes-or-no per step (are the actions finite). Physics of all envs advances in one call.
 
 What differs from the CPU env:
-* A reset with a seed or with starts goes one env at a time (ManiSkill draws a batch of starts from its first seed
-  alone), so that a start gives the same placement at any env index: some 10 ms per env. A reset with neither, the one
-  a training loop makes, draws its envs together: reproducible for the same sequence of calls, not per env.
+* A reset with `starts`, or with a list of seeds, goes one env at a time (ManiSkill draws a batch of starts from its
+  first seed alone), so that a start gives the same placement at any env index: 10 ms and more per env, for evaluation.
+  Any other reset draws its envs together, fast: reproducible for the same sequence of calls, but not per env.
 * PhysX on the GPU is not bit-exact from run to run. There are no snapshots (ManiSkill's restart contacts from cold)
   and no scripted expert.
 * The simulators of envs that are over go on unseen; what the env returns stays frozen.
@@ -105,19 +105,24 @@ class ManiSkillGpuEnv(VectorEnv):
         ids = np.flatnonzero(mask)
         if self.held is None and len(ids) < self.num_envs:
             raise UserError("the first reset must reset every env")
-        groups = [ids] if starts is None and seed is None else [ids[i:i + 1] for i in range(len(ids))]
         drawn = self.stream.draw(ids) if starts is None else starts[ids]
-        at = 0
-        for group in groups:
-            if len(group):
-                rows = torch.as_tensor(group, device=self.device)
-                seeds = [int(s) for s in drawn[at:at + len(group)]]
-                self.env.reset(seed=seeds, options={} if len(group) == self.num_envs else {"env_idx": rows})
-                at += len(group)
+        single = starts is not None or np.ndim(seed) == 1
+        for part in (np.arange(len(ids))[:, None] if single else [np.arange(len(ids))]):
+            self._place(ids[part], drawn[part])
         fresh = torch.as_tensor(mask, device=self.device)
-        for x in (self.steps, self.terminated, self.truncated, self.success):
-            x.masked_fill_(fresh, 0)
+        self.steps.masked_fill_(fresh, 0)
+        self.terminated, self.truncated, self.success = (
+            x & ~fresh for x in (self.terminated, self.truncated, self.success))  # new ones: the old were handed out
         return self._hold(self.env.get_obs(self.env.get_info(), unflattened=True), fresh), {}
+
+    def _place(self, rows: np.ndarray, starts: np.ndarray) -> None:
+        """Reset the envs `rows` in one ManiSkill reset; with one row its start alone decides the placement."""
+        if not len(rows):
+            return
+        seeds = np.full(self.num_envs, starts[0])  # the first one seeds what the batch draws together
+        seeds[rows[1:]] = starts[1:]
+        options = {} if len(rows) == self.num_envs else {"env_idx": torch.as_tensor(rows, device=self.device)}
+        self.env.reset(seed=seeds.tolist(), options=options)
 
     def step(self, actions):
         act = self._actions(actions)
