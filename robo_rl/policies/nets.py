@@ -11,6 +11,7 @@ import zlib
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 TOKENS = 16  # longest instruction [words]
 VOCAB = 4096  # word ids by hash; 0 is padding
@@ -62,7 +63,7 @@ class ChunkHead(nn.Module):
         self.from_time = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, hidden, bias=False))
         self.body = nn.ModuleList([nn.Linear(hidden, hidden) for _ in range(layers - 1)])
         self.out = nn.Linear(hidden, chunk)
-        self.act = ACTIVATIONS[act]  # a function: a module's call costs as much as a small kernel
+        self.act = ACTIVATIONS[act]
         bound = 1 / math.sqrt(context + chunk)  # as one matrix on the concatenation would start
         for p in (self.from_context.weight, self.from_context.bias, self.from_x.weight):
             nn.init.uniform_(p, -bound, bound)
@@ -72,15 +73,20 @@ class ChunkHead(nn.Module):
 
     def embed(self, context: Tensor) -> Tensor:
         """Context product `[B, hidden]`, made once per chain."""
-        return self.from_context(context)
+        return linear(context, self.from_context.weight, self.from_context.bias)
 
     def time(self, t: Tensor) -> Tensor:
         """Time product `[..., hidden]` of times `[...]`."""
-        return self.from_time(time_features(t))
+        return self.time_product(time_features(t))
+
+    def time_product(self, features: Tensor) -> Tensor:
+        """Time product of `time_features`; functions, as a module's call costs as much as a small kernel."""
+        first, _, second = self.from_time
+        return linear(nn.functional.silu(linear(features, first.weight, first.bias)), second.weight)
 
     def table(self, features: Tensor) -> Tensor:
         """First-layer matrix `[D + K, hidden]` for x beside a one-hot of which of K times (their features) it is at."""
-        return torch.cat([self.from_x.weight.t(), self.from_time(features)])
+        return torch.cat([self.from_x.weight.t(), self.time_product(features)])
 
     def at_steps(self, embedded: Tensor, table: Tensor, x_and_step: Tensor) -> Tensor:
         """v for rows [x, one-hot step] `[B, D + K]` under a `table`: one product for x and time together."""
@@ -93,8 +99,8 @@ class ChunkHead(nn.Module):
     def _rest(self, h: Tensor) -> Tensor:
         h = self.act(h)
         for layer in self.body:
-            h = self.act(nn.functional.linear(h, layer.weight, layer.bias))
-        return nn.functional.linear(h, self.out.weight, self.out.bias)
+            h = self.act(linear(h, layer.weight, layer.bias))
+        return linear(h, self.out.weight, self.out.bias)
 
 
 class StateTrunk(nn.Module):

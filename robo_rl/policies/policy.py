@@ -168,9 +168,9 @@ class ChainPolicy(_Base):
     def act(self, obs: Obs, generator: torch.Generator, explore: bool = True) -> Chunk:
         context = self.encode(obs)
         b, d, steps, one = len(context), self.chunk, self.options.denoise_steps, self.one and explore
-        embedded, times = self.head.embed(context), self.head.from_time(self.features).unbind()
+        embedded, times = self.head.embed(context), self.head.time_product(self.features).unbind()
         early, early_times = (None, ()) if self.base is None else \
-            (self.base.embed(context), self.base.from_time(self.features).unbind())
+            (self.base.embed(context), self.base.time_product(self.features).unbind())
         chain = torch.empty(steps + 1, b, d)
         xs, outs, stds = chain.unbind(), [], []
         xs[0].normal_(generator=generator)
