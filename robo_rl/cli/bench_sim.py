@@ -124,8 +124,8 @@ def maniskill(args: "Bench", report: Report, task: str) -> None:
             if (terminated | truncated).all():  # resets are not counted in the bare rate: keep them rare
                 env.reset(options={"reset_mask": terminated | truncated})
         rounds = []
-        for _ in range(1 if args.quick else 3):
-            share = args.slice / 6
+        for _ in range(1 if args.quick else 2):  # a start of the bare simulators takes many seconds
+            share = args.slice / 4
             ours = in_turns({"ours": (step, n)}, share)["ours"]
             rounds.append({"ours": float(np.median(ours)),
                            "two bare simulators": 1 / raw_rate(task, 2, share, control)})

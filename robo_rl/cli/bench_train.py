@@ -219,6 +219,7 @@ def sb3(args: "Bench", report: Report, t: Train) -> "tuple[str, Callable[[], obj
     import gymnasium
     import mujoco
     from stable_baselines3 import PPO
+    from stable_baselines3.common.logger import Logger
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
     mujoco.set_mju_user_warning(lambda text: None)  # one line of a deprecated XML attribute per env and process
     steps = t.envs * t.rl.decisions
@@ -231,6 +232,7 @@ def sb3(args: "Bench", report: Report, t: Train) -> "tuple[str, Callable[[], obj
         model = PPO("MlpPolicy", env, n_steps=t.rl.decisions, batch_size=min(t.rl.minibatch, steps), device="cpu",
                     n_epochs=t.rl.epochs, seed=0,
                     policy_kwargs={"net_arch": {"pi": width, "vf": width}, "activation_fn": nn.Tanh})
+        model.set_logger(Logger(None, []))  # no folder, no output
 
         def iterate() -> None:
             torch.set_num_threads(threads)
