@@ -20,11 +20,13 @@ def budget(argv: list[str]) -> list[str]:
         pairs = [TINY[i:i + 2] for i in range(0, len(TINY) - 1, 2)]
         return [w for name, value in pairs if name not in (*skip, *argv) for w in (name, value)]
     if argv[0] == "train" and "--resume" not in argv:
-        skip = ["--task"] if "--sim" in argv or "--task" in argv else []
+        skip = ["--task"] if {"--sim", "--task", "--demos"} & set(argv) else []
         if "bc" in argv:
             skip += [n for n in TINY if n.startswith("--rl.")]
         if any(a.startswith("gym:") or a.endswith("-v5") for a in argv):
             skip += ["--demos"]
+        if "rgb" in argv:  # an update costs a hundred times that of a state policy
+            return [*argv, *tiny(*skip, "--bc.updates", "--steps"), "--bc.updates", "3", "--steps", "1000", "--no-video"]
         return [*argv, *tiny(*skip), "--no-video"]
     if argv[0] == "collect":
         return [*argv, "--episodes", "3"] if "--episodes" not in argv else argv
