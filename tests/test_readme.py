@@ -27,7 +27,7 @@ def budget(argv: list[str]) -> list[str]:
             skip += ["--demos"]
         if "rgb" in argv:  # an update costs a hundred times that of a state policy
             return [*argv, *tiny(*skip, "--bc.updates", "--steps"), "--bc.updates", "3", "--steps", "1000", "--no-video"]
-        return [*argv, *tiny(*skip), "--no-video"]
+        return [*argv, *tiny(*skip), "--torch-threads", "1", "--no-video"]
     if argv[0] == "collect":
         return [*argv, "--episodes", "3"] if "--episodes" not in argv else argv
     if argv[0] == "eval":

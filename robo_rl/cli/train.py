@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Self
 
@@ -210,6 +210,8 @@ def run(args: Train) -> int:
         raise UserError(taken.format(args.out))
     env = make_env(args, args.envs)
     check(args, env)  # a mistake leaves no folder behind
+    if ":" not in args.sim:
+        args = replace(args, task=env.spec.task)  # the run says which task it was, whatever the default becomes
     task = env.spec.task.replace(":", "-").replace("/", "-")
     name = f"{args.sim.split(':')[0]}-{task}-{args.algo}-s{args.seed}-{time.strftime('%m%d-%H%M%S')}"
     folder = Path(args.out or f"runs/{name}")
@@ -430,7 +432,7 @@ class Run:
             iteration += 1
             row = {f"train/{k}": v for k, v in (metrics | rollout.stats).items() if k != "env_steps"}
             row |= {f"time/{k}": v for k, v in collector.timer.take().items()}
-            row |= {"time/update": end - mid, "rate/steps_per_s": rollout.stats["env_steps"] / (end - begin)}
+            row |= {"train/noise": self.policy.noise_scale, "time/update": end - mid, "rate/steps_per_s": rollout.stats["env_steps"] / (end - begin)}
             self.log.log(self.step, row)
             self.progress.update(self.step, rollout.stats.get("success"))
             if self.step >= next_eval and self.step < args.steps:

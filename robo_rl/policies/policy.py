@@ -135,6 +135,13 @@ class ChainPolicy(_Base):
                                  persistent=False)
         self.factors = 1 if self.one else k - self.first
 
+    @property
+    def noise_scale(self) -> float:
+        """Exploration: the upper bound of a learned std, the level of Flow-SDE or CPS, or diffusion's std floor."""
+        if self.noise is not None:
+            return float(self.noise.high)
+        return self.options.std_floor if self.diffusion else self.options.noise_level
+
     def freeze_base(self) -> None:
         """DPPO: the present head becomes the frozen base of the early denoise steps."""
         if self.base is not None:
@@ -289,6 +296,11 @@ class GaussianPolicy(_Base):
             nn.init.orthogonal_(layer.weight, 0.01 if layer is linears[-1] else 2**0.5)
             nn.init.zeros_(layer.bias)
         self.log_std = nn.Parameter(torch.full((self.chunk,), float(np.log(options.init_std))))
+
+    @property
+    def noise_scale(self) -> float:
+        """Mean std of the chunk's entries (normalised action units)."""
+        return float(self.log_std.detach().exp().mean())
 
     def freeze_base(self) -> None:
         """Nothing is frozen in a Gaussian policy."""
