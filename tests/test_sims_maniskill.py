@@ -341,6 +341,7 @@ def compare(tmp_path, tasks, controls) -> dict[str, float]:
 
 @simulates
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_our_cheaper_step_gives_the_numbers_of_maniskills_own_for_every_task(tmp_path):
     differ = compare(tmp_path, [t for t in TASKS if t not in NEEDS_RENDERER], ["joint_delta"])
     assert len(differ) == 44
