@@ -76,8 +76,8 @@ def _make_lab(task: str, num_envs: int, device: str):
     for package in ("isaaclab", "isaacsim", "isaaclab_tasks"):
         if importlib.util.find_spec(package) is None:
             raise MissingDependency(
-                f"isaaclab:{task} needs {package}: it needs an NVIDIA GPU and NVIDIA's package index: "
-                "pip install 'isaaclab[isaacsim,all]' --extra-index-url https://pypi.nvidia.com")
+                f"isaaclab:{task} needs {package}, an NVIDIA GPU and NVIDIA's package index (its installation page names it): "
+                "pip install 'isaaclab[isaacsim,all]' --extra-index-url INDEX")
     from isaaclab.app import AppLauncher  # must precede every other import of isaaclab
     app = AppLauncher(headless=True, device=device).app
     import gymnasium
