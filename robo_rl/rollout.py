@@ -1,10 +1,14 @@
 """Acting: a policy and a vector env in, decisions with everything learning needs out.
 
 Axes: T decisions, N envs, E executed steps, F log-prob factors. An env that ends inside a chunk stays frozen to the
-end of it; the observation it froze in is the true successor and is kept in `final_obs`.
+end of it; the observation it froze in is the true successor and is kept apart from the next episode's first one.
+
+A `Collector` writes every decision straight into a row of *columns* (NumPy arrays, time first): a plain allocation, or a
+slot that other processes map. `rollout_of` turns the columns of one collector or of many into one `Rollout`.
 """
 
 import time
+from collections.abc import Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -15,13 +19,17 @@ from torch import Tensor
 from robo_rl.policies import Policy, obs_tensors
 from robo_rl.policies.policy import Obs
 
+Columns = dict[str, np.ndarray]
+Layout = dict[str, tuple[tuple[int, ...], np.dtype]]  # column -> shape of one decision's row, dtype
+OBS, FINAL, TRACE = "obs/", "final/", "trace/"  # prefixes of columns
+
 
 @dataclass(slots=True)
 class Rollout:
     """The unit that is shipped and trained on.
 
     rewards[T,N] are discounted inside the chunk, `discounts` = gamma^(steps really executed) and 0 where terminated,
-    `done` = terminated or truncated, `mask` False where the env was already over (whole-episode rollouts only).
+    `done` = terminated or truncated, `mask` False where the env was already over or the decision was not made.
     `final_obs` holds the successor observations of `done.nonzero()` in that order, `last_obs` those after decision T.
     """
 
@@ -99,101 +107,208 @@ def one_thread():
         torch.set_num_threads(threads)
 
 
-def _stack(rows: list[Obs]) -> Obs:
-    return {k: torch.stack([r[k] for r in rows]) for k in rows[0]}
+def mix(*keys: int) -> int:
+    """63 random bits that depend on the integers `keys` alone (SplitMix64, Steele et al. 2014)."""
+    h = 0
+    for key in keys:
+        z = (h + key + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        z = ((z ^ z >> 27) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        h = z ^ z >> 31
+    return h >> 1
 
 
-def _owned(obs: Obs) -> Obs:
-    return {k: v.clone() for k, v in obs.items()}
+def _array(x) -> np.ndarray:
+    return x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
 
+
+# ---- columns -----------------------------------------------------------------------------------------------------
+
+def layout(policy: Policy, obs: Obs, explore: bool = True) -> Layout:
+    """The row of one decision of `policy` on observations [n,...], from acting once."""
+    chunk = policy.act(obs, torch.Generator().manual_seed(0), explore)
+    n = len(chunk.x0)
+    rows = {OBS + k: v for k, v in obs.items()} | {FINAL + k: v for k, v in obs.items()}
+    rows |= {TRACE + k: v for k, v in chunk.trace.items()} | {"x0": chunk.x0, "logp": chunk.logp}
+    out = {k: (tuple(v.shape), _array(v).dtype) for k, v in rows.items()}
+    plain = {"rewards": np.float32, "discounts": np.float32, "done": bool, "mask": bool, "executed": np.int64,
+             "success": bool, "returns": np.float64, "lengths": np.int64}
+    return out | {k: ((n,), np.dtype(d)) for k, d in plain.items()} | {"version": ((), np.dtype(np.int64))}
+
+
+def column_shape(name: str, row: tuple[int, ...], decisions: int) -> tuple[int, ...]:
+    """Observations have one row more than decisions: the one after the last."""
+    return (decisions + name.startswith(OBS), *row)
+
+
+def new_columns(rows: Layout, decisions: int) -> Columns:
+    """Unfilled columns for `decisions` decisions."""
+    return {k: np.empty(column_shape(k, row, decisions), dtype) for k, (row, dtype) in rows.items()}
+
+
+def _trimmed(c: Columns, made: int, t: int, n: int) -> Columns:
+    """Columns with `made` decisions as ones with `t`: what was not made is masked out and earns an advantage of 0,
+
+    for it stays in the last observation with reward 0 and discount 1.
+    """
+    if made == t:
+        return {k: v[:t + k.startswith(OBS)] for k, v in c.items()}
+    out = {}
+    for k, v in c.items():
+        extra = t - made
+        if k.startswith(OBS):
+            out[k] = np.concatenate([v[:made + 1], np.broadcast_to(v[made], (extra, *v.shape[1:]))])
+        elif k in ("returns", "lengths", "success", "version"):
+            out[k] = np.concatenate([v[:made], np.broadcast_to(v[made - 1], (extra, *v.shape[1:]))])
+        else:
+            fill = 1 if k == "discounts" else 0
+            out[k] = np.concatenate([v[:made], np.full((extra, *v.shape[1:]), fill, v.dtype)])
+    return out
+
+
+def rollout_of(parts: Sequence[tuple[Columns, int]]) -> Rollout:
+    """Columns with the number of decisions made in each -> one rollout, env axes side by side.
+
+    One whole part is not copied: the rollout then lives as long as its columns are left alone.
+    """
+    t = max(made for _, made in parts)
+    pieces = [_trimmed(c, made, t, c["done"].shape[1]) for c, made in parts]
+    versions = [np.broadcast_to(p["version"][:, None], p["done"].shape) for p in pieces]
+
+    def joined(name: str) -> np.ndarray:
+        return pieces[0][name] if len(pieces) == 1 else np.concatenate([p[name] for p in pieces], 1)
+    c = {k: joined(k) for k in pieces[0] if k != "version"}
+    tensor = {k: torch.from_numpy(v) for k, v in c.items() if not k.startswith(FINAL)}
+    ended = c["done"]
+    stats = {"episodes": float(ended.sum()), "env_steps": float((c["executed"] * c["mask"]).sum())}
+    if ended.any():
+        stats |= {"success": float(c["success"][ended].mean()), "return": float(c["returns"][ended].mean()),
+                  "length": float(c["lengths"][ended].mean())}
+
+    def group(prefix: str, rows) -> dict[str, Tensor]:
+        return {k[len(prefix):]: rows(v) for k, v in (tensor if prefix != FINAL else c).items() if k.startswith(prefix)}
+    return Rollout(
+        obs=group(OBS, lambda v: v[:t]), last_obs=group(OBS, lambda v: v[t]), trace=group(TRACE, lambda v: v),
+        final_obs=group(FINAL, lambda v: torch.from_numpy(v[ended])), x0=tensor["x0"], logp=tensor["logp"],
+        rewards=tensor["rewards"], discounts=tensor["discounts"], done=tensor["done"], executed=tensor["executed"],
+        mask=tensor["mask"], version=torch.from_numpy(np.concatenate(versions, 1)),
+        outcome=tensor["returns"][-1].float(), stats=stats)
+
+
+# ---- collecting --------------------------------------------------------------------------------------------------
 
 class Collector:
-    """Keeps a vector env going between rollouts; the only owner of episode statistics."""
+    """Keeps a vector env going; the only owner of its episode statistics.
 
-    def __init__(self, env, policy: Policy, gamma: float, seed: int):
-        self.env, self.gamma = env, gamma
+    The noise of decision i of lane l is drawn from (seed, l, i) alone: whoever makes it again makes the same one.
+    """
+
+    def __init__(self, env, policy: Policy, gamma: float, seed: int, lane: int = 0):
+        self.env, self.gamma, self.seed, self.lane = env, gamma, seed, lane
         self.spec, self.execute = policy.spec, policy.options.execute
-        self.timer = Timer()
-        self.n = env.num_envs
-        raw, _ = env.reset(seed=seed)
-        self.obs = _owned(obs_tensors(raw, self.spec))
+        self.timer, self.generator = Timer(), torch.Generator()
+        self.n, self.decision = env.num_envs, 0
+        raw, _ = env.reset(seed=seed if lane == 0 else mix(seed, lane) >> 32)
+        self.obs = self._read(raw)
         self.returns, self.lengths = np.zeros(self.n), np.zeros(self.n, np.int64)
+        self.alive = np.ones(self.n, bool)
+        self._layouts: dict[bool, Layout] = {}
 
-    def collect(self, policy: Policy, decisions: int, generator: torch.Generator, version: int = 0,
-                explore: bool = True) -> Rollout:
-        """T decisions in every env; envs that end start anew at once."""
-        with nullcontext() if self.spec.views else one_thread():
-            return self._run(policy, decisions, generator, version, explore, whole=False)
+    def _read(self, raw: dict) -> dict[str, np.ndarray]:
+        return {k: _array(v) for k, v in obs_tensors(raw, self.spec).items()}
 
-    def episodes(self, policy: Policy, starts: np.ndarray, generator: torch.Generator, version: int = 0,
-                 explore: bool = True) -> Rollout:
-        """One whole episode per env from `starts[N]`; decisions after its end are masked out."""
+    def layout(self, policy: Policy, explore: bool = True) -> Layout:
+        """Rows of this collector's columns."""
+        if explore not in self._layouts:
+            self._layouts[explore] = layout(policy, {k: torch.from_numpy(v) for k, v in self.obs.items()}, explore)
+        return self._layouts[explore]
+
+    def begin(self, starts: np.ndarray) -> None:
+        """Start one episode per env from `starts[N]`."""
         raw, _ = self.env.reset(options={"reset_mask": np.ones(self.n, bool), "starts": starts})
-        self.obs = _owned(obs_tensors(raw, self.spec))
-        self.returns[:], self.lengths[:] = 0, 0
-        with nullcontext() if self.spec.views else one_thread():
-            return self._run(policy, -(-self.env.spec.max_steps // self.execute), generator, version, explore, whole=True)
+        self.obs = self._read(raw)
+        self.returns[:], self.lengths[:], self.alive[:] = 0, 0, True
 
-    def _run(self, policy: Policy, decisions: int, generator, version: int, explore: bool, whole: bool) -> Rollout:
-        rows: dict[str, list] = {k: [] for k in ("obs", "trace", "x0", "logp", "rewards", "discounts", "done",
-                                                 "executed", "mask")}
-        final, ends = [], []
-        alive = np.ones(self.n, bool)
+    def decide(self, policy: Policy, columns: Columns, t: int, version: int = 0, explore: bool = True,
+               whole: bool = False) -> None:
+        """One decision in every env, into row t of the columns; `whole` leaves an env that is over as it is."""
+        for k, v in self.obs.items():
+            columns[OBS + k][t] = v
         self.timer.skip()
-        for _ in range(decisions):
-            chunk = policy.act(self.obs, generator, explore)
-            actions = chunk.actions.numpy()
-            self.timer.add("policy")
-            raw, reward, gain, terminated, truncated, success, steps = run_chunk(self.env, actions, self.gamma)
-            self.timer.add("sim")
-            done = (terminated | truncated) & alive
-            self.returns += gain * alive
-            self.lengths += steps * alive
-            for key, value in (("obs", self.obs), ("trace", chunk.trace), ("x0", chunk.x0), ("logp", chunk.logp),
-                               ("rewards", reward * alive),
-                               ("discounts", np.where(terminated, 0, self.gamma**steps).astype(np.float32)),
-                               ("done", done), ("executed", steps), ("mask", alive.copy())):
-                rows[key].append(value)
-            self.obs = _owned(obs_tensors(raw, self.spec))
-            if done.any():
-                ids = done.nonzero()[0]
-                final.append({k: v[torch.from_numpy(ids)] for k, v in self.obs.items()})
-                ends += list(zip(success[ids].tolist(), self.returns[ids].tolist(), self.lengths[ids].tolist()))
-                if not whole:
-                    self.returns[ids], self.lengths[ids] = 0, 0
-                if whole:
-                    alive &= ~done
-                    if not alive.any():
-                        break
-                else:
-                    raw, _ = self.env.reset(options={"reset_mask": done})
-                    self.obs = _owned(obs_tensors(raw, self.spec))
-                self.timer.add("sim")
-        steps_total = int(sum((e * m).sum() for e, m in zip(rows["executed"], rows["mask"])))
-        stats = {"episodes": float(len(ends)), "env_steps": float(steps_total)}
-        if ends:
-            success, returns, lengths = np.array(ends, np.float64).T
-            stats |= {"success": float(success.mean()), "return": float(returns.mean()),
-                      "length": float(lengths.mean())}
-        tensor = {k: torch.from_numpy(np.stack(rows[k])) for k in ("rewards", "discounts", "done", "executed", "mask")}
-        final_obs = {k: torch.cat([f[k] for f in final]) for k in self.obs} if final else \
-            {k: v[:0] for k, v in self.obs.items()}
-        return Rollout(
-            obs=_stack(rows["obs"]), trace=_stack(rows["trace"]), x0=torch.stack(rows["x0"]),
-            logp=torch.stack(rows["logp"]), rewards=tensor["rewards"].float(), discounts=tensor["discounts"],
-            done=tensor["done"], executed=tensor["executed"], mask=tensor["mask"],
-            version=torch.full((len(rows["done"]), self.n), version),
-            outcome=torch.from_numpy(self.returns.astype(np.float32)), final_obs=final_obs, last_obs=self.obs,
-            stats=stats)
+        self.generator.manual_seed(mix(self.seed, self.lane, self.decision))
+        chunk = policy.act({k: torch.from_numpy(columns[OBS + k][t]) for k in self.obs}, self.generator, explore)
+        actions = _array(chunk.actions)
+        self.timer.add("policy")
+        self.act(actions, columns, t, whole)
+        for k, v in chunk.trace.items():
+            columns[TRACE + k][t] = _array(v)
+        columns["x0"][t], columns["logp"][t] = _array(chunk.x0), _array(chunk.logp)
+        columns["version"][t] = version
+
+    def act(self, actions: np.ndarray, columns: Columns, t: int, whole: bool = False) -> None:
+        """Execute `actions[N,E,A]` and write what came of it into row t."""
+        raw, reward, gain, terminated, truncated, success, steps = run_chunk(self.env, actions, self.gamma)
+        alive = self.alive
+        done = (terminated | truncated) & alive
+        self.returns += gain * alive
+        self.lengths += steps * alive
+        c = columns
+        c["rewards"][t], c["done"][t], c["mask"][t] = reward * alive, done, alive
+        c["discounts"][t], c["executed"][t] = np.where(terminated, 0, self.gamma**steps), steps
+        c["success"][t], c["returns"][t], c["lengths"][t] = success, self.returns, self.lengths
+        self.obs = self._read(raw)
+        if done.any():
+            for k, v in self.obs.items():
+                c[FINAL + k][t][done] = v[done]
+            if whole:
+                self.alive = alive & ~done
+            else:
+                self.returns[done], self.lengths[done] = 0, 0
+                raw, _ = self.env.reset(options={"reset_mask": done})
+                self.obs = self._read(raw)
+        for k, v in self.obs.items():
+            c[OBS + k][t + 1] = v
+        self.decision += 1
+        self.timer.add("sim")
+
+    def threads(self):
+        """The context to act in."""
+        return nullcontext() if self.spec.views else one_thread()
+
+    def collect(self, policy: Policy, decisions: int, version: int = 0, explore: bool = True) -> Rollout:
+        """T decisions in every env; envs that end start anew at once."""
+        columns = new_columns(self.layout(policy, explore), decisions)
+        with self.threads():
+            for t in range(decisions):
+                self.decide(policy, columns, t, version, explore)
+        return rollout_of([(columns, decisions)])
+
+    def episodes(self, policy: Policy, starts: np.ndarray, version: int = 0, explore: bool = True) -> Rollout:
+        """One whole episode per env from `starts[N]`; decisions after its end are masked out."""
+        self.begin(starts)
+        columns, made = new_columns(self.layout(policy, explore), self.longest()), 0
+        with self.threads():
+            while made < self.longest() and self.alive.any():
+                self.decide(policy, columns, made, version, explore, whole=True)
+                made += 1
+        self.alive[:] = True
+        return rollout_of([({k: v[:made + k.startswith(OBS)] for k, v in columns.items()}, made)])
+
+    def longest(self) -> int:
+        """Decisions of the longest episode."""
+        return -(-self.env.spec.max_steps // self.execute)
 
     def state(self) -> dict:
         """Everything needed to go on exactly, or {} where the env cannot be snapshotted."""
         if not hasattr(self.env, "get_state"):
             return {}
-        return {"env": self.env.get_state(), "obs": dict(self.obs), "returns": self.returns.copy(),
-                "lengths": self.lengths.copy()}
+        return {"env": self.env.get_state(), "obs": {k: v.copy() for k, v in self.obs.items()}, "returns": self.returns.copy(),
+                "lengths": self.lengths.copy(), "alive": self.alive.copy(), "decision": self.decision,
+                "seed": self.seed, "lane": self.lane}
 
     def set_state(self, state: dict) -> None:
         self.env.set_state(state["env"])
-        self.obs = _owned({k: torch.as_tensor(v) for k, v in state["obs"].items()})
+        self.obs = {k: np.array(v) for k, v in state["obs"].items()}
         self.returns, self.lengths = np.array(state["returns"]), np.array(state["lengths"])
+        self.alive = np.array(state["alive"])
+        self.decision, self.seed, self.lane = state["decision"], state["seed"], state["lane"]

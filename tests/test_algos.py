@@ -41,22 +41,22 @@ def setup(name, seed=0, n=32):
     return env, learner, Collector(env, policy, options.gamma, seed), options
 
 
-def step(env, learner, collector, options, g, rng, progress=0.5):
+def step(env, learner, collector, options, rng, progress=0.5):
     explore = not isinstance(options, NftOptions)
     if options.advantage == "gae":
-        r = collector.collect(learner.sampler, options.decisions, g, explore=explore)
+        r = collector.collect(learner.sampler, options.decisions, explore=explore)
     else:
         starts = np.repeat(rng.integers(0, 2**31, env.num_envs // options.group), options.group)
-        r = collector.episodes(learner.sampler, starts, g, explore=explore)
+        r = collector.episodes(learner.sampler, starts, explore=explore)
     return learner.update(r, progress), r
 
 
 @pytest.mark.parametrize("name", [m for m in METHODS if m != "nft"])
 def test_the_ratio_is_one_at_the_first_minibatch(name):
     env, learner, collector, options = setup(name)
-    g, rng = torch.Generator().manual_seed(0), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for _ in range(3):
-        metrics, _ = step(env, learner, collector, options, g, rng)
+        metrics, _ = step(env, learner, collector, options, rng)
         assert metrics.get("first_log_ratio", 0.0) < 2e-5
     assert learner.iteration == 3
 
@@ -65,20 +65,19 @@ def test_the_ratio_is_one_at_the_first_minibatch(name):
 def test_a_learner_restored_from_a_checkpoint_makes_the_identical_next_updates(name, tmp_path):
     def run(folder):
         env, learner, collector, options = setup(name)
-        g, rng = torch.Generator().manual_seed(0), np.random.default_rng(0)
+        rng = np.random.default_rng(0)
         for i in range(4):
             if folder and i == 2:
-                state = {"learner": learner.state_dict(), "g": g.get_state(), "collector": collector.state()}
+                state = {"learner": learner.state_dict(), "collector": collector.state()}
                 checkpoint.save_checkpoint(folder / "c", learner.policy, state, {"step": i})
                 env, learner, collector, _ = setup(name, seed=5)
                 policy, _ = checkpoint.load_policy(folder / "c")
                 learner.policy.load_state_dict(policy.state_dict())
                 state, meta = checkpoint.load_train(folder / "c")
                 learner.load_state_dict(state["learner"])
-                g.set_state(state["g"])
                 collector.set_state(state["collector"])
                 assert meta["step"] == 2
-            step(env, learner, collector, options, g, rng)
+            step(env, learner, collector, options, rng)
         return learner
     whole, resumed = run(None), run(tmp_path)
     for a, b in zip(whole.policy.parameters(), resumed.policy.parameters()):
@@ -106,7 +105,7 @@ def test_flat_groups_are_dropped_and_leave_the_weights_alone():
     env, learner, collector, options = setup("pi_rl sde grpo")
     env.limit = 1  # nobody arrives: every group is flat
     before = [p.clone() for p in learner.policy.parameters()]
-    metrics, _ = step(env, learner, collector, options, torch.Generator().manual_seed(0), np.random.default_rng(0))
+    metrics, _ = step(env, learner, collector, options, np.random.default_rng(0))
     assert metrics["skipped"] == 1.0 and metrics["flat_groups"] == 1.0
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters()))
 
@@ -115,7 +114,7 @@ def test_the_critic_warms_up_alone():
     env, learner, collector, options = setup("pi_rl sde")
     actor = [p.clone() for p in learner.policy.parameters()]
     critic = [p.clone() for p in learner.credit.critic.parameters()]
-    step(env, learner, collector, options, torch.Generator().manual_seed(0), None)
+    step(env, learner, collector, options, None)
     assert all(torch.equal(a, b) for a, b in zip(actor, learner.policy.parameters()))
     assert not all(torch.equal(a, b) for a, b in zip(critic, learner.credit.critic.parameters()))
 
@@ -124,7 +123,7 @@ def test_reinflows_noise_bound_holds_then_falls():
     assert reinflow.noise_bound(0.2, 0.3, 0.35, 0.7) == 0.2
     assert abs(reinflow.noise_bound(0.2, 1.0, 0.35, 0.7) - 0.14) < 1e-9
     env, learner, collector, options = setup("reinflow")
-    step(env, learner, collector, options, torch.Generator().manual_seed(0), None, progress=1.0)
+    step(env, learner, collector, options, None, progress=1.0)
     assert abs(float(learner.policy.noise.high) - 0.3 * 0.7) < 1e-6
 
 
@@ -142,9 +141,8 @@ def test_reinflows_distance_to_the_old_policy_starts_at_zero_and_grows():
 def test_nft_samples_with_its_slow_copy_and_moves_it():
     env, learner, collector, options = setup("nft")
     assert learner.sampler is not learner.policy
-    g = torch.Generator().manual_seed(0)
     for _ in range(3):
-        step(env, learner, collector, options, g, None)
+        step(env, learner, collector, options, None)
     start = make_policy(METHODS["nft"][0], ObsSpec(state=4, action=2), 0)
     assert not torch.equal(learner.old.head.out.weight, start.head.out.weight)
     assert torch.equal(learner.reference.head.out.weight, start.head.out.weight)
@@ -202,11 +200,11 @@ def test_every_method_improves_a_weak_supervised_policy(name, seed, tmp_path):
     bc.train(policy, demo_sampler(data, policy.spec, 4), BcOptions(updates=150), seed)
     learner = importlib.import_module(f"robo_rl.algos.{name.split()[0]}").make(policy, options, seed)
     collector = Collector(env, policy, options.gamma, seed)
-    g, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     before = np.mean(evaluate(PointReach(200, 12), learner.policy, eval_starts(200))["success"])
     rounds = 120 if name == "nft" else 60 if options.advantage == "gae" else 500
     for i in range(rounds):
-        step(env, learner, collector, options, g, rng, i / rounds)
+        step(env, learner, collector, options, rng, i / rounds)
     after = np.mean(evaluate(PointReach(200, 12), learner.policy, eval_starts(200))["success"])
     print(f"\n{name} seed {seed}: {before:.3f} -> {after:.3f}")
     assert after >= min(before + 0.2, 0.95), (before, after)

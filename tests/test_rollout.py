@@ -13,7 +13,7 @@ GAMMA = 0.9
 def setup(n=16, execute=4, seed=0, **kw):
     env = PointReach(n, **kw)
     policy = make_policy(PolicyOptions(horizon=4, execute=execute, hidden=32, layers=2), ObsSpec(state=4, action=2), 0)
-    return env, policy, Collector(env, policy, GAMMA, seed), torch.Generator().manual_seed(1)
+    return env, policy, Collector(env, policy, GAMMA, seed)
 
 
 def test_a_chunk_discounts_inside_and_stops_counting_where_the_env_is_over():
@@ -27,8 +27,8 @@ def test_a_chunk_discounts_inside_and_stops_counting_where_the_env_is_over():
 
 
 def test_discounts_are_gamma_to_the_steps_taken_and_zero_only_where_terminated():
-    env, policy, collector, g = setup(limit=6)
-    r = collector.collect(policy, 12, g)
+    env, policy, collector = setup(limit=6)
+    r = collector.collect(policy, 12)
     over = r.done
     ended = r.discounts == 0
     assert (ended <= over).all() and over.sum() > ended.sum() > 0  # some time limits, some successes
@@ -38,8 +38,8 @@ def test_discounts_are_gamma_to_the_steps_taken_and_zero_only_where_terminated()
 
 
 def test_the_final_observation_is_the_one_the_episode_ended_in():
-    env, policy, collector, g = setup(limit=6)
-    r = collector.collect(policy, 8, g)
+    env, policy, collector = setup(limit=6)
+    r = collector.collect(policy, 8)
     where = r.done.nonzero()
     assert len(r.final_obs["state"]) == len(where) > 0
     for row, (t, n) in zip(r.final_obs["state"], where):
@@ -50,38 +50,38 @@ def test_the_final_observation_is_the_one_the_episode_ended_in():
 
 
 def test_successor_observations_follow_each_other_where_nothing_ended():
-    env, policy, collector, g = setup(limit=60)
-    a = collector.collect(policy, 5, g)
-    b = collector.collect(policy, 5, g)
+    env, policy, collector = setup(limit=60)
+    a = collector.collect(policy, 5)
+    b = collector.collect(policy, 5)
     assert torch.equal(a.last_obs["state"], b.obs["state"][0])
 
 
 def test_the_same_seed_gives_the_same_rollout():
     runs = []
     for _ in range(2):
-        _, policy, collector, g = setup()
-        runs.append(collector.collect(policy, 6, g))
+        _, policy, collector = setup()
+        runs.append(collector.collect(policy, 6))
     assert torch.equal(runs[0].rewards, runs[1].rewards) and torch.equal(runs[0].logp, runs[1].logp)
     assert torch.equal(runs[0].obs["state"], runs[1].obs["state"])
 
 
 def test_a_collector_restored_from_its_state_goes_on_identically():
-    _, policy, first, g = setup()
-    first.collect(policy, 3, g)
-    state, noise = first.state(), g.get_state()
-    a = first.collect(policy, 4, g)
-    _, _, second, h = setup(seed=77)
+    _, policy, first = setup()
+    first.collect(policy, 3)
+    state = first.state()
+    a = first.collect(policy, 4)
+    _, _, second = setup()
+    second.collect(policy, 2)
     second.set_state(state)
-    h.set_state(noise)
-    b = second.collect(policy, 4, h)
+    b = second.collect(policy, 4)
     assert torch.equal(a.obs["state"], b.obs["state"]) and torch.equal(a.rewards, b.rewards)
     assert a.stats == b.stats
 
 
 def test_whole_episodes_mask_what_follows_their_end_and_members_share_their_start():
-    env, policy, collector, g = setup(n=8, limit=12)
+    env, policy, collector = setup(n=8, limit=12)
     starts = np.repeat([5, 9], 4)
-    r = collector.episodes(policy, starts, g)
+    r = collector.episodes(policy, starts)
     assert torch.equal(r.obs["state"][0, :4], r.obs["state"][0, :1].expand(4, -1))
     assert (r.mask.int().diff(dim=0) <= 0).all()
     assert (r.done & r.mask).sum() == 8
@@ -90,7 +90,7 @@ def test_whole_episodes_mask_what_follows_their_end_and_members_share_their_star
 
 
 def test_evaluation_is_the_same_twice_and_counts_each_start_once():
-    env, policy, _, _ = setup(n=6)
+    env, policy, _ = setup(n=6)
     a, b = (evaluate(env, policy, eval_starts(10)) for _ in range(2))
     assert a == b and len(a["success"]) == 10
     shorter = evaluate(env, policy, eval_starts(6))

@@ -22,7 +22,7 @@ def learner_and_rollout(language=False, **kw):
     policy = make_policy(PolicyOptions(kind="gaussian", hidden=32, layers=2, horizon=4, execute=4),
                          ObsSpec(state=4, action=2, language=language), 0)
     options = PpoOptions(**({"decisions": 12, "epochs": 3, "minibatch": 64, "critic_warmup": 0} | kw))
-    rollout = Collector(env, policy, options.gamma, 0).collect(policy, 12, torch.Generator().manual_seed(0))
+    rollout = Collector(env, policy, options.gamma, 0).collect(policy, 12)
     return ppo.make(policy, options, 0), rollout
 
 

@@ -57,12 +57,11 @@ class Loop:
         self.policy = make_policy(t.policy, obs_spec(self.env, False), 0)
         self.learner = importlib.import_module(f"robo_rl.algos.{t.algo}").make(self.policy, t.rl, 0)
         self.collector = Collector(self.env, self.policy, t.rl.gamma, 1)
-        self.generator = torch.Generator().manual_seed(0)
         self.steps_per_call = t.envs * t.rl.decisions * t.policy.execute
 
     def __call__(self) -> None:
         torch.set_num_threads(self.t.torch_threads)
-        rollout = self.collector.collect(self.learner.sampler, self.t.rl.decisions, self.generator)
+        rollout = self.collector.collect(self.learner.sampler, self.t.rl.decisions)
         self.learner.update(rollout, 0.1)
         self.learner.after_collect(rollout)
 

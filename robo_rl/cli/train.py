@@ -268,7 +268,6 @@ class Run:
         torch.set_num_threads(args.torch_threads)
         self.args, self.folder, self.env, self.stop = args, folder, env, Stop()
         self.step, self.best = 0, {"success": -1.0, "return": 0.0, "step": -1}
-        self.generator = torch.Generator().manual_seed(args.seed + 100)
         self.eval_env = None
         self.started = time.monotonic()
 
@@ -400,7 +399,6 @@ class Run:
             state, _ = checkpoint.load_train(resume)
             if state:
                 learner.load_state_dict(state["learner"])
-                self.generator.set_state(state["generator"])
                 iteration = state["iteration"]
                 rng.bit_generator.state = json.loads(state["rng"])
                 if state["collector"]:
@@ -413,7 +411,7 @@ class Run:
         self.progress.start("rl", args.steps, "steps", done=self.step)
 
         def state() -> dict:
-            return {"learner": learner.state_dict(), "generator": self.generator.get_state(), "iteration": iteration,
+            return {"learner": learner.state_dict(), "iteration": iteration,
                     "rng": json.dumps(rng.bit_generator.state), "collector": collector.state()}
 
         while self.step < args.steps and not self.stop.asked:
@@ -421,9 +419,9 @@ class Run:
             explore = args.algo != "nft"
             if group:
                 starts = np.repeat(rng.integers(0, 2**31, args.envs // o.group), o.group)
-                rollout = collector.episodes(learner.sampler, starts, self.generator, iteration, explore)
+                rollout = collector.episodes(learner.sampler, starts, iteration, explore)
             else:
-                rollout = collector.collect(learner.sampler, o.decisions, self.generator, iteration, explore)
+                rollout = collector.collect(learner.sampler, o.decisions, iteration, explore)
             self.step += int(rollout.stats["env_steps"])
             mid = time.perf_counter()
             metrics = learner.update(rollout, min(1.0, self.step / args.steps))
