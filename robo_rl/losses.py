@@ -9,11 +9,13 @@ MAX_LOG_RATIO = 20.0
 
 
 def ppo(logp: Tensor, logp_old: Tensor, adv: Tensor, clip_low: "Tensor | float", clip_high: "Tensor | float",
-        dual_clip: float = 0.0) -> tuple[Tensor, dict[str, Tensor]]:
+        dual_clip: float = 0.0, weight: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped surrogate, `-mean min(rho A, clip(rho, 1-lo, 1+hi) A)`; all arguments broadcast to one shape.
 
     dual_clip c > 1: for A < 0 the objective is bounded below by c A (Ye et al. 2020); 0 turns it off.
-    Non-finite log ratios count as 0. Metrics: approx_kl (Schulman's k3), clip_fraction, log-ratio tails.
+    `weight` multiplies each sample's objective and not the number that divides the sum (`robo_rl.corrections`).
+    Non-finite log ratios count as 0. Metrics: approx_kl (Schulman's k3), clip_fraction, log-ratio tails; with a weight
+    also `active`, the share of samples that neither clip nor weight put out.
     Source: Schulman et al. 2017 eq. 7.
     """
     log_ratio = (logp - logp_old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -25,10 +27,14 @@ def ppo(logp: Tensor, logp_old: Tensor, adv: Tensor, clip_low: "Tensor | float",
     gain = torch.minimum(ratio * adv, clipped * adv)
     if dual_clip:
         gain = torch.where(adv < 0, torch.maximum(gain, dual_clip * adv), gain)
+    if weight is not None:
+        gain = weight * gain
     with torch.no_grad():
         metrics = {"kl": (ratio - 1 - log_ratio).mean(), "clip_fraction": (clipped != ratio).float().mean(),
                    "ratio_max": ratio.max(), "log_ratio_absmax": log_ratio.abs().max(),
                    "nonfinite_ratio": bad.float().mean()}
+        if weight is not None:
+            metrics["active"] = ((clipped == ratio) & (weight > 0)).float().mean()
     return -gain.mean(), metrics
 
 

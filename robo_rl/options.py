@@ -6,7 +6,7 @@ Values are checked where they are made: a bad one raises UserError with the allo
 from dataclasses import dataclass
 from typing import Literal
 
-from robo_rl.errors import UserError, in_range
+from robo_rl.errors import UserError, choose, in_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +82,10 @@ class BcOptions:
         in_range("bc.ema", self.ema, 0, 1, open_high=True)
 
 
+CORRECTIONS = ("none", "decoupled", "tis", "vtrace", "minpro", "sequence")
+PROXIMALS = ("recompute", "snapshot", "interpolate", "ewma")
+
+
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyOptions:
     """What every ratio method shares; each method's own file says which of these are its paper's."""
@@ -117,6 +121,16 @@ class OnPolicyOptions:
     anneal_lr: bool = False
     bc_coef: float = 0.0
     """Weight of the supervised loss on the demonstrations, added to every update."""
+    correction: Literal["none", "decoupled", "tis", "vtrace", "minpro", "sequence"] = "decoupled"
+    """Weight of a chunk that older weights acted: its ratio, dropped (decoupled) or truncated (tis) above the cap;
+    V-trace; the ratio times the episode's least before it (minpro); the episode's geometric mean (sequence)."""
+    proximal: Literal["recompute", "snapshot", "interpolate", "ewma"] = "recompute"
+    """What the clip is centred on for such chunks: the present weights; those that acted, scored by the learner, 16
+    kept (for an engine of other numerics); a guess from their ages, without a pass; an average over versions."""
+    weight_cap: float = 2.0
+    """Most a stale chunk may weigh (vtrace: always 1)."""
+    ess_lr: bool = False
+    """Scale the policy's learning rate by sqrt(ESS/n) of the weights while data is stale (VCPO)."""
 
     def __post_init__(self) -> None:
         for name, low, high in (("decisions", int(self.advantage == "gae"), 10**6), ("epochs", 1, 1000),
@@ -129,6 +143,15 @@ class OnPolicyOptions:
             in_range(f"rl.{name}", getattr(self, name), 0, high, open_low=True)
         if self.dual_clip:
             in_range("rl.dual_clip (0 turns it off)", self.dual_clip, 1, 1e6, open_low=True)
+        choose("rl.correction", self.correction, CORRECTIONS)
+        choose("rl.proximal", self.proximal, PROXIMALS)
+        in_range("rl.weight_cap", self.weight_cap, 1, 1e6)
+        if self.correction == "vtrace" and self.advantage != "gae":
+            raise UserError(f"rl.correction vtrace corrects a critic's targets: it needs rl.advantage gae, got "
+                            f"{self.advantage}; a group advantage goes with decoupled, tis, minpro or sequence")
+        if self.proximal == "interpolate" and (self.ess_lr or self.correction in ("vtrace", "minpro", "sequence")):
+            raise UserError("rl.proximal interpolate makes no pass before the first step: it goes with rl.correction "
+                            "decoupled or tis and without rl.ess_lr; use recompute, snapshot or ewma")
 
 
 @dataclass(frozen=True, kw_only=True)

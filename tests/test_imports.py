@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 # Inside robo_rl each line imports only from the lines above it (and a package from itself).
 LAYERS = (
     "types errors geometry",
-    "files options stats advantages losses sampling normalise allocate",
+    "files options stats advantages corrections losses sampling normalise allocate",
     "policies data rewards log",
     "checkpoint rollout",
     "evaluate algos",

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from robo_rl import losses
 from robo_rl.advantages import gae, group_advantage, whiten
+from robo_rl.corrections import vtrace
 from robo_rl.options import OnPolicyOptions
 from robo_rl.policies.nets import Critic
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
@@ -70,10 +71,12 @@ class Credit:
         return torch.cat([self.critic(policy.encode({k: v[i:i + size] for k, v in obs.items()}))
                           for i in range(0, n, size)]) if n else torch.zeros(0)
 
-    def assign(self, r: Rollout, policy) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, float]]:
+    def assign(self, r: Rollout, policy,
+               log_rho: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, float]]:
         """Whitened adv, returns, values (each [T*N]), the rows worth training on, and metrics.
 
-        Rows leave out decisions of envs that were over and, with a group advantage, of flat groups.
+        Rows leave out decisions of envs that were over and, with a group advantage, of flat groups. With the log ratios
+        `log_rho[T,N]` of stale data V-trace takes the place of GAE, and its weight is left to the loss.
         """
         o, (t, n) = self.options, r.rewards.shape
         live = r.mask.flatten()
@@ -88,7 +91,10 @@ class Credit:
         if r.done.any():
             next_values[r.done] = self.values(policy, r.final_obs)
         rewards = self.scaled(r) if o.scale_reward else r.rewards
-        adv, returns = gae(rewards, r.discounts, r.done, values, next_values, o.lam)
+        if log_rho is None:
+            adv, returns = gae(rewards, r.discounts, r.done, values, next_values, o.lam)
+        else:
+            adv, returns, _ = vtrace(rewards, r.discounts, r.done, values, next_values, o.lam, log_rho)
         metrics = {"adv_std": float(adv.std()), "value": float(values.mean()),
                    "explained_variance": explained(values[r.mask], returns[r.mask])}
         return (whiten(adv, r.mask).flatten(), returns.flatten(), values.flatten(), live.nonzero().squeeze(1),

@@ -37,8 +37,11 @@ class NftLearner:
         """v_old: the loss is only right for chunks that it sampled."""
         return self.old
 
-    def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
-        """Epochs of the contrastive forward-process loss, then v_old moves."""
+    def update(self, rollout: Rollout, progress: float, version: int | None = None) -> dict[str, float]:
+        """Epochs of the contrastive forward-process loss, then v_old moves.
+
+        The loss has no likelihood ratio: chunks of any `version` enter it alike.
+        """
         o, policy = self.options, self.policy
         adv, returns, values, rows, metrics = self.credit.assign(rollout, self.old)
         obs, x0_all = flat(rollout.obs), rollout.x0.flatten(0, 1)

@@ -4,10 +4,13 @@
     for epoch, for minibatch:
         logp = policy.score(encode(obs), trace)        [B,F]; the same weights give the stored logp exactly
         loss = ppo(logp, logp_old, adv) + critic + rules.extra + bc_coef * supervised
+
+Data of older weights is corrected by `robo_rl.algos.stale`: logp_old is then the anchor's, and samples have weights.
 """
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +19,7 @@ from torch import Tensor
 
 from robo_rl import losses
 from robo_rl.algos.credit import Credit, descend, flat, make_adam, pick
+from robo_rl.algos.stale import Corrector
 from robo_rl.options import OnPolicyOptions
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
 from robo_rl.rollout import Rollout
@@ -24,13 +28,16 @@ Demos = Callable[[int, torch.Generator], tuple[Obs, Tensor, Tensor]]  # batch si
 
 
 class Learner(Protocol):
-    """What learns: one rollout in, metrics out, with everything it owns in `state_dict`."""
+    """What learns: one rollout in, metrics out, with everything it owns in `state_dict`.
+
+    `version` names the learner's weights before the update, as `rollout.version` names those that acted; None: the same.
+    """
 
     policy: "ChainPolicy | GaussianPolicy"
 
     @property
     def sampler(self) -> "ChainPolicy | GaussianPolicy": ...
-    def update(self, rollout: Rollout, progress: float) -> dict[str, float]: ...
+    def update(self, rollout: Rollout, progress: float, version: int | None = None) -> dict[str, float]: ...
     def state_dict(self) -> dict: ...
     def load_state_dict(self, state: dict) -> None: ...
 
@@ -56,6 +63,7 @@ class OnPolicyLearner:
         self.actor_params = [p for p in policy.parameters() if p.requires_grad]
         self.actor_opt = make_adam(self.actor_params, options.lr)
         self.generator = torch.Generator().manual_seed(seed + 2)
+        self.corrector = Corrector(options)
         self.iteration = 0
 
     @property
@@ -65,14 +73,20 @@ class OnPolicyLearner:
 
     # ---- one update ------------------------------------------------------------------------------------------
 
-    def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
-        """Several epochs over one rollout; progress in [0, 1] drives schedules."""
+    def update(self, rollout: Rollout, progress: float, version: int | None = None) -> dict[str, float]:
+        """Several epochs over one rollout; progress in [0, 1] drives schedules.
+
+        `version` is that of the present weights; chunks that others acted are corrected (None: all are of the present).
+        """
         o, policy = self.options, self.policy
+        self.corrector.keep(policy, version)
         rules = self.rules(progress)
         if o.anneal_lr:
             self.actor_opt.param_groups[0]["lr"] = o.lr * (1 - progress)
             self.credit.opt.param_groups[0]["lr"] = o.critic_lr * (1 - progress)
-        adv, returns, values, rows, metrics = self.credit.assign(rollout, policy)
+        corrected = self.corrector.correct(rollout, policy, version, rules.joint)
+        adv, returns, values, rows, metrics = self.credit.assign(rollout, policy, corrected.log_rho)
+        metrics |= corrected.metrics
         if len(rows) == 0:
             self.iteration += 1
             return metrics | {"skipped": 1.0}
@@ -80,7 +94,7 @@ class OnPolicyLearner:
         if fixed:  # nothing is learnt between observation and context: it is encoded once
             with torch.no_grad():
                 obs = {"context": policy.encode(obs)}
-        actor_columns = flat(rollout.trace) | {"logp_old": rollout.logp.flatten(0, 1), "adv": adv}
+        actor_columns = flat(rollout.trace) | {"logp_old": rollout.logp.flatten(0, 1), "adv": adv} | corrected.columns
         critic_columns = {"returns": returns, "values": values}
         orders = [rows[torch.randperm(len(rows), generator=self.generator)] for _ in range(o.epochs)]
         logs: list[dict[str, Tensor]] = []
@@ -115,28 +129,37 @@ class OnPolicyLearner:
                     value_losses.append(self.credit.step(context, row["returns"], row["values"]))
 
         metrics["epochs"] = float(o.epochs)
-        if not actor_on:
-            critic()
-        elif not (gae and fixed):
-            actor()
-        elif o.target_kl:
-            actor()
-            critic(most=len(logs))
-        else:
-            beside(actor, critic)
+        with scaled_lr(self.actor_opt, corrected.lr_scale):
+            if not actor_on:
+                critic()
+            elif not (gae and fixed):
+                actor()
+            elif o.target_kl:
+                actor()
+                critic(most=len(logs))
+            else:
+                beside(actor, critic)
         self.iteration += 1
         if value_losses:
             metrics["value_loss"] = float(torch.stack(value_losses).mean())
-        return metrics | (average(logs, tails) if logs else {})
+        if logs:
+            metrics |= average(logs, tails)
+        if logs and "active" in logs[0]:
+            self.corrector.updated(float(logs[0]["active"]))
+        return metrics
 
     def actor_step(self, context: Tensor, row: dict[str, Tensor], rules: Rules) -> tuple[dict[str, Tensor], Tensor]:
-        """One step on a minibatch: context [B,C], and in `row` its trace, `logp_old` [B,F] and `adv` [B]; returns metrics
-        and the log ratios [B,F] before the step."""
+        """One step on a minibatch: context [B,C], and in `row` its trace, `logp_old` [B,F] and `adv` [B], if corrected
+        also `weight` [B] or [B,F], or `alpha` [B]; returns metrics and the log ratios [B,F] before the step."""
         o, policy = self.options, self.policy
         new, entropy = policy.score(context, row)
-        loss, step = surrogate(new, row["logp_old"], row["adv"], rules, o.dual_clip)
+        old, weight, told = row["logp_old"], row.get("weight"), {}
+        if "alpha" in row:
+            old, weight, told = self.corrector.between(new.detach(), row, rules.joint)
+        loss, step = surrogate(new, old, row["adv"], rules, o.dual_clip, weight)
+        step |= told
         step["policy_loss"], step["entropy"] = loss.detach(), entropy.detach()
-        log_ratio = new.detach() - row["logp_old"]
+        log_ratio = new.detach() - old
         if o.entropy_coef:
             loss = loss - o.entropy_coef * entropy
         if rules.extra is not None:
@@ -153,16 +176,32 @@ class OnPolicyLearner:
 
     def state_dict(self) -> dict:
         return {"credit": self.credit.state_dict(), "actor_opt": self.actor_opt.state_dict(),
-                "generator": self.generator.get_state(), "iteration": self.iteration}
+                "generator": self.generator.get_state(), "iteration": self.iteration,
+                "corrector": self.corrector.state_dict()}
 
     def load_state_dict(self, state: dict) -> None:
         self.credit.load_state_dict(state["credit"])
         self.actor_opt.load_state_dict(state["actor_opt"])
         self.generator.set_state(state["generator"])
         self.iteration = state["iteration"]
+        if "corrector" in state:  # not in checkpoints of before it
+            self.corrector.load_state_dict(state["corrector"])
 
 
-MAXIMA = {"ratio_max", "log_ratio_absmax"}
+MAXIMA = {"ratio_max", "log_ratio_absmax", "is_logratio_absmax"}
+
+
+@contextmanager
+def scaled_lr(opt: torch.optim.Optimizer, scale: float):
+    """The learning rate times `scale`, until the end of the block, however it ends."""
+    before = [group["lr"] for group in opt.param_groups]
+    for group in opt.param_groups:
+        group["lr"] = group["lr"] * scale
+    try:
+        yield
+    finally:
+        for group, lr in zip(opt.param_groups, before):
+            group["lr"] = lr
 
 
 def minibatches(columns: dict[str, Tensor], order: Tensor, size: int):
@@ -209,9 +248,15 @@ def average(logs: list[dict[str, Tensor]], tails: list[Tensor]) -> dict[str, flo
     return out
 
 
-def surrogate(logp: Tensor, logp_old: Tensor, adv: Tensor, rules: Rules, dual_clip: float):
-    """logp[B,F], adv[B] -> loss: one ratio for the joint density, or one per factor with weight and clip [F]."""
+def surrogate(logp: Tensor, logp_old: Tensor, adv: Tensor, rules: Rules, dual_clip: float,
+              weight: Tensor | None = None):
+    """logp[B,F], adv[B] -> loss: one ratio for the joint density, or one per factor with weight and clip [F].
+
+    `weight` of the samples: [B], or [B,F] where each factor has a ratio of its own.
+    """
     if rules.joint:
-        return losses.ppo(logp.sum(-1), logp_old.sum(-1), adv, rules.clip_low, rules.clip_high, dual_clip)
+        return losses.ppo(logp.sum(-1), logp_old.sum(-1), adv, rules.clip_low, rules.clip_high, dual_clip, weight)
     weighted = adv[:, None] if rules.weight is None else adv[:, None] * rules.weight
-    return losses.ppo(logp, logp_old, weighted.expand_as(logp), rules.clip_low, rules.clip_high, dual_clip)
+    if weight is not None and weight.dim() == 1:
+        weight = weight[:, None].expand_as(logp)
+    return losses.ppo(logp, logp_old, weighted.expand_as(logp), rules.clip_low, rules.clip_high, dual_clip, weight)
