@@ -155,6 +155,14 @@ def turn_between(a: Floats, b: Floats) -> Floats:
                 ay * bw - aw * by + ax * bz - az * bx, az * bw - aw * bz - ax * by + ay * bx)
 
 
+def rotate1(q: Floats, v: Floats) -> Floats:
+    """`rotate` of one vector."""
+    w, a, b, c = q
+    x, y, z = v
+    s, t, u = 2 * (b * z - c * y), 2 * (c * x - a * z), 2 * (a * y - b * x)
+    return x + w * s + b * u - c * t, y + w * t + c * s - a * u, z + w * u + a * t - b * s
+
+
 def unit(q: Floats) -> Floats:
     """q/|q|, same sign."""
     w, x, y, z = q

@@ -25,7 +25,7 @@ LAYERS = (
 )
 LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
 PURE = {*LAYERS[0].split(), *LAYERS[1].split()} - {"files"}  # no file, no clock, no process
-SIDE_BY_SIDE = {"sims": {"types", "errors", "geometry"}, "controllers": {"geometry"},
+SIDE_BY_SIDE = {"sims": {"types", "errors", "geometry"}, "controllers": {"geometry", "errors"},
                 "world_models": {"types", *PURE}}  # what of robo_rl the packages beside it may import
 HEAVY = ["torch", "mujoco", "gymnasium", "pyarrow", "av", "tensorboard", "matplotlib", "mani_skill", "sapien", "envpool",
          "wandb", "transformers", "jax"]

@@ -1,0 +1,156 @@
+"""A torque-controlled arm in MuJoCo under the control law: on simulated time, or at 1 kHz of real time.
+
+The arm's own model (what the law thinks) and the simulated one (what happens) are two: a payload, a push, joint
+friction or a late torque are in the second only.
+"""
+
+import gc
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mujoco
+import numpy as np
+
+from controllers.law import Law, LawOptions, vector
+from controllers.model import add_tool, arm_model, read_spec
+from controllers.robot import Robot
+from robo_rl.errors import UserError, in_range
+
+DT = 0.001  # control period and physics step [s]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """What the arm's model does not know."""
+
+    payload: float = 0.0  # kg at the tool
+    torque_delay: int = 0  # ticks between the law and the motors
+    joint_friction: float = 0.0  # N m of dry friction in every joint
+
+    def __post_init__(self) -> None:
+        in_range("payload", self.payload, 0, 100)
+        in_range("torque_delay", self.torque_delay, 0, 100)
+        in_range("joint_friction", self.joint_friction, 0, 20)
+
+
+class SimArm:
+    """The simulated arm; one `tick` is one control period. `t` is simulated time [s].
+
+    path: MJCF with the robot's joints and site, and whatever else there is in the scene; "" is the preset's.
+    """
+
+    def __init__(self, robot: Robot, options: LawOptions | None = None, *, path: str = "", dt: float = DT,
+                 q: np.ndarray | None = None, disturbance: Disturbance | None = None):
+        disturbance = disturbance or Disturbance()
+        if not (path or robot.model):
+            raise UserError(f"robot {robot.name} ships no model: give the path of its MJCF or URDF")
+        in_range("dt", dt, 1e-4, 0.01)
+        self.robot, self.dt, self.t = robot, dt, 0.0
+        self.mj = simulated(path or robot.model, robot, dt, disturbance)
+        self.data = mujoco.MjData(self.mj)
+        self.model = arm_model(robot, path, gravity=True)
+        self.law = Law(options or LawOptions(), robot)
+        joints = [self.mj.joint(j) for j in robot.joints]
+        self._qpos = np.array([j.qposadr[0] for j in joints])
+        self._dof = np.array([j.dofadr[0] for j in joints])
+        self._ctrl = np.array([self.mj.actuator(f"torque {j}").id for j in robot.joints])
+        self._site = self.mj.site(robot.site).id
+        self._body = self.mj.site_bodyid[self._site]
+        self._push, self._push_until = np.zeros(6), -math.inf
+        self._late = deque([None] * disturbance.torque_delay)
+        self.torque = np.zeros(len(joints))  # [n] [N m] at the motors in the last tick
+        self.before_step: Callable[[], None] | None = None
+        self.reset(robot.home if q is None else q)
+
+    def reset(self, q: np.ndarray) -> None:
+        """Put the arm at rest at joint angles q [n] [rad] and activate the law there."""
+        mujoco.mj_resetData(self.mj, self.data)
+        self.data.qpos[self._qpos] = vector("joint angles", q, len(self._qpos))
+        mujoco.mj_forward(self.mj, self.data)
+        self.t = 0.0
+        self.sense()
+        self.law.activate(self.model)
+        self._late = deque([self.model.bias.copy()] * len(self._late))
+
+    def sense(self) -> None:
+        """Measure: fill `model` from the simulated joints."""
+        self.model.update(self.data.qpos[self._qpos], self.data.qvel[self._dof])
+
+    def push(self, wrench: np.ndarray, seconds: float = math.inf) -> None:
+        """A force [N] and moment [N m] [6] from outside at the tool, in base axes, for a time."""
+        self._push, self._push_until = vector("push", wrench, 6), self.t + seconds
+
+    def tick(self) -> None:
+        """Sense, compute torques, step the physics by dt."""
+        d = self.data
+        self.sense()
+        torque = self.law.tick(self.model, self.dt)
+        if self._late:
+            self._late.append(torque)
+            torque = self._late.popleft()
+        self.torque = torque
+        d.ctrl[self._ctrl] = torque
+        if self.t < self._push_until:
+            arm = d.site_xpos[self._site] - d.xipos[self._body]
+            d.xfrc_applied[self._body, :3] = self._push[:3]
+            d.xfrc_applied[self._body, 3:] = self._push[3:] + np.cross(arm, self._push[:3])
+        elif self._push_until > -math.inf:
+            d.xfrc_applied[self._body] = 0
+            self._push_until = -math.inf
+        mujoco.mj_step(self.mj, d)
+        self.t += self.dt
+
+    def run(self, seconds: float, every: Callable[[], None] = lambda: None) -> None:
+        """Lockstep: ticks for a span of simulated time, calling `every` before each."""
+        for _ in range(round(seconds / self.dt)):
+            every()
+            self.tick()
+
+    def pose(self) -> tuple[np.ndarray, np.ndarray]:
+        """Measured tool pose now: pos [3] [m], quat [4]."""
+        self.sense()
+        return np.array(self.model.pos), np.array(self.model.quat)
+
+    def twist(self) -> np.ndarray:
+        """Measured tool twist [6] in base axes [m/s], [rad/s] at the last `sense`."""
+        return self.model.jac @ self.model.dq
+
+
+def simulated(source: "str | Path", robot: Robot, dt: float, disturbance: Disturbance) -> mujoco.MjModel:
+    """The scene with a motor at each of the robot's joints, where it had other actuators before, and no gravity
+    compensation. A payload is added at the tool's point."""
+    spec = read_spec(source)
+    names = {j.name for j in spec.joints}
+    missing = [j for j in robot.joints if j not in names]
+    if missing:
+        raise UserError(f"the model has no joints {', '.join(missing)}; it has {', '.join(sorted(names))}")
+    for actuator in list(spec.actuators):
+        if actuator.target in robot.joints:
+            spec.delete(actuator)
+    for joint, most in zip(robot.joints, robot.torque, strict=True):
+        motor = spec.add_actuator(name=f"torque {joint}", target=joint, trntype=mujoco.mjtTrn.mjTRN_JOINT,
+                                  ctrlrange=(-most, most), ctrllimited=True)
+        motor.set_to_motor()
+        if disturbance.joint_friction:
+            spec.joint(joint).frictionloss = disturbance.joint_friction
+    for body in spec.bodies:
+        body.gravcomp = 0
+    add_tool(spec, robot.site)
+    spec.option.timestep = dt
+    try:
+        model = spec.compile()
+        if disturbance.payload:
+            site = model.site(robot.site)
+            load = spec.body(model.body(site.bodyid[0]).name).add_body(name="payload", pos=site.pos)
+            load.mass, load.inertia, load.explicitinertial = disturbance.payload, (1e-4, 1e-4, 1e-4), True
+            model = spec.compile()
+        return model
+    except ValueError as e:
+        raise UserError(f"the model cannot be simulated: {e}") from None

@@ -1,0 +1,137 @@
+"""An arm's kinematics and dynamics from MJCF or URDF, through MuJoCo, in arrays that are filled in place.
+
+Frames: base, that is the model's world. `jac` maps joint speeds to the tool's twist there: rows are linear [m/s] then
+angular [rad/s], at the tool's point and in base axes (LOCAL_WORLD_ALIGNED), so that jac^T [f; m] is the torque of a
+force and a moment at the tool.
+"""
+
+from pathlib import Path
+
+import mujoco
+import numpy as np
+
+from controllers.robot import Robot
+from robo_rl.errors import UserError, choose
+
+
+class ArmModel:
+    """A reduced model of the named joints alone; every other joint is locked where the file has it.
+
+    state [2n] = (q, dq), also apart as q, dq [n]; pos (x, y, z) [m] and quat (w, x, y, z) of the tool as floats; jac [6, n]; minv_jt [6, n] = (M^-1 J^T)^T;
+    bias [n] [N m]: C(q, dq) dq + g(q), with only the parts that `coriolis` and `gravity` ask for.
+    """
+
+    def __init__(self, source: "str | Path | mujoco.MjSpec", joints: tuple[str, ...], site: str, *,
+                 gravity: bool = True, coriolis: bool = True):
+        spec = reduced(read_spec(source), joints)
+        add_tool(spec, site)
+        self.mj = spec.compile()
+        self.data = mujoco.MjData(self.mj)
+        order = [self.mj.joint(j).dofadr[0] for j in joints]
+        if order != sorted(order):
+            raise UserError(f"joints must be named from the base to the tool: {', '.join(joints)}")
+        if not gravity:
+            self.mj.opt.gravity[:] = 0
+        self.joints, self.coriolis, self.n = joints, coriolis, len(joints)
+        self.site = self.mj.site(site).id
+        self.state = np.zeros(2 * self.n)
+        self.q, self.dq = self.state[:self.n], self.state[self.n:]
+        self.jac, self.minv_jt, self.bias = (np.zeros(s) for s in ((6, self.n), (6, self.n), self.n))
+        self.pos: list[float] = [0.0] * 3
+        self.quat: list[float] = [1.0, 0.0, 0.0, 0.0]
+        self._linear, self._angular = self.jac[:3], self.jac[3:]
+        self._pos, self._matrix, self._quat = self.data.site_xpos[self.site], self.data.site_xmat[self.site], np.zeros(4)
+        self.update(self.data.qpos.copy(), self.dq.copy())
+
+    def update(self, q: np.ndarray, dq: np.ndarray) -> None:
+        """Fill everything for joint angles q [rad] and speeds dq [rad/s]."""
+        m, d = self.mj, self.data
+        self.q[:] = q
+        self.dq[:] = dq
+        d.qpos[:] = q
+        if self.coriolis:
+            d.qvel[:] = dq
+        mujoco.mj_kinematics(m, d)
+        mujoco.mj_comPos(m, d)
+        mujoco.mj_makeM(m, d)
+        mujoco.mj_factorM(m, d)
+        mujoco.mj_comVel(m, d)
+        mujoco.mj_rne(m, d, 0, self.bias)
+        mujoco.mj_jacSite(m, d, self._linear, self._angular, self.site)
+        mujoco.mj_solveM(m, d, self.minv_jt, self.jac)
+        mujoco.mju_mat2Quat(self._quat, self._matrix)
+        self.pos = self._pos.tolist()
+        self.quat = self._quat.tolist()
+
+    @property
+    def rotation(self) -> np.ndarray:
+        """The tool's axes in the base frame [3, 3] (columns)."""
+        return self._matrix.reshape(3, 3)
+
+    def inertia(self) -> np.ndarray:
+        """Joint-space inertia M [n, n] [kg m^2] at the last update, with the motors' armature."""
+        out = np.zeros((self.n, self.n))
+        mujoco.mj_fullM(self.mj, self.data, out)
+        return out
+
+    def task_inertia(self) -> np.ndarray:
+        """Lambda [6, 6] = (J M^-1 J^T)^-1: the tool's inertia as a push feels it, at the last update."""
+        return np.linalg.inv(self.jac @ self.minv_jt.T)
+
+
+def arm_model(robot: Robot, path: str = "", **parts: bool) -> ArmModel:
+    """The model of a robot; `path` replaces the preset's MJCF or URDF."""
+    if not (path or robot.model):
+        raise UserError(f"robot {robot.name} ships no model: give the path of its MJCF or URDF")
+    return ArmModel(path or robot.model, robot.joints, robot.site, **{"gravity": robot.gravity} | parts)
+
+
+def read_spec(source: "str | Path | mujoco.MjSpec") -> mujoco.MjSpec:
+    """MJCF or URDF, as a path or as text (it starts with <), ready to be changed. Meshes that are not there go."""
+    if isinstance(source, mujoco.MjSpec):
+        return source.copy()
+    text = str(source)
+    try:
+        if text.lstrip().startswith("<"):
+            spec = mujoco.MjSpec.from_string(text)
+        else:
+            if not Path(text).exists():
+                raise UserError(f"no model file {text}")
+            spec = mujoco.MjSpec.from_file(text)
+            text = Path(text).read_text(encoding="utf-8")
+    except ValueError as e:
+        raise e if isinstance(e, UserError) else UserError(f"the model cannot be read: {e}") from None
+    if "<robot" in text:  # URDF: masses are given, shapes are not needed, and links joined by fixed joints keep names
+        spec.compiler.fusestatic = False
+        for geom in list(spec.geoms):
+            spec.delete(geom)
+        for mesh in list(spec.meshes):
+            spec.delete(mesh)
+    return spec
+
+
+def reduced(spec: mujoco.MjSpec, joints: tuple[str, ...]) -> mujoco.MjSpec:
+    """The spec with the named joints only, no actuators and no gravity compensation: the bare arm."""
+    there = [j.name for j in spec.joints]
+    for name in joints:
+        choose("joint", name, there)
+        kind = spec.joint(name).type
+        if kind not in (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE):
+            raise UserError(f"joint {name} must be a hinge or a slide")
+    for group in ("actuators", "sensors", "tendons", "equalities", "keys", "excludes", "pairs", "cameras", "lights"):
+        for element in list(getattr(spec, group)):
+            spec.delete(element)
+    for joint in list(spec.joints):
+        if joint.name not in joints:
+            spec.delete(joint)
+    for body in spec.bodies:
+        body.gravcomp = 0
+    return spec
+
+
+def add_tool(spec: mujoco.MjSpec, site: str) -> None:
+    """See that there is a site called `site`; where that is a body (a URDF's link), put it in its frame."""
+    bodies, sites = {b.name: b for b in spec.bodies}, [s.name for s in spec.sites]
+    choose("site or link", site, [*sites, *bodies])
+    if site not in sites:
+        bodies[site].add_site(name=site)

@@ -1,0 +1,92 @@
+"""Robots: names, limits, gains and topic names, read from the JSON files in controllers/presets or a user's own."""
+
+import json
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from robo_rl.errors import UserError, choose
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Robot:
+    """One arm of n joints. Every tuple has n entries in the order of `joints`."""
+
+    name: str
+    about: str
+    model: str  # MJCF or URDF path, "" where the user brings it
+    joints: tuple[str, ...]
+    site: str  # MJCF site or body, or URDF link: the tool
+    base_frame: str  # frame_id of poses on the wire
+    gravity: bool  # the law must carry the arm's weight (False: the firmware does)
+    lower: tuple[float, ...]  # [rad], -inf where a joint turns without end
+    upper: tuple[float, ...]
+    velocity: tuple[float, ...]  # [rad/s]
+    torque: tuple[float, ...]  # [N m]
+    torque_rate: float  # [N m/s]
+    home: tuple[float, ...]  # [rad]
+    gains: dict[str, object]  # fields of `LawOptions`
+    friction: dict[str, list[float]] | None  # phi1 [N m], phi2 [s/rad], phi3 [rad/s] of the law's friction term
+    topics: dict[str, str]
+
+    def __post_init__(self) -> None:
+        n = len(self.joints)
+        if n == 0 or len(set(self.joints)) < n:
+            raise UserError(f"robot {self.name}: joints must be named, each once, got {list(self.joints)}")
+        rows = {f: getattr(self, f) for f in ("lower", "upper", "velocity", "torque", "home")} | (self.friction or {})
+        for field, row in rows.items():
+            if len(row) != n or any(not isinstance(x, (int, float)) or math.isnan(x) for x in row):
+                raise UserError(f"robot {self.name}: {field} needs {n} numbers, one per joint, got {list(row)}")
+        for joint, low, high, at in zip(self.joints, self.lower, self.upper, self.home, strict=True):
+            if not low < high or not low <= at <= high:
+                raise UserError(f"robot {self.name}: {joint} needs lower < upper and home between them, got "
+                                f"{low:g}, {high:g}, {at:g}")
+        if min(*self.velocity, *self.torque, self.torque_rate) <= 0:
+            raise UserError(f"robot {self.name}: velocity, torque and torque_rate must be above 0")
+
+
+def load_robot(name: str) -> Robot:
+    """A preset by name, or a JSON file of the same shape by path; a `model` in it is relative to the file."""
+    path = Path(name)
+    if path.suffix != ".json":
+        path = PRESETS / f"{choose('robot', name, presets())}.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as e:
+        raise UserError(f"{path}: not JSON, {e}") from None
+    names = {f.name for f in fields(Robot)} - {"name"}
+    if not isinstance(raw, dict) or set(raw) != names:
+        got = set(raw) if isinstance(raw, dict) else set()
+        raise UserError(f"{path}: missing {sorted(names - got)}, unknown {sorted(got - names)}; "
+                        f"{PRESETS.name}/sim.json is an example")
+    for field, sign in (("lower", -math.inf), ("upper", math.inf)):
+        raw[field] = [sign if x is None else x for x in raw[field]]
+    if raw["model"]:
+        raw["model"] = str(path.parent / raw["model"])
+    return Robot(name=path.stem, **{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
+
+
+def presets() -> list[str]:
+    """Names of the robots in the package."""
+    return sorted(p.stem for p in PRESETS.glob("*.json"))
+
+
+def by_name(joints: tuple[str, ...], names: "list[str] | tuple[str, ...]", values: "list[float] | np.ndarray",
+            what: str = "position") -> np.ndarray:
+    """values of a message, which are in the order of its `names`, in the order of `joints` [n].
+
+    Extra joints (a gripper's) are left out. UserError where one is missing, named twice or without a value.
+    """
+    if len(values) != len(names):
+        raise UserError(f"{what} has {len(values)} values for {len(names)} joint names")
+    at = {name: i for i, name in enumerate(names)}
+    if len(at) < len(names):
+        raise UserError(f"a joint is named twice in {list(names)}")
+    missing = [j for j in joints if j not in at]
+    if missing:
+        raise UserError(f"{what} lacks the joints {', '.join(missing)}; named are {', '.join(names) or 'none'}")
+    return np.array([values[at[j]] for j in joints], float)
