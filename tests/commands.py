@@ -15,7 +15,7 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 TINY = ("--task", "reach", "--envs", "16", "--steps", "2500", "--rl.decisions", "4", "--rl.minibatch", "64",
         "--rl.epochs", "2", "--rl.critic-warmup", "1", "--policy.hidden", "32", "--bc.updates", "30", "--bc.batch", "32",
-        "--eval-episodes", "8", "--eval-every", "700", "--demos", "2", "--threads", "1", "--no-video")
+        "--eval-episodes", "8", "--eval-every", "700", "--demos", "2", "--threads", "1", "--no-video", "--workers", "0")
 
 
 @functools.cache
@@ -53,7 +53,7 @@ class Command:
     def __init__(self, cwd: Path, argv: Sequence[str], absent: Sequence[str] = (), env: "dict[str, str] | None" = None,
                  first: "Callable[[], None] | None" = None):
         self.out, self.err = (cwd / f".{kind}{time.monotonic_ns()}" for kind in ("out", "err"))
-        self.process = _context().Process(target=_child, daemon=True, args=(
+        self.process = _context().Process(target=_child, args=(
             cwd, [str(a) for a in argv], tuple(absent), env or {}, first, self.out, self.err))
         self.process.start()
 

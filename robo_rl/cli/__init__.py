@@ -25,7 +25,7 @@ def usage() -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point: exit code 0 on success, 2 with one line on a user's mistake."""
-    argv = sys.argv[1:] if argv is None else argv
+    command, argv = argv is None, sys.argv[1:] if argv is None else argv
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without · and ± is no reason to fail
@@ -41,7 +41,8 @@ def main(argv: list[str] | None = None) -> None:
         module = importlib.import_module(f"robo_rl.cli.{name}")
         args = module.parse(argv[1:]) if hasattr(module, "parse") else \
             parse_options(getattr(module, COMMANDS[name][0]), name, argv[1:])
-        raise SystemExit(module.run(args))
+        job = getattr(module, "run_guarded", module.run) if command else module.run
+        raise SystemExit(job(args))
     except UserError as e:
         print(f"robo_rl: {' '.join(str(e).split())}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -1,6 +1,5 @@
 """`robo_rl train`: demonstrations, SFT, online RL, evaluation, checkpoints, videos, in one run folder that resumes."""
 
-import json
 import os
 import platform
 import shutil
@@ -8,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Self
@@ -43,7 +43,14 @@ class Train:
     envs: int = 256
     """N: envs in parallel."""
     threads: int = 0
-    """Simulation threads or workers; 0: all cores."""
+    """Simulation threads of each worker; 0: the cores shared out."""
+    workers: int = -1
+    """Processes that collect beside the learner; -1: one per core (none on a single core); 0: all in one process, which
+    repeats exactly for a seed."""
+    max_staleness: int = -1
+    """Most weight versions that what is trained on may lie behind; 0: synchronous; -1: 1 with workers, else 0."""
+    hang: float = 60.0
+    """Seconds without a decision after which a worker is restarted."""
     torch_threads: int = 1
     reward: str = ""
     control: str = ""
@@ -76,7 +83,7 @@ class Train:
         choose("obs", self.obs, ("state", "rgb"))
         for name, low, high in (("steps", 0, 10**12), ("envs", 1, 10**6), ("threads", 0, 4096), ("seed", 0, 2**31 - 1),
                                 ("eval_episodes", 1, 10**6), ("torch_threads", 1, 4096), ("eval_every", 0, 10**12),
-                                ("eval_envs", 0, 10**6), ("target", 0, 1), ("max_steps", 0, 10**7), ("image_size", 16, 1024)):
+                                ("eval_envs", 0, 10**6), ("target", 0, 1), ("workers", -1, 4096), ("max_staleness", -1, 10**6), ("hang", 1, 1e6), ("max_steps", 0, 10**7), ("image_size", 16, 1024)):
             in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         if self.algo != "bc" and type(self.rl) is not RL_OPTIONS[self.algo]:
             raise UserError(f"--algo {self.algo} needs {RL_OPTIONS[self.algo].__name__}")
@@ -193,22 +200,44 @@ class Stop:
 
 # ---- the run -----------------------------------------------------------------------------------------------------
 
-def run(args: Train) -> int:
-    """Train from the start, or go on with a run."""
+def run(args: Train, tell: Callable[[Path], None] = lambda folder: None) -> int:
+    """Train from the start, or go on with a run; `tell` hears of the folder once there is something to go on with."""
+    if not args.resume:
+        return begin(args, tell)
+    folder = newest_run(Path("runs")) if args.resume == "auto" else Path(args.resume)
+    if not (folder / "run.json").exists():
+        raise UserError(f"--resume: {folder} has no run.json; give a run folder or auto")
+    tell(folder)
+    return resume(folder)
+
+
+def run_guarded(args: Train) -> int:
+    """`run` in a process of its own that is started again from its checkpoint if a signal kills it."""
+    from robo_rl.cli import feeds
+    from robo_rl.cli.guard import guarded
+    if args.algo == "bc" or not args.resume and feeds.workers(args) == 0:
+        return run(args)
+    return guarded(lambda tell: run(args, tell), resume)
+
+
+def resume(folder: Path) -> int:
+    """Go on with a run."""
+    from robo_rl import files
+    args = run_config(folder)
+    os.environ.setdefault("OMP_NUM_THREADS", str(args.torch_threads))
+    with files.lock(folder):
+        return Run(args, folder, probe_env(args)).go()
+
+
+def begin(args: Train, tell: Callable[[Path], None]) -> int:
+    """Start a run in a new folder; `tell` hears of the folder once the run can be resumed."""
     from robo_rl import files
 
     os.environ.setdefault("OMP_NUM_THREADS", str(args.torch_threads))
-    if args.resume:
-        folder = newest_run(Path("runs")) if args.resume == "auto" else Path(args.resume)
-        if not (folder / "run.json").exists():
-            raise UserError(f"--resume: {folder} has no run.json; give a run folder or auto")
-        with files.lock(folder):
-            args = run_config(folder)
-            return Run(args, folder, make_env(args, args.envs)).go()
     taken = "{0} already holds a run; go on with it: robo_rl train --resume {0}, or choose another --out"
     if args.out and (Path(args.out) / "run.json").exists():
         raise UserError(taken.format(args.out))
-    env = make_env(args, args.envs)
+    env = probe_env(args)
     check(args, env)  # a mistake leaves no folder behind
     if ":" not in args.sim:
         args = replace(args, task=env.spec.task)  # the run says which task it was, whatever the default becomes
@@ -222,16 +251,30 @@ def run(args: Train) -> int:
         files.write_json(folder / "run.json", {
             "name": folder.name, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "version": versions().get("robo_rl", ""),
             "git": git_hash(), "seed": args.seed, "config": asdict(args), "versions": versions(), "argv": sys.argv[1:]})
+        tell(folder)
         return Run(args, folder, env).go()
+
+
+def probe_env(args: Train):
+    """The env this process collects in, or, beside workers, a small one that says what they will see."""
+    from robo_rl.cli import feeds
+    few = feeds.workers(args) > 0 and args.algo != "bc"
+    if few:
+        from robo_rl.runtime.processes import warm
+        warm()
+    return make_env(args, min(args.envs, 16) if few else args.envs)
 
 
 def check(args: Train, env) -> None:
     """Raise UserError now for what would fail later: images, demonstrations, method and policy, wandb."""
     import importlib
 
+    from robo_rl.cli import feeds
     from robo_rl.demos import check_expert, check_fits
     from robo_rl.policies import make_policy
 
+    if args.algo != "bc":
+        feeds.check(args)
     if args.obs == "rgb":
         env.reset(seed=args.seed)  # draws
     spec = obs_spec(env, language=False)
@@ -384,72 +427,72 @@ class Run:
 
     def reinforce(self, resume: Path | None) -> int:
         """Online RL until --steps, from a fresh SFT policy or a checkpoint."""
-        import numpy as np
-
         from robo_rl import checkpoint
-        from robo_rl.rollout import Collector
+        from robo_rl.cli import feeds
 
-        args, o = self.args, self.args.rl
-        group = o.advantage != "gae"
+        args = self.args
         self.policy.train()
-        learner = self.learner()
-        collector = Collector(self.env, self.policy, o.gamma, args.seed + 1)
-        iteration, rng = 0, np.random.default_rng([args.seed, 5])
+        learner, saved = self.learner(), None
         if resume is not None:
             state, _ = checkpoint.load_train(resume)
             if state:
                 learner.load_state_dict(state["learner"])
-                iteration = state["iteration"]
-                rng.bit_generator.state = json.loads(state["rng"])
-                if state["collector"]:
-                    collector.set_state(state["collector"])
-                else:
-                    self.progress.say("this sim has no snapshots: episodes in flight start anew")
+                saved = state["feed"]
+        feed, exact = feeds.make_feed(args, self.folder, self.env, learner, saved)
+        if not exact:
+            self.progress.say("this sim has no snapshots: episodes in flight start anew")
+        try:
+            return self.improve(learner, feed)
+        finally:
+            feed.close()
+
+    def improve(self, learner, feed) -> int:
+        """Take a batch, learn from it, publish; evaluate and save on the way."""
+        args = self.args
         every = args.eval_every or max(1, args.steps // 10)
         next_eval = (self.step // every + 1) * every
         saved_at = time.monotonic()
         self.progress.start("rl", args.steps, "steps", done=self.step)
 
-        def state() -> dict:
-            return {"learner": learner.state_dict(), "iteration": iteration,
-                    "rng": json.dumps(rng.bit_generator.state), "collector": collector.state()}
+        def save(finished: bool) -> None:
+            nonlocal saved_at
+            self.save({"learner": learner.state_dict(), "feed": feed.state()}, finished)
+            feed.commit()
+            saved_at = time.monotonic()
 
         while self.step < args.steps and not self.stop.asked:
             begin = time.perf_counter()
-            explore = args.algo != "nft"
-            if group:
-                starts = np.repeat(rng.integers(0, 2**31, args.envs // o.group), o.group)
-                rollout = collector.episodes(learner.sampler, starts, iteration, explore)
-            else:
-                rollout = collector.collect(learner.sampler, o.decisions, iteration, explore)
+            rollout = feed.next()
             self.step += int(rollout.stats["env_steps"])
             mid = time.perf_counter()
-            metrics = learner.update(rollout, min(1.0, self.step / args.steps))
+            metrics = learner.update(rollout, min(1.0, self.step / args.steps), feed.version)
             learner.after_collect(rollout)
+            update = time.perf_counter() - mid
+            feed.publish()
             end = time.perf_counter()
-            iteration += 1
-            row = {f"train/{k}": v for k, v in (metrics | rollout.stats).items() if k != "env_steps"}
-            row |= {f"time/{k}": v for k, v in collector.timer.take().items()}
-            row |= {"train/noise": self.policy.noise_scale, "time/update": end - mid, "rate/steps_per_s": rollout.stats["env_steps"] / (end - begin)}
+            row = {(k if "/" in k else f"train/{k}"): v for k, v in (metrics | rollout.stats).items() if k != "env_steps"}
+            row |= {"train/noise": self.policy.noise_scale, "time/update": update,
+                    "rate/steps_per_s": rollout.stats["env_steps"] / (end - begin)} | feed.stats()
             self.log.log(self.step, row)
-            self.progress.update(self.step, rollout.stats.get("success"))
+            self.progress.update(self.step, rollout.stats.get("success"), feed.note())
             if self.step >= next_eval and self.step < args.steps:
                 next_eval = (self.step // every + 1) * every
                 result = self.evaluate(f"step_{self.step:09d}")
-                self.save(state(), finished=False)
-                saved_at = time.monotonic()
+                save(finished=False)
                 if args.target and result["wilson"][0] >= args.target:
                     self.progress.say(f"target reached: lower bound {result['wilson'][0]:.3f} >= {args.target}")
                     break
-            elif time.monotonic() - saved_at > 20:
-                self.save(state(), finished=False)
-                saved_at = time.monotonic()
+            elif time.monotonic() - saved_at > 20 or feed.crowded():
+                save(finished=False)
         if self.stop.asked:
-            self.save(state(), finished=False)
+            save(finished=False)
             return self.farewell(f"saved at step {self.step}; go on with: robo_rl train --resume {self.folder}",
                                  self.stop.code)
         self.evaluate("final")
-        self.save(state(), finished=True)
+        save(finished=True)
+        feed.close()
+        from robo_rl.cli import feeds
+        feeds.discard(self.folder)
         return self.farewell(self.done())
 
     # ---- evaluation, saving, last words

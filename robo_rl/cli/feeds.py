@@ -1,0 +1,88 @@
+"""Where the rollouts of a training run come from: this process, or worker processes beside it."""
+
+import functools
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from robo_rl.cli.train import Train, make_env
+from robo_rl.errors import UserError
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def group_size(args: Train) -> int:
+    """Episodes per start, 0 without a group advantage."""
+    return args.rl.group if args.rl.advantage != "gae" else 0
+
+
+def workers(args: Train) -> int:
+    """Worker processes of this run; 0: everything in one process."""
+    if args.workers >= 0:
+        return args.workers
+    units = args.envs // (group_size(args) or 1)
+    on_gpu = args.sim in ("isaacgym", "isaaclab")
+    return 0 if cores() < 2 or on_gpu else min(cores(), units)
+
+
+def staleness(args: Train) -> int:
+    """Bound on the age [versions] of what is trained on."""
+    return args.max_staleness if args.max_staleness >= 0 else int(workers(args) > 0)
+
+
+def check(args: Train) -> None:
+    """Raise UserError for workers that do not fit the envs."""
+    n, group = workers(args), group_size(args) or 1
+    if n * group > args.envs:
+        raise UserError(f"--workers {n} need at least {n * group} --envs" +
+                        (f" (groups of {group} stay together)" if group > 1 else "") + f", got {args.envs}")
+
+
+def shares(envs: int, workers: int, group: int) -> list[int]:
+    """Envs of each worker, as even as groups allow."""
+    units = envs // (group or 1)
+    return [(units // workers + (i < units % workers)) * (group or 1) for i in range(workers)]
+
+
+def make_feed(args: Train, folder: Path, env, learner, saved: dict | None):
+    """(feed, whether it goes on exactly) for a run; `saved` is `feed.state()` of its checkpoint."""
+    from robo_rl.rollout import Collector, layout
+    from robo_rl.runtime.local import Local
+    from robo_rl.runtime.worker import Job, Worker
+
+    n, group, o, eta = workers(args), group_size(args), args.rl, staleness(args)
+    policy, explore, seed = learner.sampler, args.algo != "nft", args.seed + 1
+    if n == 0:
+        def make(i, refresh):
+            return Worker(i, Collector(env, policy, o.gamma, seed, i), policy, refresh, eta, explore, group)
+        feed = Local(1, make, args.envs * (1 if group else o.decisions), eta, o.decisions, seed)
+        return feed, feed.load_state(saved) if saved else True
+    from robo_rl.runtime.processes import Processes
+    probe = Collector(env, policy, o.gamma, seed)
+    rows = layout(policy, {k: torch_view(v) for k, v in probe.obs.items()}, explore)
+    sizes = shares(args.envs, n, group)
+    layouts = [{k: ((m, *row[1:]) if row else row, d) for k, (row, d) in rows.items()} for m in sizes]
+    decisions = probe.longest() if group else o.decisions
+    env.close()
+    flight = folder / "flight"
+    threads = args.threads or max(1, cores() // n)
+    build = functools.partial(make_env, replace(args, threads=threads))
+    jobs = [Job(i, build, m, policy.options, policy.spec, o.gamma, seed, eta, explore, group, flight,
+                flight / "weights.bin") for i, m in enumerate(sizes)]
+    return Processes(flight, jobs, layouts, policy, args.envs * (1 if group else o.decisions), decisions, eta,
+                     saved, args.hang, group), True
+
+
+def torch_view(array):
+    """A tensor on the same memory."""
+    import torch
+    return torch.from_numpy(array)
+
+
+def discard(folder: Path) -> None:
+    """A finished run keeps no rollouts in flight."""
+    shutil.rmtree(folder / "flight", ignore_errors=True)

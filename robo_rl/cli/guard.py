@@ -1,0 +1,75 @@
+"""A small parent that outlives the learner: when a signal kills it, the run goes on from its last checkpoint."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+RESTARTS = 20
+DEADLY = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
+PR_SET_PDEATHSIG = 1
+
+
+def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Path], int]) -> int:
+    """Run `first(tell)` in a child of its own -> its exit status; after a deadly signal, `again(folder)`.
+
+    `tell(folder)` says that the run now has a folder to go on from. Ctrl-C and SIGTERM are the child's to handle; if this
+    process dies, the child saves and ends.
+    """
+    folder, restarts = None, 0
+    while True:
+        reader, writer = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            _follow_parent()
+            return first(lambda path: os.write(writer, os.fsencode(path.resolve()))) if folder is None else again(folder)
+        os.close(writer)
+        before = {s: signal.signal(s, h) for s, h in (
+            (signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM)))}
+        try:
+            told = b""
+            while part := _read(reader):
+                told += part
+            status = os.waitpid(child, 0)[1]
+        finally:
+            os.close(reader)
+            for s, handler in before.items():
+                signal.signal(s, handler)
+        folder = Path(os.fsdecode(told)) if told else folder
+        code = os.waitstatus_to_exitcode(status)
+        if code >= 0 or -code not in DEADLY:
+            return code if code >= 0 else 128 - code
+        name = signal.Signals(-code).name
+        if folder is None or restarts >= RESTARTS:
+            print(f"\nrobo_rl: the learner was ended by {name}" +
+                  (f"; go on with: robo_rl train --resume {folder}" if folder else ""), file=sys.stderr)
+            return 128 - code
+        restarts += 1
+        print(f"\nthe learner was ended by {name}; going on from the last checkpoint (restart {restarts})",
+              file=sys.stderr)
+        time.sleep(min(0.1 * restarts, 2.0))
+
+
+def _read(fd: int) -> bytes:
+    while True:
+        try:
+            return os.read(fd, 4096)
+        except InterruptedError:
+            continue
+
+
+def _follow_parent() -> None:
+    """End with the parent: SIGTERM when it dies, so that the run is saved."""
+    parent = os.getppid()
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    except (OSError, AttributeError):
+        return  # no Linux
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,70 @@
+"""What a learner sees of the collecting side: the next batch, new weights out, a checkpoint made.
+
+    while training:
+        rollout = feed.next()                    fresh enough: no decision in it is more than `staleness` versions old
+        learner.update(rollout, progress, feed.version)
+        feed.publish()                           version + 1
+        save(..., feed.state()); feed.commit()   what was learnt from is durable, its slots are free
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from robo_rl.rollout import Columns, Rollout, rollout_of
+
+
+class Feed(Protocol):
+    """Where rollouts come from."""
+
+    version: int
+
+    def next(self) -> Rollout: ...
+    def publish(self) -> None: ...
+    def commit(self) -> None: ...
+    def crowded(self) -> bool: ...
+    def stats(self) -> dict[str, float]: ...
+    def note(self) -> str: ...
+    def state(self) -> dict: ...
+    def close(self) -> None: ...
+
+
+def batch_of(parts: list[tuple[Columns, int]], version: int, staleness: int) -> Rollout:
+    """One rollout of finished fragments; decisions more than `staleness` versions old are masked out and counted.
+
+    Statistics: stal/mean, stal/max (of what is trained on), stal/masked (fraction), stal/hist_<i> (fraction of
+    decisions i versions old, the last bin and beyond together).
+    """
+    r = rollout_of(parts)
+    age = version - r.version
+    live, old = r.mask, age > staleness
+    if old.any():
+        r.mask = live & ~old
+    made = max(int(live.sum()), 1)
+    kept = age[r.mask]
+    r.stats |= {"stal/mean": float(kept.float().mean()) if len(kept) else 0.0,
+                "stal/max": float(kept.max()) if len(kept) else 0.0,
+                "stal/masked": float((live & old).sum()) / made}
+    for i in range(min(staleness, 8) + 1):
+        here = age == i if i < 8 else age >= 8
+        r.stats[f"stal/hist_{i}"] = float((live & here).sum()) / made
+    assert not len(kept) or 0 <= int(kept.max()) <= staleness, "a decision is older than --max-staleness"
+    return r
+
+
+@dataclass(slots=True)
+class Busy:
+    """Intervals of work per role since the last `take`, in monotonic nanoseconds, for rates and the timeline."""
+
+    spans: list[tuple[str, int, int]] = field(default_factory=list)
+    since: int = field(default_factory=time.monotonic_ns)
+
+    def add(self, who: str, begin: int, end: int) -> None:
+        if len(self.spans) < 10_000:
+            self.spans.append((who, begin, end))
+
+    def take(self, now: int) -> tuple[list[tuple[str, int, int]], float]:
+        """(spans, seconds they were gathered over)."""
+        out, self.spans = self.spans, []
+        seconds, self.since = (now - self.since) / 1e9, now
+        return out, seconds

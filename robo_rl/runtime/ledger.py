@@ -1,0 +1,214 @@
+"""Who may collect, what is finished, what is trained on: counts and states, no clock, no files, no processes.
+
+Work comes in *fragments*: up to T decisions of the n envs of one worker, in a slot of its own. Everything is counted in
+*samples* (decisions times envs).
+
+    lease -> LEASED --seal--> READY --take--> TAKEN --commit--> (slot free again)
+               |  worker dies: attempt + 1, the same worker goes on at its last decision
+               +-- nothing usable --> refused, its samples are given back
+
+Admission (AReaL's arithmetic): at version v, with a batch of B samples and staleness bound eta,
+
+    admitted <= (eta + v + 1) B
+
+so at most eta batches wait or are being made beyond the one the learner needs. eta = 0 is synchronous: every worker
+then has a fixed share of every batch. Fragments are taken oldest first as they are finished (completion order); the
+bound itself is kept by the learner, which trains on no decision more than eta versions old (`robo_rl.runtime.feed`).
+"""
+
+from dataclasses import dataclass
+
+from robo_rl.errors import in_range
+
+LEASED, READY, TAKEN = "leased", "ready", "taken"
+
+
+@dataclass(slots=True)
+class Fragment:
+    """One lease. `due` is the batch it would be in if work finished in the order it began."""
+
+    uid: int
+    slot: int
+    worker: int
+    decisions: int  # granted
+    envs: int
+    due: int
+    state: str = LEASED
+    attempt: int = 0
+    made: int = 0  # decisions finished
+    rows: int = 0  # rows of its slot that are filled (whole episodes count as one decision of many rows)
+    oldest: int = 0  # least version in it
+    batch: int = -1
+
+
+class Ledger:
+    """The one owner of work. `shares` maps each worker to (decisions, envs) of its fragment."""
+
+    def __init__(self, batch: int, staleness: int, slots: int, shares: dict[int, tuple[int, int]]):
+        in_range("--max-staleness", staleness, 0, 10**6)
+        self.batch, self.staleness, self.shares = batch, staleness, dict(shares)
+        self.free = list(range(slots))[::-1]
+        self.fragments: dict[int, Fragment] = {}
+        self.version = self.admitted = self.next_uid = self.next_batch = 0
+        self.used: dict[int, int] = {}  # samples leased per worker since the last version (staleness 0)
+        self.replay: list[list[int]] = []  # uids of batches that a learner took and then died over, in order
+        self.taken = self.committed = self.refused = 0  # samples
+        self.recovered = False  # after a crash more may be admitted than the checkpoint's version allows
+
+    # ---- collecting
+
+    def lease(self, worker: int) -> Fragment | None:
+        """The worker's unfinished fragment, else a new one, else None: it must wait."""
+        for f in self.fragments.values():
+            if f.worker == worker and f.state == LEASED:
+                return f
+        decisions, envs = self.shares[worker]
+        room = (self.staleness + self.version + 1) * self.batch - self.admitted
+        if self.staleness == 0 and sum(d * n for d, n in self.shares.values()) >= self.batch:
+            room = min(room, decisions * envs - self.used.get(worker, 0))
+        if room <= 0 or not self.free:
+            return None
+        decisions = min(decisions, -(-room // envs))
+        f = Fragment(self.next_uid, self.free.pop(), worker, decisions, envs, self.admitted // self.batch)
+        self.next_uid += 1
+        self.admitted += decisions * envs
+        self.used[worker] = self.used.get(worker, 0) + decisions * envs
+        self.fragments[f.uid] = f
+        return f
+
+    def seal(self, uid: int, made: int, oldest: int) -> None:
+        """A fragment is finished, perhaps early; what was granted and not made is given back."""
+        f = self.fragments[uid]
+        assert f.state == LEASED and 0 <= made <= f.decisions, f
+        self._give_back(f, f.decisions - made)
+        f.decisions, f.made, f.oldest, f.state = made, made, oldest, READY
+        if made == 0:
+            self._drop(f)
+
+    def lost(self, worker: int) -> None:
+        """A worker died: it may go on with the same fragment, as another attempt."""
+        for f in self.fragments.values():
+            if f.worker == worker and f.state == LEASED:
+                f.attempt += 1
+
+    def leave(self, worker: int, made: int, oldest: int) -> None:
+        """A worker is gone for good: what it made stays, the rest is given back."""
+        for f in [f for f in self.fragments.values() if f.worker == worker and f.state == LEASED]:
+            self.seal(f.uid, made, oldest)
+        self.shares.pop(worker, None)
+
+    def refuse(self, uid: int) -> None:
+        """A finished fragment is unusable (not finite, wrong shape): its samples are collected anew."""
+        f = self.fragments[uid]
+        assert f.state == READY, f
+        self.refused += f.made * f.envs
+        self._give_back(f, f.made)
+        self._drop(f)
+
+    # ---- learning
+
+    def ready(self) -> int:
+        """Samples that are finished and not taken."""
+        return sum(f.made * f.envs for f in self.fragments.values() if f.state == READY)
+
+    def take(self) -> list[Fragment] | None:
+        """Fragments of the next batch, oldest first chosen, in an order that depends on no timing; None: wait."""
+        if self.replay:
+            chosen = [self.fragments[uid] for uid in self.replay.pop(0)]
+            for f in chosen:
+                f.batch = self.next_batch
+            self.next_batch += 1
+            self.taken += sum(f.made * f.envs for f in chosen)
+            return chosen
+        ready = sorted((f for f in self.fragments.values() if f.state == READY), key=lambda f: (f.oldest, f.uid))
+        chosen, total = [], 0
+        for f in ready:
+            if total >= self.batch:
+                break
+            chosen.append(f)
+            total += f.made * f.envs
+        if total < self.batch:
+            return None
+        for f in chosen:
+            f.state, f.batch = TAKEN, self.next_batch
+        self.next_batch += 1
+        self.taken += total
+        return sorted(chosen, key=lambda f: (f.worker, f.uid))
+
+    def publish(self, version: int) -> None:
+        """New weights are out."""
+        assert version > self.version, (version, self.version)
+        self.version = version
+        self.used.clear()
+
+    def commit(self) -> list[int]:
+        """A checkpoint covers every batch taken so far -> slots that are free again."""
+        gone = [f for f in self.fragments.values() if f.state == TAKEN and f.batch < self.next_batch]
+        for f in gone:
+            self.committed += f.made * f.envs
+            self._drop(f)
+        return [f.slot for f in gone]
+
+    # ---- a learner that died
+
+    def recover(self, found: "list[Fragment]", version: int, next_batch: int, taken: int, next_uid: int) -> list[int]:
+        """Go on from a checkpoint (its version, next batch, samples taken) with the fragments found in the slots.
+
+        Batches taken after the checkpoint come again, in the same order; a fragment of an earlier one is spent.
+        Returns the slots that are free.
+        """
+        self.version, self.next_batch, self.taken, self.committed = version, next_batch, taken, taken
+        live = [f for f in found if not (f.state == TAKEN and f.batch < next_batch)]
+        self.fragments = {f.uid: f for f in live}
+        self.next_uid = max([next_uid, *(f.uid + 1 for f in live)])
+        again = sorted({f.batch for f in live if f.state == TAKEN})
+        self.replay = [[f.uid for f in sorted(live, key=lambda f: (f.worker, f.uid)) if f.batch == b and f.state == TAKEN]
+                       for b in again]
+        for f in live:
+            f.batch = 10**18 if f.state == TAKEN else -1  # none of them counts as taken yet
+        self.admitted = taken + sum((f.decisions if f.state == LEASED else f.made) * f.envs for f in live)
+        used = {f.slot for f in live}
+        self.free = [s for s in self.free if s not in used]
+        self.recovered = bool(live)
+        return list(self.free)
+
+    # ---- inside
+
+    def _give_back(self, f: Fragment, decisions: int) -> None:
+        self.admitted -= decisions * f.envs
+        if f.worker in self.used:
+            self.used[f.worker] = max(0, self.used[f.worker] - decisions * f.envs)
+
+    def _drop(self, f: Fragment) -> None:
+        del self.fragments[f.uid]
+        self.free.append(f.slot)
+
+    def check(self) -> None:
+        """Assert what must always hold: every sample in one state, every slot free or in use, the admission bound."""
+        live = {s: sum((f.decisions if s == LEASED else f.made) * f.envs for f in self.fragments.values() if f.state == s)
+                for s in (LEASED, READY, TAKEN)}
+        assert self.admitted == sum(live.values()) + self.committed, (self.admitted, live, self.committed)
+        again = sum(self.fragments[uid].made * self.fragments[uid].envs for uids in self.replay for uid in uids)
+        assert self.taken == live[TAKEN] - again + self.committed
+        slots = [f.slot for f in self.fragments.values()] + self.free
+        assert len(set(slots)) == len(slots)
+        over = max((envs for _, envs in self.shares.values()), default=0)
+        if not self.recovered:
+            assert self.admitted < (self.staleness + self.version + 1) * self.batch + max(over, 1)
+
+    def state_dict(self) -> dict:
+        """Everything, as plain JSON."""
+        return {"fragments": [[getattr(f, k) for k in Fragment.__slots__] for f in self.fragments.values()],
+                "free": list(self.free), "used": sorted(self.used.items()), "shares": sorted(
+                    [w, *s] for w, s in self.shares.items()),
+                **{k: getattr(self, k) for k in COUNTERS}}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.fragments = {row[0]: Fragment(*row) for row in state["fragments"]}
+        self.free, self.used = list(state["free"]), {w: n for w, n in state["used"]}
+        self.shares = {w: (d, n) for w, d, n in state["shares"]}
+        for k in COUNTERS:
+            setattr(self, k, state[k])
+
+
+COUNTERS = ("version", "admitted", "next_uid", "next_batch", "taken", "committed", "refused")

@@ -1,0 +1,141 @@
+"""Every role in this process, in an order drawn from a seed: for proofs, for debugging, and for one core.
+
+With staleness 0 and one worker this is the plain loop: collect, update, collect. With more it is as asynchronous as
+processes are, and repeats exactly: which role moves next is drawn from (seed, move).
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from robo_rl.errors import UserError
+from robo_rl.rollout import Columns, Rollout, mix, new_columns
+from robo_rl.runtime.feed import batch_of
+from robo_rl.runtime.ledger import LEASED, Ledger
+from robo_rl.runtime.slots import finite
+from robo_rl.runtime.worker import Lease, Worker
+
+
+class Local:
+    """Workers stepped in turn. `make(index, refresh)` builds one; weights are the learner's own, so they are always new.
+
+    `batch` samples an update, `decisions` a fragment; slots live in memory, and a checkpoint carries those in flight.
+    """
+
+    def __init__(self, workers: int, make: "Callable[[int, Callable[[], int]], Worker]", batch: int, staleness: int,
+                 decisions: int, seed: int):
+        self.seed, self.moves, self.staleness = seed, 0, staleness
+        self.workers = [make(i, lambda: self.version) for i in range(workers)]
+        self.whole = bool(self.workers[0].group)
+        self.rows = self.workers[0].collector.longest() if self.whole else decisions
+        shares = {w.index: (1 if self.whole else decisions, w.collector.n) for w in self.workers}
+        self.ledger = Ledger(batch, staleness, 2 * workers * (staleness + 2), shares)
+        self.columns: dict[int, Columns] = {}  # by slot
+
+    @property
+    def version(self) -> int:
+        """Updates made so far."""
+        return self.ledger.version
+
+    def _draw(self, n: int) -> int:
+        self.moves += 1
+        return mix(self.seed, 77, self.moves) % n
+
+    def _move(self, worker: Worker) -> bool:
+        """One decision of a worker -> False where it must wait."""
+        if worker.lease is None:
+            f = self.ledger.lease(worker.index)
+            if f is None:
+                return False
+            rows = worker.collector.layout(worker.policy, worker.explore)
+            if f.slot not in self.columns or self.columns[f.slot]["done"].shape[1] != f.envs:
+                self.columns[f.slot] = new_columns(rows, self.rows)
+            worker.begin(Lease(f.uid, f.slot, self.rows if self.whole else f.decisions, 0, f.due), self.columns[f.slot])
+        if worker.decide():
+            self._seal(worker)
+        return True
+
+    def _seal(self, worker: Worker) -> None:
+        f = self.ledger.fragments[worker.lease.uid]
+        f.rows = worker.made
+        self.ledger.seal(f.uid, min(1, worker.made) if self.whole else worker.made, worker.oldest)
+        if worker.made and finite(self.columns[f.slot], worker.made):
+            self.ledger.refuse(f.uid)
+        worker.end()
+
+    def next(self) -> Rollout:
+        """The next batch; with staleness, workers have by then run ahead by a number of decisions that is drawn."""
+        ahead = self._draw(1 + 2 * self.rows * len(self.workers)) if self.staleness else 0
+        waiting: set[int] = set()
+        refused = self.ledger.refused
+        while True:
+            enough = self.ledger.ready() >= self.ledger.batch
+            if enough and (ahead <= 0 or len(waiting) == len(self.workers)):
+                break
+            assert len(waiting) < len(self.workers), "every worker waits and no batch is ready"
+            if self.ledger.refused - refused > 10 * self.ledger.batch:
+                raise UserError("the sim or the policy keeps giving numbers that are not finite; "
+                                "lower --rl.lr, or look at the sim")
+            i = self._draw(len(self.workers)) if len(self.workers) > 1 else 0
+            if self._move(self.workers[i]):
+                waiting.clear()
+                ahead -= enough
+            else:
+                waiting.add(i)
+        chosen = self.ledger.take()
+        return batch_of([(self.columns[f.slot], f.rows) for f in chosen], self.version, self.staleness)
+
+    def publish(self) -> None:
+        """The learner has made an update: the rollout it came from is spent."""
+        self.ledger.commit()
+        self.ledger.publish(self.version + 1)
+
+    def commit(self) -> None:
+        """Nothing to do: what is in flight is in the checkpoint itself."""
+
+    def crowded(self) -> bool:
+        """Whether slots wait for a checkpoint: never, here."""
+        return False
+
+    def stats(self) -> dict[str, float]:
+        """Seconds per stage since the last call."""
+        out: dict[str, float] = {}
+        for w in self.workers:
+            for k, v in w.collector.timer.take().items():
+                out[f"time/{k}"] = out.get(f"time/{k}", 0.0) + v
+        return out
+
+    def note(self) -> str:
+        """A few words for the progress line."""
+        return ""
+
+    def state(self) -> dict:
+        """Everything in flight; where the sim has no snapshots, the unfinished fragments are cut when it is loaded."""
+        slots = {f.slot for f in self.ledger.fragments.values()}
+        return {"ledger": self.ledger.state_dict(), "moves": self.moves,
+                "columns": {s: self.columns[s] for s in sorted(slots)},
+                "workers": [{"collector": w.collector.state(), "last": w.last, "lease": w.lease and [
+                    w.lease.uid, w.lease.slot, w.lease.rows, w.made, w.lease.due, w.oldest]} for w in self.workers]}
+
+    def load_state(self, state: dict) -> bool:
+        """Go on from `state()` -> whether exactly (False: the sim has no snapshots)."""
+        self.ledger.load_state_dict(state["ledger"])
+        self.moves, exact = state["moves"], True
+        self.columns = {s: {k: np.array(v) for k, v in c.items()} for s, c in state["columns"].items()}
+        for w, saved in zip(self.workers, state["workers"], strict=True):
+            w.last = saved["last"]
+            if saved["collector"]:
+                w.collector.set_state(saved["collector"])
+            else:
+                exact = False
+            if saved["lease"]:
+                w.lease, w.columns = Lease(*saved["lease"][:3], 0, saved["lease"][4]), self.columns[saved["lease"][1]]
+                w.made, w.oldest = saved["lease"][3], saved["lease"][5]
+                if not saved["collector"]:
+                    self._seal(w)
+        return exact
+
+    def close(self) -> None:
+        """Close the envs."""
+        for w in self.workers:
+            w.collector.env.close()

@@ -1,0 +1,205 @@
+"""The rollout role: one vector env, one decision at a time, into the slot of its present lease.
+
+`Worker` knows no process and no clock; `robo_rl.runtime.local` steps it by hand, `main` runs it as a process of its own.
+Weights change between decisions only, and each decision carries the version that really acted.
+"""
+
+import faulthandler
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from robo_rl.options import PolicyOptions
+from robo_rl.policies import ObsSpec, Policy, make_policy
+from robo_rl.rollout import Collector, Columns, mix
+from robo_rl.runtime import snapshot
+from robo_rl.runtime.slots import Slots
+from robo_rl.runtime.weights import WeightReader
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What a worker may do next: `rows` decisions at most, of which `made` are done (by one that died)."""
+
+    uid: int
+    slot: int
+    rows: int
+    made: int
+    due: int
+
+
+class Worker:
+    """A collector, the policy that acts in it, and the fragment it is at.
+
+    `refresh()` makes the newest weights the policy's own and returns their version. `group` > 0: fragments are whole
+    episodes, `group` of them from each start.
+    """
+
+    def __init__(self, index: int, collector: Collector, policy: Policy, refresh: Callable[[], int], staleness: int,
+                 explore: bool = True, group: int = 0):
+        self.index, self.collector, self.policy, self.refresh = index, collector, policy, refresh
+        self.staleness, self.explore, self.group = staleness, explore, group
+        self.lease: Lease | None = None
+        self.last = -1  # uid of the fragment before
+
+    def begin(self, lease: Lease, columns: Columns, state: dict | None = None) -> None:
+        """Take up a lease; `state` is the collector's at its start, if another worker began it."""
+        self.lease, self.columns, self.made = lease, columns, 0
+        self.version = self.oldest = -1
+        if state:
+            self.collector.set_state(state)
+        if self.group:
+            seed, n = self.collector.seed, self.collector.n // self.group
+            starts = [mix(seed, 5, self.index, lease.uid, i) >> 32 for i in range(n)]
+            self.collector.begin(np.repeat(starts, self.group))
+        for t in range(lease.made):  # drive the env where the other one was: the same actions from the same state
+            x0 = torch.from_numpy(columns["x0"][t])
+            self.collector.act(self.policy.commands(x0.flatten(1)).numpy(), columns, t, bool(self.group))
+        self.made = lease.made
+        if self.made:
+            self.version = int(columns["version"][self.made - 1])
+            self.oldest = int(columns["version"][:self.made].min())
+
+    def decide(self) -> bool:
+        """One decision in every env -> whether the fragment is finished."""
+        lease, c = self.lease, self.collector
+        if not self.finished():
+            self.version = self.refresh()
+            with c.threads():
+                c.decide(self.policy, self.columns, self.made, self.version, self.explore, bool(self.group))
+            self.made += 1
+            self.oldest = self.version if self.oldest < 0 else min(self.oldest, self.version)
+        overtaken = self.staleness > 0 and lease.due < self.version >= self.oldest + self.staleness
+        return self.finished() or (overtaken and not self.group)
+
+    def finished(self) -> bool:
+        return self.made >= self.lease.rows or (bool(self.group) and not self.collector.alive.any())
+
+    def end(self) -> None:
+        """The fragment is handed over."""
+        self.last, self.lease = self.lease.uid, None
+        self.collector.alive[:] = True
+
+    def state(self) -> dict:
+        """What another worker needs to go on: the collector's state between two fragments ({}: no snapshots)."""
+        state = self.collector.state()
+        return {"after": self.last, "collector": state} if state else {}
+
+
+# ---- as a process ------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker process is told once; it travels by pickle to a child of our own."""
+
+    index: int
+    build: Callable[[int], object]  # number of envs -> vector env
+    envs: int
+    options: PolicyOptions
+    spec: ObsSpec
+    gamma: float
+    seed: int
+    staleness: int
+    explore: bool
+    group: int
+    folder: Path  # slots.bin, worker<i>.state, worker<i>.stack
+    weights: Path
+    incarnation: int = 0
+    threads: int = 1
+
+
+def main(job: Job, connection) -> None:
+    """Collect until told to stop or orphaned. A mistake is sent as ("error", text) and ends the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(job.threads)
+    with open(job.folder / f"worker{job.index}.stack", "w") as stack:
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+        try:
+            _loop(job, connection)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            pass  # the learner is gone; what was made is in the slot
+        except BaseException as e:  # noqa: BLE001 (the process ends; its last words go to the supervisor)
+            connection.send(("error", f"{type(e).__name__}: {e}", traceback.format_exc(limit=-6)))
+
+
+def _loop(job: Job, connection) -> None:
+    parent, where = os.getppid(), job.folder / f"worker{job.index}.state"
+    reader = WeightReader.open(job.weights)
+    policy = make_policy(job.options, job.spec, 0).eval()
+    version = reader.fetch()
+    reader.swap(policy)
+
+    def refresh() -> int:
+        nonlocal version
+        if reader.version() != version:
+            new = reader.fetch()
+            if new is not None:
+                reader.swap(policy)
+                version = new
+        return version
+
+    env = job.build(job.envs)
+    saved = snapshot.load(where) if job.incarnation else {}
+    seed = job.seed if saved or not job.incarnation else mix(job.seed, job.incarnation)
+    worker = Worker(job.index, Collector(env, policy, job.gamma, seed, job.index), policy, refresh, job.staleness,
+                    job.explore, job.group)
+    slots = Slots.open(job.folder / "slots.bin")
+    if not saved:
+        _save(where, worker)
+    connection.send(("ready", job.index, os.getpid()))
+    asked = time.monotonic_ns()
+    while True:
+        while not connection.poll(1.0):
+            if os.getppid() != parent:
+                return
+        message = connection.recv()
+        if message is None:
+            return
+        lease: Lease = message
+        head, columns = slots.head, slots.columns(lease.slot, job.index)
+        state = None
+        if saved:  # the successor of a worker that died, at its first lease
+            if saved["after"] == lease.uid:  # it died between the last decision and the hand-over
+                worker.collector.set_state(saved["collector"])
+                worker.last = lease.uid
+                connection.send(("sealed", lease.uid, lease.made, int(columns["version"][:lease.made].min()), False))
+                saved = {}
+                continue
+            state, saved = saved["collector"], {}
+        elif lease.made:  # no snapshots: what was made stays, the episodes in it are cut
+            connection.send(("sealed", lease.uid, lease.made, int(columns["version"][:lease.made].min()), True))
+            continue
+        begin = time.monotonic_ns()
+        head["wait_ns"][lease.slot], head["begin"][lease.slot] = begin - asked, begin
+        worker.begin(lease, columns, state)
+        worker.collector.timer.take()
+        over = lease.made >= lease.rows
+        while not over:
+            over = worker.decide()
+            head["oldest"][lease.slot] = worker.oldest
+            head["rows"][lease.slot] = worker.made  # counted once it is written
+            head["beat"][lease.slot] = time.monotonic_ns()
+            if os.getppid() != parent:
+                return
+        spent = worker.collector.timer.take()
+        for stage in ("sim", "policy"):
+            head[f"{stage}_ns"][lease.slot] = int(spent.get(stage, 0) * 1e9)
+        asked = head["end"][lease.slot] = time.monotonic_ns()
+        made, oldest = worker.made, worker.oldest
+        worker.end()
+        _save(where, worker)
+        connection.send(("sealed", lease.uid, made, oldest, False))
+
+
+def _save(where: Path, worker: Worker) -> None:
+    state = worker.state()
+    if state:
+        snapshot.save(where, state)
