@@ -18,8 +18,9 @@ from pathlib import Path
 import mujoco
 import numpy as np
 
+from controllers.governor import DISARMED, Governor, Setpoint, State
 from controllers.law import Law, LawOptions, vector
-from controllers.model import add_tool, arm_model, read_spec
+from controllers.model import ArmModel, add_tool, arm_model, read_spec
 from controllers.robot import Robot
 from robo_rl.errors import UserError, in_range
 
@@ -121,6 +122,26 @@ class SimArm:
     def twist(self) -> np.ndarray:
         """Measured tool twist [6] in base axes [m/s], [rad/s] at the last `sense`."""
         return self.model.jac @ self.model.dq
+
+
+def govern(arm: SimArm, governor: Governor) -> Setpoint:
+    """One governed tick on the arm's own time: measure, ask the governor, let the law follow, step the physics."""
+    arm.sense()
+    m = arm.model
+    governor.measure(State(tuple(m.q.tolist()), tuple(m.dq.tolist()), tuple(m.pos), tuple(m.quat),
+                           tuple(arm.twist().tolist())), arm.t)
+    out = governor.tick(arm.t, arm.dt)
+    follow(arm.law, m, out)
+    arm.tick()
+    return out
+
+
+def follow(law: Law, model: ArmModel, out: Setpoint) -> None:
+    """Give the law the governor's setpoint."""
+    if out.rebased:
+        law.rebase(model)
+    if out.state != DISARMED:
+        law.reference.aim(out.pos, out.quat)
 
 
 def simulated(source: "str | Path", robot: Robot, dt: float, disturbance: Disturbance) -> mujoco.MjModel:

@@ -1,15 +1,15 @@
 """One control law for compliant arms: Cartesian impedance, operational space, joint impedance, gravity compensation.
 
-In base axes, with e = (p_d - p, log(R_d R^T)), twist v = J dq, reference (p_d, R_d, v_d) and W = (J M^-1 J^T)^-1:
+In base axes, with e = (p_d - p, log(R_d R^T)), twist v = J dq, reference (p_d, R_d, v_d, a_d) and W = (J M^-1 J^T)^-1:
 
     F    = K e + D (v_d - v) + F_feed             D = 2 z sqrt(K W_ii), or 2 z sqrt(K) in operational space
     t_0  = clip(K_n (q_d - q) + D_n (dq_d - dq))  posture
-    t    = J^T (F or W F) + N t_0 + C dq + g + friction + joint-limit repulsion,   N = I - J^T W J M^-1
+    t    = J^T (F + W a_d, or W (F + a_d)) + N t_0 + C dq + g + friction + joint-limit repulsion,  N = I - J^T W J M^-1
     t   <- clip to t_prev +- rate dt, then to +- the torque limit
 
 The reference follows the target on the geodesic: first at a limited speed, then through a low pass of time constant T,
-keep = exp(-dt/T), so that behaviour does not depend on the rate of the loop. Its velocity v_d is fed forward: damping
-brakes deviations, not the motion that was asked for. W is regularised, (J M^-1 J^T + eps I)^-1. In the damping W_ii is
+keep = exp(-dt/T), so that behaviour does not depend on the rate of the loop. Its velocity and acceleration are fed
+forward: damping brakes deviations, not the motion that was asked for. W is regularised, (J M^-1 J^T + eps I)^-1. In the damping W_ii is
 at most 4/A_ii with A = J M^-1 J^T: at a singularity it would have no bound.
 Sources: Khatib 1987 (operational space); Albu-Schaffer et al. 2003 (impedance and its damping); the terms are those of
 CRISP's Cartesian controller, from which we differ in: reference speed limit, filters in seconds, feed-forward of the
@@ -53,12 +53,10 @@ class LawOptions:
     """Of the reference [m/s]."""
     target_turn: float = 1.0
     """Of the reference [rad/s]."""
-    target_accel: float = 2.0
-    """Deceleration of the reference before its target [m/s^2]: its speed there is at most sqrt(2 a d)."""
-    target_turn_accel: float = 10.0
-    """The same in rotation [rad/s^2]."""
     filter_time: float = 0.02
     """T of the reference's low pass [s]; 0: none."""
+    feed_acceleration: tuple[float, float] = (4.0, 16.0)
+    """Largest a_d per axis [m/s^2], [rad/s^2]; 0: none. It needs the dynamic nullspace or operational space."""
     nullspace: Literal["dynamic", "kinematic", "none"] = "dynamic"
     posture_stiffness: float | tuple[float, ...] = 5.0
     """K_n, one or per joint [N m/rad]."""
@@ -97,7 +95,7 @@ class LawOptions:
                 raise UserError(f"{name} needs 6 finite numbers of at least 0, got {row}")
         for name, low in (("damping_ratio", 0.0), ("filter_time", 0.0), ("limit_torque", 0.0), ("ramp", 0.0)):
             in_range(name, getattr(self, name), low, math.inf, open_high=True)
-        for name in ("target_speed", "target_turn", "target_accel", "target_turn_accel", "posture_speed", "limit_margin", "regularisation",
+        for name in ("target_speed", "target_turn", "posture_speed", "limit_margin", "regularisation",
                      "command_timeout"):
             in_range(name, getattr(self, name), 0, math.inf, open_low=True)
         in_range("torque_fraction", self.torque_fraction, 0, 1, open_low=True)
@@ -134,22 +132,20 @@ def limit_torque(q: float, lower: float, upper: float, margin: float, most: floa
     return most * (min(max((lower + margin - q) / margin, 0.0), 1.0) - min(max((q - upper + margin) / margin, 0.0), 1.0))
 
 
-def toward(now: Floats, target: Floats, dt: float, speed: float, accel: float) -> Floats:
-    """The next point on the way to `target` at a speed of min(speed, sqrt(2 accel d)); `target` itself if in reach."""
+def toward(now: Floats, target: Floats, most: float) -> Floats:
+    """The point at distance `most` from `now` on the way to `target`; `target` itself when that is nearer."""
     x, y, z = target[0] - now[0], target[1] - now[1], target[2] - now[2]
     far = math.sqrt(x * x + y * y + z * z)
-    most = dt * min(speed, math.sqrt(2 * accel * far))
     if far <= most:
         return target
     s = most / far
     return now[0] + s * x, now[1] + s * y, now[2] + s * z
 
 
-def turn_toward(now: Floats, target: Floats, dt: float, speed: float, accel: float) -> Floats:
-    """The next orientation on the geodesic to `target`, by the rule of `toward` in [rad]."""
+def turn_toward(now: Floats, target: Floats, most: float) -> Floats:
+    """The orientation at angle `most` [rad] from `now` on the geodesic to `target`; `target` when that is nearer."""
     x, y, z = turn_between(target, now)
     far = math.sqrt(x * x + y * y + z * z)
-    most = dt * min(speed, math.sqrt(2 * accel * far))
     if far <= most:
         return target
     s = most / far
@@ -163,6 +159,7 @@ class Reference:
         self.target_pos = self.limited_pos = self.pos = pos
         self.target_quat = self.limited_quat = self.quat = quat
         self.velocity = (0.0,) * 6  # [m/s], [rad/s], base axes
+        self.acceleration = (0.0,) * 6
         self.settled = True
 
     def aim(self, pos: Floats, quat: Floats) -> None:
@@ -174,13 +171,12 @@ class Reference:
             return
         go = 1 - keep
         if self.limited_pos is not self.target_pos:
-            self.limited_pos = toward(self.limited_pos, self.target_pos, dt, o.target_speed, o.target_accel)
+            self.limited_pos = toward(self.limited_pos, self.target_pos, o.target_speed * dt)
         (ax, ay, az), (bx, by, bz) = self.limited_pos, self.pos
         x, y, z = go * (ax - bx), go * (ay - by), go * (az - bz)
         self.pos = (bx + x, by + y, bz + z)
         if self.limited_quat is not self.target_quat:
-            self.limited_quat = turn_toward(self.limited_quat, self.target_quat, dt, o.target_turn,
-                                             o.target_turn_accel)
+            self.limited_quat = turn_toward(self.limited_quat, self.target_quat, o.target_turn * dt)
         a = b = c = 0.0
         if self.quat is not self.target_quat:
             a, b, c = turn_between(self.limited_quat, self.quat)
@@ -189,10 +185,14 @@ class Reference:
             a, b, c = go * a, go * b, go * c
             if self.quat is not self.target_quat:
                 self.quat = unit(hamilton(exp1(a, b, c), self.quat))
-        self.velocity = (x / dt, y / dt, z / dt, a / dt, b / dt, c / dt)
-        if self.quat is self.target_quat and x * x + y * y + z * z < SMALL * SMALL and \
-                self.limited_pos is self.target_pos:
-            self.pos, self.velocity, self.settled = self.target_pos, (0.0,) * 6, True
+        x, y, z, a, b, c = x / dt, y / dt, z / dt, a / dt, b / dt, c / dt
+        u, v, w, p, q, r = self.velocity
+        self.velocity = (x, y, z, a, b, c)
+        self.acceleration = ((x - u) / dt, (y - v) / dt, (z - w) / dt, (a - p) / dt, (b - q) / dt, (c - r) / dt)
+        if self.quat is self.target_quat and self.limited_pos is self.target_pos and \
+                x * x + y * y + z * z < SMALL * SMALL / (dt * dt):
+            self.pos, self.velocity, self.acceleration = self.target_pos, (0.0,) * 6, (0.0,) * 6
+            self.settled = True
 
 
 class Law:
@@ -253,6 +253,11 @@ class Law:
             raise UserError(f"target quaternion must have length 1 within 0.01, got {length:.4g}")
         self.reference.aim(tuple(p.tolist()), unit(tuple(q.tolist())))
 
+    def rebase(self, model: ArmModel) -> None:
+        """Let the reference go on from the measured pose: the springs lose their tension, damping stays."""
+        self.reference = Reference(tuple(model.pos), tuple(model.quat))
+        self.reference.velocity = tuple(model.jac.dot(model.dq).tolist())
+
     def set_joints(self, q: np.ndarray, dq: np.ndarray | None = None) -> None:
         """Posture target [rad]; `dq` [rad/s] is a velocity reference that expires."""
         n = len(self.q_ref)
@@ -294,7 +299,7 @@ class Law:
             self._weigh(model)
         wrench = np.array(self._force(model, jac.dot(model.dq).tolist()))
 
-        # t = J^T (F - W J M^-1 t_0) + t_0: task and projection share one solve
+        # t = J^T (F + W (a_d - J M^-1 t_0)) + t_0: acceleration and projection share one solve
         posture = self._pull_to - self._posture.dot(model.state)
         small = posture.tolist()
         if max(small) > self._cap or min(small) < -self._cap:
@@ -304,13 +309,14 @@ class Law:
             jac.dot(model.minv_jt.T, a)
             self._a_diagonal += o.regularisation
             mujoco.mju_cholFactor(a, 1e-12)
-            if o.nullspace != "dynamic":
-                mujoco.mju_cholSolve(wrench, a, wrench)
-            elif o.task == "impedance":
-                mujoco.mju_cholSolve(self._x, a, model.minv_jt.dot(posture))
-                wrench -= self._x
+            move = self._acceleration()
+            if o.nullspace == "dynamic":
+                move -= model.minv_jt.dot(posture)
+            if o.task == "impedance":
+                mujoco.mju_cholSolve(self._x, a, move)
+                wrench += self._x
             else:
-                mujoco.mju_cholSolve(wrench, a, wrench - model.minv_jt.dot(posture))
+                mujoco.mju_cholSolve(wrench, a, wrench + move)
         if o.nullspace == "kinematic":
             wrench -= through(jac, posture)
 
@@ -327,7 +333,7 @@ class Law:
                 t = last + step
             elif t < last - step:
                 t = last - step
-            out.append(most if t > most else -most if t < -most else t)
+            out.append(most if t > most else -most if t < -most else t)  # noqa: FURB136, min and max cost 10 times more
         total = sum(out)
         if total - total == 0:
             self.tau = out
@@ -402,6 +408,16 @@ class Law:
                 feed = [*rotate1(model.quat, feed[:3]), *rotate1(model.quat, feed[3:])]
             force = [f + x for f, x in zip(force, feed, strict=True)]
         return force
+
+    def _acceleration(self) -> np.ndarray:
+        """a_d [6], bounded."""
+        linear, angular = self.options.feed_acceleration
+        a, b, c, d, e, f = self.reference.acceleration
+        if max(a, b, c) > linear or min(a, b, c) < -linear:
+            a, b, c = (min(max(x, -linear), linear) for x in (a, b, c))
+        if max(d, e, f) > angular or min(d, e, f) < -angular:
+            d, e, f = (min(max(x, -angular), angular) for x in (d, e, f))
+        return np.array((a, b, c, d, e, f))
 
     def _damping(self) -> list[float]:
         """D's diagonal for the stiffness of this moment."""

@@ -1,0 +1,520 @@
+"""The last check before the wire: limits, watchdogs, one commander, e-stop. It reads no clock and sends nothing.
+
+    DISARMED --arm--> ARMED --first good command--> ACTIVE --violation or silence--> HOLD --arm--> ARMED
+    any --stop, lost state, silence for `give_up`--> STOPPED --reset--> DISARMED
+
+Nothing but `arm` leads out of HOLD and nothing but `reset` out of STOPPED. In HOLD and STOPPED the setpoint brakes from
+the measured pose and velocity and then stands; what is commanded there has no effect.
+
+A command is judged by the contracts in the order of CONTRACTS; its verdict names the first one that it violates. Limits
+of place and step rewrite the command to the nearest one allowed, everything else blocks it; too many of either within
+`window` hold the arm. The setpoint moves to the last accepted command within the limits of speed and acceleration.
+Ages are measured on the receiver's monotonic clock, `now`; the sender's stamps only order its messages.
+"""
+
+import math
+from collections import Counter, deque
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from typing import Literal
+
+from controllers.robot import Robot
+from controllers.trace import Trace, plain
+from robo_rl.errors import UserError, in_range
+from robo_rl.geometry import Floats, exp1, hamilton, rotate1, turn_between, unit
+
+DISARMED, ARMED, ACTIVE, HOLD, STOPPED = "DISARMED", "ARMED", "ACTIVE", "HOLD", "STOPPED"
+REWRITE = ("workspace", "orientation", "step")
+CONTRACTS = ("dimensions", "finite", "quaternion", "frame", "commander", "order", "future", "stale", *REWRITE)
+"""Of a command."""
+STATE_CONTRACTS = ("state_dimensions", "state_finite", "joint_limit", "joint_speed", "tool_speed", "tool_place",
+                   "wrench", "tracking", "state_age", "command_age", "violations", "clock", "estop")
+"""Of the measured state and of time."""
+BLAME = {"joint_limit": "arm", "joint_speed": "arm", "tool_speed": "arm", "tool_place": "arm", "wrench": "environment",
+         "tracking": "environment", "state_dimensions": "sensor", "state_finite": "sensor", "state_age": "transport",
+         "command_age": "transport", "clock": "governor", "estop": "person", "order": "transport", "stale": "transport",
+         "future": "transport"}  # everything else is the commander's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the arm may do. Places and speeds are the tool's, in the base frame."""
+
+    frame: str = "base"
+    """frame_id that a command must carry."""
+    low: tuple[float | None, ...] = (None, None, 0.0)
+    """Workspace box [m]; None: open. 0.0 is a limit."""
+    high: tuple[float | None, ...] = (None, None, None)
+    tilt: float | None = None
+    """Largest angle between the tool's axis z and `tilt_axis` [rad]; below pi/2."""
+    tilt_axis: tuple[float, float, float] = (0.0, 0.0, -1.0)
+    step: tuple[float, float] = (0.02, 0.105)
+    """Of a command from the last accepted one [m], [rad]."""
+    speed: tuple[float, float] = (0.25, 1.0)
+    """Of the setpoint [m/s], [rad/s]."""
+    accel: tuple[float, float] = (2.5, 10.0)
+    """Of the setpoint [m/s^2], [rad/s^2]."""
+    brake: tuple[float, float] = (4.0, 16.0)
+    """Deceleration in HOLD and STOPPED."""
+    measured_speed: tuple[float, float] = (0.5, 2.5)
+    """Of the measured tool; beyond it the arm holds."""
+    measured_margin: float = 0.03
+    """How far the measured tool may be outside the box before the arm holds [m]."""
+    joint_margin: float = 0.02
+    """A joint nearer to its limit than this and moving towards it holds the arm [rad]."""
+    wrench: tuple[float, float] = (60.0, 20.0)
+    """External force [N] and moment [N m], where the state carries them."""
+    tracking: tuple[float, float] = (0.05, 0.2)
+    """Setpoint and measured tool farther apart than this [m] for this time [s] hold the arm."""
+    command_timeout: float = 0.1
+    """[s] without an accepted command: HOLD."""
+    give_up: float = 1.0
+    """[s] in HOLD without a person arming it: STOPPED. inf: never."""
+    state_timeout: float = 0.05
+    """[s] without a measured state: STOPPED."""
+    stale: float = 0.2
+    """Delay of a command beyond the least one seen of its sender [s]."""
+    violations: int = 20
+    """Commands rewritten or blocked within `window`: HOLD."""
+    window: float = 1.0
+
+    def __post_init__(self) -> None:
+        if len(self.low) != 3 or len(self.high) != 3:
+            raise UserError("low and high need 3 numbers or None each")
+        for axis, a, b in zip("xyz", self.low, self.high, strict=True):
+            if a is not None and b is not None and not a < b:
+                raise UserError(f"workspace needs low < high on {axis}, got {a:g} and {b:g}")
+        if self.tilt is not None:
+            in_range("tilt", self.tilt, 0, math.pi / 2, open_high=True)
+            if abs(math.dist(self.tilt_axis, (0, 0, 0)) - 1) > 1e-3:
+                raise UserError(f"tilt_axis must have length 1, got {self.tilt_axis}")
+        for name in ("step", "speed", "accel", "brake", "measured_speed", "wrench", "tracking"):
+            for x in getattr(self, name):
+                in_range(name, x, 0, math.inf, open_low=True)
+        for name in ("command_timeout", "give_up", "state_timeout", "stale", "window"):
+            in_range(name, getattr(self, name), 0, math.inf, open_low=True)
+        in_range("violations", self.violations, 1, 10**6)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A tool pose as a commander sent it; nothing about it is trusted."""
+
+    source: str
+    stamp: float  # sender's clock [s]
+    frame: str
+    pos: tuple[float, ...]  # [m]
+    quat: tuple[float, ...]  # (w, x, y, z)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Measured joints and tool; wrench is the external one [N], [N m], None where nobody measures it."""
+
+    q: tuple[float, ...]
+    dq: tuple[float, ...]
+    pos: tuple[float, ...]
+    quat: tuple[float, ...]
+    twist: tuple[float, ...]  # [m/s], [rad/s], base axes
+    wrench: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a command or a tick: allow, rewrite, block, hold or stop, and the first contract violated."""
+
+    action: Literal["allow", "rewrite", "block", "hold", "stop"]
+    contract: str = ""
+    blame: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Setpoint:
+    """What may go onto the wire. `rebased`: it starts anew from the measured pose, springs must let go."""
+
+    state: str
+    pos: Floats
+    quat: Floats
+    rebased: bool = False
+
+
+ALLOW = Verdict("allow")
+
+
+# ---- pure pieces ----------------------------------------------------------------------------------------------------
+
+
+def box(pos: Floats, limits: Limits) -> Floats:
+    """The nearest point of the workspace."""
+    return tuple(min(max(x, -math.inf if a is None else a), math.inf if b is None else b)
+                 for x, a, b in zip(pos, limits.low, limits.high, strict=True))
+
+
+def upright(quat: Floats, limits: Limits) -> Floats:
+    """The nearest orientation whose tool axis z is within `tilt` of `tilt_axis`."""
+    if limits.tilt is None:
+        return quat
+    ax, ay, az = limits.tilt_axis
+    x, y, z = rotate1(quat, (0.0, 0.0, 1.0))
+    cx, cy, cz = y * az - z * ay, z * ax - x * az, x * ay - y * ax  # turns the tool's axis towards tilt_axis
+    sine = math.sqrt(cx * cx + cy * cy + cz * cz)
+    excess = math.atan2(sine, x * ax + y * ay + z * az) - limits.tilt
+    if excess <= 1e-12:
+        return quat
+    if sine < 1e-9:  # opposite: any axis across it
+        cx, cy, cz = (0.0, -az, ay) if abs(ax) < 0.9 else (az, 0.0, -ax)
+        sine = math.sqrt(cx * cx + cy * cy + cz * cz)
+    s = excess / sine
+    return unit(hamilton(exp1(s * cx, s * cy, s * cz), quat))
+
+
+def near(pos: Floats, quat: Floats, from_pos: Floats, from_quat: Floats, step: tuple[float, float]
+         ) -> tuple[Floats, Floats]:
+    """The pose on the way to (pos, quat) that is at most `step` [m], [rad] away from the other one."""
+    far = math.dist(pos, from_pos)
+    if far > step[0]:
+        s = step[0] / far
+        pos = tuple(b + s * (a - b) for a, b in zip(pos, from_pos, strict=True))
+    turn = turn_between(quat, from_quat)
+    far = math.hypot(*turn)
+    if far > step[1]:
+        s = step[1] / far
+        quat = unit(hamilton(exp1(*(s * x for x in turn)), from_quat))
+    return pos, quat
+
+
+def pursue(error: Floats, velocity: Floats, speed: float, accel: float, dt: float) -> Floats:
+    """Next velocity on the way to a goal at `error`: |v| <= speed, |dv| <= accel dt, and slow enough to stop there."""
+    far = math.hypot(*error)
+    go = min(speed, math.sqrt(1.6 * accel * far), far / dt) / far if far > 0 else 0.0
+    change = [go * e - v for e, v in zip(error, velocity, strict=True)]
+    size = math.hypot(*change)
+    s = min(1.0, accel * dt / size) if size > 0 else 0.0
+    return tuple(v + s * c for v, c in zip(velocity, change, strict=True))
+
+
+def slower(velocity: Floats, decel: float, dt: float) -> Floats:
+    """Velocity after braking for dt; 0 when that suffices."""
+    size = math.hypot(*velocity)
+    s = 1 - decel * dt / size if size > decel * dt else 0.0
+    return tuple(s * v for v in velocity)
+
+
+# ---- the governor ---------------------------------------------------------------------------------------------------
+
+
+class Governor:
+    """One owner of the state machine. Every method takes `now` [s], monotonic; `tick` once per period.
+
+    counts: how often each contract was violated. first: the first violation of all, with its time.
+    """
+
+    def __init__(self, limits: Limits, robot: Robot, trace: Trace | None = None):
+        self.limits, self.robot, self.trace = limits, robot, trace
+        self.state = DISARMED
+        self.counts: Counter[str] = Counter()
+        self.first: tuple[float, Verdict] | None = None
+        self.reason = ""
+        self.measured: State | None = None
+        self.now = self._state_at = self._command_at = self._changed_at = -math.inf
+        self.pos: Floats = (0.0, 0.0, 0.0)
+        self.quat: Floats = (1.0, 0.0, 0.0, 0.0)
+        self._v: Floats = (0.0, 0.0, 0.0)
+        self._w: Floats = (0.0, 0.0, 0.0)
+        self.target: tuple[Floats, Floats] = self.pos, self.quat
+        self.commander: str | None = None
+        self._stamps: dict[str, tuple[float, float]] = {}  # source -> (last stamp, least delay)
+        self._recent: deque[float] = deque()
+        self._apart_since = math.inf
+        self._rebased = False
+        if trace:
+            trace.add("config", 0.0, {"limits": asdict(limits), "robot": robot.name})
+
+    # ---- people ---------------------------------------------------------------------------------------------------
+
+    def arm(self, now: float) -> None:
+        """Allow commands. UserError says why not."""
+        self._log("arm", now, {})
+        self._clock(now)
+        if self.state == STOPPED:
+            raise UserError(f"stopped ({self.reason}): reset first, then arm")
+        if self.state in (ARMED, ACTIVE):
+            raise UserError(f"already {self.state}")
+        if self.measured is None or now - self._state_at > self.limits.state_timeout:
+            raise UserError(f"cannot arm: no measured state for {self.limits.state_timeout:g} s")
+        m = self.measured
+        if math.hypot(*m.twist[:3]) > 0.02 or math.hypot(*m.twist[3:]) > 0.1:
+            raise UserError("cannot arm: the tool moves")
+        if math.dist(box(m.pos, self.limits), m.pos) > self.limits.measured_margin:
+            raise UserError(f"cannot arm: the tool at {[round(x, 3) for x in m.pos]} m is outside the workspace")
+        self.pos, self.quat = box(m.pos, self.limits), upright(unit(m.quat), self.limits)
+        self.target = self.pos, self.quat
+        self._v = self._w = (0.0, 0.0, 0.0)
+        self.commander, self._apart_since = None, math.inf
+        self._stamps.clear()
+        self._recent.clear()
+        self._rebased = True
+        self._go(ARMED, now, "")
+
+    def disarm(self, now: float) -> None:
+        """Take no more commands; STOPPED stays."""
+        self._log("disarm", now, {})
+        self._clock(now)
+        if self.state in (ARMED, ACTIVE):
+            self._rest()
+        if self.state != STOPPED:
+            self._go(DISARMED, now, "disarmed")
+
+    def stop(self, now: float, reason: str = "e-stop") -> Verdict:
+        """Emergency stop, from anyone, at any time. It latches."""
+        self._log("stop", now, {"reason": reason})
+        self._clock(now)
+        return self._trip(STOPPED, "estop", reason)
+
+    def reset(self, now: float) -> None:
+        """Out of STOPPED, to DISARMED."""
+        self._log("reset", now, {})
+        self._clock(now)
+        if self.state != STOPPED:
+            raise UserError(f"nothing to reset: {self.state}")
+        self._go(DISARMED, now, "reset")
+
+    # ---- messages -------------------------------------------------------------------------------------------------
+
+    def measure(self, state: State, now: float) -> Verdict:
+        """A measured state came in."""
+        self._log("state", now, {"q": state.q, "dq": state.dq, "pos": state.pos, "quat": state.quat,
+                                 "twist": state.twist, "wrench": state.wrench})
+        self._clock(now)
+        n = len(self.robot.joints)
+        if (len(state.q), len(state.dq), len(state.pos), len(state.quat), len(state.twist)) != (n, n, 3, 4, 6) or \
+                (state.wrench is not None and len(state.wrench) != 6):
+            return self._count("block", "state_dimensions", f"state must have {n} joints, a pose and a twist")
+        total = sum(state.q) + sum(state.dq) + sum(state.pos) + sum(state.quat) + sum(state.twist) + \
+            (sum(state.wrench) if state.wrench else 0.0)
+        if total - total != 0 or not 0.9 < math.hypot(*state.quat) < 1.1:
+            return self._count("block", "state_finite", "the measured state is not finite or its quaternion not unit")
+        self.measured, self._state_at = state, now
+        if self.state not in (ARMED, ACTIVE):
+            return ALLOW
+        broken = self._measured_contract(state)
+        return self._trip(HOLD, *broken) if broken else ALLOW
+
+    def _measured_contract(self, s: State) -> tuple[str, str] | None:
+        """The first contract that the measured state violates, and a sentence."""
+        r, o = self.robot, self.limits
+        margin = o.joint_margin
+        for name, q, v, low, high, most in zip(r.joints, s.q, s.dq, r.lower, r.upper, r.velocity, strict=True):
+            if (q < low + margin and v < -0.01) or (q > high - margin and v > 0.01) or not low <= q <= high:
+                return "joint_limit", f"{name} at {q:.3f} rad, allowed {low:.3f} to {high:.3f}"
+            if abs(v) > most:
+                return "joint_speed", f"{name} at {v:.2f} rad/s, allowed {most:g}"
+        if math.hypot(*s.twist[:3]) > o.measured_speed[0] or math.hypot(*s.twist[3:]) > o.measured_speed[1]:
+            return "tool_speed", f"the tool moves at {math.hypot(*s.twist[:3]):.2f} m/s"
+        if math.dist(box(s.pos, o), s.pos) > o.measured_margin:
+            return "tool_place", f"the tool is at {[round(x, 3) for x in s.pos]} m, outside the workspace"
+        if s.wrench is not None and (math.hypot(*s.wrench[:3]) > o.wrench[0] or math.hypot(*s.wrench[3:]) > o.wrench[1]):
+            return "wrench", f"external force {math.hypot(*s.wrench[:3]):.0f} N, moment {math.hypot(*s.wrench[3:]):.1f} N m"
+        return None
+
+    def command(self, c: Command, now: float) -> Verdict:
+        """A command came in."""
+        if self.trace:
+            self._log("command", now, {"source": c.source, "stamp": c.stamp, "frame": c.frame, "pos": c.pos,
+                                       "quat": c.quat})
+        self._clock(now)
+        if self.state not in (ARMED, ACTIVE):
+            return self._said(Verdict("block", "state", "commander", f"{self.state}: {self.reason or 'not armed'}"))
+        broken = self.blocks(c, now)
+        if broken:
+            verdict = self._count("block", *broken)
+            if broken[0] == "commander":
+                self._trip(HOLD, *broken)
+            return self._said(verdict)
+        _, least = self._stamps.get(c.source, (-math.inf, math.inf))
+        self._stamps[c.source] = c.stamp, min(least, now - c.stamp)
+        self.commander, self._command_at = c.source, now
+        verdict, pos, quat = self.rewrites(tuple(c.pos), unit(tuple(c.quat)))
+        self.target = pos, quat
+        if self.state == ARMED:
+            self._go(ACTIVE, now, "")
+        if verdict is not ALLOW:
+            self._count("rewrite", verdict.contract, verdict.text)
+        return self._said(verdict)
+
+    def blocks(self, c: Command, now: float) -> tuple[str, str] | None:
+        """The first contract that makes the command unusable, and a sentence; None: it may be used."""
+        if len(c.pos) != 3 or len(c.quat) != 4:
+            return "dimensions", f"a pose has 3 + 4 numbers, got {len(c.pos)} + {len(c.quat)}"
+        if not all(math.isfinite(x) for x in (*c.pos, *c.quat, c.stamp)):
+            return "finite", "the command has a number that is not finite"
+        length = math.hypot(*c.quat)
+        if abs(length - 1) > 1e-2:
+            return "quaternion", f"the quaternion must have length 1 within 0.01, got {length:.4g}"
+        if c.frame != self.limits.frame:
+            return "frame", f"commands must be in frame {self.limits.frame!r}, got {c.frame!r}"
+        if self.commander is not None and c.source != self.commander:
+            return "commander", f"{c.source!r} commands while {self.commander!r} does"
+        if c.source in self._stamps:
+            last, least = self._stamps[c.source]
+            if c.stamp <= last:
+                return "order", f"stamp {c.stamp:.4f} s is not after {last:.4f} s: repeated, reordered or time ran back"
+            if now - c.stamp < least - self.limits.stale:
+                return "future", f"the stamp is {least - now + c.stamp:.2f} s ahead of its sender's others"
+            if now - c.stamp > least + self.limits.stale:
+                return "stale", f"the command is {now - c.stamp - least:.2f} s late"
+        return None
+
+    def rewrites(self, pos: Floats, quat: Floats) -> tuple[Verdict, Floats, Floats]:
+        """The nearest allowed pose, and the first contract that moved it."""
+        o, verdict = self.limits, ALLOW
+        inside = box(pos, o)
+        if inside != pos:
+            verdict = Verdict("rewrite", "workspace", "commander", f"{[round(x, 3) for x in pos]} m is outside")
+        level = upright(quat, o)
+        if verdict is ALLOW and level is not quat:
+            verdict = Verdict("rewrite", "orientation", "commander", f"tilted beyond {o.tilt:g} rad")
+        close, turned = near(inside, level, *self.target, o.step)
+        if close is not inside or turned is not level:
+            if verdict is ALLOW:
+                verdict = Verdict("rewrite", "step", "commander", f"{math.dist(inside, self.target[0]):.3f} m or "
+                                  f"{math.hypot(*turn_between(level, self.target[1])):.2f} rad in one step")
+            turned = upright(turned, o)
+        return verdict, close, turned
+
+    # ---- time -----------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float, dt: float) -> Setpoint:
+        """The setpoint for the period of dt [s] that begins now."""
+        o = self.limits
+        self._clock(now)
+        if self.state in (ARMED, ACTIVE, HOLD) and now - self._state_at > o.state_timeout:
+            self._trip(STOPPED, "state_age", f"no measured state for {now - self._state_at:.3f} s")
+        if self.state == ACTIVE:
+            if now - self._command_at > o.command_timeout:
+                self._trip(HOLD, "command_age", f"no command for {now - self._command_at:.3f} s")
+            elif math.dist(self.pos, self.measured.pos) > o.tracking[0]:
+                self._apart_since = min(self._apart_since, now)
+                if now - self._apart_since > o.tracking[1]:
+                    self._trip(HOLD, "tracking", f"the tool is {math.dist(self.pos, self.measured.pos):.3f} m off")
+            else:
+                self._apart_since = math.inf
+        elif self.state == HOLD and now - self._changed_at > o.give_up:
+            self._trip(STOPPED, "command_age" if "command" in self.reason else "violations",
+                       f"held for {o.give_up:g} s after: {self.reason}")
+        if self.state == ACTIVE:
+            goal, facing = self.target
+            self._v = pursue(tuple(a - b for a, b in zip(goal, self.pos, strict=True)), self._v, o.speed[0],
+                             o.accel[0], dt)
+            self._w = pursue(turn_between(facing, self.quat), self._w, o.speed[1], o.accel[1], dt)
+        else:
+            self._v, self._w = slower(self._v, o.brake[0], dt), slower(self._w, o.brake[1], dt)
+        x, y, z = self._v
+        if x or y or z:
+            moved = (self.pos[0] + x * dt, self.pos[1] + y * dt, self.pos[2] + z * dt)
+            self.pos = box(moved, o)
+            if self.pos != moved:  # a face of the box: what points out of it stops
+                self._v = tuple(v if a == b else 0.0 for v, a, b in zip(self._v, self.pos, moved, strict=True))
+        x, y, z = self._w
+        if x or y or z:
+            self.quat = upright(unit(hamilton(exp1(x * dt, y * dt, z * dt), self.quat)), o)
+        out = Setpoint(self.state, self.pos, self.quat, self._rebased)
+        self._rebased = False
+        if self.trace:
+            self._log("tick", now, {"dt": dt, "out": [out.state, self.reason, *out.pos, *out.quat, out.rebased]})
+        return out
+
+    # ---- inside ---------------------------------------------------------------------------------------------------
+
+    def _clock(self, now: float) -> None:
+        if not now >= self.now:  # NaN too
+            self._trip(STOPPED, "clock", f"time went from {self.now:.4f} s to {now:.4f} s")
+        else:
+            self.now = now
+
+    def _go(self, state: str, now: float, reason: str) -> None:
+        self.state, self.reason, self._changed_at = state, reason, now
+
+    def _rest(self) -> None:
+        """Let the setpoint go on from the measured pose at the measured velocity, within the limits, braking."""
+        if self.measured is not None and self.now - self._state_at <= self.limits.state_timeout:
+            m, o = self.measured, self.limits
+            self.pos, self.quat = box(m.pos, o), upright(unit(m.quat), o)
+            self._v, self._w = m.twist[:3], m.twist[3:]
+            for name, top in (("_v", o.speed[0]), ("_w", o.speed[1])):
+                size = math.hypot(*getattr(self, name))
+                if size > top:
+                    setattr(self, name, tuple(top / size * x for x in getattr(self, name)))
+            self._rebased = True
+
+    def _trip(self, to: str, contract: str, text: str) -> Verdict:
+        """Into HOLD or STOPPED, unless it is there already."""
+        verdict = self._count("stop" if to == STOPPED else "hold", contract, text)
+        if self.state == STOPPED or self.state == to:
+            return verdict
+        if self.state in (ARMED, ACTIVE):
+            self._rest()
+        if not (to == HOLD and self.state == DISARMED):
+            self._go(to, self.now, text)
+        return verdict
+
+    def _count(self, action: str, contract: str, text: str) -> Verdict:
+        verdict = Verdict(action, contract, BLAME.get(contract, "commander"), text)
+        self.counts[contract] += 1
+        if self.first is None:
+            self.first = self.now, verdict
+        if action in ("rewrite", "block") and contract in CONTRACTS and self.state in (ARMED, ACTIVE):
+            recent, now = self._recent, self.now
+            recent.append(now)
+            while recent[0] < now - self.limits.window:
+                recent.popleft()
+            if len(recent) > self.limits.violations:
+                recent.clear()
+                self._trip(HOLD, "violations", f"more than {self.limits.violations} commands refused or changed in "
+                           f"{self.limits.window:g} s, the last by {contract}: {text}")
+        return verdict
+
+    def _said(self, verdict: Verdict) -> Verdict:
+        if self.trace:
+            self._log("verdict", self.now, {"verdict": [verdict.action, verdict.contract, verdict.text]})
+        return verdict
+
+    def _log(self, kind: str, now: float, data: dict) -> None:
+        if self.trace:
+            self.trace.add(kind, now, data)
+
+
+def replay(events: list[dict], robot: Robot) -> int | None:
+    """Feed the inputs of a trace to a fresh governor. -> index of the first event where it decides otherwise, or None."""
+    if not events or events[0]["kind"] != "config":
+        raise UserError("a trace begins with its config")
+    limits = Limits(**{k: _numbers(v) for k, v in events[0]["data"]["limits"].items()})
+    trace = Trace()
+    governor = Governor(limits, robot, trace)
+    for e in events[1:]:
+        d, now = e["data"], float(e["t"])
+        try:
+            match e["kind"]:
+                case "arm": governor.arm(now)
+                case "disarm": governor.disarm(now)
+                case "stop": governor.stop(now, d["reason"])
+                case "reset": governor.reset(now)
+                case "tick": governor.tick(now, d["dt"])
+                case "state":
+                    governor.measure(State(**{k: _numbers(v) for k, v in d.items()}), now)
+                case "command":
+                    governor.command(Command(d["source"], float(d["stamp"]), d["frame"], _numbers(d["pos"]),
+                                             _numbers(d["quat"])), now)
+        except UserError:  # arming was refused then too
+            pass
+    pairs = zip_longest(trace.events, plain(events))
+    return next((i for i, (a, b) in enumerate(pairs) if not a or not b or any(a[k] != b[k] for k in ("kind", "data"))),
+                None)
+
+
+def _numbers(x):
+    """Lists as tuples, names of numbers that are not finite as those numbers; names of frames as they are."""
+    if isinstance(x, list):
+        return tuple(_numbers(v) for v in x)
+    return float(x) if x in ("nan", "inf", "-inf") else x
