@@ -177,6 +177,13 @@ def test_bench_train_is_measured_against_its_bound(capfd, task, rows):
     assert len(doc["rows"]) == rows and all(r["recorded"] and "sim" in r["note"] for r in doc["rows"])
 
 
+def test_bench_sync_measures_one_host_and_a_link(capfd):
+    doc = check(document(capfd, what="sync"))
+    rows = {r["what"]: r for r in doc["rows"]}
+    assert len(rows) == 7 and sum("fetch" in name for name in rows) == 2
+    assert all(r["peer"] for name, r in rows.items() if "diff and pack, 1 thread" in name or "fetch" in name)
+
+
 def test_a_task_without_a_row_is_told(capfd):
     doc = document(capfd, what="train", task="Ant-v5")
     assert not doc["rows"] and "HalfCheetah-v5" in doc["skipped"][0]["why"]

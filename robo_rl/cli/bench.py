@@ -1,4 +1,4 @@
-"""`robo_rl bench sim|policy|train`: our speed, the physical limit and a peer, side by side in one run, as ratios.
+"""`robo_rl bench sim|policy|train|sync`: our speed, the physical limit and a peer, side by side in one run, as ratios.
 
 Ours, the limit and the peer take turns in short slices, so that other load on the machine meets all of them; a ratio
 is the median of the ratios of neighbouring slices. Ratios carry over to other machines, absolute figures do not.
@@ -21,8 +21,9 @@ from robo_rl.errors import in_range
 class Bench:
     """Measure our speed against the physical limit and a peer, in one run."""
 
-    what: tyro.conf.Positional[Literal["sim", "policy", "train"]]
-    """sim: simulators and rendering; policy: sampling, re-scoring, one robot; train: RL end to end."""
+    what: tyro.conf.Positional[Literal["sim", "policy", "train", "sync"]]
+    """sim: simulators and rendering; policy: sampling, re-scoring, one robot; train: RL end to end;
+    sync: weights from the learner to the workers."""
     seconds: float = 10.0
     """Time for each row, about; peers and set-up come on top."""
     task: str = ""
@@ -56,6 +57,8 @@ def run(args: Bench) -> int:
             from robo_rl.cli.bench_sim import measure
         elif args.what == "policy":
             from robo_rl.cli.bench_policy import measure
+        elif args.what == "sync":
+            from robo_rl.cli.bench_sync import measure
         else:
             from robo_rl.cli.bench_train import measure
         before = machine()
