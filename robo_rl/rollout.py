@@ -195,6 +195,28 @@ def rollout_of(parts: Sequence[tuple[Columns, int]]) -> Rollout:
         outcome=tensor["returns"][-1].float(), stats=stats)
 
 
+def think(policy: Policy, parts: "Sequence[tuple[Columns, int]]", generator, version: int = 0,
+          explore: bool = True) -> list[np.ndarray]:
+    """Decide on the observations in row t of each part, in one batch, and write the decisions there -> actions [n,E,A].
+
+    `generator` draws for all rows, or is a list with one (generator, rows) per part.
+    """
+    obs = {k[len(OBS):]: torch.from_numpy(parts[0][0][k][parts[0][1]] if len(parts) == 1 else
+                                          np.concatenate([c[k][t] for c, t in parts]))
+           for k in parts[0][0] if k.startswith(OBS)}
+    chunk = policy.act(obs, generator, explore)
+    rows = {TRACE + k: _array(v) for k, v in chunk.trace.items()} | {"x0": _array(chunk.x0), "logp": _array(chunk.logp)}
+    actions, at, out = _array(chunk.actions), 0, []
+    for c, t in parts:
+        n = c["done"].shape[1]
+        for k, v in rows.items():
+            c[k][t] = v[at:at + n]
+        c["version"][t] = version
+        out.append(actions[at:at + n])
+        at += n
+    return out
+
+
 # ---- collecting --------------------------------------------------------------------------------------------------
 
 class Collector:
@@ -232,18 +254,17 @@ class Collector:
     def decide(self, policy: Policy, columns: Columns, t: int, version: int = 0, explore: bool = True,
                whole: bool = False) -> None:
         """One decision in every env, into row t of the columns; `whole` leaves an env that is over as it is."""
+        self.generator.manual_seed(self.observe(columns, t))
+        actions, = think(policy, [(columns, t)], self.generator, version, explore)
+        self.timer.add("policy")
+        self.act(actions, columns, t, whole)
+
+    def observe(self, columns: Columns, t: int) -> int:
+        """Write the observation of decision t -> the key of its noise."""
         for k, v in self.obs.items():
             columns[OBS + k][t] = v
         self.timer.skip()
-        self.generator.manual_seed(mix(self.seed, self.lane, self.decision))
-        chunk = policy.act({k: torch.from_numpy(columns[OBS + k][t]) for k in self.obs}, self.generator, explore)
-        actions = _array(chunk.actions)
-        self.timer.add("policy")
-        self.act(actions, columns, t, whole)
-        for k, v in chunk.trace.items():
-            columns[TRACE + k][t] = _array(v)
-        columns["x0"][t], columns["logp"][t] = _array(chunk.x0), _array(chunk.logp)
-        columns["version"][t] = version
+        return mix(self.seed, self.lane, self.decision)
 
     def act(self, actions: np.ndarray, columns: Columns, t: int, whole: bool = False) -> None:
         """Execute `actions[N,E,A]` and write what came of it into row t."""

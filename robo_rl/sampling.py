@@ -16,8 +16,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+Noise = "torch.Generator | list[tuple[torch.Generator, int]]"  # one for a batch, or one for each so many rows of it
 LOG_2PI = math.log(2 * math.pi)
 FLOW_KINDS = ("ode", "sde", "cps")
+
+
+def randn(noise: Noise, b: int, d: int, out: Tensor | None = None) -> Tensor:
+    """Standard normal [b,d]; rows that have a generator of their own get the same numbers in any batch."""
+    if isinstance(noise, torch.Generator):
+        return torch.randn(b, d, generator=noise, out=out)
+    return torch.cat([torch.randn(n, d, generator=g) for g, n in noise], out=out)
+
+
+def randint(noise: Noise, high: int, b: int) -> Tensor:
+    """Integers int64 [b] below `high`."""
+    if isinstance(noise, torch.Generator):
+        return torch.randint(0, high, (b,), generator=noise)
+    return torch.cat([torch.randint(0, high, (n,), generator=g) for g, n in noise])
 
 
 def time_grid(k: int) -> Tensor:

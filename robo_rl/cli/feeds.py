@@ -22,7 +22,7 @@ def group_size(args: Train) -> int:
 
 def workers(args: Train) -> int:
     """Worker processes of this run; 0: everything in one process."""
-    if args.workers >= 0:
+    if args.workers is not None:
         return args.workers
     units = args.envs // (group_size(args) or 1)
     on_gpu = args.sim in ("isaacgym", "isaaclab")
@@ -31,7 +31,7 @@ def workers(args: Train) -> int:
 
 def staleness(args: Train) -> int:
     """Bound on the age [versions] of what is trained on."""
-    return args.max_staleness if args.max_staleness >= 0 else int(workers(args) > 0)
+    return int(workers(args) > 0) if args.max_staleness is None else args.max_staleness
 
 
 def check(args: Train) -> None:
@@ -72,7 +72,7 @@ def make_feed(args: Train, folder: Path, env, learner, saved: dict | None):
     threads = args.threads or max(1, cores() // n)
     build = functools.partial(make_env, replace(args, threads=threads))
     jobs = [Job(i, build, m, policy.options, policy.spec, o.gamma, seed, eta, explore, group, flight,
-                flight / "weights.bin") for i, m in enumerate(sizes)]
+                flight / "weights.bin", served=args.server) for i, m in enumerate(sizes)]
     return Processes(flight, jobs, layouts, policy, args.envs * (1 if group else o.decisions), decisions, eta,
                      saved, args.hang, group), True
 

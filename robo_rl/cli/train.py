@@ -44,11 +44,13 @@ class Train:
     """N: envs in parallel."""
     threads: int = 0
     """Simulation threads of each worker; 0: the cores shared out."""
-    workers: int = -1
-    """Processes that collect beside the learner; -1: one per core (none on a single core); 0: all in one process, which
+    workers: int | None = None
+    """Processes that collect beside the learner; None: one per core (on a single core none); 0: all in one process, which
     repeats exactly for a seed."""
-    max_staleness: int = -1
-    """Most weight versions that what is trained on may lie behind; 0: synchronous; -1: 1 with workers, else 0."""
+    max_staleness: int | None = None
+    """Most weight versions that what is trained on may lie behind; 0: synchronous; None: 1 with workers, else 0."""
+    server: bool = False
+    """One process decides for all workers, in batches, instead of each for itself; for many sims that mostly wait."""
     hang: float = 60.0
     """Seconds without a decision after which a worker is restarted."""
     torch_threads: int = 1
@@ -83,8 +85,9 @@ class Train:
         choose("obs", self.obs, ("state", "rgb"))
         for name, low, high in (("steps", 0, 10**12), ("envs", 1, 10**6), ("threads", 0, 4096), ("seed", 0, 2**31 - 1),
                                 ("eval_episodes", 1, 10**6), ("torch_threads", 1, 4096), ("eval_every", 0, 10**12),
-                                ("eval_envs", 0, 10**6), ("target", 0, 1), ("workers", -1, 4096), ("max_staleness", -1, 10**6), ("hang", 1, 1e6), ("max_steps", 0, 10**7), ("image_size", 16, 1024)):
-            in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
+                                ("eval_envs", 0, 10**6), ("target", 0, 1), ("workers", 0, 4096), ("max_staleness", 0, 10**6), ("hang", 1, 1e6), ("max_steps", 0, 10**7), ("image_size", 16, 1024)):
+            if getattr(self, name) is not None:
+                in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         if self.algo != "bc" and type(self.rl) is not RL_OPTIONS[self.algo]:
             raise UserError(f"--algo {self.algo} needs {RL_OPTIONS[self.algo].__name__}")
 

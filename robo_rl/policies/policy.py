@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from robo_rl.normalise import Normaliser
 from robo_rl.options import PolicyOptions
 from robo_rl.policies.nets import ChunkHead, NoiseNet, StateTrunk, VisionLanguageTrunk, mlp, time_features, tokenize
-from robo_rl.sampling import ChainTable, chunk_logp, diffusion_table, flow_table
+from robo_rl.sampling import ChainTable, Noise, chunk_logp, diffusion_table, flow_table, randint, randn
 
 Obs = dict[str, Tensor]  # state float32[B,S]; tokens int64[B,L]; image/<view> uint8[B,h,w,3]
 
@@ -56,7 +56,7 @@ class Policy(Protocol):
     action_norm: Normaliser
 
     def encode(self, obs: Obs) -> Tensor: ...
-    def act(self, obs: Obs, generator: torch.Generator, explore: bool) -> Chunk: ...
+    def act(self, obs: Obs, generator: Noise, explore: bool) -> Chunk: ...
     def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]: ...
     def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor: ...
 
@@ -172,7 +172,7 @@ class ChainPolicy(_Base):
         return self.loud_s[k].reshape(-1, 1)
 
     @torch.no_grad()
-    def act(self, obs: Obs, generator: torch.Generator, explore: bool = True) -> Chunk:
+    def act(self, obs: Obs, generator: Noise, explore: bool = True) -> Chunk:
         context = self.encode(obs)
         b, d, steps, one = len(context), self.chunk, self.options.denoise_steps, self.one and explore
         embedded, times = self.head.embed(context), self.head.time_product(self.features).unbind()
@@ -180,10 +180,10 @@ class ChainPolicy(_Base):
             (self.base.embed(context), self.base.time_product(self.features).unbind())
         chain = torch.empty(steps + 1, b, d)
         xs, outs, stds = chain.unbind(), [], []
-        xs[0].normal_(generator=generator)
+        randn(generator, b, d, out=xs[0])
         if one:  # the noise of the drawn step is laid down first; the chain is then added to it
-            draw = torch.randint(0, steps, (b,), generator=generator)
-            noise = torch.randn(b, d, generator=generator)
+            draw = randint(generator, steps, b)
+            noise = randn(generator, b, d)
             columns = self.drawn.index_select(0, draw).t().unsqueeze(-1)  # [3K+3,B,1]
             spread = columns[2 * steps:3 * steps]
             if self.noise is not None:
@@ -199,7 +199,7 @@ class ChainPolicy(_Base):
                 after.addcmul_(x, a[k]).addcmul_(out, c[k])
             elif explore:
                 stds.append(self._std(k, embedded, times[k]))
-                noise = torch.randn(b, d, generator=generator)
+                noise = randn(generator, b, d)
                 torch.addcmul(self._mean(x, out, k, "loud"), stds[k].expand(b, d), noise, out=after)
             elif self.diffusion:
                 after.copy_(self._mean(x, out, k, "quiet"))
@@ -306,13 +306,13 @@ class GaussianPolicy(_Base):
         """Nothing is frozen in a Gaussian policy."""
 
     @torch.no_grad()
-    def act(self, obs: Obs, generator: torch.Generator, explore: bool = True) -> Chunk:
+    def act(self, obs: Obs, generator: Noise, explore: bool = True) -> Chunk:
         mean = self.net(self.encode(obs))
         shape = (len(mean), self.options.horizon, -1)
         if not explore:
             return Chunk(self.commands(mean), mean.view(shape), mean.new_empty(len(mean), 0), {})
         std = self.log_std.exp().expand_as(mean)
-        x = torch.addcmul(mean, std, torch.randn(mean.shape, generator=generator))
+        x = torch.addcmul(mean, std, randn(generator, *mean.shape))
         return Chunk(self.commands(x), x.view(shape), self._logp(x, mean, std)[:, None], {"x_next": x[:, None]})
 
     def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

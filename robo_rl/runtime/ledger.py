@@ -47,6 +47,7 @@ class Ledger:
     def __init__(self, batch: int, staleness: int, slots: int, shares: dict[int, tuple[int, int]]):
         in_range("--max-staleness", staleness, 0, 10**6)
         self.batch, self.staleness, self.shares = batch, staleness, dict(shares)
+        self.widest = max(envs for _, envs in shares.values())  # a lease is rounded up to one decision
         self.free = list(range(slots))[::-1]
         self.fragments: dict[int, Fragment] = {}
         self.version = self.admitted = self.next_uid = self.next_batch = 0
@@ -192,9 +193,8 @@ class Ledger:
         assert self.taken == live[TAKEN] - again + self.committed
         slots = [f.slot for f in self.fragments.values()] + self.free
         assert len(set(slots)) == len(slots)
-        over = max((envs for _, envs in self.shares.values()), default=0)
         if not self.recovered:
-            assert self.admitted < (self.staleness + self.version + 1) * self.batch + max(over, 1)
+            assert self.admitted < (self.staleness + self.version + 1) * self.batch + self.widest
 
     def state_dict(self) -> dict:
         """Everything, as plain JSON."""

@@ -22,10 +22,12 @@ from robo_rl.rollout import Layout, Rollout
 from robo_rl.runtime import ledger as led
 from robo_rl.runtime.feed import Busy, batch_of
 from robo_rl.runtime.ledger import Fragment, Ledger
+from robo_rl.runtime import server
 from robo_rl.runtime.slots import EMPTY, LEASED, SEALED, TAKEN, Slots, finite
 from robo_rl.runtime.weights import WeightWriter
 from robo_rl.runtime.worker import Job, Lease, main
 
+SERVER = -1  # index of the policy server among the members
 START_LIMIT = 300.0  # seconds a worker may take to build its sim
 DEATHS = 6  # in a row without a finished fragment
 BACK_OFF = (0.0, 0.1, 0.5, 2.0, 5.0, 10.0)  # seconds before restart i
@@ -39,7 +41,8 @@ class WorkerFailure(UserError):
 class Member:
     """One worker process as the broker sees it."""
 
-    job: Job
+    job: "Job | server.ServerJob"
+    name: str
     process: "multiprocessing.process.BaseProcess | None" = None
     pipe: "mpc.Connection | None" = None
     ready: bool = False
@@ -87,7 +90,11 @@ class Processes:
         self.busy, self.sums, self.failure = Busy(), {}, ""
         self.stopping = False
         incarnation = int(time.time()) % 10**9 if found else 0
-        self.members = {j.index: Member(replace(j, incarnation=incarnation)) for j in jobs}
+        self.members = {j.index: Member(replace(j, incarnation=incarnation), f"worker{j.index}") for j in jobs}
+        if jobs[0].served:
+            j = jobs[0]
+            self.members[SERVER] = Member(server.ServerJob(j.options, j.spec, j.explore, folder, j.weights, len(jobs)),
+                                          "server")
         self.wake_r, self.wake_w = multiprocessing.Pipe(duplex=False)
         self.context = context()
         self.thread = threading.Thread(target=self._broker, name="broker", daemon=True)
@@ -238,12 +245,13 @@ class Processes:
                 self._died(m)
         self._watch(time.monotonic())
         for m in self.members.values():
-            if m.ready and m.idle:
+            if m.ready and m.idle and m.name != "server":
                 self._lease(m)
 
     def _start(self, m: Member) -> None:
         m.pipe, theirs = multiprocessing.Pipe()
-        m.process = self.context.Process(target=main, args=(m.job, theirs), name=f"worker {m.job.index}")
+        target = server.main if m.name == "server" else main
+        m.process = self.context.Process(target=target, args=(m.job, theirs), name=m.name)
         m.process.start()
         theirs.close()
         m.ready, m.idle, m.started, m.words, m.slot = False, True, time.monotonic(), "", -1
@@ -275,6 +283,8 @@ class Processes:
                 head["checksum"][f.slot] = self.slots.checksum(f.slot, f.worker, rows)
                 head["state"][f.slot] = SEALED
                 m.deaths = 0
+                if SERVER in self.members:
+                    self.members[SERVER].deaths = 0
             else:
                 head["state"][f.slot] = EMPTY
                 m.deaths += 1
@@ -282,7 +292,7 @@ class Processes:
                     self._give_up(m, "makes nothing usable")
             for name in ("sim", "policy", "wait"):
                 self._count({"wait": "idle/workers"}.get(name, f"time/{name}"), float(head[f"{name}_ns"][f.slot]) / 1e9)
-            self.busy.add(f"worker {m.job.index}", int(head["begin"][f.slot]), int(head["end"][f.slot]))
+            self.busy.add(m.name, int(head["begin"][f.slot]), int(head["end"][f.slot]))
             m.idle, m.slot = True, -1
             self.condition.notify_all()
 
@@ -321,7 +331,7 @@ class Processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(m.process.pid, signal.SIGUSR1)
             time.sleep(0.1)
-        stack = self.folder / f"worker{m.job.index}.stack"
+        stack = self.folder / f"{m.name}.stack"
         m.words = f"{why}; it was at:\n{stack.read_text()[-1500:] if stack.exists() else '(no stack)'}"
         m.process.kill()
 
@@ -332,15 +342,16 @@ class Processes:
         m.process, m.pipe, m.ready, m.idle, m.slot = None, None, False, True, -1
         m.restarts += 1
         m.deaths += 1
-        m.job = replace(m.job, incarnation=m.job.incarnation + 1)
         m.again = time.monotonic() + BACK_OFF[min(m.deaths - 1, len(BACK_OFF) - 1)]
         with self.condition:
-            self.ledger.lost(m.job.index)
+            if m.name != "server":
+                m.job = replace(m.job, incarnation=m.job.incarnation + 1)
+                self.ledger.lost(m.job.index)
             if m.deaths >= DEATHS:
                 self._give_up(m, f"ended {m.deaths} times in a row (last exit status {code})")
 
     def _give_up(self, m: Member, why: str) -> None:
-        self.failure = f"worker {m.job.index} {why}. Its last words: {m.words.strip() or 'none'}"
+        self.failure = f"{m.name} {why}. Its last words: {m.words.strip() or 'none'}"
         self.condition.notify_all()
 
     def _end_all(self) -> None:

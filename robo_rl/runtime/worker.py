@@ -20,6 +20,7 @@ from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, Policy, make_policy
 from robo_rl.rollout import Collector, Columns, mix
 from robo_rl.runtime import snapshot
+from robo_rl.runtime.server import Remote, address
 from robo_rl.runtime.slots import Slots
 from robo_rl.runtime.weights import WeightReader
 
@@ -39,13 +40,13 @@ class Worker:
     """A collector, the policy that acts in it, and the fragment it is at.
 
     `refresh()` makes the newest weights the policy's own and returns their version. `group` > 0: fragments are whole
-    episodes, `group` of them from each start.
+    episodes, `group` of them from each start. With `ask` (slot, worker, row, key -> version) another process decides.
     """
 
     def __init__(self, index: int, collector: Collector, policy: Policy, refresh: Callable[[], int], staleness: int,
-                 explore: bool = True, group: int = 0):
+                 explore: bool = True, group: int = 0, ask: Callable[[int, int, int, int], int] | None = None):
         self.index, self.collector, self.policy, self.refresh = index, collector, policy, refresh
-        self.staleness, self.explore, self.group = staleness, explore, group
+        self.staleness, self.explore, self.group, self.ask = staleness, explore, group, ask
         self.lease: Lease | None = None
         self.last = -1  # uid of the fragment before
 
@@ -60,8 +61,7 @@ class Worker:
             starts = [mix(seed, 5, self.index, lease.uid, i) >> 32 for i in range(n)]
             self.collector.begin(np.repeat(starts, self.group))
         for t in range(lease.made):  # drive the env where the other one was: the same actions from the same state
-            x0 = torch.from_numpy(columns["x0"][t])
-            self.collector.act(self.policy.commands(x0.flatten(1)).numpy(), columns, t, bool(self.group))
+            self.collector.act(self._commands(t), columns, t, bool(self.group))
         self.made = lease.made
         if self.made:
             self.version = int(columns["version"][self.made - 1])
@@ -71,13 +71,23 @@ class Worker:
         """One decision in every env -> whether the fragment is finished."""
         lease, c = self.lease, self.collector
         if not self.finished():
-            self.version = self.refresh()
-            with c.threads():
-                c.decide(self.policy, self.columns, self.made, self.version, self.explore, bool(self.group))
+            if self.ask is None:
+                self.version = self.refresh()
+                with c.threads():
+                    c.decide(self.policy, self.columns, self.made, self.version, self.explore, bool(self.group))
+            else:
+                key = c.observe(self.columns, self.made)
+                self.version = self.ask(lease.slot, self.index, self.made, key)
+                c.timer.add("policy")
+                c.act(self._commands(self.made), self.columns, self.made, bool(self.group))
             self.made += 1
             self.oldest = self.version if self.oldest < 0 else min(self.oldest, self.version)
         overtaken = self.staleness > 0 and lease.due < self.version >= self.oldest + self.staleness
         return self.finished() or (overtaken and not self.group)
+
+    def _commands(self, t: int) -> np.ndarray:
+        """Actions [N,E,A] of the chunks in row t."""
+        return self.policy.commands(torch.from_numpy(self.columns["x0"][t]).flatten(1)).numpy()
 
     def finished(self) -> bool:
         return self.made >= self.lease.rows or (bool(self.group) and not self.collector.alive.any())
@@ -113,6 +123,7 @@ class Job:
     weights: Path
     incarnation: int = 0
     threads: int = 1
+    served: bool = False  # a policy server decides
 
 
 def main(job: Job, connection) -> None:
@@ -146,11 +157,12 @@ def _loop(job: Job, connection) -> None:
                 version = new
         return version
 
+    remote = Remote(address(job.folder), lambda: os.getppid() != parent) if job.served else None
     env = job.build(job.envs)
     saved = snapshot.load(where) if job.incarnation else {}
     seed = job.seed if saved or not job.incarnation else mix(job.seed, job.incarnation)
     worker = Worker(job.index, Collector(env, policy, job.gamma, seed, job.index), policy, refresh, job.staleness,
-                    job.explore, job.group)
+                    job.explore, job.group, remote and remote.ask)
     slots = Slots.open(job.folder / "slots.bin")
     if not saved:
         _save(where, worker)

@@ -1,0 +1,465 @@
+"""The runtime: its counts, its equality with the plain loop, and what it survives."""
+
+import functools
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toys import PointReach
+
+from robo_rl.algos import pi_rl
+from robo_rl.errors import UserError
+from robo_rl.options import PiRlOptions, PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.rollout import Collector, layout, new_columns, rollout_of
+from robo_rl.runtime import ledger as led
+from robo_rl.runtime import snapshot
+from robo_rl.runtime.feed import batch_of
+from robo_rl.runtime.ledger import Ledger
+from robo_rl.runtime.local import Local
+from robo_rl.runtime.processes import Processes, WorkerFailure
+from robo_rl.runtime.slots import Slots
+from robo_rl.runtime.worker import Job, Worker
+
+SPEC, T, N = ObsSpec(state=4, action=2), 8, 32
+
+
+def make_learner(group=0, **kw):
+    policy = make_policy(PolicyOptions(horizon=4, execute=4, hidden=32, layers=2), SPEC, 0)
+    options = dict(decisions=T, epochs=2, minibatch=64, critic_warmup=0) | kw
+    if group:
+        options |= dict(decisions=0, advantage="grpo", group=group)
+    return pi_rl.make(policy, PiRlOptions(**options), 0)
+
+
+def build(n):
+    return PointReach(n, limit=12)
+
+
+def local(learner, workers=1, staleness=0, seed=0, group=0, env=build):
+    def make(i, refresh):
+        n = N // workers + (i < N % workers)
+        return Worker(i, Collector(env(n), learner.policy, 0.99, seed, i), learner.policy, refresh, staleness, True, group)
+    return Local(workers, make, N if group else N * T, staleness, T, seed)
+
+
+def processes(folder, learner, workers=1, staleness=0, resume=None, env=build, hang=60.0, served=False):
+    jobs, layouts = [], []
+    for i in range(workers):
+        n = N // workers + (i < N % workers)
+        jobs.append(Job(i, env, n, learner.policy.options, SPEC, 0.99, 0, staleness, True, 0, folder, folder / "weights.bin", served=served))
+        layouts.append(Collector(build(n), learner.policy, 0.99, 0).layout(learner.policy))
+    return Processes(folder, jobs, layouts, learner.policy, N * T, T, staleness, resume, hang)
+
+
+def train(learner, feed, updates, each=lambda i, feed: None):
+    """A few updates; the ledger is checked after each."""
+    seen = []
+    for i in range(updates):
+        each(i, feed)
+        rollout = feed.next()
+        seen.append(rollout.stats)
+        learner.update(rollout, i / 100, feed.version)
+        learner.after_collect(rollout)
+        feed.publish()
+        feed.ledger.check()
+        if feed.crowded():
+            feed.commit()
+    return seen
+
+
+def weights(learner):
+    return torch.cat([p.detach().flatten() for m in (learner.policy, learner.credit.critic) for p in m.parameters()])
+
+
+def plain(updates, **kw):
+    """The loop everyone knows: collect, update, collect."""
+    learner = make_learner(**kw)
+    collector = Collector(build(N), learner.policy, 0.99, 0)
+    for i in range(updates):
+        rollout = collector.collect(learner.sampler, T, i)
+        learner.update(rollout, i / 100)
+        learner.after_collect(rollout)
+    return weights(learner)
+
+
+# ---- the ledger --------------------------------------------------------------------------------------------------
+
+def test_a_thousand_random_schedules_keep_every_count_and_the_bound():
+    """Workers of any speed that die, come back, leave for good or hand over rubbish, and a learner that dies."""
+    for seed in range(1000):
+        rng = random.Random(seed)
+        workers, eta, decisions = rng.randint(1, 5), rng.randint(0, 4), rng.randint(1, 6)
+        envs = [rng.randint(1, 4) for _ in range(workers)]
+        batch = decisions * sum(envs) if eta == 0 else rng.randint(1, 3 * decisions * sum(envs))
+        shares = {i: (decisions, n) for i, n in enumerate(envs)}
+        slots = 4 + workers + (eta + 3) * (batch // min(envs) + workers)
+        book, point, order = Ledger(batch, eta, slots, shares), None, []
+        made, oldest, trained = {}, {}, 0
+        for _ in range(120):
+            move, w = rng.random(), rng.randrange(workers)
+            if w in book.shares and move < 0.7:
+                f = book.lease(w)
+                if f is not None:
+                    made[f.uid] = made.get(f.uid, 0) + 1
+                    oldest.setdefault(f.uid, book.version)
+                    early = rng.random() < 0.1 and eta > 0
+                    if made[f.uid] >= f.decisions or early:
+                        book.seal(f.uid, made[f.uid], oldest[f.uid])
+                        if f.uid in book.fragments and rng.random() < 0.03:
+                            book.refuse(f.uid)
+            elif move < 0.75:
+                book.lost(w)
+            elif move < 0.76 and len(book.shares) > 1 and eta > 0:
+                leaving = [f for f in book.fragments.values() if f.worker == w and f.state == led.LEASED]
+                n = made.get(leaving[0].uid, 0) if leaving else 0
+                book.leave(w, n, oldest.get(leaving[0].uid, 0) if leaving else 0)
+            elif move < 0.95:
+                chosen = book.take()
+                if chosen is not None:
+                    assert sum(f.made * f.envs for f in chosen) >= batch
+                    assert all(0 <= book.version - f.oldest for f in chosen)
+                    order.append([f.uid for f in chosen])
+                    trained += 1
+                    book.publish(book.version + 1)
+            else:
+                book.commit()
+                point = (book.version, book.next_batch, book.taken, book.next_uid, len(order))
+            book.check()
+        assert len({u for uids in order for u in uids}) == sum(map(len, order))  # nothing twice
+        if point:  # the learner dies: what it took since comes again in the same order
+            again = Ledger(batch, eta, slots, book.shares)
+            again.recover([led.Fragment(*(getattr(f, k) for k in led.Fragment.__slots__))
+                           for f in book.fragments.values()], *point[:4])
+            for uids in order[point[4]:]:
+                assert [f.uid for f in again.take()] == uids
+                again.publish(again.version + 1)
+                again.check()
+            assert (again.version, again.next_batch, again.taken) == (book.version, book.next_batch, book.taken)
+
+
+def test_synchronous_work_is_one_fixed_share_of_each_worker():
+    book = Ledger(12, 0, 8, {0: (2, 3), 1: (2, 3)})
+    a, b = book.lease(0), book.lease(1)
+    book.seal(a.uid, 2, 0)
+    assert book.lease(0) is None  # it may not do the other's work
+    assert book.take() is None
+    book.seal(b.uid, 2, 0)
+    assert [f.uid for f in book.take()] == [a.uid, b.uid] and book.lease(0) is None
+    book.publish(1)
+    assert book.lease(0) is not None
+
+
+def test_asynchronous_work_stops_at_the_admission_bound():
+    book = Ledger(6, 2, 20, {0: (2, 3)})
+    for i in range(3):
+        book.seal(book.lease(0).uid, 2, 0)
+    assert book.lease(0) is None and book.admitted == 18
+    book.take()
+    assert book.lease(0) is None
+    book.publish(1)
+    assert book.lease(0) is not None
+
+
+def test_a_negative_staleness_is_refused():
+    with pytest.raises(UserError, match="max-staleness"):
+        Ledger(6, -1, 20, {0: (2, 3)})
+
+
+def test_a_dead_worker_s_fragment_goes_to_its_successor_as_another_attempt():
+    book = Ledger(12, 1, 8, {0: (4, 3)})
+    f = book.lease(0)
+    book.lost(0)
+    again = book.lease(0)
+    assert again is f and again.attempt == 1
+
+
+# ---- batches -----------------------------------------------------------------------------------------------------
+
+def columns_of(decisions, seed, version=0):
+    learner = make_learner()
+    c = Collector(build(4), learner.policy, 0.99, seed)
+    columns = new_columns(c.layout(learner.policy), decisions)
+    for t in range(decisions):
+        c.decide(learner.policy, columns, t, version + t)
+    return learner, columns
+
+
+def test_a_short_fragment_beside_a_long_one_has_the_advantages_it_has_alone():
+    from robo_rl.advantages import gae
+    learner, short = columns_of(3, 1)
+    _, long = columns_of(7, 2)
+    alone, both = rollout_of([(short, 3)]), rollout_of([(short, 3), (long, 7)])
+
+    def advantages(r):
+        t, n = r.rewards.shape
+        values = learner.credit.values(learner.policy, {k: v.flatten(0, 1) for k, v in r.obs.items()}).view(t, n)
+        nxt = torch.cat([values[1:], learner.credit.values(learner.policy, r.last_obs)[None]])
+        nxt[r.done] = learner.credit.values(learner.policy, r.final_obs)
+        return gae(r.rewards, r.discounts, r.done, values, nxt, 0.95)[0]
+    assert torch.allclose(advantages(both)[:3, :4], advantages(alone), atol=1e-6)
+    assert not both.mask[3:, :4].any() and both.mask[:3, :4].all() and both.mask[:, 4:].all()
+    assert torch.equal(advantages(both)[3:, :4], torch.zeros(4, 4))
+    assert both.stats["env_steps"] == alone.stats["env_steps"] + rollout_of([(long, 7)]).stats["env_steps"]
+
+
+def test_what_is_older_than_the_bound_is_masked_and_counted():
+    _, c = columns_of(5, 0, version=3)  # versions 3 .. 7
+    r = batch_of([(c, 5)], version=7, staleness=2)
+    assert r.mask[:, 0].tolist() == [False, False, True, True, True]
+    assert r.stats["stal/masked"] == pytest.approx(0.4) and r.stats["stal/max"] == 2
+    assert r.stats["stal/mean"] == pytest.approx(1.0)
+    assert sum(v for k, v in r.stats.items() if k.startswith("stal/hist")) == pytest.approx(0.6)
+
+
+# ---- one process -------------------------------------------------------------------------------------------------
+
+def test_without_staleness_the_parameters_are_those_of_the_plain_loop_bit_for_bit():
+    learner = make_learner()
+    train(learner, local(learner), 6)
+    assert torch.equal(weights(learner), plain(6))
+
+
+@pytest.mark.parametrize("staleness", [1, 2, 5])
+def test_an_asynchronous_run_in_one_process_repeats_exactly_and_keeps_its_bound(staleness):
+    ends, seen = [], []
+    for _ in range(2):
+        learner = make_learner()
+        seen = train(learner, local(learner, 3, staleness), 12)
+        ends.append(weights(learner))
+    assert torch.equal(*ends)
+    assert 0 < max(s["stal/max"] for s in seen) <= staleness
+
+
+@pytest.mark.parametrize("group", [0, 4])
+@pytest.mark.parametrize(("workers", "staleness"), [(1, 0), (2, 3)])
+def test_a_resumed_run_in_one_process_is_bit_identical(workers, staleness, group, tmp_path):
+    def save(learner, feed):
+        from robo_rl.checkpoint import pack, unpack
+        tensors = {}
+        tree = pack({"learner": learner.state_dict(), "feed": feed.state()}, tensors)
+        return unpack(tree, tensors)
+    whole = make_learner(group)
+    feed = local(whole, workers, staleness, group=group)
+    train(whole, feed, 4)
+    saved, policy = save(whole, feed), {k: v.clone() for k, v in whole.policy.state_dict().items()}
+    train(whole, feed, 4)
+    resumed = make_learner(group)
+    resumed.policy.load_state_dict(policy)
+    resumed.load_state_dict(saved["learner"])
+    feed = local(resumed, workers, staleness, group=group)
+    assert feed.load_state(saved["feed"])
+    train(resumed, feed, 4)
+    assert torch.equal(weights(whole), weights(resumed))
+
+
+class Blind(PointReach):
+    """A sim without snapshots."""
+
+    def __getattribute__(self, name):
+        if name in ("get_state", "set_state"):
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+def test_without_snapshots_a_resumed_run_keeps_what_was_finished_and_starts_new_episodes():
+    learner = make_learner()
+    feed = local(learner, 2, 2, env=functools.partial(Blind, limit=12))
+    train(learner, feed, 3)
+    saved = feed.state()
+    again = local(learner, 2, 2, env=functools.partial(Blind, limit=12))
+    assert not again.load_state(saved)
+    train(learner, again, 3)
+
+
+def test_numbers_that_are_not_finite_never_reach_the_learner():
+    class Broken(PointReach):
+        def step(self, actions):
+            obs, reward, *rest = super().step(actions)
+            return obs, reward + (np.nan if self.t[0] == 5 else 0), *rest
+    learner = make_learner()
+    feed = local(learner, 2, 1, env=lambda n: (Broken if n else PointReach)(n, limit=12))
+    with pytest.raises(UserError, match="not finite"):
+        train(learner, feed, 20)
+    assert torch.isfinite(weights(learner)).all() and feed.ledger.refused > 0
+
+
+# ---- processes ---------------------------------------------------------------------------------------------------
+
+def test_a_worker_process_without_staleness_gives_the_parameters_of_the_plain_loop_and_so_does_one_that_is_killed(tmp_path):
+    for kills in (False, True):
+        learner = make_learner()
+        feed = processes(tmp_path / str(kills), learner)
+        rng, killed = random.Random(1), 0
+
+        def kill(i, feed, rng=rng):
+            nonlocal killed
+            process = feed.members[0].process
+            if i and process is not None:
+                time.sleep(rng.random() * 0.1)  # anywhere in a fragment
+                os.kill(process.pid, signal.SIGKILL)
+                killed += 1
+        try:
+            train(learner, feed, 6, kill if kills else lambda i, feed: None)
+            assert feed.stats()["health/restarts"] >= killed - 1
+        finally:
+            feed.close()
+        assert torch.equal(weights(learner), plain(6)), kills
+    assert killed >= 3
+
+
+def test_workers_that_are_killed_again_and_again_lose_no_sample_and_count_none_twice(tmp_path):
+    learner, feed, rng = make_learner(), None, random.Random(0)
+    feed = processes(tmp_path, learner, 2, 1)
+    uids, killed = [], 0
+    take = feed.ledger.take
+
+    def remember():
+        chosen = take()
+        uids.extend(f.uid for f in chosen or ())
+        return chosen
+    feed.ledger.take = remember
+
+    def kill(i, feed):
+        nonlocal killed
+        process = feed.members[rng.randrange(2)].process
+        if i % 2 and process is not None:
+            os.kill(process.pid, signal.SIGKILL)
+            killed += 1
+    try:
+        seen = train(learner, feed, 24, kill)
+        assert feed.ledger.taken == feed.ledger.version * N * T or feed.ledger.taken > 24 * N * T
+    finally:
+        feed.close()
+    assert killed >= 8 and len(set(uids)) == len(uids) and max(s["stal/max"] for s in seen) <= 1
+
+
+def test_a_learner_that_dies_takes_the_same_batches_again_and_ends_in_the_same_weights(tmp_path):
+    from robo_rl.checkpoint import pack, unpack
+    learner = make_learner()
+    feed = processes(tmp_path, learner)
+    train(learner, feed, 3)
+    tensors = {}
+    tree = pack({"learner": learner.state_dict(), "feed": feed.state()}, tensors)
+    policy = {k: v.clone() for k, v in learner.policy.state_dict().items()}
+    feed.commit()
+    train(learner, feed, 3)
+    feed.stopping = True  # dies here: nothing is saved, the workers are orphans
+    for m in feed.members.values():
+        os.kill(m.process.pid, signal.SIGKILL)
+    feed.thread.join(20)
+    feed.writer.close()
+    saved = unpack(tree, tensors)
+    again = make_learner()
+    again.policy.load_state_dict(policy)
+    again.load_state_dict(saved["learner"])
+    feed = processes(tmp_path, again, resume=saved["feed"])
+    try:
+        assert feed.version == 3 and len(feed.ledger.replay) == 3
+        train(again, feed, 5)
+    finally:
+        feed.close()
+    assert torch.equal(weights(again), plain(8))
+
+
+def test_a_policy_server_decides_for_all_workers_as_they_would_themselves_and_survives_being_killed(tmp_path):
+    learner = make_learner()
+    feed = processes(tmp_path / "one", learner, served=True)  # one worker: the same batches, so the same bits
+
+    def kill(i, feed):
+        if i == 3:
+            os.kill(feed.members[-1].process.pid, signal.SIGKILL)
+    try:
+        train(learner, feed, 6, kill)
+        assert feed.members[-1].restarts == 1
+    finally:
+        feed.close()
+    assert torch.equal(weights(learner), plain(6))
+    learner = make_learner()
+    feed = processes(tmp_path / "three", learner, 3, 1, served=True)
+    try:
+        train(learner, feed, 10, kill)
+    finally:
+        feed.close()
+
+
+def hanging(n):
+    env = build(n)
+    step = env.step
+
+    def slow(actions):
+        if os.path.exists("hang"):
+            time.sleep(60)
+        return step(actions)
+    env.step = slow
+    return env
+
+
+def failing(n):
+    raise ValueError("the gripper is on fire")
+
+
+def test_a_worker_that_hangs_is_restarted_and_one_that_never_works_ends_the_run_with_its_last_words(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    learner = make_learner()
+    feed = processes(tmp_path / "a", learner, env=hanging, hang=1.0)
+    try:
+        train(learner, feed, 2)
+        Path("hang").touch()
+        end = time.monotonic() + 30
+        while not feed.members[0].restarts and time.monotonic() < end:
+            feed.stats()
+            if feed.ledger.ready() >= N * T:
+                train(learner, feed, 1)
+            time.sleep(0.05)
+        assert feed.members[0].restarts
+        assert "slow" in (tmp_path / "a" / "worker0.stack").read_text() or "slow" in feed.members[0].words
+        Path("hang").unlink()
+        train(learner, feed, 2)
+    finally:
+        feed.close()
+    feed = processes(tmp_path / "b", learner, env=failing)
+    try:
+        with pytest.raises(WorkerFailure, match="worker0 ended 6 times in a row.*the gripper is on fire"):
+            feed.next()
+    finally:
+        feed.close()
+
+
+# ---- slots and snapshots -----------------------------------------------------------------------------------------
+
+def test_slots_keep_what_was_written_and_refuse_a_full_disk(tmp_path, monkeypatch):
+    learner = make_learner()
+    c = Collector(build(4), learner.policy, 0.99, 0)
+    rows = layout(learner.policy, {k: torch.from_numpy(v) for k, v in c.obs.items()})
+    slots = Slots.create(tmp_path / "s.bin", [rows], T, 3)
+    with c.threads():
+        for t in range(T):
+            c.decide(learner.policy, slots.columns(1, 0), t)
+    before, mark = rollout_of([(slots.columns(1, 0), T)]), slots.checksum(1, 0, T)
+    again = Slots.create(tmp_path / "s.bin", [rows], T, 3)
+    assert again.checksum(1, 0, T) == mark
+    assert torch.equal(rollout_of([(again.columns(1, 0), T)]).x0, before.x0)
+    assert Slots.create(tmp_path / "s.bin", [rows], T, 4).checksum(1, 0, T) != mark  # another shape: made anew
+
+    def full(fd, offset, size):
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(UserError, match="the disk is full"):
+        Slots.create(tmp_path / "t.bin", [rows], T, 3)
+    assert not (tmp_path / "t.bin").exists()
+
+
+def test_a_damaged_snapshot_reads_as_none(tmp_path):
+    tree = {"after": 3, "collector": {"a": np.arange(5.0), "words": np.array(["x", "yy"])}}
+    snapshot.save(tmp_path / "s", tree)
+    back = snapshot.load(tmp_path / "s")
+    assert back["after"] == 3 and np.array_equal(back["collector"]["a"], np.arange(5.0))
+    assert back["collector"]["words"].tolist() == ["x", "yy"]
+    (tmp_path / "s").write_bytes((tmp_path / "s").read_bytes()[:100])
+    assert snapshot.load(tmp_path / "s") == {} == snapshot.load(tmp_path / "none")
