@@ -174,4 +174,4 @@ def simulated(source: "str | Path", robot: Robot, dt: float, disturbance: Distur
             model = spec.compile()
         return model
     except ValueError as e:
-        raise UserError(f"the model cannot be simulated: {e}") from None
+        raise UserError(f"the model cannot be simulated: {' '.join(str(e).split())}") from None

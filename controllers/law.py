@@ -56,7 +56,7 @@ class LawOptions:
     filter_time: float = 0.02
     """T of the reference's low pass [s]; 0: none."""
     feed_acceleration: tuple[float, float] = (4.0, 16.0)
-    """Largest a_d per axis [m/s^2], [rad/s^2]; 0: none. It needs the dynamic nullspace or operational space."""
+    """Largest a_d per axis [m/s^2], [rad/s^2]; 0: none."""
     nullspace: Literal["dynamic", "kinematic", "none"] = "dynamic"
     posture_stiffness: float | tuple[float, ...] = 5.0
     """K_n, one or per joint [N m/rad]."""
@@ -216,7 +216,7 @@ class Law:
         self._keep, self._keep_dt = 0.0, -1.0
         self._a, self._x = np.zeros((6, 6)), np.zeros(6)
         self._a_diagonal = self._a.reshape(-1)[::7]
-        self._rigid = options.nullspace == "dynamic" or options.task == "operational_space"  # W is needed
+        self._rigid = any(options.stiffness) or options.nullspace == "dynamic"  # W is needed
         self.activated = False
 
     # ---- commands -------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def read_spec(source: "str | Path | mujoco.MjSpec") -> mujoco.MjSpec:
             spec = mujoco.MjSpec.from_file(text)
             text = Path(text).read_text(encoding="utf-8")
     except ValueError as e:
-        raise e if isinstance(e, UserError) else UserError(f"the model cannot be read: {e}") from None
+        raise e if isinstance(e, UserError) else UserError(f"the model cannot be read: {' '.join(str(e).split())}") from None
     if "<robot" in text:  # URDF: masses are given, shapes are not needed, and links joined by fixed joints keep names
         spec.compiler.fusestatic = False
         for geom in list(spec.geoms):
