@@ -185,9 +185,12 @@ def near(pos: Floats, quat: Floats, from_pos: Floats, from_quat: Floats, step: t
 
 
 def pursue(error: Floats, velocity: Floats, speed: float, accel: float, dt: float) -> Floats:
-    """Next velocity on the way to a goal at `error`: |v| <= speed, |dv| <= accel dt, and slow enough to stop there."""
-    far = math.hypot(*error)
-    go = min(speed, math.sqrt(1.6 * accel * far), far / dt) / far if far > 0 else 0.0
+    """Next velocity on the way to a goal at `error`: |v| <= speed, |dv| <= accel dt, and slow enough to stop there.
+
+    With steps of b = 0.8 accel dt a speed v = b k needs the way v dt (k + 1)/2: v = b (sqrt(1/4 + 2 d/(b dt)) - 1/2).
+    """
+    far, b = math.hypot(*error), 0.8 * accel * dt
+    go = min(speed, b * (math.sqrt(0.25 + 2 * far / (b * dt)) - 0.5), far / dt) / far if far > 0 else 0.0
     change = [go * e - v for e, v in zip(error, velocity, strict=True)]
     size = math.hypot(*change)
     s = min(1.0, accel * dt / size) if size > 0 else 0.0
