@@ -161,6 +161,24 @@ def stacked(title: str, what: str, edges: Sequence[float], parts: Sequence[tuple
             f'<div class="xname">{escape(x_name)}</div>{_json(data)}</figure>')
 
 
+def lanes(title: str, what: str, rows: Sequence[tuple[str, int, Sequence[tuple[float, float]]]], *, x_name: str) -> str:
+    """One lane per role: `rows` are (name, colour, [(begin, end) ...]); blank is waiting."""
+    head = f"<figcaption><b>{escape(title)}</b><span>{escape(what)}</span></figcaption>"
+    every = [t for _, _, spans in rows for s in spans for t in s]
+    if not every:
+        return ""
+    x0, x1 = min(every), max(max(every), min(every) + 1e-9)
+    high, svg, labels = 100 / len(rows), [], []
+    for i, (name, colour, spans) in enumerate(rows):
+        labels.append(f'<i class="y" style="top:{(i + 0.5) * high:.2f}%">{escape(name)}</i>')
+        svg += [f'<rect class="c{colour}" x="{100 * (a - x0) / (x1 - x0):.3f}" y="{(i + 0.15) * high:.2f}" '
+                f'width="{max(100 * (b - a) / (x1 - x0) - 0.1, 0.05):.3f}" height="{0.7 * high:.2f}"/>' for a, b in spans]
+    labels += [f'<i class="x" style="left:{100 * (t - x0) / (x1 - x0):.2f}%">{number(t)}</i>' for t in ticks(x0, x1, 6)]
+    return (f'<figure class="card chart lanes">{head}<div class="plot" role="img" aria-label="{escape(title)}: {escape(what)}">'
+            f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{"".join(svg)}</svg>{"".join(labels)}</div>'
+            f'<div class="xname">{escape(x_name)}</div></figure>')
+
+
 def whisker(value: float, low: float, high: float, colour: int) -> str:
     """A rate in 0..1 with its interval on a track from 0 to 100 %."""
     if not math.isfinite(value):

@@ -5,6 +5,7 @@ says so) and writes RUN/report.html with plots, videos and styles inside.
 """
 
 import base64
+import contextlib
 import json
 import math
 import shlex
@@ -18,7 +19,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from robo_rl.cli.charts import Series, chart, stacked, whisker
+from robo_rl.cli.charts import Series, chart, lanes, stacked, whisker
 from robo_rl.errors import UserError
 from robo_rl.files import read_json, write_bytes
 from robo_rl.log import open_run, read_metrics, si
@@ -34,7 +35,7 @@ from robo_rl.stats import (
 
 VIDEO_BYTES = 48_000_000  # most video put into one page
 PARTS = (("time/sim", "simulator", 1), ("time/policy", "policy", 2), ("time/update", "update", 3),
-         ("time/eval", "evaluation", 5))  # the rest of the wall time is "other"
+         ("time/eval", "evaluation", 5), ("time/rollouts", "waiting for rollouts", 7))  # the rest of the wall time is "other"
 NAMES = {"sft": "before RL (SFT)", "final": "after RL", "best": "best checkpoint"}
 
 
@@ -471,6 +472,45 @@ def throughput(run: Run) -> str:
     return f'<div class="grid">{bars}{speed}</div><div class="gap"></div>{table}'
 
 
+WINDOW = 30.0  # seconds of the timeline that are drawn
+
+
+def asynchrony(run: Run) -> str:
+    """How old the data were, how much of it counted, who waited, and who worked when; "" without worker processes."""
+    if "workers/sim" not in run.metrics:
+        return ""
+    charts = [
+        chart("Staleness", "versions behind, of what was trained on",
+              [*rl_series(run, "stal/mean", "mean", 1), *rl_series(run, "stal/max", "greatest", 2, "thin")], zero=True),
+        chart("Waiting", "share of the time", [*rl_series(run, "workers/wait", "workers", 3),
+                                               *rl_series(run, "util/learner_wait", "learner", 2)], percent=True,
+              y_range=(0.0, 1.0)),
+        chart("Effective samples", "share of the batch that the importance weights leave",
+              rl_series(run, "train/ess_frac", "ESS / N", 1), percent=True, y_range=(0.0, 1.0),
+              missing="All of the data was fresh."),
+        chart("Rollouts in flight", "fragments", [*rl_series(run, "queue/leased", "being made", 1),
+                                                  *rl_series(run, "queue/ready", "finished", 2),
+                                                  *rl_series(run, "queue/taken", "kept for the next checkpoint", 3)], zero=True)]
+    return f'<h2>Who worked when</h2>{timeline(run)}<div class="gap"></div><div class="small">{"".join(charts)}</div>'
+
+
+def timeline(run: Run) -> str:
+    """The last seconds before the final evaluation, a lane per process."""
+    path, spans = run.folder / "timeline.jsonl", []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):  # a torn last line
+            spans += json.loads(line)
+    ends = [b for who, _, b in spans if who == "learner"]
+    if not ends:
+        return ""
+    end = max(ends)
+    spans = [(who, max(a, end - WINDOW), min(b, end)) for who, a, b in spans if b > end - WINDOW and a < end]
+    names = sorted({who for who, _, _ in spans}, key=lambda w: (w != "learner", w != "eval", w))
+    rows = [(w, 2 if w == "learner" else 5 if w == "eval" else 1, [(a, b) for who, a, b in spans if who == w])
+            for w in names]
+    return lanes("Timeline", f"the last {WINDOW:.0f} s of training; blank is waiting", rows, x_name="time since the start [s]")
+
+
 def task_table(run: Run) -> str:
     end, start = run.end or run.start or (run.evals[0] if run.evals else None), run.start
     if end is None:
@@ -593,6 +633,7 @@ they say nothing about other training seeds.</p>
 {videos}
 <h2>Training</h2>
 {training}
+{asynchrony(run)}
 <h2>Throughput</h2>
 {throughput(run)}
 <h2>Configuration</h2>

@@ -1,5 +1,6 @@
 """`robo_rl train`: demonstrations, SFT, online RL, evaluation, checkpoints, videos, in one run folder that resumes."""
 
+import json
 import os
 import platform
 import shutil
@@ -451,6 +452,7 @@ class Run:
 
     def improve(self, learner, feed) -> int:
         """Take a batch, learn from it, publish; evaluate and save on the way."""
+        from robo_rl.cli import feeds
         args = self.args
         every = args.eval_every or max(1, args.steps // 10)
         next_eval = (self.step // every + 1) * every
@@ -467,15 +469,18 @@ class Run:
             begin = time.perf_counter()
             rollout = feed.next()
             self.step += int(rollout.stats["env_steps"])
-            mid = time.perf_counter()
+            mid, clock = time.perf_counter(), time.monotonic_ns()
             metrics = learner.update(rollout, min(1.0, self.step / args.steps), feed.version)
             learner.after_collect(rollout)
             update = time.perf_counter() - mid
             feed.publish()
+            self.timeline([*feed.spans(), ("learner", clock, time.monotonic_ns())] if feeds.workers(args) else [])
             end = time.perf_counter()
             row = {(k if "/" in k else f"train/{k}"): v for k, v in (metrics | rollout.stats).items() if k != "env_steps"}
             row |= {"train/noise": self.policy.noise_scale, "time/update": update,
                     "rate/steps_per_s": rollout.stats["env_steps"] / (end - begin)} | feed.stats()
+            if feeds.workers(args):
+                row["util/learner_wait"] = min(1.0, (mid - begin) / (end - begin))
             self.log.log(self.step, row)
             self.progress.update(self.step, rollout.stats.get("success"), feed.note())
             if self.step >= next_eval and self.step < args.steps:
@@ -494,9 +499,17 @@ class Run:
         self.evaluate("final")
         save(finished=True)
         feed.close()
-        from robo_rl.cli import feeds
         feeds.discard(self.folder)
         return self.farewell(self.done())
+
+    def timeline(self, spans: list[tuple[str, int, int]]) -> None:
+        """Append who worked when [s since the start of the run] to timeline.jsonl, up to a few megabytes."""
+        now, at = time.monotonic_ns(), self.log.elapsed
+        path = self.folder / "timeline.jsonl"
+        if spans and not (path.exists() and path.stat().st_size > 4_000_000):
+            rows = [[who, round(at - (now - a) / 1e9, 3), round(at - (now - b) / 1e9, 3)] for who, a, b in spans]
+            with open(path, "a", encoding="utf-8") as f:
+                f.write(json.dumps(rows) + "\n")
 
     # ---- evaluation, saving, last words
 
@@ -511,8 +524,10 @@ class Run:
         if self.eval_env is None:
             count = args.eval_envs or (args.eval_episodes if args.sim == "mujoco" else min(args.eval_episodes, args.envs))
             self.eval_env = make_env(args, min(count, args.eval_episodes))
-        starts = eval_starts(args.eval_episodes)
+        starts, clock = eval_starts(args.eval_episodes), time.monotonic_ns()
         result = evaluate(self.eval_env, self.policy, starts)
+        if label != "sft":
+            self.timeline([("eval", clock, time.monotonic_ns())])
         self.policy.train()
         _, low, high = wilson(sum(result["success"]), len(starts))
         result |= {"label": label, "step": self.step, "time": self.log.elapsed, "n": len(starts),

@@ -7,7 +7,6 @@
         save(..., feed.state()); feed.commit()   what was learnt from is durable, its slots are free
 """
 
-import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,6 +24,7 @@ class Feed(Protocol):
     def crowded(self) -> bool: ...
     def stats(self) -> dict[str, float]: ...
     def note(self) -> str: ...
+    def spans(self) -> list[tuple[str, int, int]]: ...
     def state(self) -> dict: ...
     def close(self) -> None: ...
 
@@ -54,17 +54,14 @@ def batch_of(parts: list[tuple[Columns, int]], version: int, staleness: int) -> 
 
 @dataclass(slots=True)
 class Busy:
-    """Intervals of work per role since the last `take`, in monotonic nanoseconds, for rates and the timeline."""
+    """Intervals of work per role since the last `take`, in monotonic nanoseconds, for the timeline."""
 
     spans: list[tuple[str, int, int]] = field(default_factory=list)
-    since: int = field(default_factory=time.monotonic_ns)
 
     def add(self, who: str, begin: int, end: int) -> None:
         if len(self.spans) < 10_000:
             self.spans.append((who, begin, end))
 
-    def take(self, now: int) -> tuple[list[tuple[str, int, int]], float]:
-        """(spans, seconds they were gathered over)."""
+    def take(self) -> list[tuple[str, int, int]]:
         out, self.spans = self.spans, []
-        seconds, self.since = (now - self.since) / 1e9, now
-        return out, seconds
+        return out

@@ -105,6 +105,10 @@ class Local:
                 out[f"time/{k}"] = out.get(f"time/{k}", 0.0) + v
         return out
 
+    def spans(self) -> list[tuple[str, int, int]]:
+        """One process has no timeline."""
+        return []
+
     def note(self) -> str:
         """A few words for the progress line."""
         return ""

@@ -161,8 +161,7 @@ class Processes:
                 self.slots.head["batch"][f.slot] = f.batch
                 self.slots.head["state"][f.slot] = TAKEN
         now = time.monotonic_ns()
-        self._count("idle/learner", (now - begin) / 1e9)
-        self.busy.add("learner waits", begin, now)
+        self._count("time/rollouts", (now - begin) / 1e9)
         return batch_of([(self.slots.columns(f.slot, f.worker), f.rows) for f in chosen], self.version, self.staleness)
 
     def publish(self) -> None:
@@ -188,15 +187,22 @@ class Processes:
             return len(self.ledger.free) < len(self.members) + 1 and taken > 0
 
     def stats(self) -> dict[str, float]:
-        """Sums since the last call: seconds per stage and restarts; depths of the queues now."""
+        """Since the last call: seconds of the learner by stage, shares of the workers' time; depths of the queues now."""
         with self.condition:
             out, self.sums = self.sums, {}
+            spent = sum(out.get(f"workers/{k}", 0.0) for k in ("sim", "policy", "wait"))
+            out |= {k: v / spent for k, v in out.items() if k.startswith("workers/") and spent}
             kinds = [f.state for f in self.ledger.fragments.values()]
             out |= {"queue/leased": kinds.count(led.LEASED), "queue/ready": kinds.count(led.READY),
                     "queue/taken": kinds.count(led.TAKEN), "queue/free": len(self.ledger.free),
                     "health/restarts": sum(m.restarts for m in self.members.values()),
                     "health/refused": self.ledger.refused}
         return {k: float(v) for k, v in out.items()}
+
+    def spans(self) -> list[tuple[str, int, int]]:
+        """Who worked from when to when [monotonic ns] since the last call."""
+        with self.condition:
+            return self.busy.take()
 
     def _count(self, name: str, value: float) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + value
@@ -291,7 +297,7 @@ class Processes:
                 if m.deaths >= DEATHS:
                     self._give_up(m, "makes nothing usable")
             for name in ("sim", "policy", "wait"):
-                self._count({"wait": "idle/workers"}.get(name, f"time/{name}"), float(head[f"{name}_ns"][f.slot]) / 1e9)
+                self._count(f"workers/{name}", float(head[f"{name}_ns"][f.slot]) / 1e9)
             self.busy.add(m.name, int(head["begin"][f.slot]), int(head["end"][f.slot]))
             m.idle, m.slot = True, -1
             self.condition.notify_all()
