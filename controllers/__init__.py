@@ -5,7 +5,8 @@ robot's own computer.
     model       an arm's kinematics and dynamics from MJCF or URDF;  robot: limits, gains and topic names of presets
     schedule    time-stamped action chunks -> one row per control period
     governor    the last check before the wire: limits, watchdogs, e-stop;  trace: what it saw, hash-chained
-    arm         a simulated arm under the law;  transport: how messages travel
+    arm         a simulated arm under the law;  loop: 1 kHz in real time;  transport: how messages travel
+    node        the simulated arm on a wire, with a CRISP robot's topics
 
 Poses are those of the tool in the base frame [m], quaternions w first. Times are monotonic seconds given by the caller.
 """

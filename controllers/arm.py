@@ -1,18 +1,14 @@
-"""A torque-controlled arm in MuJoCo under the control law: on simulated time, or at 1 kHz of real time.
+"""A torque-controlled arm in MuJoCo under the control law. `run` is lockstep on simulated time; for real time give
+`tick` to `loop.real_time`.
 
 The arm's own model (what the law thinks) and the simulated one (what happens) are two: a payload, a push, joint
 friction or a late torque are in the second only.
 """
 
-import gc
 import math
-import os
-import sys
-import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import mujoco
@@ -67,7 +63,6 @@ class SimArm:
         self._push, self._push_until = np.zeros(6), -math.inf
         self._late = deque([None] * disturbance.torque_delay)
         self.torque = np.zeros(len(joints))  # [n] [N m] at the motors in the last tick
-        self.before_step: Callable[[], None] | None = None
         self.reset(robot.home if q is None else q)
 
     def reset(self, q: np.ndarray) -> None:

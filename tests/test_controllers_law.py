@@ -1,5 +1,6 @@
 """The control law against mathematics, the model against differences, and the defects of public controllers."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -8,10 +9,20 @@ import numpy as np
 import pytest
 
 from controllers.arm import Disturbance, SimArm
-from controllers.law import (Admittance, AdmittanceOptions, Law, LawOptions, Reference, friction_torque,
-                             gravity_compensation, joint_impedance, limit_torque, operational_space)
+from controllers.law import (
+    Admittance,
+    AdmittanceOptions,
+    Law,
+    LawOptions,
+    Reference,
+    friction_torque,
+    gravity_compensation,
+    joint_impedance,
+    limit_torque,
+    operational_space,
+)
 from controllers.model import ArmModel, arm_model
-from controllers.robot import by_name, load_robot, presets
+from controllers.robot import PRESETS, by_name, load_robot, presets
 from robo_rl import geometry as g
 from robo_rl.errors import UserError
 
@@ -582,8 +593,6 @@ def test_wrong_input_is_one_clear_line(call, says):
                                               ({"velocity": [0.0] * 7}, "above 0"), ({"colour": 1}, "unknown .'colour'"),
                                               ({"joints": ["a"] * 7}, "each once")])
 def test_a_wrong_robot_file_is_one_clear_line(tmp_path, change, says):
-    import json
-    from controllers.robot import PRESETS
     raw = json.loads((PRESETS / "sim.json").read_text()) | change
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(raw))

@@ -1,0 +1,92 @@
+"""A periodic loop in real time: a clock that does not drift, deadlines that are counted, periods that are measured."""
+
+import gc
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from robo_rl.errors import in_range
+
+SKIP = 0.02  # s; a loop that is later than this gives the missed periods up instead of catching up in a burst
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What a loop did. Times in seconds."""
+
+    ticks: int
+    late: int  # ticks that began after their period had ended
+    skipped: int  # periods given up
+    period_median: float
+    period_p99: float
+    period_max: float
+    core_share: float  # CPU time of this thread over wall time
+
+    def text(self) -> str:
+        return (f"{self.ticks} ticks, period median {1e3 * self.period_median:.3f} ms, p99 {1e3 * self.period_p99:.3f} ms, "
+                f"max {1e3 * self.period_max:.2f} ms, {self.late} late, {self.skipped} skipped, "
+                f"{100 * self.core_share:.0f} % of a core")
+
+
+def real_time(tick: Callable[[], object], dt: float, seconds: float, *, clock: Callable[[], float] = time.monotonic,
+              sleep: Callable[[float], None] = time.sleep, cpu: Callable[[], float] = time.thread_time,
+              going: Callable[[], bool] = lambda: True) -> Timing:
+    """Call `tick` every dt [s] for a time, or while `going`. Period k begins at start + k dt: lateness does not add up.
+
+    A tick that comes late is followed at once by the next, until the loop is back in time; from SKIP on the missed
+    periods are skipped.
+    """
+    in_range("dt", dt, 0, 10, open_low=True)
+    in_range("seconds", seconds, 0, math.inf)
+    began: list[float] = []
+    start, busy, k, late, skipped = clock(), cpu(), 0, 0, 0
+    while k * dt < seconds - 1e-12 and going():
+        due = start + k * dt
+        now = clock()
+        if now < due:
+            sleep(due - now)
+            now = clock()
+        if now - due > SKIP:
+            missed = int((now - due) / dt)
+            skipped += missed
+            k += missed
+        elif now - due > dt:
+            late += 1
+        began.append(now)
+        tick()
+        k += 1
+    wall = max(clock() - start, 1e-9)
+    periods = np.diff(began) if len(began) > 1 else np.array([dt])
+    return Timing(len(began), late, skipped, float(np.median(periods)), float(np.percentile(periods, 99)),
+                  float(periods.max()), (cpu() - busy) / wall)
+
+
+@contextmanager
+def undisturbed() -> Iterator[bool]:
+    """No garbage collection, quick thread switches and, where the system permits, real-time priority (yields whether)."""
+    interval, collecting, real = sys.getswitchinterval(), gc.isenabled(), False
+    before = None
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    sys.setswitchinterval(1e-4)
+    if hasattr(os, "sched_setscheduler"):
+        with suppress(OSError):
+            before = os.sched_getscheduler(0), os.sched_getparam(0)
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
+            real = True
+    try:
+        yield real
+    finally:
+        if real:
+            os.sched_setscheduler(0, *before)
+        sys.setswitchinterval(interval)
+        gc.unfreeze()
+        if collecting:
+            gc.enable()

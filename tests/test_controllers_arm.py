@@ -1,0 +1,290 @@
+"""The loop in time, the wire's contract, and the arm on it."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from controllers.arm import Disturbance, SimArm
+from controllers.law import LawOptions
+from controllers.loop import SKIP, real_time, undisturbed
+from controllers.node import ArmNode
+from controllers.robot import load_robot
+from controllers.transport import (
+    Bus,
+    Flag,
+    JointState,
+    Loop,
+    Numbers,
+    PoseStamped,
+    Text,
+    Weather,
+    WrenchStamped,
+)
+from robo_rl.errors import UserError
+
+ROBOT = load_robot("sim")
+
+
+class Clock:
+    """Time that passes in sleeps and in work."""
+
+    def __init__(self):
+        self.now = 10.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+# ---- real time -------------------------------------------------------------------------------------------------------
+
+
+def test_the_clock_does_not_drift_when_ticks_take_time():
+    clock, at = Clock(), []
+
+    def tick():
+        at.append(clock.now)
+        clock.now += 0.0004
+    timing = real_time(tick, 0.001, 1.0, clock=clock, sleep=clock.sleep, cpu=clock)
+    assert timing.ticks == 1000 and timing.late == timing.skipped == 0
+    assert np.allclose(at, 10 + 0.001 * np.arange(1000), atol=1e-9)
+    assert timing.period_p99 == pytest.approx(0.001)
+
+
+def test_a_late_tick_is_caught_up_and_counted_but_a_long_gap_is_skipped():
+    clock, at = Clock(), []
+
+    def tick():
+        at.append(clock.now)
+        clock.now += {5: 0.0035, 50: 0.05}.get(len(at), 0.0)
+    timing = real_time(tick, 0.001, 0.2, clock=clock, sleep=clock.sleep, cpu=lambda: 0.0)
+    assert timing.late == 2 and 47 <= timing.skipped <= 50 and timing.ticks + timing.skipped == 200
+    assert timing.period_max == pytest.approx(0.05)
+    assert at[-1] == pytest.approx(10.199, abs=1e-3)
+    assert f"{timing.skipped} skipped" in timing.text() and SKIP < 0.05
+
+
+def test_the_loop_ends_when_it_is_told_to():
+    clock, left = Clock(), iter([True] * 7 + [False])
+    assert real_time(lambda: None, 0.001, math.inf, clock=clock, sleep=clock.sleep, going=lambda: next(left)).ticks == 7
+
+
+def test_a_quiet_loop_leaves_the_interpreter_as_it_was():
+    import gc
+    import sys
+    before = sys.getswitchinterval()
+    with undisturbed():
+        assert not gc.isenabled()
+    assert gc.isenabled() and sys.getswitchinterval() == before
+
+
+def test_the_arm_runs_in_real_time():
+    arm = SimArm(ROBOT)
+    timing = real_time(arm.tick, arm.dt, 0.2)
+    assert timing.ticks + timing.skipped >= 200 and arm.t == pytest.approx(timing.ticks * 1e-3)
+    assert 0 < timing.core_share <= 1.05
+
+
+# ---- transports: one contract ----------------------------------------------------------------------------------------
+
+
+def loop_pair():
+    """Two nodes that see each other, and a function that lets messages arrive."""
+    clock = Clock()
+    bus = Bus(clock)
+    return Loop(bus, "a"), Loop(bus, "b"), lambda: clock.sleep(0.01)
+
+
+TRANSPORTS = [pytest.param(loop_pair, id="in-process")]
+POSE = PoseStamped(1.5, "base", (0.1, 0.2, 0.3), (1.0, 0.0, 0.0, 0.0))
+MESSAGES = [POSE, JointState(1.0, ("a", "b"), (1.0, 2.0), (), (0.5, 0.25)), WrenchStamped(0.0, "base", (1.0,) * 6),
+            Numbers((1.0, 2.0)), Flag(True), Text("hello")]
+
+
+@pytest.mark.parametrize("pair", TRANSPORTS)
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_a_message_arrives_as_it_was_sent_with_time_and_source(pair, message):
+    a, b, wait = pair()
+    box, sender = b.subscription("topic", type(message)), a.publisher("topic", type(message))
+    assert box.latest() is None and box.take() == []
+    before = b.now()
+    sender.publish(message)
+    wait()
+    [got] = box.take()
+    assert got.message == message and before <= got.at <= b.now() and got.source
+    assert box.take() == [] and box.latest() == got
+
+
+@pytest.mark.parametrize("pair", TRANSPORTS)
+def test_a_subscription_keeps_the_newest_or_as_many_as_asked_for(pair):
+    a, b, wait = pair()
+    one, three, sender = b.subscription("x", Flag), b.subscription("x", Flag, depth=3), a.publisher("x", Flag)
+    for k in range(5):
+        sender.publish(Flag(k == 4))
+        wait()
+    assert [g.message.data for g in one.take()] == [True]
+    assert [g.message.data for g in three.take()] == [False, False, True]
+
+
+@pytest.mark.parametrize("pair", TRANSPORTS)
+def test_a_latched_message_reaches_those_who_come_later(pair):
+    a, b, wait = pair()
+    a.publisher("estop", Flag, "latched").publish(Flag(True))
+    a.publisher("other", Flag).publish(Flag(True))
+    wait()
+    late, other = b.subscription("estop", Flag, "latched"), b.subscription("other", Flag)
+    wait()
+    assert late.latest().message == Flag(True) and other.latest() is None
+
+
+@pytest.mark.parametrize("pair", TRANSPORTS)
+def test_publishers_are_counted_and_told_apart_and_leave_on_close(pair):
+    a, b, wait = pair()
+    box = b.subscription("x", Flag, "command", depth=9)
+    senders = [a.publisher("x", Flag, "command"), b.publisher("x", Flag, "command")]
+    wait()
+    assert b.publishers("x") == 2 and b.publishers("y") == 0
+    for s in senders:
+        s.publish(Flag(True))
+    wait()
+    assert len({g.source for g in box.take()}) == 2
+    a.close()
+    wait()
+    assert b.publishers("x") == 1
+
+
+@pytest.mark.parametrize("pair", TRANSPORTS)
+def test_a_service_answers_or_the_caller_is_told(pair):
+    a, b, _ = pair()
+    a.service("add", lambda r: {"sum": r["x"] + r["y"]})
+    assert b.call("add", {"x": 1, "y": 2}) == {"sum": 3}
+    with pytest.raises(UserError, match="nobody answers the service subtract"):
+        b.call("subtract", {}, timeout=0.05)
+    a.close()
+    with pytest.raises(UserError, match="nobody answers"):
+        b.call("add", {"x": 1, "y": 2}, timeout=0.05)
+
+
+@pytest.mark.parametrize("pair", TRANSPORTS)
+@pytest.mark.parametrize(("call", "says"), [
+    (lambda a, b: (a.publisher("x", Flag), b.subscription("x", Text)), "carries Flag, not Text"),
+    (lambda a, b: a.publisher("x", Flag).publish(Text("no")), "carries Flag, not Text"),
+    (lambda a, b: a.publisher("x", Flag, "best"), "unknown quality of service 'best'"),
+    (lambda a, b: a.publisher("x", dict), "dict is no message"),
+])
+def test_wrong_use_is_one_clear_line(pair, call, says):
+    a, b, _ = pair()
+    with pytest.raises(UserError, match=says):
+        call(a, b)
+
+
+def test_weather_delays_drops_repeats_and_reorders():
+    def through(**kw):
+        clock = Clock()
+        bus = Bus(clock, Weather(seed=1, **kw))
+        box, sender = Loop(bus, "b").subscription("x", Numbers, depth=1000), Loop(bus, "a").publisher("x", Numbers)
+        for k in range(200):
+            sender.publish(Numbers((k, clock.now)))
+            clock.sleep(0.01)
+        clock.sleep(10)
+        got = box.take()
+        return [g.message.data[0] for g in got], [g.at - g.message.data[1] for g in got]
+    assert through()[0] == list(range(200))
+    assert through(delay=0.25)[1] == pytest.approx([0.25] * 200)
+    assert 60 < len(through(drop=0.5)[0]) < 140
+    assert 240 < len(through(repeat=0.5)[0]) < 360
+    order, delays = through(jitter=0.1)
+    assert order != sorted(order) and sorted(order) == list(range(200)) and 0 <= min(delays) and max(delays) <= 0.1
+
+
+# ---- the arm on the wire ---------------------------------------------------------------------------------------------
+
+
+def on_the_wire(options=None, weather=None):
+    arm = SimArm(ROBOT, options)
+    bus = Bus(lambda: arm.t, weather)
+    return arm, ArmNode(arm, Loop(bus, "arm")), Loop(bus, "client"), bus
+
+
+def run(node, seconds):
+    for _ in range(round(seconds / node.arm.dt)):
+        node.tick()
+
+
+@pytest.mark.parametrize("weather", [None, Weather(delay=0.1, jitter=0.02, drop=0.3, seed=2)])
+def test_a_client_moves_the_arm_and_sees_it_move(weather):
+    _, node, client, _ = on_the_wire(weather=weather)
+    pose, joints = client.subscription("current_pose", PoseStamped), client.subscription("joint_states", JointState)
+    target = client.publisher("target_pose", PoseStamped, "command")
+    run(node, 0.6)
+    start = pose.latest().message
+    goal = (start.pos[0], start.pos[1] + 0.1, start.pos[2])
+    for _ in range(100):
+        target.publish(PoseStamped(client.now(), "base", goal, start.quat))
+        run(node, 0.02)
+    assert math.dist(pose.latest().message.pos, goal) < 2e-3
+    assert joints.latest().message.names == ROBOT.joints and not node.refused
+
+
+@pytest.mark.parametrize(("message", "says"), [
+    (PoseStamped(0.0, "camera", (0.5, 0, 0.3), (0, 1, 0, 0)), "frame must be 'base', got 'camera'"),
+    (PoseStamped(0.0, "base", (0.5, math.nan, 0.3), (0, 1, 0, 0)), "must be finite"),
+    (PoseStamped(0.0, "base", (0.5, 0.0, 0.3), (0, 3, 0, 0)), "length 1"),
+    (PoseStamped(0.0, "base", (0.5, 0.0), (0, 1, 0, 0)), "3 numbers"),
+])
+def test_a_bad_command_is_counted_with_its_reason_and_changes_nothing(message, says):
+    arm, node, client, _ = on_the_wire()
+    client.publisher("target_pose", PoseStamped, "command").publish(message)
+    before = arm.law.reference.target_pos
+    run(node, 0.01)
+    [(reason, count)] = node.refused.items()
+    assert says in reason and count == 1 and arm.law.reference.target_pos == before
+
+
+def test_two_clients_on_one_topic_move_nothing():
+    arm, node, client, bus = on_the_wire()
+    before = arm.law.reference.target_pos
+    for loop in (client, Loop(bus, "second")):
+        loop.publisher("target_pose", PoseStamped, "command").publish(PoseStamped(0.0, "base", (0.5, 0, 0.4), (0, 1, 0, 0)))
+    run(node, 0.05)
+    assert arm.law.reference.target_pos == before and "more than one publisher" in next(iter(node.refused))
+
+
+def test_joint_targets_on_the_wire_go_by_name():
+    from controllers.law import joint_impedance
+    arm, node, client, _ = on_the_wire(joint_impedance(damping=25.0))
+    goal = dict(zip(ROBOT.joints, np.array(ROBOT.home) + 0.1, strict=True))
+    names = tuple(reversed(ROBOT.joints))
+    client.publisher("target_joint", JointState, "command").publish(
+        JointState(0.0, names, tuple(float(goal[n]) for n in names)))
+    run(node, 3.0)
+    assert np.abs(arm.model.q - [goal[j] for j in ROBOT.joints]).max() < 5e-3
+    client.publisher("target_joint", JointState, "command").publish(JointState(0.0, names[1:], (0.0,) * 6))
+
+
+@pytest.mark.parametrize(("call", "says"), [
+    (lambda: SimArm(ROBOT, dt=1.0), "dt must be"), (lambda: SimArm(ROBOT, q=np.zeros(6)), "must have 7 numbers"),
+    (lambda: SimArm(ROBOT, path="<mujoco/>"), "no joints joint1"), (lambda: Disturbance(payload=-1.0), "payload"),
+    (lambda: Weather(drop=1.5), "drop"), (lambda: SimArm(ROBOT).push([1.0]), "push must have 6"),
+    (lambda: real_time(lambda: None, 0.0, 1.0), "dt must be"), (lambda: LawOptions(ramp=-1.0), "ramp"),
+])
+def test_wrong_input_is_one_clear_line(call, says):
+    with pytest.raises(UserError, match=says) as e:
+        call()
+    assert "\n" not in str(e.value)
+
+
+def test_the_arm_works_in_the_simulators_scenes():
+    """Position actuators give way to motors, the cube stays where it is."""
+    from sims.mujoco.model import block_xml, scene_xml
+    xml = scene_xml(block_xml("cube", (0.02, 0.02, 0.02), "red", 0.1))
+    tool = load_robot("sim")
+    arm = SimArm(replace(tool, site="link7"), path=xml)
+    pos, _ = arm.pose()
+    arm.run(0.5)
+    assert np.linalg.norm(arm.pose()[0] - pos) < 1e-3
+    assert arm.data.body("cube").xpos[2] == pytest.approx(0.02, abs=1e-3)
