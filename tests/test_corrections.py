@@ -428,11 +428,15 @@ def at_version_two(name, **kw):
 
 @pytest.mark.parametrize("name", RATIO_METHODS)
 def test_fresh_data_is_trained_on_alike_under_every_correction(name):
+    learner = make(name)
+    collector, rollouts = collector_of(learner), []
+    for v in range(2):  # the second is made by weights that the first moved
+        rollouts.append(copy.deepcopy(collect(collector, learner, 5 + v, seed=v)))
+        learner.update(copy.deepcopy(rollouts[v]), 0.5)
+
     def run(version, **kw):
         learner = make(name, **kw)
-        collector = collector_of(learner)
-        metrics = [learner.update(collect(collector, learner, 5 + v, seed=v), 0.5, 5 + v if version else None)
-                   for v in range(2)]
+        metrics = [learner.update(copy.deepcopy(r), 0.5, 5 + v if version else None) for v, r in enumerate(rollouts)]
         return weights(learner), metrics
     plain, told = run(False)
     assert not any("staleness_max" in m or "ess_frac" in m for m in told)
@@ -514,6 +518,18 @@ def test_factors_with_ratios_of_their_own_have_weights_of_their_own():
     assert learner.corrector.correct(old, learner.policy, 2, True).columns["weight"].shape == (12 * 16,)
 
 
+@pytest.mark.parametrize("name,shape", [("ppo", (32,)), ("dppo", (32,)), ("dppo", (32, 5))], ids=str)
+def test_the_weight_scales_the_step_of_its_own_samples(name, shape):
+    learner, old = at_version_two(name, entropy_coef=0.0)
+    learner.actor_opt.param_groups[0]["lr"] = 0.0
+    rows = torch.arange(32)
+    obs, trace = (onpolicy.pick(onpolicy.flat(x), rows) for x in (old.obs, old.trace))
+    row = trace | {"logp_old": old.logp.flatten(0, 1)[rows], "adv": torch.randn(32)}
+    norms = [float(learner.actor_step(learner.policy.encode(obs), row | {"weight": torch.full(shape, w)},
+                                      learner.rules(0.5))[0]["grad_norm"]) for w in (1.0, 0.5, 0.0)]
+    assert norms[0] > 0 and norms[1] == pytest.approx(norms[0] / 2, rel=1e-3) and norms[2] == 0
+
+
 def test_vtrace_takes_the_place_of_gae_and_is_it_at_ratios_of_one():
     learner, old = at_version_two("ppo", correction="vtrace")
     plain = learner.credit.assign(old, learner.policy)
@@ -546,6 +562,14 @@ def test_chunks_outside_the_mask_change_nothing(correction, proximal):
         metrics = learner.update(old, 0.5, version=2)
         results.append((weights(learner), metrics))
     assert torch.equal(results[0][0], results[1][0]) and results[0][1] == results[1][1]
+
+
+def test_versions_outside_the_mask_make_no_rollout_stale():
+    learner, old = at_version_two("pi_rl sde grpo")
+    old.version[old.mask] = 2
+    assert (old.version != 2).any()
+    got = learner.corrector.correct(old, learner.policy, 2, True)
+    assert got.columns == {} and got.metrics == {} and got.lr_scale == 1
 
 
 def test_a_log_prob_that_is_not_finite_is_counted_and_weighs_one():
@@ -605,6 +629,17 @@ def test_snapshots_give_the_log_probs_of_the_versions_that_acted(name):
     assert not torch.allclose(now, old.logp[old.mask], atol=1e-2)
 
 
+def test_each_chunk_of_a_rollout_is_scored_by_the_snapshot_of_its_own_version():
+    learner, old = at_version_two("ppo", proximal="snapshot")
+    old.version[:, 8:] = 1  # a label: the learner shall believe it
+    prox = learner.corrector.anchored(old, learner.policy, 2 - old.version).view_as(old.logp)
+    assert torch.allclose(prox[:, :8], old.logp[:, :8], atol=1e-3)
+    by = learner.corrector.carry(learner.policy, learner.corrector.snapshots[1])
+    one = stale.scores(by, onpolicy.flat(old.obs), onpolicy.flat(old.trace), torch.arange(12 * 16)).view_as(old.logp)
+    assert torch.allclose(prox[:, 8:], one[:, 8:], atol=1e-5)
+    assert not torch.allclose(one[:, 8:], old.logp[:, 8:], atol=1e-2)
+
+
 def test_a_bounded_number_of_snapshots_is_kept_and_the_nearest_stands_in_for_one_that_is_gone():
     learner, old = at_version_two("ppo", proximal="snapshot")
     for version in range(2, 30):
@@ -617,7 +652,7 @@ def test_a_bounded_number_of_snapshots_is_kept_and_the_nearest_stands_in_for_one
 
 
 def test_the_average_is_the_present_weights_when_fresh_lags_when_stale_and_drops_what_fits_no_more():
-    learner, old = at_version_two("ppo", proximal="ewma", lr=1e-4)
+    learner, old = at_version_two("ppo", proximal="ewma")
     average, policy = learner.corrector.average, learner.policy
     drift = []
     for version in range(2, 6):
@@ -646,12 +681,12 @@ def test_the_average_is_the_present_weights_when_fresh_lags_when_stale_and_drops
 
 @pytest.mark.parametrize("proximal", ["snapshot", "ewma"])
 def test_a_learner_restored_with_its_anchors_makes_the_identical_next_stale_update(proximal, tmp_path):
-    learner, old = at_version_two("pi_rl noise", proximal=proximal, lr=1e-4)
+    learner, old = at_version_two("pi_rl noise", proximal=proximal)
     for version in (2, 3):
         learner.update(old, 0.5, version)
         learner.corrector.average.total = max(1.0, learner.corrector.average.total)  # as if no reset was due
     checkpoint.save_checkpoint(tmp_path / "c", learner.policy, {"learner": learner.state_dict()}, {"step": 0})
-    again = make("pi_rl noise", seed=8, proximal=proximal, lr=1e-4)
+    again = make("pi_rl noise", seed=8, proximal=proximal)
     policy, _ = checkpoint.load_policy(tmp_path / "c")
     again.policy.load_state_dict(policy.state_dict())
     again.load_state_dict(checkpoint.load_train(tmp_path / "c")[0]["learner"])

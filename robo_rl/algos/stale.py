@@ -82,7 +82,7 @@ class Corrector:
             return Corrected({"logp_old": behave, "alpha": alpha}, metrics=metrics | {"lr_scale": 1.0})
         prox = self.anchored(r, policy, lag)
         log_rho, _ = corrections.log_ratio(prox.sum(-1), behave.sum(-1))
-        log_rho = torch.where(r.mask, log_rho.view(lag.shape), 0.0)
+        log_rho = log_rho.view(lag.shape)  # 0 outside the mask, which no anchor scores
         log_w, bad = self.log_weights(r, log_rho, prox, behave, joint)
         weight, live = self.weights(log_w), r.mask.flatten()
         told = corrections.diagnostics(log_rho[r.mask], log_w[live], self.cap)
