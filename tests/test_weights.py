@@ -59,6 +59,13 @@ def ended(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
+def wait_for(condition) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
@@ -357,14 +364,15 @@ def test_killing_the_writer_at_any_moment_leaves_a_whole_version(path):
             writer.publish(writer.version + 1, counting(writer.version + 1))
     for _ in range(12):
         pid = child(publish)
-        time.sleep(0.02 + 0.05 * rng.random())
+        wait_for(lambda last=last: reader.version() > last)
+        time.sleep(0.03 * rng.random())
         os.kill(pid, signal.SIGKILL)
         ended(pid)
         reader.fetch(attempts=1)
         version = reader.swap(mine)
         assert reader.version() == version >= last and (version < 0 or told(mine) == {version})
         last = version
-    assert last > 5 and reader.torn == 0
+    assert last >= 11 and reader.torn == 0
 
 
 @pytest.mark.parametrize("verify", ["always", "never"])
@@ -381,7 +389,7 @@ def test_a_reader_never_sees_two_versions_mixed_however_fast_the_writer_is(path,
     try:
         reader, mine, seen = WeightReader.open(path, verify=verify), {}, []
         end = time.monotonic() + 2
-        while time.monotonic() < end:
+        while time.monotonic() < end or len(seen) <= 10 and time.monotonic() < end + 60:
             if reader.fetch() is not None:
                 seen.append(reader.swap(mine))
                 assert told(mine) == {seen[-1]}
@@ -417,7 +425,31 @@ def test_a_copy_that_is_overtaken_is_made_again_and_a_bounded_number_of_times(pa
     assert reader.fetch(attempts=4) is None and reader.torn == 7 and 100 - Overtaken.left == 4
     assert reader.swap(reader._target) == 6 and told(reader.weights) == {6}, "the current copy is untouched"
     Overtaken.left = 0
-    assert reader.fetch() == writer.version
+    assert reader.fetch() == reader.standby == writer.version
+    writer.publish(writer.version + 1, counting(writer.version + 1))
+    Overtaken.left = 100
+    assert reader.fetch(attempts=2) is None and reader.standby == reader.swap(reader._target) == 6
+    assert told(reader.weights) == {6}, "a standby that was fetched, then spoilt by the next fetch, is not swapped in"
+
+
+def test_weights_that_replace_the_registered_ones_before_the_copy_are_not_taken_for_them(path):
+    """The writer publishes twice between the reader's look at the register and at the lock."""
+    writer = WeightWriter.create(path, counting(0))
+    writer.publish(0, counting(0))
+    reader = WeightReader.open(path, verify="never")
+
+    class Late:
+        def __init__(self, words):
+            self.words, self.left = words, 1
+
+        def __getitem__(self, key):
+            if key in LOCKS and self.left:
+                self.left -= 1
+                for _ in range(2):
+                    writer.publish(writer.version + 1, counting(writer.version + 1))
+            return self.words[key]
+    reader._words = Late(reader._words)
+    assert reader.fetch() == 2 and reader.swap({}) == 2 and told(reader.weights) == {2} and reader.torn == 1
 
 
 def test_a_half_that_is_being_written_is_not_read(path):
@@ -692,6 +724,8 @@ def test_every_flipped_byte_and_every_cut_is_refused_and_changes_nothing(rng):
         f[k if k < 60 else int(rng.integers(len(f)))] ^= 1 << int(rng.integers(8))
     for bad in [*cuts, *flips, message + b"\0", b"nonsense" * 20]:
         assert receiver.receive(bad) == "need_full" and receiver.version == 0 and receiver.why
+    for cut in cuts:
+        assert receiver.receive(cut) == "need_full" and "cut" in receiver.why
     assert same(receiver.tensors, before)
     assert receiver.receive(message) == "applied" and same(receiver.tensors, weights)
 
@@ -772,14 +806,15 @@ def test_a_relay_killed_in_apply_leaves_the_hosts_workers_a_whole_version(path):
                 writer.publish(version, receiver.tensors)
     for _ in range(6):
         pid = child(relay)
-        time.sleep(0.1 + 0.1 * rng.random())
+        wait_for(lambda last=last: reader.version() > last)
+        time.sleep(0.05 * rng.random())
         os.kill(pid, signal.SIGKILL)
         ended(pid)
         reader.fetch()
         version = reader.swap(mine)
         assert version >= last and (version < 0 or told(mine) == {version})
         last = version
-    assert last > 1
+    assert last >= 5
 
 
 def test_a_link_without_speed_is_refused():

@@ -96,11 +96,11 @@ def _changes(base: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     a, b = base[:whole].view(np.uint64), new[:whole].view(np.uint64)
     groups = (a != b).view(np.uint32)
     group = np.flatnonzero(groups != 0)
-    k = np.flatnonzero(groups[group].view(bool))
-    word = (group[k >> 2] << 2) | (k & 3)
-    after = b[word]
-    k = np.flatnonzero((a[word] ^ after).view(base.dtype) != 0)
-    index, values = (word[k >> shift] << shift) | (k & (per - 1)), after.view(base.dtype)[k]
+    k = np.flatnonzero(groups.take(group).view(bool))
+    word = (group.take(k >> 2) << 2) | (k & 3)
+    after = b.take(word)
+    k = np.flatnonzero((a.take(word) ^ after).view(base.dtype) != 0)
+    index, values = (word.take(k >> shift) << shift) | (k & (per - 1)), after.view(base.dtype).take(k)
     if whole < len(base):
         rest = whole + np.flatnonzero(base[whole:] != new[whole:])
         index, values = np.concatenate([index, rest]), np.concatenate([values, new[rest]])
