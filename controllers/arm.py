@@ -85,8 +85,12 @@ class SimArm:
 
     def tick(self) -> None:
         """Sense, compute torques, step the physics by dt."""
-        d = self.data
         self.sense()
+        self.act()
+
+    def act(self) -> None:
+        """The tick without `sense`."""
+        d = self.data
         torque = self.law.tick(self.model, self.dt)
         if self._late:
             self._late.append(torque)
@@ -127,7 +131,7 @@ def govern(arm: SimArm, governor: Governor) -> Setpoint:
                            tuple(arm.twist().tolist())), arm.t)
     out = governor.tick(arm.t, arm.dt)
     follow(arm.law, m, out)
-    arm.tick()
+    arm.act()
     return out
 
 

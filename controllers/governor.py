@@ -146,7 +146,11 @@ ALLOW = Verdict("allow")
 
 
 def box(pos: Floats, limits: Limits) -> Floats:
-    """The nearest point of the workspace."""
+    """The nearest point of the workspace; `pos` itself where that is inside."""
+    (x, y, z), (a, b, c), (d, e, f) = pos, limits.low, limits.high
+    if (a is None or x >= a) and (b is None or y >= b) and (c is None or z >= c) and \
+            (d is None or x <= d) and (e is None or y <= e) and (f is None or z <= f):
+        return pos
     return tuple(min(max(x, -math.inf if a is None else a), math.inf if b is None else b)
                  for x, a, b in zip(pos, limits.low, limits.high, strict=True))
 
@@ -189,12 +193,13 @@ def pursue(error: Floats, velocity: Floats, speed: float, accel: float, dt: floa
 
     With steps of b = 0.8 accel dt a speed v = b k needs the way v dt (k + 1)/2: v = b (sqrt(1/4 + 2 d/(b dt)) - 1/2).
     """
-    far, b = math.hypot(*error), 0.8 * accel * dt
+    (x, y, z), (u, v, w), b = error, velocity, 0.8 * accel * dt
+    far = math.sqrt(x * x + y * y + z * z)
     go = min(speed, b * (math.sqrt(0.25 + 2 * far / (b * dt)) - 0.5), far / dt) / far if far > 0 else 0.0
-    change = [go * e - v for e, v in zip(error, velocity, strict=True)]
-    size = math.hypot(*change)
+    x, y, z = go * x - u, go * y - v, go * z - w
+    size = math.sqrt(x * x + y * y + z * z)
     s = min(1.0, accel * dt / size) if size > 0 else 0.0
-    return tuple(v + s * c for v, c in zip(velocity, change, strict=True))
+    return u + s * x, v + s * y, w + s * z
 
 
 def slower(velocity: Floats, decel: float, dt: float) -> Floats:
@@ -287,8 +292,9 @@ class Governor:
 
     def measure(self, state: State, now: float) -> Verdict:
         """A measured state came in."""
-        self._log("state", now, {"q": state.q, "dq": state.dq, "pos": state.pos, "quat": state.quat,
-                                 "twist": state.twist, "wrench": state.wrench})
+        if self.trace:
+            self._log("state", now, {"q": state.q, "dq": state.dq, "pos": state.pos, "quat": state.quat,
+                                     "twist": state.twist, "wrench": state.wrench})
         self._clock(now)
         n = len(self.robot.joints)
         if (len(state.q), len(state.dq), len(state.pos), len(state.quat), len(state.twist)) != (n, n, 3, 4, 6) or \
@@ -315,7 +321,8 @@ class Governor:
                 return "joint_speed", f"{name} at {v:.2f} rad/s, allowed {most:g}"
         if math.hypot(*s.twist[:3]) > o.measured_speed[0] or math.hypot(*s.twist[3:]) > o.measured_speed[1]:
             return "tool_speed", f"the tool moves at {math.hypot(*s.twist[:3]):.2f} m/s"
-        if math.dist(box(s.pos, o), s.pos) > o.measured_margin:
+        inside = box(s.pos, o)
+        if inside is not s.pos and math.dist(inside, s.pos) > o.measured_margin:
             return "tool_place", f"the tool is at {[round(x, 3) for x in s.pos]} m, outside the workspace"
         if s.wrench is not None and (math.hypot(*s.wrench[:3]) > o.wrench[0] or math.hypot(*s.wrench[3:]) > o.wrench[1]):
             return "wrench", f"external force {math.hypot(*s.wrench[:3]):.0f} N, moment {math.hypot(*s.wrench[3:]):.1f} N m"
@@ -408,8 +415,8 @@ class Governor:
                        f"held for {o.give_up:g} s after: {self.reason}")
         if self.state == ACTIVE:
             goal, facing = self.target
-            self._v = pursue(tuple(a - b for a, b in zip(goal, self.pos, strict=True)), self._v, o.speed[0],
-                             o.accel[0], dt)
+            (a, b, c), (x, y, z) = goal, self.pos
+            self._v = pursue((a - x, b - y, c - z), self._v, o.speed[0], o.accel[0], dt)
             self._w = pursue(turn_between(facing, self.quat), self._w, o.speed[1], o.accel[1], dt)
         else:
             self._v, self._w = slower(self._v, o.brake[0], dt), slower(self._w, o.brake[1], dt)

@@ -32,7 +32,7 @@ from robo_rl.errors import UserError, choose, in_range
 from robo_rl.geometry import Floats, exp1, hamilton, rotate1, turn_between, unit
 
 SMALL = 1e-10  # m or rad; nearer than this the reference has arrived
-MASS_AGE = 0.01  # s between two looks at W_ii; joints turn a degree in that time
+MASS_AGE = 0.02  # s between two looks at W_ii; joints turn 2 degrees in that time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
