@@ -177,6 +177,13 @@ def test_bench_train_is_measured_against_its_bound(capfd, task, rows):
     assert len(doc["rows"]) == rows and all(r["recorded"] and "sim" in r["note"] for r in doc["rows"])
 
 
+def test_bench_control_measures_the_law_the_governed_arm_and_the_loop(capfd):
+    doc = check(document(capfd, what="control"))
+    rows = {r["what"].split(":")[0]: r for r in doc["rows"]}
+    assert {"law, one tick", "one tick of the arm", "arm at 1 kHz"} <= {*rows}
+    assert rows["law, one tick"]["limit_is"] == "a bare impedance law" and "real-time priority" in doc["rows"][-2]["note"]
+
+
 def test_bench_sync_measures_one_host_and_a_link(capfd):
     doc = check(document(capfd, what="sync"))
     rows = {r["what"]: r for r in doc["rows"]}
