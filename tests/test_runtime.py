@@ -1,5 +1,6 @@
 """The runtime: its counts, its equality with the plain loop, and what it survives."""
 
+import contextlib
 import functools
 import os
 import random
@@ -22,7 +23,8 @@ from robo_rl.runtime import snapshot
 from robo_rl.runtime.feed import batch_of
 from robo_rl.runtime.ledger import Ledger
 from robo_rl.runtime.local import Local
-from robo_rl.runtime.processes import Processes, WorkerFailure
+from robo_rl.runtime.crewed import Crewed, WorkerFailure
+from robo_rl.runtime.processes import Processes
 from robo_rl.runtime.slots import Slots
 from robo_rl.runtime.worker import Job, Worker
 
@@ -49,12 +51,13 @@ def local(learner, workers=1, staleness=0, seed=0, group=0, env=build):
 
 
 def processes(folder, learner, workers=1, staleness=0, resume=None, env=build, hang=60.0, served=False):
-    jobs, layouts = [], []
+    jobs, layouts, sizes = [], [], []
     for i in range(workers):
         n = N // workers + (i < N % workers)
+        sizes.append(n)
         jobs.append(Job(i, env, n, learner.policy.options, SPEC, 0.99, 0, staleness, True, 0, folder, folder / "weights.bin", served=served))
         layouts.append(Collector(build(n), learner.policy, 0.99, 0).layout(learner.policy))
-    return Processes(folder, jobs, layouts, learner.policy, N * T, T, staleness, resume, hang)
+    return Crewed(folder, Processes(jobs, learner.policy, hang), sizes, layouts, N * T, T, staleness, resume)
 
 
 def train(learner, feed, updates, each=lambda i, feed: None):
@@ -67,7 +70,8 @@ def train(learner, feed, updates, each=lambda i, feed: None):
         learner.update(rollout, i / 100, feed.version)
         learner.after_collect(rollout)
         feed.publish()
-        feed.ledger.check()
+        with getattr(feed, "condition", contextlib.nullcontext()):
+            feed.ledger.check()
         if feed.crowded():
             feed.commit()
     return seen
@@ -299,7 +303,7 @@ def test_a_worker_process_without_staleness_gives_the_parameters_of_the_plain_lo
 
         def kill(i, feed, rng=rng):
             nonlocal killed
-            process = feed.members[0].process
+            process = feed.crew.members[0].process
             if i and process is not None:
                 time.sleep(rng.random() * 0.1)  # anywhere in a fragment
                 os.kill(process.pid, signal.SIGKILL)
@@ -327,7 +331,7 @@ def test_workers_that_are_killed_again_and_again_lose_no_sample_and_count_none_t
 
     def kill(i, feed):
         nonlocal killed
-        process = feed.members[rng.randrange(2)].process
+        process = feed.crew.members[rng.randrange(2)].process
         if i % 2 and process is not None:
             os.kill(process.pid, signal.SIGKILL)
             killed += 1
@@ -350,10 +354,10 @@ def test_a_learner_that_dies_takes_the_same_batches_again_and_ends_in_the_same_w
     feed.commit()
     train(learner, feed, 3)
     feed.stopping = True  # dies here: nothing is saved, the workers are orphans
-    for m in feed.members.values():
+    for m in feed.crew.members.values():
         os.kill(m.process.pid, signal.SIGKILL)
     feed.thread.join(20)
-    feed.writer.close()
+    feed.crew.writer.close()
     saved = unpack(tree, tensors)
     again = make_learner()
     again.policy.load_state_dict(policy)
@@ -373,10 +377,10 @@ def test_a_policy_server_decides_for_all_workers_as_they_would_themselves_and_su
 
     def kill(i, feed):
         if i == 3:
-            os.kill(feed.members[-1].process.pid, signal.SIGKILL)
+            os.kill(feed.crew.members[-1].process.pid, signal.SIGKILL)
     try:
         train(learner, feed, 6, kill)
-        assert feed.members[-1].restarts == 1
+        assert feed.crew.members[-1].restarts == 1
     finally:
         feed.close()
     assert torch.equal(weights(learner), plain(6))
@@ -412,13 +416,13 @@ def test_a_worker_that_hangs_is_restarted_and_one_that_never_works_ends_the_run_
         train(learner, feed, 2)
         Path("hang").touch()
         end = time.monotonic() + 30
-        while not feed.members[0].restarts and time.monotonic() < end:
+        while not feed.crew.members[0].restarts and time.monotonic() < end:
             feed.stats()
             if feed.ledger.ready() >= N * T:
                 train(learner, feed, 1)
             time.sleep(0.05)
-        assert feed.members[0].restarts
-        assert "slow" in (tmp_path / "a" / "worker0.stack").read_text() or "slow" in feed.members[0].words
+        assert feed.crew.members[0].restarts
+        assert "slow" in (tmp_path / "a" / "worker0.stack").read_text() or "slow" in feed.crew.members[0].words
         Path("hang").unlink()
         train(learner, feed, 2)
     finally:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from robo_rl.cli.train import Train, make_env
-from robo_rl.errors import UserError
+from robo_rl.errors import MissingDependency, UserError
 
 
 def cores() -> int:
@@ -37,6 +37,13 @@ def staleness(args: Train) -> int:
 def check(args: Train) -> None:
     """Raise UserError for workers that do not fit the envs."""
     n, group = workers(args), group_size(args) or 1
+    if args.backend == "ray":
+        try:
+            import ray  # noqa: F401
+        except ImportError:
+            raise MissingDependency("--backend ray needs Ray: pip install 'robo_rl[ray]'") from None
+        if n == 0 or args.server:
+            raise UserError("--backend ray needs --workers of at least 1 and no --server")
     if n * group > args.envs:
         raise UserError(f"--workers {n} need at least {n * group} --envs" +
                         (f" (groups of {group} stay together)" if group > 1 else "") + f", got {args.envs}")
@@ -48,8 +55,11 @@ def shares(envs: int, workers: int, group: int) -> list[int]:
     return [(units // workers + (i < units % workers)) * (group or 1) for i in range(workers)]
 
 
-def make_feed(args: Train, folder: Path, env, learner, saved: dict | None):
-    """(feed, whether it goes on exactly) for a run; `saved` is `feed.state()` of its checkpoint."""
+def make_feed(args: Train, folder: Path, env, learner, saved: dict | None, build=None):
+    """(feed, whether it goes on exactly) for a run; `saved` is `feed.state()` of its checkpoint.
+
+    `build(number of envs)` makes a worker's env, if not `make_env`.
+    """
     from robo_rl.rollout import Collector, layout
     from robo_rl.runtime.local import Local
     from robo_rl.runtime.worker import Job, Worker
@@ -61,7 +71,7 @@ def make_feed(args: Train, folder: Path, env, learner, saved: dict | None):
             return Worker(i, Collector(env, policy, o.gamma, seed, i), policy, refresh, eta, explore, group)
         feed = Local(1, make, args.envs * (1 if group else o.decisions), eta, o.decisions, seed)
         return feed, feed.load_state(saved) if saved else True
-    from robo_rl.runtime.processes import Processes
+    from robo_rl.runtime.crewed import Crewed
     probe = Collector(env, policy, o.gamma, seed)
     rows = layout(policy, {k: torch_view(v) for k, v in probe.obs.items()}, explore)
     sizes = shares(args.envs, n, group)
@@ -69,12 +79,17 @@ def make_feed(args: Train, folder: Path, env, learner, saved: dict | None):
     decisions = probe.longest() if group else o.decisions
     env.close()
     flight = folder / "flight"
-    threads = args.threads or max(1, cores() // n)
-    build = functools.partial(make_env, replace(args, threads=threads))
+    build = build or functools.partial(make_env, replace(args, threads=args.threads or max(1, cores() // n)))
     jobs = [Job(i, build, m, policy.options, policy.spec, o.gamma, seed, eta, explore, group, flight,
                 flight / "weights.bin", served=args.server) for i, m in enumerate(sizes)]
-    return Processes(flight, jobs, layouts, policy, args.envs * (1 if group else o.decisions), decisions, eta,
-                     saved, args.hang, group), True
+    if args.backend == "ray":
+        from robo_rl.runtime.ray import RayCrew
+        crew = RayCrew(jobs, policy, args.ray_address, args.hang)
+    else:
+        from robo_rl.runtime.processes import Processes
+        crew = Processes(jobs, policy, args.hang)
+    return Crewed(flight, crew, sizes, layouts, args.envs * (1 if group else o.decisions), decisions, eta, saved,
+                  group), True
 
 
 def torch_view(array):

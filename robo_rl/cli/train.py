@@ -52,6 +52,10 @@ class Train:
     """Most weight versions that what is trained on may lie behind; 0: synchronous; None: 1 with workers, else 0."""
     server: bool = False
     """One process decides for all workers, in batches, instead of each for itself; for many sims that mostly wait."""
+    backend: str = "processes"
+    """processes: workers on this machine; ray: workers are Ray actors, on any machine of a cluster."""
+    ray_address: str = ""
+    """Ray cluster to join, for example auto; empty: one of this machine alone."""
     hang: float = 60.0
     """Seconds without a decision after which a worker is restarted."""
     torch_threads: int = 1
@@ -84,6 +88,7 @@ class Train:
     def __post_init__(self) -> None:
         choose("algo", self.algo, ALGOS)
         choose("obs", self.obs, ("state", "rgb"))
+        choose("backend", self.backend, ("processes", "ray"))
         for name, low, high in (("steps", 0, 10**12), ("envs", 1, 10**6), ("threads", 0, 4096), ("seed", 0, 2**31 - 1),
                                 ("eval_episodes", 1, 10**6), ("torch_threads", 1, 4096), ("eval_every", 0, 10**12),
                                 ("eval_envs", 0, 10**6), ("target", 0, 1), ("workers", 0, 4096), ("max_staleness", 0, 10**6), ("hang", 1, 1e6), ("max_steps", 0, 10**7), ("image_size", 16, 1024)):

@@ -1,0 +1,228 @@
+"""The feed of a crew of workers that run elsewhere: the ledger and the slots on this side, a crew on the other.
+
+A thread of the learner's process (the *broker*) lets the crew take turns: it hands out leases, takes what is finished,
+starts again what died. A learner that dies costs what it learnt since its checkpoint: the slots hold what was finished,
+and batches it had taken come again in their order.
+"""
+
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Protocol
+
+from robo_rl.errors import UserError
+from robo_rl.rollout import Layout, Rollout
+from robo_rl.runtime import ledger as led
+from robo_rl.runtime.feed import Busy, batch_of
+from robo_rl.runtime.ledger import Fragment, Ledger
+from robo_rl.runtime.slots import EMPTY, LEASED, SEALED, TAKEN, Slots, finite
+from robo_rl.runtime.worker import Lease
+
+DEATHS = 6  # in a row without a finished fragment
+BACK_OFF = (0.0, 0.1, 0.5, 2.0, 5.0, 10.0)  # seconds before restart i
+USELESS = 6  # fragments in a row with numbers that are not finite
+
+
+class WorkerFailure(UserError):
+    """A worker fails over and over; the message has its last words."""
+
+
+class Crew(Protocol):
+    """Workers somewhere. `turn` is called by the broker's thread alone, over and over; it waits a little itself."""
+
+    restarts: int
+
+    def start(self, feed: "Crewed", resumed: bool) -> None: ...
+    def turn(self) -> None: ...
+    def publish(self, version: int) -> None: ...
+    def wake(self) -> None: ...
+    def end(self) -> None: ...
+
+
+class Crewed:
+    """`envs` of each worker and their `layouts`; `group` > 0: fragments are whole episodes of up to `decisions` rows."""
+
+    def __init__(self, folder: Path, crew: Crew, envs: list[int], layouts: list[Layout], batch: int, decisions: int,
+                 staleness: int, resume: "dict | None" = None, group: int = 0):
+        self.folder, self.crew, self.staleness, self.whole, self.rows = folder, crew, staleness, bool(group), decisions
+        folder.mkdir(parents=True, exist_ok=True)
+        shares = {i: (1 if group else decisions, n) for i, n in enumerate(envs)}
+        per_batch = -(-batch // min(d * n for d, n in shares.values()))
+        count = len(envs) * (staleness + 2) + per_batch * (staleness + 8)
+        self.slots = Slots.create(folder / "slots.bin", layouts, decisions, count)
+        self.ledger = Ledger(batch, staleness, count, shares)
+        self.condition = threading.Condition()
+        self.busy, self.sums, self.failure, self.stopping = Busy(), {}, "", False
+        self.useless = 0
+        if resume:
+            self._recover(resume)
+        else:
+            self.slots.head["state"][:] = EMPTY
+        crew.start(self, bool(resume))
+        self.thread = threading.Thread(target=self._broker, name="broker", daemon=True)
+        self.thread.start()
+
+    @property
+    def version(self) -> int:
+        """Updates published so far."""
+        return self.ledger.version
+
+    def _recover(self, state: dict) -> None:
+        head, found = self.slots.head, []
+        for slot in range(self.slots.count):
+            kind, worker, rows = (int(head[k][slot]) for k in ("state", "worker", "rows"))
+            if kind == EMPTY or worker not in self.ledger.shares:
+                continue
+            if kind in (SEALED, TAKEN) and self.slots.checksum(slot, worker, rows) != int(head["checksum"][slot]):
+                continue  # torn by a power cut
+            found.append(Fragment(
+                int(head["uid"][slot]), slot, worker, int(head["granted"][slot]), self.ledger.shares[worker][1],
+                int(head["due"][slot]), {LEASED: led.LEASED, SEALED: led.READY, TAKEN: led.TAKEN}[kind],
+                int(head["attempt"][slot]), int(head["made"][slot]), rows, int(head["oldest"][slot]),
+                int(head["batch"][slot])))
+        for slot in self.ledger.recover(found, state["version"], state["next_batch"], state["taken"], state["next_uid"]):
+            head["state"][slot] = EMPTY
+
+    # ---- the learner's side
+
+    def next(self) -> Rollout:
+        """Wait for the next batch."""
+        begin = time.perf_counter()
+        with self.condition:
+            while (chosen := self.ledger.take()) is None:
+                if self.failure:
+                    raise WorkerFailure(self.failure)
+                if not self.ledger.free and all(f.state == led.TAKEN for f in self.ledger.fragments.values()):
+                    raise RuntimeError("every slot waits for a checkpoint")
+                self.condition.wait(1.0)
+            for f in chosen:
+                self.slots.head["batch"][f.slot] = f.batch
+                self.slots.head["state"][f.slot] = TAKEN
+        self.count("time/rollouts", time.perf_counter() - begin)
+        return batch_of([(self.slots.columns(f.slot, f.worker), f.rows) for f in chosen], self.version, self.staleness)
+
+    def publish(self) -> None:
+        """Out with the policy's weights, as the next version."""
+        begin = time.perf_counter()
+        self.crew.publish(self.version + 1)
+        with self.condition:
+            self.ledger.publish(self.version + 1)
+        self.count("time/publish", time.perf_counter() - begin)
+        self.crew.wake()
+
+    def state(self) -> dict:
+        """What a checkpoint must know; the rest is in the slots."""
+        with self.condition:
+            ledger = self.ledger
+            return {"version": ledger.version, "next_batch": ledger.next_batch, "taken": ledger.taken,
+                    "next_uid": ledger.next_uid}
+
+    def commit(self) -> None:
+        """A checkpoint holds everything learnt so far."""
+        with self.condition:
+            for slot in self.ledger.commit():
+                self.slots.head["state"][slot] = EMPTY
+        self.crew.wake()
+
+    def crowded(self) -> bool:
+        """Whether few slots are left: time for a checkpoint."""
+        with self.condition:
+            taken = sum(f.state == led.TAKEN for f in self.ledger.fragments.values())
+            return len(self.ledger.free) < len(self.ledger.shares) + 1 and taken > 0
+
+    def stats(self) -> dict[str, float]:
+        """Since the last call: seconds of the learner by stage, shares of the workers' time; depths of the queues now."""
+        with self.condition:
+            out, self.sums = self.sums, {}
+            spent = sum(out.get(f"workers/{k}", 0.0) for k in ("sim", "policy", "wait"))
+            out |= {k: v / spent for k, v in out.items() if k.startswith("workers/") and spent}
+            kinds = [f.state for f in self.ledger.fragments.values()]
+            out |= {"queue/leased": kinds.count(led.LEASED), "queue/ready": kinds.count(led.READY),
+                    "queue/taken": kinds.count(led.TAKEN), "queue/free": len(self.ledger.free),
+                    "health/restarts": self.crew.restarts, "health/refused": self.ledger.refused}
+        return {k: float(v) for k, v in out.items()}
+
+    def spans(self) -> list[tuple[str, int, int]]:
+        """Who worked from when to when [monotonic ns] since the last call."""
+        with self.condition:
+            return self.busy.take()
+
+    def note(self) -> str:
+        """A few words for the progress line."""
+        n = self.crew.restarts
+        return f"{n} restart{'s' * (n > 1)}" if n else ""
+
+    def close(self) -> None:
+        """End the workers; what they made stays in the slots."""
+        self.stopping = True
+        self.crew.wake()
+        self.thread.join(15)
+
+    # ---- the crew's side
+
+    def lease(self, worker: int) -> tuple[Lease, Fragment] | None:
+        """Work for a worker, perhaps what its predecessor began; None: it must wait."""
+        with self.condition:
+            f = self.ledger.lease(worker)
+            if f is None:
+                return None
+            head, s = self.slots.head, f.slot
+            again = int(head["state"][s]) == LEASED and int(head["uid"][s]) == f.uid
+            if not again:
+                for name, value in (("rows", 0), ("oldest", -1), ("made", 0), ("uid", f.uid), ("worker", f.worker),
+                                    ("granted", f.decisions), ("due", f.due), ("batch", -1), ("state", LEASED)):
+                    head[name][s] = value  # the state last
+            head["attempt"][s], head["beat"][s] = f.attempt, time.monotonic_ns()
+            made = int(head["rows"][s]) if again else 0
+            return Lease(f.uid, s, self.rows if self.whole else f.decisions, made, f.due), f
+
+    def sealed(self, worker: int, name: str, uid: int, rows: int, oldest: int, cut: bool) -> bool:
+        """A fragment is finished (`cut`: not whole, its sim was lost) -> whether it is of use."""
+        with self.condition:
+            f = self.ledger.fragments.get(uid)
+            if f is None or f.worker != worker or f.state != led.LEASED:
+                return True  # told twice
+            head = self.slots.head
+            bad = finite(self.slots.columns(f.slot, f.worker), rows)
+            f.rows = rows
+            self.ledger.seal(uid, (0 if cut else 1) if self.whole else rows, oldest)
+            if bad and uid in self.ledger.fragments:
+                self.ledger.refuse(uid)
+                self.useless += 1
+                if self.useless >= USELESS:
+                    self.give_up(f"{name} keeps giving numbers that are not finite (column {bad}): lower --rl.lr, or look at the sim")
+            good = uid in self.ledger.fragments
+            if good:
+                head["rows"][f.slot], head["oldest"][f.slot], head["made"][f.slot] = rows, oldest, f.made
+                head["checksum"][f.slot] = self.slots.checksum(f.slot, f.worker, rows)
+                self.useless = 0
+            head["state"][f.slot] = SEALED if good else EMPTY
+            for stage in ("sim", "policy", "wait"):
+                self.count(f"workers/{stage}", float(head[f"{stage}_ns"][f.slot]) / 1e9)
+            self.busy.add(name, int(head["begin"][f.slot]), int(head["end"][f.slot]))
+            self.condition.notify_all()
+            return good
+
+    def lost(self, worker: int) -> None:
+        """A worker died; its successor gets the same lease."""
+        with self.condition:
+            self.ledger.lost(worker)
+
+    def give_up(self, words: str) -> None:
+        """End the run with these last words."""
+        with self.condition:
+            self.failure = words
+            self.condition.notify_all()
+
+    def count(self, name: str, value: float) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def _broker(self) -> None:
+        try:
+            while not self.stopping:
+                self.crew.turn()
+        except Exception as e:  # noqa: BLE001 (a thread's last words)
+            self.give_up(f"the broker failed: {e!r}\n{traceback.format_exc(limit=-4)}")
+        finally:
+            self.crew.end()
