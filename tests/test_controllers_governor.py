@@ -190,6 +190,15 @@ def test_defect_4_a_table_at_height_zero_is_a_limit():
     verdict = it.command(command(1.01, (0.5, 0, -0.2)), 1.01)
     assert (verdict.action, verdict.contract) == ("rewrite", "workspace") and it.target[0] == (0.5, 0.0, 0.0)
     assert gov.box((9.0, 9.0, -9.0), Limits(low=(None, None, None))) == (9.0, 9.0, -9.0)
+    zero = (0.0, 0.0, 0.0)
+    assert gov.box((-1.0, -1.0, -1.0), Limits(low=zero)) == gov.box((1.0, 1.0, 1.0), Limits(low=(None,) * 3, high=zero)) == zero
+    for i in range(3):
+        low, high = [None] * 3, [None] * 3
+        low[i] = high[i] = 0.0
+        one = [0.0] * 3
+        one[i] = 1.0
+        assert gov.box(tuple(-x for x in one), Limits(low=tuple(low))) == zero
+        assert gov.box(tuple(one), Limits(low=(None,) * 3, high=tuple(high))) == zero
 
 
 def test_rewriting_gives_an_allowed_pose_and_is_idempotent():
@@ -353,11 +362,12 @@ def test_the_first_violation_is_the_earliest_that_any_prefix_shows():
 # ---- with law and physics --------------------------------------------------------------------------------------------
 
 
-def fuzz(n, seed=0, per_tick=20, share=0.001, limits=replace(LIMITS, violations=2000)):
+def fuzz(n, seed=0, per_tick=20, share=0.001):
     """n commands, a `share` of them bad in every kind, `per_tick` each millisecond, a person who arms again and again.
 
     -> counts of violations of the law's torque limits and of measured tool and setpoint limits, governor, share of the
     time in ACTIVE."""
+    limits = replace(LIMITS, violations=2000)
     rng, arm = np.random.default_rng(seed), SimArm(ROBOT)
     it = Governor(limits, ROBOT)
     low, high = np.array(limits.low), np.array(limits.high)
