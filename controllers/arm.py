@@ -14,7 +14,7 @@ from pathlib import Path
 import mujoco
 import numpy as np
 
-from controllers.governor import DISARMED, Governor, Setpoint, State
+from controllers.governor import Governor, Setpoint, State
 from controllers.law import Law, LawOptions, vector
 from controllers.model import ArmModel, add_tool, arm_model, read_spec
 from controllers.robot import Robot
@@ -139,7 +139,7 @@ def follow(law: Law, model: ArmModel, out: Setpoint) -> None:
     """Give the law the governor's setpoint."""
     if out.rebased:
         law.rebase(model)
-    if out.state != DISARMED:
+    if out.pos is not None:
         law.reference.aim(out.pos, out.quat)
 
 

@@ -131,10 +131,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Setpoint:
-    """What may go onto the wire. `rebased`: it starts anew from the measured pose, springs must let go."""
+    """What may go onto the wire. pos is None while nothing is asked of the arm: it stays where its law holds it.
+    `rebased`: the setpoint starts anew from the measured pose, springs must let go."""
 
     state: str
-    pos: Floats
+    pos: Floats | None
     quat: Floats
     rebased: bool = False
 
@@ -226,11 +227,11 @@ class Governor:
         self.reason = ""
         self.measured: State | None = None
         self.now = self._state_at = self._command_at = self._changed_at = -math.inf
-        self.pos: Floats = (0.0, 0.0, 0.0)
+        self.pos: Floats | None = None
         self.quat: Floats = (1.0, 0.0, 0.0, 0.0)
         self._v: Floats = (0.0, 0.0, 0.0)
         self._w: Floats = (0.0, 0.0, 0.0)
-        self.target: tuple[Floats, Floats] = self.pos, self.quat
+        self.target: tuple[Floats, Floats] = (0.0, 0.0, 0.0), self.quat
         self.commander: str | None = None
         self._stamps: dict[str, tuple[float, float]] = {}  # source -> (last stamp, least delay)
         self._recent: deque[float] = deque()
@@ -420,6 +421,8 @@ class Governor:
             self._w = pursue(turn_between(facing, self.quat), self._w, o.speed[1], o.accel[1], dt)
         else:
             self._v, self._w = slower(self._v, o.brake[0], dt), slower(self._w, o.brake[1], dt)
+            if self.state == DISARMED and not any((*self._v, *self._w)):
+                self.pos = None
         x, y, z = self._v
         if x or y or z:
             moved = (self.pos[0] + x * dt, self.pos[1] + y * dt, self.pos[2] + z * dt)
@@ -432,7 +435,7 @@ class Governor:
         out = Setpoint(self.state, self.pos, self.quat, self._rebased)
         self._rebased = False
         if self.trace:
-            self._log("tick", now, {"dt": dt, "out": [out.state, self.reason, *out.pos, *out.quat, out.rebased]})
+            self._log("tick", now, {"dt": dt, "out": [out.state, self.reason, out.pos, out.quat, out.rebased]})
         return out
 
     # ---- inside ---------------------------------------------------------------------------------------------------
@@ -463,7 +466,7 @@ class Governor:
         verdict = self._count("stop" if to == STOPPED else "hold", contract, text)
         if self.state == STOPPED or self.state == to:
             return verdict
-        if self.state in (ARMED, ACTIVE):
+        if self.state in (ARMED, ACTIVE) or to == STOPPED and self.state == DISARMED:
             self._rest()
         if not (to == HOLD and self.state == DISARMED):
             self._go(to, self.now, text)

@@ -257,6 +257,7 @@ class Law:
         """Let the reference go on from the measured pose: the springs lose their tension, damping stays."""
         self.reference = Reference(tuple(model.pos), tuple(model.quat))
         self.reference.velocity = tuple(model.jac.dot(model.dq).tolist())
+        self.reference.settled = False
 
     def set_joints(self, q: np.ndarray, dq: np.ndarray | None = None) -> None:
         """Posture target [rad]; `dq` [rad/s] is a velocity reference that expires."""

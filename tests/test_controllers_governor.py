@@ -24,7 +24,7 @@ from controllers.governor import (
     replay,
 )
 from controllers.robot import load_robot
-from controllers.trace import Trace, first_broken, read
+from controllers.trace import Trace, digest, first_broken, read
 from robo_rl import geometry as g
 from robo_rl.errors import UserError
 
@@ -226,6 +226,12 @@ def test_an_upside_down_tool_is_turned_back_to_the_cone():
     assert gov.upright(DOWN, LIMITS) is DOWN
 
 
+def test_a_tilt_a_little_too_large_is_reduced_to_the_cone():
+    it = active(replace(LIMITS, step=(1.0, 3.0)))
+    verdict = it.command(command(1.01, quat=g.multiply(g.exp(np.array([0.55, 0, 0])), np.array(DOWN))), 1.01)
+    assert (verdict.action, verdict.contract) == ("rewrite", "orientation") and tilt(it.target[1]) == pytest.approx(0.5)
+
+
 def test_repeated_violations_hold():
     it = active(replace(LIMITS, violations=5))
     for k in range(1, 7):
@@ -275,7 +281,7 @@ def test_the_setpoint_keeps_to_speed_acceleration_and_box_and_arrives():
     it = active(limits)
     goal, turned = (0.7, 0.2, 0.1), tuple(g.multiply(g.exp(np.array([0, 0, 0.8])), np.array(DOWN)))
     points = run(it, 1.0, 3.0, every=lambda t: it.command(command(t, goal, turned, stamp=t), t))
-    p = np.array([s.pos for s in points])
+    p = np.array([AT, AT, *(s.pos for s in points)])  # from rest
     v = np.diff(p, axis=0) / DT
     assert np.linalg.norm(v, axis=1).max() <= 0.25 + 1e-9
     assert np.linalg.norm(np.diff(v, axis=0), axis=1).max() / DT <= 2.5 + 1e-6
@@ -295,6 +301,14 @@ def test_holding_brakes_from_the_measured_pose_not_from_the_command():
     p = np.array([s.pos for s in points])
     assert math.dist(p[0], (0.45, 0.1, 0.3)) < 3e-4
     assert p[-1][0] - 0.45 == pytest.approx(0.2**2 / 2 / 4.0, rel=0.03) and (p[-1] == p[-2]).all()
+
+
+def test_braking_ends_at_the_face_of_the_box():
+    it = active()
+    it.measure(state(pos=(0.699, 0.1, 0.3), twist=(0.2, 0.1, 0, 0, 0, 0)), 1.05)
+    it.stop(1.05)
+    p = np.array([it.tick(1.05 + k * DT, DT).pos for k in range(200)])
+    assert p[:, 0].max() == 0.7 and p[-1, 1] > 0.101
 
 
 def test_a_person_can_disarm_in_motion():
@@ -345,10 +359,19 @@ def test_a_changed_lost_or_reordered_event_breaks_the_chain_at_its_place(at):
     assert first_broken(events[:at] + [events[at + 1], events[at]] + events[at + 2:]) == at
 
 
+def test_an_event_cut_out_with_the_rest_renumbered_breaks_the_chain():
+    events = json.loads(json.dumps(traced()[0].events))
+    del events[7]
+    for i, e in enumerate(events):
+        e["i"], e["hash"] = i, ""
+        e["hash"] = digest(e)
+    assert first_broken(events) == 7
+
+
 def test_a_forged_output_is_found_by_replay_where_it_stands():
     events = json.loads(json.dumps(traced()[0].events))
     at = next(i for i, e in enumerate(events) if i > 200 and e["kind"] == "tick")
-    events[at]["data"]["out"][2] += 0.01
+    events[at]["data"]["out"][2][0] += 0.01
     assert replay(events, ROBOT) == at
 
 
@@ -420,13 +443,13 @@ def fuzz(n, seed=0, per_tick=20, share=0.001):
         wrong["rate"] += bool((np.abs(torque - last_torque) > rate).any())
         last_torque = torque
         pos = np.array(arm.model.pos)
-        if out.state != DISARMED:
+        if out.pos is not None:
             wrong["setpoint"] += bool((np.array(out.pos) < low - 1e-9).any() or (np.array(out.pos) > high + 1e-9).any())
             if last is not None and not out.rebased:
                 wrong["step"] += bool(math.dist(out.pos, last.pos) > limits.speed[0] * DT + 1e-9)
         wrong["place"] += bool((pos < low - 0.015).any() or (pos > high + 0.015).any())
         wrong["speed"] += bool(np.linalg.norm(arm.twist()[:3]) > limits.measured_speed[0])
-        last = out if out.state != DISARMED else None
+        last = out if out.pos is not None else None
     return wrong, it, alive * per_tick / sent
 
 
@@ -468,6 +491,36 @@ def test_a_killed_commander_leaves_the_arm_stopped_within_a_quarter_second_and_4
     assert log[still, 0] - log[last, 0] <= 0.25
     assert np.abs(log[last:, 1] - log[last, 1]).max() <= 0.040
     assert it.state == HOLD and "no command" in it.reason
+
+
+def test_an_emergency_stop_before_arming_leaves_the_arm_where_it_is():
+    arm = SimArm(ROBOT)
+    it = Governor(LIMITS, ROBOT)
+    before, _ = arm.pose()
+    for k in range(600):
+        if k == 100:
+            it.stop(arm.t)
+        out = govern(arm, it)
+    assert out.state == STOPPED and np.linalg.norm(arm.pose()[0] - before) < 1e-3
+
+
+def test_disarming_in_motion_brakes_the_arm_and_leaves_it_at_rest():
+    arm = SimArm(ROBOT)
+    it = Governor(replace(LIMITS, tilt=None, step=(1.0, 3.0)), ROBOT)
+    for _ in range(600):
+        govern(arm, it)
+    it.arm(arm.t)
+    pos, quat = arm.pose()
+    for k in range(1500):
+        if k < 500:
+            it.command(Command("policy", arm.t, "base", (pos[0], pos[1] + 0.3, pos[2]), tuple(quat)), arm.t)
+        if k == 500:
+            it.disarm(arm.t)
+            moving, at = np.linalg.norm(arm.twist()[:3]), arm.pose()[0]
+        out = govern(arm, it)
+    assert moving > 0.2 and out.pos is None
+    assert np.linalg.norm(arm.twist()) < 1e-2 and np.linalg.norm(arm.pose()[0] - at) < 0.04
+    assert arm.law.reference.velocity == (0.0,) * 6
 
 
 def test_the_law_goes_on_from_the_measured_pose_when_the_governor_does():
