@@ -111,7 +111,7 @@ def read_spec(source: "str | Path | mujoco.MjSpec") -> mujoco.MjSpec:
 
 
 def reduced(spec: mujoco.MjSpec, joints: tuple[str, ...]) -> mujoco.MjSpec:
-    """The spec with the named joints only, no actuators and no gravity compensation: the bare arm."""
+    """The spec with the named joints only and no actuators: the bare arm. (Gravity compensation is no part of bias.)"""
     there = [j.name for j in spec.joints]
     for name in joints:
         choose("joint", name, there)
@@ -124,8 +124,6 @@ def reduced(spec: mujoco.MjSpec, joints: tuple[str, ...]) -> mujoco.MjSpec:
     for joint in list(spec.joints):
         if joint.name not in joints:
             spec.delete(joint)
-    for body in spec.bodies:
-        body.gravcomp = 0
     return spec
 
 
