@@ -83,7 +83,7 @@ def make_feed(args: Train, folder: Path, env, learner, saved: dict | None, build
     jobs = [Job(i, build, m, policy.options, policy.spec, o.gamma, seed, eta, explore, group, flight,
                 flight / "weights.bin", served=args.server) for i, m in enumerate(sizes)]
     if args.backend == "ray":
-        from robo_rl.runtime.ray import RayCrew
+        from robo_rl.runtime.ray_crew import RayCrew
         crew = RayCrew(jobs, policy, args.ray_address, args.hang)
     else:
         from robo_rl.runtime.processes import Processes

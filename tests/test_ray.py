@@ -1,0 +1,72 @@
+"""The same feed with Ray actors as its crew: equality, killed actors, killed nodes."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from test_runtime import N, SPEC, T, build, make_learner, plain, train, weights
+
+from robo_rl.rollout import Collector
+from robo_rl.runtime.crewed import Crewed
+from robo_rl.runtime.worker import Job
+
+ray = pytest.importorskip("ray", reason="needs Ray: pip install 'robo_rl[ray]'")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head without CPUs for actors and two nodes, all on this machine."""
+    from ray.cluster_utils import Cluster
+    c = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 80_000_000, "include_dashboard": False})
+    nodes = [c.add_node(num_cpus=2, object_store_memory=80_000_000) for _ in range(2)]
+    ray.init(address=c.address, log_to_driver=False, logging_level="ERROR",
+             runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}})
+    yield c, nodes
+    ray.shutdown()
+    c.shutdown()
+
+
+def feed_of(folder, learner, workers, staleness):
+    from robo_rl.runtime.ray_crew import RayCrew
+    jobs, layouts = [], []
+    for i in range(workers):
+        jobs.append(Job(i, build, N // workers, learner.policy.options, SPEC, 0.99, 0, staleness, True, 0, folder, folder / "w"))
+        layouts.append(Collector(build(N // workers), learner.policy, 0.99, 0).layout(learner.policy))
+    return Crewed(folder, RayCrew(jobs, learner.policy), [N // workers] * workers, layouts, N * T, T, staleness)
+
+
+def test_one_actor_without_staleness_gives_the_parameters_of_the_plain_loop_even_if_it_is_killed(cluster, tmp_path):
+    for kill in (False, True):
+        learner = make_learner()
+        feed = feed_of(tmp_path / str(kill), learner, 1, 0)
+
+        def each(i, feed, kill=kill):
+            if kill and i in (2, 4):
+                ray.kill(feed.crew.actors[0].handle)
+        try:
+            train(learner, feed, 6, each)
+            assert feed.crew.restarts == 2 * kill
+        finally:
+            feed.close()
+        assert torch.equal(weights(learner), plain(6))
+
+
+def test_the_run_goes_on_when_a_node_is_killed(cluster, tmp_path):
+    c, nodes = cluster
+    learner = make_learner()
+    feed = feed_of(tmp_path, learner, 3, 1)
+    try:
+        train(learner, feed, 4)
+        where = {i: ray.get(a.handle.node.remote()) for i, a in feed.crew.actors.items()}
+        assert len(set(where.values())) == 2
+        mine = ray.get_runtime_context().get_node_id()  # one that this process is not attached to
+        c.remove_node(next(n for n in nodes if n.node_id != mine and n.node_id in where.values()), allow_graceful=False)
+        c.add_node(num_cpus=2, object_store_memory=80_000_000)
+        began = time.monotonic()
+        seen = train(learner, feed, 8)
+        assert feed.crew.restarts >= 1 and max(s["stal/max"] for s in seen) <= 1
+        assert time.monotonic() - began < 60
+    finally:
+        feed.close()
