@@ -73,7 +73,7 @@ class Types:
         return idl.sequence[self.field(inner), length] if length else idl.sequence[self.field(inner)]
 
     def wire(self, name: str) -> type:
-        """What Cyclone takes for the struct, with rosbags' bytes: an instance carries `message`, a dataclass of rosbags."""
+        """What Cyclone takes for the struct, with rosbags' bytes: an instance carries `message`, a rosbags dataclass."""
         store = self.store
 
         class Wire:

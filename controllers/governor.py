@@ -326,7 +326,8 @@ class Governor:
         if inside is not s.pos and math.dist(inside, s.pos) > o.measured_margin:
             return "tool_place", f"the tool is at {[round(x, 3) for x in s.pos]} m, outside the workspace"
         if s.wrench is not None and (math.hypot(*s.wrench[:3]) > o.wrench[0] or math.hypot(*s.wrench[3:]) > o.wrench[1]):
-            return "wrench", f"external force {math.hypot(*s.wrench[:3]):.0f} N, moment {math.hypot(*s.wrench[3:]):.1f} N m"
+            force, moment = math.hypot(*s.wrench[:3]), math.hypot(*s.wrench[3:])
+            return "wrench", f"external force {force:.0f} N, moment {moment:.1f} N m"
         return None
 
     def command(self, c: Command, now: float) -> Verdict:

@@ -9,11 +9,11 @@ In base axes, with e = (p_d - p, log(R_d R^T)), twist v = J dq, reference (p_d, 
 
 The reference follows the target on the geodesic: first at a limited speed, then through a low pass of time constant T,
 keep = exp(-dt/T), so that behaviour does not depend on the rate of the loop. Its velocity and acceleration are fed
-forward: damping brakes deviations, not the motion that was asked for. W is regularised, (J M^-1 J^T + eps I)^-1. In the damping W_ii is
-at most 4/A_ii with A = J M^-1 J^T: at a singularity it would have no bound.
+forward: damping brakes deviations, not the motion that was asked for. W is regularised, (J M^-1 J^T + eps I)^-1. In the
+damping W_ii is at most 4/A_ii with A = J M^-1 J^T: at a singularity it would have no bound.
 Sources: Khatib 1987 (operational space); Albu-Schaffer et al. 2003 (impedance and its damping); the terms are those of
 CRISP's Cartesian controller, from which we differ in: reference speed limit, filters in seconds, feed-forward of the
-reference velocity, damping from the inertia that follows K, posture torque clipped before the projection (clipped after
+reference's motion, damping from the inertia that follows K, posture torque clipped before the projection (clipped after
 it, it moves the tool), and every command but the pose expires.
 
 A tick works on Python floats where vectors have 3 to 7 entries: NumPy's price of a call is that of 10 multiplications.

@@ -29,8 +29,8 @@ class Timing:
     core_share: float  # CPU time of this thread over wall time
 
     def text(self) -> str:
-        return (f"{self.ticks} ticks, period median {1e3 * self.period_median:.3f} ms, p99 {1e3 * self.period_p99:.3f} ms, "
-                f"max {1e3 * self.period_max:.2f} ms, {self.late} late, {self.skipped} skipped, "
+        return (f"{self.ticks} ticks, period median {1e3 * self.period_median:.3f} ms, "
+                f"p99 {1e3 * self.period_p99:.3f} ms, max {1e3 * self.period_max:.2f} ms, {self.late} late, {self.skipped} skipped, "
                 f"{100 * self.core_share:.0f} % of a core")
 
 

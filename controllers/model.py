@@ -17,8 +17,9 @@ from robo_rl.errors import UserError, choose
 class ArmModel:
     """A reduced model of the named joints alone; every other joint is locked where the file has it.
 
-    state [2n] = (q, dq), also apart as q, dq [n]; pos (x, y, z) [m] and quat (w, x, y, z) of the tool as floats; jac [6, n]; minv_jt [6, n] = (M^-1 J^T)^T;
-    bias [n] [N m]: C(q, dq) dq + g(q), with only the parts that `coriolis` and `gravity` ask for.
+    state [2n] = (q, dq), also apart as q, dq [n]; pos (x, y, z) [m] and quat (w, x, y, z) of the tool as floats;
+    jac [6, n]; minv_jt [6, n] = (M^-1 J^T)^T; bias [n] [N m]: C(q, dq) dq + g(q), with only the parts that `coriolis`
+    and `gravity` ask for.
     """
 
     def __init__(self, source: "str | Path | mujoco.MjSpec", joints: tuple[str, ...], site: str, *,
@@ -100,7 +101,9 @@ def read_spec(source: "str | Path | mujoco.MjSpec") -> mujoco.MjSpec:
             spec = mujoco.MjSpec.from_file(text)
             text = Path(text).read_text(encoding="utf-8")
     except ValueError as e:
-        raise e if isinstance(e, UserError) else UserError(f"the model cannot be read: {' '.join(str(e).split())}") from None
+        if isinstance(e, UserError):
+            raise
+        raise UserError(f"the model cannot be read: {' '.join(str(e).split())}") from None
     if "<robot" in text:  # URDF: masses are given, shapes are not needed, and links joined by fixed joints keep names
         spec.compiler.fusestatic = False
         for geom in list(spec.geoms):

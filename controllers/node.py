@@ -35,9 +35,10 @@ class ArmNode:
         self.joints = transport.publisher(names["joint_states"], JointState)
         self.pose = transport.publisher(names["current_pose"], PoseStamped)
         self.twist = transport.publisher(names["current_twist"], TwistStamped)
-        self.commands = [(transport.subscription(names[key], kind, "command"), names[key], follow) for key, kind, follow in (
-            ("target_pose", PoseStamped, self._pose), ("target_joint", JointState, self._joint),
-            ("target_wrench", WrenchStamped, self._wrench), ("target_stiffness", Numbers, self._stiffness))]
+        followed = (("target_pose", PoseStamped, self._pose), ("target_joint", JointState, self._joint),
+                    ("target_wrench", WrenchStamped, self._wrench), ("target_stiffness", Numbers, self._stiffness))
+        self.commands = [(transport.subscription(names[key], kind, "command"), names[key], follow)
+                         for key, kind, follow in followed]
 
     def tick(self) -> None:
         for box, topic, follow in self.commands:

@@ -42,7 +42,9 @@ class Trace:
     def __init__(self, path: "str | Path | None" = None, keep: bool = True):
         self.events: list[dict] = []
         self.last, self.count, self.keep = GENESIS, 0, keep
-        self.file: TextIO | None = Path(path).open("w", encoding="utf-8") if path else None  # noqa: SIM115, closed by close
+        self.file: TextIO | None = None
+        if path:
+            self.file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115, closed by `close`
 
     def add(self, kind: str, t: float, data: dict) -> None:
         event = {"i": self.count, "t": plain(float(t)), "kind": kind, "data": plain(data), "prev": self.last}
