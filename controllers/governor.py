@@ -21,7 +21,7 @@ from typing import Literal
 from controllers.robot import Robot
 from controllers.trace import Trace, plain
 from robo_rl.errors import UserError, in_range
-from robo_rl.geometry import Floats, exp1, hamilton, rotate1, turn_between, unit
+from robo_rl.geometry import Floats, rotate1, turn_between, turned, unit
 
 DISARMED, ARMED, ACTIVE, HOLD, STOPPED = "DISARMED", "ARMED", "ACTIVE", "HOLD", "STOPPED"
 REWRITE = ("workspace", "orientation", "step")
@@ -171,7 +171,7 @@ def upright(quat: Floats, limits: Limits) -> Floats:
         cx, cy, cz = (0.0, -az, ay) if abs(ax) < 0.9 else (az, 0.0, -ax)
         sine = math.sqrt(cx * cx + cy * cy + cz * cz)
     s = excess / sine
-    return unit(hamilton(exp1(s * cx, s * cy, s * cz), quat))
+    return turned(quat, s * cx, s * cy, s * cz)
 
 
 def near(pos: Floats, quat: Floats, from_pos: Floats, from_quat: Floats, step: tuple[float, float]
@@ -185,7 +185,7 @@ def near(pos: Floats, quat: Floats, from_pos: Floats, from_quat: Floats, step: t
     far = math.hypot(*turn)
     if far > step[1]:
         s = step[1] / far
-        quat = unit(hamilton(exp1(*(s * x for x in turn)), from_quat))
+        quat = turned(from_quat, *(s * x for x in turn))
     return pos, quat
 
 
@@ -432,7 +432,7 @@ class Governor:
                 self._v = tuple(v if a == b else 0.0 for v, a, b in zip(self._v, self.pos, moved, strict=True))
         x, y, z = self._w
         if x or y or z:
-            self.quat = upright(unit(hamilton(exp1(x * dt, y * dt, z * dt), self.quat)), o)
+            self.quat = upright(turned(self.quat, x * dt, y * dt, z * dt), o)
         out = Setpoint(self.state, self.pos, self.quat, self._rebased)
         self._rebased = False
         if self.trace:

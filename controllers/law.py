@@ -29,7 +29,7 @@ import numpy as np
 from controllers.model import ArmModel
 from controllers.robot import Robot
 from robo_rl.errors import UserError, choose, in_range
-from robo_rl.geometry import Floats, exp1, hamilton, rotate1, turn_between, unit
+from robo_rl.geometry import Floats, rotate1, turn_between, turned, unit
 
 SMALL = 1e-10  # m or rad; nearer than this the reference has arrived
 MASS_AGE = 0.02  # s between two looks at W_ii; joints turn 2 degrees in that time
@@ -149,7 +149,7 @@ def turn_toward(now: Floats, target: Floats, most: float) -> Floats:
     if far <= most:
         return target
     s = most / far
-    return unit(hamilton(exp1(s * x, s * y, s * z), now))
+    return turned(now, s * x, s * y, s * z)
 
 
 class Reference:
@@ -184,7 +184,7 @@ class Reference:
                 self.quat = self.target_quat
             a, b, c = go * a, go * b, go * c
             if self.quat is not self.target_quat:
-                self.quat = unit(hamilton(exp1(a, b, c), self.quat))
+                self.quat = turned(self.quat, a, b, c)
         x, y, z, a, b, c = x / dt, y / dt, z / dt, a / dt, b / dt, c / dt
         u, v, w, p, q, r = self.velocity
         self.velocity = (x, y, z, a, b, c)
@@ -307,7 +307,7 @@ class Law:
             posture = posture.clip(-self._cap, self._cap)
             small = posture.tolist()
         if self._rigid:
-            jac.dot(model.minv_jt.T, a)
+            jac.dot(model.minv_j, a)
             self._a_diagonal += o.regularisation
             mujoco.mju_cholFactor(a, 1e-12)
             move = self._acceleration()
@@ -414,9 +414,9 @@ class Law:
         """a_d [6], bounded."""
         linear, angular = self.options.feed_acceleration
         a, b, c, d, e, f = self.reference.acceleration
-        if max(a, b, c) > linear or min(a, b, c) < -linear:
+        if not (-linear <= a <= linear and -linear <= b <= linear and -linear <= c <= linear):
             a, b, c = (min(max(x, -linear), linear) for x in (a, b, c))
-        if max(d, e, f) > angular or min(d, e, f) < -angular:
+        if not (-angular <= d <= angular and -angular <= e <= angular and -angular <= f <= angular):
             d, e, f = (min(max(x, -angular), angular) for x in (d, e, f))
         return np.array((a, b, c, d, e, f))
 
@@ -505,5 +505,5 @@ class Admittance:
                            zip(self.twist, m, wrench, d, k, error, strict=True))
         vx, vy, vz, wx, wy, wz = (dt * v for v in self.twist)
         self.pos = (self.pos[0] + vx, self.pos[1] + vy, self.pos[2] + vz)
-        self.quat = unit(hamilton(exp1(wx, wy, wz), self.quat))
+        self.quat = turned(self.quat, wx, wy, wz)
         return self.pos, self.quat

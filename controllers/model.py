@@ -40,6 +40,7 @@ class ArmModel:
         self.jac, self.minv_jt, self.bias = (np.zeros(s) for s in ((6, self.n), (6, self.n), self.n))
         self.pos: list[float] = [0.0] * 3
         self.quat: list[float] = [1.0, 0.0, 0.0, 0.0]
+        self.minv_j = self.minv_jt.T  # M^-1 J^T [n, 6], a view
         self._linear, self._angular = self.jac[:3], self.jac[3:]
         self._pos, self._matrix, self._quat = self.data.site_xpos[self.site], self.data.site_xmat[self.site], np.zeros(4)
         self.update(self.data.qpos.copy(), self.dq.copy())

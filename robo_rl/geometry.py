@@ -163,6 +163,21 @@ def rotate1(q: Floats, v: Floats) -> Floats:
     return x + w * s + b * u - c * t, y + w * t + c * s - a * u, z + w * u + a * t - b * s
 
 
+def turned(q: Floats, x: float, y: float, z: float) -> Floats:
+    """unit(exp(x, y, z) q): q turned by a rotation vector in the base frame, in one call."""
+    n = math.sqrt(x * x + y * y + z * z)
+    if n < SMALL:
+        aw, s = 1.0, 0.5
+    else:
+        aw, s = math.cos(n / 2), math.sin(n / 2) / n
+    x, y, z = s * x, s * y, s * z
+    bw, bx, by, bz = q
+    w, x, y, z = (aw * bw - x * bx - y * by - z * bz, aw * bx + x * bw + y * bz - z * by,
+                  aw * by - x * bz + y * bw + z * bx, aw * bz + x * by - y * bx + z * bw)
+    s = 1 / math.sqrt(w * w + x * x + y * y + z * z)
+    return w * s, x * s, y * s, z * s
+
+
 def unit(q: Floats) -> Floats:
     """q/|q|, same sign."""
     w, x, y, z = q

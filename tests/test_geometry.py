@@ -83,6 +83,8 @@ def test_scalar_functions_equal_the_array_ones():
         assert np.allclose(g.exp1(*r), g.exp(r)) and np.allclose(g.exp1(*r * 1e-10), g.exp(r * 1e-10))
         assert np.allclose(g.log1(*b), g.log(b))
         assert np.allclose(g.turn_between(tuple(a), tuple(b)), g.log(g.multiply(a, g.conjugate(b))))
+        assert np.allclose(g.turned(tuple(a), *r), g.multiply(g.exp(r), a))
+        assert np.allclose(g.turned(tuple(2 * a), *r * 1e-10), a)
         assert np.allclose(g.rotate1(tuple(a), tuple(r)), g.rotate(a, r))
         assert np.allclose(g.unit(tuple(3 * a)), a)
 
