@@ -15,7 +15,7 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 TINY = ("--task", "reach", "--envs", "16", "--steps", "2500", "--rl.decisions", "4", "--rl.minibatch", "64",
         "--rl.epochs", "2", "--rl.critic-warmup", "1", "--policy.hidden", "32", "--bc.updates", "30", "--bc.batch", "32",
-        "--eval-episodes", "8", "--eval-every", "700", "--demos", "2", "--threads", "1", "--no-video", "--workers", "0")
+        "--eval-episodes", "8", "--eval-every", "700", "--demos", "2", "--threads", "1", "--workers", "0", "--no-video")
 
 
 @functools.cache
