@@ -1,0 +1,81 @@
+"""A whole training run whose processes are killed by hand: it goes on, and ends as it should."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from commands import TINY
+
+from robo_rl import checkpoint
+
+RUN = [w for w in TINY if w not in ("--workers", "0")]
+
+
+def start(tmp_path, *more):
+    code = "from robo_rl.cli import main; main()"
+    argv = [sys.executable, "-c", code, "train", *RUN, "--steps", "12000", "--workers", "2", "--out", "run", *more]
+    with open(tmp_path / "said", "w") as said:
+        return subprocess.Popen(argv, cwd=tmp_path, stdout=said, stderr=said)
+
+
+def until(condition, process, tmp_path, seconds=120):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert process.poll() is None and time.monotonic() < end, (tmp_path / "said").read_text()
+        time.sleep(0.02)
+    return found
+
+
+def steps(tmp_path):
+    path = tmp_path / "run" / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines(True) if line.endswith("\n")] if path.exists() else []
+    return [r["step"] for r in rows if r["stage"] == "rl" and "stal/max" in r]
+
+
+def workers(process):
+    """Worker processes: those that map the slots."""
+    out = []
+    for p in psutil.Process(process.pid).children(recursive=True):
+        try:
+            if any("slots.bin" in m.path for m in p.memory_maps()) and "forkserver" in " ".join(p.cmdline()):
+                out.append(p)
+        except psutil.Error:
+            continue
+    return out
+
+
+def test_a_run_whose_learner_and_workers_are_killed_goes_on_to_its_end(tmp_path):
+    process = start(tmp_path)
+    try:
+        until(lambda: len(steps(tmp_path)) > 2 and len(checkpoint.checkpoints(tmp_path / "run")) > 1, process, tmp_path)
+        learner, = psutil.Process(process.pid).children()
+        for victim in workers(process)[:1]:
+            victim.kill()
+        until(lambda: learner.is_running() and len(workers(process)) == 2, process, tmp_path)
+        learner.kill()
+        assert process.wait(180) == 0, (tmp_path / "said").read_text()
+    finally:
+        process.kill()
+    said = (tmp_path / "said").read_text()
+    assert "the learner was ended by SIGKILL; going on from the last checkpoint" in said and "done in" in said
+    assert (tmp_path / "run" / "evals" / "final.json").exists() and not (tmp_path / "run" / "flight").exists()
+    seen = steps(tmp_path)
+    assert seen == sorted(seen) and seen[-1] >= 12000
+
+
+@pytest.mark.slow
+def test_if_the_guard_dies_the_run_saves_itself_and_leaves_no_process(tmp_path):
+    process = start(tmp_path, "--steps", "10000000")
+    until(lambda: len(steps(tmp_path)) > 2, process, tmp_path)
+    family = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not alive
+    meta = checkpoint.read_meta(checkpoint.checkpoints(tmp_path / "run")[-1])
+    assert meta["step"] > 0 and not meta["finished"]
