@@ -52,8 +52,10 @@ def learner_for(t: Train, env):
     return importlib.import_module(f"robo_rl.algos.{t.algo}").make(make_policy(t.policy, obs_spec(env, False), 0), t.rl, 0)
 
 
-def steps_per_second(t: Train, seconds: float, env=None, wrap=None) -> tuple[float, float, dict[str, float]]:
-    """(env steps per second, share of all cores that was busy, last statistics) of a run that is under way."""
+def steps_per_second(t: Train, seconds: float, env=None, wrap=None,
+                     means: dict[str, list[float]] | None = None) -> tuple[float, float, dict[str, float]]:
+    """(env steps per second, share of all cores that was busy, last statistics) of a run that is under way; `means`
+    collects every statistic."""
     env = env or probe_env(t)
     learner = learner_for(t, env)
     with tempfile.TemporaryDirectory() as folder:
@@ -64,9 +66,15 @@ def steps_per_second(t: Train, seconds: float, env=None, wrap=None) -> tuple[flo
                 if i == 3:  # the pipeline is full
                     begin, steps = time.perf_counter(), 0.0
                     psutil.cpu_percent()
+                clock = time.perf_counter()
                 rollout = feed.next()
+                waited = time.perf_counter() - clock
                 learner.update(rollout, 0.1, feed.version)
                 feed.publish()
+                if means is not None and i >= 3:
+                    took = time.perf_counter() - clock
+                    for k, v in (rollout.stats | feed.stats() | {"util/learner_wait": waited / took}).items():
+                        means.setdefault(k, []).append(v)
                 if feed.crowded():
                     feed.state()
                     feed.commit()
