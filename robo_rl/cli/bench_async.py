@@ -23,7 +23,7 @@ from robo_rl.cli.feeds import cores, make_feed
 from robo_rl.cli.presets import preset
 from robo_rl.cli.train import Train, make_env, obs_spec, probe_env
 from robo_rl.policies import make_policy
-from robo_rl.rollout import Collector, mix, rollout_of
+from robo_rl.rollout import Collector, mix
 from robo_rl.runtime.local import Local
 from robo_rl.runtime.slots import Slots
 from robo_rl.runtime.worker import Worker
@@ -188,7 +188,7 @@ def overhead(args: "Bench", report: "Report") -> None:
 
 
 def handover(args: "Bench", report: "Report") -> None:
-    """1 MB of a rollout from another process: written into a slot, announced, turned into a Rollout."""
+    """1 MB of a rollout from another process: written into a slot, announced, there to read."""
     rows = {"obs/state": ((64, 256), np.dtype(np.float32)), "final/state": ((64, 1), np.dtype(np.float32)),
             "done": ((64,), np.dtype(bool)), "mask": ((64,), np.dtype(bool)), "success": ((64,), np.dtype(bool)),
             "executed": ((64,), np.dtype(np.int64)), "lengths": ((64,), np.dtype(np.int64)), "version": ((), np.dtype(np.int64)),
@@ -204,7 +204,7 @@ def handover(args: "Bench", report: "Report") -> None:
         for _ in range(20 if args.quick else 300):
             mine.send(0)
             began = mine.recv()
-            rollout_of([(slots.columns(0, 0), 16)])
+            slots.columns(0, 0)
             lags.append(time.perf_counter() - began)
         mine.send(None)
         child.join(10)

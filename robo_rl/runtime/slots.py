@@ -11,6 +11,7 @@ Space is reserved when the file is made, so that a full disk is an error there a
 import errno
 import json
 import math
+import mmap
 import os
 from pathlib import Path
 
@@ -51,7 +52,9 @@ class Slots:
         self.decisions, self.count = described["decisions"], described["count"]
         self.stride = -(-max(slot_bytes(rows, self.decisions) for rows in self.layouts) // PAGE) * PAGE
         self.start = -(-self.count * len(FIELDS) * 8 // PAGE) * PAGE
-        self.bytes = np.memmap(path, np.uint8, "r+", shape=(self.start + self.count * self.stride,))
+        with open(path, "r+b") as f:  # a plain array: np.memmap makes every view of it ten times dearer
+            self.bytes = np.frombuffer(mmap.mmap(f.fileno(), self.start + self.count * self.stride), np.uint8)
+        self._views: dict[tuple[int, int], Columns] = {}
         head = self.bytes[:self.count * len(FIELDS) * 8].view(np.int64).reshape(self.count, len(FIELDS))
         self.head = {name: head[:, i] for i, name in enumerate(FIELDS)}
 
@@ -90,11 +93,14 @@ class Slots:
 
     def columns(self, slot: int, worker: int) -> Columns:
         """Views [decisions,...] into a slot, laid out for a worker."""
+        if (slot, worker) in self._views:
+            return self._views[slot, worker]
         at, out = self.start + slot * self.stride, {}
         for k, (row, dtype) in self.layouts[worker].items():
             shape = column_shape(k, row, self.decisions)
             out[k] = self.bytes[at:at + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
             at += _size(k, row, dtype, self.decisions)
+        self._views[slot, worker] = out
         return out
 
     def checksum(self, slot: int, worker: int, rows: int) -> int:
@@ -107,7 +113,7 @@ class Slots:
 
     def close(self) -> None:
         """Let go of the mapping (views of it stay valid as long as they live)."""
-        del self.bytes, self.head
+        del self.bytes, self.head, self._views
 
 
 def finite(columns: Columns, rows: int) -> str:
