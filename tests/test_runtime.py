@@ -343,6 +343,40 @@ def test_workers_that_are_killed_again_and_again_lose_no_sample_and_count_none_t
     assert killed >= 8 and len(set(uids)) == len(uids) and max(s["stal/max"] for s in seen) <= 1
 
 
+@pytest.mark.slow
+def test_two_hundred_kills_of_workers_and_server_lose_nothing_and_recover_within_seconds(tmp_path):
+    learner, rng, uids, recoveries = make_learner(epochs=1), random.Random(3), [], []
+    feed = processes(tmp_path, learner, 2, 1, served=True)
+    take = feed.ledger.take
+
+    def remember():
+        chosen = take()
+        uids.extend(f.uid for f in chosen or ())
+        return chosen
+    feed.ledger.take = remember
+    try:
+        train(learner, feed, 2)
+        for i in range(200):
+            member = feed.crew.members[rng.choice((-1, 0, 1))]
+            process = member.process
+            if process is None:
+                train(learner, feed, 1)
+                continue
+            time.sleep(rng.random() * 0.05)
+            began = time.monotonic()
+            os.kill(process.pid, signal.SIGKILL)
+            while member.process is process:
+                time.sleep(0.002)
+            train(learner, feed, 1)  # the next batch has been made, by all of them
+            recoveries.append(time.monotonic() - began)
+    finally:
+        feed.close()
+    print(f"\n{len(recoveries)} kills, {feed.crew.restarts} restarts, recovery {np.mean(recoveries):.2f} s on average, "
+          f"{max(recoveries):.2f} s at most")
+    assert len(recoveries) > 150 and np.mean(recoveries) < 5 and len(set(uids)) == len(uids)
+    assert max(uids) - len(uids) < 12  # every fragment was trained on or is still there
+
+
 def test_a_learner_that_dies_takes_the_same_batches_again_and_ends_in_the_same_weights(tmp_path):
     from robo_rl.checkpoint import pack, unpack
     learner = make_learner()

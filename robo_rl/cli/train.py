@@ -448,6 +448,10 @@ class Run:
                 learner.load_state_dict(state["learner"])
                 saved = state["feed"]
         feed, exact = feeds.make_feed(args, self.folder, self.env, learner, saved)
+        n = feeds.workers(args)
+        if n > feeds.cores():
+            self.progress.say(f"{n} workers on {feeds.cores()} cores: sims that compute will share them and gain nothing; "
+                              f"--workers {feeds.cores()} is enough unless they mostly wait")
         if not exact:
             self.progress.say("this sim has no snapshots: episodes in flight start anew")
         try:

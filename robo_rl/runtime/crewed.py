@@ -54,7 +54,7 @@ class Crewed:
         self.ledger = Ledger(batch, staleness, count, shares)
         self.condition = threading.Condition()
         self.busy, self.sums, self.failure, self.stopping = Busy(), {}, "", False
-        self.useless = 0
+        self.useless, self.stale = 0, 0.0
         if resume:
             self._recover(resume)
         else:
@@ -100,7 +100,9 @@ class Crewed:
                 self.slots.head["batch"][f.slot] = f.batch
                 self.slots.head["state"][f.slot] = TAKEN
         self.count("time/rollouts", time.perf_counter() - begin)
-        return batch_of([(self.slots.columns(f.slot, f.worker), f.rows) for f in chosen], self.version, self.staleness)
+        rollout = batch_of([(self.slots.columns(f.slot, f.worker), f.rows) for f in chosen], self.version, self.staleness)
+        self.stale = 0.8 * self.stale + 0.2 * rollout.stats["stal/mean"]
+        return rollout
 
     def publish(self) -> None:
         """Out with the policy's weights, as the next version."""
@@ -149,9 +151,11 @@ class Crewed:
             return self.busy.take()
 
     def note(self) -> str:
-        """A few words for the progress line."""
+        """A few words for the progress line: how many versions behind the data are, restarts."""
         n = self.crew.restarts
-        return f"{n} restart{'s' * (n > 1)}" if n else ""
+        words = [f"{self.stale:.1f} behind"] if self.staleness else []
+        words += [f"{n} restart{'s' * (n > 1)}"] if n else []
+        return " · ".join(words)
 
     def close(self) -> None:
         """End the workers; what they made stays in the slots."""
