@@ -184,6 +184,14 @@ def test_bench_control_measures_the_law_the_governed_arm_and_the_loop(capfd):
     assert rows["law, one tick"]["limit_is"] == "a bare impedance law" and "real-time priority" in doc["rows"][-2]["note"]
 
 
+@pytest.mark.slow
+def test_bench_async_and_scale_measure_the_runtime(capfd):
+    doc = document(capfd, what="async", seconds=1.0)
+    assert len(doc["rows"]) == 4
+    doc = document(capfd, what="scale", seconds=1.0)
+    assert sum("on paper" in r["what"] for r in doc["rows"]) == 9
+
+
 def test_bench_sync_measures_one_host_and_a_link(capfd):
     doc = check(document(capfd, what="sync"))
     rows = {r["what"]: r for r in doc["rows"]}

@@ -1,6 +1,7 @@
 """A small parent that outlives the learner: when a signal kills it, the run goes on from its last checkpoint."""
 
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -28,10 +29,10 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
         if child == 0:
             os.close(reader)
             _follow_parent()
-            return first(lambda path: os.write(writer, os.fsencode(path.resolve()))) if folder is None else again(folder)
+            return first(functools.partial(_tell, writer)) if folder is None else again(folder)
         os.close(writer)
         before = {s: signal.signal(s, h) for s, h in (
-            (signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM)))}
+            (signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, functools.partial(_pass_on, child)))}
         try:
             told = b""
             while part := _read(reader):
@@ -54,6 +55,14 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
         print(f"\nthe learner was ended by {name}; going on from the last checkpoint (restart {restarts})",
               file=sys.stderr)
         time.sleep(min(0.1 * restarts, 2.0))
+
+
+def _tell(writer: int, folder: Path) -> None:
+    os.write(writer, os.fsencode(folder.resolve()))
+
+
+def _pass_on(child: int, number: int, frame) -> None:
+    os.kill(child, number)
 
 
 def _read(fd: int) -> bytes:

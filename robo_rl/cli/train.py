@@ -14,8 +14,16 @@ from pathlib import Path
 from typing import Self
 
 from robo_rl.errors import MissingDependency, UserError, choose, in_range
-from robo_rl.options import (BcOptions, DppoOptions, NftOptions, OnPolicyOptions, PiRlOptions, PolicyOptions,
-                             PpoOptions, ReinFlowOptions)
+from robo_rl.options import (
+    BcOptions,
+    DppoOptions,
+    NftOptions,
+    OnPolicyOptions,
+    PiRlOptions,
+    PolicyOptions,
+    PpoOptions,
+    ReinFlowOptions,
+)
 
 RL_OPTIONS = {"pi_rl": PiRlOptions, "ppo": PpoOptions, "dppo": DppoOptions, "reinflow": ReinFlowOptions,
               "nft": NftOptions}

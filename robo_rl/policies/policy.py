@@ -17,7 +17,15 @@ from torch import Tensor, nn
 
 from robo_rl.normalise import Normaliser
 from robo_rl.options import PolicyOptions
-from robo_rl.policies.nets import ChunkHead, NoiseNet, StateTrunk, VisionLanguageTrunk, mlp, time_features, tokenize
+from robo_rl.policies.nets import (
+    ChunkHead,
+    NoiseNet,
+    StateTrunk,
+    VisionLanguageTrunk,
+    mlp,
+    time_features,
+    tokenize,
+)
 from robo_rl.sampling import ChainTable, Noise, chunk_logp, diffusion_table, flow_table, randint, randn
 
 Obs = dict[str, Tensor]  # state float32[B,S]; tokens int64[B,L]; image/<view> uint8[B,h,w,3]

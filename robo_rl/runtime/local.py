@@ -11,7 +11,7 @@ import numpy as np
 from robo_rl.errors import UserError
 from robo_rl.rollout import Columns, Rollout, mix, new_columns
 from robo_rl.runtime.feed import batch_of
-from robo_rl.runtime.ledger import LEASED, Ledger
+from robo_rl.runtime.ledger import Ledger
 from robo_rl.runtime.slots import finite
 from robo_rl.runtime.worker import Lease, Worker
 

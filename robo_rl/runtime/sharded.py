@@ -5,7 +5,6 @@ rank, rank + world, ..., and FSDP averages the gradients. With minibatches that 
 process up to the order of summation. Start the ranks with torchrun; `gather` gives the weights that workers act with.
 """
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
