@@ -43,6 +43,7 @@ class Rollout:
     executed: Tensor  # int [T,N] control steps of the chunk that ran
     mask: Tensor
     version: Tensor  # int [T,N] weights that acted
+    gains: Tensor  # [T,N] discounted return so far, gamma^E per decision (for reward scaling)
     outcome: Tensor  # [N] undiscounted return of the episode (whole-episode rollouts), else so far
     final_obs: Obs
     last_obs: Obs
@@ -132,7 +133,7 @@ def layout(policy: Policy, obs: Obs, explore: bool = True) -> Layout:
     rows |= {TRACE + k: v for k, v in chunk.trace.items()} | {"x0": chunk.x0, "logp": chunk.logp}
     out = {k: (tuple(v.shape), _array(v).dtype) for k, v in rows.items()}
     plain = {"rewards": np.float32, "discounts": np.float32, "done": bool, "mask": bool, "executed": np.int64,
-             "success": bool, "returns": np.float64, "lengths": np.int64}
+             "success": bool, "returns": np.float64, "lengths": np.int64, "gains": np.float32}
     return out | {k: ((n,), np.dtype(d)) for k, d in plain.items()} | {"version": ((), np.dtype(np.int64))}
 
 
@@ -192,7 +193,7 @@ def rollout_of(parts: Sequence[tuple[Columns, int]]) -> Rollout:
         final_obs=group(FINAL, lambda v: torch.from_numpy(v[ended])), x0=tensor["x0"], logp=tensor["logp"],
         rewards=tensor["rewards"], discounts=tensor["discounts"], done=tensor["done"], executed=tensor["executed"],
         mask=tensor["mask"], version=torch.from_numpy(np.concatenate(versions, 1)),
-        outcome=tensor["returns"][-1].float(), stats=stats)
+        gains=tensor["gains"], outcome=tensor["returns"][-1].float(), stats=stats)
 
 
 def think(policy: Policy, parts: "Sequence[tuple[Columns, int]]", generator, version: int = 0,
@@ -233,7 +234,7 @@ class Collector:
         raw, _ = env.reset(seed=seed if lane == 0 else mix(seed, lane) >> 32)
         self.obs = self._read(raw)
         self.returns, self.lengths = np.zeros(self.n), np.zeros(self.n, np.int64)
-        self.alive = np.ones(self.n, bool)
+        self.alive, self.gains = np.ones(self.n, bool), np.zeros(self.n, np.float32)
         self._layouts: dict[bool, Layout] = {}
 
     def _read(self, raw: dict) -> dict[str, np.ndarray]:
@@ -249,7 +250,7 @@ class Collector:
         """Start one episode per env from `starts[N]`."""
         raw, _ = self.env.reset(options={"reset_mask": np.ones(self.n, bool), "starts": starts})
         self.obs = self._read(raw)
-        self.returns[:], self.lengths[:], self.alive[:] = 0, 0, True
+        self.returns[:], self.lengths[:], self.gains[:], self.alive[:] = 0, 0, 0, True
 
     def decide(self, policy: Policy, columns: Columns, t: int, version: int = 0, explore: bool = True,
                whole: bool = False) -> None:
@@ -273,10 +274,13 @@ class Collector:
         done = (terminated | truncated) & alive
         self.returns += gain * alive
         self.lengths += steps * alive
+        self.gains = self.gains * np.float32(self.gamma**self.execute) + reward * alive
         c = columns
         c["rewards"][t], c["done"][t], c["mask"][t] = reward * alive, done, alive
         c["discounts"][t], c["executed"][t] = np.where(terminated, 0, self.gamma**steps), steps
         c["success"][t], c["returns"][t], c["lengths"][t] = success, self.returns, self.lengths
+        c["gains"][t] = self.gains
+        self.gains = self.gains * ~done
         self.obs = self._read(raw)
         if done.any():
             for k, v in self.obs.items():
@@ -324,12 +328,12 @@ class Collector:
         if not hasattr(self.env, "get_state"):
             return {}
         return {"env": self.env.get_state(), "obs": {k: v.copy() for k, v in self.obs.items()}, "returns": self.returns.copy(),
-                "lengths": self.lengths.copy(), "alive": self.alive.copy(), "decision": self.decision,
+                "lengths": self.lengths.copy(), "alive": self.alive.copy(), "gains": self.gains.copy(), "decision": self.decision,
                 "seed": self.seed, "lane": self.lane}
 
     def set_state(self, state: dict) -> None:
         self.env.set_state(state["env"])
         self.obs = {k: np.array(v) for k, v in state["obs"].items()}
         self.returns, self.lengths = np.array(state["returns"]), np.array(state["lengths"])
-        self.alive = np.array(state["alive"])
+        self.alive, self.gains = np.array(state["alive"]), np.array(state["gains"])
         self.decision, self.seed, self.lane = state["decision"], state["seed"], state["lane"]

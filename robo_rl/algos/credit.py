@@ -62,7 +62,6 @@ class Credit:
         self.params = list(self.critic.parameters())
         self.opt = make_adam(self.params, options.critic_lr)
         self.scale = torch.zeros(3, dtype=torch.float64)  # running count, mean, M2 of discounted returns
-        self.running = torch.zeros(0)
 
     @torch.no_grad()
     def values(self, policy, obs: Obs, size: int = 4096) -> Tensor:
@@ -102,14 +101,7 @@ class Credit:
 
     def scaled(self, r: Rollout) -> Tensor:
         """Rewards over the running std of the discounted return (Engstrom et al. 2020), updated first."""
-        if len(self.running) != r.rewards.shape[1]:
-            self.running = torch.zeros(r.rewards.shape[1])
-        rows = []
-        for reward, done in zip(r.rewards, r.done):
-            self.running = self.running * self.gamma_e + reward
-            rows.append(self.running)
-            self.running = self.running * (~done)
-        x = torch.stack(rows).flatten().double()
+        x = r.gains[r.mask].double()
         count, mean, m2 = self.scale.tolist()
         delta, total = x.mean().item() - mean, count + len(x)
         self.scale = torch.tensor([total, mean + delta * len(x) / total,
@@ -125,10 +117,9 @@ class Credit:
         return loss.detach()
 
     def state_dict(self) -> dict:
-        return {"critic": self.critic.state_dict(), "opt": self.opt.state_dict(), "scale": self.scale,
-                "running": self.running}
+        return {"critic": self.critic.state_dict(), "opt": self.opt.state_dict(), "scale": self.scale}
 
     def load_state_dict(self, state: dict) -> None:
         self.critic.load_state_dict(state["critic"])
         self.opt.load_state_dict(state["opt"])
-        self.scale, self.running = state["scale"], state["running"]
+        self.scale = state["scale"]

@@ -192,7 +192,7 @@ def handover(args: "Bench", report: "Report") -> None:
     rows = {"obs/state": ((64, 256), np.dtype(np.float32)), "final/state": ((64, 1), np.dtype(np.float32)),
             "done": ((64,), np.dtype(bool)), "mask": ((64,), np.dtype(bool)), "success": ((64,), np.dtype(bool)),
             "executed": ((64,), np.dtype(np.int64)), "lengths": ((64,), np.dtype(np.int64)), "version": ((), np.dtype(np.int64)),
-            **{k: ((64,), np.dtype(np.float32)) for k in ("rewards", "discounts", "returns")},
+            **{k: ((64,), np.dtype(np.float32)) for k in ("rewards", "discounts", "returns", "gains")},
             "x0": ((64, 1, 1), np.dtype(np.float32)), "logp": ((64, 1), np.dtype(np.float32))}
     with tempfile.TemporaryDirectory() as folder:
         slots = Slots.create(Path(folder) / "slots.bin", [rows], 16, 2)

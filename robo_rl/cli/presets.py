@@ -47,7 +47,7 @@ def locomotion(t: Train) -> Train:
     t = replace(t, demos="0", envs=64, steps=1_000_000, reward="dense", eval_episodes=20, eval_every=200_000)
     if t.algo == "ppo":
         head = PolicyOptions(kind="gaussian", activation="tanh", layers=2, horizon=1, execute=1)
-        return replace(t, policy=head, torch_threads=2, rl=PpoOptions(
+        return replace(t, policy=head, torch_threads=2, workers=0, rl=PpoOptions(  # on-policy, as its peers are
             decisions=32, minibatch=512, epochs=5, lr=1e-3, critic_lr=1e-3, dual_clip=0.0, critic_warmup=0,
             normalise_obs=True, scale_reward=True, anneal_lr=True, max_grad_norm=0.5))
     return replace(t, envs=40, policy=replace(t.policy, horizon=4, execute=4, **HEADS.get(t.algo, {})),
