@@ -67,6 +67,6 @@ def test_the_run_goes_on_when_a_node_is_killed(cluster, tmp_path):
         began = time.monotonic()
         seen = train(learner, feed, 8)
         assert feed.crew.restarts >= 1 and max(s["stal/max"] for s in seen) <= 1
-        assert time.monotonic() - began < 60
+        assert time.monotonic() - began < 200
     finally:
         feed.close()

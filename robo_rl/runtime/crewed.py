@@ -33,6 +33,7 @@ class Crew(Protocol):
 
     restarts: int
 
+    def evict(self, folder: Path) -> None: ...
     def start(self, feed: "Crewed", resumed: bool) -> None: ...
     def turn(self) -> None: ...
     def publish(self, version: int) -> None: ...
@@ -55,6 +56,7 @@ class Crewed:
         self.condition = threading.Condition()
         self.busy, self.sums, self.failure, self.stopping = Busy(), {}, "", False
         self.useless, self.stale = 0, 0.0
+        crew.evict(folder)  # who is still at work for a learner that died would write into these slots
         if resume:
             self._recover(resume)
         else:

@@ -11,8 +11,9 @@ import signal
 import time
 from dataclasses import dataclass, replace
 from multiprocessing import connection as mpc
+from pathlib import Path
 
-from robo_rl.runtime import server
+from robo_rl.runtime import server, snapshot
 from robo_rl.runtime.crewed import BACK_OFF, DEATHS, Crewed
 from robo_rl.runtime.server import ServerJob
 from robo_rl.runtime.weights import WeightWriter
@@ -69,6 +70,10 @@ class Processes:
     def restarts(self) -> int:
         """Processes started again so far."""
         return sum(m.restarts for m in self.members.values())
+
+    def evict(self, folder: Path) -> None:
+        """End workers of a learner that died, perhaps in the middle of a decision."""
+        snapshot.evict(folder)
 
     def start(self, feed: Crewed, resumed: bool) -> None:
         """Publish the weights; `turn` starts the processes."""

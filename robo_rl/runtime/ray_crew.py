@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,9 @@ class RayCrew:
     def restarts(self) -> int:
         """Actors started again so far."""
         return sum(a.restarts for a in self.actors.values())
+
+    def evict(self, folder: Path) -> None:
+        """Actors end with the process that made them."""
 
     def start(self, feed: Crewed, resumed: bool) -> None:
         """Remember what is sent; `turn` starts the actors."""

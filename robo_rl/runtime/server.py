@@ -19,6 +19,7 @@ import torch
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import think
+from robo_rl.runtime import snapshot
 from robo_rl.runtime.slots import Slots
 from robo_rl.runtime.weights import WeightReader
 
@@ -53,6 +54,7 @@ def main(job: ServerJob, pipe) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(job.threads)
+    snapshot.sign(job.folder / "server.pid")
     with open(job.folder / "server.stack", "w") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):

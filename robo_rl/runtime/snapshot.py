@@ -1,9 +1,13 @@
-"""A tree of arrays in one file, whole or not at all; it survives the death of any process (not a power cut: no fsync)."""
+"""A tree of arrays in one file, whole or not at all; it survives the death of any process (not a power cut: no fsync).
+
+And who is at work in a run folder: a process signs in, so that the next owner can end it before it takes over its slots.
+"""
 
 import json
 import os
 from pathlib import Path
 
+import psutil
 from safetensors import SafetensorError
 from safetensors import torch as st
 
@@ -28,3 +32,24 @@ def load(path: Path) -> dict:
         return unpack(tree, st.load(blob))
     except (OSError, ValueError, KeyError, SafetensorError):
         return {}
+
+
+def sign(path: Path) -> None:
+    """Write down this process, with its time of birth, for pids come again."""
+    path.write_text(f"{os.getpid()} {psutil.Process().create_time()}")
+
+
+def evict(folder: Path, seconds: float = 5.0) -> int:
+    """End every process that signed in below `folder` and still lives (its learner died) -> how many."""
+    found = []
+    for path in folder.glob("*.pid"):
+        try:
+            pid, born = path.read_text().split()
+            process = psutil.Process(int(pid))
+            if process.create_time() == float(born):
+                process.kill()
+                found.append(process)
+        except (ValueError, OSError, psutil.Error):
+            continue
+    psutil.wait_procs(found, timeout=seconds)
+    return len(found)

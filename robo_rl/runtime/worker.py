@@ -131,6 +131,7 @@ def main(job: Job, connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(job.threads)
+    snapshot.sign(job.folder / f"worker{job.index}.pid")
     with open(job.folder / f"worker{job.index}.stack", "w") as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         try:
