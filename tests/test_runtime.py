@@ -170,6 +170,21 @@ def test_asynchronous_work_stops_at_the_admission_bound():
     assert book.lease(0) is not None
 
 
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_fragments_that_do_not_add_up_to_a_batch_never_stop_the_work(staleness):
+    book = Ledger(256, staleness, 60, {i: (8, 10) for i in range(3)})
+    for _ in range(200):
+        while (chosen := book.take()) is None:
+            leases = [f for i in range(3) if (f := book.lease(i)) is not None]
+            assert leases, "everybody waits"
+            for f in leases:
+                book.seal(f.uid, f.decisions, book.version)
+        assert sum(f.made * f.envs for f in chosen) < 256 + 80
+        book.publish(book.version + 1)
+        book.commit()
+        book.check()
+
+
 def test_a_negative_staleness_is_refused():
     with pytest.raises(UserError, match="max-staleness"):
         Ledger(6, -1, 20, {0: (2, 3)})

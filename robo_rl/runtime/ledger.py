@@ -7,9 +7,10 @@ Work comes in *fragments*: up to T decisions of the n envs of one worker, in a s
                |  worker dies: attempt + 1, the same worker goes on at its last decision
                +-- nothing usable --> refused, its samples are given back
 
-Admission (AReaL's arithmetic): at version v, with a batch of B samples and staleness bound eta,
+Admission (AReaL's arithmetic): with a batch of B samples and staleness bound eta,
 
-    admitted <= (eta + v + 1) B
+    admitted <= learnt + (eta + 1) B,        learnt = samples of the batches behind the present version (v B, or more where
+                                             fragments do not add up to B)
 
 so at most eta batches wait or are being made beyond the one the learner needs. eta = 0 is synchronous: every worker
 then has a fixed share of every batch. Fragments are taken oldest first as they are finished (completion order); the
@@ -53,7 +54,7 @@ class Ledger:
         self.version = self.admitted = self.next_uid = self.next_batch = 0
         self.used: dict[int, int] = {}  # samples leased per worker since the last version (staleness 0)
         self.replay: list[list[int]] = []  # uids of batches that a learner took and then died over, in order
-        self.taken = self.committed = self.refused = 0  # samples
+        self.taken = self.learnt = self.committed = self.refused = 0  # samples
         self.recovered = False  # after a crash more may be admitted than the checkpoint's version allows
 
     # ---- collecting
@@ -64,13 +65,14 @@ class Ledger:
             if f.worker == worker and f.state == LEASED:
                 return f
         decisions, envs = self.shares[worker]
-        room = (self.staleness + self.version + 1) * self.batch - self.admitted
+        room = self.learnt + (self.staleness + 1) * self.batch - self.admitted
         if self.staleness == 0 and sum(d * n for d, n in self.shares.values()) >= self.batch:
             room = min(room, decisions * envs - self.used.get(worker, 0))
         if room <= 0 or not self.free:
             return None
         decisions = min(decisions, -(-room // envs))
-        f = Fragment(self.next_uid, self.free.pop(), worker, decisions, envs, self.admitted // self.batch)
+        due = self.version + (self.admitted - self.learnt) // self.batch
+        f = Fragment(self.next_uid, self.free.pop(), worker, decisions, envs, due)
         self.next_uid += 1
         self.admitted += decisions * envs
         self.used[worker] = self.used.get(worker, 0) + decisions * envs
@@ -139,7 +141,7 @@ class Ledger:
     def publish(self, version: int) -> None:
         """New weights are out."""
         assert version > self.version, (version, self.version)
-        self.version = version
+        self.version, self.learnt = version, self.taken
         self.used.clear()
 
     def commit(self) -> list[int]:
@@ -158,7 +160,7 @@ class Ledger:
         Batches taken after the checkpoint come again, in the same order; a fragment of an earlier one is spent.
         Returns the slots that are free.
         """
-        self.version, self.next_batch, self.taken, self.committed = version, next_batch, taken, taken
+        self.version, self.next_batch, self.taken, self.learnt, self.committed = version, next_batch, taken, taken, taken
         live = [f for f in found if not (f.state == TAKEN and f.batch < next_batch)]
         self.fragments = {f.uid: f for f in live}
         self.next_uid = max([next_uid, *(f.uid + 1 for f in live)])
@@ -194,7 +196,7 @@ class Ledger:
         slots = [f.slot for f in self.fragments.values()] + self.free
         assert len(set(slots)) == len(slots)
         if not self.recovered:
-            assert self.admitted < (self.staleness + self.version + 1) * self.batch + self.widest
+            assert self.admitted < self.learnt + (self.staleness + 1) * self.batch + self.widest
 
     def state_dict(self) -> dict:
         """Everything, as plain JSON."""
@@ -211,4 +213,4 @@ class Ledger:
             setattr(self, k, state[k])
 
 
-COUNTERS = ("version", "admitted", "next_uid", "next_batch", "taken", "committed", "refused")
+COUNTERS = ("version", "admitted", "next_uid", "next_batch", "taken", "learnt", "committed", "refused")
