@@ -321,8 +321,9 @@ def test_a_worker_process_without_staleness_gives_the_parameters_of_the_plain_lo
             process = feed.crew.members[0].process
             if i and process is not None:
                 time.sleep(rng.random() * 0.1)  # anywhere in a fragment
-                os.kill(process.pid, signal.SIGKILL)
-                killed += 1
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+                    killed += 1
         try:
             train(learner, feed, 6, kill if kills else lambda i, feed: None)
             assert feed.stats()["health/restarts"] >= killed - 1
@@ -348,8 +349,9 @@ def test_workers_that_are_killed_again_and_again_lose_no_sample_and_count_none_t
         nonlocal killed
         process = feed.crew.members[rng.randrange(2)].process
         if i % 2 and process is not None:
-            os.kill(process.pid, signal.SIGKILL)
-            killed += 1
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+                killed += 1
     try:
         seen = train(learner, feed, 24, kill)
         assert feed.ledger.taken == feed.ledger.version * N * T or feed.ledger.taken > 24 * N * T
