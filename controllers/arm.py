@@ -18,9 +18,11 @@ from controllers.governor import Governor, Setpoint, State
 from controllers.law import Law, LawOptions, vector
 from controllers.model import ArmModel, add_tool, arm_model, read_spec
 from controllers.robot import Robot
-from robo_rl.errors import UserError, in_range
+from robo_rl.errors import UserError, choose, in_range
 
 DT = 0.001  # control period and physics step [s]
+FINGERS = ("left", "right")  # actuators of a parallel gripper's fingers, where the model has them
+FINGER_TRAVEL = 0.04  # of each [m]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,20 +62,43 @@ class SimArm:
         self._ctrl = np.array([self.mj.actuator(f"torque {j}").id for j in robot.joints])
         self._site = self.mj.site(robot.site).id
         self._body = self.mj.site_bodyid[self._site]
+        self._fingers = np.array([i for i in range(self.mj.nu) if self.mj.actuator(i).name in FINGERS], int)
+        self._finger_q = self.mj.jnt_qposadr[self.mj.actuator_trnid[self._fingers, 0]]
         self._push, self._push_until = np.zeros(6), -math.inf
         self._late = deque([None] * disturbance.torque_delay)
         self.torque = np.zeros(len(joints))  # [n] [N m] at the motors in the last tick
         self.reset(robot.home if q is None else q)
 
-    def reset(self, q: np.ndarray) -> None:
-        """Put the arm at rest at joint angles q [n] [rad] and activate the law there."""
+    def reset(self, q: np.ndarray, objects: "dict[str, tuple[np.ndarray, np.ndarray]] | None" = None,
+              opening: float = 0.0) -> None:
+        """Put the arm at rest at joint angles q [n] [rad], with the gripper at `opening` (0 closed, 1 open) and free
+        bodies at (pos [3] [m], quat [4]), and activate the law there."""
         mujoco.mj_resetData(self.mj, self.data)
         self.data.qpos[self._qpos] = vector("joint angles", q, len(self._qpos))
+        self.data.qpos[self._finger_q] = opening * FINGER_TRAVEL
+        self.grip(opening)
+        for name, (pos, quat) in (objects or {}).items():
+            at = self.mj.jnt_qposadr[self.mj.body_jntadr[self.mj.body(choose("object", name, self.objects())).id]]
+            self.data.qpos[at:at + 7] = *pos, *quat
         mujoco.mj_forward(self.mj, self.data)
         self.t = 0.0
         self.sense()
         self.law.activate(self.model)
         self._late = deque([self.model.bias.copy()] * len(self._late))
+
+    def objects(self) -> list[str]:
+        """Names of the bodies that move freely."""
+        free = np.flatnonzero(self.mj.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
+        return [self.mj.body(self.mj.jnt_bodyid[j]).name for j in free]
+
+    def grip(self, opening: float) -> None:
+        """Send the fingers to an opening, 0 closed .. 1 open; nothing where the model has none."""
+        self.data.ctrl[self._fingers] = min(max(opening, 0.0), 1.0) * FINGER_TRAVEL
+
+    @property
+    def opening(self) -> float | None:
+        """Measured, 0 closed .. 1 open; None without fingers."""
+        return float(self.data.qpos[self._finger_q].mean()) / FINGER_TRAVEL if len(self._finger_q) else None
 
     def sense(self) -> None:
         """Measure: fill `model` from the simulated joints."""
@@ -123,13 +148,14 @@ class SimArm:
         return self.model.jac @ self.model.dq
 
 
-def govern(arm: SimArm, governor: Governor) -> Setpoint:
-    """One governed tick on the arm's own time: measure, ask the governor, let the law follow, step the physics."""
+def govern(arm: SimArm, governor: Governor, now: float | None = None) -> Setpoint:
+    """One governed tick: measure, ask the governor, let the law follow, step the physics. now [s]: None is arm.t."""
+    now = arm.t if now is None else now
     arm.sense()
     m = arm.model
     governor.measure(State(tuple(m.q.tolist()), tuple(m.dq.tolist()), tuple(m.pos), tuple(m.quat),
-                           tuple(arm.twist().tolist())), arm.t)
-    out = governor.tick(arm.t, arm.dt)
+                           tuple(arm.twist().tolist())), now)
+    out = governor.tick(now, arm.dt)
     follow(arm.law, m, out)
     arm.act()
     return out

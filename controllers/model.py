@@ -24,7 +24,7 @@ class ArmModel:
 
     def __init__(self, source: "str | Path | mujoco.MjSpec", joints: tuple[str, ...], site: str, *,
                  gravity: bool = True, coriolis: bool = True):
-        spec = reduced(read_spec(source), joints)
+        spec = self.spec = reduced(read_spec(source), joints)
         add_tool(spec, site)
         self.mj = spec.compile()
         self.data = mujoco.MjData(self.mj)

@@ -1,24 +1,35 @@
 """The simulated arm on a wire, with the topics of a CRISP robot: it publishes its state and follows what is commanded.
 
-A message that makes no sense is counted with the reason and has no effect: it must not take the arm's loop down.
+Beside CRISP's topics: the gripper, the free bodies of the scene as `objects/<name>` (what a camera would tell), and with
+a governor `safety_command` (arm, disarm, reset, stop), `safety_state` (latched, on change) and `estop`. A message that
+makes no sense is counted with the reason and has no effect: it must not take
+the arm's loop down.
 """
 
 from collections import Counter
 
 import numpy as np
 
-from controllers.arm import SimArm
+from controllers.arm import SimArm, govern
+from controllers.governor import ACTIVE, ARMED, Command, Governor, Setpoint
+from controllers.law import vector
 from controllers.robot import by_name
 from controllers.transport import (
+    Flag,
     JointState,
     Numbers,
     PoseStamped,
     Received,
+    Text,
     Transport,
     TwistStamped,
     WrenchStamped,
 )
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, choose
+
+GRIPPER_STATE = "gripper/joint_states"
+SAFETY_COMMAND, SAFETY_STATE = "safety_command", "safety_state"
+ORDERS = ("arm", "disarm", "reset", "stop")
 
 
 class ArmNode:
@@ -27,38 +38,61 @@ class ArmNode:
     Two publishers on a command topic: neither is followed, as CRISP's controller does.
     """
 
-    def __init__(self, arm: SimArm, transport: Transport, *, pose_every: int = 10):
-        """pose_every: ticks between two publications of pose and twist; joint states go out every tick."""
-        self.arm, self.transport, self.pose_every, self.count = arm, transport, pose_every, 0
+    def __init__(self, arm: SimArm, transport: Transport, governor: Governor | None = None, *, pose_every: int = 10,
+                 joints_every: int = 1):
+        """governor: the arm's own, between the wire and the law; it gets tool poses alone, so that nothing passes it.
+        pose_every: ticks between two publications of pose, twist, gripper and objects; joints_every: of joint states."""
+        self.arm, self.transport, self.governor, self.count = arm, transport, governor, 0
+        self.pose_every, self.joints_every, self.said = pose_every, joints_every, ""
         names = arm.robot.topics
         self.refused: Counter[str] = Counter()
         self.joints = transport.publisher(names["joint_states"], JointState)
         self.pose = transport.publisher(names["current_pose"], PoseStamped)
         self.twist = transport.publisher(names["current_twist"], TwistStamped)
-        followed = (("target_pose", PoseStamped, self._pose), ("target_joint", JointState, self._joint),
-                    ("target_wrench", WrenchStamped, self._wrench), ("target_stiffness", Numbers, self._stiffness))
-        self.commands = [(transport.subscription(names[key], kind, "command"), names[key], follow)
-                         for key, kind, follow in followed]
+        self.gripper = transport.publisher(GRIPPER_STATE, JointState) if arm.opening is not None else None
+        self.objects = {n: transport.publisher(f"objects/{n}", PoseStamped) for n in arm.objects()}
+        followed = [(names["target_pose"], PoseStamped, self._pose), (names["gripper"], Numbers, self._grip)]
+        if governor is None:
+            followed += [(names["target_joint"], JointState, self._joint), (names["target_wrench"], WrenchStamped, self._wrench),
+                         (names["target_stiffness"], Numbers, self._stiffness)]
+        else:
+            self.safety = transport.publisher(SAFETY_STATE, Text, "latched")
+            followed += [(SAFETY_COMMAND, Text, self._order)]
+        self.commands = [(transport.subscription(topic, kind, "command"), topic, follow) for topic, kind, follow in followed]
+        if governor is not None:
+            self.commands += [(transport.subscription(names["estop"], Flag, "latched"), "", self._estop)]
 
     def tick(self) -> None:
+        """Commands, one tick of the arm, publications."""
         for box, topic, follow in self.commands:
             for got in box.take():
                 try:
-                    if self.transport.publishers(topic) > 1:
+                    if topic not in ("", SAFETY_COMMAND) and self.transport.publishers(topic) > 1:
                         raise UserError(f"{topic} has more than one publisher")
                     follow(got)
                 except UserError as e:
                     self.refused[f"{topic}: {e}"] += 1
         arm = self.arm
-        arm.tick()
-        m, stamp = arm.model, self.transport.now()
-        self.joints.publish(JointState(stamp, m.joints, tuple(m.q.tolist()), tuple(m.dq.tolist()),
-                                       tuple(arm.torque.tolist())))
+        if self.governor is None:
+            arm.tick()
+        else:
+            self.setpoint: Setpoint = govern(arm, self.governor, self.transport.now())
+            if self.governor.state != self.said.split(":")[0]:
+                self.said = f"{self.governor.state}: {self.governor.reason}"
+                self.safety.publish(Text(self.said))
+        self.count += 1
+        m, stamp, frame = arm.model, self.transport.now(), arm.robot.base_frame
+        if self.count % self.joints_every == 0:
+            self.joints.publish(JointState(stamp, m.joints, tuple(m.q.tolist()), tuple(m.dq.tolist()),
+                                           tuple(arm.torque.tolist())))
         if self.count % self.pose_every == 0:
-            frame = arm.robot.base_frame
             self.pose.publish(PoseStamped(stamp, frame, tuple(m.pos), tuple(m.quat)))
             self.twist.publish(TwistStamped(stamp, frame, tuple(arm.twist().tolist())))
-        self.count += 1
+            if self.gripper is not None:
+                self.gripper.publish(JointState(stamp, ("gripper",), (arm.opening,)))
+            for name, sender in self.objects.items():
+                body = arm.data.body(name)
+                sender.publish(PoseStamped(stamp, frame, tuple(body.xpos.tolist()), tuple(body.xquat.tolist())))
 
     def _frame(self, frame: str, allowed: tuple[str, ...]) -> str:
         if frame not in allowed:
@@ -67,6 +101,9 @@ class ArmNode:
 
     def _pose(self, got: Received) -> None:
         m = got.message
+        if self.governor is not None:
+            self.governor.command(Command(got.source, m.stamp, m.frame, m.pos, m.quat), self.transport.now())
+            return
         self._frame(m.frame, (self.arm.robot.base_frame,))
         self.arm.law.set_target(np.array(m.pos), np.array(m.quat))
 
@@ -82,3 +119,21 @@ class ArmNode:
 
     def _stiffness(self, got: Received) -> None:
         self.arm.law.set_stiffness(np.array(got.message.data))
+
+    def _grip(self, got: Received) -> None:
+        opening = vector("gripper opening", got.message.data, 1)
+        if self.governor is None or self.governor.state in (ARMED, ACTIVE):
+            self.arm.grip(float(opening[0]))
+
+    def _order(self, got: Received) -> None:
+        """What a person wants of the governor."""
+        order, now = choose("safety command", got.message.data, ORDERS), self.transport.now()
+        try:
+            getattr(self.governor, order)(now)
+            self.said = ""  # it is told again, also where nothing changed
+        except UserError as e:
+            self.safety.publish(Text(f"{self.governor.state}: refused to {order}: {e}"))
+
+    def _estop(self, got: Received) -> None:
+        if got.message.data:
+            self.governor.stop(self.transport.now(), "e-stop topic")

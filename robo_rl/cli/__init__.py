@@ -12,6 +12,9 @@ COMMANDS = {
     "train": ("Train", "demonstrations, SFT, online RL, evaluation, checkpoints, videos"),
     "eval": ("Eval", "evaluate a run's checkpoint on a fixed list of starts, or compare two runs"),
     "collect": ("Collect", "record demonstrations of the scripted expert as a LeRobot v3 data set"),
+    "sim-arm": ("SimArm", "a simulated torque-controlled arm on the ROS 2 wire, like a CRISP robot"),
+    "deploy": ("Deploy", "run a run's policy on an arm, governed; --dry-run commands nothing"),
+    "serve": ("Serve", "answer a run's policy over TCP, for a bridge on another machine"),
     "report": ("Report", "one self-contained HTML page of a run"),
     "doctor": ("Doctor", "what works on this machine and what to install for the rest"),
     "bench": ("Bench", "our speed, the physical limit and a peer side by side"),
@@ -38,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(0)
     try:
         name = choose("command", argv[0], COMMANDS)
-        module = importlib.import_module(f"robo_rl.cli.{name}")
+        module = importlib.import_module(f"robo_rl.cli.{name.replace('-', '_')}")
         args = module.parse(argv[1:]) if hasattr(module, "parse") else \
             parse_options(getattr(module, COMMANDS[name][0]), name, argv[1:])
         job = getattr(module, "run_guarded", module.run) if command else module.run

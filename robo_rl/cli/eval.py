@@ -8,7 +8,10 @@ from typing import Annotated
 
 import tyro
 
-from robo_rl.errors import UserError, in_range
+from robo_rl.errors import UserError, choose, in_range
+
+
+ARMS = 8  # side by side with --on arm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +32,12 @@ class Eval:
     threads: int = 0
     video: Annotated[str, tyro.conf.arg(metavar="PATH.mp4")] = ""
     """Also film the first four episodes."""
+    on: str = "sim"
+    """sim: the run's own simulator; arm: the governed arm over the in-process wire, at 1 kHz in lockstep."""
     json: bool = False
 
     def __post_init__(self) -> None:
+        choose("--on", self.on, ("sim", "arm"))
         in_range("--episodes", self.episodes, 1, 10**6)
         in_range("--seed", self.seed, 0, 2000)
         in_range("--envs", self.envs, 0, 10**6)
@@ -78,8 +84,15 @@ def evaluate_checkpoint(args: Eval, path: str, name: str) -> dict:
         config = replace(config, threads=args.threads)
     torch.set_num_threads(config.torch_threads)
     policy, meta = checkpoint.load_policy(folder)
-    count = args.envs or config.eval_envs or (args.episodes if config.sim == "mujoco" else min(args.episodes, config.envs))
-    env = make_env(config, min(count, args.episodes))
+    if args.on == "arm":
+        if args.video:
+            raise UserError("--on arm films nothing yet: leave --video out")
+        from robo_rl.cli.robots import make_arm_env
+        count = args.envs or min(args.episodes, ARMS)
+        env = make_arm_env(config, policy.spec, min(count, args.episodes))
+    else:
+        count = args.envs or config.eval_envs or (args.episodes if config.sim == "mujoco" else min(args.episodes, config.envs))
+        env = make_env(config, min(count, args.episodes))
     checkpoint.check_fits(policy, obs_spec(env, policy.spec.language), str(folder))
     starts = eval_starts(args.episodes, args.seed)
     with Progress() as progress:
@@ -123,7 +136,7 @@ def run(args: Eval) -> int:
         pick_checkpoint(Path(args.against), args.checkpoint)  # a typo shows before the work
     result = evaluate_checkpoint(args, args.run, args.checkpoint)
     folder, _ = pick_checkpoint(Path(args.run), args.checkpoint)
-    out = folder / f"eval-{result['checkpoint']}-{args.seed}-{args.episodes}.json"
+    out = folder / f"eval-{'' if args.on == 'sim' else f'{args.on}-'}{result['checkpoint']}-{args.seed}-{args.episodes}.json"
     files.write_json(out, result)
     document = {k: v for k, v in result.items() if k not in ("starts", "success", "return", "length", "task")}
     document["file"] = str(out)

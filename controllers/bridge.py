@@ -1,0 +1,313 @@
+"""From a policy to an arm on the wire: topics -> observation -> chunk of actions -> tool poses, the governor last.
+
+The bridge commands what sims/mujoco's `ee_delta` does: per control period an increment of the hand's target in the base
+frame [m], [rad], and the gripper absolutely. The target may lead the measured tool by LEAD at most. Joint targets, which
+the observation contains, are followed as that sim has them: q + J^+ (target - tool), J^+ = J^T (J J^T + 0.03^2 I)^-1.
+
+`Bridge.tick` once per control period, at any clock: rows come from `schedule`, inference from a `Thinker` that may take
+its time. Loss of the state or of the policy ends in HOLD by the governor's watchdogs: nothing is commanded from then on.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from controllers.governor import ACTIVE, ARMED, HOLD, STOPPED, Command, Governor, Limits, State
+from controllers.model import ArmModel
+from controllers.node import GRIPPER_STATE
+from controllers.robot import Robot, by_name
+from controllers.schedule import Chunk, Latency, Schedule
+from controllers.transport import Flag, JointState, Numbers, PoseStamped, Transport
+from robo_rl.errors import UserError, in_range
+from robo_rl.geometry import turn_between, turned
+
+AXES = ("dx", "dy", "dz", "rx", "ry", "rz", "gripper")
+LEAD, JOINT_LEAD = 0.06, 0.25  # of the hand's target before the tool [m], of joint targets before the joints [rad]
+REACH = ((0.2, 0.8), (-0.5, 0.5), (0.009, 0.7))  # of the hand's target [m]
+HAND = ("ee_x", "ee_y", "ee_z", "ee_axis_x", "ee_axis_y", "ee_tilt_x", "ee_tilt_y")
+OBJECT = ("dx", "dy", "dz", "z", "cos4yaw", "sin4yaw")
+PREVIEW = "preview/target_pose"
+OWN_LAG = 0.06  # s, of the governors' ramps and the law behind the bridge
+PATIENCE = 0.25  # of a period; inference within it counts as immediate
+SHARE = 0.8  # of the joints' speed limits, for the joint targets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a run expects of the robot. scale [6]: metres and radians of an action of 1."""
+
+    state_names: tuple[str, ...]
+    action_names: tuple[str, ...]
+    scale: tuple[float, ...]
+    period: float
+    lag: tuple[float, ...] = ()
+    """Time constants of the joints' servos the run knows [s]; the arm then follows as they did."""
+
+    def __post_init__(self) -> None:
+        in_range("control period", self.period, 0.001, 1.0)
+        if self.action_names != AXES:
+            raise UserError(f"the run's actions ({', '.join(self.action_names)}) do not fit the robot, which is commanded by "
+                            f"{', '.join(AXES)}: train with --control ee_delta")
+        if len(self.scale) != 6 or not all(0 < s < 1 for s in self.scale):
+            raise UserError(f"an action's scale needs 6 numbers in (0, 1) [m], [rad], got {self.scale}")
+        objects_of(self.state_names)
+
+
+class Thinker(Protocol):
+    """Inference that need not answer at once."""
+
+    def ask(self, state: np.ndarray, t0: float) -> None:
+        """Begin a chunk for the observation of t0; one at a time."""
+
+    def poll(self, now: float) -> tuple[np.ndarray, float] | None:
+        """(rows [E, A], t0), once, when it is there. UserError: the policy is lost."""
+
+    def close(self) -> None: ...
+
+
+class Inline:
+    """A policy in this thread; `delay(k)` [s] of its k-th answer is for tests."""
+
+    def __init__(self, act: Callable[[np.ndarray], np.ndarray], delay: Callable[[int], float] = lambda k: 0.0):
+        self.act, self.delay, self.count = act, delay, 0
+        self.answer: tuple[np.ndarray, float, float] | None = None
+
+    def ask(self, state: np.ndarray, t0: float) -> None:
+        self.answer = np.array(self.act(state)), t0, t0 + self.delay(self.count)
+        self.count += 1
+
+    def poll(self, now: float) -> tuple[np.ndarray, float] | None:
+        if self.answer is None or now < self.answer[2] - 1e-9:
+            return None
+        (rows, t0, _), self.answer = self.answer, None
+        return rows, t0
+
+    def close(self) -> None:
+        self.answer = None
+
+
+def objects_of(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The bodies that a state of these names is about. UserError for a name that no topic carries."""
+    objects = tuple(n.removesuffix("_cos4yaw") for n in names if n.endswith("_cos4yaw"))
+    joints = [n for n in names if n.startswith("joint")]
+    known = {*joints, "gripper", "gripper_command", *HAND, *(f"{o}_{part}" for o in objects for part in OBJECT)}
+    unknown = [n for n in names if n not in known]
+    if unknown or not names:
+        raise UserError(f"the run's state does not fit the robot's topics: {', '.join(unknown[:5]) or 'it is empty'}. Allowed: "
+                        f"joints, gripper, {', '.join(HAND)} and of each body {', '.join(OBJECT)}")
+    return objects
+
+
+class Hand:
+    """The hand's target and the joint targets, as actions move them."""
+
+    def __init__(self, model: ArmModel, scale: tuple[float, ...]):
+        self.scale, self.grip = np.array(scale), 1.0
+        self.pos, self.quat, self.joints = np.array(model.pos), tuple(model.quat), model.q.copy()
+        self.served = model.q.copy()  # joint targets behind the servos' lag
+
+    def move(self, action: np.ndarray, model: ArmModel, speed: np.ndarray, period: float) -> None:
+        """Apply one action [7] at the measured state in `model`."""
+        low, high = np.array(REACH).T
+        wanted = self.pos + self.scale[:3] * action[:3]
+        tool = np.array(model.pos)
+        self.pos = np.clip(np.clip(wanted, tool - LEAD, tool + LEAD), low, high)
+        self.quat = turned(self.quat, *(self.scale[3:] * action[3:6]).tolist())
+        self.grip = float(action[6])
+        jac, turn = model.jac, np.array(turn_between(self.quat, tuple(model.quat)))
+        angle = float(np.linalg.norm(turn))
+        twist = np.concatenate([self.pos - tool, turn * (math.sin(angle) / angle if angle > 1e-9 else 1.0)])
+        twist -= jac @ (self.joints - model.q)
+        step = jac.T @ np.linalg.solve(jac @ jac.T + 0.03**2 * np.eye(6), twist)
+        most = speed * period
+        self.joints = np.clip(self.joints + np.clip(step, -most, most), model.q - JOINT_LEAD, model.q + JOINT_LEAD)
+
+
+    def servo(self, lag: np.ndarray, period: float) -> np.ndarray:
+        """Joint angles [7] at the end of the period with servos that close a distance d at d/lag."""
+        self.served += (self.joints - self.served) * (1 - np.exp(-period / np.maximum(lag, 1e-6)) if len(lag) else 1.0)
+        return self.served
+
+
+class Senses:
+    """Topics of the arm -> measured state and observation."""
+
+    def __init__(self, robot: Robot, transport: Transport, names: tuple[str, ...]):
+        topics = robot.topics
+        self.robot, self.names, self.objects = robot, names, objects_of(names)
+        numbers = {n.removeprefix("joint").split("_")[0] for n in names if n.startswith("joint")}
+        if numbers - {str(i + 1) for i in range(len(robot.joints))}:
+            raise UserError(f"the run's state has {len(numbers)} joints, robot {robot.name} has {len(robot.joints)}")
+        self.joints = transport.subscription(topics["joint_states"], JointState)
+        self.gripper = transport.subscription(GRIPPER_STATE, JointState)
+        self.bodies = {n: transport.subscription(f"objects/{n}", PoseStamped) for n in self.objects}
+        self.seen = -math.inf  # when the newest joint state came
+        self.opening = 1.0
+        self.poses: dict[str, PoseStamped] = {}
+
+    def missing(self) -> list[str]:
+        """Topics that have not said anything."""
+        boxes = {self.robot.topics["joint_states"]: self.joints} | {f"objects/{n}": b for n, b in self.bodies.items()}
+        if "gripper" in self.names:
+            boxes[GRIPPER_STATE] = self.gripper
+        return [topic for topic, box in boxes.items() if box.latest() is None]
+
+    def update(self, model: ArmModel) -> bool:
+        """Read what came; True if there is a new joint state. UserError if it is not this robot's."""
+        got = self.joints.latest()
+        if (grip := self.gripper.latest()) is not None and grip.message.position:
+            self.opening = float(grip.message.position[0])
+        for name, box in self.bodies.items():
+            if (pose := box.latest()) is not None:
+                self.poses[name] = pose.message
+        if got is None or got.at <= self.seen:
+            return False
+        self.seen, m = got.at, got.message
+        q, dq = by_name(self.robot.joints, m.names, m.position), by_name(self.robot.joints, m.names, m.velocity, "velocity")
+        if not (np.isfinite(q).all() and np.isfinite(dq).all()):
+            raise UserError("the measured joints are not finite")
+        model.update(q, dq)
+        return True
+
+    def observation(self, model: ArmModel, hand: Hand) -> np.ndarray:
+        """float32 [S] in the order of the run's state names."""
+        at = {"gripper": self.opening, "gripper_command": hand.grip}
+        for i, (q, dq, target) in enumerate(zip(model.q, model.dq, hand.joints, strict=True), 1):
+            at |= {f"joint{i}": q, f"joint{i}_velocity": dq, f"joint{i}_command_error": target - q}
+        r = model.rotation
+        at |= dict(zip(HAND, (*model.pos, r[0, 0], r[1, 0], r[0, 2], r[1, 2]), strict=True))
+        for name, pose in self.poses.items():
+            (w, x, y, z), d = pose.quat, np.subtract(pose.pos, model.pos)
+            four = (complex(1 - 2 * (y * y + z * z), 2 * (x * y + w * z)) * complex(r[0, 0], -r[1, 0])) ** 4
+            at |= dict(zip((f"{name}_{part}" for part in OBJECT), (*d, pose.pos[2], four.real, four.imag), strict=True))
+        return np.array([at[n] for n in self.names], np.float32)
+
+
+class Bridge:
+    """One policy on one arm. `begin` when the arm's topics are there, then `tick` every control period."""
+
+    def __init__(self, robot: Robot, task: Task, transport: Transport, model: ArmModel, limits: Limits, *,
+                 dry_run: bool = False):
+        self.robot, self.task, self.transport, self.model, self.dry_run = robot, task, transport, model, dry_run
+        self.topics = robot.topics
+        self.goal = ArmModel(model.spec, robot.joints, robot.site)
+        self.senses = Senses(robot, transport, task.state_names)
+        if dry_run:  # the arm does not follow, and need not
+            limits = replace(limits, tracking=(math.inf, math.inf))
+        self.governor = Governor(limits, robot)
+        self.estop = transport.subscription(self.topics["estop"], Flag, "latched")
+        pose_topic = PREVIEW if dry_run else self.topics["target_pose"]
+        self.target = transport.publisher(pose_topic, PoseStamped, "command")
+        self.gripper = None if dry_run else transport.publisher(self.topics["gripper"], Numbers, "command")
+        self.speed = SHARE * np.array(robot.velocity)
+        self.latency, self.lost = Latency(256), ""
+        self.lag = np.array([max(t - OWN_LAG, 0.0) for t in task.lag])
+        self.commands = 0
+
+    def measure(self, now: float) -> bool:
+        """Read the wire -> whether a new state came."""
+        if (stop := self.estop.latest()) is not None and stop.message.data and self.governor.state != STOPPED:
+            self.governor.stop(now, "e-stop topic")
+        m = self.model
+        fresh = self.senses.update(m)
+        if fresh:
+            self.governor.measure(State(tuple(m.q.tolist()), tuple(m.dq.tolist()), tuple(m.pos), tuple(m.quat),
+                                        tuple((m.jac @ m.dq).tolist())), now)
+        return fresh
+
+    def begin(self, now: float) -> None:
+        """Arm this side's governor at the measured pose. UserError says what is missing."""
+        if missing := self.senses.missing():
+            raise UserError(f"nothing came on {', '.join(missing)}: is the arm there (robo_rl sim-arm), in this domain?")
+        self.measure(now)
+        if not self.dry_run and (n := self.transport.publishers(self.topics["target_pose"])) > 1:
+            raise UserError(f"{n - 1} other publisher on {self.topics['target_pose']}: one commander at a time, stop the other")
+        self.governor.arm(now)
+        self.hand = Hand(self.model, self.task.scale)
+        step = np.array([*(2.1 * s for s in self.task.scale), math.inf])  # room for a whole action and what was lost
+        self.schedule = Schedule(self.task.period, 7, max_step=step)
+        self._sum = np.zeros(6)  # of all increments that ran
+        self._asked: np.ndarray | None = None  # that sum when the chunk being thought about was asked for
+        self._ran, self._began, self._asked_at = -math.inf, now, now
+
+    def observation(self) -> np.ndarray:
+        return self.senses.observation(self.model, self.hand)
+
+    def act(self, action: np.ndarray, now: float) -> None:
+        """One action [7] in [-1, 1] for the period that begins now: move the target, ask the governor, publish."""
+        self.hand.move(np.clip(action, -1, 1), self.model, self.speed, self.task.period)
+        self.command(now)
+
+    def command(self, now: float) -> None:
+        """Where the joints would be at the end of the period, through the governor onto the wire."""
+        self.goal.update(self.hand.servo(self.lag, self.task.period), np.zeros_like(self.hand.joints))
+        self.governor.command(Command("bridge", now, self.governor.limits.frame, tuple(self.goal.pos),
+                                      tuple(self.goal.quat)), now)
+        self.publish(now)
+
+    def publish(self, now: float) -> None:
+        """What the governor makes of it: the way to the target, or braking and standing in HOLD."""
+        g = self.governor
+        out = g.tick(now, self.task.period)
+        if out.pos is None or g.state not in (ACTIVE, HOLD):
+            return
+        self.target.publish(PoseStamped(now, self.robot.base_frame, out.pos, out.quat))
+        self.commands += 1
+        if self.gripper is not None and g.state == ACTIVE:
+            self.gripper.publish(Numbers((min(max((self.hand.grip + 1) / 2, 0.0), 1.0),)))
+
+    def tick(self, thinker: Thinker, now: float) -> None:
+        """Measure, take and ask for chunks, run the row of this period."""
+        self.measure(now)
+        period = self.task.period
+        slot = self._began + period * round((now - self._began) / period)  # a tick may come early or late
+        if not self.lost and self.governor.state in (ARMED, ACTIVE):
+            try:
+                self._take(thinker, slot)
+                if self._asked is None and self._due(slot):
+                    self._asked, self._asked_at = self._sum.copy(), now
+                    thinker.ask(self.observation(), slot)
+                    self._take(thinker, slot)
+            except UserError as e:
+                self.lost = str(e)
+        row = self.schedule.row(slot)
+        if row is not None:
+            action = np.append((row.values[:6] - self._sum) / self.task.scale, row.values[6])
+            self._sum, self._ran = row.values[:6], now
+            self.act(action, now)
+        elif now - self._ran <= self.governor.limits.command_timeout:
+            self.command(now)  # a short gap: the target stays where it is
+        else:
+            self.publish(now)
+
+    def _due(self, slot: float) -> bool:
+        """Whether the rows that are left only just cover what inference has been taking."""
+        worst, period = max(self.latency.seen, default=0.0), self.task.period
+        chunk = self.schedule.chunk
+        left = 0 if chunk is None else self.schedule.leftover(slot, len(chunk.rows))[1]
+        return left <= (0 if worst <= PATIENCE * period else self.latency.steps(period))
+
+    def _take(self, thinker: Thinker, slot: float) -> None:
+        """A chunk that has come goes into the schedule, as sums from where the target was when it was observed."""
+        if (got := thinker.poll(slot)) is None:
+            return
+        rows, t0 = got
+        if rows.ndim != 2 or rows.shape[1] != 7 or not len(rows) or not np.isfinite(rows).all():
+            raise UserError(f"the policy answered rows of shape {rows.shape}, or not finite ones; needed [E, 7]")
+        self.latency.add(max(self.transport.now() - self._asked_at, 0.0))
+        rows = np.clip(rows, -1, 1).astype(float)
+        rows[:, :6] = self._asked + np.cumsum(rows[:, :6] * self.task.scale, 0)
+        self._asked = None
+        self.schedule.add(Chunk(rows, t0), slot)
+
+    def report(self) -> str:
+        """One line: what ran, how late inference was, what the governor saw."""
+        seen, c = self.latency.summary(), self.schedule.counts
+        times = f"inference median {1e3 * seen['median']:.1f} ms, p99 {1e3 * seen['p99']:.1f} ms" if seen["count"] else \
+            "no inference"
+        rows = ", ".join(f"{c[k]} {k}" for k in ("executed", "late", "superseded", "starved", "cut"))
+        broken = ", ".join(f"{n} {k}" for k, n in sorted(self.governor.counts.items())) or "none"
+        return f"{seen['count']} chunks, {times}; rows {rows}; {self.commands} commands; contracts violated: {broken}"

@@ -1,0 +1,72 @@
+"""The governed arm and the bridge on one in-process wire, in lockstep on simulated time: no wall clock, no thread."""
+
+import numpy as np
+
+from controllers.arm import SimArm
+from controllers.bridge import Bridge, Task, Thinker
+from controllers.governor import Governor, Limits
+from controllers.law import LawOptions
+from controllers.model import ArmModel
+from controllers.node import SAFETY_COMMAND, ArmNode
+from controllers.robot import Robot
+from controllers.transport import Bus, Loop, Text, Weather
+
+SETTLE = 0.02  # s of simulated time before an episode, for the first messages
+
+
+class Lockstep:
+    """One arm in its scene, commanded over a wire: a body for an env, or for a deployment without real time."""
+
+    def __init__(self, robot: Robot, task: Task, path: str, law: LawOptions, limits: Limits, model: ArmModel,
+                 weather: Weather | None = None, dry_run: bool = False):
+        """path: the scene as MJCF; model: the bridge's own; limits: of the bridge's governor and of the arm's."""
+        self.arm, self.robot, self.task, self.model = SimArm(robot, law, path=path), robot, task, model
+        self.limits, self.weather, self.dry_run = limits, weather, dry_run
+        self.ticks = round(task.period / self.arm.dt)
+        self.stops: list[str] = []  # why governors held or stopped, one per episode
+
+    def begin(self, joints: np.ndarray, objects: dict) -> None:
+        """A new episode on a new wire: both governors armed, the arm at rest."""
+        self.arm.reset(joints, objects, opening=1.0)
+        self.bus = Bus(lambda: self.arm.t, self.weather)
+        self.governor = Governor(self.limits, self.robot)
+        self.node = ArmNode(self.arm, Loop(self.bus, "arm"), self.governor, pose_every=self.ticks, joints_every=self.ticks)
+        wire = Loop(self.bus, "bridge")
+        self.bridge = Bridge(self.robot, self.task, wire, self.model, self.limits, dry_run=self.dry_run)
+        self.order = wire.publisher(SAFETY_COMMAND, Text, "command")
+        for _ in range(10):
+            self.run()
+            if not self.bridge.senses.missing():
+                break
+        if not self.dry_run:
+            self.order.publish(Text("arm"))
+        self.run()
+        self.bridge.begin(self.arm.t)
+
+    def run(self) -> None:
+        """One control period of the arm."""
+        for _ in range(self.ticks):
+            self.node.tick()
+
+    def act(self, action: np.ndarray) -> None:
+        """One action, executed."""
+        self.bridge.act(action, self.arm.t)
+        self.run()
+        self.bridge.measure(self.arm.t)
+
+    def tick(self, thinker: Thinker) -> None:
+        """One period of the whole bridge, with its schedule and a policy."""
+        self.bridge.tick(thinker, self.arm.t)
+        self.run()
+
+    def state(self) -> np.ndarray:
+        return self.bridge.observation()
+
+    def tool(self) -> np.ndarray:
+        return np.array(self.model.pos)
+
+    def opening(self) -> float:
+        return self.bridge.senses.opening
+
+    def object(self, name: str) -> np.ndarray:
+        return np.array(self.bridge.senses.poses[name].pos)

@@ -1,0 +1,110 @@
+"""A policy in another process or on another machine, over TCP: JSON and raw float32, no pickle.
+
+One message: 4 bytes length of a JSON header (little endian), the header, then the array it describes. Request
+{"shape": [S], "t0"}, answer {"shape": [E, A], "t0"} or {"error"}. A header is at most 64 KiB, an array 1 MiB: what comes
+over the wire decides nothing else.
+"""
+
+import json
+import math
+import select
+import socket
+import struct
+import time
+
+import numpy as np
+
+from robo_rl.errors import UserError
+
+HEADER, ARRAY = 1 << 16, 1 << 20  # bytes at most
+
+
+def pack(array: np.ndarray | None, **fields: object) -> bytes:
+    """One message."""
+    raw = b"" if array is None else np.ascontiguousarray(array, "<f4").tobytes()
+    head = json.dumps(fields | ({} if array is None else {"shape": list(array.shape)})).encode()
+    return struct.pack("<I", len(head)) + head + raw
+
+
+def unpack(data: bytes | bytearray) -> tuple[dict, np.ndarray | None, int] | None:
+    """(header, array, bytes used) of the first message in data; None while it is incomplete. UserError: it is none."""
+    if len(data) < 4:
+        return None
+    size = struct.unpack_from("<I", data)[0]
+    if size > HEADER:
+        raise UserError(f"the other side speaks no robo_rl: a header of {size} bytes")
+    if len(data) < 4 + size:
+        return None
+    try:
+        head = json.loads(bytes(data[4:4 + size]))
+        shape = head.get("shape")
+        count = 0 if shape is None else math.prod(int(n) if 0 <= int(n) <= ARRAY else ARRAY for n in shape)
+    except (ValueError, TypeError, AttributeError):
+        raise UserError("the other side speaks no robo_rl: its header is not JSON") from None
+    if 4 * count > ARRAY:
+        raise UserError(f"an array of shape {shape} is above {ARRAY} bytes")
+    end = 4 + size + 4 * count
+    if len(data) < end:
+        return None
+    array = None if shape is None else np.frombuffer(bytes(data[4 + size:end]), "<f4").reshape(shape)
+    return head, array, end
+
+
+def address(text: str) -> tuple[str, int]:
+    """host:port"""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UserError(f"a policy's address is host:port, for example 127.0.0.1:7447, got {text!r}")
+    return host, int(port)
+
+
+class Remote:
+    """`bridge.Thinker` over a connection. ask() waits up to `patience` [s] for an answer that comes at once."""
+
+    def __init__(self, where: str, patience: float = 0.005, timeout: float = 5.0):
+        self.where, self.patience, self.data = where, patience, bytearray()
+        self.answer: tuple[np.ndarray, float] | None = None
+        try:
+            self.wire = socket.create_connection(address(where), timeout)
+        except OSError as e:
+            raise UserError(f"no policy answers at {where} ({e.strerror or e}); start one with: robo_rl serve RUN") from None
+        self.wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ask(self, state: np.ndarray, t0: float) -> None:
+        try:
+            self.wire.sendall(pack(state, t0=t0))
+        except OSError as e:
+            raise UserError(f"the policy at {self.where} is lost ({e.strerror or e})") from None
+        end = time.monotonic() + self.patience
+        while self.answer is None and (left := end - time.monotonic()) > 0:
+            self._read(left)
+
+    def poll(self, now: float) -> tuple[np.ndarray, float] | None:
+        if self.answer is None:
+            self._read(0.0)
+        out, self.answer = self.answer, None
+        return out
+
+    def _read(self, wait: float) -> None:
+        if not select.select([self.wire], [], [], wait)[0]:
+            return
+        try:
+            got = self.wire.recv(1 << 16)
+        except OSError:
+            got = b""
+        if not got:
+            raise UserError(f"the policy at {self.where} is lost: it closed the connection")
+        self.data += got
+        if (message := unpack(self.data)) is None:
+            return
+        head, array, used = message
+        del self.data[:used]
+        if "error" in head:
+            raise UserError(f"the policy at {self.where}: {str(head['error'])[:300]}")
+        t0 = head.get("t0")
+        if array is None or array.ndim != 2 or not isinstance(t0, (int, float)):
+            raise UserError(f"the policy at {self.where} answered no chunk")
+        self.answer = array, float(t0)
+
+    def close(self) -> None:
+        self.wire.close()

@@ -1,0 +1,81 @@
+"""Where robots, simulators and runs meet: scenes for an arm, what a run expects of one, the arm as an env."""
+
+from pathlib import Path
+
+import numpy as np
+
+from controllers.bridge import Task
+from controllers.lockstep import Lockstep
+from controllers.model import arm_model
+from controllers.pace import law_at, limits_at
+from controllers.robot import Robot, load_robot
+from controllers.transport import Weather
+from robo_rl.errors import UserError, choose
+
+SCENES = ("pick_cube", "none")
+BOX = {"low": (0.15, -0.6, 0.0), "high": (0.85, 0.6, 0.8)}  # the simulated arm's workspace [m]
+STEP = (0.036, 0.18)  # of one command [m], [rad]: one whole action of ee_delta
+TRAINED = 1.0  # m/s, the pace of sims/mujoco's actions
+
+
+def scene(robot: Robot, name: str) -> str:
+    """MJCF text of the robot's own model with the scene's objects; "" for its model alone."""
+    if choose("scene", name, SCENES) == "none":
+        return ""
+    if not robot.model or not Path(robot.model).exists() or "<mujoco" not in (text := Path(robot.model).read_text(encoding="utf-8")):
+        raise UserError(f"robot {robot.name} ships no MJCF to put a scene around: use --robot sim, or --scene none")
+    from sims.mujoco.tasks import TASKS
+    return text.replace("</worldbody>", f"{TASKS[name].xml}</worldbody>")
+
+
+def expected(config, spec) -> Task:
+    """What a run (its config, its policy's ObsSpec) expects of a robot. UserError: it does not fit any."""
+    if config.sim != "mujoco":
+        raise UserError(f"the run was trained in {config.sim}; only runs of --sim mujoco say what their state is made of")
+    if spec.views or spec.language:
+        raise UserError("the run sees images or words; the bridge carries states alone so far: train with --obs state")
+    from sims.mujoco import LOCOMOTION, model
+    from sims.mujoco.env import CONTROLS, axes_of, state_names_of
+    from sims.mujoco.tasks import TASKS
+    if config.task in LOCOMOTION:
+        raise UserError(f"the run's task {config.task} is no arm's")
+    names = state_names_of(TASKS[config.task or "pick_cube"])
+    if len(names) != spec.state:
+        raise UserError(f"the run's policy sees {spec.state} numbers, its task has {len(names)}")
+    axes = axes_of(config.control or CONTROLS[0])
+    return Task(state_names=names, action_names=tuple(a.name for a in axes), scale=tuple(a.high for a in axes[:6]),
+                period=model.DT * model.SUBSTEPS,
+                lag=tuple(d / k for d, k in zip(model.DAMPING, model.STIFFNESS, strict=True)))
+
+
+def placed(robot: Robot, name: str, start: int) -> tuple[np.ndarray, dict]:
+    """(joint angles, bodies' poses) of a start of a scene; the robot's home alone where there is none."""
+    if name == "none" or robot.name != "sim":
+        return np.array(robot.home), {}
+    from sims.mujoco.env import HOME, JITTER
+    from sims.mujoco.tasks import TASKS
+    from sims.starts import uniforms
+    u = uniforms(np.array([start]), 31)
+    place, half = TASKS[name].place(u[:, 7:]), TASKS[name].place(u[:, 7:]).yaw[0] / 2
+    return HOME + JITTER * (2 * u[0, :7] - 1), {
+        body: (place.centre[0, j], np.array([np.cos(half[j]), 0, 0, np.sin(half[j])]))
+        for j, body in enumerate(TASKS[name].objects)}
+
+
+def lockstep(robot: Robot, task: Task, speed: float, scene_name: str = "pick_cube", weather: Weather | None = None,
+             dry_run: bool = False) -> Lockstep:
+    """The governed arm with the bridge on one in-process wire."""
+    return Lockstep(robot, task, scene(robot, scene_name), law_at(speed, 0.02), limits_at(speed, STEP, **BOX), arm_model(robot),
+                    weather, dry_run)
+
+
+def make_arm_env(config, policy_spec, num_envs: int, speed: float = TRAINED, robot: str = "sim"):
+    """The governed arm as an env of the project's contract, for a run of sims/mujoco's pick_cube."""
+    from sims.arm import ArmEnv
+    from sims.mujoco.tasks import TASKS
+    task = expected(config, policy_spec)
+    name = choose("scene", config.task or "pick_cube", [s for s in SCENES if s != "none"])
+    if num_envs > 64:
+        raise UserError(f"arms run one after the other in real physics: at most 64 envs, got {num_envs}")
+    made = load_robot(robot)
+    return ArmEnv(TASKS[name], [lockstep(made, task, speed, name) for _ in range(num_envs)], config.max_steps)

@@ -1,0 +1,86 @@
+"""Transports as the command line makes them: DDS with topic prefixes, and bad weather for those who ask for it."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from controllers.transport import Received, Transport, Weather
+from robo_rl.errors import UserError
+
+
+def connect(name: str, domain: int = -1, interface: str = "", namespace: str = "") -> Transport:
+    """A DDS node. MissingDependency says how to install it."""
+    from controllers.dds import Dds
+    if namespace and not namespace.strip("/").replace("/", "_").isidentifier():
+        raise UserError(f"a namespace is made of letters, digits and _, like left_arm, got {namespace!r}")
+    node = Dds(name, domain=None if domain < 0 else domain, interface=interface,
+               namespace=f"/{namespace.strip('/')}")
+    return Prefixed(node, namespace.strip("/")) if namespace else node
+
+
+class Prefixed:
+    """A transport whose topics begin with a namespace."""
+
+    def __init__(self, wire: Transport, prefix: str):
+        self.wire, self.prefix = wire, prefix
+
+    def publisher(self, topic: str, kind: type, quality: str = "state"):
+        return self.wire.publisher(f"{self.prefix}/{topic}", kind, quality)
+
+    def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1):
+        return self.wire.subscription(f"{self.prefix}/{topic}", kind, quality, depth)
+
+    def publishers(self, topic: str) -> int:
+        return self.wire.publishers(f"{self.prefix}/{topic}")
+
+    def service(self, name: str, handler: Callable[[dict], dict]) -> None:
+        self.wire.service(f"{self.prefix}/{name}", handler)
+
+    def call(self, name: str, request: dict, timeout: float = 1.0) -> dict:
+        return self.wire.call(f"{self.prefix}/{name}", request, timeout)
+
+    def now(self) -> float:
+        return self.wire.now()
+
+    def close(self) -> None:
+        self.wire.close()
+
+
+def worse(wire: Transport, weather: Weather) -> Transport:
+    """The transport with what it receives on command topics late or lost; itself in good weather."""
+    return Rough(wire, weather) if weather.delay or weather.drop else wire
+
+
+class Rough(Prefixed):
+    def __init__(self, wire: Transport, weather: Weather):
+        self.wire, self.weather = wire, weather
+        self.random = random.Random(weather.seed)
+
+    publisher = property(lambda self: self.wire.publisher)
+    publishers = property(lambda self: self.wire.publishers)
+    service = property(lambda self: self.wire.service)
+    call = property(lambda self: self.wire.call)
+
+    def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1):
+        box = self.wire.subscription(topic, kind, quality, depth)
+        return Late(box, self) if quality == "command" else box
+
+
+class Late:
+    """A subscription whose messages come late, or not at all."""
+
+    def __init__(self, box: Any, wire: Rough):
+        self.box, self.wire, self.newest = box, wire, None
+        self.coming: list[Received] = []
+
+    def take(self) -> list[Received]:
+        w, now = self.wire.weather, self.wire.now()
+        self.coming += [Received(g.message, g.at + w.delay, g.source) for g in self.box.take()
+                        if self.wire.random.random() >= w.drop]
+        here, self.coming = [g for g in self.coming if g.at <= now], [g for g in self.coming if g.at > now]
+        self.newest = here[-1] if here else self.newest
+        return here
+
+    def latest(self) -> Received | None:
+        self.take()
+        return self.newest

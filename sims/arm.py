@@ -1,0 +1,108 @@
+"""A robot as an env of the contract: each of N bodies does what it does, tasks of sims/mujoco say what that is worth.
+
+A body is anything that follows `Body`: the governed arm over a transport in robo_rl's command line. Bodies are run one
+after the other, in lockstep; the starts are those of sims/mujoco, so results compare with it start by start.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from robo_rl.errors import UserError
+from robo_rl.types import ControlSpec
+from sims.contract import action_spaces, observation_spaces, read_actions, read_reset
+from sims.mujoco import model as m
+from sims.mujoco.env import HOME, JITTER, axes_of, state_names_of
+from sims.mujoco.tasks import Scene, Task
+from sims.starts import StartStream, uniforms
+
+F = np.float32
+Pose = tuple[np.ndarray, np.ndarray]  # pos [3] [m], quat [4] (w, x, y, z), in the base frame
+
+
+class Body(Protocol):
+    """One robot in its scene."""
+
+    def begin(self, joints: np.ndarray, objects: dict[str, Pose]) -> None:
+        """Stand still at joint angles [7] with the gripper open and the objects placed."""
+
+    def act(self, action: np.ndarray) -> None:
+        """Do one control period of an action [7]."""
+
+    def state(self) -> np.ndarray:
+        """float32 [S], in the order of `state_names_of(task)`."""
+
+    def tool(self) -> np.ndarray:
+        """[3] [m]"""
+
+    def opening(self) -> float: ...
+
+    def object(self, name: str) -> np.ndarray:
+        """[3] [m]"""
+
+
+class ArmEnv(VectorEnv):
+    """N bodies doing one task with ee_delta actions; `failed` counts episodes that a body's safety ended."""
+
+    def __init__(self, task: Task, bodies: Sequence[Body], max_steps: int = 0):
+        if task.uses_goal or task.uses_slide or task.failure or len(task.instructions) > 1:
+            raise UserError(f"the arm's scene holds free objects alone: task pick_cube, got {task.name}")
+        n = self.num_envs = len(bodies)
+        self.task, self.bodies = task, bodies
+        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
+        names = state_names_of(task)
+        self.spec = ControlSpec("arm", task.name, axes_of("ee_delta"), m.DT * m.SUBSTEPS, max_steps or task.max_steps, names)
+        self.single_observation_space, self.observation_space = observation_spaces(len(names), n)
+        self.single_action_space, self.action_space = action_spaces(len(self.spec.axes), n)
+        self.stream = StartStream(n)
+        self.starts, self.steps = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        self.states = np.zeros((n, len(names)), F)
+        self.ready, self.terminated, self.truncated, self.success = (np.zeros(n, bool) for _ in range(4))
+
+    def reset(self, *, seed=None, options=None):
+        mask, starts = read_reset(seed, options, self.num_envs)
+        if not (mask | self.ready).all():
+            raise UserError("the first reset must reset every env: leave reset_mask out")
+        if seed is not None:
+            self.stream.seed(seed, mask)
+        ids = np.flatnonzero(mask)
+        if len(ids):
+            self.starts[ids] = self.stream.draw(ids) if starts is None else starts[ids]
+            u = uniforms(self.starts[ids], 31)
+            place = self.task.place(u[:, 7:])
+            half = place.yaw / 2
+            for k, i in enumerate(ids):
+                self.bodies[i].begin(HOME + JITTER * (2 * u[k, :7] - 1), {
+                    name: (place.centre[k, j], np.array([np.cos(half[k, j]), 0, 0, np.sin(half[k, j])]))
+                    for j, name in enumerate(self.task.objects)})
+                self.states[i] = self.bodies[i].state()
+            self.steps[ids] = 0
+            self.terminated[ids] = self.truncated[ids] = self.success[ids] = False
+            self.ready[ids] = True
+        return self._obs(), {"success": self.success.copy()}
+
+    def step(self, actions):
+        if not self.ready.all():
+            raise UserError("call reset() before step()")
+        a = read_actions(actions, self.num_envs, len(self.spec.axes))
+        alive = ~(self.terminated | self.truncated)
+        reward = np.zeros(self.num_envs, F)
+        for i in np.flatnonzero(alive):
+            self.bodies[i].act(a[i])
+            self.states[i] = self.bodies[i].state()
+            reward[i] = self.success[i] = self.terminated[i] = self._succeeded(self.bodies[i])
+        self.steps += alive
+        self.truncated |= alive & ~self.terminated & (self.steps >= self.spec.max_steps)
+        return self._obs(), reward, self.terminated.copy(), self.truncated.copy(), {"success": self.success.copy()}
+
+    def _succeeded(self, body: Body) -> bool:
+        column = [np.array(body.object(name), F)[:, None] for name in self.task.objects]
+        none = np.zeros((7, 1), F)
+        scene = Scene(none, none, np.array([body.opening()], F), np.array(body.tool(), F)[:, None], none, column, [], [],
+                      none[:3], none[0], np.zeros(1, np.int64))
+        return bool(self.task.success(scene)[0])
+
+    def _obs(self) -> dict:
+        return {"state": self.states.copy(), "task": np.array(self.task.instructions * self.num_envs)}

@@ -1,0 +1,347 @@
+"""From a policy to the arm on one wire: observation, actions, schedule, governors, and what happens when things are lost."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sims
+from controllers.bridge import AXES, Inline, Task, objects_of
+from controllers.node import ORDERS, SAFETY_COMMAND, SAFETY_STATE
+from controllers.pace import limits_at
+from controllers.remote import Remote, address, pack, unpack
+from controllers.robot import load_robot
+from controllers.transport import Flag, Numbers, PoseStamped, Text, Weather
+from robo_rl.cli.robots import lockstep, make_arm_env, placed, scene
+from robo_rl.cli.sim_arm import SimArm, build
+from robo_rl.errors import UserError
+from robo_rl.policies import ObsSpec
+from sims.check import check_env
+from sims.mujoco.env import axes_of, state_names_of
+from sims.mujoco.tasks import TASKS
+
+ROOT = Path(__file__).parent.parent
+ROBOT = load_robot("sim")
+PICK = TASKS["pick_cube"]
+TASK = Task(state_names=state_names_of(PICK), action_names=AXES, scale=tuple(a.high for a in axes_of("ee_delta")[:6]),
+            period=0.02, lag=(0.07,) * 7)
+STILL = np.array([[0, 0, 0, 0, 0, 0, 1.0]] * 8)
+
+
+def there(speed=1.0, **kw):
+    """An arm with the bridge on its wire, ready."""
+    body = lockstep(ROBOT, TASK, speed, **kw)
+    body.begin(*placed(ROBOT, "pick_cube", 3))
+    return body
+
+
+def moving(y=1.0):
+    rows = STILL.copy()
+    rows[:, 1] = y
+    return lambda state: rows
+
+
+def drive(body, mind, seconds):
+    for _ in range(round(seconds / TASK.period)):
+        body.tick(mind)
+
+
+# ---- observation and actions -------------------------------------------------------------------------------------------
+
+
+class Config:
+    sim, task, control, max_steps = "mujoco", "pick_cube", "", 0
+
+
+def arm_env(n=1, **kw):
+    return make_arm_env(Config, ObsSpec(state=36, action=7), n, **kw)
+
+
+def test_the_arm_shows_what_the_simulator_shows_at_every_start():
+    arm, direct = arm_env(), sims.make("mujoco", "pick_cube")
+    for start in (0, 7, 1 << 31):
+        options = {"starts": np.array([start])}
+        a, b = (e.reset(options=options)[0]["state"][0] for e in (arm, direct))
+        for name, x, y in zip(arm.spec.state_names, a, b, strict=True):
+            assert x == pytest.approx(y, abs=3e-3), f"{name} at start {start}"
+        assert arm.spec.state_names == direct.spec.state_names and arm.spec.axes == direct.spec.axes
+
+
+def test_the_tool_goes_where_the_simulators_goes():
+    arm, direct = arm_env(), sims.make("mujoco", "pick_cube")
+    for env in (arm, direct):
+        env.reset(options={"starts": np.array([5])})
+    action, at = np.zeros((1, 7), np.float32), slice(23, 26)
+    action[0, [1, 2, 6]] = 0.4, -0.3, 1
+    for k in range(40):
+        if k == 12:
+            action[0, :3] = 0
+        a, b = (env.step(action)[0]["state"][0] for env in (arm, direct))
+        assert np.abs(a[at] - b[at]).max() < 0.012, k
+    assert np.abs(a[at] - b[at]).max() < 0.003
+
+
+def test_the_arm_is_an_env_of_the_contract():
+    check_env(lambda n: arm_env(n), num_envs=3)
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    ({"state_names": ("joint1", "torque3")}, "does not fit the robot's topics: torque3"),
+    ({"state_names": ()}, "it is empty"), ({"scale": (0.1,) * 5}, "scale needs 6 numbers"),
+    ({"action_names": ("joint1",)}, "do not fit the robot, which is commanded by dx"), ({"period": 0.0}, "control period"),
+])
+def test_a_run_that_does_not_fit_is_refused_in_one_line(change, says):
+    with pytest.raises(UserError, match=says) as e:
+        replace(TASK, **change)
+    assert "\n" not in str(e.value)
+
+
+def test_the_objects_of_a_state_are_known_by_name():
+    assert objects_of(TASK.state_names) == ("cube",)
+
+
+# ---- schedule ----------------------------------------------------------------------------------------------------------
+
+
+def test_immediate_inference_is_the_same_as_acting_row_by_row():
+    a, b = there(), there()
+    drive(a, Inline(moving(0.5)), 0.32)
+    for _ in range(16):
+        b.act(moving(0.5)(None)[0])
+    assert np.allclose(a.arm.model.q, b.arm.model.q, atol=1e-6)
+    assert a.bridge.schedule.counts["executed"] == 16 and not a.bridge.schedule.counts["late"]
+
+
+@pytest.mark.parametrize("delay", [0.03, 0.1])
+def test_late_inference_loses_no_way_and_runs_no_row_twice(delay):
+    body, wait = there(), Inline(moving(0.3), lambda k: delay)
+    before = body.arm.pose()[0][1]
+    drive(body, wait, 1.0)
+    counts, steps = body.bridge.schedule.counts, math.ceil(delay / 0.02)
+    assert counts["late"] >= steps and counts["executed"] <= 50
+    per_chunk = max(steps - (8 - steps), 0)  # one chunk at a time: what inference takes is more than its rows cover
+    assert counts["starved"] <= 2 * steps + 1 + per_chunk * 50 / steps  # before the first, once to learn the delay, then
+    gone = body.arm.pose()[0][1] - before
+    assert 0.006 * counts["executed"] - 0.02 < gone < 0.3  # rows are places in time: what was late is caught up, not lost
+    assert body.bridge.governor.state == "ACTIVE" and not body.bridge.lost
+
+
+def test_dry_run_commands_nothing_and_previews_everything():
+    body = there(dry_run=True)
+    seen = body.bridge.transport.subscription("preview/target_pose", PoseStamped)
+    before = body.arm.pose()[0]
+    drive(body, Inline(moving()), 1.0)
+    assert np.abs(body.arm.pose()[0] - before).max() < 1e-3 and body.governor.state == "DISARMED"
+    assert seen.latest() is not None and body.bridge.commands > 40
+    assert body.bridge.transport.publishers("target_pose") == 0
+
+
+# ---- what may be lost --------------------------------------------------------------------------------------------------
+
+
+def braked(body, seconds=0.5):
+    """The way [m] that the tool goes on after now, and how fast it is in the end."""
+    from_here = body.arm.pose()[0]
+    for _ in range(round(seconds / 0.02)):
+        body.run()
+    return float(np.linalg.norm(body.arm.pose()[0] - from_here)), float(np.linalg.norm(body.arm.twist()[:3]))
+
+
+def test_a_dead_bridge_leaves_the_arm_braking_and_holding():
+    body = there(0.25)
+    drive(body, Inline(moving(-1)), 0.7)
+    assert np.linalg.norm(body.arm.twist()[:3]) > 0.2
+    way, speed = braked(body)  # nobody commands any more
+    assert way < 0.07 and speed < 0.01 and body.governor.state == "HOLD" and "no command" in body.governor.reason
+
+
+def test_a_policy_that_stops_answering_holds_the_arm_by_the_bridge():
+    body = there(0.25)
+    drive(body, Inline(moving(-1), lambda k: 0.0 if k < 5 else math.inf), 1.6)
+    assert body.bridge.governor.state == "HOLD" and "no command" in body.bridge.governor.reason
+    assert np.linalg.norm(body.arm.twist()[:3]) < 0.01
+
+
+def test_a_policy_that_dies_or_answers_nonsense_is_said_in_the_end():
+    body, mind = there(0.25), Inline(lambda state: np.full((8, 7), np.nan))
+    drive(body, mind, 0.3)
+    assert "not finite" in body.bridge.lost and body.governor.state == "ARMED"
+
+
+def test_a_lost_state_stream_stops_the_bridge():
+    body = there(0.25)
+    drive(body, Inline(moving(-1)), 0.5)
+    for k in range(1, 6):  # the arm is silent
+        body.bridge.tick(Inline(moving()), body.arm.t + 0.02 * k)
+    assert body.bridge.governor.state == "STOPPED" and "no measured state" in body.bridge.governor.reason
+
+
+@pytest.mark.parametrize("side", ["arm", "both"])
+def test_an_estop_reaches_both_governors(side):
+    body = there(0.25)
+    drive(body, Inline(moving(-1)), 0.5)
+    body.bridge.transport.publisher("estop", Flag, "latched").publish(Flag(True))
+    drive(body, Inline(moving(-1)), 0.5)
+    assert body.governor.state == "STOPPED" and body.bridge.governor.state == "STOPPED"
+    assert np.linalg.norm(body.arm.twist()[:3]) < 0.01
+
+
+def test_a_second_commander_is_refused():
+    body = there(0.25)
+    body.bridge.transport.publisher("target_pose", PoseStamped, "command")
+    with pytest.raises(UserError, match="other publisher on target_pose: one commander at a time"):
+        body.bridge.begin(body.arm.t)
+
+
+def test_a_bad_wire_slows_the_arm_down_but_breaks_no_contract():
+    body = there(0.25, weather=Weather(delay=0.005, drop=0.1, seed=3))
+    drive(body, Inline(moving(-0.2)), 2.0)
+    assert body.governor.state in ("ACTIVE", "HOLD") and not body.governor.counts["workspace"]
+
+
+# ---- the arm's node ----------------------------------------------------------------------------------------------------
+
+
+def test_orders_lead_through_the_governors_states_and_refusals_are_told():
+    body = there(0.25)
+    wire = body.bridge.transport
+    said, order = wire.subscription(SAFETY_STATE, Text, "latched", depth=9), body.order
+    for word, now in (("stop", "STOPPED"), ("arm", "STOPPED: refused"), ("reset", "DISARMED"), ("arm", "ARMED"), ("disarm", "DISARMED")):
+        order.publish(Text(word))
+        body.run()
+        assert said.latest().message.data.startswith(now), word
+    order.publish(Text("fly"))
+    body.run()
+    assert any("unknown safety command 'fly'" in r and all(o in r for o in ORDERS) for r in body.node.refused)
+
+
+def test_the_gripper_follows_only_an_armed_commander():
+    body = there(0.25)
+    grip = body.bridge.gripper
+    grip.publish(Numbers((0.0,)))
+    for _ in range(20):
+        body.run()
+    assert body.arm.opening < 0.05
+    body.governor.stop(body.arm.t)
+    grip.publish(Numbers((1.0,)))
+    for _ in range(20):
+        body.run()
+    assert body.arm.opening < 0.05
+
+
+def test_the_scene_has_the_cube_and_the_tool_where_the_simulator_has_them():
+    assert 'name="cube"' in scene(ROBOT, "pick_cube") and scene(ROBOT, "none") == ""
+    with pytest.raises(UserError, match="unknown scene 'pick_cub'"):
+        scene(ROBOT, "pick_cub")
+    with pytest.raises(UserError, match="ships no MJCF"):
+        scene(load_robot("fr3"), "pick_cube")
+
+
+# ---- commands ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kw", "says"), [
+    ({"seconds": 0.0}, "--seconds"), ({"speed": 9.0}, "--speed"), ({"payload": -1.0}, "--payload"), ({"domain": 999}, "--domain"),
+    ({"lockstep": True}, "--lockstep needs --seconds"), ({"message_drop": 2.0}, "--message-drop"), ({"torque_delay": -1}, "--torque-delay"),
+    ({"push": math.nan}, "--push"), ({"start": -1}, "--start"), ({"message_delay": -1.0}, "--message-delay"),
+    ({"joint_friction": -1.0}, "--joint-friction"),
+])
+def test_wrong_options_of_sim_arm_are_one_clear_line(kw, says):
+    with pytest.raises(UserError, match=says):
+        SimArm(**kw)
+
+
+def test_sim_arm_under_disturbances_holds_its_place():
+    arm, node = build(SimArm(lockstep=True, seconds=1, payload=1.0, joint_friction=0.5, torque_delay=2, message_drop=0.5,
+                             message_delay=0.05))
+    before = arm.pose()[0]
+    for _ in range(1500):
+        node.tick()
+    assert np.linalg.norm(arm.pose()[0] - before) < 0.02 and node.governor.state == "DISARMED"
+
+
+def test_the_pace_is_the_governors_own_at_a_quarter_metre_per_second():
+    from controllers.governor import Limits
+    assert limits_at(0.25) == Limits() and limits_at(0.1).speed == (0.1, 0.4)
+    with pytest.raises(UserError, match="speed must be"):
+        limits_at(2.0)
+
+
+# ---- the policy elsewhere ----------------------------------------------------------------------------------------------
+
+
+def test_messages_survive_the_wire_in_pieces_and_nonsense_is_refused():
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    raw = pack(array, t0=1.5) + pack(None, error="no")
+    assert unpack(raw[:3]) is None and unpack(raw[:20]) is None
+    head, got, used = unpack(raw)
+    assert head["t0"] == 1.5 and np.array_equal(got, array) and unpack(raw[used:])[0] == {"error": "no"}
+    for bad in (b"GET / HTTP/1.1\r\n", b"\x02\x00\x00\x00{]", pack(None, shape=[10**9])):
+        with pytest.raises(UserError):
+            unpack(bad)
+    for bad in ("here", "host:", "host:0", ":1", "host:port"):
+        with pytest.raises(UserError, match="host:port, for example"):
+            address(bad)
+
+
+def test_no_policy_at_an_address_says_how_to_start_one():
+    with pytest.raises(UserError, match="no policy answers at 127.0.0.1:9.*robo_rl serve RUN"):
+        Remote("127.0.0.1:9")
+
+
+# ---- two processes -----------------------------------------------------------------------------------------------------
+
+
+def test_kill_9_of_the_bridge_in_motion_leaves_the_arm_braking_and_holding(tmp_path):
+    pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
+    pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
+    from controllers.loop import real_time
+    from robo_rl.cli.wire import connect
+    domain = 101 + os.getpid() % 100
+    try:
+        wire = connect("arm", domain)
+    except UserError as e:
+        pytest.skip(f"no loopback for DDS here: {e}")
+    arm, node = build(SimArm(armed=True), wire)
+    code = f"""
+import time
+from controllers.transport import PoseStamped
+from robo_rl.cli.wire import connect
+wire = connect("commander", {domain})
+pose, target = wire.subscription("current_pose", PoseStamped), wire.publisher("target_pose", PoseStamped, "command")
+while pose.latest() is None: time.sleep(0.01)
+at = pose.latest().message
+time.sleep(0.3)
+for k in range(10000):
+    target.publish(PoseStamped(wire.now(), "base", (at.pos[0], at.pos[1] - 0.005 * k, at.pos[2]), at.quat))
+    time.sleep(0.02)
+"""
+    child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    killed, at, speeds = [], [], []
+
+    def tick():
+        if node.count == 20:
+            node.governor.arm(wire.now())
+        node.tick()
+        speeds.append(float(np.linalg.norm(arm.twist()[:3])))
+        at.append(arm.pose()[0])
+        if not killed and speeds[-1] > 0.15 and node.governor.state == "ACTIVE":
+            child.send_signal(signal.SIGKILL)
+            killed.append(len(at))
+    try:
+        real_time(tick, arm.dt, 25.0, going=lambda: not killed or len(at) < killed[0] + 800)
+    finally:
+        child.kill()
+        child.wait()
+        wire.close()
+    assert killed, "the commander never moved the arm"
+    assert child.returncode == -9 and node.governor.state in ("HOLD", "STOPPED")
+    assert max(speeds[-100:]) < 0.01
+    assert np.linalg.norm(at[-1] - at[killed[0] - 1]) < 0.08
