@@ -178,7 +178,7 @@ def test_up_starts_in_order_and_ends_with_the_one_that_ends(tmp_path):
     waits = "import time; time.sleep(0.3); print('here'); time.sleep(60)"
     path = spec(tmp_path, {"name": "a", "command": [*PY, waits], "ready": "here"},
                 {"name": "b", "command": [*PY, "print('{word}'); raise SystemExit(3)"], "after": ["a"], "ends": True}, word="hello")
-    done = robo_rl(tmp_path, "up", path, "--set", "word=bye")
+    done = robo_rl(tmp_path, "up", path, "--set", "word=cya", "--set", "word=bye")
     assert done.code == 3 and done.out.splitlines()[:2] == ["[a] here", "[b] bye"], done
 
 

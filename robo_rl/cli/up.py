@@ -25,8 +25,8 @@ class Up:
 
     spec: tyro.conf.Positional[str]
     """JSON file, for example launch/pick_cube.json."""
-    set: tuple[str, ...] = ()
-    """Arguments of the spec, as name=value."""
+    set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """An argument of the spec, as name=value; as often as needed."""
     wait: float = 30.0
     """s that a process may take to be ready."""
     show: bool = False
