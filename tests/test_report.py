@@ -135,6 +135,21 @@ def test_the_same_run_gives_the_same_page(good, capsys):
     assert build(good, capsys)[0] == build(good, capsys)[0]
 
 
+def test_a_run_with_workers_shows_who_worked_when(tmp_path):
+    folder = tmp_path / "run"
+    make_run(folder, updates=6, videos=False)
+    assert "Who worked when" not in page(load(folder))
+    with RunLog(folder, (), resume_step=10**9) as log:
+        log.log(10**6, {"workers/sim": 0.8, "workers/wait": 0.1, "stal/mean": 0.6, "stal/max": 1.0, "util/learner_wait": 0.4})
+        log.log(2 * 10**6, {"workers/sim": 0.8, "workers/wait": 0.1, "stal/mean": 0.7, "stal/max": 1.0, "util/learner_wait": 0.4})
+    lines = [[["worker0", 1.0, 55.0], ["learner", 40.0, 60.0]], [["worker1", 45.0, 70.0], ["learner", 61.0, 80.0]]]
+    (folder / "timeline.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n[[\"worker0\", 7")  # torn by a kill
+    html = page(load(folder))
+    section = html[html.index("Who worked when"):html.index("<h2>Throughput")]
+    assert section.count("<rect") == 4 and "worker0" in section and "worker1" in section
+    assert section.index("learner</i>") < section.index("worker0</i>") and "Staleness" in section
+
+
 def test_json_is_one_document_and_nothing_else(good, capsys):
     _, out = build(good, capsys, json=True)
     d = json.loads(out.out)
