@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 
 import sims
 from controllers.bridge import AXES, Inline, Task, objects_of
-from controllers.node import ORDERS, SAFETY_COMMAND, SAFETY_STATE
+from controllers.node import ORDERS, SAFETY_STATE
 from controllers.pace import limits_at
 from controllers.remote import Remote, address, pack, unpack
 from controllers.robot import load_robot

@@ -10,7 +10,6 @@ import tyro
 
 from robo_rl.errors import UserError, choose, in_range
 
-
 ARMS = 8  # side by side with --on arm
 
 

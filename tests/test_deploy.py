@@ -1,0 +1,149 @@
+"""`robo_rl deploy`, `serve`, `sim-arm` and `eval --on arm` as a user runs them, with an untrained policy."""
+
+import json
+import os
+import re
+import signal
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import Command, robo_rl
+
+from controllers.remote import Remote
+from robo_rl.checkpoint import name, save_checkpoint
+from robo_rl.cli.deploy import Deploy
+from robo_rl.cli.serve import Serve
+from robo_rl.cli.train import Train
+from robo_rl.errors import UserError
+from robo_rl.options import PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+from sims.mujoco.env import axes_of
+
+
+def write_run(folder: Path, kind: str = "flow", state: int = 36, **config) -> Path:
+    """A run folder with one checkpoint of a policy that was never trained."""
+    train = Train(**({"task": "pick_cube"} | config))
+    names = tuple(a.name for a in axes_of(train.control or "ee_delta"))
+    policy = make_policy(PolicyOptions(kind=kind, hidden=32, layers=2), ObsSpec(state=state, action=len(names), action_names=names), 0)
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"config": asdict(train), "name": folder.name}))
+    save_checkpoint(folder / "checkpoints" / name(0), policy, {}, {"step": 0, "best": {"step": -1}})
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    return write_run(tmp_path / "run")
+
+
+def test_a_policy_is_deployed_in_one_process(run, tmp_path):
+    done = robo_rl(tmp_path, "deploy", run, "--transport", "inprocess", "--seconds", "0.5")
+    assert done.code in (0, 1), done
+    assert re.match(r"\d+ chunks, inference median .* ms; rows \d+ executed", done.out) and "cube is 0.0" in done.out
+
+
+def test_a_dry_run_says_what_it_would_do(run, tmp_path):
+    done = robo_rl(tmp_path, "deploy", run, "--transport", "inprocess", "--seconds", "0.5", "--dry-run")
+    assert "contracts violated" in done.out and "cube is 0.020 m high" in done.out
+
+
+def test_a_gaussian_policy_runs_on_torch_in_a_process_of_its_own(tmp_path):
+    run = write_run(tmp_path / "run", kind="gaussian")
+    done = robo_rl(tmp_path, "deploy", run, "--transport", "inprocess", "--seconds", "0.3", "--policy", "process")
+    assert done.code in (0, 1) and "chunks" in done.out, done
+
+
+def test_a_served_policy_answers_and_its_end_is_noticed(run, tmp_path):
+    server = Command(tmp_path, ["serve", run, "--port", "0"])
+    server.until(lambda: server.out.exists() and " on " in server.out.read_text())
+    where = server.out.read_text().split(" on ")[-1].strip()
+    assert where.startswith("127.0.0.1:")
+    mind = Remote(where, patience=5.0)
+    mind.ask(np.zeros(36, np.float32), 1.25)
+    rows, t0 = mind.poll(0.0)
+    assert rows.shape == (8, 7) and t0 == 1.25 and mind.poll(0.0) is None
+    with pytest.raises(UserError, match="the run's state has 36 numbers"):
+        mind.ask(np.zeros(5, np.float32), 2.0)
+    mind.close()
+    again = Remote(where, patience=5.0)
+    server.signal(signal.SIGTERM)
+    server.wait()
+    with pytest.raises(UserError, match=f"the policy at {where} is lost"):
+        for _ in range(100):
+            again.ask(np.zeros(36, np.float32), 1.0)
+            again.poll(0.0)
+            time.sleep(0.01)
+
+
+def test_eval_runs_the_policy_on_the_arm(run, tmp_path):
+    done = robo_rl(tmp_path, "eval", run, "--on", "arm", "--episodes", "2", "--envs", "2", "--json")
+    assert done.code == 0, done
+    result = json.loads(done.out)
+    assert result["sim"] == "arm:pick_cube" and result["n"] == 2 and "eval-arm-" in result["file"]
+
+
+@pytest.mark.parametrize(("make", "argv", "says"), [
+    ({}, ["--robot", "fr4"], "unknown robot 'fr4'; did you mean 'fr3'?"),
+    ({}, ["--robot", "ur5e"], "the run knows 7 joints, robot ur5e has 6"),
+    ({}, ["--robot", "fr3"], "robot fr3 ships no model: give the path of its MJCF or URDF"),
+    ({}, ["--transport", "ddz"], "unknown transport 'ddz'; did you mean 'dds'?"),
+    ({}, ["--speed", "0"], "--speed must be in (0, 1.5]"),
+    ({}, ["--seconds", "nan"], "--seconds must be in (0, 86400]"),
+    ({}, ["--policy", "nowhere"], "a policy's address is host:port"),
+    ({}, ["--policy", "127.0.0.1:9"], "no policy answers at 127.0.0.1:9"),
+    ({}, ["--checkpoint", "step_9"], "has no checkpoint 'step_9'"),
+    ({"control": "joint_delta", "state": 36}, [], "train with --control ee_delta"),
+    ({"task": "reach", "state": 33}, [], "does not fit the robot's topics: goal_dx"),
+    ({"task": "Hopper-v5"}, [], "the run's task Hopper-v5 is no arm's"),
+    ({"sim": "gym:Pendulum-v1", "task": ""}, [], "the run was trained in gym:Pendulum-v1"),
+    ({"state": 12}, [], "the run's policy sees 12 numbers, its task has 36"),
+])
+def test_what_does_not_fit_is_refused_in_one_line(tmp_path, make, argv, says):
+    run = write_run(tmp_path / "run", **make)
+    assert says in robo_rl(tmp_path, "deploy", run, "--transport", "inprocess", *argv).mistake
+
+
+def test_no_run_and_no_arm_are_one_line_each(run, tmp_path):
+    assert "does not exist" in robo_rl(tmp_path, "deploy", "nowhere").mistake
+    pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
+    pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
+    said = robo_rl(tmp_path, "deploy", run, "--domain", 102 + os.getpid() % 100).mistake
+    assert "nothing came on joint_states" in said and "robo_rl sim-arm" in said
+    assert "no name of a network interface" in robo_rl(tmp_path, "sim-arm", "--interface", 'a"b', "--seconds", "1").mistake
+    assert "cannot use the network interface nosuch0" in robo_rl(tmp_path, "deploy", run, "--interface", "nosuch0").err
+
+
+def test_without_the_extra_both_say_how_to_install_it(run, tmp_path):
+    for argv in (["sim-arm"], ["deploy", run]):
+        assert "pip install 'robo_rl[robot]'" in robo_rl(tmp_path, *argv, absent=("cyclonedds",)).mistake
+
+
+def test_sim_arm_in_lockstep_says_how_the_arm_is(tmp_path):
+    done = robo_rl(tmp_path, "sim-arm", "--lockstep", "--seconds", "0.5", "--scene", "none", "--push", "20")
+    assert done.code == 0 and done.out.startswith("DISARMED · tool 0.4") and "0.5 s simulated" in done.out
+    assert "unknown scene 'kitchen'" in robo_rl(tmp_path, "sim-arm", "--scene", "kitchen").mistake
+
+
+def test_two_terminals(run, tmp_path):
+    pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
+    pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
+    domain = 103 + os.getpid() % 100
+    arm = Command(tmp_path, ["sim-arm", "--domain", domain, "--namespace", "left", "--seconds", "60"])
+    arm.until(lambda: arm.out.exists() and "on the wire" in arm.out.read_text())
+    done = robo_rl(tmp_path, "deploy", run, "--domain", domain, "--namespace", "left", "--seconds", "1")
+    assert "commanding" in done.out and "chunks" in done.out, done
+    arm.signal(signal.SIGINT)
+    end = arm.wait()
+    assert end.code == 0 and "tool" in end.out and "ticks, period median" in end.out, end
+
+
+@pytest.mark.parametrize(("make", "says"), [
+    (lambda: Serve(run="x", port=70000), "--port"), (lambda: Serve(run="x", seed=-1), "--seed"),
+    (lambda: Deploy(run="x", domain=300), "--domain"), (lambda: Deploy(run="x", start=-1), "--start"),
+])
+def test_wrong_numbers_are_one_line(make, says):
+    with pytest.raises(UserError, match=says):
+        make()
