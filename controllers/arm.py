@@ -19,8 +19,10 @@ from controllers.law import Law, LawOptions, vector
 from controllers.model import ArmModel, add_tool, arm_model, read_spec
 from controllers.robot import Robot
 from robo_rl.errors import UserError, choose, in_range
+from robo_rl.geometry import turn_between
 
 DT = 0.001  # control period and physics step [s]
+JOINT_SHARE = 0.97  # of the joints' speed limits, for joint targets: joints that lag behind them stay below
 FINGERS = ("left", "right")  # actuators of a parallel gripper's fingers, where the model has them
 FINGER_TRAVEL = 0.04  # of each [m]
 
@@ -46,7 +48,9 @@ class SimArm:
     """
 
     def __init__(self, robot: Robot, options: LawOptions | None = None, *, path: str = "", dt: float = DT,
-                 q: np.ndarray | None = None, disturbance: Disturbance | None = None):
+                 q: np.ndarray | None = None, disturbance: Disturbance | None = None,
+                 servo: bool = False):
+        """servo: the law holds joints alone, and a governed arm follows tool poses by a `JointServo`."""
         disturbance = disturbance or Disturbance()
         if not (path or robot.model):
             raise UserError(f"robot {robot.name} ships no model: give the path of its MJCF or URDF")
@@ -62,6 +66,7 @@ class SimArm:
         self._ctrl = np.array([self.mj.actuator(f"torque {j}").id for j in robot.joints])
         self._site = self.mj.site(robot.site).id
         self._body = self.mj.site_bodyid[self._site]
+        self.servo = JointServo(robot, self.model, dt) if servo else None
         self._fingers = np.array([i for i in range(self.mj.nu) if self.mj.actuator(i).name in FINGERS], int)
         self._finger_q = self.mj.jnt_qposadr[self.mj.actuator_trnid[self._fingers, 0]]
         self._push, self._push_until = np.zeros(6), -math.inf
@@ -84,6 +89,8 @@ class SimArm:
         self.t = 0.0
         self.sense()
         self.law.activate(self.model)
+        if self.servo:
+            self.servo.rest(self.model)
         self._late = deque([self.model.bias.copy()] * len(self._late))
 
     def objects(self) -> list[str]:
@@ -156,9 +163,38 @@ def govern(arm: SimArm, governor: Governor, now: float | None = None) -> Setpoin
     governor.measure(State(tuple(m.q.tolist()), tuple(m.dq.tolist()), tuple(m.pos), tuple(m.quat),
                            tuple(arm.twist().tolist())), now)
     out = governor.tick(now, arm.dt)
-    follow(arm.law, m, out)
+    if arm.servo:
+        arm.servo.follow(arm.law, m, out)
+    else:
+        follow(arm.law, m, out)
     arm.act()
     return out
+
+
+class JointServo:
+    """Lets stiff joints follow tool poses: q <- q + J^T (J J^T + 0.01^2 I)^-1 (pose - FK(q)), once per tick, as the
+    posture of a joint-impedance law. The damping then works against all motion, as in a simulator's position servo. Joint targets keep the joints' speed."""
+
+    def __init__(self, robot: Robot, model: ArmModel, dt: float):
+        self.goal = ArmModel(model.spec, robot.joints, robot.site, gravity=False, coriolis=False)
+        self.still, self.fastest = np.zeros(model.n), JOINT_SHARE * dt * np.array(robot.velocity)  # [rad] per tick
+        self.rest(model)
+
+    def rest(self, model: ArmModel) -> None:
+        """Go on from the measured joints."""
+        self.goal.update(model.q, self.still)
+
+    def follow(self, law: Law, model: ArmModel, out: Setpoint) -> None:
+        if out.rebased:
+            self.rest(model)
+        if out.pos is None:
+            return
+        g = self.goal
+        x, y, z = g.pos
+        error = np.array((out.pos[0] - x, out.pos[1] - y, out.pos[2] - z, *turn_between(out.quat, tuple(g.quat))))
+        step = g.jac.T @ np.linalg.solve(g.jac @ g.jac.T + 1e-4 * np.eye(6), error)
+        g.update(g.q + step / max(1.0, float((np.abs(step) / self.fastest).max())), self.still)
+        law.set_joints(g.q)
 
 
 def follow(law: Law, model: ArmModel, out: Setpoint) -> None:

@@ -30,9 +30,8 @@ REACH = ((0.2, 0.8), (-0.5, 0.5), (0.009, 0.7))  # of the hand's target [m]
 HAND = ("ee_x", "ee_y", "ee_z", "ee_axis_x", "ee_axis_y", "ee_tilt_x", "ee_tilt_y")
 OBJECT = ("dx", "dy", "dz", "z", "cos4yaw", "sin4yaw")
 PREVIEW = "preview/target_pose"
-OWN_LAG = 0.06  # s, of the governors' ramps and the law behind the bridge
 PATIENCE = 0.25  # of a period; inference within it counts as immediate
-SHARE = 0.8  # of the joints' speed limits, for the joint targets
+SHARE = 1.0  # of the joints' speed limits, for the joint targets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +42,6 @@ class Task:
     action_names: tuple[str, ...]
     scale: tuple[float, ...]
     period: float
-    lag: tuple[float, ...] = ()
-    """Time constants of the joints' servos the run knows [s]; the arm then follows as they did."""
 
     def __post_init__(self) -> None:
         in_range("control period", self.period, 0.001, 1.0)
@@ -107,7 +104,6 @@ class Hand:
     def __init__(self, model: ArmModel, scale: tuple[float, ...]):
         self.scale, self.grip = np.array(scale), 1.0
         self.pos, self.quat, self.joints = np.array(model.pos), tuple(model.quat), model.q.copy()
-        self.served = model.q.copy()  # joint targets behind the servos' lag
 
     def move(self, action: np.ndarray, model: ArmModel, speed: np.ndarray, period: float) -> None:
         """Apply one action [7] at the measured state in `model`."""
@@ -124,12 +120,6 @@ class Hand:
         step = jac.T @ np.linalg.solve(jac @ jac.T + 0.03**2 * np.eye(6), twist)
         most = speed * period
         self.joints = np.clip(self.joints + np.clip(step, -most, most), model.q - JOINT_LEAD, model.q + JOINT_LEAD)
-
-
-    def servo(self, lag: np.ndarray, period: float) -> np.ndarray:
-        """Joint angles [7] at the end of the period with servos that close a distance d at d/lag."""
-        self.served += (self.joints - self.served) * (1 - np.exp(-period / np.maximum(lag, 1e-6)) if len(lag) else 1.0)
-        return self.served
 
 
 class Senses:
@@ -204,7 +194,6 @@ class Bridge:
         self.gripper = None if dry_run else transport.publisher(self.topics["gripper"], Numbers, "command")
         self.speed = SHARE * np.array(robot.velocity)
         self.latency, self.lost = Latency(256), ""
-        self.lag = np.array([max(t - OWN_LAG, 0.0) for t in task.lag])
         self.commands = 0
 
     def measure(self, now: float) -> bool:
@@ -242,8 +231,8 @@ class Bridge:
         self.command(now)
 
     def command(self, now: float) -> None:
-        """Where the joints would be at the end of the period, through the governor onto the wire."""
-        self.goal.update(self.hand.servo(self.lag, self.task.period), np.zeros_like(self.hand.joints))
+        """Where the joint targets bring the tool, through the governor onto the wire."""
+        self.goal.update(self.hand.joints, np.zeros_like(self.hand.joints))
         self.governor.command(Command("bridge", now, self.governor.limits.frame, tuple(self.goal.pos),
                                       tuple(self.goal.quat)), now)
         self.publish(now)

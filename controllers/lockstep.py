@@ -18,9 +18,9 @@ class Lockstep:
     """One arm in its scene, commanded over a wire: a body for an env, or for a deployment without real time."""
 
     def __init__(self, robot: Robot, task: Task, path: str, law: LawOptions, limits: Limits, model: ArmModel,
-                 weather: Weather | None = None, dry_run: bool = False):
+                 weather: Weather | None = None, dry_run: bool = False, servo: bool = False):
         """path: the scene as MJCF; model: the bridge's own; limits: of the bridge's governor and of the arm's."""
-        self.arm, self.robot, self.task, self.model = SimArm(robot, law, path=path), robot, task, model
+        self.arm, self.robot, self.task, self.model = SimArm(robot, law, path=path, servo=servo), robot, task, model
         self.limits, self.weather, self.dry_run = limits, weather, dry_run
         self.ticks = round(task.period / self.arm.dt)
         self.stops: list[str] = []  # why governors held or stopped, one per episode

@@ -1,24 +1,31 @@
 """How fast a simulated arm may follow: limits and law for one tool speed. 0.25 m/s is the governor's own pace.
 
-A policy trained in sims/mujoco sends its hand target ahead at up to 1 m/s and met an arm that lags by 0.07 s; at the
-same speed and lag the governed arm looks to it like the one it knows.
+A policy trained in sims/mujoco saw stiff joints that lag by 0.07 s and a tool at up to 1.1 m/s. With `joints_at` and limits
+at 1.5 m/s, which that tool does not meet, the governed arm is the one it knows.
 """
 
 import math
 
 from controllers.governor import Limits
-from controllers.law import LawOptions
+from controllers.law import LawOptions, joint_impedance
 from robo_rl.errors import in_range
 
 LAG = 0.05  # s, of the law's reference; the governors' ramps are the rest
-STIFFNESS = (4000.0,) * 3 + (300.0,) * 3  # [N/m], [N m/rad]
+STIFFNESS = (1500.0,) * 3 + (60.0,) * 3  # [N/m], [N m/rad]
 
 
 def law_at(speed: float, ramp: float = 0.5) -> LawOptions:
     """Stiff enough to carry a tool's load without sag, reference at `speed` [m/s]; ramp: as in the law [s]."""
-    return LawOptions(stiffness=STIFFNESS, filter_time=LAG, ramp=ramp, torque_rate=None,
-                      nullspace="kinematic", posture_stiffness=0.5, posture_damping=5.0, target_speed=1.5 * speed,
+    return LawOptions(stiffness=STIFFNESS, filter_time=LAG, ramp=ramp, target_speed=1.5 * speed,
                       target_turn=6 * speed, feed_acceleration=(16 * speed, 64 * speed))
+
+
+def joints_at(stiffness: tuple[float, ...], damping: tuple[float, ...], ramp: float = 0.5) -> LawOptions:
+    """Joints as stiff and as damped as a simulator's position servos [N m/rad], [N m s/rad], for `arm.JointServo`.
+
+    Only for an arm whose `torque_rate` lets them: with 1000 N m/s, a real arm's, such gains swing in HOLD.
+    """
+    return joint_impedance(stiffness, damping, ramp=ramp, posture_speed=100.0, torque_rate=None, torque_fraction=1.0)
 
 
 def limits_at(speed: float, step: tuple[float, float] = (0.02, 0.105), frame: str = "base", **more) -> Limits:
@@ -28,6 +35,6 @@ def limits_at(speed: float, step: tuple[float, float] = (0.02, 0.105), frame: st
     base = Limits(frame=frame, step=step, **more)
     if scale <= 1:
         return Limits(frame=frame, step=step, speed=(speed, 4 * speed), **more)
-    return Limits(frame=frame, step=step, speed=(speed, 4 * speed), accel=tuple(3 * scale * a for a in base.accel),
+    return Limits(frame=frame, step=step, speed=(speed, 4 * speed), accel=tuple((12 * scale - 11) * a for a in base.accel),
                   brake=tuple(2 * scale * a for a in base.brake),
                   measured_speed=(2.5 * speed, 10 * speed), tracking=(0.05 * max(1.0, math.sqrt(scale) * 1.5), 0.2), **more)

@@ -30,11 +30,11 @@ ROOT = Path(__file__).parent.parent
 ROBOT = load_robot("sim")
 PICK = TASKS["pick_cube"]
 TASK = Task(state_names=state_names_of(PICK), action_names=AXES, scale=tuple(a.high for a in axes_of("ee_delta")[:6]),
-            period=0.02, lag=(0.07,) * 7)
+            period=0.02)
 STILL = np.array([[0, 0, 0, 0, 0, 0, 1.0]] * 8)
 
 
-def there(speed=1.0, **kw):
+def there(speed=1.5, **kw):
     """An arm with the bridge on its wire, ready."""
     body = lockstep(ROBOT, TASK, speed, **kw)
     body.begin(*placed(ROBOT, "pick_cube", 3))
@@ -159,6 +159,36 @@ def test_a_dead_bridge_leaves_the_arm_braking_and_holding():
     assert np.linalg.norm(body.arm.twist()[:3]) > 0.2
     way, speed = braked(body)  # nobody commands any more
     assert way < 0.07 and speed < 0.01 and body.governor.state == "HOLD" and "no command" in body.governor.reason
+
+
+@pytest.mark.parametrize(("controller", "speed"), [("joint", 1.5), ("joint", 0.25), ("cartesian", 1.0), ("cartesian", 0.25)])
+def test_holding_from_full_pace_does_not_swing(controller, speed):
+    """Stiff joints with a real arm's torque rate would: they swing up to 9 rad/s."""
+    body = there(speed, controller=controller)
+    drive(body, Inline(moving(-0.9)), 0.5)
+    assert np.linalg.norm(body.arm.twist()[:3]) > 0.2
+    body.governor.stop(body.arm.t)
+    fastest, at = 0.0, body.arm.pose()[0]
+    for k in range(60):
+        body.run()
+        fastest = max(fastest, float(np.abs(body.arm.model.dq).max()) if k > 45 else 0.0)
+    assert fastest < 0.05 and np.linalg.norm(body.arm.pose()[0] - at) < 0.15 * max(1.0, speed)
+
+
+def test_joints_stay_below_their_speed_whatever_is_commanded():
+    body = there(1.5)
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        body.act(rng.choice([-1.0, 1.0], 7))
+        assert (np.abs(body.arm.model.dq) <= np.array(ROBOT.velocity)).all()
+    assert not body.governor.counts["joint_speed"]
+
+
+def test_stiff_joints_are_the_simulated_arms_alone():
+    with pytest.raises(UserError, match="--controller joint is for the simulator's own arm"):
+        build(SimArm(lockstep=True, seconds=1, robot="fr3", controller="joint", scene="none"))
+    with pytest.raises(UserError, match="unknown controller 'carthesian'"):
+        build(SimArm(lockstep=True, seconds=1, controller="carthesian"))
 
 
 def test_a_policy_that_stops_answering_holds_the_arm_by_the_bridge():

@@ -1,5 +1,6 @@
 """Where robots, simulators and runs meet: scenes for an arm, what a run expects of one, the arm as an env."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,15 +8,16 @@ import numpy as np
 from controllers.bridge import Task
 from controllers.lockstep import Lockstep
 from controllers.model import arm_model
-from controllers.pace import law_at, limits_at
+from controllers.pace import joints_at, law_at, limits_at
 from controllers.robot import Robot, load_robot
 from controllers.transport import Weather
 from robo_rl.errors import UserError, choose
 
+CONTROLLERS = ("cartesian", "joint")
 SCENES = ("pick_cube", "none")
 BOX = {"low": (0.15, -0.6, 0.0), "high": (0.85, 0.6, 0.8)}  # the simulated arm's workspace [m]
 STEP = (0.036, 0.18)  # of one command [m], [rad]: one whole action of ee_delta
-TRAINED = 1.0  # m/s, the pace of sims/mujoco's actions
+TRAINED = 1.5  # m/s, what the joints of sims/mujoco can do
 
 
 def scene(robot: Robot, name: str) -> str:
@@ -44,8 +46,7 @@ def expected(config, spec) -> Task:
         raise UserError(f"the run's policy sees {spec.state} numbers, its task has {len(names)}")
     axes = axes_of(config.control or CONTROLS[0])
     return Task(state_names=names, action_names=tuple(a.name for a in axes), scale=tuple(a.high for a in axes[:6]),
-                period=model.DT * model.SUBSTEPS,
-                lag=tuple(d / k for d, k in zip(model.DAMPING, model.STIFFNESS, strict=True)))
+                period=model.DT * model.SUBSTEPS)
 
 
 def placed(robot: Robot, name: str, start: int) -> tuple[np.ndarray, dict]:
@@ -62,11 +63,28 @@ def placed(robot: Robot, name: str, start: int) -> tuple[np.ndarray, dict]:
         for j, body in enumerate(TASKS[name].objects)}
 
 
+def law(controller: str, speed: float, ramp: float = 0.5):
+    """The law's options of a controller's name."""
+    if choose("controller", controller, CONTROLLERS) == "cartesian":
+        return law_at(speed, ramp)
+    from sims.mujoco.model import DAMPING, STIFFNESS
+    return joints_at(STIFFNESS, DAMPING, ramp)
+
+
+def sprung(robot: Robot, controller: str) -> Robot:
+    """The robot with torques that may change as sims/mujoco's do, where its joints are to be as stiff as there."""
+    if controller != "joint":
+        return robot
+    if robot.name != "sim":
+        raise UserError(f"--controller joint is for the simulator's own arm, --robot sim; for {robot.name} use cartesian")
+    return replace(robot, torque_rate=1e5)
+
+
 def lockstep(robot: Robot, task: Task, speed: float, scene_name: str = "pick_cube", weather: Weather | None = None,
-             dry_run: bool = False) -> Lockstep:
+             dry_run: bool = False, controller: str = "joint") -> Lockstep:
     """The governed arm with the bridge on one in-process wire."""
-    return Lockstep(robot, task, scene(robot, scene_name), law_at(speed, 0.02), limits_at(speed, STEP, **BOX), arm_model(robot),
-                    weather, dry_run)
+    return Lockstep(sprung(robot, controller), task, scene(robot, scene_name), law(controller, speed, 0.02), limits_at(speed, STEP, **BOX),
+                    arm_model(robot), weather, dry_run, controller == "joint")
 
 
 def make_arm_env(config, policy_spec, num_envs: int, speed: float = TRAINED, robot: str = "sim"):

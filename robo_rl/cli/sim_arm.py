@@ -19,6 +19,9 @@ class SimArm:
     """Preset or JSON file (robo_rl sim-arm --robot list names them)."""
     scene: str = "pick_cube"
     """pick_cube, or none: the robot's model alone."""
+    controller: str = ""
+    """joint: stiff joints as in sims/mujoco, for policies trained there; cartesian: an impedance at the tool; "": joint for
+    --robot sim, cartesian for others."""
     start: int = 0
     """Which start of the scene: where the cube lies."""
     seconds: float = math.inf
@@ -70,15 +73,17 @@ def build(args: SimArm, transport=None):
     from controllers.arm import SimArm as Arm
     from controllers.governor import Governor
     from controllers.node import ArmNode
-    from controllers.pace import law_at, limits_at
+    from controllers.pace import limits_at
     from controllers.robot import load_robot
     from controllers.transport import Bus, Loop, Weather
-    from robo_rl.cli.robots import BOX, STEP, placed, scene
+    from robo_rl.cli.robots import BOX, STEP, law, placed, scene, sprung
     from robo_rl.cli.wire import connect, worse
 
-    robot = load_robot(args.robot)
-    arm = Arm(robot, law_at(args.speed), path=scene(robot, args.scene), disturbance=Disturbance(
-        payload=args.payload, torque_delay=args.torque_delay, joint_friction=args.joint_friction))
+    controller = args.controller or ("joint" if args.robot == "sim" else "cartesian")
+    robot = sprung(load_robot(args.robot), controller)
+    arm = Arm(robot, law(controller, args.speed), path=scene(robot, args.scene), servo=controller == "joint",
+              disturbance=Disturbance(payload=args.payload, torque_delay=args.torque_delay,
+                                      joint_friction=args.joint_friction))
     joints, objects = placed(robot, args.scene, args.start)
     arm.reset(joints, objects, opening=1.0)
     box = BOX if args.robot == "sim" else {}
