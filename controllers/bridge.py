@@ -46,8 +46,8 @@ class Task:
     def __post_init__(self) -> None:
         in_range("control period", self.period, 0.001, 1.0)
         if self.action_names != AXES:
-            raise UserError(f"the run's actions ({', '.join(self.action_names)}) do not fit the robot, which is commanded by "
-                            f"{', '.join(AXES)}: train with --control ee_delta")
+            raise UserError(f"the run's actions ({', '.join(self.action_names)}) do not fit the robot, which is commanded "
+                            f"by {', '.join(AXES)}: train with --control ee_delta")
         if len(self.scale) != 6 or not all(0 < s < 1 for s in self.scale):
             raise UserError(f"an action's scale needs 6 numbers in (0, 1) [m], [rad], got {self.scale}")
         objects_of(self.state_names)
@@ -93,8 +93,9 @@ def objects_of(names: tuple[str, ...]) -> tuple[str, ...]:
     known = {*joints, "gripper", "gripper_command", *HAND, *(f"{o}_{part}" for o in objects for part in OBJECT)}
     unknown = [n for n in names if n not in known]
     if unknown or not names:
-        raise UserError(f"the run's state does not fit the robot's topics: {', '.join(unknown[:5]) or 'it is empty'}. Allowed: "
-                        f"joints, gripper, {', '.join(HAND)} and of each body {', '.join(OBJECT)}")
+        what = ", ".join(unknown[:5]) or "it is empty"
+        raise UserError(f"the run's state does not fit the robot's topics: {what}. Allowed: joints, "
+                        f"gripper, {', '.join(HAND)} and of each body {', '.join(OBJECT)}")
     return objects
 
 
@@ -156,7 +157,8 @@ class Senses:
         if got is None or got.at <= self.seen:
             return False
         self.seen, m = got.at, got.message
-        q, dq = by_name(self.robot.joints, m.names, m.position), by_name(self.robot.joints, m.names, m.velocity, "velocity")
+        q = by_name(self.robot.joints, m.names, m.position)
+        dq = by_name(self.robot.joints, m.names, m.velocity, "velocity")
         if not (np.isfinite(q).all() and np.isfinite(dq).all()):
             raise UserError("the measured joints are not finite")
         model.update(q, dq)
@@ -213,7 +215,8 @@ class Bridge:
             raise UserError(f"nothing came on {', '.join(missing)}: is the arm there (robo_rl sim-arm), in this domain?")
         self.measure(now)
         if not self.dry_run and (n := self.transport.publishers(self.topics["target_pose"])) > 1:
-            raise UserError(f"{n - 1} other publisher on {self.topics['target_pose']}: one commander at a time, stop the other")
+            raise UserError(f"{n - 1} other publisher on {self.topics['target_pose']}: one commander at a time, "
+                            "stop the other")
         self.governor.arm(now)
         self.hand = Hand(self.model, self.task.scale)
         step = np.array([*(2.1 * s for s in self.task.scale), math.inf])  # room for a whole action and what was lost

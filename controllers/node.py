@@ -53,12 +53,14 @@ class ArmNode:
         self.objects = {n: transport.publisher(f"objects/{n}", PoseStamped) for n in arm.objects()}
         followed = [(names["target_pose"], PoseStamped, self._pose), (names["gripper"], Numbers, self._grip)]
         if governor is None:
-            followed += [(names["target_joint"], JointState, self._joint), (names["target_wrench"], WrenchStamped, self._wrench),
+            followed += [(names["target_joint"], JointState, self._joint),
+                         (names["target_wrench"], WrenchStamped, self._wrench),
                          (names["target_stiffness"], Numbers, self._stiffness)]
         else:
             self.safety = transport.publisher(SAFETY_STATE, Text, "latched")
             followed += [(SAFETY_COMMAND, Text, self._order)]
-        self.commands = [(transport.subscription(topic, kind, "command"), topic, follow) for topic, kind, follow in followed]
+        self.commands = [(transport.subscription(topic, kind, "command"), topic, follow)
+                         for topic, kind, follow in followed]
         if governor is not None:
             self.commands += [(transport.subscription(names["estop"], Flag, "latched"), "", self._estop)]
 

@@ -82,8 +82,9 @@ def run(args: Deploy) -> int:
     act, config, spec = actor(args.run, args.checkpoint, args.seed)
     task = expected(config, spec)
     if len(robot.joints) != sum(n.endswith("_velocity") for n in task.state_names):
-        raise UserError(f"the run knows {sum(n.endswith('_velocity') for n in task.state_names)} joints, robot {robot.name} has "
-                        f"{len(robot.joints)}: choose the robot it was trained for")
+        knows = sum(n.endswith("_velocity") for n in task.state_names)
+        raise UserError(f"the run knows {knows} joints, robot {robot.name} has {len(robot.joints)}: "
+                        "choose the robot it was trained for")
     model = arm_model(robot, args.model)
     mind, child = thinker(args, act, task.period)
     try:

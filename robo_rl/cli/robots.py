@@ -24,7 +24,8 @@ def scene(robot: Robot, name: str) -> str:
     """MJCF text of the robot's own model with the scene's objects; "" for its model alone."""
     if choose("scene", name, SCENES) == "none":
         return ""
-    if not robot.model or not Path(robot.model).exists() or "<mujoco" not in (text := Path(robot.model).read_text(encoding="utf-8")):
+    text = Path(robot.model).read_text(encoding="utf-8") if robot.model and Path(robot.model).exists() else ""
+    if "<mujoco" not in text:
         raise UserError(f"robot {robot.name} ships no MJCF to put a scene around: use --robot sim, or --scene none")
     from sims.mujoco.tasks import TASKS
     return text.replace("</worldbody>", f"{TASKS[name].xml}</worldbody>")
@@ -83,8 +84,8 @@ def sprung(robot: Robot, controller: str) -> Robot:
 def lockstep(robot: Robot, task: Task, speed: float, scene_name: str = "pick_cube", weather: Weather | None = None,
              dry_run: bool = False, controller: str = "joint") -> Lockstep:
     """The governed arm with the bridge on one in-process wire."""
-    return Lockstep(sprung(robot, controller), task, scene(robot, scene_name), law(controller, speed, 0.02), limits_at(speed, STEP, **BOX),
-                    arm_model(robot), weather, dry_run, controller == "joint")
+    return Lockstep(sprung(robot, controller), task, scene(robot, scene_name), law(controller, speed, 0.02),
+                    limits_at(speed, STEP, **BOX), arm_model(robot), weather, dry_run, controller == "joint")
 
 
 def make_arm_env(config, policy_spec, num_envs: int, speed: float = TRAINED, robot: str = "sim"):

@@ -60,13 +60,14 @@ def answer(wire: socket.socket, act, size: int) -> int:
     """Serve one client until it leaves -> chunks answered."""
     from controllers.remote import pack, unpack
     data, count = bytearray(), 0
-    while got := wire.recv(1 << 16):
-        data += got
+    while piece := wire.recv(1 << 16):
+        data += piece
         while (message := unpack(data)) is not None:
             head, state, used = message
             del data[:used]
             if state is None or state.shape != (size,):
-                wire.sendall(pack(None, error=f"the run's state has {size} numbers, got shape {None if state is None else state.shape}"))
+                got = None if state is None else state.shape
+                wire.sendall(pack(None, error=f"the run's state has {size} numbers, got shape {got}"))
                 continue
             wire.sendall(pack(act(state), t0=head.get("t0")))
             count += 1
@@ -83,7 +84,8 @@ def run(args: Serve) -> int:
         try:
             server.bind((args.host, args.port))
         except OSError as e:
-            raise UserError(f"cannot listen on {args.host}:{args.port} ({e.strerror}); choose another --host or --port") from None
+            raise UserError(f"cannot listen on {args.host}:{args.port} ({e.strerror}); choose another --host or "
+                            "--port") from None
         server.listen(1)
         print(f"serving {args.run} ({config.task or config.sim}) on {args.host}:{server.getsockname()[1]}", flush=True)
         while True:

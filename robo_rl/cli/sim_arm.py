@@ -127,8 +127,8 @@ def run(args: SimArm) -> int:
             timing = f" · {arm.t:.1f} s simulated"
         else:
             if not args.quiet:
-                print(f"{args.robot} is on the wire; commands wait for 'arm' on {'/'.join(filter(None, [args.namespace, 'safety_command']))}",
-                      flush=True)
+                topic = "/".join(filter(None, [args.namespace, "safety_command"]))
+                print(f"{args.robot} is on the wire; commands wait for 'arm' on {topic}", flush=True)
             with undisturbed():
                 timing = f" · {real_time(tick, arm.dt, args.seconds, going=lambda: not stop).text()}"
     finally:

@@ -82,7 +82,8 @@ def read_spec(path: Path, settings: tuple[str, ...] = ()) -> list[Part]:
             raise UserError(f"{where} has an empty command")
         late = [a for a in p.get("after", []) if a not in [q.name for q in parts]]
         if late or p["name"] in [q.name for q in parts]:
-            raise UserError(f"{where}: " + (f"after names {', '.join(map(str, late))}, which is not above it" if late else "named twice"))
+            why = f"after names {', '.join(map(str, late))}, which is not above it" if late else "named twice"
+            raise UserError(f"{where}: {why}")
         parts.append(Part(p["name"], tuple(words), tuple(p.get("after", ())), p.get("ready", ""), p.get("ends", False)))
     if not parts:
         raise UserError(f"{path}: it has no processes")
