@@ -60,6 +60,8 @@ def make_feed(args: Train, folder: Path, env, learner, saved: dict | None, build
 
     `build(number of envs)` makes a worker's env, if not `make_env`.
     """
+    import torch
+
     from robo_rl.rollout import Collector, layout
     from robo_rl.runtime.local import Local
     from robo_rl.runtime.worker import Job, Worker
@@ -73,7 +75,7 @@ def make_feed(args: Train, folder: Path, env, learner, saved: dict | None, build
         return feed, feed.load_state(saved) if saved else True
     from robo_rl.runtime.crewed import Crewed
     probe = Collector(env, policy, o.gamma, seed)
-    rows = layout(policy, {k: torch_view(v) for k, v in probe.obs.items()}, explore)
+    rows = layout(policy, {k: torch.from_numpy(v) for k, v in probe.obs.items()}, explore)
     sizes = shares(args.envs, n, group)
     layouts = [{k: ((m, *row[1:]) if row else row, d) for k, (row, d) in rows.items()} for m in sizes]
     decisions = probe.longest() if group else o.decisions
@@ -90,12 +92,6 @@ def make_feed(args: Train, folder: Path, env, learner, saved: dict | None, build
         crew = Processes(jobs, policy, args.hang)
     return Crewed(flight, crew, sizes, layouts, args.envs * (1 if group else o.decisions), decisions, eta, saved,
                   group), True
-
-
-def torch_view(array):
-    """A tensor on the same memory."""
-    import torch
-    return torch.from_numpy(array)
 
 
 def discard(folder: Path) -> None:

@@ -249,6 +249,7 @@ def resume(folder: Path) -> int:
 def begin(args: Train, tell: Callable[[Path], None]) -> int:
     """Start a run in a new folder; `tell` hears of the folder once the run can be resumed."""
     from robo_rl import files
+    from robo_rl.cli import feeds
 
     os.environ.setdefault("OMP_NUM_THREADS", str(args.torch_threads))
     taken = "{0} already holds a run; go on with it: robo_rl train --resume {0}, or choose another --out"
@@ -256,6 +257,8 @@ def begin(args: Train, tell: Callable[[Path], None]) -> int:
         raise UserError(taken.format(args.out))
     env = probe_env(args)
     check(args, env)  # a mistake leaves no folder behind
+    if args.algo != "bc":  # what was chosen for this machine stays, wherever the run is resumed
+        args = replace(args, workers=feeds.workers(args), max_staleness=feeds.staleness(args))
     if ":" not in args.sim:
         args = replace(args, task=env.spec.task)  # the run says which task it was, whatever the default becomes
     task = env.spec.task.replace(":", "-").replace("/", "-")
