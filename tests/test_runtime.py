@@ -333,6 +333,24 @@ def test_a_worker_process_without_staleness_gives_the_parameters_of_the_plain_lo
     assert killed >= 3
 
 
+def test_two_synchronous_workers_give_the_same_run_whatever_their_pace(tmp_path):
+    ends = []
+    for kills in (False, True):
+        learner = make_learner()
+        feed = processes(tmp_path / str(kills), learner, 2)
+
+        def kill(i, feed):
+            process = feed.crew.members[i % 2].process
+            if i in (2, 3) and process is not None:
+                os.kill(process.pid, signal.SIGKILL)
+        try:
+            train(learner, feed, 5, kill if kills else lambda i, feed: None)
+        finally:
+            feed.close()
+        ends.append(weights(learner))
+    assert torch.equal(*ends)
+
+
 def test_workers_that_are_killed_again_and_again_lose_no_sample_and_count_none_twice(tmp_path):
     learner, feed, rng = make_learner(), None, random.Random(0)
     feed = processes(tmp_path, learner, 2, 1)
