@@ -20,10 +20,10 @@ from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import Collector, layout, new_columns, rollout_of
 from robo_rl.runtime import ledger as led
 from robo_rl.runtime import snapshot
+from robo_rl.runtime.crewed import Crewed, WorkerFailure
 from robo_rl.runtime.feed import batch_of
 from robo_rl.runtime.ledger import Ledger
 from robo_rl.runtime.local import Local
-from robo_rl.runtime.crewed import Crewed, WorkerFailure
 from robo_rl.runtime.processes import Processes
 from robo_rl.runtime.slots import Slots
 from robo_rl.runtime.worker import Job, Worker
@@ -75,6 +75,18 @@ def train(learner, feed, updates, each=lambda i, feed: None):
         if feed.crowded():
             feed.commit()
     return seen
+
+
+def taken_uids(feed):
+    """A list to which every fragment that is taken from now on is added."""
+    uids, take = [], feed.ledger.take
+
+    def remember():
+        chosen = take()
+        uids.extend(f.uid for f in chosen or ())
+        return chosen
+    feed.ledger.take = remember
+    return uids
 
 
 def weights(learner):
@@ -354,14 +366,7 @@ def test_two_synchronous_workers_give_the_same_run_whatever_their_pace(tmp_path)
 def test_workers_that_are_killed_again_and_again_lose_no_sample_and_count_none_twice(tmp_path):
     learner, feed, rng = make_learner(), None, random.Random(0)
     feed = processes(tmp_path, learner, 2, 1)
-    uids, killed = [], 0
-    take = feed.ledger.take
-
-    def remember():
-        chosen = take()
-        uids.extend(f.uid for f in chosen or ())
-        return chosen
-    feed.ledger.take = remember
+    uids, killed = taken_uids(feed), 0
 
     def kill(i, feed):
         nonlocal killed
@@ -380,15 +385,9 @@ def test_workers_that_are_killed_again_and_again_lose_no_sample_and_count_none_t
 
 @pytest.mark.slow
 def test_two_hundred_kills_of_workers_and_server_lose_nothing_and_recover_within_seconds(tmp_path):
-    learner, rng, uids, recoveries = make_learner(epochs=1), random.Random(3), [], []
+    learner, rng, recoveries = make_learner(epochs=1), random.Random(3), []
     feed = processes(tmp_path, learner, 2, 1, served=True)
-    take = feed.ledger.take
-
-    def remember():
-        chosen = take()
-        uids.extend(f.uid for f in chosen or ())
-        return chosen
-    feed.ledger.take = remember
+    uids = taken_uids(feed)
     try:
         train(learner, feed, 2)
         for i in range(200):

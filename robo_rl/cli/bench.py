@@ -78,13 +78,13 @@ def run(args: Bench) -> int:
 
 def machine() -> dict:
     """What the figures depend on; a load above 0 means that others were measured too."""
+    from robo_rl.cli.feeds import cores
     from robo_rl.cli.train import versions
     model = ""
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as f:
             model = next((line.split(":", 1)[1].strip() for line in f if line.startswith("model name")), "")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": model, "cores": cores, "load": os.getloadavg()[0], "versions": versions()}
+    return {"cpu": model, "cores": cores(), "load": os.getloadavg()[0], "versions": versions()}
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
             (signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, functools.partial(_pass_on, child)))}
         try:
             told = b""
-            while part := _read(reader):
+            while part := os.read(reader, 4096):
                 told += part
             status = os.waitpid(child, 0)[1]
         finally:
@@ -63,14 +63,6 @@ def _tell(writer: int, folder: Path) -> None:
 
 def _pass_on(child: int, number: int, frame) -> None:
     os.kill(child, number)
-
-
-def _read(fd: int) -> bytes:
-    while True:
-        try:
-            return os.read(fd, 4096)
-        except InterruptedError:
-            continue
 
 
 def _follow_parent() -> None:

@@ -37,6 +37,12 @@ def _size(name: str, row: tuple[int, ...], dtype: np.dtype, decisions: int) -> i
     return -(-math.prod(column_shape(name, row, decisions)) * dtype.itemsize // ALIGN) * ALIGN
 
 
+def _geometry(layouts: list[Layout], decisions: int, count: int) -> tuple[int, int]:
+    """(where the slots begin, bytes from one to the next): whole pages, room for any worker's layout."""
+    start = -(-count * len(FIELDS) * 8 // PAGE) * PAGE
+    return start, -(-max(slot_bytes(rows, decisions) for rows in layouts) // PAGE) * PAGE
+
+
 def schema(layouts: list[Layout], decisions: int, count: int) -> dict:
     """What readers and writers must agree on, as plain JSON."""
     return {"format": FORMAT, "decisions": decisions, "count": count,
@@ -50,8 +56,7 @@ class Slots:
         self.path = path
         self.layouts = [{k: (tuple(row), np.dtype(d)) for k, row, d in rows} for rows in described["layouts"]]
         self.decisions, self.count = described["decisions"], described["count"]
-        self.stride = -(-max(slot_bytes(rows, self.decisions) for rows in self.layouts) // PAGE) * PAGE
-        self.start = -(-self.count * len(FIELDS) * 8 // PAGE) * PAGE
+        self.start, self.stride = _geometry(self.layouts, self.decisions, self.count)
         with open(path, "r+b") as f:  # a plain array: np.memmap makes every view of it ten times dearer
             self.bytes = np.frombuffer(mmap.mmap(f.fileno(), self.start + self.count * self.stride), np.uint8)
         self._views: dict[tuple[int, int], Columns] = {}
@@ -69,8 +74,8 @@ class Slots:
         except ValueError:
             pass  # a torn description: the file is made anew
         path.parent.mkdir(parents=True, exist_ok=True)
-        stride = -(-max(slot_bytes(rows, decisions) for rows in layouts) // PAGE) * PAGE
-        size = -(-count * len(FIELDS) * 8 // PAGE) * PAGE + count * stride
+        start, stride = _geometry(layouts, decisions, count)
+        size = start + count * stride
         beside.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
