@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 # Inside robo_rl each line imports only from the lines above it (and a package from itself).
 LAYERS = (
     "types errors geometry",
-    "files options stats advantages corrections losses sampling normalise allocate",
+    "files options contract starts stats advantages corrections losses sampling normalise allocate",
     "policies data rewards log",
     "checkpoint rollout",
     "evaluate algos",
@@ -25,8 +25,8 @@ LAYERS = (
 )
 LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
 PURE = {*LAYERS[0].split(), *LAYERS[1].split()} - {"files"}  # no file, no clock, no process
-SIDE_BY_SIDE = {"sims": {"types", "errors", "geometry"}, "controllers": {"geometry", "errors"},
-                "world_models": {"types", *PURE}}  # what of robo_rl the packages beside it may import
+SIDE_BY_SIDE = {"sims": {"types", "errors", "geometry", "contract", "starts"}, "controllers": {"geometry", "errors"},
+                "world_models": {"types", "files", *PURE}}  # what of robo_rl the packages beside it may import
 HEAVY = ["torch", "mujoco", "gymnasium", "pyarrow", "av", "tensorboard", "matplotlib", "mani_skill", "sapien", "envpool",
          "wandb", "transformers", "jax"]
 

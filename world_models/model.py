@@ -1,0 +1,175 @@
+"""The protocol of a world model: what it is (`WorldSpec`), what it predicts (`Prediction`), and its folder on disk.
+
+    carry = model.start(obs, keys)                        from N observations; keys int64[N] decide all its randomness
+    carry, p = model.step(carry, actions[N,E,A])          E control steps: observations, reward, end, success, uncertainty
+
+A carry is a dict of tensors [N, ...]: rows may be copied, permuted, forked and restored. The same observation, key and
+actions give the same prediction whatever the other rows are (up to the rounding of a batched product).
+
+Folder: `world.json` (format, kind, spec, options, CRC-32 of the other files), `weights.safetensors`,
+`frames.safetensors` (the recorded observations that episodes may begin from). Written whole, the JSON last.
+"""
+
+import importlib
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as read_tensors
+from safetensors.torch import save as tensor_bytes
+from torch import Tensor
+
+from robo_rl import files
+from robo_rl.errors import UserError, choose
+from robo_rl.types import ActionAxis, ControlSpec
+
+FORMAT = 1
+KINDS = {"latent": "world_models.latent", "video": "world_models.video"}  # module with build(spec, options) -> model
+Carry = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldSpec:
+    """What a model stands for, and how far it can be trusted."""
+
+    kind: str  # latent or video
+    control: ControlSpec  # of the env that was recorded: axes, period [s], max_steps, state names, views
+    state: int  # S
+    image_size: int = 0  # pixels; 0 without views
+    tasks: tuple[str, ...] = ("",)  # instructions that were recorded
+    horizon: int = 0  # control steps to which it was calibrated on held-out episodes; 0: not calibrated
+    threshold: float = math.inf  # uncertainty beyond which an episode is cut
+    data: str = ""  # what it learnt from, as words
+
+    def __post_init__(self) -> None:
+        choose("kind of world model", self.kind, KINDS)
+
+    @property
+    def action(self) -> int:
+        """A."""
+        return len(self.control.axes)
+
+    def calibrated(self, horizon: int, threshold: float) -> "WorldSpec":
+        return replace(self, horizon=horizon, threshold=threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """F recorded observations that episodes may begin from: obs {state float32[F,S], image/<view> uint8[F,h,w,3]},
+    task int64[F] into the spec's tasks, first bool[F] (an episode began there), held bool[F] (kept from training)."""
+
+    obs: Mapping[str, np.ndarray]
+    task: np.ndarray
+    first: np.ndarray
+    held: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.task)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """E control steps of N episodes, nothing frozen at their end: that is the env's.
+
+    obs {state float32[N,E,S], image/<view> uint8[N,E,h,w,3]}: after each step; reward [N,E]; terminal and success [N,E]:
+    probabilities that the step ends the episode by its task's own rule, and that it succeeds; uncertainty [N,E] >= 0:
+    since `start`, so it does not shrink along an episode.
+    """
+
+    obs: dict[str, Tensor]
+    reward: Tensor
+    terminal: Tensor
+    success: Tensor
+    uncertainty: Tensor
+
+
+class WorldModel(Protocol):
+    """What envs, judges and evaluation need. `options` is the frozen dataclass it was built with."""
+
+    spec: WorldSpec
+    frames: Frames
+    options: object
+
+    def start(self, obs: Mapping[str, np.ndarray], keys: np.ndarray) -> Carry: ...
+    def step(self, carry: Carry, actions: Tensor) -> tuple[Carry, Prediction]: ...
+    def state_dict(self) -> dict[str, Tensor]: ...
+    def load_state_dict(self, state: dict[str, Tensor]) -> object: ...
+
+
+# ---- on disk -----------------------------------------------------------------------------------------------------
+
+def save(model: WorldModel, folder: "str | Path") -> None:
+    """Write a model's folder; one that is there is replaced, `world.json` last."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    f = model.frames
+    frames = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in f.obs.items()}
+    frames |= {f"frame/{k}": torch.from_numpy(np.ascontiguousarray(getattr(f, k))) for k in ("task", "first", "held")}
+    blobs = {"weights.safetensors": tensor_bytes({k: v.detach().contiguous() for k, v in model.state_dict().items()}),
+             "frames.safetensors": tensor_bytes(frames)}
+    for name, blob in blobs.items():
+        files.write_bytes(folder / name, blob)
+    threshold = model.spec.threshold if math.isfinite(model.spec.threshold) else None
+    files.write_json(folder / "world.json", {
+        "format": FORMAT, "kind": model.spec.kind, "spec": asdict(model.spec) | {"threshold": threshold},
+        "options": asdict(model.options), "crc": {k: zlib.crc32(v) for k, v in blobs.items()}})
+
+
+def load(folder: "str | Path") -> WorldModel:
+    """Rebuild the model of a folder; UserError for one that is missing, damaged or of another version."""
+    folder = find(folder)
+    doc = files.read_json(folder / "world.json")
+    try:
+        have, kind, saved = doc["format"], doc["kind"], dict(doc["spec"])
+        if have != FORMAT:
+            raise UserError(f"{folder} holds a world model of format {have}, this robo_rl reads {FORMAT}; train it again: "
+                            "robo_rl wm train DATASET")
+        saved["control"] = _control(saved["control"])
+        saved["tasks"] = tuple(saved["tasks"])
+        saved["threshold"] = math.inf if saved["threshold"] is None else saved["threshold"]
+        spec = WorldSpec(**saved)
+    except (KeyError, TypeError) as e:
+        raise UserError(f"{folder / 'world.json'} is damaged or of another version of robo_rl ({e!r}); train the model "
+                        "again: robo_rl wm train DATASET") from e
+    weights, frames = (_read(folder, name, doc["crc"]) for name in ("weights.safetensors", "frames.safetensors"))
+    try:
+        model = importlib.import_module(KINDS[kind]).build(spec, doc["options"])
+        model.load_state_dict(weights)
+        f = {k: frames.pop(f"frame/{k}").numpy() for k in ("task", "first", "held")}
+    except (RuntimeError, TypeError, KeyError) as e:
+        raise UserError(f"{folder} was made by another version of robo_rl: its weights do not fit "
+                        f"({str(e).splitlines()[0]}); train the model again: robo_rl wm train DATASET") from e
+    model.frames = Frames({k: v.numpy() for k, v in frames.items()}, **f)
+    return model
+
+
+def find(folder: "str | Path") -> Path:
+    """The folder with world.json: itself, or `model` in a run of `robo_rl wm train`."""
+    for at in (Path(folder), Path(folder) / "model"):
+        if (at / "world.json").is_file():
+            return at
+    raise UserError(f"{folder} holds no world model (no world.json, nor model/world.json); make one: "
+                    "robo_rl wm train DATASET")
+
+
+def _control(saved: dict) -> ControlSpec:
+    names = {k: tuple(saved[k]) for k in ("state_names", "views")}
+    return ControlSpec(**(saved | names | {"axes": tuple(ActionAxis(**a) for a in saved["axes"])}))
+
+
+def _read(folder: Path, name: str, crc: dict) -> dict[str, Tensor]:
+    try:
+        blob = (folder / name).read_bytes()
+        if zlib.crc32(blob) != crc[name]:
+            raise UserError(f"{folder / name} is damaged (its checksum differs); restore it from a copy or train the model "
+                            "again: robo_rl wm train DATASET")
+        return read_tensors(blob)
+    except (OSError, SafetensorError, KeyError) as e:
+        raise UserError(f"{folder / name} cannot be read ({e}); restore it from a copy or train the model again: "
+                        "robo_rl wm train DATASET") from e
