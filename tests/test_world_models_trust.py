@@ -1,0 +1,190 @@
+"""The statistics of trust against numbers worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from robo_rl.errors import UserError
+from world_models import trust
+
+
+def test_state_error_is_the_scaled_root_mean_square_and_a_constant_dimension_is_left_out():
+    predicted, true = np.array([[[3.0, 8.0, 5.0]]]), np.zeros((1, 1, 3))
+    error = trust.state_error(predicted, true, np.array([1.0, 2.0, 0.0]))
+    assert error.shape == (1, 1) and error[0, 0] == pytest.approx(math.sqrt((9 + 16) / 2))
+    with pytest.raises(UserError, match="no state dimension changes"):
+        trust.state_error(predicted, true, np.zeros(3))
+
+
+def test_image_error_of_black_against_white_is_one():
+    black, white = np.zeros((1, 2, 4, 4, 3), np.uint8), np.full((1, 2, 4, 4, 3), 255, np.uint8)
+    assert trust.image_error(black, white) == pytest.approx(np.ones((1, 2)))
+    assert trust.image_error(white, black) == pytest.approx(np.ones((1, 2)))  # no wrap-around of unsigned numbers
+
+
+def test_an_episode_counts_only_at_the_horizons_it_reaches():
+    error = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 100.0], [7.0, 100.0]])
+    valid = np.array([[True, True], [True, True], [True, False], [True, False]])
+    found = trust.by_horizon(error, valid, (1, 2, 4))
+    assert found[1].value == 4 and found[2].value == 3 and 4 not in found
+    assert found[1].low < 4 < found[1].high
+    assert trust.by_horizon(error, np.array([[True, True]] + [[True, False]] * 3), (2,)) == {}
+
+
+def test_the_hold_last_baseline_repeats_the_start():
+    held = trust.hold_last(np.array([[1.0, 2.0]]), 3)
+    assert held.tolist() == [[[1, 2]] * 3]
+
+
+def test_apart_asks_for_intervals_that_do_not_overlap():
+    a = {1: trust.Interval(1, 0.5, 1.5), 2: trust.Interval(1, 0.5, 2.5)}
+    b = {1: trust.Interval(2, 1.6, 2.4), 2: trust.Interval(3, 2.4, 3.5), 4: trust.Interval(1, 1, 1)}
+    assert trust.apart(a, b) == {1: True, 2: False}
+
+
+def motions(seed: int = 0):
+    rng = np.random.default_rng(seed)
+    commands = rng.uniform(-1, 1, (400, 2))
+    moved = np.stack([0.02 * commands[:, 0], -0.03 * commands[:, 1], 0.01 * rng.standard_normal(400)], 1)
+    return commands, moved
+
+
+def test_the_response_finds_the_linear_law_and_says_which_dimensions_obey():
+    commands, moved = motions()
+    response = trust.respond(commands, moved)
+    assert response.weight[:, :2] == pytest.approx(np.array([[0.02, 0], [0, -0.03]]), abs=1e-5)
+    assert response.r2[:2] == pytest.approx([1, 1], abs=1e-6) and response.r2[2] < 0.1
+
+
+def test_following_is_one_for_a_model_that_obeys_half_gain_for_a_lazy_one_and_zero_for_one_that_replays():
+    commands, moved = motions()
+    response = trust.respond(commands, moved)
+    others = np.random.default_rng(1).permutation(commands)
+    obeys = others @ response.weight
+    assert trust.following(response, others, obeys) == pytest.approx((1, 1))
+    assert trust.following(response, others, 0.5 * obeys) == pytest.approx((1, 0.5))
+    assert trust.following(response, others, -obeys) == pytest.approx((-1, -1))
+    correlation, gain = trust.following(response, others, moved)  # what was recorded, whatever is commanded
+    assert abs(correlation) < 0.15 and abs(gain) < 0.15
+    assert trust.following(response, others, np.zeros_like(obeys)) == pytest.approx((0, 0))  # frozen
+
+
+def test_following_is_unknown_where_no_dimension_answers_to_commands():
+    commands, moved = motions()
+    response = trust.respond(commands, moved[:, 2:])
+    assert all(math.isnan(v) for v in trust.following(response, commands, moved[:, 2:]))
+
+
+def test_confusion_counts_by_hand():
+    c = trust.confusion(np.array([1, 1, 0, 0, 1], bool), np.array([1, 0, 1, 0, 1], bool))
+    assert (c.tp, c.fp, c.fn, c.tn, c.n) == (2, 1, 1, 1, 5)
+    assert c.accuracy.value == 0.6 and c.precision.value == pytest.approx(2 / 3) == c.recall.value
+    assert math.isnan(trust.confusion(np.zeros(3), np.zeros(3)).recall.value)
+    with pytest.raises(UserError, match="one shape"):
+        trust.confusion(np.zeros(3), np.zeros(4))
+
+
+def test_equal_values_share_their_mean_rank():
+    assert trust.ranks(np.array([10, 20, 20, 5])).tolist() == [2, 3.5, 3.5, 1]
+
+
+def test_spearman_by_hand():
+    """d = (0, 1, -1, 1, -1): 1 - 6*4/(5*24) = 0.8."""
+    assert trust.spearman([1, 2, 3, 4, 5], [1, 3, 2, 5, 4]) == pytest.approx(0.8)
+    assert trust.spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    assert trust.spearman([1, 1, 2], [1, 2, 3]) == pytest.approx(math.sqrt(3) / 2)  # ranks 1.5 1.5 3 against 1 2 3
+    assert math.isnan(trust.spearman([1, 1, 1], [1, 2, 3]))
+
+
+@settings(deadline=None)
+@given(st.permutations(range(7)))
+def test_without_ties_spearman_is_its_textbook_formula_and_blind_to_monotone_maps(order):
+    x, y = np.arange(7.0), np.array(order, float)
+    ours = trust.spearman(x, y)
+    assert ours == pytest.approx(1 - 6 * np.square(x - y).sum() / (7 * 48), abs=1e-12)
+    assert trust.spearman(np.exp(x), 3 * y + 1) == pytest.approx(ours, abs=1e-12)
+
+
+def test_regrets_by_hand():
+    model, real = [0.9, 0.5, 0.1], [0.2, 0.8, 0.3]
+    assert trust.worst_regret(model, real) == pytest.approx(0.6)  # prefers the first to the second
+    assert trust.choice_regret(model, real) == pytest.approx(0.6)
+    assert trust.worst_regret([0.1, 0.2], [0.3, 0.6]) == 0 == trust.choice_regret([0.1, 0.2], [0.3, 0.6])
+    assert trust.choice_regret([0.5, 0.5], [0.9, 0.1]) == pytest.approx(0.8)  # a tie may be broken wrongly
+    assert trust.worst_regret([0.5, 0.5], [0.9, 0.1]) == pytest.approx(0.8)
+
+
+def test_mean_max_rank_violation_by_hand():
+    """Only the pair (0, 1) is out of order, by 0.6 in reality; the third policy is in order with both."""
+    assert trust.mean_max_rank_violation([0.9, 0.5, 1.0], [0.2, 0.8, 0.9]) == pytest.approx((0.6 + 0.6 + 0) / 3)
+    assert trust.mean_max_rank_violation([1, 2, 3], [0.1, 0.2, 0.3]) == 0
+
+
+def outcomes(rates, n=200, seed=0):
+    return (np.random.default_rng(seed).uniform(size=(len(rates), n)) < np.array(rates)[:, None]).astype(float)
+
+
+def test_the_interval_of_spearman_is_wide_where_policies_are_alike_and_narrow_where_they_differ():
+    far = outcomes(np.linspace(0.02, 0.98, 8))
+    near = outcomes(np.linspace(0.49, 0.51, 8))
+    clear = trust.spearman_interval(far, outcomes(np.linspace(0.02, 0.98, 8), seed=1))
+    blurred = trust.spearman_interval(near, outcomes(np.linspace(0.49, 0.51, 8), seed=1))
+    assert clear.value > 0.95 and clear.high - clear.low < 0.1
+    assert blurred.high - blurred.low > 0.5
+    assert all(math.isnan(v) for v in trust.spearman_interval(np.zeros((3, 9)), np.zeros((3, 9)))[1:])
+
+
+def test_the_alarm_fires_on_a_planted_gap_and_is_silent_on_a_fair_model():
+    rates = np.linspace(0.1, 0.9, 9)
+    real = outcomes(rates)
+    fair = trust.exploitation([str(r) for r in rates], outcomes(rates, seed=1), real)
+    assert not any(g.alarm for g in fair)
+    rates[2] += 0.5
+    bugged = trust.exploitation([str(r) for r in rates], outcomes(rates, seed=1), real)
+    assert [g.alarm for g in bugged] == [i == 2 for i in range(9)]
+    assert bugged[2].gap.value == pytest.approx(bugged[2].model - bugged[2].real)
+
+
+def test_the_alarm_rings_in_at_most_one_of_twenty_fair_evaluations_at_the_tolerance():
+    """Model success above the real one by exactly the tolerance is the worst that is still fair."""
+    rng, rung = np.random.default_rng(3), 0
+    for _ in range(200):
+        real, model = rng.uniform(size=(6, 100)) < 0.4, rng.uniform(size=(6, 100)) < 0.5
+        rung += any(g.alarm for g in trust.exploitation("abcdef", model, real, tolerance=0.1))
+    assert rung <= 0.05 * 200 + 6
+
+
+def test_a_tolerance_outside_its_range_is_named():
+    with pytest.raises(UserError, match="tolerance must be in"):
+        trust.exploitation([], np.zeros((0, 1)), np.zeros((0, 1)), tolerance=1.0)
+
+
+def test_auroc_by_hand():
+    """Positives 3, 1 against negatives 2, 1: wins 2 + (0 + 1/2) of 4."""
+    assert trust.auroc([3, 1, 2, 1], [1, 1, 0, 0]) == pytest.approx(2.5 / 4)
+    assert trust.auroc([1, 2, 3, 4], [0, 0, 1, 1]) == 1 and trust.auroc([1, 1], [0, 1]) == 0.5
+    assert math.isnan(trust.auroc([1, 2], [1, 1]))
+
+
+def test_reliability_and_its_error_by_hand():
+    table = trust.reliability([0.1, 0.9, 0.2, 0.8], [0, 1, 0, 0], bins=2)
+    assert [(b.predicted, b.actual, b.n) for b in table] == [(pytest.approx(0.15), 0.0, 2), (pytest.approx(0.85), 0.5, 2)]
+    assert trust.calibration_error(table) == pytest.approx((0.15 + 0.35) / 2)
+
+
+def test_the_conformal_factor_covers_what_it_promises_on_new_pairs():
+    rng = np.random.default_rng(0)
+    uncertainty = rng.uniform(0.5, 2, 4000)
+    error = uncertainty * rng.exponential(size=4000)
+    q = trust.upper_bound(uncertainty[:400], error[:400], 0.9)
+    assert (error[400:] <= q * uncertainty[400:]).mean() == pytest.approx(0.9, abs=0.03)
+    assert trust.upper_bound([1, 1], [1, 2], 0.9) == math.inf  # two pairs promise no 90 %
+
+
+def test_the_number_of_starts_an_alarm_needs_grows_as_the_gap_nears_the_tolerance():
+    assert trust.minimum_starts(0.5, 0.15) < trust.minimum_starts(0.3, 0.15) < trust.minimum_starts(0.3, 0.15, 8)
+    with pytest.raises(UserError, match="never passes"):
+        trust.minimum_starts(0.1, 0.15)
