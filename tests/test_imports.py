@@ -19,6 +19,7 @@ LAYERS = (
     "checkpoint rollout",
     "evaluate algos",
     "demos",
+    "human",
     "runtime",
     "cli",
     "__main__",

@@ -1,0 +1,222 @@
+"""A person between policy and env: `Intervene` is an env of the contract in which somebody may take over at every step.
+
+Who acts is a *driver*: the policy, the brake (pause) or a person. Where the driver changes there is a *seam*, and the
+command is continuous across it. With k = 1, 2 ... steps since the seam, u_k the new driver's command and a the last one
+executed before it,
+
+    executed_k = u_k + (1 - k/B) (a - u_1)   for k < B,   u_k afterwards,
+
+so that no step changes the command by more than its driver does plus |a - u_1| / B. B = 1 does not blend.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from gymnasium.vector import VectorEnv, VectorWrapper
+
+from robo_rl.errors import UserError, in_range
+from robo_rl.types import ControlSpec
+
+POLICY, PAUSE, RECOVERY, CORRECTION = range(4)
+PHASES = ("policy", "pause", "recovery", "correction")
+DRIVER = np.array([0, 1, 2, 2], np.uint8)  # of a phase: policy, brake, person
+BLEND = 0.15  # s
+OWN = "intervene/"  # prefix of this wrapper's rows in get_state
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What an operator sees of N robots before a step, beside the env itself."""
+
+    proposed: np.ndarray  # float32[N,A] what the policy wanted last
+    executed: np.ndarray  # float32[N,A] what ran last
+    over: np.ndarray  # bool[N] the episode is over
+    steps: np.ndarray  # int64[N] control steps of the episode so far
+
+
+@dataclass(frozen=True, slots=True)
+class Help:
+    """What an operator does in the next step: `actions[N,A]` count where `phase[N]` is recovery or correction."""
+
+    actions: np.ndarray
+    phase: np.ndarray
+
+
+class Operator(Protocol):
+    """One person or several, or whatever stands for them."""
+
+    def begin(self, mask: np.ndarray, obs: dict) -> None:
+        """Episodes of the robots in `mask` begin with `obs`."""
+
+    def help(self, look: Look) -> Help:
+        """Asked once before every step."""
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Rows [N, ...] to go on from, copies; {} where there is nothing to go back to."""
+
+    def set_state(self, state: dict[str, np.ndarray], mask: np.ndarray) -> None: ...
+
+
+class Nobody:
+    """The operator who never helps: `Intervene(env, Nobody())` is `env`."""
+
+    def begin(self, mask, obs):
+        pass
+
+    def help(self, look: Look) -> Help:
+        return Help(np.zeros_like(look.proposed), np.zeros(len(look.over), np.uint8))
+
+    def get_state(self):
+        return {}
+
+    def set_state(self, state, mask):
+        pass
+
+
+def hold_action(spec: ControlSpec, last: np.ndarray) -> np.ndarray:
+    """float32[N,A] that keeps the robot where it is: 0 on delta, rate and effort axes, the last command on absolute ones."""
+    absolute = np.array([a.kind == "absolute" for a in spec.axes])
+    rest = np.array([np.clip(-(a.high + a.low) / (a.high - a.low), -1, 1) for a in spec.axes])  # the command that means 0
+    return np.where(absolute, last, rest).astype(np.float32)
+
+
+class Intervene(VectorWrapper):
+    """`env` with `operator` beside its policy.
+
+    `step` info carries also `executed` float32[N,A], the action that ran; `source` uint8[N], 0 only where that is exactly
+    the action given to `step`, else 1; `phase` uint8[N], index into PHASES. An env that is over has source and phase 0.
+    `sources()` tells who acts in the *next* step, so that a chunk can be cut at the seam. blend: seconds a change of driver
+    takes. Starts, seeds, masks, snapshots and the expert are those of `env`; UserError for a wrong help of the operator.
+    """
+
+    def __init__(self, env: VectorEnv, operator: Operator, blend: float = BLEND):
+        in_range("blend", blend, 0, 10)
+        super().__init__(env)
+        self.operator = operator
+        n, a = env.num_envs, env.single_action_space.shape[0]
+        self.blend_steps = max(1, round(blend / env.spec.period))
+        self._rows = {
+            "proposed": np.zeros((n, a), np.float32), "executed": np.zeros((n, a), np.float32),
+            "offset": np.zeros((n, a), np.float32), "driver": np.zeros(n, np.uint8), "over": np.zeros(n, bool),
+            "since": np.full(n, self.blend_steps), "steps": np.zeros(n, np.int64)}
+        self._help: Help | None = None
+
+    def __getattr__(self, name: str):
+        if name in ("env", "_rows"):  # not yet there
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    @property
+    def images(self) -> bool:
+        return self.env.images
+
+    @images.setter
+    def images(self, value: bool) -> None:
+        self.env.images = value
+
+    # ------------------------------------------------------------ the contract
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = self.env.reset(seed=seed, options=options)
+        mask = (options or {}).get("reset_mask")
+        mask = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask)
+        r = self._rows
+        for name in ("proposed", "offset", "driver", "over", "steps"):
+            r[name][mask] = 0
+        r["executed"][mask] = 0
+        r["since"][mask] = self.blend_steps
+        self._help = None
+        self.operator.begin(mask.copy(), obs)
+        return obs, info
+
+    def step(self, actions):
+        r = self._rows
+        given = actions.detach().cpu().numpy() if hasattr(actions, "detach") else np.asarray(actions)
+        if given.shape != r["proposed"].shape or given.dtype.kind not in "fiu" or not np.isfinite(given).all():
+            self.env.step(actions)  # says what is wrong
+            raise UserError(f"actions must be finite and of shape {r['proposed'].shape}")
+        given = given.astype(np.float32, copy=False)
+        driver, turned, since = self._next()
+        help = self._ask()
+        target = np.where(driver[:, None] == 2, help.actions, given)
+        target = np.where(driver[:, None] == 1, hold_action(self.env.spec, r["executed"]), target)
+        offset = np.where(turned[:, None], r["executed"] - target.clip(-1, 1), r["offset"])
+        weight = np.where(since >= self.blend_steps, 0, 1 - since / self.blend_steps).astype(np.float32)
+        executed = np.where(weight[:, None] > 0, target.clip(-1, 1) + weight[:, None] * offset, target)
+        alive = ~r["over"]
+        source = ((driver != 0) | (weight > 0)) & alive
+        obs, reward, terminated, truncated, info = self.env.step(
+            actions if not source.any() else executed if given is actions else _like(actions, executed))
+        r["proposed"][:], r["executed"][:], r["offset"] = given, executed.clip(-1, 1), offset
+        r["driver"], r["since"] = driver, since
+        r["steps"] += alive
+        r["over"] = _bools(terminated) | _bools(truncated)
+        self._help = None
+        phase = np.where(alive, help.phase, 0).astype(np.uint8)
+        info = {**info, "executed": executed.astype(np.float32), "source": source.astype(np.uint8), "phase": phase}
+        return obs, reward, terminated, truncated, info
+
+    @property
+    def get_state(self):
+        """() -> rows [N, ...] of env, wrapper and operator; there only where the env has snapshots."""
+        self.env.get_state  # noqa: B018 (raises AttributeError)
+        return self._get_state
+
+    def _get_state(self) -> dict[str, np.ndarray]:
+        own = {OWN + k: v.copy() for k, v in self._rows.items()}
+        return self.env.get_state() | own | {f"operator/{k}": v for k, v in self.operator.get_state().items()}
+
+    def set_state(self, state: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
+        theirs = {k: v for k, v in state.items() if not k.startswith((OWN, "operator/"))}
+        self.env.set_state(theirs, mask)
+        mask = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask)
+        for k, v in self._rows.items():
+            v[mask] = np.asarray(state[OWN + k])[mask]
+        self.operator.set_state({k[9:]: v for k, v in state.items() if k.startswith("operator/")}, mask)
+        self._help = None
+
+    # ------------------------------------------------------------ who acts next
+
+    def sources(self) -> np.ndarray:
+        """uint8[N]: the `source` of the next step, known before it."""
+        driver, _, since = self._next()
+        return (((driver != 0) | (since < self.blend_steps)) & ~self._rows["over"]).astype(np.uint8)
+
+    def _next(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(driver, it just changed, steps since it did counting this one) of the next step, each [N]."""
+        r = self._rows
+        driver = np.where(r["over"], 0, DRIVER[self._ask().phase]).astype(np.uint8)
+        turned = (driver != r["driver"]) & (r["steps"] > 0)  # before the first step there is nothing to be continuous with
+        return driver, turned, np.where(turned, 1, np.minimum(r["since"] + 1, self.blend_steps))
+
+    def _ask(self) -> Help:
+        if self._help is None:
+            r = self._rows
+            look = Look(r["proposed"].copy(), r["executed"].copy(), r["over"].copy(), r["steps"].copy())
+            self._help = check_help(self.operator.help(look), *r["proposed"].shape)
+        return self._help
+
+
+def _like(given, executed: np.ndarray):
+    """`executed` as the env takes actions: NumPy, or torch on its device."""
+    if not hasattr(given, "detach"):
+        return executed
+    import torch
+    return torch.as_tensor(executed, device=given.device)
+
+
+def _bools(x) -> np.ndarray:
+    return np.asarray(x.cpu() if hasattr(x, "cpu") else x)
+
+
+def check_help(help: Help, n: int, a: int) -> Help:
+    """`help` as float32[N,A] in [-1, 1] and uint8[N]; where a number is not finite the robot pauses."""
+    actions, phase = np.asarray(help.actions, np.float32), np.asarray(help.phase)
+    if actions.shape != (n, a) or phase.shape != (n,):
+        raise UserError(f"an operator must give actions ({n}, {a}) and phases ({n},), got {actions.shape} and {phase.shape}")
+    if phase.min(initial=0) < 0 or phase.max(initial=0) >= len(PHASES):
+        raise UserError(f"phase must be 0 .. {len(PHASES) - 1} ({', '.join(PHASES)}), got {phase.max()}")
+    broken = ~np.isfinite(actions).all(1)
+    phase = np.where(broken & (phase > PAUSE), PAUSE, phase).astype(np.uint8)
+    return Help(np.where(broken[:, None], 0, actions).clip(-1, 1), phase)

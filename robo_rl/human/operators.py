@@ -1,0 +1,185 @@
+"""A scripted person: the env's expert behind a reaction time, slips and fatigue, so that help can be tested and measured.
+
+The person watches how far the policy's commands are from what they would do. Once that stays large for `notice` seconds,
+or the episode is late, they decide to help, act after a reaction time, and hand back once policy and person have agreed for
+`agree` seconds (or, with `finish`, only when the episode is over). With `recovery` they first drive the last seconds of the
+episode backwards, which leads to a state the policy has been in, and then correct: RaC's two phases.
+
+Every draw is a hash of (seed, first observation of the episode, step), so an episode is the same at any env index.
+"""
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from robo_rl.errors import UserError, in_range
+from robo_rl.human.intervene import CORRECTION, POLICY, RECOVERY, Help, Look
+from robo_rl.rollout import mix
+
+SLIP = 0.25  # s
+MEMORY = 6.0  # s of commands that can be driven back
+
+
+@dataclass(frozen=True, kw_only=True)
+class Person:
+    """How a scripted person behaves; times in seconds."""
+
+    reaction: float = 0.4
+    """Median time from deciding to acting; log-normal with sigma 0.3."""
+    error: float = 0.01
+    """Chance per step at the controls that a slip begins; for 0.25 s the command is then random."""
+    fatigue: float = 0.0
+    """Share by which reaction time and error grow per minute already spent at the controls in this episode and before."""
+    notice: float = 0.5
+    """Time the policy's commands must stay wrong before the person decides to help."""
+    gate: float = 0.6
+    """RMS difference to the person's own command (over axes, 0 .. 2) that counts as wrong."""
+    late: float = 0.7
+    """Share of the episode's limit after which the person helps whatever the policy does; 1: never."""
+    agree: float = 0.4
+    """Time policy and person must agree before the person hands back."""
+    least: float = 0.5
+    """Shortest help."""
+    recovery: float = 0.0
+    """How long the person drives back before correcting (RaC); 0: correct at once."""
+    finish: bool = False
+    """Keep the controls to the end of the episode."""
+
+    def __post_init__(self) -> None:
+        for name, high in (("reaction", 60), ("error", 1), ("fatigue", 100), ("notice", 60), ("gate", 2), ("late", 1),
+                           ("agree", 60), ("least", 60), ("recovery", MEMORY / 2)):
+            in_range(f"person.{name}", getattr(self, name), 0, high)
+
+
+
+class Scripted:
+    """One scripted person per robot of `env` (which needs `expert_action`); `wanted[N]` may bar them from helping.
+
+    stats[N]: `asked` decisions to help, `helped` take-overs, `reaction` their summed reaction times [s], `seconds` at the
+    controls. Raises UserError if the env has no expert.
+    """
+
+    def __init__(self, env, person: Person = Person(), seed: int = 0):
+        if not hasattr(env, "expert_action"):
+            raise UserError(f"{env.spec.sim}:{env.spec.task} has no scripted expert to stand in for the person; "
+                            "use --operator keyboard, gamepad or the console")
+        self.env, self.person, self.seed = env, person, seed
+        n, a, period = env.num_envs, env.single_action_space.shape[0], env.spec.period
+        self.absolute = np.array([x.kind == "absolute" for x in env.spec.axes])
+        self.wait = {k: max(1, round(getattr(person, k) / period)) for k in ("notice", "agree", "least")}
+        self.slip_steps, self.memory = max(1, round(SLIP / period)), max(1, round(MEMORY / period))
+        self.back_steps = round(person.recovery / period)
+        self.wanted = np.ones(n, bool)
+        self.stats = {k: np.zeros(n) for k in ("asked", "helped", "reaction", "seconds")}
+        self.rows = {"key": np.zeros(n, np.int64), "wrong": np.zeros(n, np.int64), "right": np.zeros(n, np.int64),
+                     "until": np.zeros(n, np.int64), "phase": np.zeros(n, np.uint8), "held": np.zeros(n, np.int64),
+                     "now": np.zeros(n, np.int64), "begun": np.zeros(n, np.int64), "plan": np.zeros(n, np.int64),
+                     "slip": np.zeros(n, np.int64), "work": np.zeros(n, np.int64), "back": np.zeros(n, np.int64),
+                     "path": np.zeros((n, self.memory, a), np.float32), "made": np.zeros(n, np.int64)}
+
+    def begin(self, mask, obs):
+        r, state = self.rows, np.ascontiguousarray(obs["state"], np.float32)
+        for name in r:
+            if name != "work":  # fatigue outlives the episode
+                r[name][mask] = 0
+        for i in np.flatnonzero(mask):
+            r["key"][i] = zlib.crc32(state[i].tobytes())
+
+    def call(self, mask: np.ndarray) -> None:
+        """Somebody asks the persons of `mask` to help; they come after their reaction time."""
+        self._decide(mask & (self.rows["phase"] == POLICY) & (self.rows["until"] == 0), self.rows["now"])
+
+    def send_away(self, mask: np.ndarray) -> None:
+        """The persons of `mask` let go."""
+        for name in ("wrong", "right", "until", "phase", "held", "slip", "back"):
+            self.rows[name][mask] = 0
+
+    def help(self, look: Look) -> Help:
+        r, p, n = self.rows, self.person, len(look.over)
+        r["now"][:] = look.steps
+        alive = ~look.over
+        expert = np.asarray(self.env.expert_action(), np.float32)
+        ran = alive & (look.steps > 0)
+        fresh = ran & (r["made"] < look.steps)
+        at = (r["made"] % self.memory)[fresh]
+        r["path"][np.flatnonzero(fresh), at] = look.executed[fresh]
+        r["made"][fresh] += 1
+        gap = np.sqrt(((look.proposed.clip(-1, 1) - expert) ** 2).mean(1))
+        far = gap > p.gate
+        free = (r["phase"] == POLICY) & alive
+        r["wrong"] = np.where(free & ran & far, r["wrong"] + 1, 0)
+        r["right"] = np.where(~free & ran & ~far, r["right"] + 1, 0)
+        late = look.steps >= p.late * self.env.spec.max_steps if p.late < 1 else np.zeros(n, bool)
+        self._decide(self.wanted & free & (r["until"] == 0) & ((r["wrong"] >= self.wait["notice"]) | late), look.steps)
+        come = free & (r["until"] > 0) & (look.steps >= r["until"])
+        self.stats["helped"][come] += 1
+        r["phase"][come] = RECOVERY if self.back_steps else CORRECTION
+        r["held"][come], r["until"][come], r["right"][come] = 0, 0, 0
+        r["begun"][come] = r["made"][come]
+        r["plan"][come] = r["back"][come] = np.minimum(self.back_steps, r["made"])[come]
+        r["phase"][(r["phase"] == RECOVERY) & (r["back"] == 0)] = CORRECTION
+        done = ((r["phase"] == CORRECTION) & (r["held"] >= self.wait["least"]) & (r["right"] >= self.wait["agree"])
+                & (not p.finish))
+        r["phase"][done | look.over] = POLICY
+        helping = (r["phase"] != POLICY) & alive
+        r["held"] += helping
+        r["work"] += helping
+        self.stats["seconds"] += helping * self.env.spec.period
+        actions = np.where((r["phase"] == RECOVERY)[:, None], self._backwards(), expert)
+        return Help(self._slips(actions, helping, look.steps), np.where(alive, r["phase"], 0).astype(np.uint8))
+
+    def get_state(self):
+        return {k: v.copy() for k, v in self.rows.items()}
+
+    def set_state(self, state, mask):
+        for k, v in self.rows.items():
+            v[mask] = np.asarray(state[k])[mask]
+
+    # ------------------------------------------------------------ parts
+
+    def tired(self) -> np.ndarray:
+        """Factor [N] on reaction time and error: 1 when fresh."""
+        return 1 + self.person.fatigue * self.rows["work"] * self.env.spec.period / 60
+
+    def _decide(self, who: np.ndarray, steps: np.ndarray) -> None:
+        """The persons of `who` decide to help: set the step at which they will be there."""
+        tired = self.tired()
+        for i in np.flatnonzero(who):
+            u = np.array([_uniform(self.seed, self.rows["key"][i], steps[i], j) for j in (1, 2)])
+            z = np.sqrt(-2 * np.log(u[0])) * np.cos(2 * np.pi * u[1])
+            reaction = self.person.reaction * np.exp(0.3 * z) * tired[i]
+            self.rows["until"][i] = steps[i] + max(1, round(reaction / self.env.spec.period))
+            self.stats["asked"][i] += 1
+            self.stats["reaction"][i] += reaction
+
+    def _backwards(self) -> np.ndarray:
+        """Commands [N,A] that undo the newest step not yet undone; absolute axes go to where they were at its end."""
+        r = self.rows
+        out = np.zeros_like(r["path"][:, 0])
+        for i in np.flatnonzero(r["phase"] == RECOVERY):
+            undone = r["plan"][i] - r["back"][i]
+            was = r["path"][i, (r["begun"][i] - 1 - undone) % self.memory]
+            out[i] = np.where(self.absolute, r["path"][i, (r["begun"][i] - r["plan"][i]) % self.memory], -was)
+            r["back"][i] -= 1
+        return out
+
+    def _slips(self, actions: np.ndarray, helping: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """`actions` with slips: bursts of a random command."""
+        r, out, tired = self.rows, actions.copy(), self.tired()
+        r["slip"] = np.maximum(r["slip"] - 1, 0) * helping
+        if not self.person.error:
+            return out
+        for i in np.flatnonzero(helping):
+            if r["slip"][i] == 0 and _uniform(self.seed, r["key"][i], steps[i], 3) < min(1, self.person.error * tired[i]):
+                r["slip"][i] = self.slip_steps
+            if r["slip"][i]:
+                begun = steps[i] - (self.slip_steps - r["slip"][i])
+                u = [_uniform(self.seed, r["key"][i], begun, 4 + j) for j in range(actions.shape[1])]
+                out[i] = 2 * np.array(u, np.float32) - 1
+        return out
+
+
+def _uniform(*keys) -> float:
+    """In (0, 1)."""
+    return (mix(*(int(k) for k in keys)) + 0.5) / (1 << 63)

@@ -1,0 +1,227 @@
+import numpy as np
+import pytest
+from toys import PointReach
+
+import sims
+from robo_rl.errors import UserError
+from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, RECOVERY, Help, Intervene, Nobody, hold_action
+from robo_rl.human.operators import Person, Scripted
+from robo_rl.types import ActionAxis, ControlSpec
+from sims.check import check_env
+
+
+class Plan(Nobody):
+    """Helps in given steps: {step: (phase, action)} for robot 0 alone."""
+
+    def __init__(self, plan):
+        self.plan = plan
+
+    def help(self, look):
+        phase, actions = np.zeros(len(look.over), np.uint8), np.zeros_like(look.proposed)
+        if int(look.steps[0]) in self.plan:
+            phase[0], actions[0] = self.plan[int(look.steps[0])]
+        return Help(actions, phase)
+
+
+def far(n=2, limit=40):
+    """Points too far from their goals to get there."""
+    env = PointReach(n, limit=limit)
+    return env
+
+
+def drive(env, steps, action=(0.5, 0.0)):
+    """Infos of `steps` steps with one action."""
+    env.reset(options={"starts": np.arange(env.num_envs)})
+    env.goal[:] = 99
+    out = []
+    for _ in range(steps):
+        out.append(env.step(np.tile(np.array(action, np.float32), (env.num_envs, 1)))[4])
+    return out
+
+
+def arm(n):
+    return sims.make("mujoco", "reach", n, max_steps=25, threads=1)
+
+
+def test_with_nobody_the_env_is_itself_and_the_contract_holds():
+    assert "snapshot" in check_env(lambda n: Intervene(arm(n), Nobody()))
+
+
+def test_with_a_scripted_person_the_contract_holds_too():
+    person = Person(notice=0.1, gate=0.3, reaction=0.1, error=0.2, recovery=0.15, fatigue=1.0, agree=0.1, least=0.2)
+    helped = []
+
+    def make(n):
+        env = arm(n)
+        helped.append(Scripted(env, person))
+        return Intervene(env, helped[-1])
+    done = check_env(make)
+    assert {"snapshot", "starts", "expert"} <= {*done} and helped[0].stats["helped"].sum() > 10
+
+
+def test_an_env_without_snapshots_stays_without():
+    class Plain(PointReach):
+        get_state = property(lambda self: (_ for _ in ()).throw(AttributeError("get_state")))
+    assert not hasattr(Intervene(Plain(2), Nobody()), "get_state") and not hasattr(Intervene(Plain(2), Nobody()), "images")
+    assert hasattr(Intervene(PointReach(2), Nobody()), "get_state")
+
+
+def test_the_persons_action_replaces_the_policys_from_the_next_step_and_is_recorded():
+    env = Intervene(far(), Plan({3: (CORRECTION, (-1, 1)), 4: (RECOVERY, (-1, 1))}), blend=0)
+    infos = drive(env, 6)
+    source, phase = (np.array([i[k] for i in infos]) for k in ("source", "phase"))
+    assert source[:, 0].tolist() == [0, 0, 0, 1, 1, 0] and not source[:, 1].any()
+    assert phase[:, 0].tolist() == [0, 0, 0, CORRECTION, RECOVERY, 0] and not phase[:, 1].any()
+    assert infos[3]["executed"][0].tolist() == [-1, 1] and infos[3]["executed"][1].tolist() == [0.5, 0]
+    assert source.dtype == phase.dtype == np.uint8 and infos[0]["executed"].dtype == np.float32
+
+
+def test_who_acts_next_is_known_before_the_step():
+    env = Intervene(far(), Plan({2: (CORRECTION, (1, 1))}), blend=0.3)
+    env.reset(seed=0)
+    env.goal[:] = 99
+    told, was = [], []
+    for _ in range(8):
+        told.append(env.sources().tolist())
+        was.append(env.step(np.zeros((2, 2), np.float32))[4]["source"].tolist())
+    assert told == was and [w[0] for w in was] == [0, 0, 1, 1, 1, 0, 0, 0]  # taken over, blended out, policy
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_no_step_jumps_by_more_than_the_blend_allows(steps):
+    rng = np.random.default_rng(0)
+    plan = {t: (CORRECTION, rng.choice([-1, 1], 2)) if t % 7 < 4 else (PAUSE, (0, 0)) for t in range(4, 30)
+            if t not in (11, 12, 20)}
+    held = {t: plan[t][1] for t in plan}
+    for t in held:  # the person holds one command per stretch
+        if t - 1 in held and plan[t][0] == plan[t - 1][0]:
+            plan[t] = (plan[t][0], plan[t - 1][1])
+    env = Intervene(far(), Plan(plan), blend=steps * 0.1)
+    executed = np.array([i["executed"][0] for i in drive(env, 38)])
+    widest = 2.0  # between -1 and 1
+    assert np.abs(np.diff(executed, axis=0)).max() <= widest / steps + 1e-6
+    assert np.allclose(executed[-1], (0.5, 0.0))
+    if steps == 1:
+        assert np.abs(np.diff(executed, axis=0)).max() > 1  # without a blend it does jump
+
+
+def test_source_is_zero_exactly_where_the_policys_action_ran():
+    env = Intervene(far(), Plan({5: (PAUSE, (0, 0)), 6: (CORRECTION, (1, -1)), 7: (CORRECTION, (1, -1))}), blend=0.3)
+    for info in drive(env, 20):
+        ran = (info["executed"] == np.array([0.5, 0], np.float32)).all(1)
+        assert (ran == (info["source"] == 0)).all()
+
+
+def test_a_paused_robot_holds_and_the_others_go_on():
+    env = Intervene(far(), Plan({t: (PAUSE, (0, 0)) for t in range(4, 30)}), blend=0.2)
+    drive(env, 7)
+    at = env.pos.copy()
+    env.step(np.full((2, 2), 0.5, np.float32))
+    assert np.allclose(env.pos[0], at[0]) and not np.allclose(env.pos[1], at[1])
+
+
+def test_holding_keeps_absolute_axes_where_they_are_and_stops_the_rest():
+    axes = (ActionAxis("dx", "m", -0.1, 0.1, "delta"), ActionAxis("v", "m/s", -1.0, 3.0, "rate"),
+            ActionAxis("gripper", "m", 0.0, 0.1, "absolute"))
+    got = hold_action(ControlSpec("toy", "t", axes, 0.05, 10), np.array([[0.3, 0.9, -0.7]], np.float32))
+    assert np.allclose(got, [[0, -0.5, -0.7]])  # -0.5 of -1 .. 3 is 0 m/s
+
+
+def test_a_number_that_is_not_finite_from_the_device_pauses_the_robot():
+    env = Intervene(far(), Plan({2: (CORRECTION, (np.nan, 0))}), blend=0)
+    infos = drive(env, 4)
+    assert infos[2]["phase"].tolist() == [PAUSE, POLICY] and infos[2]["executed"][0].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("help, words", [
+    (Help(np.zeros((3, 2)), np.zeros(2, np.uint8)), r"actions \(2, 2\)"),
+    (Help(np.zeros((2, 2)), np.array([0, 9])), "phase must be 0 .. 3")])
+def test_a_wrong_help_is_refused(help, words):
+    class Odd(Nobody):
+        def help(self, look):
+            return help
+    env = Intervene(far(), Odd())
+    env.reset(seed=0)
+    with pytest.raises(UserError, match=words):
+        env.step(np.zeros((2, 2), np.float32))
+
+
+def scripted(limit=40, n=1, seed=0, **person):
+    env = PointReach(n, limit=limit)
+    operator = Scripted(env, Person(**{"error": 0.0, **person}), seed)
+    return Intervene(env, operator, blend=0), operator
+
+
+def helped(env, steps, wrong=True):
+    """sources [steps, N] of an episode whose policy drives away from the goal (or towards it)."""
+    env.reset(options={"starts": np.arange(env.num_envs)})
+    out = []
+    for _ in range(steps):
+        out.append(env.step(env.expert_action() * (-1 if wrong else 1))[4]["phase"])
+    return np.array(out)
+
+
+def test_a_scripted_person_notices_reacts_and_brings_the_episode_to_success():
+    env, operator = scripted(notice=0.3, gate=0.3, reaction=0.5, late=1)
+    phases = helped(env, 40)[:, 0]
+    first = int(np.argmax(phases > 0))
+    assert 5 <= first <= 15  # 3 steps to notice, about 5 to react
+    assert env.env.over[0][0] and operator.stats["helped"][0] == 1
+    assert operator.stats["seconds"][0] == pytest.approx(0.1 * (phases > 0).sum())
+
+
+def test_a_scripted_person_leaves_a_good_policy_alone():
+    env, operator = scripted(late=1)
+    assert not helped(env, 40, wrong=False).any() and env.env.over[0][0] and operator.stats["asked"][0] == 0
+
+
+def test_the_person_hands_back_once_policy_and_person_agree():
+    env, _operator = scripted(notice=0.2, gate=0.3, reaction=0.1, late=1, agree=0.2, least=0.3)
+    env.reset(options={"starts": np.arange(1)})
+    env.goal[:] = 99
+    phases = [env.step(env.expert_action() * (-1 if t < 8 else 1))[4]["phase"][0] for t in range(20)]
+    assert CORRECTION in phases and phases[-1] == POLICY
+
+
+def test_a_tired_person_reacts_later():
+    fresh, tired = scripted(n=32, limit=200, late=1)[1], scripted(n=32, limit=200, fatigue=2.0, late=1)[1]
+    for op in (fresh, tired):
+        op.rows["work"][:] = 600  # one minute of 0.1 s steps
+        op.call(np.ones(32, bool))
+    assert tired.stats["reaction"].sum() == pytest.approx(3 * fresh.stats["reaction"].sum())
+
+
+def test_driving_back_undoes_the_last_steps():
+    env, _operator = scripted(notice=0.6, gate=0.3, reaction=0.1, recovery=0.5, late=1)
+    env.reset(options={"starts": np.arange(1)})
+    track, phases = [env.pos[0].copy()], []
+    for _ in range(16):
+        phases.append(env.step(-env.expert_action())[4]["phase"][0])
+        track.append(env.pos[0].copy())
+    first = phases.index(RECOVERY)
+    assert phases[first:first + 6] == [RECOVERY] * 5 + [CORRECTION]
+    for j in range(6):
+        assert np.allclose(track[first + j], track[first - j])
+
+
+def test_slips_come_at_their_rate_and_the_seed_decides_them():
+    def slips(seed):
+        env, _ = scripted(n=16, limit=300, error=0.05, notice=0.1, gate=0.1, reaction=0.1, agree=60, late=1, seed=seed)
+        env.reset(options={"starts": np.arange(16)})
+        env.goal[:] = 99
+        out = []
+        for _ in range(200):
+            expert = env.expert_action()
+            info = env.step(-expert)[4]
+            out.append((info["executed"] != expert).any(1) & (info["source"] == 1))
+        return np.array(out)
+    a = slips(0)
+    assert np.array_equal(a, slips(0)) and not np.array_equal(a, slips(1))
+    assert 0.05 < a[10:].mean() < 0.2  # bursts of about two of every twenty steps
+
+
+def test_an_env_without_an_expert_needs_another_operator():
+    class NoExpert(PointReach):
+        expert_action = property(lambda self: (_ for _ in ()).throw(AttributeError("expert_action")))
+    with pytest.raises(UserError, match="no scripted expert"):
+        Scripted(NoExpert(1))
