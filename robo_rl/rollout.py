@@ -29,7 +29,8 @@ class Rollout:
     """The unit that is shipped and trained on.
 
     rewards[T,N] are discounted inside the chunk, `discounts` = gamma^(steps really executed) and 0 where terminated,
-    `done` = terminated or truncated, `mask` False where the env was already over or the decision was not made.
+    `done` = terminated, truncated or cut where a person took over or let go, `mask` False where the env was already over,
+    the decision was not made or a person acted.
     `final_obs` holds the successor observations of `done.nonzero()` in that order, `last_obs` those after decision T.
     """
 
@@ -74,14 +75,19 @@ class Timer:
 def run_chunk(env, actions: np.ndarray, gamma: float):
     """Execute `actions[N,E,A]` -> (obs, reward[N] discounted, raw reward sum, terminated, truncated, success, steps[N]).
 
-    `steps` counts the control steps an env really took. Images are made for the last step alone.
+    `steps` counts the control steps an env really took. Images are made for the last step alone. Where a person may take
+    over (`env.sources()`), the chunk ends before the first step in which somebody else acts than in its first one.
     """
     n, e, _ = actions.shape
+    sources = env.sources if hasattr(env, "sources") else None
+    first = sources() if sources else None
     reward, raw, scale = np.zeros(n, np.float64), np.zeros(n, np.float64), 1.0
     steps = np.zeros(n, np.int64)
     over = np.zeros(n, bool)
     for j in range(e):
-        if e > 1 and hasattr(env, "images"):
+        if j and sources and ((sources() != first) & ~over).any():
+            break
+        if e > 1 and not sources and hasattr(env, "images"):
             env.images = j == e - 1 or bool(over.all())
         obs, r, terminated, truncated, info = env.step(actions[:, j])
         steps += ~over
@@ -90,7 +96,7 @@ def run_chunk(env, actions: np.ndarray, gamma: float):
         raw += r
         scale *= gamma
         over = np.asarray(terminated | truncated)
-        if over.all() and j < e - 1 and not (hasattr(env, "images") and not env.images):
+        if over.all() and j < e - 1 and (sources or not (hasattr(env, "images") and not env.images)):
             break
     return (obs, reward.astype(np.float32), raw, np.asarray(terminated), np.asarray(truncated),
             np.asarray(info["success"]), steps)
@@ -181,10 +187,11 @@ def rollout_of(parts: Sequence[tuple[Columns, int]]) -> Rollout:
     c = {k: joined(k) for k in pieces[0] if k != "version"}
     tensor = {k: torch.from_numpy(v) for k, v in c.items() if not k.startswith(FINAL)}
     ended = c["done"]
-    stats = {"episodes": float(ended.sum()), "env_steps": float((c["executed"] * c["mask"]).sum())}
-    if ended.any():
-        stats |= {"success": float(c["success"][ended].mean()), "return": float(c["returns"][ended].mean()),
-                  "length": float(c["lengths"][ended].mean())}
+    over = ended & ~c["cut"] if "cut" in c else ended
+    stats = {"episodes": float(over.sum()), "env_steps": float((c["executed"] * c["mask"]).sum())}
+    if over.any():
+        stats |= {"success": float(c["success"][over].mean()), "return": float(c["returns"][over].mean()),
+                  "length": float(c["lengths"][over].mean())}
 
     def group(prefix: str, rows) -> dict[str, Tensor]:
         return {k[len(prefix):]: rows(v) for k, v in (tensor if prefix != FINAL else c).items() if k.startswith(prefix)}
@@ -236,6 +243,8 @@ class Collector:
         self.returns, self.lengths = np.zeros(self.n), np.zeros(self.n, np.int64)
         self.alive, self.gains = np.ones(self.n, bool), np.zeros(self.n, np.float32)
         self._layouts: dict[bool, Layout] = {}
+        self.watched = hasattr(env, "sources")  # a person may take over
+        self.sources = env.sources if self.watched else None
 
     def _read(self, raw: dict) -> dict[str, np.ndarray]:
         return {k: _array(v) for k, v in obs_tensors(raw, self.spec).items()}
@@ -244,6 +253,8 @@ class Collector:
         """Rows of this collector's columns."""
         if explore not in self._layouts:
             self._layouts[explore] = layout(policy, {k: torch.from_numpy(v) for k, v in self.obs.items()}, explore)
+            if self.watched:
+                self._layouts[explore] |= {"cut": ((self.n,), np.dtype(bool))}
         return self._layouts[explore]
 
     def begin(self, starts: np.ndarray) -> None:
@@ -269,6 +280,7 @@ class Collector:
 
     def act(self, actions: np.ndarray, columns: Columns, t: int, whole: bool = False) -> None:
         """Execute `actions[N,E,A]` and write what came of it into row t."""
+        helped = self.sources() if self.watched else None
         raw, reward, gain, terminated, truncated, success, steps = run_chunk(self.env, actions, self.gamma)
         alive = self.alive
         done = (terminated | truncated) & alive
@@ -282,9 +294,15 @@ class Collector:
         c["gains"][t] = self.gains
         self.gains = self.gains * ~done
         self.obs = self._read(raw)
-        if done.any():
+        if self.watched:  # what a person did is not the policy's to learn from, nor what came of it
+            c["mask"][t] &= helped == 0
+            c["cut"][t] = alive & ~done & (self.sources() != helped)
+            c["done"][t] |= c["cut"][t]
+        ended = c["done"][t]
+        if ended.any():
             for k, v in self.obs.items():
-                c[FINAL + k][t][done] = v[done]
+                c[FINAL + k][t][ended] = v[ended]
+        if done.any():
             if whole:
                 self.alive = alive & ~done
             else:

@@ -618,3 +618,37 @@ def test_we_read_what_lerobot_writes(tmp_path, what):
     with pytest.raises(UserError, match="column 'next.reward' is float32 here, absent there"):
         Writer(tmp_path / "d")
     assert repair(tmp_path / "d").dropped == 0
+
+
+def phased(phase, length=6):
+    rng = np.random.default_rng(0)
+    return Episode(rng.normal(size=(length, 4)), rng.uniform(-1, 1, (length, 2)), phase=phase,
+                   source=["human" if p else "policy" for p in (phase if phase is not None else [0] * length)])
+
+
+def test_the_phase_of_every_step_is_recorded_beside_its_source(tmp_path):
+    features = Features.of(phased([0, 0, 1, 2, 3, 3]), fps=20)
+    with Writer(tmp_path / "d", features) as w:
+        w.add(phased([0, 0, 1, 2, 3, 3]))
+        w.add(phased(None))
+    data = load(tmp_path / "d")
+    assert data.phase.tolist() == [0, 0, 1, 2, 3, 3] + [0] * 6 and data.features.phases
+    assert data.episode(0).phase.tolist() == [0, 0, 1, 2, 3, 3] and data.episode(0).source[2:] == ["human"] * 4
+    with Writer(tmp_path / "d") as w:
+        w.add(phased([3] * 6))
+    assert load(tmp_path / "d").phase[-6:].tolist() == [3] * 6
+
+
+def test_a_data_set_without_the_intervention_flag_reads_as_all_policy_and_refuses_phases(tmp_path):
+    with Writer(tmp_path / "d", Features.of(phased(None), fps=20)) as w:
+        w.add(phased(None))
+    data = load(tmp_path / "d")
+    assert not data.features.phases and data.phase.tolist() == [0] * 6 and data.episode(0).phase is None
+    with Writer(tmp_path / "d") as w, pytest.raises(UserError, match="phases are recorded here"):
+        w.add(phased([0, 0, 1, 2, 3, 3]))
+
+
+@pytest.mark.parametrize("phase", [[0, 1], [0, 1, 2, 3, 4, 0], [-1, 0, 0, 0, 0, 0]])
+def test_a_phase_that_does_not_exist_is_refused(phase):
+    with pytest.raises(UserError, match=r"phase must be 6 numbers in 0 .. 3 \(policy, pause"):
+        Episode(np.zeros((6, 4)), np.zeros((6, 2)), phase=phase)

@@ -1,11 +1,15 @@
 import numpy as np
 import pytest
+import torch
 from toys import PointReach
 
 import sims
 from robo_rl.errors import UserError
 from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, RECOVERY, Help, Intervene, Nobody, hold_action
 from robo_rl.human.operators import Person, Scripted
+from robo_rl.options import PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.rollout import Collector
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.check import check_env
 
@@ -225,3 +229,32 @@ def test_an_env_without_an_expert_needs_another_operator():
         expert_action = property(lambda self: (_ for _ in ()).throw(AttributeError("expert_action")))
     with pytest.raises(UserError, match="no scripted expert"):
         Scripted(NoExpert(1))
+
+
+def collector(plan, n=2, execute=4, decisions=6):
+    env = far(n)
+    wrapped = Intervene(env, Plan(plan), blend=0)
+    policy = make_policy(PolicyOptions(horizon=4, execute=execute, hidden=16, layers=1), ObsSpec(state=4, action=2), 0)
+    c = Collector(wrapped, policy, 0.9, 0)
+    env.goal[:] = 99
+    c.obs = c._read(env._obs())
+    return c.collect(policy, decisions), c
+
+
+def test_a_policy_chunk_is_cut_at_the_seam():
+    rollout, _ = collector({5: (CORRECTION, (1, 1)), 6: (CORRECTION, (1, 1))})
+    assert rollout.executed[:, 0].tolist() == [4, 1, 2, 4, 4, 4]  # 4 + 1 policy, 2 human, then policy again
+    assert rollout.mask[:, 0].tolist() == [True, True, False, True, True, True] and rollout.mask[:, 1].all()
+
+
+def test_the_policy_is_not_credited_with_what_a_person_did():
+    rollout, _ = collector({5: (CORRECTION, (1, 1)), 6: (CORRECTION, (1, 1))})
+    assert rollout.done[:, 0].tolist() == [False, True, True, False, False, False] and not rollout.done[:, 1].any()
+    assert torch.allclose(rollout.discounts[1, 0], torch.tensor(0.9))  # cut, not terminated: bootstraps from the seam
+    assert torch.equal(rollout.final_obs["state"][0], rollout.obs["state"][2, 0])
+    assert rollout.stats["episodes"] == 0
+
+
+def test_without_a_wrapper_nothing_of_this_is_there():
+    policy = make_policy(PolicyOptions(horizon=4, execute=4, hidden=16, layers=1), ObsSpec(state=4, action=2), 0)
+    assert "cut" not in Collector(far(), policy, 0.9, 0).layout(policy)

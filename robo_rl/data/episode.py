@@ -10,6 +10,7 @@ from robo_rl.errors import UserError, choose
 from robo_rl.types import ControlSpec
 
 SOURCES = ("policy", "expert", "human", "teacher", "unknown")  # who chose an action; stored as index
+PHASES = ("policy", "pause", "recovery", "correction")  # of an episode in which a person may take over; stored as index
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,7 +19,7 @@ class Episode:
 
     state float32[T, S], action float32[T, A] in [-1, 1], images {view: uint8[T, h, w, 3]},
     reward float32[T] (None: zeros), source one of SOURCES for all frames or T of them, start the id of the
-    initial state (-1 unknown). terminated: it ended by the task's own rule, not cut by time or operator.
+    initial state (-1 unknown), phase one of PHASES' indices per frame (None: not recorded, read as policy). terminated: it ended by the task's own rule, not cut by time or operator.
     Raises UserError for other shapes, NaN or infinity.
     """
 
@@ -31,6 +32,7 @@ class Episode:
     source: str | Sequence[str] = "expert"
     start: int = -1
     terminated: bool = False
+    phase: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -53,6 +55,10 @@ class Episode:
             if x.dtype != np.uint8 or x.ndim != 4 or x.shape[0] != T or x.shape[3] != 3 or 0 in x.shape:
                 raise UserError(f"episode: images[{view!r}] must be uint8 [T, h, w, 3] with T = {T}, "
                                 f"got {x.dtype} {list(x.shape)}")
+        if self.phase is not None:
+            put(self, "phase", np.asarray(self.phase, np.int64))
+            if self.phase.shape != (T,) or self.phase.min() < 0 or self.phase.max() >= len(PHASES):
+                raise UserError(f"episode: phase must be {T} numbers in 0 .. {len(PHASES) - 1} ({', '.join(PHASES)})")
         words = {self.source} if isinstance(self.source, str) else set(self.source)
         if not isinstance(self.source, str) and len(self.source) != T:
             raise UserError(f"episode: source must be one word or {T} words, got {len(self.source)}")
@@ -83,6 +89,7 @@ class Features:
     action: tuple[str, ...]
     views: tuple[tuple[str, int, int], ...] = ()
     robot: str = ""
+    phases: bool = False  # whether the phase of every frame is recorded
 
     def __post_init__(self) -> None:
         if not 0 < self.fps <= 10_000:
@@ -105,6 +112,7 @@ class Features:
             action=spec.action_names if spec is not None else tuple(f"action_{i}" for i in range(A)),
             views=tuple((view, *x.shape[1:3]) for view, x in sorted(episode.images.items())),
             robot=f"{spec.sim}:{spec.task}" if spec is not None else "",
+            phases=episode.phase is not None,
         )
 
     def misfits(self, episode: Episode) -> list[str]:
@@ -125,6 +133,8 @@ class Features:
             elif here != there:
                 i = next(i for i, (a, b) in enumerate(zip(here, there, strict=True)) if a != b)
                 out.append(f"{kind} number {i} is {here[i]!r} here, {there[i]!r} there")
+        if self.phases and not other.phases:
+            out.append("phases are recorded here, not there")
         here, there = ({v: (h, w) for v, h, w in f.views} for f in (self, other))
         for view in sorted(set(here) | set(there)):
             if here.get(view) != there.get(view):

@@ -31,6 +31,7 @@ BOOKKEEPING = {"timestamp": "float32", "frame_index": "int64", "episode_index": 
                "task_index": "int64"}
 SCALARS = {"next.reward": "float32", "next.done": "bool", "next.truncated": "bool", "next.success": "bool",
            "complementary_info.source": "int64", "complementary_info.start": "int64"}
+PHASE = "complementary_info.phase"  # int64, only in data sets recorded with a person in the loop
 
 
 def place(index: int, chunk_files: int = CHUNK_FILES) -> tuple[int, int]:
@@ -63,6 +64,8 @@ def info_features(f: Features, codec: str = "") -> dict:
         "action": {"dtype": "float32", "shape": [len(f.action)], "names": list(f.action)},
     }
     out |= {key: scalar(dtype) for key, dtype in SCALARS.items()}
+    if f.phases:
+        out[PHASE] = scalar("int64")
     for view, h, w in f.views:
         out[IMAGES + view] = {
             "dtype": "video", "shape": [h, w, 3], "names": ["height", "width", "channels"],
@@ -108,7 +111,8 @@ def features_of_info(info: dict) -> Features:
             h, w = shape[1:] if first else shape[:2]
             views.append((key.removeprefix(IMAGES), int(h), int(w)))
     return Features(fps=float(info["fps"]), state=names("observation.state"), action=names("action"),
-                    views=tuple(sorted(views)), robot=str(info.get("robot_type") or ""))
+                    views=tuple(sorted(views)), robot=str(info.get("robot_type") or ""),
+                    phases=PHASE in info["features"])
 
 
 def spec_to_json(spec: ControlSpec | None) -> str:
@@ -153,6 +157,8 @@ def frame_table(episodes: list[Episode], tasks: list[int], f: Features, first_ep
         "index": np.arange(first_frame, first_frame + total, dtype=np.int64),
         "task_index": per_episode(tasks, np.int64),
     }
+    if f.phases:
+        columns[PHASE] = np.concatenate([np.zeros(len(e), np.int64) if e.phase is None else e.phase for e in episodes])
     return pa.table({key: _column(x) for key, x in columns.items()}), columns
 
 

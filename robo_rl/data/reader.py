@@ -161,7 +161,8 @@ class Dataset:
     """All frames F of E episodes in memory but the images, which `frames` decodes per episode.
 
     state float32[F, S], action float32[F, A], reward float32[F], done bool[F] (last frame of an episode),
-    terminated bool[E], success bool[E], source int64[F] (index into `sources`), task_index int64[F],
+    terminated bool[E], success bool[E], source int64[F] (index into `sources`), phase int64[F] (index into
+    episode.PHASES; all policy where the data set does not record it), task_index int64[F],
     episode_index int64[F], from_/to int64[E] (rows from_[e] .. to[e] - 1 are episode e), start int64[E].
     """
 
@@ -176,6 +177,7 @@ class Dataset:
     start: np.ndarray
     from_: np.ndarray
     to: np.ndarray
+    phase: np.ndarray
 
     def __len__(self) -> int:
         """Episodes."""
@@ -243,7 +245,8 @@ class Dataset:
             state=self.state[rows], action=self.action[rows], reward=self.reward[rows], task=self.task(e),
             images={view: self.frames(view, e) for view in self.views}, success=bool(self.success[e]),
             source=[self.sources[c] if self.sources[c] in SOURCES else "unknown" for c in self.source[rows]],
-            start=int(self.start[e]), terminated=bool(self.terminated[e]))
+            start=int(self.start[e]), terminated=bool(self.terminated[e]),
+            phase=self.phase[rows] if self.features.phases else None)
 
 
 def load(root: Path | str, episodes: int = 0) -> Dataset:
@@ -257,7 +260,7 @@ def load(root: Path | str, episodes: int = 0) -> Dataset:
     if not E:
         raise UserError(f"data set {meta.root} is empty. Fill it: robo_rl collect --out {meta.root}")
     info = meta.info["features"]
-    wanted = ["observation.state", "action", *layout.SCALARS, "task_index", "index"]
+    wanted = ["observation.state", "action", *layout.SCALARS, layout.PHASE, "task_index", "index"]
     wanted = [key for key in wanted if key in info]
     F, parts = int(lengths.sum()), {key: [] for key in wanted}
     for first in np.flatnonzero(np.diff(meta.data_file, prepend=-1)):
@@ -304,6 +307,7 @@ def load(root: Path | str, episodes: int = 0) -> Dataset:
         success=np.logical_or.reduceat(columns.get("next.success", nothing).astype(bool), starts),
         source=columns.get("complementary_info.source", np.zeros(F, np.int64)),
         start=columns.get("complementary_info.start", np.full(F, -1))[starts],
+        phase=columns.get(layout.PHASE, np.zeros(F, np.int64)).astype(np.int64),
     )
 
 

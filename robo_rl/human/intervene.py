@@ -15,11 +15,11 @@ from typing import Protocol
 import numpy as np
 from gymnasium.vector import VectorEnv, VectorWrapper
 
+from robo_rl.data.episode import PHASES
 from robo_rl.errors import UserError, in_range
 from robo_rl.types import ControlSpec
 
 POLICY, PAUSE, RECOVERY, CORRECTION = range(4)
-PHASES = ("policy", "pause", "recovery", "correction")
 DRIVER = np.array([0, 1, 2, 2], np.uint8)  # of a phase: policy, brake, person
 BLEND = 0.15  # s
 OWN = "intervene/"  # prefix of this wrapper's rows in get_state
