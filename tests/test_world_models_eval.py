@@ -1,0 +1,209 @@
+"""`wm eval`: what it says of models whose faults are known."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from toys import PointReach
+
+from robo_rl.cli import wm_eval, wm_page
+from robo_rl.cli.wm_eval import WmEval
+from robo_rl.data.episode import Episode
+from robo_rl.data.reader import load
+from robo_rl.data.writer import Writer
+from robo_rl.errors import UserError
+from robo_rl.files import plain
+from world_models import imagine
+from world_models.model import Frames, Prediction, WorldSpec
+
+ARGS = WmEval(model="m", dataset="d", windows=60, horizon=16, episodes=200, json=True)
+
+
+class PointModel:
+    """The dynamics of PointReach, exact; `gain` scales what an action does, `drift` errs at every step, `generous` is the
+    distance at which it grants success, `doubt` how its uncertainty grows."""
+
+    options = None
+
+    def __init__(self, gain: float = 1.0, drift: float = 0.0, generous: float = 0.1, broken: bool = False):
+        env = PointReach(1)
+        self.spec = WorldSpec(kind="latent", control=env.spec, state=4, horizon=20)
+        none = np.zeros(0, np.int64)
+        self.frames = Frames({}, none, none.astype(bool), none.astype(bool))
+        self.gain, self.drift, self.generous, self.broken = gain, drift, generous, broken
+
+    def start(self, obs, keys):
+        return {"state": torch.from_numpy(np.array(obs["state"], np.float32)), "t": torch.zeros(len(keys))}
+
+    def step(self, carry, actions):
+        state, t, rows = carry["state"].clone(), carry["t"].clone(), []
+        for e in range(actions.shape[1]):
+            move = 0.2 * self.gain * actions[:, e] + self.drift
+            state = torch.cat([state[:, :2] + move, state[:, 2:] - move], 1)
+            t = t + 1
+            won = (state[:, 2:].norm(dim=1) < self.generous).float()
+            rows.append((state, won, won, won, t * (abs(self.drift) + 0.01)))
+        s, r, end, won, doubt = (torch.stack(x, 1) for x in zip(*rows))
+        if self.broken:
+            r = r * float("nan")
+        return {"state": state, "t": t}, Prediction({"state": s}, r, end, won, doubt)
+
+
+class Walker:
+    """A policy for PointReach: goes to the goal with probability `skill` per episode (decided by where it starts), else away."""
+
+    def __init__(self, skill: float):
+        from robo_rl.policies import ObsSpec
+        self.skill, self.spec = skill, ObsSpec(state=4, action=2)
+
+    def act(self, obs, generator, explore):
+        from robo_rl.policies import Chunk
+        s = obs["state"]
+        target = s[:, :2] + s[:, 2:]  # the goal: it stays
+        luck = (target * 1000).frac().abs().sum(1) / 2
+        go = (s[:, 2:] / 0.2 * 0.7).clamp(-1, 1)
+        actions = torch.where(luck[:, None] < self.skill, go, -go)[:, None]
+        return Chunk(actions, actions, actions.new_empty(len(s), 0), {})
+
+
+def record(folder, episodes=40, seed=0):
+    """Noisy walks to the goal and random ones."""
+    env, rng = PointReach(episodes), np.random.default_rng(seed)
+    obs, _ = env.reset(seed=seed)
+    rows, over, length = [], np.zeros(episodes, bool), np.zeros(episodes, int)
+    while not over.all():
+        act = np.where(np.arange(episodes)[:, None] % 2, env.expert_action(), 0) + rng.uniform(-0.7, 0.7, (episodes, 2))
+        act = act.clip(-1, 1).astype(np.float32)
+        state = obs["state"].copy()
+        obs, reward, terminated, truncated, info = env.step(act)
+        rows.append((state, act, reward.copy()))
+        length += ~over
+        over = terminated | truncated
+    with Writer(folder, spec=env.spec) as writer:
+        for i in range(episodes):
+            cut = [np.stack([r[k][i] for r in rows[:length[i]]]) for k in range(3)]
+            writer.add(Episode(state=cut[0], action=cut[1], reward=cut[2], task="reach the goal", success=bool(info["success"][i]),
+                               terminated=bool(terminated[i])))
+    return load(folder)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return record(tmp_path_factory.mktemp("points") / "data")
+
+
+def test_windows_pair_every_action_with_what_was_seen_after_it(data):
+    w = wm_eval.read_windows(data, (), np.arange(len(data)), 30, 8, 0)
+    before = np.concatenate([w.start["state"][:, None], w.state[:, :-1]], 1)
+    moved = w.state[..., :2] - before[..., :2]
+    assert np.abs(moved - 0.2 * w.actions)[w.seen].max() < 1e-5
+    assert (w.seen <= w.made).all() and w.made[:, 0].all() and (~w.seen).any()
+    assert (w.success <= w.made).all() and w.success.any() and (w.reward[w.made] == w.success[w.made]).all()
+
+
+def test_the_exact_model_has_no_error_obeys_and_tells_success_without_a_mistake(data):
+    doc, _ = wm_eval.measure(PointModel(), data, ARGS)
+    table = doc["open_loop"]["state"]
+    assert all(i["value"] < 1e-5 for i in table["model"].values()) and all(table["apart"].values())
+    assert doc["following"]["correlation"] == pytest.approx(1, abs=1e-4) and doc["following"]["gain"] == pytest.approx(1, abs=1e-4)
+    assert doc["success"]["fp"] == doc["success"]["fn"] == 0 < doc["success"]["tp"]
+    assert doc["reward"]["rmse"] == 0 and doc["finite"] and not doc["notes"]
+
+
+def test_a_frozen_model_is_copy_last_and_follows_nothing(data):
+    doc, _ = wm_eval.measure(PointModel(gain=0.0), data, ARGS)
+    table = doc["open_loop"]["state"]
+    assert table["model"] == table["hold_last"] and not any(table["apart"].values())
+    assert doc["following"]["correlation"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_lazy_model_follows_with_its_gain_and_errs_more_with_the_horizon(data):
+    doc, _ = wm_eval.measure(PointModel(gain=0.5), data, ARGS)
+    assert doc["following"]["gain"] == pytest.approx(0.5, abs=0.02)
+    values = [i["value"] for i in doc["open_loop"]["state"]["model"].values()][:3]  # later ones are of fewer windows
+    assert values == sorted(values)
+
+
+def test_an_uncertainty_that_grows_with_the_error_tells_where_the_model_errs(data):
+    doc, _ = wm_eval.measure(PointModel(drift=0.03), data, ARGS)
+    assert doc["uncertainty"]["auroc_worst_tenth"] > 0.9 and doc["uncertainty"]["spearman"] > 0.9
+    assert doc["uncertainty"]["bound_covered"] > 0.8
+
+
+def test_a_model_that_grants_success_too_easily_is_told_by_its_false_alarms(data):
+    doc, _ = wm_eval.measure(PointModel(generous=0.5), data, ARGS)
+    assert doc["success"]["fp"] > 0 == doc["success"]["fn"]
+
+
+def test_numbers_that_are_not_finite_are_named(data):
+    doc, _ = wm_eval.measure(PointModel(broken=True), data, ARGS)
+    assert not doc["finite"] and "not finite" in doc["notes"][-1]
+    json.dumps(plain(doc), allow_nan=False)
+
+
+def walkers():
+    return [(f"run/{i}", Walker(s)) for i, s in enumerate(np.linspace(0.05, 0.95, 8))]
+
+
+def test_the_exact_model_ranks_eight_policies_as_the_simulator_does_and_raises_no_alarm():
+    doc = wm_eval.compare_policies(PointModel(), PointReach(200), walkers(), ARGS)
+    assert doc["ranking"]["spearman"]["value"] > 0.99 and doc["ranking"]["worst_regret"] < 0.02
+    assert not doc["exploitation"]["alarm"]
+    assert [p["model"] for p in doc["policies"]] == pytest.approx([p["real"] for p in doc["policies"]], abs=0.03)
+    assert doc["policies"][0]["real"] < 0.3 < 0.7 < doc["policies"][-1]["real"]
+
+
+def test_a_planted_reward_bug_rings_the_alarm():
+    doc = wm_eval.compare_policies(PointModel(generous=2.0), PointReach(200), walkers(), ARGS)
+    assert doc["exploitation"]["alarm"] and "run/0" in doc["exploitation"]["policies"]
+
+
+def test_batches_of_another_size_meet_the_same_starts():
+    a, b = (wm_eval.compare_policies(PointModel(), PointReach(n), walkers()[3:5], replace(ARGS, episodes=30)) for n in (30, 16))
+    assert [p["real"] for p in a["policies"]] == [p["real"] for p in b["policies"]]
+    assert [p["model"] for p in a["policies"]] == [p["model"] for p in b["policies"]]
+
+
+def test_a_data_set_with_other_axes_or_another_rate_is_named(data):
+    model = PointModel()
+    for change, said in (({"period": 0.05}, "control rate"), ({"axes": model.spec.control.axes[:1]}, "action axes"),
+                         ({"views": ("front",)}, "camera front")):
+        model.spec = replace(PointModel().spec, control=replace(model.spec.control, **change))
+        with pytest.raises(UserError, match=said):
+            wm_eval.measure(model, data, ARGS)
+        model = PointModel()
+
+
+def test_episodes_that_the_model_learnt_from_are_left_out(data):
+    model = PointModel()
+    first = np.zeros(len(data.state), bool)
+    first[data.from_] = True
+    held = np.zeros(len(data.state), bool)
+    held[data.from_[:5]] = True
+    model.frames = Frames({"state": data.state}, np.zeros(len(first), np.int64), first, held)
+    doc, _ = wm_eval.measure(model, data, ARGS)
+    assert doc["episodes"] == 5 and not doc["notes"]
+    model.frames = Frames({"state": data.state}, np.zeros(len(first), np.int64), first, held & False)
+    doc, _ = wm_eval.measure(model, data, ARGS)
+    assert doc["episodes"] == len(data) and "bright side" in doc["notes"][0]
+
+
+def test_play_ends_an_episode_at_its_success_and_counts_a_nan_as_lost():
+    obs = {"state": np.array([[0, 0, 0.4, 0], [0, 0, 9, 0]], np.float32)}
+
+    def right(o):
+        return np.tile(np.array([1, 0], np.float32), (2, 1, 1))
+    got = imagine.play(PointModel(), right, obs, 10)
+    assert got.success.tolist() == [True, False] and got.length.tolist() == [2, 10] and got.gain.tolist() == [1, 0]
+    assert not imagine.play(PointModel(broken=True), right, obs, 10).success.any()
+
+
+def test_the_page_holds_every_number_and_needs_no_network(data, tmp_path):
+    doc, arrays = wm_eval.measure(PointModel(drift=0.01), data, ARGS)
+    doc |= wm_eval.compare_policies(PointModel(generous=2.0), PointReach(50), walkers(), replace(ARGS, episodes=50))
+    html = wm_page.page(plain(doc), wm_page.side_by_side(tmp_path, arrays))
+    assert "Open-loop error, state" in html and "run/7" in html and "alarm" in html and "{{" not in html
+    assert "http://" not in html.replace("http://www.w3.org", "") and "https://" not in html
+    assert "Spearman" in wm_eval.table(doc) and "ALARM" in wm_eval.table(doc)

@@ -1,0 +1,128 @@
+"""What a model imagines: along recorded actions (open loop) and under a policy (closed loop).
+
+Axes: `B` windows, `T` control steps of a window, `N` episodes, `E` steps of a chunk, `S` state, `A` action.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from robo_rl.errors import UserError
+from world_models.model import WorldModel
+
+CHUNK = 8  # control steps given to a model at once
+HEADS = ("reward", "terminal", "success", "uncertainty")
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Recorded stretches of T steps: `start` is what was seen before action 0, row t of the rest after action t.
+
+    start {key: [B,...]}, actions float32[B,T,A], state float32[B,T,S], images {view: uint8[B,T,h,w,3]}, reward
+    float32[B,T], terminal, success bool[B,T]; `seen` bool[B,T]: the observation after the step was recorded (past the
+    last frame of an episode it is not), `made` bool[B,T]: the step was. Rows that were not made repeat the last.
+    """
+
+    start: dict[str, np.ndarray]
+    actions: np.ndarray
+    state: np.ndarray
+    images: dict[str, np.ndarray]
+    reward: np.ndarray
+    terminal: np.ndarray
+    success: np.ndarray
+    seen: np.ndarray
+    made: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+
+def pick_starts(first: np.ndarray, last: np.ndarray, count: int, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(episode int64[B], first row int64[B]) of `count` windows over the episodes with rows first[e] .. last[e].
+
+    One window in two begins with its episode; the others anywhere that leaves `steps` rows, or as many as there are.
+    """
+    rng = np.random.default_rng([seed, 23])
+    if not len(first):
+        raise UserError("no episodes to evaluate on: record some the model has not seen, with another --seed of robo_rl collect")
+    episode = rng.permutation(np.resize(rng.permutation(len(first)), count))
+    room = np.maximum(last[episode] - first[episode] - steps, 0)
+    offset = np.where(np.arange(count) % 2 == 0, 0, rng.integers(0, room + 1))
+    return episode, first[episode] + offset
+
+
+@dataclass(frozen=True, slots=True)
+class Imagined:
+    """A model along the actions of some windows: state [B,T,S], images {view: uint8[B,T,h,w,3]}, reward, terminal,
+    success, uncertainty float32[B,T]."""
+
+    state: np.ndarray
+    images: dict[str, np.ndarray]
+    reward: np.ndarray
+    terminal: np.ndarray
+    success: np.ndarray
+    uncertainty: np.ndarray
+
+
+def open_loop(model: WorldModel, start: Mapping[str, np.ndarray], actions: np.ndarray, batch: int = 256, seed: int = 0,
+              tick: Callable[[int], None] = lambda done: None) -> Imagined:
+    """Roll the model along `actions` [B,T,A] from observations `start` {key: [B,...]}, never showing it what came."""
+    parts: list[dict[str, np.ndarray]] = []
+    views = [k for k in start if k.startswith("image/")]
+    for b in range(0, len(actions), batch):
+        rows = slice(b, min(b + batch, len(actions)))
+        carry = model.start({k: v[rows] for k, v in start.items()}, seed + np.arange(rows.start, rows.stop))
+        steps = []
+        for t in range(0, actions.shape[1], CHUNK):
+            carry, p = model.step(carry, torch.from_numpy(np.ascontiguousarray(actions[rows, t:t + CHUNK])))
+            steps.append({k: p.obs[k] for k in ("state", *views)} | {k: getattr(p, k) for k in HEADS})
+        parts.append({k: torch.cat([s[k] for s in steps], 1).cpu().numpy() for k in steps[0]})
+        tick(rows.stop)
+    whole = {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
+    return Imagined(whole["state"], {v[6:]: whole[v] for v in views}, *(whole[k] for k in HEADS))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Episodes of a policy in a model: success bool[N], length int64[N], gain float32[N] (sum of predicted rewards),
+    uncertainty float32[N] at the end, cut bool[N] (it passed the model's threshold on the way)."""
+
+    success: np.ndarray
+    length: np.ndarray
+    gain: np.ndarray
+    uncertainty: np.ndarray
+    cut: np.ndarray
+
+
+def play(model: WorldModel, act: Callable[[dict], np.ndarray], obs: Mapping[str, np.ndarray], max_steps: int = 0,
+         seed: int = 0) -> Outcome:
+    """Let `act(obs) -> actions [N,E,A]` act in the model from the observations `obs`, to the end of every episode.
+
+    A step whose success passes 1/2 wins its episode; one whose terminal passes 1/2 ends it. Nothing is cut for its
+    uncertainty (that would count against the policy): it is noted. A step with NaN ends its episode as lost.
+    """
+    n, limit = len(obs["state"]), max_steps or model.spec.control.max_steps
+    obs = dict(obs)
+    carry = model.start(obs, seed + np.arange(n))
+    over, won, cut = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, bool)
+    length, gain, doubt = np.zeros(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.float32)
+    made = 0
+    while made < limit and not over.all():
+        actions = np.asarray(act(obs), np.float32)[:, :limit - made].clip(-1, 1)
+        carry, p = model.step(carry, torch.from_numpy(np.ascontiguousarray(actions)))
+        reward, terminal, success, uncertainty = (getattr(p, k).cpu().numpy()
+                                                  for k in HEADS)
+        for t in range(actions.shape[1]):
+            live = ~over
+            length += live
+            lost = live & ~np.isfinite(uncertainty[:, t] + reward[:, t])
+            gain += np.where(live & ~lost, reward[:, t], 0)
+            doubt = np.where(live, uncertainty[:, t], doubt)
+            cut |= live & ~(uncertainty[:, t] <= model.spec.threshold)
+            won |= live & ~lost & (success[:, t] > 0.5)
+            over |= lost | (live & ((terminal[:, t] > 0.5) | (success[:, t] > 0.5)))
+        made += actions.shape[1]
+        obs |= {k: v[:, -1].cpu().numpy() for k, v in p.obs.items()}
+    return Outcome(won, length, gain, doubt, cut)
