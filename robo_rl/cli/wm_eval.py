@@ -346,9 +346,8 @@ def table(doc: dict) -> str:
 def run(args: WmEval) -> int:
     """Measure, write eval.json, eval.html and videos, print the table or the JSON."""
     from robo_rl import files
-    from world_models.model import find
-
     from robo_rl.cli.wm_page import page, side_by_side
+    from world_models.model import find
 
     folder = Path(args.out) if args.out else find(args.model) / "eval"
     doc, arrays = evaluate_model(args)
