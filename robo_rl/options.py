@@ -13,7 +13,8 @@ from robo_rl.errors import UserError, choose, in_range
 class PolicyOptions:
     """What the policy is. A checkpoint carries these; evaluation rebuilds the policy from them."""
 
-    kind: Literal["flow", "diffusion", "gaussian"] = "flow"
+    kind: Literal["flow", "diffusion", "gaussian", "squashed", "guided"] = "flow"
+    """squashed: tanh-Gaussian (SAC's); guided: a flow whose samples a critic chooses among (EXPO, PA-RL)."""
     horizon: int = 8
     """H: steps in a predicted chunk."""
     execute: int = 8
@@ -46,6 +47,21 @@ class PolicyOptions:
     activation: Literal["relu", "silu", "tanh"] = "relu"
     logp_reduction: Literal["sum", "mean"] = "sum"
     """Over the executed E x A entries. Clip ranges do not carry over between the two."""
+    gripper: Literal["continuous", "toggle"] = "continuous"
+    """Squashed: the gripper is one more axis, or a discrete critic picks its commands."""
+    critics: int = 4
+    """Guided: critics that judge."""
+    critic_hidden: int = 256
+    critic_layers: int = 2
+    candidates: int = 8
+    """Guided: N samples of the flow per decision."""
+    edit_scale: float = 0.0
+    """Guided: reach of EXPO's edits [-1..1 units]; 0: none."""
+    keep: int = 4
+    """Guided: the candidates that climb the critic's slope (PA-RL)."""
+    local_steps: int = 0
+    local_rate: float = 3e-4
+    """PA-RL's steps and their size."""
 
     def __post_init__(self) -> None:
         for name, low, high in (("horizon", 1, 256), ("denoise_steps", 1, 1000), ("hidden", 8, 8192),
@@ -54,6 +70,10 @@ class PolicyOptions:
         in_range("policy.execute (E <= H)", self.execute, 1, self.horizon)
         for name in ("init_std", "std_floor", "noise_min", "noise_max"):
             in_range(f"policy.{name}", getattr(self, name), 0, 10, open_low=True)
+        for name, low, high in (("critics", 1, 256), ("critic_hidden", 8, 8192), ("critic_layers", 1, 32),
+                                ("candidates", 1, 4096), ("edit_scale", 0, 2), ("keep", 1, 4096),
+                                ("local_steps", 0, 1000), ("local_rate", 0, 10)):
+            in_range(f"policy.{name}", getattr(self, name), low, high)
         in_range("policy.noise_min (<= noise_max)", self.noise_min, 0, self.noise_max, open_low=True)
         in_range("policy.train_steps", self.train_steps, 1, 10_000)
         in_range("policy.finetune_steps", self.finetune_steps, 1, 10_000)
@@ -87,7 +107,12 @@ PROXIMALS = ("recompute", "snapshot", "interpolate", "ewma")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicyOptions:
+class MethodOptions:
+    """Options of an online RL method."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicyOptions(MethodOptions):
     """What every ratio method shares; each method's own file says which of these are its paper's."""
 
     decisions: int = 32
@@ -216,3 +241,108 @@ class NftOptions(OnPolicyOptions):
         in_range("rl.negative_weight", self.negative_weight, 0, 1e6)
         in_range("rl.kl_coef", self.kl_coef, 0, 1e6)
         in_range("rl.old_decay", self.old_decay, 0, 1, open_high=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyOptions(MethodOptions):
+    """What every method that learns from replay shares (`robo_rl/algos/offpolicy.py`)."""
+
+    utd: float = 1.0
+    """Critic updates per decision that was collected."""
+    actor_every: int = 2
+    """Critic updates per actor update."""
+    batch: int = 256
+    demo_share: float = 0.5
+    """Share of every batch that is demonstrations and corrections; guaranteed, for buffers of any size."""
+    capacity: int = 500_000
+    """Control steps that replay keeps."""
+    warmup: int = 2000
+    """Control steps collected before the first update."""
+    pretrain: int = 1000
+    """Critic updates on the demonstrations before anything is collected; the actor stays."""
+    critics: int = 4
+    """E: critics of the ensemble."""
+    subset: int = 2
+    """How many of them, drawn anew each time, the target takes the least of."""
+    critic_hidden: int = 256
+    critic_layers: int = 2
+    layer_norm: bool = True
+    lr: float = 3e-4
+    critic_lr: float = 3e-4
+    gamma: float = 0.99
+    """Per control step."""
+    tau: float = 0.005
+    max_target: float = 0.0
+    """Targets are clamped to [0, max_target], for sparse rewards whose return is known to lie there; 0: off."""
+    max_grad_norm: float = 10.0
+    bc_coef: float = 0.0
+    """Weight of the supervised loss on the demonstrations in the actor's update."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("actor_every", 1, 10**6), ("batch", 2, 10**6), ("demo_share", 0, 1),
+                                ("capacity", 100, 10**9), ("warmup", 0, 10**9), ("pretrain", 0, 10**9), ("critics", 1, 256),
+                                ("critic_hidden", 8, 8192), ("critic_layers", 1, 32), ("max_target", 0, 1e9),
+                                ("bc_coef", 0, 1e6)):
+            in_range(f"rl.{name}", getattr(self, name), low, high)
+        for name, high in (("utd", 1000), ("lr", 1), ("critic_lr", 1), ("gamma", 1), ("tau", 1), ("max_grad_norm", 1e6)):
+            in_range(f"rl.{name}", getattr(self, name), 0, high, open_low=True)
+        in_range("rl.subset (<= critics)", self.subset, 1, self.critics)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlpdOptions(OffPolicyOptions):
+    """RLPD: SAC with symmetric sampling of demonstrations (`robo_rl/algos/rlpd.py`)."""
+
+    alpha: float = 0.01
+    """Temperature at the start."""
+    alpha_lr: float = 3e-4
+    target_entropy: float = 0.5
+    """The target entropy is minus this per action entry."""
+    entropy_backup: bool = False
+    """Whether the target counts the entropy of the next action."""
+
+    def __post_init__(self) -> None:
+        OffPolicyOptions.__post_init__(self)
+        in_range("rl.alpha", self.alpha, 0, 100)
+        in_range("rl.alpha_lr", self.alpha_lr, 0, 1)
+        in_range("rl.target_entropy", self.target_entropy, 0, 100)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HilSerlOptions(RlpdOptions):
+    """HIL-SERL: RLPD with corrections in both buffers and a gripper critic (`robo_rl/algos/hil_serl.py`)."""
+
+    grasp_penalty: float = 0.02
+    """Cost of every change of the gripper's command."""
+
+    def __post_init__(self) -> None:
+        RlpdOptions.__post_init__(self)
+        in_range("rl.grasp_penalty", self.grasp_penalty, 0, 100)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpoOptions(OffPolicyOptions):
+    """EXPO: a flow trained by imitation of replay, small edits and the choice among them by value (`robo_rl/algos/expo.py`)."""
+
+    alpha: float = 0.01
+    alpha_lr: float = 3e-4
+    slow: float = 0.001
+    """Share by which the flow that acts follows the one that learns, per update."""
+
+    def __post_init__(self) -> None:
+        OffPolicyOptions.__post_init__(self)
+        in_range("rl.alpha", self.alpha, 0, 100)
+        in_range("rl.alpha_lr", self.alpha_lr, 0, 1)
+        in_range("rl.slow", self.slow, 0, 1, open_low=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaRlOptions(OffPolicyOptions):
+    """PA-RL: actions are optimised against the critic, the flow imitates them (`robo_rl/algos/pa_rl.py`)."""
+
+    cql_alpha: float = 0.0
+    """Weight of the Cal-QL penalty on the critic."""
+
+    def __post_init__(self) -> None:
+        OffPolicyOptions.__post_init__(self)
+        in_range("rl.cql_alpha", self.cql_alpha, 0, 1e6)

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from robo_rl.cli.train import Train, make_env
+from robo_rl.cli.train import OFF_POLICY, Train, make_env
 from robo_rl.errors import MissingDependency, UserError
 
 
@@ -22,6 +22,8 @@ def group_size(args: Train) -> int:
 
 def workers(args: Train) -> int:
     """Worker processes of this run; 0: everything in one process."""
+    if args.algo in OFF_POLICY:
+        return 0
     if args.workers is not None:
         return args.workers
     units = args.envs // (group_size(args) or 1)

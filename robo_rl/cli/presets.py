@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from robo_rl.cli.train import RL_OPTIONS, Train
+from robo_rl.cli.train import OFF_POLICY, RL_OPTIONS, Train
 from robo_rl.errors import choose
 from robo_rl.options import DppoOptions, NftOptions, PiRlOptions, PolicyOptions, PpoOptions
 
@@ -11,6 +11,7 @@ CHUNKS = dict(decisions=16, minibatch=1024, lr=3e-4)
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 HEADS = {"ppo": dict(kind="gaussian", init_std=0.3), "reinflow": dict(noise="learned", noise_steps="all"),
          "dppo": dict(kind="diffusion", denoise_steps=10, logp_reduction="mean")}  # what a method can train
+REPLAY_HEADS = {"rlpd": dict(kind="squashed", layers=2, init_std=0.3)}
 
 
 def preset(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
@@ -19,6 +20,8 @@ def preset(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
     quick = name == "quick"
     rl = RL_OPTIONS.get(algo, PiRlOptions)
     t = Train(sim=sim, task=task, algo=algo, obs=obs, preset=name, rl=rl())
+    if algo in OFF_POLICY:
+        return replay(t, quick)
     if task in LOCOMOTION or sim.startswith(("gym:", "envpool:")):
         return locomotion(t)
     t = replace(t, rl=rl(**CHUNKS, anneal_lr=True), demos="20", steps=2_000_000)
@@ -40,6 +43,17 @@ def preset(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
     if algo == "nft":
         t = replace(t, rl=NftOptions(**CHUNKS | dict(lr=2e-4, epochs=2)))
     return t
+
+
+def replay(t: Train, quick: bool) -> Train:
+    """Methods that learn from replay: few envs, many updates per step."""
+    sparse = t.task not in LOCOMOTION and not t.sim.startswith(("gym:", "envpool:"))
+    t = replace(t, envs=16, steps=60_000 if quick else 300_000, eval_episodes=100 if quick else 200,
+                eval_every=20_000 if quick else 50_000, policy=PolicyOptions(**REPLAY_HEADS[t.algo]))
+    if not sparse:
+        return replace(t, demos="0", envs=8, reward="dense", eval_episodes=20,
+                       policy=replace(t.policy, horizon=1, execute=1), rl=replace(t.rl, pretrain=0))
+    return replace(t, rl=replace(t.rl, max_target=1.0), eval_envs=50 if t.sim == "maniskill" else 0)
 
 
 def locomotion(t: Train) -> Train:

@@ -17,16 +17,18 @@ from robo_rl.errors import MissingDependency, UserError, choose, in_range
 from robo_rl.options import (
     BcOptions,
     DppoOptions,
+    MethodOptions,
     NftOptions,
-    OnPolicyOptions,
     PiRlOptions,
     PolicyOptions,
     PpoOptions,
     ReinFlowOptions,
+    RlpdOptions,
 )
 
+OFF_POLICY = {"rlpd": RlpdOptions}  # these learn from replay (robo_rl/cli/offpolicy.py)
 RL_OPTIONS = {"pi_rl": PiRlOptions, "ppo": PpoOptions, "dppo": DppoOptions, "reinflow": ReinFlowOptions,
-              "nft": NftOptions}
+              "nft": NftOptions, **OFF_POLICY}
 ALGOS = (*RL_OPTIONS, "bc")
 
 
@@ -39,7 +41,7 @@ class Train:
     task: str = ""
     """Task of the sim; empty takes its default (mujoco: pick_cube, maniskill: PickCube-v1)."""
     algo: str = "pi_rl"
-    """pi_rl, ppo, dppo, reinflow, nft, or bc (supervised only)."""
+    """pi_rl, ppo, dppo, reinflow, nft; from replay: rlpd; or bc (supervised only)."""
     obs: str = "state"
     """state, or rgb: two cameras and the instruction through the vision-language trunk."""
     preset: str = "full"
@@ -90,7 +92,7 @@ class Train:
     """wandb project (offline without a key); TensorBoard is always written."""
     policy: PolicyOptions = field(default_factory=PolicyOptions)
     bc: BcOptions = field(default_factory=BcOptions)
-    rl: OnPolicyOptions = field(default_factory=PiRlOptions)
+    rl: MethodOptions = field(default_factory=PiRlOptions)
     """Options of the chosen method; each method has its own set."""
 
     def __post_init__(self) -> None:
@@ -243,7 +245,7 @@ def resume(folder: Path) -> int:
     args = run_config(folder)
     os.environ.setdefault("OMP_NUM_THREADS", str(args.torch_threads))
     with files.lock(folder):
-        return Run(args, folder, probe_env(args)).go()
+        return make_run(args, folder, probe_env(args)).go()
 
 
 def begin(args: Train, tell: Callable[[Path], None]) -> int:
@@ -272,7 +274,15 @@ def begin(args: Train, tell: Callable[[Path], None]) -> int:
             "name": folder.name, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "version": versions().get("robo_rl", ""),
             "git": git_hash(), "seed": args.seed, "config": asdict(args), "versions": versions(), "argv": sys.argv[1:]})
         tell(folder)
-        return Run(args, folder, env).go()
+        return make_run(args, folder, env).go()
+
+
+def make_run(args: Train, folder: Path, env) -> "Run":
+    """The run of the chosen method."""
+    if args.algo in OFF_POLICY:
+        from robo_rl.cli.offpolicy import OffPolicyRun
+        return OffPolicyRun(args, folder, env)
+    return Run(args, folder, env)
 
 
 def probe_env(args: Train):
@@ -293,7 +303,10 @@ def check(args: Train, env) -> None:
     from robo_rl.demos import check_expert, check_fits
     from robo_rl.policies import make_policy
 
-    if args.algo != "bc":
+    if args.algo in OFF_POLICY:
+        from robo_rl.cli import offpolicy
+        offpolicy.check(args)
+    elif args.algo != "bc":
         feeds.check(args)
     if args.obs == "rgb":
         env.reset(seed=args.seed)  # draws
@@ -309,7 +322,7 @@ def check(args: Train, env) -> None:
         raise UserError("--algo bc needs demonstrations: --demos N or --demos PATH")
     if args.algo != "bc":
         importlib.import_module(f"robo_rl.algos.{args.algo}").make(make_policy(args.policy, spec, 0), args.rl, 0)
-        if args.rl.advantage != "gae" and args.envs % args.rl.group:
+        if args.algo not in OFF_POLICY and args.rl.advantage != "gae" and args.envs % args.rl.group:
             raise UserError(f"--envs must be a multiple of the group size {args.rl.group} with advantage "
                             f"{args.rl.advantage}, got {args.envs}")
     if args.wandb:

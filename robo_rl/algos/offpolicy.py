@@ -1,0 +1,209 @@
+"""What methods that learn from replay share: a critic ensemble with chunk TD, and the loop around it.
+
+    y = sum_{k<n} gamma^k r_k + gamma^n (1 - terminated) v(s')        n: the steps of the chunk that really ran
+    loss = mean_i (Q_i(s, a) - y)^2                                   every critic against the same y
+
+`v` is the method's own (a sample of the actor, the best of many, the data's), taken over `subset` random critics of the
+Polyak average (REDQ, Chen et al. 2021, eq. 4). A time limit is no terminal: it bootstraps from the state it cut.
+"""
+
+import copy
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robo_rl.algos.credit import descend, make_adam
+from robo_rl.options import OffPolicyOptions
+from robo_rl.policies.offpolicy import Ensemble
+from robo_rl.policies.policy import Obs
+from robo_rl.replay import Batch
+
+Sample = Callable[[int], Batch]  # transitions wanted -> a batch with the guaranteed shares
+
+
+@dataclass(slots=True)
+class Rows:
+    """A Batch as tensors, with the contexts its observations encode to. actions[B,E,A], own[B,E], the rest [B]."""
+
+    obs: Obs
+    context: Tensor
+    next_context: Tensor
+    actions: Tensor
+    rewards: Tensor
+    discounts: Tensor
+    own: Tensor
+    bound: Tensor
+    before: Tensor
+    source: Tensor
+
+    @property
+    def flat(self) -> Tensor:
+        """Actions [B,E*A]."""
+        return self.actions.flatten(1)
+
+
+@torch.no_grad()
+def tensors(policy, batch: Batch) -> Rows:
+    """Batch -> Rows; the trunk of the policy is not trained by these methods."""
+    obs = {k: torch.from_numpy(v) for k, v in batch.obs.items()}
+    after = {k: torch.from_numpy(v) for k, v in batch.next_obs.items()}
+    return Rows(obs, policy.encode(obs), policy.encode(after), torch.from_numpy(batch.actions),
+                torch.from_numpy(batch.rewards), torch.from_numpy(batch.discounts), torch.from_numpy(batch.own),
+                torch.from_numpy(batch.bound), torch.from_numpy(batch.before), torch.from_numpy(batch.source))
+
+
+def td_target(rewards: Tensor, discounts: Tensor, values: Tensor, most: float = 0.0) -> Tensor:
+    """y = r + discount * v; with `most` > 0 clamped to the range [0, most] that returns are known to have."""
+    y = rewards + discounts * values
+    return y.clamp(0, most) if most else y
+
+
+def td_loss(q: Tensor, y: Tensor) -> Tensor:
+    """Mean squared error of critics q [Q,B] against one target y [B], mean over both."""
+    return (q - y).square().mean()
+
+
+@contextmanager
+def frozen(params: list[Tensor]):
+    """Inside, no gradient is made for `params`; one flows through them."""
+    for p in params:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in params:
+            p.requires_grad_(True)
+
+
+def polyak(slow: torch.nn.Module, fast: torch.nn.Module, tau: float) -> None:
+    """slow <- (1 - tau) slow + tau fast."""
+    with torch.no_grad():
+        torch._foreach_lerp_(list(slow.parameters()), list(fast.parameters()), tau)
+
+
+def cql_penalty(q_policy: Tensor, q_random: Tensor, q_data: Tensor, bound: Tensor, d: int) -> Tensor:
+    """Cal-QL's regulariser (Nakamoto et al. 2023, eq. 5): logsumexp over sampled actions minus the data's value.
+
+    q_policy [Q,B,M] counts at least the return `bound` [B] that followed (-inf: no bound: plain CQL); q_random [Q,B,M]
+    are uniform over the box of `d` entries and corrected by their density 2^-d; q_data [Q,B].
+    """
+    calibrated = torch.maximum(q_policy, bound[:, None])
+    count = calibrated.shape[-1] + q_random.shape[-1]
+    every = torch.cat([calibrated, q_random + d * 0.6931471805599453], -1)
+    log_count = torch.log(torch.tensor(float(count)))
+    return (torch.logsumexp(every, -1) - log_count - q_data).mean()
+
+
+class CriticLearner:
+    """Owns the critics, their Polyak average and their optimizer. `target`: an Ensemble that is the average."""
+
+    def __init__(self, context: int, action: int, options: OffPolicyOptions, seed: int, target: Ensemble | None = None):
+        o = self.options = options
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed + 1)
+            self.critic = Ensemble(context, action, o.critic_hidden, o.critic_layers, o.critics, o.layer_norm)
+        self.target = target if target is not None else copy.deepcopy(self.critic)
+        self.target.load_state_dict(self.critic.state_dict())
+        self.target.requires_grad_(False)
+        self.params = list(self.critic.parameters())
+        self.opt = make_adam(self.params, o.critic_lr)
+
+    def subset(self, generator: torch.Generator) -> Tensor:
+        """Which critics the target takes the least of."""
+        return torch.randperm(self.options.critics, generator=generator)[:self.options.subset]
+
+    def least(self, context: Tensor, actions: Tensor, generator: torch.Generator) -> Tensor:
+        """min over a random subset of the averaged critics, [B]."""
+        with torch.no_grad():
+            return self.target(context, actions)[self.subset(generator)].min(0).values
+
+    def step(self, rows: Rows, y: Tensor, penalty: "Callable[[Tensor], Tensor] | None" = None) -> dict[str, Tensor]:
+        """One step towards y [B]; `penalty(q_data[Q,B])` is added to the loss."""
+        q = self.critic(rows.context, rows.flat)
+        loss = td_loss(q, y)
+        total = loss if penalty is None else loss + penalty(q)
+        norm = descend(total, self.params, self.opt, self.options.max_grad_norm)
+        polyak(self.target, self.critic, self.options.tau)
+        out = {"critic_loss": loss.detach(), "q": q.detach().mean(), "q_target": y.mean(), "critic_norm": norm}
+        if penalty is not None:
+            out["penalty"] = (total - loss).detach()
+        return out
+
+    def state_dict(self) -> dict:
+        return {"critic": self.critic.state_dict(), "target": self.target.state_dict(), "opt": self.opt.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.critic.load_state_dict(state["critic"])
+        self.target.load_state_dict(state["target"])
+        self.opt.load_state_dict(state["opt"])
+
+
+class OffPolicyLearner:
+    """The loop. A method gives `critic_step(rows)` and `actor_step(rows)`, each -> metrics, and what it owns."""
+
+    def __init__(self, policy, options: OffPolicyOptions, seed: int):
+        self.policy, self.options = policy, options
+        self.generator = torch.Generator().manual_seed(seed + 2)
+        self.updates = 0
+
+    def critic_step(self, rows: Rows) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def actor_step(self, rows: Rows) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def update(self, sample: Sample, count: int, actor: bool = True) -> dict[str, float]:
+        """`count` critic updates, an actor update after every `actor_every` of them -> mean metrics."""
+        o, sums, times = self.options, {}, {}
+        for _ in range(count):
+            rows = tensors(self.policy, sample(o.batch))
+            step = self.critic_step(rows)
+            self.updates += 1
+            if actor and self.updates % o.actor_every == 0:
+                step |= self.actor_step(rows)
+            for key, value in step.items():
+                sums[key] = sums.get(key, 0) + value
+                times[key] = times.get(key, 0) + 1
+        return {k: float(v) / times[k] for k, v in sums.items()}
+
+    def begin_online(self) -> None:
+        """The critic is ready to be listened to: the offline stage is over."""
+
+    def state_dict(self) -> dict:
+        return {"generator": self.generator.get_state(), "updates": self.updates}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.generator.set_state(state["generator"])
+        self.updates = state["updates"]
+
+
+class Temperature:
+    """alpha > 0, moved so that the entropy -E log pi meets `target` (Haarnoja et al. 2018b, eq. 18)."""
+
+    def __init__(self, alpha: float, lr: float, target: float):
+        self.log = torch.tensor(max(alpha, 1e-8)).log().requires_grad_(True)
+        self.target, self.lr = target, lr
+        self.opt = torch.optim.Adam([self.log], lr=max(lr, 1e-12))
+
+    @property
+    def value(self) -> Tensor:
+        return self.log.detach().exp()
+
+    def step(self, logp: Tensor) -> None:
+        """logp [B] of fresh actions, detached."""
+        if not self.lr:
+            return
+        self.opt.zero_grad()
+        (-self.log.exp() * (logp.detach().mean() + self.target)).backward()
+        self.opt.step()
+
+    def state_dict(self) -> dict:
+        return {"log": self.log.detach().clone(), "opt": self.opt.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        with torch.no_grad():
+            self.log.copy_(state["log"])
+        self.opt.load_state_dict(state["opt"])

@@ -1,0 +1,85 @@
+"""RLPD: SAC whose every batch is half demonstrations, with layer norm in the critics (Ball et al. 2023, arXiv 2302.02948).
+
+    y = r + gamma^n (1 - terminated) [min_{j in subset} Q'_j(s', a') - alpha log pi(a'|s')]        a' ~ pi
+    critic: (Q_i - y)^2        actor: alpha log pi(a|s) - mean_i Q_i(s, a)        alpha: entropy -> -D/2
+
+Over chunks: one action is E control steps. The paper's choices: 10 critics, subset 2, UTD 20, one actor update per
+`utd` critic updates, alpha from 1; its sparse tasks leave the entropy out of the target, as here by default.
+
+Where we differ: the actor may start from the supervised stage (`--bc.updates 0` starts from scratch, as the paper does),
+the critics see the demonstrations first (`pretrain`), targets may be clamped to the known range of returns.
+"""
+
+import torch
+from torch import Tensor
+
+from robo_rl.algos.credit import descend, make_adam
+from robo_rl.algos.offpolicy import CriticLearner, OffPolicyLearner, Rows, Temperature, frozen, td_target
+from robo_rl.errors import UserError
+from robo_rl.options import RlpdOptions
+from robo_rl.policies.offpolicy import SquashedPolicy
+from robo_rl.replay import POLICY
+
+
+class RlpdLearner(OffPolicyLearner):
+    """Owns critics, actor optimizer and temperature. The share of demonstrations is the sampler's affair."""
+
+    def __init__(self, policy: SquashedPolicy, options: RlpdOptions, seed: int):
+        super().__init__(policy, options, seed)
+        self.critics = CriticLearner(policy.trunk.size, policy.options.execute * policy.spec.action, options, seed)
+        self.actor_params = list(policy.actor.parameters())
+        self.actor_opt = make_adam(self.actor_params, options.lr)
+        self.alpha = Temperature(options.alpha, options.alpha_lr, -options.target_entropy * policy.size)
+
+    def next_action(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """a' ~ pi [B,E*A] and log pi(a') [B]."""
+        with torch.no_grad():
+            moves, logp = self.policy.actor.sample(context, self.generator)
+            return self.policy.whole(moves, self.grasp(context)).flatten(1), logp
+
+    def grasp(self, context: Tensor) -> Tensor | None:
+        """Gripper commands [B,E] that are not the Gaussian's."""
+        return None
+
+    def critic_step(self, rows: Rows) -> dict[str, Tensor]:
+        o = self.options
+        action, logp = self.next_action(rows.next_context)
+        v = self.critics.least(rows.next_context, action, self.generator)
+        if o.entropy_backup:
+            v = v - self.alpha.value * logp
+        return self.critics.step(rows, td_target(rows.rewards, rows.discounts, v, o.max_target))
+
+    def actor_step(self, rows: Rows) -> dict[str, Tensor]:
+        o, policy = self.options, self.policy
+        moves, logp = policy.actor.sample(rows.context, self.generator)
+        with torch.no_grad():
+            grasp = self.grasp(rows.context)
+        with frozen(self.critics.params):
+            q = self.critics.critic(rows.context, policy.whole(moves, grasp).flatten(1)).mean(0)
+        loss = (self.alpha.value * logp - q).mean()
+        if o.bc_coef:
+            mask = rows.own.float() * (rows.source > POLICY)[:, None]
+            mean = torch.tanh(policy.actor(rows.context)[0]).view(len(mask), mask.shape[1], -1)
+            err = (mean - policy.moves(rows.actions).view_as(mean)).square().mean(-1) * mask
+            loss = loss + o.bc_coef * err.sum() / mask.sum().clamp(min=1)
+        descend(loss, self.actor_params, self.actor_opt, o.max_grad_norm)
+        self.alpha.step(logp)
+        return {"actor_loss": loss.detach(), "entropy": -logp.detach().mean(), "alpha": self.alpha.value}
+
+    def state_dict(self) -> dict:
+        return super().state_dict() | {"critics": self.critics.state_dict(), "actor_opt": self.actor_opt.state_dict(),
+                                       "alpha": self.alpha.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        super().load_state_dict(state)
+        self.critics.load_state_dict(state["critics"])
+        self.actor_opt.load_state_dict(state["actor_opt"])
+        self.alpha.load_state_dict(state["alpha"])
+
+
+def make(policy, options: RlpdOptions, seed: int, demos=None) -> RlpdLearner:
+    """Learner for a squashed Gaussian policy."""
+    if policy.options.kind != "squashed" or policy.options.gripper != "continuous":
+        raise UserError(f"rlpd needs --policy.kind squashed with --policy.gripper continuous, got "
+                        f"{policy.options.kind} with {policy.options.gripper}")
+    return RlpdLearner(policy, options, seed)

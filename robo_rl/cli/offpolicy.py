@@ -1,0 +1,162 @@
+"""`robo_rl train` for methods that learn from replay: the same run folder, another loop.
+
+    replay/online        every control step of the run, journaled before it is learnt from
+    replay/corrections   human steps with what followed; demonstrations join them in memory
+
+A run that was stopped goes on exactly; one that was killed keeps every step it had journaled and starts new episodes.
+"""
+
+import importlib
+import time
+from pathlib import Path
+
+import numpy as np
+
+from robo_rl.cli.train import Run, Train
+from robo_rl.errors import UserError
+
+ROUND = 4  # decisions of every env between updates
+
+
+def check(args: Train) -> None:
+    """Raise UserError for options that methods of replay do not take."""
+    if args.obs != "state":
+        raise UserError(f"--algo {args.algo} learns from --obs state; with images train bc, pi_rl or nft")
+    if args.workers or args.server or args.backend != "processes":
+        raise UserError(f"--algo {args.algo} collects and learns in one process: leave --workers, --server and --backend out")
+    if args.policy.horizon != args.policy.execute:
+        raise UserError(f"--algo {args.algo} judges the chunk that runs: --policy.horizon must equal --policy.execute, got "
+                        f"{args.policy.horizon} and {args.policy.execute}")
+
+
+class OffPolicyRun(Run):
+    """One run folder; owns both replay stores, the gatherer and the learner."""
+
+    def stores(self) -> None:
+        """Demonstrations and corrections in one store, everything in the other; what a journal holds comes back."""
+        from robo_rl.data.reader import load
+        from robo_rl.policies.nets import tokenize
+        from robo_rl.replay import Journal, Replay, add_episodes
+
+        args, o, spec = self.args, self.args.rl, self.policy.spec
+        rows = {"state": ((spec.state,), np.dtype(np.float32))}
+        if spec.language:
+            rows["tokens"] = ((tokenize([""]).shape[1],), np.dtype(np.int64))
+        e, n = args.policy.execute, self.env.num_envs
+        folder = self.demo_folder()
+        data = load(folder) if folder is not None else None
+        size = 2 * (len(data.state) if data is not None else 0)
+        self.demos = Replay(rows, spec.action, e, o.gamma, max(o.capacity, 4 * n * (e + 2)) + size, n)
+        if data is not None:
+            extra = {"tokens": tokenize(data.tasks)[data.task_index]} if spec.language else {}
+            add_episodes(self.demos, data.state, data.action, data.reward, data.from_, data.to, data.success, extra)
+        self.demos.journal = Journal(self.folder / "replay" / "corrections", o.capacity)
+        self.online = Replay(rows, spec.action, e, o.gamma, max(o.capacity, 4 * n * (e + 2)), n,
+                             Journal(self.folder / "replay" / "online", o.capacity))
+        self.marks = [s.journal.mark() for s in (self.demos, self.online)]
+        self.kept = [s.restore() for s in (self.demos, self.online)]
+
+    def reinforce(self, resume: Path | None) -> int:
+        from robo_rl import checkpoint
+        from robo_rl.gather import Gatherer
+        from robo_rl.replay import Mixture
+
+        args, o = self.args, self.args.rl
+        self.policy.eval()
+        self.stores()
+        self.learner = importlib.import_module(f"robo_rl.algos.{args.algo}").make(self.policy, o, args.seed)
+        self.rng, self.owed = np.random.default_rng([args.seed, 11]), 0.0
+        self.gatherer = Gatherer(self.env, self.policy, self.online, self.demos, args.seed + 1)
+        state = checkpoint.load_train(resume)[0] if resume is not None else {}
+        exact = False
+        if state:
+            self.learner.load_state_dict(state["learner"])
+            self.rng.bit_generator.state = state["rng"]
+            self.owed = state["owed"]
+            exact = state["marks"] == self.marks and bool(state["gatherer"])
+        if exact:
+            self.gatherer.set_state(state["gatherer"])
+        elif any(self.kept):
+            self.demos.cut()
+            self.online.cut()
+            self.gatherer.steps = self.step
+            self.progress.say(f"replay keeps {self.kept[1]} steps that were journaled, {self.kept[0]} around corrections; "
+                              "episodes in flight start anew")
+        self.mixture = Mixture({"demonstrations": (self.demos, o.demo_share), "online": (self.online, 1 - o.demo_share)},
+                               self.progress.say)
+        try:
+            if not state:
+                self.pretrain()
+            self.learner.begin_online()
+            return self.learn()
+        finally:
+            for store in (self.demos, self.online):
+                store.journal.close()
+
+    def pretrain(self) -> None:
+        """Updates on the demonstrations alone; the actor stays as it is."""
+        count, chunk = self.args.rl.pretrain, 50
+        if not count or not len(self.demos):
+            return
+        self.progress.start("critic", count, "updates")
+        for done in range(0, count, chunk):
+            row = self.learner.update(lambda n: self.demos.sample(n, self.rng), min(chunk, count - done), actor=False)
+            self.progress.update(min(done + chunk, count), note=f"q {row['q']:.3f}")
+            self.log.log(self.args.bc.updates + done + chunk, {f"critic/{k}": v for k, v in row.items()}, stage="sft")
+            if self.stop.asked:
+                return
+
+    def save_all(self, finished: bool) -> None:
+        """Checkpoint with everything but the steps themselves, which the journals hold."""
+        for store in (self.demos, self.online):
+            store.journal.sync()
+        self.save({"learner": self.learner.state_dict(), "gatherer": self.gatherer.state(), "owed": self.owed,
+                   "rng": self.rng.bit_generator.state, "marks": [s.journal.mark() for s in (self.demos, self.online)]},
+                  finished)
+
+    def learn(self) -> int:
+        """Collect, learn from both stores, evaluate and save on the way."""
+        args, o = self.args, self.args.rl
+        every = args.eval_every or max(1, args.steps // 10)
+        next_eval = (self.step // every + 1) * every
+        saved_at, e = time.monotonic(), args.policy.execute
+        self.progress.start("rl", args.steps, "steps", done=self.step)
+        while self.step < args.steps and not self.stop.asked:
+            begin, before = time.perf_counter(), self.step
+            made = self.gatherer.run(self.learner.policy, ROUND * e)
+            self.step, mid, metrics = self.gatherer.steps, time.perf_counter(), {}
+            if self.step >= o.warmup and len(self.online):
+                self.owed += o.utd * made
+                count = int(self.owed)
+                self.owed -= count
+                metrics = self.learner.update(lambda n: self.mixture.sample(n, self.rng), count) if count else {}
+            end = time.perf_counter()
+            episodes = self.gatherer.take()
+            row = {f"train/{k}" if "/" not in k else k: v for k, v in (metrics | episodes).items()}
+            row |= {"train/updates": self.learner.updates, "replay/online": len(self.online),
+                    "replay/demonstrations": len(self.demos), "time/update": end - mid, "time/collect": mid - begin,
+                    "rate/steps_per_s": (self.step - before) / (end - begin)}
+            self.log.log(self.step, row)
+            self.progress.update(self.step, episodes.get("success"), self.note(metrics))
+            if self.step >= next_eval and self.step < args.steps:
+                next_eval = (self.step // every + 1) * every
+                result = self.evaluate(f"step_{self.step:09d}")
+                self.save_all(finished=False)
+                saved_at = time.monotonic()
+                if args.target and result["wilson"][0] >= args.target:
+                    self.progress.say(f"target reached: lower bound {result['wilson'][0]:.3f} >= {args.target}")
+                    break
+            elif time.monotonic() - saved_at > 60:
+                self.save_all(finished=False)
+                saved_at = time.monotonic()
+        if self.stop.asked:
+            self.save_all(finished=False)
+            return self.farewell(f"saved at step {self.step}; go on with: robo_rl train --resume {self.folder}",
+                                 self.stop.code)
+        self.evaluate("final")
+        self.save_all(finished=True)
+        return self.farewell(self.done())
+
+    def note(self, metrics: dict[str, float]) -> str:
+        """A few words for the progress line."""
+        return f"q {metrics['q']:.2f} · {self.learner.updates} updates" if metrics else "filling replay"

@@ -1,0 +1,152 @@
+"""Acting into replay: every control step of every env, with what really ran and who chose it.
+
+Envs need not keep step: one plans anew when its chunk is used up, when its episode was reset, and at every step that
+somebody else decided, so that the chunk is cut at the seam and what follows a correction is planned from where it ended.
+
+An env that is wrapped for interventions says in `info` what ran: `executed` float32[N,A], `source` uint8[N] (0 policy,
+1 human) and `phase` uint8[N] (0 policy, 1 pause, 2 recovery, 3 correction). Human steps go to both stores: online as all
+steps do, and to the corrections with the observations that followed, so that their chunks are whole (HIL-SERL).
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from robo_rl.policies import Policy, obs_tensors
+from robo_rl.replay import HUMAN, PAUSE, Replay
+from robo_rl.rollout import Timer, mix, one_thread
+
+Reward = Callable[[dict[str, np.ndarray], np.ndarray, np.ndarray], np.ndarray]  # obs after, reward, success -> reward [N]
+
+
+class Gatherer:
+    """Keeps a vector env going; owns its chunks and its episode statistics.
+
+    `corrections` hears of human steps; `reward` may replace the env's (a classifier). The noise of a plan is drawn from
+    (seed, control step) alone.
+    """
+
+    def __init__(self, env, policy: Policy, online: Replay, corrections: Replay | None, seed: int,
+                 reward: Reward | None = None):
+        self.env, self.online, self.corrections, self.seed, self.reward = env, online, corrections, seed, reward
+        self.spec, self.execute, self.n = policy.spec, policy.options.execute, env.num_envs
+        self.timer, self.generator = Timer(), torch.Generator()
+        raw, _ = env.reset(seed=seed)
+        self.obs = self._read(raw)
+        n, a = self.n, policy.spec.action
+        self.lanes = np.arange(n)
+        self.chunk = np.zeros((n, self.execute, a), np.float32)
+        self.at = np.full(n, self.execute)  # next step of the chunk; E: plan anew
+        self.returns, self.lengths = np.zeros(n), np.zeros(n, np.int64)
+        self.human = np.zeros(n, np.int64)  # human steps of the present episode
+        self.follow = np.zeros(n, np.int64)  # steps, the present one too, that the last human one's chunk reaches
+        self.steps, self.decisions = 0, 0
+        self.stats = self._zero()
+
+    @staticmethod
+    def _zero() -> dict[str, float]:
+        return {"episodes": 0, "success": 0, "return": 0.0, "length": 0, "human_steps": 0, "helped": 0, "alone": 0}
+
+    def _read(self, raw: dict) -> dict[str, np.ndarray]:
+        return {k: np.array(v) for k, v in obs_tensors(raw, self.spec).items()}
+
+    def run(self, policy: Policy, steps: int, explore: bool = True) -> int:
+        """`steps` control steps of every env -> decisions made."""
+        before = self.decisions
+        with one_thread():
+            for _ in range(steps):
+                self.step(policy, explore)
+        return self.decisions - before
+
+    def step(self, policy: Policy, explore: bool = True) -> None:
+        """One control step of every env."""
+        self.timer.skip()
+        need = self.at >= self.execute
+        if need.any():
+            self.generator.manual_seed(mix(self.seed, self.steps))
+            seen = {k: torch.from_numpy(v[need]) for k, v in self.obs.items()}
+            self.chunk[need] = policy.act(seen, self.generator, explore).actions.numpy()
+            self.at[need] = 0
+            self.decisions += int(need.sum())
+        self.timer.add("policy")
+        wanted = self.chunk[self.lanes, self.at]
+        raw, reward, terminated, truncated, info = self.env.step(wanted)
+        executed = np.asarray(info.get("executed", np.clip(wanted, -1, 1)), np.float32)
+        source = np.asarray(info.get("source", np.zeros(self.n)), np.uint8)
+        phase = np.asarray(info.get("phase", np.zeros(self.n)), np.uint8)
+        after, success = self._read(raw), np.asarray(info["success"])
+        reward, terminated, truncated = np.asarray(reward, np.float32), np.array(terminated), np.array(truncated)
+        if self.reward is not None:
+            reward = self.reward(after, reward, success)
+        self.online.add(self.lanes, self.obs, executed, reward, terminated, source, phase)
+        self._correct(executed, reward, terminated, truncated, source, phase, after)
+        self.at = np.where(source == HUMAN, self.execute, self.at + 1)
+        self.steps += self.n
+        self.returns += reward
+        self.lengths += 1
+        self.human += source == HUMAN
+        done = terminated | truncated
+        self.obs = after
+        if done.any():
+            self._finish(done, success)
+        self.timer.add("sim")
+
+    def _correct(self, executed, reward, terminated, truncated, source, phase, after) -> None:
+        """Human steps, and as many after them as their chunks reach, into the corrections."""
+        if self.corrections is None:
+            return
+        mine = (source == HUMAN) & (phase != PAUSE)
+        self.follow = np.where(mine, self.execute, np.maximum(self.follow - 1, 0))
+        rows = (self.follow > 0).nonzero()[0]
+        if not len(rows):
+            return
+        self.corrections.add(rows, {k: v[rows] for k, v in self.obs.items()}, executed[rows], reward[rows],
+                             terminated[rows], source[rows], phase[rows], mine[rows])
+        over = rows[((terminated | truncated) | (self.follow == 1))[rows]]
+        if len(over):
+            self.corrections.close(over, {k: v[over] for k, v in after.items()})
+            self.follow[over] = 0
+
+    def _finish(self, done: np.ndarray, success: np.ndarray) -> None:
+        rows = done.nonzero()[0]
+        self.online.close(rows, {k: v[rows] for k, v in self.obs.items()})
+        s, helped = self.stats, self.human[rows] > 0
+        s["episodes"] += len(rows)
+        s["success"] += int(success[rows].sum())
+        s["alone"] += int((success[rows] & ~helped).sum())
+        s["helped"] += int(helped.sum())
+        s["return"] += float(self.returns[rows].sum())
+        s["length"] += int(self.lengths[rows].sum())
+        s["human_steps"] += int(self.human[rows].sum())
+        self.returns[rows], self.lengths[rows], self.human[rows] = 0, 0, 0
+        self.at[rows] = self.execute
+        raw, _ = self.env.reset(options={"reset_mask": done})
+        self.obs = self._read(raw)
+
+    def take(self) -> dict[str, float]:
+        """Means over the episodes that ended since the last call."""
+        s, self.stats = self.stats, self._zero()
+        n = s["episodes"]
+        out = {"episodes": float(n)}
+        if n:
+            out |= {"success": s["success"] / n, "return": s["return"] / n, "length": s["length"] / n}
+            if s["helped"] or self.corrections is not None and len(self.corrections):
+                out |= {"human/share": s["human_steps"] / max(1, s["length"]), "human/helped": s["helped"] / n,
+                        "human/alone": s["alone"] / n}
+        return out
+
+    def state(self) -> dict:
+        """Everything needed to go on exactly, or {} where the env cannot be snapshotted."""
+        if not hasattr(self.env, "get_state"):
+            return {}
+        names = ("chunk", "at", "returns", "lengths", "human", "follow")
+        return {"env": self.env.get_state(), "obs": {k: v.copy() for k, v in self.obs.items()}, "steps": self.steps,
+                "decisions": self.decisions, "stats": dict(self.stats)} | {k: getattr(self, k).copy() for k in names}
+
+    def set_state(self, state: dict) -> None:
+        self.env.set_state(state["env"])
+        self.obs = {k: np.array(v) for k, v in state["obs"].items()}
+        for name in ("chunk", "at", "returns", "lengths", "human", "follow"):
+            setattr(self, name, np.array(state[name]))
+        self.steps, self.decisions, self.stats = state["steps"], state["decisions"], dict(state["stats"])

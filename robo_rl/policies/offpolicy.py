@@ -1,0 +1,285 @@
+"""Policies of off-policy methods: a squashed Gaussian over chunks, a flow policy steered by a critic, and the critics.
+
+Actions here are the executed entries of a chunk in the env's -1..1 units, flat: D = E A. Axes: B batch, M candidates,
+C context, E executed steps, Q critics of the ensemble (called heads here), O options of the gripper.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm, softplus
+
+from robo_rl.options import PolicyOptions
+from robo_rl.policies.nets import mlp
+from robo_rl.policies.policy import ChainPolicy, Chunk, Obs, ObsSpec, _Base
+from robo_rl.sampling import Noise, randn
+
+LOG_STD = (-5.0, 1.0)  # of a squashed Gaussian, before the tanh
+
+
+class Ensemble(nn.Module):
+    """Q_i(context, action), `heads` MLPs as batched products, layer norm after every hidden one (RLPD, arXiv 2302.02948).
+
+    `norm=False` leaves the layer norm out.
+    """
+
+    def __init__(self, context: int, action: int, hidden: int, layers: int, heads: int, norm: bool = True):
+        super().__init__()
+        self.heads, self.norm, self.context = heads, norm, context
+        sizes = [context + action] + [hidden] * layers
+        self.weights = nn.ParameterList(_uniform(heads, a, b) for a, b in zip(sizes[:-1], sizes[1:]))
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(heads, 1, b)) for b in sizes[1:])
+        self.gains = nn.ParameterList(nn.Parameter(torch.ones(heads, 1, b)) for b in sizes[1:] if norm)
+        self.shifts = nn.ParameterList(nn.Parameter(torch.zeros(heads, 1, b)) for b in sizes[1:] if norm)
+        self.out, self.out_bias = _uniform(heads, hidden, 1), nn.Parameter(torch.zeros(heads, 1, 1))
+
+    def _rest(self, h: Tensor) -> Tensor:
+        """First layer's product [Q,B,hidden] -> [Q,B]."""
+        for i in range(len(self.weights)):
+            if i:
+                h = torch.baddbmm(self.biases[i], h, self.weights[i])
+            if self.norm:
+                h = torch.addcmul(self.shifts[i], layer_norm(h, h.shape[-1:]), self.gains[i])
+            h = torch.relu(h)
+        return torch.baddbmm(self.out_bias, h, self.out).squeeze(-1)
+
+    def forward(self, context: Tensor, action: Tensor) -> Tensor:
+        """context [B,C], action [B,D] -> [Q,B]."""
+        x = torch.cat([context, action], -1).expand(self.heads, -1, -1)
+        return self._rest(torch.baddbmm(self.biases[0], x, self.weights[0]))
+
+    def many(self, context: Tensor, actions: Tensor) -> Tensor:
+        """context [B,C], candidates [B,M,D] -> [Q,B,M]; the context's product is made once."""
+        b, m, d = actions.shape
+        w = self.weights[0]
+        seen = torch.baddbmm(self.biases[0], context.expand(self.heads, -1, -1), w[:, :self.context])
+        h = actions.reshape(b * m, d).expand(self.heads, -1, -1) @ w[:, self.context:]
+        h = (h.view(self.heads, b, m, -1) + seen[:, :, None]).view(self.heads, b * m, -1)
+        return self._rest(h).view(self.heads, b, m)
+
+
+def _uniform(heads: int, a: int, b: int) -> nn.Parameter:
+    """`torch.nn.Linear`'s start, one matrix [a,b] per head."""
+    bound = 1 / math.sqrt(a)
+    return nn.Parameter(torch.empty(heads, a, b).uniform_(-bound, bound))
+
+
+def squash(u: Tensor, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
+    """u ~ N(mean, std^2) -> tanh(u) and its log-density, summed over the last axis.
+
+    log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)) (Haarnoja et al. 2018, appendix C, in its stable form).
+    """
+    normal = -0.5 * ((u - mean) * torch.exp(-log_std)).square() - log_std - 0.5 * math.log(2 * math.pi)
+    return torch.tanh(u), (normal - 2 * (math.log(2) - u - softplus(-2 * u))).sum(-1)
+
+
+class SquashedHead(nn.Module):
+    """x [B,I] -> mean and log std [B,D] of the Gaussian under the tanh."""
+
+    def __init__(self, inputs: int, action: int, hidden: int, layers: int, init_std: float):
+        super().__init__()
+        self.net = mlp([inputs] + [hidden] * layers + [2 * action], "relu")
+        last = self.net[-1]
+        nn.init.uniform_(last.weight, -1e-2 / math.sqrt(hidden), 1e-2 / math.sqrt(hidden))
+        nn.init.zeros_(last.bias)
+        with torch.no_grad():
+            last.bias[action:] = math.log(init_std)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.net(x).chunk(2, -1)
+        return mean, log_std.clamp(*LOG_STD)
+
+    def sample(self, x: Tensor, generator: Noise) -> tuple[Tensor, Tensor]:
+        """-> action in (-1, 1) [B,D], differentiable, and its log-density [B]."""
+        mean, log_std = self(x)
+        noise = randn(generator, len(mean), mean[0].numel()).view_as(mean)
+        u = mean + log_std.exp() * noise
+        return squash(u, mean, log_std)
+
+
+def gripper_options(execute: int) -> Tensor:
+    """[O,E] with O = 2E: every command sequence in {-1,1} that changes at most once; option 2(k-1)+v holds the value v
+    for k steps and the other one after that."""
+    steps = torch.arange(execute)
+    rows = [(1.0 if v else -1.0) * torch.where(steps < k, 1.0, -1.0) for k in range(1, execute + 1) for v in (0, 1)]
+    return torch.stack(rows)
+
+
+def gripper_label(commands: Tensor) -> Tensor:
+    """Option [B] of commands [B,E]: their signs up to the first change, which is taken to last."""
+    closed = commands < 0
+    changed = closed != closed[:, :1]
+    e = commands.shape[1]
+    first = torch.where(changed.any(1), changed.float().argmax(1), torch.full_like(changed[:, 0], e, dtype=torch.long))
+    return 2 * (first - 1) + (~closed[:, 0]).long()
+
+
+class SquashedPolicy(_Base):
+    """tanh(N(mean, std^2)) over the executed entries of a chunk, as in SAC; std depends on the state.
+
+    With `gripper "toggle"` a discrete critic of its own picks the gripper's commands among `gripper_options`
+    (HIL-SERL's grasp critic, for chunks), and the Gaussian covers the other axes.
+    """
+
+    factors = 1
+
+    def __init__(self, options: PolicyOptions, spec: ObsSpec):
+        super().__init__(options, spec)
+        e, names = options.execute, spec.action_names
+        self.gripper = names.index("gripper") if options.gripper == "toggle" and "gripper" in names else -1
+        self.axes = [i for i in range(spec.action) if i != self.gripper]
+        self.size = e * len(self.axes)
+        self.actor = SquashedHead(self.trunk.size, self.size, options.hidden, options.layers, options.init_std)
+        if self.gripper >= 0:
+            self.grasp = mlp([self.trunk.size] + [options.hidden] * options.layers + [2 * e], "relu")
+            self.register_buffer("sequences", gripper_options(e), persistent=False)
+
+    @property
+    def noise_scale(self) -> float:
+        """Std of the Gaussian's start; the present one depends on the state."""
+        return self.options.init_std
+
+    def freeze_base(self) -> None:
+        """Nothing is frozen."""
+
+    def whole(self, moves: Tensor, grasp: Tensor | None) -> Tensor:
+        """Entries of the Gaussian [B,size] and gripper commands [B,E] -> [B,E,A]."""
+        b, e = len(moves), self.options.execute
+        if grasp is None:
+            return moves.view(b, e, -1)
+        out = moves.new_empty(b, e, self.spec.action)
+        out[..., self.axes] = moves.view(b, e, -1)
+        out[..., self.gripper] = grasp
+        return out
+
+    def moves(self, actions: Tensor) -> Tensor:
+        """Actions [B,E,A] -> the Gaussian's entries [B,size]."""
+        return (actions if self.gripper < 0 else actions[..., self.axes]).flatten(1)
+
+    @torch.no_grad()
+    def act(self, obs: Obs, generator: Noise, explore: bool = True) -> Chunk:
+        context = self.encode(obs)
+        if explore:
+            moves, logp = self.actor.sample(context, generator)
+        else:
+            moves, logp = torch.tanh(self.actor(context)[0]), context.new_empty(len(context), 0)
+        grasp = self.sequences[self.grasp(context).argmax(1)] if self.gripper >= 0 else None
+        actions = self.whole(moves, grasp)
+        return Chunk(actions, actions, logp[:, None] if explore else logp, {})
+
+    def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError("off-policy methods re-score nothing")
+
+    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
+        """Squared error of tanh(mean), and the cross-entropy of the gripper's option; the std is left to RL."""
+        e, context = self.options.execute, self.encode(obs)
+        chunk, mask = chunk[:, :e], mask[:, :e]
+        moves = torch.tanh(self.actor(context)[0]).view(len(chunk), e, -1)
+        err = (moves - (chunk if self.gripper < 0 else chunk[..., self.axes])).square().mean(-1) * mask
+        loss = err.sum() / mask.sum().clamp(min=1)
+        if self.gripper >= 0:
+            loss = loss + 0.1 * nn.functional.cross_entropy(self.grasp(context), gripper_label(chunk[..., self.gripper]))
+        return loss
+
+
+class GuidedPolicy(ChainPolicy):
+    """A flow policy whose samples a critic chooses among: the acting policy of EXPO and PA-RL.
+
+        a_1..a_N ~ flow;   EXPO: also a_i + edit_scale * tanh-Gaussian(s, a_i), clipped;   act = argmax_a min_i Q_i(s, a)
+        PA-RL: the `keep` best of the N by mean Q climb dQ/da for `local_steps`, each keeps its best point
+
+    `judge` is the (target) critic. Until `steered` is set it acts as the plain flow. The flow itself is `head`.
+    """
+
+    steered: Tensor
+
+    def __init__(self, options: PolicyOptions, spec: ObsSpec):
+        super().__init__(options, spec)
+        self.size = options.execute * spec.action
+        self.judge = Ensemble(self.trunk.size, self.size, options.critic_hidden, options.critic_layers, options.critics)
+        self.judge.requires_grad_(False)
+        self.edit = (SquashedHead(self.trunk.size + self.size, self.size, options.critic_hidden, options.critic_layers,
+                                  options.init_std) if options.edit_scale else None)
+        self.register_buffer("steered", torch.zeros((), dtype=torch.bool))
+
+    def base(self, context: Tensor, m: int, generator: Noise, head=None) -> Tensor:
+        """`m` samples of the flow per context [B,C] -> actions [B,m,D], clipped to the box."""
+        head = head or self.head
+        b, d = len(context), self.chunk
+        embedded = head.embed(context).repeat_interleave(m, 0)
+        x = randn(generator, b, m * d).view(b * m, d)
+        for k, time in enumerate(head.time_product(self.features).unbind()):
+            x = x + self.euler[k] * head(embedded, x, time)
+        return self.commands(x).clamp(-1, 1).reshape(b, m, self.size)
+
+    def edited(self, context: Tensor, actions: Tensor, generator: Noise) -> tuple[Tensor, Tensor]:
+        """Edits of actions [B,m,D] -> edited actions, clipped, and the log-density of the edits [B,m]."""
+        x = torch.cat([context[:, None].expand(-1, actions.shape[1], -1), actions], -1)
+        move, logp = self.edit.sample(x, generator)
+        return (actions + self.options.edit_scale * move).clamp(-1, 1), logp
+
+    def candidates(self, context: Tensor, generator: Noise, head=None) -> Tensor:
+        """Everything the critic may choose from: [B,M,D]."""
+        with torch.no_grad():
+            out = self.base(context, self.options.candidates, generator, head)
+            if self.edit is not None:
+                out = torch.cat([out, self.edited(context, out, generator)[0]], 1)
+        if self.options.local_steps:
+            out = climb(self.judge, context, out, self.options.keep, self.options.local_steps, self.options.local_rate)
+        return out
+
+    def choose(self, context: Tensor, generator: Noise, head=None, heads: Tensor | None = None,
+               greedy: bool = True) -> tuple[Tensor, Tensor]:
+        """-> the chosen actions [B,D] and their values [B]: least of the critics `heads` (None: the mean of all)."""
+        found = self.candidates(context, generator, head)
+        with torch.no_grad():
+            q = self.judge.many(context, found)
+            value = q.mean(0) if heads is None else q[heads].min(0).values
+            if greedy:
+                best = value.argmax(1)
+            else:
+                best = (value + gumbel(value, generator)).argmax(1)
+            rows = torch.arange(len(found))
+            return found[rows, best], value[rows, best]
+
+    @torch.no_grad()
+    def act(self, obs: Obs, generator: Noise, explore: bool = True) -> Chunk:
+        context = self.encode(obs)
+        if not self.steered:
+            actions = self.base(context, 1, generator)[:, 0]
+        else:
+            with torch.enable_grad():
+                actions, _ = self.choose(context, generator, greedy=not (explore and self.options.local_steps))
+        actions = actions.detach().view(len(context), self.options.execute, -1)
+        return Chunk(actions, actions, actions.new_empty(len(actions), 0), {})
+
+
+def gumbel(like: Tensor, generator: Noise) -> Tensor:
+    """Standard Gumbel noise: the argmax of x + noise is a draw from softmax(x)."""
+    uniform = 0.5 * (1 + torch.erf(randn(generator, *like.shape) / math.sqrt(2)))
+    return -torch.log(-torch.log(uniform.clamp(1e-6, 1 - 1e-6)))
+
+
+def climb(judge: Ensemble, context: Tensor, actions: Tensor, keep: int, steps: int, rate: float) -> Tensor:
+    """PA-RL's action optimisation: the `keep` of candidates [B,M,D] best by mean Q take `steps` of
+    a <- clip(a + rate dQ/da), and each keeps its best iterate -> [B,keep,D]. No gradient reaches the critic."""
+    with torch.no_grad():
+        q = judge.many(context, actions).mean(0)
+        top = q.topk(min(keep, actions.shape[1]), 1).indices
+        x = actions.gather(1, top[..., None].expand(-1, -1, actions.shape[-1]))
+        best, best_q = x.clone(), q.gather(1, top)
+    for _ in range(steps):
+        x = x.detach().requires_grad_(True)
+        with torch.enable_grad():
+            q = judge.many(context, x).mean(0)
+            slope, = torch.autograd.grad(q.sum(), x)
+        with torch.no_grad():
+            better = q > best_q
+            best, best_q = torch.where(better[..., None], x, best), torch.where(better, q, best_q)
+            x = (x + rate * slope).clamp(-1, 1)
+    if steps:
+        with torch.no_grad():
+            q = judge.many(context, x).mean(0)
+            best = torch.where((q > best_q)[..., None], x, best)
+    return best.detach()

@@ -1,0 +1,402 @@
+"""Replay: every control step once, in one ring; transitions of one step or of a chunk are read off it exactly.
+
+A row is what was seen, the action that really ran, the reward after it, who chose it and in which phase. Rows point to
+their successor, so episodes of many lanes (envs) interleave freely, and a successor is always younger than its row: what
+is evicted is never pointed to. An episode closes with a row of its last observation; nothing bootstraps beyond it.
+
+    rewards = sum_k gamma^k r_k over the n steps that ran      n <= E: fewer where the episode ended inside
+    discounts = gamma^n, 0 where it terminated (a time limit bootstraps from the observation it cut)
+
+`add`, `close` and `cut` are the only changes, and a `Journal` keeps exactly those calls: replaying them gives the same
+arrays, so what was added survives the death of the process. NumPy alone. Axes: B batch, E executed steps, A action.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from robo_rl.errors import UserError
+
+POLICY, HUMAN = 0, 1  # sources of a live step, as an intervention wrapper reports them
+EXPERT = 2  # recorded demonstrations
+PAUSE = 1  # phase of a step that nobody should imitate
+MAGIC = 0x52504C31
+HEAD = struct.Struct("<IIIBI")  # magic, bytes of the body, CRC-32 of it, kind of call, rows
+ADD, CLOSE, CUT = 0, 1, 2
+
+
+@dataclass(slots=True)
+class Batch:
+    """B transitions: obs and next_obs {name: [B, ...]}, actions[B,E,A] (past the end the last one repeats), rewards and
+    discounts [B], steps int[B] that ran, own bool[B,E]: ran, chosen by who chose the first one and not in a pause,
+    source uint8[B], bound float32[B]: the discounted return that followed, -inf while unknown, before[B,A]: the action
+    of the step before, 0 where there was none."""
+
+    obs: dict[str, np.ndarray]
+    actions: np.ndarray
+    rewards: np.ndarray
+    discounts: np.ndarray
+    next_obs: dict[str, np.ndarray]
+    steps: np.ndarray
+    own: np.ndarray
+    source: np.ndarray
+    bound: np.ndarray
+    before: np.ndarray
+
+
+def join(parts: Sequence[Batch]) -> Batch:
+    """Batches one after the other."""
+    def cat(name: str) -> np.ndarray:
+        return np.concatenate([getattr(p, name) for p in parts])
+    if len(parts) == 1:
+        return parts[0]
+    obs, after = ({k: np.concatenate([getattr(p, side)[k] for p in parts]) for k in parts[0].obs}
+                  for side in ("obs", "next_obs"))
+    return Batch(obs, cat("actions"), cat("rewards"), cat("discounts"), after, cat("steps"), cat("own"), cat("source"),
+                 cat("bound"), cat("before"))
+
+
+def counts(batch: int, shares: Sequence[float], sizes: Sequence[int]) -> list[int]:
+    """How many of `batch` come from each source: exact shares by largest remainder; an empty source's share is spread
+    over the others in proportion. Raises UserError if all that have a share are empty."""
+    live = [s if n else 0.0 for s, n in zip(shares, sizes, strict=True)]
+    if min(shares) < 0 or sum(shares) <= 0:
+        raise UserError(f"replay shares must be >= 0 and not all 0, got {list(shares)}")
+    if sum(live) <= 0:
+        raise UserError("every replay source is empty: collect first, or give demonstrations with --demos")
+    exact = [batch * s / sum(live) for s in live]
+    out = [int(x + 1e-9) for x in exact]
+    rest = sorted(range(len(out)), key=lambda i: (out[i] - exact[i], i))
+    for i in rest[:batch - sum(out)]:
+        out[i] += 1
+    return out
+
+
+class Replay:
+    """A ring of `capacity` control steps of several lanes. `rows` gives shape and dtype of each observation entry.
+
+    `horizon` is E, `gamma` the discount of one control step. `journal`, if given, hears of every change first.
+    """
+
+    def __init__(self, rows: dict[str, tuple[tuple[int, ...], np.dtype]], action: int, horizon: int, gamma: float,
+                 capacity: int, lanes: int, journal: "Journal | None" = None):
+        if capacity < 2 * lanes * (horizon + 2):
+            raise UserError(f"replay capacity must be at least {2 * lanes * (horizon + 2)} control steps for {lanes} envs "
+                            f"and chunks of {horizon}, got {capacity}")
+        self.horizon, self.gamma, self.capacity, self.lanes, self.journal = horizon, gamma, capacity, lanes, journal
+        self.rows = {k: (tuple(shape), np.dtype(d)) for k, (shape, d) in rows.items()}
+        self.obs = {k: np.zeros((capacity, *shape), d) for k, (shape, d) in self.rows.items()}
+        self.action = np.zeros((capacity, action), np.float32)
+        self.reward = np.zeros(capacity, np.float32)
+        self.terminated, self.final = np.zeros(capacity, bool), np.zeros(capacity, bool)
+        self.source, self.phase = np.zeros(capacity, np.uint8), np.zeros(capacity, np.uint8)
+        self.startable = np.zeros(capacity, bool)
+        self.next = np.full(capacity, -1, np.int64)  # serial number of the successor
+        self.bound = np.full(capacity, -np.inf, np.float32)
+        self.before = np.zeros((capacity, action), np.float32)
+        self.total = 0  # rows ever written; the serial number of the next one
+        self.open: list[list[int]] = [[] for _ in range(lanes)]  # serials of each lane's unfinished episode
+        self._ready = np.zeros(capacity, np.int64)  # ring of serials that may begin a transition
+        self._made, self._gone = 0, 0  # entries ever written to it, and evicted from it
+
+    def __len__(self) -> int:
+        """Transitions that can be sampled."""
+        self._forget()
+        return self._made - self._gone
+
+    # ---- the three changes
+
+    def add(self, lanes: np.ndarray, obs: dict[str, np.ndarray], action: np.ndarray, reward: np.ndarray,
+            terminated: np.ndarray, source: "np.ndarray | int" = POLICY, phase: "np.ndarray | int" = 0,
+            startable: "np.ndarray | bool" = True) -> None:
+        """One control step of each of the different `lanes` [n]: obs before it, action[n,A] that ran, what followed.
+
+        A lane whose episode is over with this step must be closed next."""
+        n = len(lanes)
+        block = {"lanes": np.asarray(lanes, np.int64), **{f"obs/{k}": np.asarray(obs[k], d) for k, (_, d) in self.rows.items()},
+                 "action": np.asarray(action, np.float32), "reward": np.asarray(reward, np.float32),
+                 "terminated": np.asarray(terminated, bool)}
+        for name, value, dtype in (("source", source, np.uint8), ("phase", phase, np.uint8), ("startable", startable, bool)):
+            block[name] = np.broadcast_to(np.asarray(value, dtype), (n,))
+        if self.journal:
+            self.journal.write(ADD, n, block.values())
+        self._add(block)
+
+    def close(self, lanes: np.ndarray, final_obs: dict[str, np.ndarray]) -> None:
+        """The episodes of `lanes` are over; final_obs [n, ...] is what they ended in."""
+        block = {"lanes": np.asarray(lanes, np.int64),
+                 **{f"obs/{k}": np.asarray(final_obs[k], d) for k, (_, d) in self.rows.items()}}
+        if self.journal:
+            self.journal.write(CLOSE, len(lanes), block.values())
+        self._close(block)
+
+    def cut(self) -> None:
+        """Whoever made the open episodes is gone: the newest row of each serves as the observation it ends in."""
+        if self.journal:
+            self.journal.write(CUT, 0, ())
+        self._cut()
+
+    def _add(self, b: dict[str, np.ndarray]) -> None:
+        lanes, n = b["lanes"], len(b["lanes"])
+        serials = self.total + np.arange(n)
+        at = serials % self.capacity
+        for k in self.rows:
+            self.obs[k][at] = b[f"obs/{k}"]
+        for name in ("action", "reward", "terminated", "source", "phase", "startable"):
+            getattr(self, name)[at] = b[name]
+        self.next[at], self.final[at], self.bound[at], self.before[at] = -1, False, -np.inf, 0
+        self.total += n
+        ready = []
+        for lane, serial in zip(lanes.tolist(), serials.tolist()):
+            trail = self.open[lane]
+            if trail:
+                self.next[trail[-1] % self.capacity] = serial
+                self.before[serial % self.capacity] = self.action[trail[-1] % self.capacity]
+            trail.append(serial)
+            if len(trail) > self.horizon:
+                ready.append(trail[-1 - self.horizon])
+        self._push(ready)
+
+    def _close(self, b: dict[str, np.ndarray]) -> None:
+        for i, lane in enumerate(b["lanes"].tolist()):
+            trail, serial = self.open[lane], self.total
+            if not trail:
+                continue
+            at, last = serial % self.capacity, trail[-1] % self.capacity
+            for k in self.rows:
+                self.obs[k][at] = b[f"obs/{k}"][i]
+            self.action[at], self.source[at], self.phase[at] = self.action[last], self.source[last], self.phase[last]
+            self.reward[at], self.terminated[at], self.final[at], self.startable[at] = 0, False, True, False
+            self.next[at], self.next[last], self.bound[at] = serial, serial, -np.inf
+            self.total += 1
+            self._finish(lane, trail)
+
+    def _cut(self) -> None:
+        for lane, trail in enumerate(self.open):
+            if trail:
+                at = trail[-1] % self.capacity
+                self.final[at], self.next[at], self.reward[at] = True, trail[-1], 0
+                self.startable[at] = self.terminated[at] = False
+                self._push(trail[-1 - self.horizon:-1])
+                self.open[lane] = []
+
+    def _finish(self, lane: int, trail: list[int]) -> None:
+        rows = np.array([s for s in trail if s >= self.total - self.capacity], np.int64) % self.capacity
+        if len(rows) and self.terminated[rows[-1]]:  # otherwise more would have followed
+            back = 0.0
+            for at in rows[::-1].tolist():
+                back = float(self.reward[at]) + self.gamma * back
+                self.bound[at] = back
+        self._push(trail[-self.horizon:])
+        self.open[lane] = []
+
+    def _push(self, serials: list[int]) -> None:
+        keep = np.array([s for s in serials if s >= self.total - self.capacity and self.startable[s % self.capacity]], np.int64)
+        self._ready[(self._made + np.arange(len(keep))) % self.capacity] = keep
+        self._made += len(keep)
+
+    def _forget(self) -> None:
+        oldest = self.total - self.capacity
+        self._gone = max(self._gone, self._made - self.capacity)
+        while self._gone < self._made and self._ready[self._gone % self.capacity] < oldest:
+            self._gone += 1
+
+    # ---- reading
+
+    def draw(self, n: int, rng: np.random.Generator) -> np.ndarray:
+        """Serials of `n` transitions, uniform with replacement. Raises UserError if there is none."""
+        if not len(self):
+            raise UserError("the replay source is empty: collect first, or give demonstrations with --demos")
+        oldest = self.total - self.capacity
+        out = self._ready[rng.integers(self._gone, self._made, n) % self.capacity]
+        while (late := out < oldest).any():  # lanes fill unevenly, so a few evicted ones lie between
+            out[late] = self._ready[rng.integers(self._gone, self._made, int(late.sum())) % self.capacity]
+        return out
+
+    def gather(self, serials: np.ndarray) -> Batch:
+        """The transitions that begin at `serials` [B]."""
+        b, cap = len(serials), self.capacity
+        at = serials % cap
+        obs = {k: v[at] for k, v in self.obs.items()}
+        first, phase_ok = self.source[at], self.phase[at] != PAUSE
+        actions = np.empty((b, self.horizon, self.action.shape[1]), np.float32)
+        own = np.empty((b, self.horizon), bool)
+        rewards, discount, terminated = np.zeros(b, np.float32), np.ones(b, np.float32), np.zeros(b, bool)
+        steps, same = np.zeros(b, np.int64), phase_ok
+        start = at
+        for k in range(self.horizon):
+            actions[:, k] = self.action[at]
+            ran = ~self.final[at]
+            same = same & ran & (self.source[at] == first) & (self.phase[at] != PAUSE)
+            own[:, k] = same
+            rewards += discount * self.reward[at] * ran
+            terminated |= self.terminated[at] & ran
+            discount = np.where(ran, discount * np.float32(self.gamma), discount)
+            steps += ran
+            at = self.next[at] % cap
+        return Batch(obs, actions, rewards, np.where(terminated, np.float32(0), discount),
+                     {k: v[at] for k, v in self.obs.items()}, steps, own, first, self.bound[start], self.before[start])
+
+    def sample(self, n: int, rng: np.random.Generator) -> Batch:
+        """`n` transitions, uniform with replacement."""
+        return self.gather(self.draw(n, rng))
+
+    def counts(self) -> dict[int, int]:
+        """Rows in the ring (final observations left out) by source."""
+        have = min(self.total, self.capacity)
+        return dict(zip(*(x.tolist() for x in np.unique(self.source[:have][~self.final[:have]], return_counts=True))))
+
+    # ---- journal
+
+    def restore(self) -> int:
+        """Replay the journal from the disk into this (empty) store -> control steps that came back."""
+        shapes = {"lanes": ((), np.dtype(np.int64)), **{f"obs/{k}": v for k, v in self.rows.items()}}
+        full = shapes | {"action": ((self.action.shape[1],), np.dtype(np.float32)), "reward": ((), np.dtype(np.float32)),
+                         "terminated": ((), np.dtype(bool)), "source": ((), np.dtype(np.uint8)),
+                         "phase": ((), np.dtype(np.uint8)), "startable": ((), np.dtype(bool))}
+        steps = 0
+        for kind, n, body in self.journal.read():
+            if kind == CUT:
+                self._cut()
+                continue
+            block, at = {}, 0
+            for name, (shape, dtype) in (full if kind == ADD else shapes).items():
+                size = int(np.prod(shape, dtype=np.int64)) * n * dtype.itemsize
+                block[name] = np.frombuffer(body[at:at + size], dtype).reshape(n, *shape)
+                at += size
+            if at != len(body):
+                raise UserError(f"{self.journal.folder} holds steps of another env or horizon; start a new run")
+            (self._add if kind == ADD else self._close)(block)
+            steps += n * (kind == ADD)
+        return steps
+
+
+class Journal:
+    """Calls of one Replay, appended to `folder`/steps-<n>.log, each in one write, so a killed process loses none.
+
+    `sync` makes them durable against a power cut. Files whose every row has left a ring of `capacity` rows are deleted.
+    """
+
+    def __init__(self, folder: Path, capacity: int, limit: int = 64 << 20):
+        self.folder, self.capacity, self.limit = Path(folder), capacity, limit
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.rows: dict[int, int] = {}  # file -> rows in it
+        self.file, self.size, self.number = None, 0, 0
+
+    def path(self, number: int) -> Path:
+        return self.folder / f"steps-{number:06d}.log"
+
+    def numbers(self) -> list[int]:
+        """Files there are, oldest first."""
+        return sorted(int(p.stem[6:]) for p in self.folder.glob("steps-*.log"))
+
+    def write(self, kind: int, n: int, arrays) -> None:
+        """Append one call. Raises UserError when the disk is full; what was written before is intact."""
+        body = b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
+        try:
+            if self.file is None or self.size > self.limit:
+                self._begin()
+            data = HEAD.pack(MAGIC, len(body), zlib.crc32(body), kind, n) + body
+            if os.write(self.file, data) != len(data):
+                raise OSError(28, "No space left on device")
+        except OSError as e:
+            if self.file is not None:
+                os.ftruncate(self.file, self.size)
+            raise UserError(f"cannot write {self.folder}: {e.strerror} (what was recorded before is intact); free some "
+                            "space and go on with --resume auto") from e
+        self.size += len(data)
+        self.rows[self.number] += n
+
+    def _begin(self) -> None:
+        if self.file is not None:
+            os.fsync(self.file)
+            os.close(self.file)
+            self.number += 1
+        elif have := self.numbers():
+            self.number = have[-1] + 1
+        self.file = os.open(self.path(self.number), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self.size, self.rows[self.number] = 0, 0
+        for old in sorted(self.rows):
+            if sum(n for k, n in self.rows.items() if k > old) < self.capacity:
+                break
+            self.path(old).unlink(missing_ok=True)
+            del self.rows[old]
+
+    def read(self):
+        """(kind, rows, body) of every sound call, oldest first; a torn end is left out."""
+        for number in self.numbers():
+            blob, at = self.path(number).read_bytes(), 0
+            self.rows[number] = 0
+            while at + HEAD.size <= len(blob):
+                magic, size, crc, kind, n = HEAD.unpack_from(blob, at)
+                body = blob[at + HEAD.size:at + HEAD.size + size]
+                if magic != MAGIC or len(body) != size or zlib.crc32(body) != crc:
+                    break
+                yield kind, n, body
+                self.rows[number] += n
+                at += HEAD.size + size
+
+    def mark(self) -> list[int]:
+        """Where the journal ends: the last file that holds something and its size."""
+        sizes = [(n, self.path(n).stat().st_size) for n in self.numbers()]
+        return list(max(((n, s) for n, s in sizes if s), default=(0, 0)))
+
+    def sync(self) -> None:
+        """Durable against a power cut from here on."""
+        if self.file is not None:
+            os.fsync(self.file)
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.sync()
+            os.close(self.file)
+            self.file = None
+
+
+class Mixture:
+    """Batches with a guaranteed share of each named source; says once when one is empty."""
+
+    def __init__(self, sources: dict[str, tuple[Replay, float]], say: Callable[[str], None] = lambda words: None):
+        self.sources, self.say, self._told = sources, say, set()
+
+    def counts(self, n: int) -> list[int]:
+        """Transitions from each source in a batch of `n`."""
+        sizes = [len(r) for r, _ in self.sources.values()]
+        for name, size in zip(self.sources, sizes):
+            if not size and name not in self._told:
+                self._told.add(name)
+                self.say(f"replay source {name!r} is empty: its share goes to the others until it has something")
+        return counts(n, [s for _, s in self.sources.values()], sizes)
+
+    def sample(self, n: int, rng: np.random.Generator) -> Batch:
+        """`n` transitions, sources one after the other in their order."""
+        parts = [r.sample(k, rng) for (r, _), k in zip(self.sources.values(), self.counts(n)) if k]
+        return join(parts)
+
+
+def add_episodes(replay: Replay, state: np.ndarray, action: np.ndarray, reward: np.ndarray, from_: np.ndarray,
+                 to: np.ndarray, success: np.ndarray, extra: "dict[str, np.ndarray] | None" = None,
+                 source: "np.ndarray | int" = EXPERT) -> None:
+    """Recorded episodes (rows from_[e] .. to[e] - 1 of flat arrays) into lane 0.
+
+    Data sets keep no observation after the last action. A success is terminal, so none is needed; of any other episode
+    the last frame serves as that observation. A success without a reward of its own earns 1 at its last step.
+    """
+    lane, extra = np.zeros(1, np.int64), extra or {}
+    source = np.broadcast_to(np.asarray(source, np.uint8), (len(state),))
+    for first, end, won in zip(from_.tolist(), to.tolist(), success.tolist()):
+        last = end if won else end - 1
+        for row in range(first, last):
+            obs = {"state": state[row:row + 1]} | {k: v[row:row + 1] for k, v in extra.items()}
+            over = won and row == end - 1
+            r = reward[row:row + 1]
+            replay.add(lane, obs, action[row:row + 1], np.maximum(r, 1) if over and not r.any() else r, np.array([over]),
+                       source[row:row + 1])
+        if last > first:
+            row = end - 1
+            replay.close(lane, {"state": state[row:row + 1]} | {k: v[row:row + 1] for k, v in extra.items()})

@@ -1,0 +1,281 @@
+"""Replay: exact transitions, guaranteed shares, corrections in both stores, and nothing lost to a kill."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toys import PointReach
+
+from robo_rl.errors import UserError
+from robo_rl.gather import Gatherer
+from robo_rl.options import PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.replay import EXPERT, HUMAN, Journal, Mixture, Replay, add_episodes, counts
+
+F = np.float32
+ROWS = {"state": ((2,), F)}
+
+
+def lane_episode(replay: Replay, lane: int, length: int, tag: int, ends: str, close: bool = True, source=0) -> None:
+    """State is [tag, t]; action 10 tag + t; the last step earns 1."""
+    for t in range(length):
+        last = t == length - 1
+        replay.add(np.array([lane]), {"state": np.array([[tag, t]], F)}, np.array([[10 * tag + t]], F),
+                   np.array([float(last)], F), np.array([last and ends == "terminated"]), source)
+    if close:
+        replay.close(np.array([lane]), {"state": np.array([[tag, length]], F)})
+
+
+def small(horizon=3, capacity=60, lanes=2, gamma=0.5, journal=None) -> Replay:
+    return Replay(ROWS, 1, horizon, gamma, capacity, lanes, journal)
+
+
+def everything(replay: Replay) -> dict[tuple[int, int], int]:
+    """(tag, t) of every transition that can be drawn -> its serial."""
+    drawn = np.unique(replay.draw(4000, np.random.default_rng(0)))
+    at = drawn % replay.capacity
+    return {tuple(map(int, s)): int(n) for s, n in zip(replay.obs["state"][at], drawn)}
+
+
+def test_a_chunk_is_the_discounted_sum_of_the_steps_that_ran():
+    r = small()
+    lane_episode(r, 0, 5, 1, "terminated")
+    serial = everything(r)
+    b = r.gather(np.array([serial[1, t] for t in (0, 1, 2, 3, 4)]))
+    assert b.steps.tolist() == [3, 3, 3, 2, 1]
+    np.testing.assert_allclose(b.rewards, [0, 0, 0.25, 0.5, 1])
+    np.testing.assert_allclose(b.discounts, [0.125, 0.125, 0, 0, 0])  # those that reach the end terminate
+    assert b.next_obs["state"].tolist() == [[1, 3], [1, 4], [1, 5], [1, 5], [1, 5]]
+    assert b.actions[3, :, 0].tolist() == [13, 14, 14] and b.own[3].tolist() == [True, True, False]
+    np.testing.assert_allclose(b.bound, [0.0625, 0.125, 0.25, 0.5, 1])
+    assert b.before[:, 0].tolist() == [0, 10, 11, 12, 13]
+
+
+def test_a_time_limit_bootstraps_from_the_state_it_cut():
+    r = small()
+    lane_episode(r, 0, 4, 2, "truncated")
+    b = r.gather(np.array([everything(r)[2, 3]]))
+    assert b.steps[0] == 1 and b.discounts[0] == 0.5 and b.next_obs["state"][0].tolist() == [2, 4]
+    assert b.bound[0] == -np.inf  # nobody knows what would have followed
+
+
+def test_steps_of_interleaved_lanes_never_mix():
+    r = small(capacity=200)
+    for t in range(6):
+        r.add(np.array([0, 1]), {"state": np.array([[1, t], [2, t]], F)}, np.array([[t], [100 + t]], F), np.zeros(2),
+              np.zeros(2, bool))
+        if t == 3:
+            r.close(np.array([1]), {"state": np.array([[2, 4]], F)})
+    b = r.gather(r.draw(500, np.random.default_rng(1)))
+    assert (b.next_obs["state"][b.steps == 3] - b.obs["state"][b.steps == 3] == [0, 3]).all()
+    assert (np.diff(b.actions[b.steps == 3, :, 0], axis=1) == 1).all()
+
+
+def test_what_has_no_whole_chunk_yet_is_not_drawn():
+    r = small()
+    lane_episode(r, 0, 5, 1, "open", close=False)
+    assert set(everything(r)) == {(1, 0), (1, 1)} and len(r) == 2
+    r.cut()  # whoever acted is gone: the newest observation is where the episode ends
+    assert set(everything(r)) == {(1, 0), (1, 1), (1, 2), (1, 3)}
+    b = r.gather(np.array([everything(r)[1, 3]]))
+    assert b.steps[0] == 1 and b.discounts[0] == 0.5 and b.next_obs["state"][0].tolist() == [1, 4]
+
+
+def test_a_full_ring_forgets_the_oldest_and_stays_exact():
+    r = small(capacity=40)
+    for tag in range(1, 30):
+        lane_episode(r, tag % 2, 7, tag, "terminated")
+    found = everything(r)
+    assert len(r) >= 28 and {29, 28} <= {tag for tag, _ in found} and 1 not in {tag for tag, _ in found}
+    b = r.gather(np.array(list(found.values())))
+    tags = np.array([tag for tag, _ in found])
+    assert (b.next_obs["state"][:, 0] == tags).all() and (b.actions[:, :, 0] // 10 >= tags[:, None]).all()
+
+
+def test_a_step_of_one_and_a_chunk_of_one_are_the_same():
+    r = small(horizon=1)
+    lane_episode(r, 0, 3, 1, "terminated")
+    b = r.gather(np.array([everything(r)[1, t] for t in range(3)]))
+    assert b.rewards.tolist() == [0, 0, 1] and b.discounts.tolist() == [0.5, 0.5, 0] and (b.steps == 1).all()
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7, 256])
+@pytest.mark.parametrize(("shares", "sizes"), [((0.5, 0.5), (3, 10**6)), ((0.5, 0.25, 0.25), (10, 1, 5)),
+                                               ((0.34, 0.33, 0.33), (1, 1, 1)), ((0.5, 0.5), (0, 9)), ((1, 0), (5, 5))])
+def test_shares_of_a_batch_are_exact_whatever_the_sizes(batch, shares, sizes):
+    got = counts(batch, shares, sizes)
+    live = [s if n else 0 for s, n in zip(shares, sizes)]
+    assert sum(got) == batch
+    assert all(abs(k - batch * s / sum(live)) < 1 for k, s in zip(got, live))
+    assert all(k == 0 for k, s in zip(got, live) if s == 0)
+
+
+def test_an_empty_source_is_said_once_and_all_empty_is_a_mistake():
+    a, b, said = small(), small(), []
+    mixture = Mixture({"demonstrations": (a, 0.5), "online": (b, 0.5)}, said.append)
+    with pytest.raises(UserError, match="every replay source is empty"):
+        mixture.sample(8, np.random.default_rng(0))
+    lane_episode(b, 0, 5, 1, "terminated")
+    for _ in range(3):
+        assert len(mixture.sample(8, np.random.default_rng(0)).rewards) == 8
+    assert [w for w in said if "demonstrations" in w] == ["replay source 'demonstrations' is empty: its share goes to the "
+                                                        "others until it has something"]
+    lane_episode(a, 0, 5, 7, "terminated", source=EXPERT)
+    batch = mixture.sample(9, np.random.default_rng(0))
+    assert (batch.source == EXPERT).sum() == 5 and mixture.counts(9) == [5, 4]
+
+
+def test_recorded_episodes_become_transitions_and_a_failure_bootstraps():
+    r = small(capacity=100)
+    state = np.stack([np.r_[np.full(4, 1), np.full(4, 2)], np.r_[0:4, 0:4]], 1).astype(F)
+    add_episodes(r, state, np.arange(8, dtype=F)[:, None], np.zeros(8, F), np.array([0, 4]), np.array([4, 8]),
+                 np.array([True, False]))
+    found = everything(r)
+    assert set(found) == {(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1), (2, 2)}
+    b = r.gather(np.array([found[1, 3], found[2, 2]]))
+    assert b.rewards.tolist() == [1, 0] and b.discounts.tolist() == [0, 0.5] and (b.source == EXPERT).all()
+
+
+# ---- corrections
+
+
+class Person(PointReach):
+    """PointReach in which a person takes some steps over, as an intervention wrapper reports it."""
+
+    def __init__(self, n: int, takes, limit: int = 20):
+        super().__init__(n, limit)
+        self.takes, self.clock, self.log = takes, 0, []
+
+    def step(self, actions):
+        human = np.array([self.takes(i, self.clock) for i in range(self.num_envs)])
+        ran = np.where(human[:, None], self.expert_action(), actions).astype(F)
+        before = self._obs()["state"].copy()
+        obs, reward, terminated, truncated, info = super().step(ran)
+        for i in human.nonzero()[0]:
+            self.log.append((before[i], ran[i], reward[i]))
+        self.clock += 1
+        return obs, reward, terminated, truncated, info | {
+            "executed": np.clip(ran, -1, 1), "source": human.astype(np.uint8), "phase": 3 * human.astype(np.uint8)}
+
+
+@pytest.mark.parametrize("execute", [1, 4])
+@pytest.mark.parametrize("takes", [lambda i, t: (t // 7) % 2 == i % 2, lambda i, t: t % 3 == 0, lambda i, t: True])
+def test_every_human_step_is_in_both_buffers_with_the_action_that_ran(takes, execute):
+    """The bug of a public learner was a flag under another name: corrections never reached the demonstrations."""
+    options = PolicyOptions(kind="squashed", horizon=execute, execute=execute, hidden=16, layers=1)
+    policy = make_policy(options, ObsSpec(state=4, action=2), 0)
+    env, rows = Person(3, takes), {"state": ((4,), F)}
+    online, demos = (Replay(rows, 2, execute, 0.9, 2000, 3) for _ in range(2))
+    gatherer = Gatherer(env, policy, online, demos, 0)
+    gatherer.run(policy, 60)
+    assert gatherer.stats["human_steps"] + gatherer.human.sum() == len(env.log) > 0
+    online.cut()
+    demos.cut()
+    for store in (online, demos):
+        drawn = np.unique(store.draw(20_000, np.random.default_rng(0)))
+        at = drawn[store.source[drawn % store.capacity] == HUMAN] % store.capacity
+        have = {(*store.obs["state"][i].tolist(), *store.action[i].tolist()) for i in at}
+        want = {(*s.tolist(), *a.tolist()) for s, a, _ in env.log}
+        lost = want - have
+        assert len(lost) <= 3, f"{len(lost)} of {len(want)}"  # at most the step in flight of each env
+        if store is demos:
+            assert have <= want and len(drawn) == len(at)  # and nothing but human steps begins a chunk there
+    b = demos.gather(np.unique(demos.draw(5000, np.random.default_rng(0))))
+    assert (b.source == HUMAN).all() and b.own[:, 0].all()
+    whole = online.gather(np.unique(online.draw(20_000, np.random.default_rng(0))))
+    both = {tuple(s): (a.tolist(), r, d) for s, a, r, d in zip(map(tuple, whole.obs["state"]), whole.actions, whole.rewards,
+                                                           whole.discounts)}
+    full = b.steps == execute  # the same chunk from either buffer, past the seam too
+    same = [both[tuple(s)] == (a.tolist(), r, d) for s, a, r, d, f in zip(map(tuple, b.obs["state"]), b.actions, b.rewards,
+                                                                       b.discounts, full) if f and tuple(s) in both]
+    assert len(same) > 5 and all(same)
+
+
+def test_a_chunk_is_cut_where_somebody_else_decides_and_planned_anew_after():
+    options = PolicyOptions(kind="squashed", horizon=5, execute=5, hidden=16, layers=1)
+    policy = make_policy(options, ObsSpec(state=4, action=2), 0)
+    env = Person(1, lambda i, t: t in (2, 3))
+    online = Replay({"state": ((4,), F)}, 2, 5, 0.9, 500, 1)
+    gatherer = Gatherer(env, policy, online, None, 0)
+    made = [gatherer.run(policy, 1) for _ in range(12)]
+    # plans at 0; the person decides 2 and 3, after each of which it plans anew; then every five steps
+    assert made == [1, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 0]
+    b = online.gather(np.arange(1, 2))
+    assert b.own[0].tolist() == [True, False, False, False, False]  # what imitates the policy's step stops at the seam
+
+
+# ---- durability
+
+
+def test_a_journal_replayed_is_the_same_store(tmp_path):
+    a = small(capacity=60, journal=Journal(tmp_path / "j", 60))
+    rng = np.random.default_rng(0)
+    for tag in range(1, 12):
+        lane_episode(a, tag % 2, int(rng.integers(1, 9)), tag, "terminated" if tag % 3 else "truncated", close=tag < 11)
+    b = small(capacity=60, journal=Journal(tmp_path / "j", 60))
+    assert b.restore() > 0
+    for name in ("action", "reward", "terminated", "final", "source", "next", "bound", "before"):
+        assert np.array_equal(getattr(a, name), getattr(b, name)), name
+    assert np.array_equal(a.obs["state"], b.obs["state"]) and a.open == b.open and len(a) == len(b)
+    assert np.array_equal(a.draw(50, np.random.default_rng(3)), b.draw(50, np.random.default_rng(3)))
+
+
+def test_a_torn_end_of_a_journal_is_left_out(tmp_path):
+    a = small(journal=Journal(tmp_path / "j", 60))
+    lane_episode(a, 0, 6, 1, "terminated")
+    path = a.journal.path(0)
+    blob = path.read_bytes()
+    for cut in (1, 7, 30):
+        path.write_bytes(blob[:-cut])
+        b = small(journal=Journal(tmp_path / "j", 60))
+        assert b.restore() == 6 and b.total == 6  # the close was torn, the six steps are whole
+    path.write_bytes(blob[:-60] + b"\xff" + blob[-59:])
+    assert small(journal=Journal(tmp_path / "j", 60)).restore() < 6
+
+
+def test_a_journal_keeps_what_the_ring_holds_and_deletes_the_rest(tmp_path):
+    journal = Journal(tmp_path / "j", 60, limit=500)
+    a = small(capacity=60, journal=journal)
+    for tag in range(1, 60):
+        lane_episode(a, 0, 6, tag, "terminated")
+    assert 2 <= len(journal.numbers()) < 20
+    b = small(capacity=60, journal=Journal(tmp_path / "j", 60))
+    b.restore()
+    assert len(b) >= len(a) - 6 and max(t for t, _ in everything(b)) == 59
+
+
+KILLED = """
+import sys, numpy as np
+sys.path[:0] = {path!r}
+from test_replay import small, lane_episode
+from robo_rl.replay import HUMAN, Journal
+r = small(capacity=4000, journal=Journal({folder!r}, 4000))
+tag = 0
+while True:
+    tag += 1
+    for t in range(5):
+        r.add(np.array([0]), dict(state=np.array([[tag, t]])), np.array([[t]]), np.zeros(1), np.zeros(1, bool), HUMAN)
+        sys.stdout.write(str(tag) + " " + str(t) + chr(10)); sys.stdout.flush()
+    r.close(np.array([0]), dict(state=np.array([[tag, 5]])))
+"""
+
+
+def test_a_killed_process_loses_no_correction_that_it_counted(tmp_path):
+    code = KILLED.format(path=[str(Path(__file__).parent), str(Path(__file__).parent.parent)], folder=str(tmp_path / "j"))
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    lines = [process.stdout.readline() for _ in range(137)]
+    os.kill(process.pid, signal.SIGKILL)
+    lines += process.stdout.readlines()
+    process.wait(20)
+    said = {tuple(map(int, line.split())) for line in lines if line.endswith("\n")}
+    r = small(capacity=4000, journal=Journal(tmp_path / "j", 4000))
+    assert r.restore() >= len(said) >= 137
+    r.cut()
+    have = min(r.total, r.capacity)
+    assert said <= {tuple(map(int, s)) for s in r.obs["state"][:have]}
+    lost = said - set(everything(r))
+    assert len(lost) <= 1, lost  # the step whose outcome nobody saw begins no transition; it is the state another ends in
