@@ -65,7 +65,7 @@ def mistake(capsys, *argv: str) -> str:
     ("train --reward dens", "unknown reward 'dens'; did you mean 'dense'? Allowed: dense,"),
     ("train --randomise mas", "unknown randomise 'mas'; did you mean 'mass'? Allowed: mass,"),
     ("train --randomise latency", "randomise latency needs a number of control steps"),
-    ("train --policy.kind flw", "invalid choice 'flw' for argument '--policy.kind'. Expected one of ('flow', 'diffusion', 'gaussian')"),
+    ("train --policy.kind flw", "invalid choice 'flw' for argument '--policy.kind'. Expected one of ('flow', 'diffusion', 'gaussian', 'squashed', 'guided')"),
     ("train --rl.epoch 3", "Unrecognized options: --rl.epoch, 3; did you mean --rl.epochs? (robo_rl train --help lists"),
     ("train --algo ppo --rl.beta 2", "Unrecognized options: --rl.beta, 2 (robo_rl train --help lists the options)"),
     ("train stray", "Unrecognized options: stray"),
