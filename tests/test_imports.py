@@ -19,7 +19,7 @@ LAYERS = (
     "checkpoint rollout replay",
     "evaluate algos gather",
     "demos",
-    "human",
+    "human recording",
     "runtime",
     "cli",
     "__main__",

@@ -19,6 +19,7 @@ class PointReach(VectorEnv):
         axes = tuple(ActionAxis(n, "m", -0.2, 0.2, "delta", "base") for n in "xy")
         self.spec = ControlSpec("toy", "point", axes, 0.1, limit)
         self.single_observation_space = Dict(state=Box(-np.inf, np.inf, (4,), np.float32), task=Text(64))
+        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, num_envs)
         self.single_action_space = Box(-1, 1, (2,), np.float32)
         self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
         self.starts = StartStream(num_envs)

@@ -43,6 +43,8 @@ class WorldSpec:
     state: int  # S
     image_size: int = 0  # pixels; 0 without views
     tasks: tuple[str, ...] = ("",)  # instructions that were recorded
+    sparse: bool = False  # the recorded reward is 1 on the step that succeeds and 0 elsewhere
+    ends_on_success: bool = True  # every recorded success ended its episode
     horizon: int = 0  # control steps to which it was calibrated on held-out episodes; 0: not calibrated
     threshold: float = math.inf  # uncertainty beyond which an episode is cut
     data: str = ""  # what it learnt from, as words

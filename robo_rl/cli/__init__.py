@@ -12,6 +12,7 @@ COMMANDS = {
     "train": ("Train", "demonstrations, SFT, online RL, evaluation, checkpoints, videos"),
     "eval": ("Eval", "evaluate a run's checkpoint on a fixed list of starts, or compare two runs"),
     "collect": ("Collect", "record demonstrations of the scripted expert as a LeRobot v3 data set"),
+    "wm": ("WmTrain", "world models: learn one from recorded episodes (train), and how far to trust it (eval)"),
     "sim-arm": ("SimArm", "a simulated torque-controlled arm on the ROS 2 wire, like a CRISP robot"),
     "deploy": ("Deploy", "run a run's policy on an arm, governed; --dry-run commands nothing"),
     "serve": ("Serve", "answer a run's policy over TCP, for a bridge on another machine"),

@@ -37,7 +37,7 @@ class Train:
     """Train a policy: a few demonstrations, supervised flow matching, online RL, honest evaluation."""
 
     sim: str = "mujoco"
-    """mujoco, maniskill, isaacgym, isaaclab, gym:<id> or envpool:<id>."""
+    """mujoco, maniskill, isaacgym, isaaclab, gym:<id>, envpool:<id>, or wm:<folder of a world model>."""
     task: str = ""
     """Task of the sim; empty takes its default (mujoco: pick_cube, maniskill: PickCube-v1)."""
     algo: str = "pi_rl"
@@ -76,6 +76,8 @@ class Train:
     randomise: str = ""
     """Domain randomisation, for example mass,friction,latency:2."""
     image_size: int = 64
+    judge: str = ""
+    """Who decides on success in a world model: head (the default), http://…, or the folder of a classifier."""
     eval_episodes: int = 200
     eval_every: int = 0
     """Control steps between evaluations; 0: ten over the run."""
@@ -143,10 +145,10 @@ def run_config(folder: Path) -> Train:
 
 def make_env(args: Train, num_envs: int, render: bool = False):
     """The env of these options."""
-    import sims
-    return sims.make(args.sim, args.task, num_envs, obs=args.obs, reward=args.reward, control=args.control,
+    from robo_rl.cli import envs
+    return envs.make(args.sim, args.task, num_envs, obs=args.obs, reward=args.reward, control=args.control,
                      image_size=args.image_size, threads=args.threads, max_steps=args.max_steps,
-                     randomise=args.randomise, render=render)
+                     randomise=args.randomise, render=render, judge=args.judge)
 
 
 def obs_spec(env, language: bool):

@@ -1,0 +1,311 @@
+"""`robo_rl wm train DATASET…` and `robo_rl wm eval MODEL DATASET`: learn a world model, and find out how far to trust it."""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from robo_rl.errors import UserError, choose, in_range
+
+SUBCOMMANDS = {"train": "learn a model of recorded episodes", "eval": "say how far a model can be trusted"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetOptions:
+    """The network, see `world_models.latent.LatentOptions`."""
+
+    members: int = 5
+    """M: networks in the ensemble; their disagreement is the uncertainty."""
+    hidden: int = 256
+    layers: int = 3
+    follow: Literal["member", "mean"] = "mean"
+    """What an episode's next state is: that of one member, drawn per episode, or the mean of all."""
+    refine: int = 0
+    """K: refinement steps after each prediction (PDE-Refiner); 0: none."""
+    sigma: float = 0.05
+    """Noise of the last refinement step, in units of one step's change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnOptions:
+    """How it is learnt, see `world_models.fit.FitOptions`."""
+
+    updates: int = 4000
+    batch: int = 256
+    lr: float = 1e-3
+    weight_decay: float = 1e-5
+    unroll: int = 8
+    """Steps of its own rollout that are learnt from in the second half of training; 1: a one-step model."""
+    ema: float = 0.995
+
+
+@dataclass(frozen=True, kw_only=True)
+class WmTrain:
+    """Learn a world model from recorded episodes; `--sim wm:OUT` then takes it as a simulator."""
+
+    data: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Folders of LeRobot v3 data sets, of the same env."""
+    kind: str = "latent"
+    """latent: states, fast; video: camera frames (options: robo_rl wm train --kind video --help)."""
+    out: str = ""
+    """Run folder; empty: runs/wm-<task>-s<seed>-<time>."""
+    resume: str = ""
+    """Go on with the run in this folder; every other option then comes from it."""
+    seed: int = 0
+    horizon: int = 64
+    """Control steps to which the error is measured on held-out episodes (one in ten)."""
+    tolerance: float = 0.3
+    """Error [std of the data] that the calibrated threshold of the uncertainty keeps nine in ten predictions below."""
+    torch_threads: int = 1
+    net: NetOptions = field(default_factory=NetOptions)
+    fit: LearnOptions = field(default_factory=LearnOptions)
+
+    def __post_init__(self) -> None:
+        choose("--kind", self.kind, ("latent", "video"))
+        for name, low, high in (("seed", 0, 2**31 - 1), ("horizon", 2, 10**4), ("torch_threads", 1, 4096)):
+            in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
+        in_range("--tolerance", self.tolerance, 0, 100, open_low=True)
+
+
+def parse(argv: list[str]):
+    """The options of the subcommand argv[0]."""
+    import importlib
+
+    from robo_rl.cli import parse_options
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: robo_rl wm COMMAND [options]   (robo_rl wm COMMAND --help lists them)\n")
+        print("\n".join(f"  {name:<9}{text}" for name, text in SUBCOMMANDS.items()))
+        raise SystemExit(0)
+    name = choose("wm command", argv[0], SUBCOMMANDS)
+    if name == "eval":
+        return parse_options(importlib.import_module("robo_rl.cli.wm_eval").WmEval, "wm eval", argv[1:])
+    if "--kind=video" in argv or "video" in [b for a, b in pairwise(argv) if a == "--kind"]:
+        return parse_options(importlib.import_module("robo_rl.cli.wm_video").WmTrainVideo, "wm train", argv[1:])
+    return parse_options(WmTrain, "wm train", argv[1:])
+
+
+def run(args) -> int:
+    """Run the subcommand whose options these are."""
+    import sys
+    if isinstance(args, WmTrain):
+        return train(args)
+    return sys.modules[type(args).__module__].run(args)
+
+
+# ---- data --------------------------------------------------------------------------------------------------------
+
+def read(paths: Sequence[str], images: bool = False):
+    """The data sets at `paths`, one after the other, as `world_models.recorded.Recorded`; UserError for what differs."""
+    import numpy as np
+
+    from robo_rl.data.reader import load
+    from world_models.recorded import Recorded, control_of
+    if not paths:
+        raise UserError("name a data set: robo_rl wm train DATASET; record one with robo_rl collect --policy expert,random")
+    sets = [load(p) for p in paths]
+    parts = []
+    for where, d in zip(paths, sets, strict=True):
+        if bad := d.features.differences(sets[0].features):
+            raise UserError(f"data set {where} differs from {paths[0]}: {'; '.join(bad)}. Train on sets of one env")
+        control = d.spec or control_of(d.features, d.features.robot, int((d.to - d.from_).max()))
+        if not images:
+            control = replace(control, views=())
+        if parts and (control.axes, control.period) != (parts[0].control.axes, parts[0].control.period):
+            raise UserError(f"data set {where} differs from {paths[0]} in what its actions mean; train on sets of one env")
+        pictures = {v: d.images(v) for v in d.views} if images else {}
+        task = d.task_index[d.from_]
+        parts.append(Recorded(d.state, d.action, d.reward, d.from_, d.to, d.success, d.terminated, task, tuple(d.tasks),
+                              control, pictures))
+    return parts[0] if len(parts) == 1 else joined(parts, np)
+
+
+def joined(parts: Sequence, np):
+    """Several recordings of one env as one."""
+    tasks = tuple(dict.fromkeys(t for p in parts for t in p.tasks))
+    offsets = np.cumsum([0, *(len(p.action) for p in parts[:-1])])
+
+    def all_of(rows) -> "np.ndarray":
+        return np.concatenate([rows(p, o) for p, o in zip(parts, offsets, strict=True)])
+    return type(parts[0])(
+        **{k: all_of(lambda p, o, k=k: getattr(p, k)) for k in ("state", "action", "reward", "success", "terminated")},
+        **{k: all_of(lambda p, o, k=k: getattr(p, k) + o) for k in ("first", "end")},
+        task=all_of(lambda p, o: np.array([tasks.index(t) for t in p.tasks], np.int64)[p.task]), tasks=tasks,
+        control=replace(parts[0].control, max_steps=max(p.control.max_steps for p in parts)),
+        images={v: all_of(lambda p, o, v=v: p.images[v]) for v in parts[0].images})
+
+
+def world_spec(data, kind: str, where: str):
+    """What a model of this data stands for."""
+    from world_models.model import WorldSpec
+    size = next(iter(data.images.values())).shape[1] if data.images else 0
+    return WorldSpec(kind=kind, control=data.control, state=data.state.shape[1], image_size=size, tasks=data.tasks,
+                     sparse=data.sparse, ends_on_success=bool(data.terminated[data.success].all()),
+                     data=f"{where}: {len(data)} episodes, {len(data.action)} frames, {int(data.success.sum())} successful")
+
+
+# ---- training ----------------------------------------------------------------------------------------------------
+
+def folder_of(args, data) -> Path:
+    """The run folder, new."""
+    task = data.control.task.replace(":", "-").replace("/", "-")
+    folder = Path(args.out or f"runs/wm-{task}-s{args.seed}-{time.strftime('%m%d-%H%M%S')}")
+    if (folder / "run.json").exists():
+        raise UserError(f"{folder} already holds a run; go on with it: robo_rl wm train --resume {folder}, or choose "
+                        "another --out")
+    return folder
+
+
+def config(folder: Path) -> WmTrain:
+    """The options of a run folder."""
+    from robo_rl import files
+    saved = files.read_json(folder / "run.json")
+    try:
+        saved = {k: v for k, v in saved["config"].items() if k in {f.name for f in fields(WmTrain)}}
+        nested = {"net": NetOptions(**saved["net"]), "fit": LearnOptions(**saved["fit"]), "data": tuple(saved["data"])}
+        return WmTrain(**saved | nested)
+    except (TypeError, KeyError, AttributeError) as e:
+        raise UserError(f"{folder / 'run.json'} is no run of robo_rl wm train, or of another version ({e!r})") from e
+
+
+def train(args: WmTrain) -> int:
+    """Learn, calibrate on held-out episodes, write OUT/model."""
+    from robo_rl import files
+    from robo_rl.cli.train import git_hash, versions
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(args.torch_threads))
+    resume = args.resume
+    if resume:
+        if not (Path(resume) / "run.json").exists():
+            raise UserError(f"--resume: {resume} has no run.json; give the folder of a run of robo_rl wm train")
+        folder = Path(resume)
+        args = replace(config(folder), resume=resume)
+    import torch
+
+    from world_models import recorded
+    torch.set_num_threads(args.torch_threads)
+    data = read(args.data)
+    recorded.check(data, " ".join(args.data))
+    if not resume:
+        folder = folder_of(args, data)
+    with files.lock(folder):
+        if not resume:
+            files.write_json(folder / "run.json", {
+                "name": folder.name, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                "version": versions().get("robo_rl", ""), "git": git_hash(), "seed": args.seed, "config": asdict(args),
+                "versions": versions()})
+        return learn(args, folder, data)
+
+
+def learn(args: WmTrain, folder: Path, data) -> int:
+    """The run itself, in its locked folder."""
+    from robo_rl import files
+    from robo_rl.cli.train import Stop
+    from robo_rl.log import Progress, RunLog
+    from world_models import model as worlds
+    from world_models.fit import FitOptions, Fitter
+    from world_models.latent import Latent, LatentOptions
+
+    model = Latent(world_spec(data, args.kind, " ".join(args.data)), LatentOptions(**asdict(args.net)), args.seed)
+    fitter = Fitter(model, data, FitOptions(**asdict(args.fit)), args.seed)
+    saved = folder / "fit.safetensors"
+    if saved.exists():
+        load_fit(fitter, saved, len(data.action))
+    began, kept = time.monotonic(), time.monotonic()
+    with Progress() as progress, Stop() as stop, RunLog(
+            folder, resume_step=fitter.update if saved.exists() else -1, resume_stage="sft") as log:
+        progress.say(f"run {folder}: {model.spec.data}")
+        progress.start("wm", args.fit.updates, "updates", done=fitter.update)
+
+        def tick(update: int, parts: dict[str, float]) -> bool:
+            nonlocal kept
+            progress.update(update, note=f"state {parts['state']:.4f} success {parts['success']:.5f}")
+            if update % 50 == 0 or update == args.fit.updates:
+                log.log(update, {"sft/loss": parts["state"]} | {f"wm/{k}": v for k, v in parts.items()}, stage="sft")
+            if time.monotonic() - kept > 20 or stop.asked:
+                save_fit(fitter, saved, len(data.action))
+                kept = time.monotonic()
+            return not stop.asked
+        if not fitter.fit(tick):
+            progress.close()
+            progress.say(f"saved at update {fitter.update}; go on with: robo_rl wm train --resume {folder}")
+            return stop.code
+        save_fit(fitter, saved, len(data.action))
+        model, report = calibrated(fitter.result(), data, args.horizon, args.tolerance)
+        model.frames = data.frames()
+        worlds.save(model, folder / "model")
+        took = time.monotonic() - began
+        files.write_json(folder / "calibration.json", report | {"seconds": took})
+        log.log(args.fit.updates, {f"wm/error_{h}": report["error"][h - 1] for h in (1, 8, 16, 32, 64)
+                                   if h <= len(report["error"])}, stage="sft")
+        progress.close()
+        progress.say(verdict(model.spec, report, folder, took))
+    return 0
+
+
+def calibrated(model, data, horizon: int, tolerance: float):
+    """(the model with its horizon and threshold, the numbers behind them)."""
+    import numpy as np
+
+    from world_models.calibrate import calibrate, open_loop
+    run = open_loop(model, data, min(horizon, int(data.lengths.max()) - 1))
+    steps, threshold = calibrate(run, tolerance)
+    if data.control.max_steps - steps <= 1 and steps >= data.lengths.max() - 1:
+        steps = max(steps, min(data.control.max_steps, horizon))  # no longer episode exists
+    model.spec = model.spec.calibrated(steps, threshold)
+    with np.errstate(invalid="ignore"):
+        n = (~np.isnan(run.error)).sum(0).clip(1)
+        means = {k: np.nansum(getattr(run, k), 0) / n for k in ("error", "copied", "uncertainty")}
+    seen = ~np.isnan(run.error)
+    report = {k: v.tolist() for k, v in means.items()} | {
+        "windows": n.tolist(), "horizon": steps, "threshold": threshold, "tolerance": tolerance,
+        "within": float((run.uncertainty[seen] <= threshold).mean())}
+    return model, report
+
+
+def verdict(spec, report: dict, folder: Path, took: float) -> str:
+    rows = [f"  after {h:>3} steps  {report['error'][h - 1]:.3f}   standing still {report['copied'][h - 1]:.3f}"
+            for h in (1, 4, 8, 16, 32, 64) if h <= len(report["error"])]
+    return "\n".join([f"open-loop error on held-out episodes [std of the data], {took:.0f} s of training:", *rows,
+                      f"calibrated to {spec.horizon} steps and uncertainty {spec.threshold:.3f} "
+                      f"({100 * report['within']:.0f} % of held-out predictions lie within)",
+                      f"train in it: robo_rl train --sim wm:{folder} --demos DATASET"])
+
+
+# ---- the state of an unfinished fit ------------------------------------------------------------------------------
+
+def save_fit(fitter, path: Path, frames: int) -> None:
+    """One file, whole or not at all."""
+    import json
+
+    from safetensors.torch import save
+
+    from robo_rl import files
+    from robo_rl.checkpoint import pack
+    tensors: dict = {}
+    tree = pack(fitter.state_dict(), tensors)
+    files.write_bytes(path, save(tensors, {"tree": json.dumps(tree), "frames": str(frames)}))
+
+
+def load_fit(fitter, path: Path, frames: int) -> None:
+    """Go on from `save_fit`; UserError if the data grew or shrank since, or the file is damaged."""
+    import json
+
+    from safetensors import SafetensorError, safe_open
+
+    from robo_rl.checkpoint import unpack
+    try:
+        with safe_open(path, "pt") as f:
+            meta = f.metadata()
+            tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118 (no mapping)
+        if int(meta["frames"]) != frames:
+            raise UserError(f"the data has {frames} frames, it had {meta['frames']} when this run began; start a new one")
+        fitter.load_state_dict(unpack(json.loads(meta["tree"]), tensors))
+    except (SafetensorError, KeyError, TypeError, ValueError) as e:
+        if isinstance(e, UserError):
+            raise
+        raise UserError(f"{path} is damaged or of another version ({e}); delete it to start the fit anew") from e

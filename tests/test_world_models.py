@@ -1,0 +1,389 @@
+"""World models: the protocol and its folder, the latent ensemble, the model as an env, and what must equal what."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from toys import PointReach
+
+from robo_rl.algos import pi_rl
+from robo_rl.cli.wm import world_spec
+from robo_rl.errors import UserError
+from robo_rl.options import PiRlOptions, PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.recording import Recorder, expert_actor, play, random_actor
+from robo_rl.rollout import Collector
+from robo_rl.runtime.local import Local
+from robo_rl.runtime.worker import Worker
+from sims.check import check_env
+from world_models import model as worlds
+from world_models.calibrate import calibrate, open_loop, threshold
+from world_models.env import WorldEnv, frame_of
+from world_models.fit import FitOptions, Fitter
+from world_models.latent import Latent, LatentOptions
+from world_models.oracle import Oracle
+from world_models.recorded import Recorded, check, check_fits
+
+LIMIT = 20
+
+
+
+def record(env, episodes=60, noise=0.5, seed=0) -> Recorded:
+    """What the expert and random actions did in `env`."""
+    kept = []
+    recorder = Recorder(env, kept.append, "policy", noise, seed)
+    play(recorder, expert_actor(env), episodes // 2, seed)
+    play(recorder, random_actor(env, seed), episodes - episodes // 2, seed + 1)
+    return of_episodes(kept, env.spec)
+
+
+def of_episodes(episodes, control) -> Recorded:
+    lengths = np.array([len(e) for e in episodes])
+    end = np.cumsum(lengths)
+    tasks = tuple(dict.fromkeys(e.task for e in episodes))
+    return Recorded(np.concatenate([e.state for e in episodes]), np.concatenate([e.action for e in episodes]),
+                    np.concatenate([e.reward for e in episodes]), end - lengths, end,
+                    np.array([e.success for e in episodes]), np.array([e.terminated for e in episodes]),
+                    np.array([tasks.index(e.task) for e in episodes]), tasks, control, {})
+
+
+@pytest.fixture(scope="module")
+def data() -> Recorded:
+    return record(PointReach(20, LIMIT), 160)
+
+
+def latent(data, seed=0, **options) -> Latent:
+    model = Latent(world_spec(data, "latent", "toy"), LatentOptions(hidden=32, layers=2, members=3, **options), seed)
+    model.frames = data.frames()
+    return model
+
+
+@pytest.fixture(scope="module")
+def learnt(data) -> Latent:
+    """A model of the toy, fitted for a few seconds and calibrated."""
+    model = latent(data)
+    fitter = Fitter(model, data, FitOptions(updates=300, batch=64, unroll=4, lr=3e-3, ema=0.98), 0)
+    fitter.fit()
+    out = fitter.result()
+    out.frames = data.frames()
+    out.spec = out.spec.calibrated(LIMIT, calibrate(open_loop(out, data, LIMIT - 1))[1])
+    return out
+
+
+# ---- recording ---------------------------------------------------------------------------------------------------
+
+def test_a_recorder_keeps_failures_too_and_the_actions_that_ran():
+    env, kept = PointReach(4, LIMIT), []
+    play(Recorder(env, kept.append, "expert", noise=1.0), expert_actor(env), 10, 0)
+    assert len(kept) == 10
+    for e in kept:  # the toy moves by 0.2 times the executed action
+        assert np.allclose(np.diff(e.state[:, :2], axis=0), 0.2 * e.action[:-1], atol=1e-5)
+        assert e.success == e.terminated == bool(e.reward[-1]) and (e.success or len(e) == LIMIT)
+    assert {e.start for e in kept} == {1_500_000_000 + i for i in range(10)}
+
+
+def test_an_episode_that_a_snapshot_began_in_the_middle_of_is_not_recorded():
+    env, kept = PointReach(2, LIMIT), []
+    recorder = Recorder(env, kept.append)
+    recorder.reset(seed=0)
+    state = recorder.get_state()
+    recorder.step(np.zeros((2, 2)))
+    recorder.set_state(state, np.array([True, False]))
+    for _ in range(LIMIT):
+        recorder.step(np.zeros((2, 2)))
+    assert len(kept) == 1 and len(kept[0]) == LIMIT
+
+
+# ---- the folder --------------------------------------------------------------------------------------------------
+
+def test_a_model_comes_back_from_its_folder_as_it_was(tmp_path, learnt):
+    worlds.save(learnt, tmp_path / "m")
+    again = worlds.load(tmp_path / "m")
+    assert again.spec == learnt.spec and again.options == learnt.options
+    actions = torch.rand(4, 5, 2) * 2 - 1
+    obs, keys = {"state": learnt.frames.obs["state"][:4]}, np.arange(4)
+    for a, b in zip(_predicted(learnt, obs, keys, actions), _predicted(again, obs, keys, actions), strict=True):
+        assert torch.equal(a, b)
+    assert all(np.array_equal(getattr(again.frames, k), getattr(learnt.frames, k)) for k in ("task", "first", "held"))
+
+
+def _predicted(model, obs, keys, actions):
+    p = model.step(model.start(obs, keys), actions)[1]
+    return p.obs["state"], p.reward, p.terminal, p.success, p.uncertainty
+
+
+def test_a_folder_that_is_missing_damaged_or_of_another_version_is_named(tmp_path, learnt):
+    with pytest.raises(UserError, match="holds no world model"):
+        worlds.load(tmp_path)
+    worlds.save(learnt, tmp_path)
+    blob = (tmp_path / "weights.safetensors").read_bytes()
+    (tmp_path / "weights.safetensors").write_bytes(blob[:-1] + bytes([blob[-1] ^ 1]))
+    with pytest.raises(UserError, match=r"weights\.safetensors is damaged"):
+        worlds.load(tmp_path)
+    (tmp_path / "weights.safetensors").write_bytes(blob)
+    doc = json.loads((tmp_path / "world.json").read_text())
+    for change, words in (({"format": 99}, "format 99"), ({"options": doc["options"] | {"hidden": 64}}, "do not fit"),
+                          ({"spec": {}}, "another version")):
+        (tmp_path / "world.json").write_text(json.dumps(doc | change))
+        with pytest.raises(UserError, match=words):
+            worlds.load(tmp_path)
+
+
+# ---- the data ----------------------------------------------------------------------------------------------------
+
+def test_data_that_is_too_little_or_out_of_range_is_refused(data):
+    few = of_episodes([_episode(5)] * 9, data.control)
+    with pytest.raises(UserError, match="9 episodes and 45 frames"):
+        check(few, "here")
+    with pytest.raises(UserError, match="actions up to 3"):
+        check(replace(data, action=data.action * 0 + 3), "here")
+    check(data, "here")
+
+
+def _episode(t: int):
+    from robo_rl.data.episode import Episode
+    return Episode(np.zeros((t, 4)), np.zeros((t, 2)))
+
+
+def test_data_of_another_env_is_named_by_what_differs(data):
+    spec = world_spec(data, "latent", "toy")
+    check_fits(spec, data, "here")
+    c = data.control
+    other = (replace(c, axes=c.axes[::-1]), replace(c, period=0.05), replace(c, axes=(replace(c.axes[0], high=0.5), c.axes[1])))
+    for control, words in zip(other, ("action axes x, y", "10 steps per second in the model, 20", "'x' means"), strict=True):
+        with pytest.raises(UserError, match=words):
+            check_fits(spec, replace(data, control=control), "here")
+    with pytest.raises(UserError, match="4 state numbers in the model, 3"):
+        check_fits(spec, replace(data, state=data.state[:, :3]), "here")
+
+
+def test_rewards_that_are_success_alone_are_seen_as_sparse(data):
+    assert data.sparse
+    assert not replace(data, reward=data.reward + 0.1).sparse
+
+
+# ---- the ensemble ------------------------------------------------------------------------------------------------
+
+def test_a_member_alone_predicts_what_it_predicts_in_the_ensemble(learnt):
+    x = torch.randn(6, 10)
+    every = learnt.net(x)
+    for m in range(3):
+        h = x
+        for i, (w, b) in enumerate(zip(learnt.net.weights, learnt.net.biases, strict=True)):
+            y = h @ w[m] + b[m]
+            h = y if i == len(learnt.net.weights) - 1 else (h if i else 0) + torch.nn.functional.silu(y)
+        assert torch.allclose(every[m], h, atol=1e-5)
+
+
+def test_a_lane_follows_its_own_member_or_the_mean_of_all(data):
+    for follow in ("member", "mean"):
+        model = latent(data, follow=follow)
+        state = torch.from_numpy(data.state)
+        model.fit(state, state[1:] - state[:-1], torch.from_numpy(data.reward), torch.zeros(len(state), 2))
+        carry = model.start({"state": data.state[:8]}, np.arange(8))
+        after, _ = model.step(carry, torch.zeros(8, 1, 2))
+        deltas = model.net(model.inputs(carry["state"], carry["before"], torch.zeros(8, 2)))
+        want = deltas.mean(0) if follow == "mean" else deltas[carry["member"], torch.arange(8)]
+        assert torch.equal(after["state"], model.clip(carry["state"] + want * model.scale))
+    assert len(set(carry["member"].tolist())) > 1
+
+
+def test_one_call_with_a_chunk_is_as_many_calls_with_a_step(learnt):
+    actions = torch.rand(5, 6, 2) * 2 - 1
+    carry = learnt.start({"state": learnt.frames.obs["state"][:5]}, np.arange(5))
+    _, whole = learnt.step(carry, actions)
+    for t in range(6):
+        carry, p = learnt.step(carry, actions[:, t:t + 1])
+        assert torch.equal(p.obs["state"][:, 0], whole.obs["state"][:, t])
+        assert torch.equal(p.uncertainty[:, 0], whole.uncertainty[:, t])
+
+
+def test_uncertainty_never_shrinks_and_is_larger_away_from_the_data(learnt):
+    state, actions = learnt.frames.obs["state"][:20], torch.zeros(20, 10, 2)
+    near = _predicted(learnt, {"state": state}, np.arange(20), actions)[4]
+    far = _predicted(learnt, {"state": state + 20}, np.arange(20), actions)[4]
+    assert (near.diff(dim=1) >= 0).all() and far[:, -1].mean() > 2 * near[:, -1].mean()
+
+
+# ---- refinement --------------------------------------------------------------------------------------------------
+
+def test_refiner_steps_0_is_the_one_step_model_exactly(data, learnt):
+    with_refiner = Latent(learnt.spec, replace(learnt.options, refine=2), 0)
+    with_refiner.load_state_dict(learnt.state_dict(), strict=False)
+    obs, actions = {"state": learnt.frames.obs["state"][:4]}, torch.rand(4, 5, 2)
+    plain = _predicted(learnt, obs, np.arange(4), actions)
+    refined = _predicted(with_refiner, obs, np.arange(4), actions)
+    assert not torch.equal(plain[0], refined[0])
+    with_refiner.refiner = None  # K = 0
+    for a, b in zip(plain, _predicted(with_refiner, obs, np.arange(4), actions), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_refiner_that_knows_the_noise_gives_the_true_change(data):
+    model = latent(data, refine=3, sigma=0.01)
+    truth = torch.randn(7, 4)
+    sigmas = model.sigmas()
+    assert np.allclose(sigmas, [0.01 ** (1 / 3), 0.01 ** (2 / 3), 0.01])
+    model.noise_of = lambda inputs, z, k: (z - truth) / sigmas[k]  # the best guess there is
+    got = model.refine(torch.zeros(7, 10), truth + 0.3, np.arange(7), np.zeros(7, np.int64))
+    assert torch.allclose(got, truth, atol=1e-6)
+
+
+def test_the_noise_of_a_lane_depends_on_its_key_alone(data):
+    model = latent(data, refine=2)
+    obs, actions = {"state": data.state[:6]}, torch.rand(6, 3, 2)
+    keys = np.array([5, 9, 5, 7, 1, 2])
+    state = np.repeat(data.state[:1], 6, 0)
+    p = _predicted(model, {"state": state}, keys, actions[:1].expand(6, 3, 2))[0]
+    assert torch.allclose(p[0], p[2], atol=1e-6) and not torch.allclose(p[0], p[1], atol=1e-6)
+    order = [3, 1, 0, 2, 5, 4]
+    a = _predicted(model, obs, keys, actions)[0]
+    b = _predicted(model, {"state": data.state[order]}, keys[order], actions[order])[0]
+    assert torch.allclose(a[order], b, atol=1e-6)
+
+
+# ---- learning and calibration ------------------------------------------------------------------------------------
+
+def test_it_learns_the_toy_and_stays_below_a_world_that_stands_still(data, learnt):
+    run = open_loop(learnt, data, LIMIT - 1)
+    error, copied = np.nanmean(run.error, 0), np.nanmean(run.copied, 0)
+    assert (error < 0.5 * copied).all(), (error, copied)
+    n, rows = len(data.state), np.repeat(data.held, data.lengths)
+    won = np.isin(np.arange(n), data.end[data.success] - 1)
+    chance = learnt.step(learnt.start({"state": data.state}, np.arange(n)),
+                         torch.from_numpy(data.action)[:, None])[1].success[:, 0].numpy()
+    yes, no = chance[rows & won], chance[rows & ~won]
+    assert (yes[:, None] > no).mean() > 0.95  # AUROC
+
+
+def test_the_chance_of_success_is_not_bent_by_the_weight_of_the_rare():
+    """A head that can only say one number says the share of successes, however much the rare ones weigh in the loss."""
+    data = record(PointReach(20, LIMIT), 40)
+    model = latent(data)
+    for w in model.heads.weights:
+        torch.nn.init.zeros_(w)
+    fitter = Fitter(model, data, FitOptions(updates=120, batch=128, unroll=1, lr=0.1, weight_decay=0, ema=0), 0)
+    for w in model.heads.weights:
+        w.requires_grad_(False)
+    fitter.fit()
+    train = ~data.held
+    want = data.success[train].sum() / data.lengths[train].sum()
+    got = model.step(model.start({"state": data.state[:1]}, np.zeros(1)), torch.zeros(1, 1, 2))[1].success
+    assert model.balance[0] > 3 and abs(float(got) - want) < 0.3 * want
+
+
+def test_a_fit_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(data):
+    options = FitOptions(updates=12, batch=16, unroll=2)
+    whole, first, second = (Fitter(latent(data, refine=1), data, options, 3) for _ in range(3))
+    whole.fit()
+    assert not first.fit(lambda update, parts: update < 7)
+    second.load_state_dict(first.state_dict())
+    second.fit()
+    for a, b in zip(whole.result().state_dict().values(), second.result().state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_loss_looks_at_no_state_beyond_an_episodes_end(data):
+    from world_models.fit import loss, windows
+    data, model = replace(data, state=data.state.copy()), latent(data)
+    w = windows(data, model)
+    ends = data.end[~data.held & (data.lengths > 3) & (np.roll(data.lengths, -1) > 3)][:9]
+    rows = torch.from_numpy(ends.reshape(3, 3) - 2)  # two actions left, one state recorded after
+    want, _ = loss(model, w, rows, 4, torch.Generator().manual_seed(0))
+    w.state[torch.from_numpy(ends)] += 100  # first of the episodes after them
+    got, _ = loss(model, w, rows, 4, torch.Generator().manual_seed(0))
+    assert torch.equal(want, got)
+
+
+def test_the_threshold_is_the_greatest_uncertainty_with_few_enough_mistakes():
+    u, e = np.array([0.1, 0.2, 0.3, 0.4, 0.5]), np.array([0.0, 1.0, 0.0, 0.0, 1.0])
+    assert threshold(u, e, 0.5, 0.25) == 0.4  # 1 of 4
+    assert threshold(u, e, 0.5, 0.3) == 0.4 and threshold(u, e, 0.5, 0.4) == 0.5
+    assert threshold(u, e, 0.5, 0.0) == 0.1 and threshold(u, e + 1, 0.5, 0.3) == 0.0
+
+
+def test_a_model_that_knows_nothing_is_calibrated_to_no_horizon_and_refused_as_an_env(data):
+    model = latent(data)
+    for w in model.net.weights:
+        torch.nn.init.normal_(w, std=1.0)
+    state = torch.from_numpy(data.state)
+    model.fit(state, state[1:] - state[:-1], torch.from_numpy(data.reward), torch.zeros(len(state), 2))
+    horizon, limit = calibrate(open_loop(model, data, 10))
+    assert (horizon, limit) == (0, 0.0)
+    model.spec = model.spec.calibrated(horizon, limit)
+    with pytest.raises(UserError, match="not calibrated"):
+        WorldEnv(model, 2)
+
+
+# ---- as an env ---------------------------------------------------------------------------------------------------
+
+def test_the_model_keeps_the_contract_of_a_simulator(learnt):
+    parts = check_env(lambda n: WorldEnv(learnt, n), cuts=True, atol=1e-5)
+    assert {"starts", "reset_mask", "frozen", "snapshot"} <= set(parts)
+
+
+def test_evaluation_begins_from_held_out_episodes_and_training_from_the_others(learnt):
+    f = learnt.frames
+    assert f.held[frame_of(f, np.arange(50) + (1 << 31))].all() and not f.held[frame_of(f, np.arange(50))].any()
+
+
+def test_an_episode_is_cut_where_the_model_no_longer_knows(learnt):
+    learnt_spec = learnt.spec
+    try:
+        learnt.spec = replace(learnt_spec, threshold=1e-9)
+        env = WorldEnv(learnt, 3)
+        env.reset(seed=0)
+        _, _, terminated, truncated, info = env.step(np.zeros((3, 2)))
+        assert (truncated | terminated).all() and (info["cut"] == ~terminated).all() and not (terminated & truncated).any()
+    finally:
+        learnt.spec = learnt_spec
+
+
+def test_a_number_that_is_not_finite_ends_the_episode_in_its_last_sound_state(learnt):
+    env = WorldEnv(learnt, 3)
+    before, _ = env.reset(seed=0)
+    env.carry["before"][1] = float("nan")
+    obs, reward, terminated, truncated, info = env.step(np.zeros((3, 2)))
+    assert truncated.tolist()[1] and info["cut"][1] and not terminated[1] and reward[1] == 0
+    assert np.array_equal(obs["state"][1], before["state"][1]) and np.isfinite(obs["state"]).all()
+
+
+def test_more_steps_than_the_model_is_calibrated_to_are_refused(learnt):
+    with pytest.raises(UserError, match=f"at most {LIMIT}, the calibrated horizon"):
+        WorldEnv(learnt, 2, max_steps=LIMIT + 1)
+
+
+# ---- a model that is the simulator -------------------------------------------------------------------------------
+
+SPEC = ObsSpec(state=4, action=2)
+
+
+def trained(env, updates=4):
+    """Weights of a small policy after online RL in `env`, and the rollouts' statistics."""
+    policy = make_policy(PolicyOptions(horizon=4, execute=4, hidden=32, layers=2), SPEC, 0)
+    o = PiRlOptions(decisions=6, epochs=2, minibatch=64, critic_warmup=0)
+    learner, stats = pi_rl.make(policy, o, 0), []
+
+    def make(i, refresh):
+        return Worker(i, Collector(env, policy, o.gamma, 1, i), policy, refresh, 0)
+    feed = Local(1, make, env.num_envs * o.decisions, 0, o.decisions, 1)
+    for i in range(updates):
+        rollout = feed.next()
+        learner.update(rollout, i / updates, feed.version)
+        feed.publish()
+        stats.append(rollout.stats)
+    return policy.state_dict(), stats
+
+
+def test_training_in_a_model_that_is_the_simulator_is_training_in_the_simulator():
+    weights, stats = trained(PointReach(8, LIMIT))
+    dreamt, told = trained(WorldEnv(Oracle(PointReach(8, LIMIT)), 8))
+    assert stats == told and sum(s["episodes"] for s in stats) > 0
+    for k, v in weights.items():
+        assert torch.equal(v, dreamt[k]), k
+
+
+def test_the_oracle_forks_and_rewinds_like_any_model():
+    check_env(lambda n: WorldEnv(Oracle(PointReach(n, LIMIT)), n))

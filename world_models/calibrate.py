@@ -1,0 +1,82 @@
+"""How far a model can be trusted: open-loop error on held-out episodes, the horizon and the uncertainty it is good to.
+
+Error of a predicted state: root mean square over the state's dimensions, each in units of its std in the data.
+The threshold is the greatest uncertainty u such that, of the held-out predictions with uncertainty <= u, at most one in ten
+is off by more than `tolerance`; the horizon the most steps to which the mean error stays below that of a world that stands
+still (copy-last).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from world_models.model import WorldModel
+from world_models.recorded import Recorded
+
+TOLERANCE = 0.3  # std
+ALLOWED = 0.1  # share of predictions within the threshold that may be off by more
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLoop:
+    """W windows of held-out episodes, up to H steps: error, copy-last's error and uncertainty [W,H], nan past the end."""
+
+    error: np.ndarray
+    copied: np.ndarray
+    uncertainty: np.ndarray
+
+
+def open_loop(model: WorldModel, data: Recorded, horizon: int, most: int = 400, seed: int = 0) -> OpenLoop:
+    """Roll the model out along the recorded actions of held-out episodes, from their beginnings and, as far as `most`
+    windows allow, from random steps at least 8 before the end."""
+    held = np.flatnonzero(data.held)
+    rng = np.random.default_rng([seed, 19])
+    begin = [(e, data.first[e]) for e in held if data.lengths[e] > 1]
+    while begin and len(begin) < most and data.lengths[held].max() > 8:
+        e = rng.choice(held)
+        if data.lengths[e] > 8:
+            begin.append((e, data.first[e] + rng.integers(0, data.lengths[e] - 8)))
+    begin = begin[:most]
+    std = data.state.std(0).clip(min=1e-3)
+    rows = np.array([r for _, r in begin])
+    last = np.array([data.end[e] - 1 for e, _ in begin])
+    at = np.minimum(rows[:, None] + np.arange(horizon + 1), last[:, None])  # [W,H+1]
+    obs = {"state": data.state[rows]} | {f"image/{v}": x[rows] for v, x in data.images.items()}
+    carry = model.start(obs, rows.astype(np.int64))
+    carry = _in_motion(carry, data, rows)
+    _, p = model.step(carry, torch.from_numpy(data.action[at[:, :-1]]))
+    truth = data.state[at[:, 1:]]
+    there = rows[:, None] + np.arange(1, horizon + 1) <= last[:, None]
+
+    def rms(x: np.ndarray) -> np.ndarray:
+        return np.where(there, np.sqrt((((x - truth) / std) ** 2).mean(-1)), np.nan)
+    return OpenLoop(rms(p.obs["state"].numpy()), rms(data.state[rows][:, None]),
+                    np.where(there, p.uncertainty.numpy(), np.nan))
+
+
+def _in_motion(carry: dict, data: Recorded, rows: np.ndarray) -> dict:
+    """A window that begins inside an episode knows the state before it, where the model keeps one."""
+    if "before" not in carry:
+        return carry
+    begins = np.isin(rows, data.first)
+    return carry | {"before": torch.from_numpy(data.state[np.where(begins, rows, rows - 1)])}
+
+
+def calibrate(run: OpenLoop, tolerance: float = TOLERANCE, allowed: float = ALLOWED) -> tuple[int, float]:
+    """(horizon, threshold) of an open-loop run; (0, 0) if it is worse than copy-last from the first step on."""
+    with np.errstate(invalid="ignore"):
+        counts = (~np.isnan(run.error)).sum(0)
+        mean, copied = np.nansum(run.error, 0) / counts.clip(1), np.nansum(run.copied, 0) / counts.clip(1)
+    worse = np.flatnonzero((mean >= copied) | (counts < 5))
+    horizon = int(worse[0]) if len(worse) else len(mean)
+    seen = ~np.isnan(run.error)
+    return horizon, threshold(run.uncertainty[seen], run.error[seen], tolerance, allowed) if horizon else 0.0
+
+
+def threshold(uncertainty: np.ndarray, error: np.ndarray, tolerance: float, allowed: float) -> float:
+    """Greatest u with share(error > tolerance | uncertainty <= u) <= allowed; 0 if there is none. Arrays [n]."""
+    order = np.argsort(uncertainty, kind="stable")
+    share = np.cumsum(error[order] > tolerance) / np.arange(1, len(order) + 1)
+    good = np.flatnonzero(share <= allowed)
+    return float(uncertainty[order[good[-1]]]) if len(good) else 0.0

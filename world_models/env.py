@@ -1,0 +1,208 @@
+"""A world model as a vector env under the contract of `sims.check`: batch reset to recorded frames, stepping, forking.
+
+An episode ends as the recorded ones did: terminated by success (or by the model's own end), truncated at its time limit.
+It is also truncated where the model does not know: uncertainty above its calibrated threshold, or a number that is not
+finite (the last finite observation stays). `info` of a step: success bool[N], uncertainty float32[N], cut bool[N] (an
+episode that ended for lack of knowledge).
+
+A start id decides the frame an episode begins from and all randomness in it. Ids from 2^31 on, which evaluation uses, begin
+from held-out episodes, the others from those that were trained on.
+"""
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from robo_rl.contract import action_spaces, observation_spaces, read_actions, read_reset
+from robo_rl.errors import UserError, choose
+from robo_rl.starts import StartStream, hashed
+from world_models import judge as judges
+from world_models import model as worlds
+from world_models.model import Frames, WorldModel
+
+HELD_FROM = 1 << 31  # start ids of evaluation (robo_rl.evaluate.EVAL_START)
+
+
+def frame_of(frames: Frames, starts: np.ndarray) -> np.ndarray:
+    """int64[n]: the frame that each start id begins from, a first frame of an episode."""
+    out = np.zeros(len(starts), np.int64)
+    for held in (False, True):
+        mine = (starts >= HELD_FROM) == held
+        pool = np.flatnonzero(frames.first & (frames.held == held))
+        pool = pool if len(pool) else np.flatnonzero(frames.first)
+        out[mine] = pool[(hashed(starts[mine], 2) % np.uint64(len(pool))).astype(np.int64)]
+    return out
+
+
+class WorldEnv(VectorEnv):
+    """N episodes inside `model`; see the module. `judge` says whether a step succeeded (None: the model's own head);
+    max_steps 0: the recorded limit, as far as the model is calibrated."""
+
+    def __init__(self, model: WorldModel, num_envs: int, judge: "judges.Judge | None" = None, max_steps: int = 0,
+                 render: bool = False):
+        n, spec = num_envs, model.spec
+        if not spec.horizon:
+            raise UserError("this world model is not calibrated, or no better than a world that stands still: train it on "
+                            "more episodes: robo_rl wm train DATASET")
+        if max_steps > spec.horizon:
+            raise UserError(f"--max-steps must be at most {spec.horizon}, the calibrated horizon of this world model, got "
+                            f"{max_steps}; train it on longer episodes for more")
+        self.model, self.num_envs, self.judge = model, n, judge or judges.Head()
+        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
+        self.render_mode = "rgb_array" if render else None
+        if render and not spec.control.views:
+            raise UserError("this world model predicts states alone; there is nothing to render")
+        control = spec.control
+        self.spec = type(control)(**{k: getattr(control, k) for k in control.__slots__} | {
+            "sim": f"wm:{control.sim}", "max_steps": max_steps or min(control.max_steps, spec.horizon)})
+        self.single_observation_space, self.observation_space = observation_spaces(
+            spec.state, n, control.views, spec.image_size or 64)
+        self.single_action_space, self.action_space = action_spaces(spec.action, n)
+        self.words = np.array(spec.tasks)
+        self.stream = StartStream(n)
+        self.starts, self.steps, self.task = (np.zeros(n, np.int64) for _ in range(3))
+        self.terminated, self.truncated, self.success, self.ready = (np.zeros(n, bool) for _ in range(4))
+        self.uncertainty = np.zeros(n, np.float32)
+        self.carry: worlds.Carry = {}
+        self.seen = {k: np.zeros(s.shape, s.dtype) for k, s in self.observation_space.spaces.items()}
+
+    def __repr__(self) -> str:
+        return f"WorldEnv({self.spec.id!r}, num_envs={self.num_envs})"
+
+    # ---- the contract
+
+    def reset(self, *, seed=None, options=None):
+        mask, starts = read_reset(seed, options, self.num_envs)
+        if not (mask | self.ready).all():
+            raise UserError("the first reset must reset every env: leave reset_mask out")
+        if seed is not None:
+            self.stream.seed(seed, mask)
+        ids = np.flatnonzero(mask)
+        if len(ids):
+            self._begin(ids, self.stream.draw(ids) if starts is None else starts[ids])
+        return self._obs(), {"success": self.success.copy()}
+
+    def _begin(self, ids: np.ndarray, starts: np.ndarray) -> None:
+        if hasattr(self.model, "first"):  # it makes its own first observations (world_models.oracle)
+            obs, task = self.model.first(starts)
+        else:
+            at = frame_of(self.model.frames, starts)
+            obs, task = {k: v[at] for k, v in self.model.frames.obs.items()}, self.model.frames.task[at]
+        rows = torch.from_numpy(ids)
+        for k, v in self.model.start(obs, starts).items():
+            if k not in self.carry:
+                self.carry[k] = v.new_zeros((self.num_envs, *v.shape[1:]))
+            self.carry[k] = self.carry[k].index_copy(0, rows, v)
+        self.seen = {k: _put(v, ids, obs[k]) for k, v in self.seen.items()}
+        self.task[ids], self.starts[ids], self.steps[ids] = task, starts, 0
+        for flags in (self.terminated, self.truncated, self.success):
+            flags[ids] = False
+        self.uncertainty[ids], self.ready[ids] = 0, True
+
+    def step(self, actions):
+        if not self.ready.all():
+            raise UserError("call reset() before step()")
+        actions = read_actions(actions, self.num_envs, self.model.spec.action)
+        alive = ~(self.terminated | self.truncated)
+        carry, p = self.model.step(self.carry, torch.from_numpy(actions)[:, None])
+        obs = {k: v[:, 0].numpy() for k, v in p.obs.items()}
+        reward, terminal, chance, unsure = (x[:, 0].numpy() for x in (p.reward, p.terminal, p.success, p.uncertainty))
+        sound = np.isfinite(obs["state"]).all(1) & np.isfinite(reward) & np.isfinite(unsure) & np.isfinite(chance + terminal)
+        known = alive & sound
+        keep = torch.from_numpy(known)
+        self.carry = {k: torch.where(keep.view(-1, *[1] * (v.dim() - 1)), v, self.carry[k]) for k, v in carry.items()}
+        self.seen = {k: np.where(known.reshape(-1, *[1] * (v.ndim - 1)), obs[k], v).astype(v.dtype)
+                     for k, v in self.seen.items()}
+        self.steps += alive
+        self.uncertainty = np.where(known, unsure, self.uncertainty).astype(np.float32)
+        late = alive & (self.steps >= self.spec.max_steps)
+        won = self._judge(known, late, actions, chance)
+        self.success |= won
+        spec = self.model.spec
+        self.terminated |= (won & spec.ends_on_success) | (known & (terminal > 0.5))
+        cut = alive & ~self.terminated & ((self.uncertainty > spec.threshold) | ~sound)
+        self.truncated |= cut | (late & ~self.terminated)
+        paid = won.astype(np.float32) if spec.sparse else np.where(known, reward, 0).astype(np.float32)
+        return (self._obs(), paid, self.terminated.copy(), self.truncated.copy(),
+                {"success": self.success.copy(), "uncertainty": self.uncertainty.copy(), "cut": cut})
+
+    def _judge(self, known: np.ndarray, late: np.ndarray, actions: np.ndarray, chance: np.ndarray) -> np.ndarray:
+        """bool[N]: which of the known steps succeeded, asked of the judge every `judge.every` steps and at the limit."""
+        rows = np.flatnonzero(known & ((self.steps % self.judge.every == 0) | late))
+        won = np.zeros(self.num_envs, bool)
+        if len(rows):
+            won[rows] = self.judge(judges.Seen({k: v[rows] for k, v in self.seen.items()}, self.words[self.task[rows]],
+                                               actions[rows], chance[rows])) > 0.5
+        return won
+
+    def _obs(self) -> dict[str, np.ndarray]:
+        return {k: v.copy() for k, v in self.seen.items()} | {"task": self.words[self.task]}
+
+    # ---- fork, rewind, show
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Everything an episode depends on, one row per env; copies."""
+        mine = {"seeds": self.stream.seeds, "episodes": self.stream.episodes} | {k: getattr(self, k) for k in FIELDS}
+        return ({k: v.copy() for k, v in mine.items()} | {f"obs/{k}": v.copy() for k, v in self.seen.items()}
+                | {f"carry/{k}": v.numpy().copy() for k, v in self.carry.items()})
+
+    def set_state(self, state: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
+        """Put back rows of `get_state()`, only those of `mask`."""
+        n = self.num_envs
+        mask = np.ones(n, bool) if mask is None else np.asarray(mask)
+        if mask.shape != (n,) or mask.dtype != bool:
+            raise UserError(f"mask must be bool of shape ({n},), got {mask.dtype} of shape {mask.shape}")
+        for k in ("seeds", "episodes", *FIELDS):
+            if k not in state or np.shape(state[k]) != (n,):
+                raise UserError(f"set_state needs {k!r} of shape ({n},): pass what get_state() returned")
+        ids, rows = np.flatnonzero(mask), torch.from_numpy(np.flatnonzero(mask))
+        self.stream.seeds[mask], self.stream.episodes[mask] = state["seeds"][mask], state["episodes"][mask]
+        for k in FIELDS:
+            getattr(self, k)[mask] = state[k][mask]
+        self.seen = {k: _put(v, ids, state[f"obs/{k}"][ids]) for k, v in self.seen.items()}
+        for name, v in state.items():
+            if name.startswith("carry/"):
+                k, new = name[6:], torch.from_numpy(np.array(v))
+                old = self.carry.get(k, torch.zeros_like(new))
+                self.carry[k] = old.index_copy(0, rows, new[rows])
+        self.ready |= mask
+
+    def render(self):
+        """uint8 [N,h,w,3]: the first view; needs render=True."""
+        if self.render_mode is None:
+            raise UserError("render() needs an env made with render=True")
+        if not self.ready.all():
+            raise UserError("call reset() before render()")
+        return self.seen[f"image/{self.spec.views[0]}"].copy()
+
+
+FIELDS = ("starts", "steps", "task", "terminated", "truncated", "success", "uncertainty")
+
+
+def _put(x: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    out = x.copy()
+    out[ids] = rows
+    return out
+
+
+def make_world(path: str, task: str, num_envs: int, *, judge: str = "", obs: str = "state", reward: str = "", control: str = "",
+               image_size: int = 64, threads: int = 0, max_steps: int = 0, randomise: str = "", render: bool = False,
+               device: str = "cpu") -> WorldEnv:
+    """The env of `--sim wm:PATH`; what else a simulator can be told must be what was recorded."""
+    if num_envs < 1:
+        raise UserError(f"num_envs must be >= 1, got {num_envs}")
+    model = worlds.load(path)
+    spec = model.spec
+    recorded = "rgb" if spec.control.views else "state"
+    if task:
+        choose(f"task of the world model {path}", task, (spec.control.task,))
+    if obs != recorded:
+        raise UserError(f"the world model {path} predicts {recorded} observations, asked for --obs {obs}")
+    if recorded == "rgb" and image_size != spec.image_size:
+        raise UserError(f"the world model {path} predicts images of {spec.image_size} pixels, got --image-size {image_size}")
+    if reward and (reward == "sparse") != spec.sparse:
+        raise UserError(f"the world model {path} learnt a {'sparse' if spec.sparse else 'dense'} reward, got --reward {reward}")
+    if randomise or control:
+        raise UserError(f"a world model has the dynamics and the control that were recorded; leave out "
+                        f"{'--randomise' if randomise else '--control'}")
+    return WorldEnv(model, num_envs, judges.make(judge) if judge else None, max_steps, render)

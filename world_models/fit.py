@@ -1,0 +1,159 @@
+"""Learning a `latent` model: windows of recorded episodes, a loss along the model's own rollout, an average of the weights."""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from robo_rl.errors import in_range
+from world_models.latent import Latent
+from world_models.recorded import Recorded
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """How it is learnt."""
+
+    updates: int = 4000
+    batch: int = 256
+    """Windows per member and update; the members' windows differ."""
+    lr: float = 1e-3
+    weight_decay: float = 1e-5
+    unroll: int = 8
+    """Steps of its own rollout that a window of the second half of training is; the first half predicts one step."""
+    ema: float = 0.995
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("updates", 1, 10**8), ("batch", 1, 10**6), ("unroll", 1, 256), ("weight_decay", 0, 1)):
+            in_range(f"fit.{name}", getattr(self, name), low, high)
+        in_range("fit.lr", self.lr, 0, 1, open_low=True)
+        in_range("fit.ema", self.ema, 0, 1, open_high=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Rows to train on as tensors: `ends[r]` is the end of row r's episode; steps run from row r to ends[r] - 1."""
+
+    state: Tensor
+    action: Tensor
+    heads: Tensor  # [F,3] reward / gain, success, end
+    before: Tensor  # [F,S] the state before, or itself where the episode begins
+    ends: Tensor  # int64[F]
+    rows: Tensor  # int64[R] rows of the training episodes
+
+
+def windows(data: Recorded, model: Latent) -> Windows:
+    """The training part of the data; fits the model's statistics first."""
+    state, reward = torch.from_numpy(data.state), torch.from_numpy(data.reward)
+    episode = np.repeat(np.arange(len(data)), data.lengths)
+    train = ~data.held[episode]
+    inner = np.arange(len(episode)) != data.end[episode] - 1
+    at = torch.from_numpy(np.flatnonzero(train & inner))
+    heads = torch.zeros(len(state), 3)
+    heads[torch.from_numpy(data.end[data.success] - 1), 1] = 1
+    heads[torch.from_numpy(data.end[data.terminated] - 1), 2] = 1
+    mine = torch.from_numpy(train)
+    model.fit(state[mine], state[at + 1] - state[at], reward[mine], heads[mine, 1:])
+    heads[:, 0] = reward / model.gain
+    before = state.roll(1, 0)
+    before[torch.from_numpy(data.first)] = state[torch.from_numpy(data.first)]
+    return Windows(state, torch.from_numpy(data.action), heads, before, torch.from_numpy(data.end[episode]),
+                   torch.from_numpy(np.flatnonzero(train)))
+
+
+def loss(model: Latent, w: Windows, rows: Tensor, unroll: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+    """Of windows that begin in rows int64[M,B]; what lies beyond an episode's end counts for nothing."""
+    s, before, last = w.state[rows], w.before[rows], w.ends[rows] - 1
+    parts = {k: s.new_zeros(()) for k in ("state", "reward", "success", "end", "refine")}
+    weight = s.new_zeros(())
+    for k in range(unroll):
+        at = rows + k
+        live = (at <= last).float()
+        at = torch.minimum(at, last)
+        moves = (live > 0) & (at < last)  # the state after the last action is not recorded
+        a = w.action[at]
+        inputs = model.inputs(s, before, a)
+        after = s + model.net(inputs) * model.scale
+        heads = model.outcome(after.detach(), s.detach(), a)
+        target = w.state[torch.minimum(at + 1, last)]
+        error = ((after - target) / model.scale).square().mean(-1)
+        parts["state"] = parts["state"] + (error * moves).sum() / (k + 1)
+        weight = weight + moves.sum()
+        want = w.heads[at]
+        parts["reward"] = parts["reward"] + ((heads[..., 0] - want[..., 0]).square() * live).sum()
+        bce = F.binary_cross_entropy_with_logits(heads[..., 1:], want[..., 1:], reduction="none",
+                                                 pos_weight=model.balance) * live[..., None]
+        parts["success"], parts["end"] = parts["success"] + bce[..., 0].sum(), parts["end"] + bce[..., 1].sum()
+        if model.refiner is not None and k == 0:  # member 0's rows: eps at a drawn level, on the true change
+            level = torch.randint(0, model.options.refine, (rows.shape[1],), generator=generator)
+            sigma = torch.tensor(model.sigmas())[level][:, None]
+            eps = torch.randn(s.shape[1:], generator=generator)
+            y = ((target - s) / model.scale)[0]
+            guess = model.noise_of(inputs[0], y + sigma * eps, level)
+            parts["refine"] = ((guess - eps).square().mean(-1) * moves[0]).sum() / moves[0].sum().clamp(min=1)
+        s, before = model.clip(after), s
+    count = rows.numel() * unroll
+    parts = {k: v / (weight.clamp(min=1) if k == "state" else 1 if k == "refine" else count) for k, v in parts.items()}
+    total = parts["state"] + 0.1 * parts["reward"] + parts["success"] + parts["end"] + parts["refine"]
+    return total, {k: v.detach() for k, v in parts.items()}
+
+
+class Fitter:
+    """A model being learnt: owns the optimizer, the averaged weights, the generator and the count of updates."""
+
+    def __init__(self, model: Latent, data: Recorded, options: FitOptions, seed: int):
+        self.model, self.options = model, options
+        self.windows = windows(data, model)
+        self.opt = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay, foreach=True)
+        self.average = copy.deepcopy(model)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.update = 0
+
+    def fit(self, tick: Callable[[int, dict[str, float]], bool] = lambda update, parts: True) -> bool:
+        """Go on to the end -> True, or until `tick(updates made, running means of the losses)` says False."""
+        o, m = self.options, self.model.options.members
+        recent: dict[str, float] = {}
+        pairs = list(zip(self.average.parameters(), self.model.parameters(), strict=True))
+        for b, a in zip(self.average.buffers(), self.model.buffers(), strict=True):
+            b.copy_(a)
+        while self.update < o.updates:
+            late = self.update >= o.updates // 2 and o.unroll > 1
+            batch = max(16, o.batch // o.unroll * 2) if late else o.batch
+            rows = self.windows.rows[torch.randint(0, len(self.windows.rows), (m, batch), generator=self.generator)]
+            value, parts = loss(self.model, self.windows, rows, o.unroll if late else 1, self.generator)
+            lr = o.lr * min(1.0, (self.update + 1) / 100) * 0.5 * (1 + math.cos(math.pi * self.update / o.updates))
+            self.opt.param_groups[0]["lr"] = lr
+            self.opt.zero_grad(set_to_none=True)
+            value.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 10.0, foreach=True)
+            self.opt.step()
+            decay = min(o.ema, (1 + self.update) / (10 + self.update))
+            with torch.no_grad():
+                torch._foreach_lerp_([a for a, _ in pairs], [p for _, p in pairs], 1 - decay)
+            self.update += 1
+            for k, v in parts.items():
+                recent[k] = float(v) if k not in recent else 0.98 * recent[k] + 0.02 * float(v)
+            if not tick(self.update, recent):
+                return False
+        return True
+
+    def result(self) -> Latent:
+        """The model with its averaged weights."""
+        return copy.deepcopy(self.average)
+
+    def state_dict(self) -> dict:
+        """Everything to go on exactly (with the same data)."""
+        return {"model": self.model.state_dict(), "average": self.average.state_dict(), "opt": self.opt.state_dict(),
+                "generator": self.generator.get_state(), "update": self.update}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.model.load_state_dict(state["model"])
+        self.average.load_state_dict(state["average"])
+        self.opt.load_state_dict(state["opt"])
+        self.generator.set_state(state["generator"])
+        self.update = state["update"]

@@ -1,0 +1,176 @@
+"""State dynamics as an ensemble of M residual networks, all members in one batched product per layer.
+
+    delta = net(s, s - s_before, a)                   s' = s + scale * delta, per dimension, in the data's own units
+    reward, success, end = heads(s', s'^2, s' - s, a)    the squares make "near the goal" a plane
+    loss = mean_k |s^_k - s_k|^2 / (scale^2 k) + reward + success + end      along k = 1 .. unroll steps of its own
+
+The difference to the state before stands for the velocities a state leaves out (it is 0 where an episode begins).
+A lane follows one member, drawn from its key, or the members' mean. Uncertainty is the members' disagreement on the
+followed state, in units of the state's std, summed along the episode.
+
+Refinement after PDE-Refiner (Lippe et al. 2023, eq. 5-8), on the change of one step, y = delta:
+    for k = 1 .. K:   z = y + sigma_k eps,   y = z - sigma_k net_r(s, s - s_before, a, z, k),   sigma_k = sigma_min^(k/K)
+Departure: the first prediction is the ensemble's and the refiner a network of its own (the paper has one for both), so that
+K = 0 is the one-step model bit by bit.
+
+Sources: PETS (Chua et al. 2018) and MBPO (Janner et al. 2019) for ensembles as simulators.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from robo_rl.errors import in_range
+from robo_rl.starts import hashed, normals
+from world_models.model import Carry, Frames, Prediction, WorldSpec
+
+HEADS = 3  # reward, success, end
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentOptions:
+    """What the network is; a model's folder carries it."""
+
+    members: int = 5
+    """M: networks in the ensemble."""
+    hidden: int = 256
+    layers: int = 3
+    """Hidden layers of each."""
+    follow: Literal["member", "mean"] = "mean"
+    """What a lane's next state is: that of a member of its own, or of all together."""
+    refine: int = 0
+    """K: refinement steps after each prediction; 0: none."""
+    sigma: float = 0.05
+    """sigma_min of the refinement, in units of one step's change."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("members", 1, 64), ("hidden", 8, 4096), ("layers", 1, 16), ("refine", 0, 16)):
+            in_range(f"net.{name}", getattr(self, name), low, high)
+        in_range("net.sigma", self.sigma, 0, 1, open_low=True)
+
+
+class Ensemble(nn.Module):
+    """M perceptrons with residual hidden layers: x [M,B,in] (or [B,in], the same for all) -> [M,B,out]."""
+
+    def __init__(self, members: int, inputs: int, hidden: int, layers: int, outputs: int, generator: torch.Generator):
+        super().__init__()
+        sizes = [inputs] + [hidden] * layers + [outputs]
+        self.weights = nn.ParameterList([
+            torch.randn(members, a, b, generator=generator) / a**0.5 for a, b in pairwise(sizes)])
+        self.biases = nn.ParameterList([torch.zeros(members, 1, b) for b in sizes[1:]])
+        with torch.no_grad():
+            self.weights[-1].mul_(0.01)  # it begins by predicting no change
+
+    def forward(self, x: Tensor) -> Tensor:
+        w, b = self.weights, self.biases
+        if x.dim() == 2:
+            x = x.expand(len(w[0]), *x.shape)
+        x = F.silu(torch.baddbmm(b[0], x, w[0]))
+        for i in range(1, len(w) - 1):
+            x = x + F.silu(torch.baddbmm(b[i], x, w[i]))
+        return torch.baddbmm(b[-1], x, w[-1])
+
+
+class Latent(nn.Module):
+    """The model; see the module. Statistics of the data are buffers and travel with the weights."""
+
+    frames: Frames
+
+    def __init__(self, spec: WorldSpec, options: LatentOptions, seed: int = 0):
+        super().__init__()
+        self.spec, self.options = spec, options
+        s, a, o = spec.state, spec.action, options
+        generator = torch.Generator().manual_seed(seed)
+        self.net = Ensemble(o.members, 2 * s + a, o.hidden, o.layers, s, generator)
+        self.heads = Ensemble(o.members, 3 * s + a, max(o.hidden // 2, 8), 2, HEADS, generator)
+        self.refiner = Ensemble(1, 3 * s + a + max(o.refine, 1), o.hidden, o.layers, s, generator) if o.refine else None
+        for name, value in (("mean", 0.0), ("std", 1.0), ("scale", 1.0), ("low", -np.inf), ("high", np.inf)):
+            self.register_buffer(name, torch.full((s,), value))
+        self.register_buffer("gain", torch.ones(()))  # std of the reward
+        self.register_buffer("balance", torch.ones(HEADS - 1))  # weight of a rare success and end in the loss
+
+    @torch.no_grad()
+    def fit(self, state: Tensor, delta: Tensor, reward: Tensor, events: Tensor) -> None:
+        """Statistics of the data: state [F,S], one-step changes [G,S], reward [F], success and end of the step [F,2]."""
+        self.mean.copy_(state.mean(0))
+        self.std.copy_(state.std(0).clamp(min=1e-3))
+        self.scale.copy_(torch.maximum(delta.std(0), 0.02 * self.std))
+        low, high = state.amin(0), state.amax(0)
+        self.low.copy_(low - 0.25 * (high - low) - 1e-3)  # a rollout may leave the data a little, not without end
+        self.high.copy_(high + 0.25 * (high - low) + 1e-3)
+        self.gain.copy_(reward.std().clamp(min=1e-3))
+        share = events.mean(0)
+        self.balance.copy_(torch.where(share > 0, (1 - share) / share.clamp(min=1e-6), 1).clamp(1, 30))
+
+    def inputs(self, s: Tensor, before: Tensor, a: Tensor) -> Tensor:
+        return torch.cat([(s - self.mean) / self.std, ((s - before) / self.scale).clamp(-10, 10), a], -1)
+
+    def outcome(self, after: Tensor, s: Tensor, a: Tensor) -> Tensor:
+        """Of steps s -> after by actions [B,.] or [M,B,.]: reward / gain, logits of success and end (as weighted in the
+        loss), [M,B,3]."""
+        z = (after - self.mean) / self.std
+        return self.heads(torch.cat([z, z.square().clamp(max=25), ((after - s) / self.scale).clamp(-10, 10), a], -1))
+
+    def clip(self, s: Tensor) -> Tensor:
+        return torch.maximum(torch.minimum(s, self.high), self.low)
+
+    # ---- the protocol
+
+    def start(self, obs: Mapping[str, np.ndarray], keys: np.ndarray) -> Carry:
+        """Carry of lanes that begin at rest in obs["state"] [N,S]."""
+        keys = np.asarray(keys, np.int64)
+        state = torch.as_tensor(np.asarray(obs["state"]), dtype=torch.float32).clone()
+        member = (hashed(keys, 3) % np.uint64(self.options.members)).astype(np.int64)
+        return {"state": state, "before": state.clone(), "spread": torch.zeros(len(keys)),
+                "member": torch.from_numpy(member), "key": torch.from_numpy(keys.copy()),
+                "t": torch.zeros(len(keys), dtype=torch.int64)}
+
+    @torch.no_grad()
+    def step(self, carry: Carry, actions: Tensor) -> tuple[Carry, Prediction]:
+        s, before, spread, t = carry["state"], carry["before"], carry["spread"], carry["t"]
+        lanes, weight, rows = torch.arange(len(s)), self.scale / self.std, []
+        for a in actions.to(torch.float32).unbind(1):
+            inputs = self.inputs(s, before, a)
+            deltas = self.net(inputs)
+            delta = deltas.mean(0) if self.options.follow == "mean" else deltas[carry["member"], lanes]
+            if self.options.members > 1:
+                spread = spread + (deltas.var(0, unbiased=False) * weight.square()).mean(-1).sqrt()
+            if self.refiner is not None:
+                delta = self.refine(inputs, delta, carry["key"].numpy(), t.numpy())
+            after = self.clip(s + delta * self.scale)
+            heads = self.outcome(after, s, a)
+            s, before, t = after, s, t + 1
+            chance = (heads[..., 1:] - self.balance.log()).sigmoid().mean(0)  # learnt with that weight: taken off again
+            rows.append((s, heads[..., 0].mean(0) * self.gain, chance[:, 0], chance[:, 1], spread))
+        state, reward, success, terminal, spreads = (torch.stack(x, 1) for x in zip(*rows, strict=True))
+        carry = carry | {"state": s, "before": before, "spread": spread, "t": t}
+        return carry, Prediction({"state": state}, reward, terminal, success, spreads)
+
+    def sigmas(self) -> list[float]:
+        """sigma_1 .. sigma_K; the last is sigma_min."""
+        k = self.options.refine
+        return [self.options.sigma ** (i / k) for i in range(1, k + 1)]
+
+    def refine(self, inputs: Tensor, y: Tensor, keys: np.ndarray, t: np.ndarray) -> Tensor:
+        """Change y [B,S] after K refinements; its noise is decided by (key, t, k)."""
+        for k, sigma in enumerate(self.sigmas()):
+            eps = torch.from_numpy(normals(hashed(keys, t, k).view(np.int64), y.shape[-1], 5))
+            z = y + sigma * eps
+            y = z - sigma * self.noise_of(inputs, z, k)
+        return y
+
+    def noise_of(self, inputs: Tensor, z: Tensor, k: "int | Tensor") -> Tensor:
+        """The refiner's guess of eps in z [B,S] at level k (0 .. K-1), one for all or int64[B]."""
+        level = F.one_hot(torch.as_tensor(k).expand(len(z)), self.options.refine).to(z.dtype)
+        return self.refiner(torch.cat([inputs, z, level], -1))[0]
+
+
+def build(spec: WorldSpec, options: dict) -> Latent:
+    """The untrained model of a folder's JSON."""
+    return Latent(spec, LatentOptions(**options))

@@ -1,0 +1,118 @@
+"""Recorded episodes as arrays, the held-out part of them, and the checks a model asks of its data. NumPy alone."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from robo_rl.errors import UserError
+from robo_rl.types import ActionAxis, ControlSpec
+from world_models.model import Frames, WorldSpec
+
+LEAST_EPISODES, LEAST_FRAMES = 10, 200
+HELD = 10  # one episode in so many is held out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recorded:
+    """E episodes of F frames in all: what was observed, the action then executed and its reward.
+
+    state float32[F,S], action float32[F,A], reward float32[F]; episode e owns rows first[e] .. end[e]-1; success and
+    terminated bool[E]; task int64[E] into `tasks`; images {view: uint8[F,h,w,3]}. The state after an episode's last
+    action is not recorded.
+    """
+
+    state: np.ndarray
+    action: np.ndarray
+    reward: np.ndarray
+    first: np.ndarray
+    end: np.ndarray
+    success: np.ndarray
+    terminated: np.ndarray
+    task: np.ndarray
+    tasks: tuple[str, ...]
+    control: ControlSpec
+    images: Mapping[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.end - self.first
+
+    @property
+    def held(self) -> np.ndarray:
+        """bool[E]: every tenth episode, whatever is recorded after it."""
+        return np.arange(len(self)) % HELD == HELD - 1
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the reward is 1 on the step that succeeds and 0 elsewhere."""
+        want = np.zeros_like(self.reward)
+        want[self.end[self.success] - 1] = 1
+        return bool(np.array_equal(self.reward, want))
+
+    def frames(self, every: int = 0) -> Frames:
+        """The first observation of every episode, and with `every` > 0 each so-manieth one after it."""
+        rows, first, held = [], [], []
+        for e, (a, b) in enumerate(zip(self.first, self.end, strict=True)):
+            mine = np.arange(a, b, every) if every else np.array([a])
+            rows.append(mine)
+            first.append(mine == a)
+            held.append(np.full(len(mine), self.held[e]))
+        row = np.concatenate(rows)
+        task = np.repeat(self.task, [len(r) for r in rows])
+        obs = {"state": self.state[row]} | {f"image/{v}": x[row] for v, x in self.images.items()}
+        return Frames(obs, task.astype(np.int64), np.concatenate(first), np.concatenate(held))
+
+
+def control_of(features, robot: str, longest: int) -> ControlSpec:
+    """A ControlSpec for data without one (LeRobot's own): axes without units, episodes as long as the longest."""
+    sim, _, task = (robot or "robot").partition(":")
+    axes = tuple(ActionAxis(n, "1", -1.0, 1.0, "absolute") for n in features.action)
+    return ControlSpec(sim, task or "recorded", axes, 1 / features.fps, longest, tuple(features.state),
+                       tuple(v for v, _, _ in features.views))
+
+
+def check(data: Recorded, where: str) -> None:
+    """Raise UserError for data that no model can be learnt from."""
+    n, f = len(data), len(data.action)
+    if n < LEAST_EPISODES or f < LEAST_FRAMES:
+        raise UserError(f"data set {where} has {n} episodes and {f} frames; a world model needs at least {LEAST_EPISODES} "
+                        f"episodes and {LEAST_FRAMES} frames. Add some: robo_rl collect --policy expert,random --out {where}")
+    if not data.state.shape[1]:
+        raise UserError(f"data set {where} has no state; record it with robo_rl collect")
+    big = np.abs(data.action).max()
+    if big > 1 + 1e-4:
+        raise UserError(f"data set {where} has actions up to {big:.3g}; a world model needs them in [-1, 1], as "
+                        "robo_rl collect records them")
+
+
+def differences(spec: WorldSpec, data: Recorded) -> list[str]:
+    """What of the data differs from what the model was made for, as words; [] if it fits."""
+    a, b, out = spec.control, data.control, []
+    if a.action_names != b.action_names:
+        out.append(f"action axes {', '.join(a.action_names)} in the model, {', '.join(b.action_names)} in the data")
+    else:
+        out += [f"action {x.name!r} means {x.low:g} .. {x.high:g} {x.unit} in the model, {y.low:g} .. {y.high:g} {y.unit} "
+                "in the data" for x, y in zip(a.axes, b.axes, strict=True) if (x.low, x.high, x.unit) != (y.low, y.high, y.unit)]
+    if not math.isclose(a.period, b.period, rel_tol=1e-3):
+        out.append(f"{1 / a.period:g} steps per second in the model, {1 / b.period:g} in the data")
+    if spec.state != data.state.shape[1]:
+        out.append(f"{spec.state} state numbers in the model, {data.state.shape[1]} in the data")
+    if set(a.views) - set(data.images):
+        out.append(f"cameras {', '.join(a.views)} in the model, {', '.join(data.images) or 'none'} in the data")
+    sizes = {x.shape[1:3] for x in data.images.values()} - {(spec.image_size, spec.image_size)}
+    if a.views and sizes:
+        h, w = min(sizes)
+        out.append(f"images of {spec.image_size} pixels in the model, {h} x {w} in the data")
+    return out
+
+
+def check_fits(spec: WorldSpec, data: Recorded, where: str) -> None:
+    """Raise UserError naming what of the data does not fit the model."""
+    if bad := differences(spec, data):
+        raise UserError(f"data set {where} does not fit the world model: {'; '.join(bad)}. Record it with the same sim, task, "
+                        "control and obs, or train another model")
