@@ -270,9 +270,9 @@ def calibrated(model, data, horizon: int, tolerance: float):
 def verdict(spec, report: dict, folder: Path, took: float) -> str:
     rows = [f"  after {h:>3} steps  {report['error'][h - 1]:.3f}   standing still {report['copied'][h - 1]:.3f}"
             for h in (1, 4, 8, 16, 32, 64) if h <= len(report["error"])]
+    share = f"{100 * report['within']:.0f} % of held-out predictions lie within"
     return "\n".join([f"open-loop error on held-out episodes [std of the data], {took:.0f} s of training:", *rows,
-                      f"calibrated to {spec.horizon} steps and uncertainty {spec.threshold:.3f} "
-                      f"({100 * report['within']:.0f} % of held-out predictions lie within)",
+                      f"calibrated to {spec.horizon} steps and uncertainty {spec.threshold:.3f} ({share})",
                       f"train in it: robo_rl train --sim wm:{folder} --demos DATASET"])
 
 
