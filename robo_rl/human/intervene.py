@@ -87,13 +87,17 @@ class Intervene(VectorWrapper):
     `step` info carries also `executed` float32[N,A], the action that ran; `source` uint8[N], 0 only where that is exactly
     the action given to `step`, else 1; `phase` uint8[N], index into PHASES. An env that is over has source and phase 0.
     `sources()` tells who acts in the *next* step, so that a chunk can be cut at the seam. blend: seconds a change of driver
-    takes. Starts, seeds, masks, snapshots and the expert are those of `env`; UserError for a wrong help of the operator.
+    takes. freeze: time stands still for a robot that has come to rest in a pause (the env must have snapshots), so that
+    waiting for a person uses up no steps. Starts, seeds, masks, snapshots and the expert are those of `env`; UserError for a
+    wrong help of the operator.
     """
 
-    def __init__(self, env: VectorEnv, operator: Operator, blend: float = BLEND):
+    def __init__(self, env: VectorEnv, operator: Operator, blend: float = BLEND, freeze: bool = False):
         in_range("blend", blend, 0, 10)
         super().__init__(env)
-        self.operator = operator
+        if freeze and not hasattr(env, "get_state"):
+            raise UserError(f"freeze needs an env with snapshots, {env.spec.id} has none: leave it out")
+        self.operator, self.freeze, self._obs = operator, freeze, None
         n, a = env.num_envs, env.single_action_space.shape[0]
         self.blend_steps = max(1, round(blend / env.spec.period))
         self._rows = {
@@ -126,7 +130,7 @@ class Intervene(VectorWrapper):
             r[name][mask] = 0
         r["executed"][mask] = 0
         r["since"][mask] = self.blend_steps
-        self._help = None
+        self._help, self._obs = None, obs
         self.operator.begin(mask.copy(), obs)
         return obs, info
 
@@ -146,11 +150,19 @@ class Intervene(VectorWrapper):
         executed = np.where(weight[:, None] > 0, target.clip(-1, 1) + weight[:, None] * offset, target)
         alive = ~r["over"]
         source = ((driver != 0) | (weight > 0)) & alive
+        still = (driver == 1) & (weight == 0) & alive & self.freeze
+        before = self.env.get_state() if still.any() else None
         obs, reward, terminated, truncated, info = self.env.step(
             actions if not source.any() else executed if given is actions else _like(actions, executed))
+        if still.any():
+            self.env.set_state(before, still)
+            obs = {k: _kept(v, self._obs[k], still) for k, v in obs.items()}
+            reward, terminated, truncated = (_kept(x, np.zeros_like(x), still) for x in (reward, terminated, truncated))
+            info = {**info, "success": _kept(info["success"], np.zeros_like(info["success"]), still)}
+        self._obs = obs
         r["proposed"][:], r["executed"][:], r["offset"] = given, executed.clip(-1, 1), offset
         r["driver"], r["since"] = driver, since
-        r["steps"] += alive
+        r["steps"] += alive & ~still
         r["over"] = _bools(terminated) | _bools(truncated)
         self._help = None
         phase = np.where(alive, help.phase, 0).astype(np.uint8)
@@ -174,6 +186,17 @@ class Intervene(VectorWrapper):
         for k, v in self._rows.items():
             v[mask] = np.asarray(state[OWN + k])[mask]
         self.operator.set_state({k[9:]: v for k, v in state.items() if k.startswith("operator/")}, mask)
+        self._help = None
+
+    def rewind(self, state: dict[str, np.ndarray], obs: dict, mask: np.ndarray) -> None:
+        """Put the robots of `mask` back where `state` and `obs` were, at rest; who holds them does not change."""
+        self.env.set_state({k: v for k, v in state.items() if not k.startswith((OWN, "operator/"))}, mask)
+        r = self._rows
+        for k in ("steps", "over", "executed"):
+            r[k][mask] = np.asarray(state[OWN + k])[mask]
+        r["executed"][mask] = hold_action(self.env.spec, r["executed"])[mask]
+        r["since"][mask] = self.blend_steps
+        self._obs = {k: _kept(v, obs[k], mask) for k, v in self._obs.items()}
         self._help = None
 
     # ------------------------------------------------------------ who acts next
@@ -204,6 +227,13 @@ def _like(given, executed: np.ndarray):
         return executed
     import torch
     return torch.as_tensor(executed, device=given.device)
+
+
+def _kept(new: np.ndarray, old: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """`new` with the rows of `mask` from `old`."""
+    out = np.array(new)
+    out[mask] = np.asarray(old)[mask]
+    return out
 
 
 def _bools(x) -> np.ndarray:

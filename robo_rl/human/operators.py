@@ -9,48 +9,15 @@ Every draw is a hash of (seed, first observation of the episode, step), so an ep
 """
 
 import zlib
-from dataclasses import dataclass
 
 import numpy as np
 
-from robo_rl.errors import UserError, in_range
+from robo_rl.errors import UserError
 from robo_rl.human.intervene import CORRECTION, POLICY, RECOVERY, Help, Look
+from robo_rl.options import MEMORY, Person
 from robo_rl.rollout import mix
 
 SLIP = 0.25  # s
-MEMORY = 6.0  # s of commands that can be driven back
-
-
-@dataclass(frozen=True, kw_only=True)
-class Person:
-    """How a scripted person behaves; times in seconds."""
-
-    reaction: float = 0.4
-    """Median time from deciding to acting; log-normal with sigma 0.3."""
-    error: float = 0.01
-    """Chance per step at the controls that a slip begins; for 0.25 s the command is then random."""
-    fatigue: float = 0.0
-    """Share by which reaction time and error grow per minute already spent at the controls in this episode and before."""
-    notice: float = 0.5
-    """Time the policy's commands must stay wrong before the person decides to help."""
-    gate: float = 0.6
-    """RMS difference to the person's own command (over axes, 0 .. 2) that counts as wrong."""
-    late: float = 0.7
-    """Share of the episode's limit after which the person helps whatever the policy does; 1: never."""
-    agree: float = 0.4
-    """Time policy and person must agree before the person hands back."""
-    least: float = 0.5
-    """Shortest help."""
-    recovery: float = 0.0
-    """How long the person drives back before correcting (RaC); 0: correct at once."""
-    finish: bool = False
-    """Keep the controls to the end of the episode."""
-
-    def __post_init__(self) -> None:
-        for name, high in (("reaction", 60), ("error", 1), ("fatigue", 100), ("notice", 60), ("gate", 2), ("late", 1),
-                           ("agree", 60), ("least", 60), ("recovery", MEMORY / 2)):
-            in_range(f"person.{name}", getattr(self, name), 0, high)
-
 
 
 class Scripted:
@@ -60,10 +27,11 @@ class Scripted:
     controls. Raises UserError if the env has no expert.
     """
 
-    def __init__(self, env, person: Person = Person(), seed: int = 0):
+    def __init__(self, env, person: Person | None = None, seed: int = 0):
         if not hasattr(env, "expert_action"):
             raise UserError(f"{env.spec.sim}:{env.spec.task} has no scripted expert to stand in for the person; "
                             "use --operator keyboard, gamepad or the console")
+        person = person or Person()
         self.env, self.person, self.seed = env, person, seed
         n, a, period = env.num_envs, env.single_action_space.shape[0], env.spec.period
         self.absolute = np.array([x.kind == "absolute" for x in env.spec.axes])
@@ -97,7 +65,7 @@ class Scripted:
 
     def help(self, look: Look) -> Help:
         r, p, n = self.rows, self.person, len(look.over)
-        r["now"][:] = look.steps
+        r["now"] += 1  # goes on while the episode's clock stands still
         alive = ~look.over
         expert = np.asarray(self.env.expert_action(), np.float32)
         ran = alive & (look.steps > 0)
@@ -111,8 +79,8 @@ class Scripted:
         r["wrong"] = np.where(free & ran & far, r["wrong"] + 1, 0)
         r["right"] = np.where(~free & ran & ~far, r["right"] + 1, 0)
         late = look.steps >= p.late * self.env.spec.max_steps if p.late < 1 else np.zeros(n, bool)
-        self._decide(self.wanted & free & (r["until"] == 0) & ((r["wrong"] >= self.wait["notice"]) | late), look.steps)
-        come = free & (r["until"] > 0) & (look.steps >= r["until"])
+        self._decide(self.wanted & free & (r["until"] == 0) & ((r["wrong"] >= self.wait["notice"]) | late), r["now"])
+        come = free & (r["until"] > 0) & (r["now"] >= r["until"])
         self.stats["helped"][come] += 1
         r["phase"][come] = RECOVERY if self.back_steps else CORRECTION
         r["held"][come], r["until"][come], r["right"][come] = 0, 0, 0
@@ -120,14 +88,14 @@ class Scripted:
         r["plan"][come] = r["back"][come] = np.minimum(self.back_steps, r["made"])[come]
         r["phase"][(r["phase"] == RECOVERY) & (r["back"] == 0)] = CORRECTION
         done = ((r["phase"] == CORRECTION) & (r["held"] >= self.wait["least"]) & (r["right"] >= self.wait["agree"])
-                & (not p.finish))
+                & ~late & (not p.finish))
         r["phase"][done | look.over] = POLICY
         helping = (r["phase"] != POLICY) & alive
         r["held"] += helping
         r["work"] += helping
         self.stats["seconds"] += helping * self.env.spec.period
         actions = np.where((r["phase"] == RECOVERY)[:, None], self._backwards(), expert)
-        return Help(self._slips(actions, helping, look.steps), np.where(alive, r["phase"], 0).astype(np.uint8))
+        return Help(self._slips(actions, helping, r["now"]), np.where(alive, r["phase"], 0).astype(np.uint8))
 
     def get_state(self):
         return {k: v.copy() for k, v in self.rows.items()}
@@ -165,7 +133,7 @@ class Scripted:
         return out
 
     def _slips(self, actions: np.ndarray, helping: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """`actions` with slips: bursts of a random command."""
+        """`actions` with slips: bursts of the command turned round (absolute axes stay)."""
         r, out, tired = self.rows, actions.copy(), self.tired()
         r["slip"] = np.maximum(r["slip"] - 1, 0) * helping
         if not self.person.error:
@@ -174,9 +142,7 @@ class Scripted:
             if r["slip"][i] == 0 and _uniform(self.seed, r["key"][i], steps[i], 3) < min(1, self.person.error * tired[i]):
                 r["slip"][i] = self.slip_steps
             if r["slip"][i]:
-                begun = steps[i] - (self.slip_steps - r["slip"][i])
-                u = [_uniform(self.seed, r["key"][i], begun, 4 + j) for j in range(actions.shape[1])]
-                out[i] = 2 * np.array(u, np.float32) - 1
+                out[i] = np.where(self.absolute, out[i], -out[i])
         return out
 
 

@@ -1,0 +1,249 @@
+"""Which robot is failing: FLOAT (optimal transport between a rollout and expert demonstrations) and cheap alarms beside it.
+
+FLOAT (ARMADA, arXiv 2510.02298). With phi the policy's embeddings of the rollout so far [P,F] and of the same elapsed time of
+each demonstration [Q,F], C_ij = 1 - cos(phi_i, phi'_j), the index is the least over demonstrations of <T, C>, T the entropic
+optimal transport between uniform marginals. Plain transport ignores the order of time (a reversed rollout would cost 0), so T
+is 0 outside the band |i/P - j/Q| <= w. Here the demonstrations are those whose lower bound
+
+    <T, C> >= max( sum_i a_i min_j C_ij ,  sum_j b_j min_i C_ij )
+
+is below the least value found: the minimum stays exact and few of them need the iteration.
+
+Alarm. A score s(t) (any of them) raises one where it exceeds mu(t) + q sigma(t). mu and sigma are those of one half of the
+successful calibration rollouts at elapsed time t, q the ceil((n+1)(1-alpha))-th smallest of max_t (s - mu)/sigma over the n of the
+other half: then at most a share alpha of successful rollouts ever raises one (split conformal prediction, Vovk et al. 2005;
+Papadopoulos 2008), whatever the distribution. Times are counted in checks.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from robo_rl.errors import UserError, in_range
+
+BAND = 0.25
+EPS = 0.02
+FLOOR = 1e-6
+
+
+# ------------------------------------------------------------ optimal transport
+
+
+def cosine_cost(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """1 - cos [..., P, Q] of rows x [..., P, F] and y [..., Q, F]; a zero row is at distance 1 of everything."""
+    x = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-9)
+    y = y / np.maximum(np.linalg.norm(y, axis=-1, keepdims=True), 1e-9)
+    return np.clip(1 - x @ np.swapaxes(y, -1, -2), 0, 2)
+
+
+def band_mask(p: int, q: np.ndarray, width: int, w: float = BAND) -> np.ndarray:
+    """bool[M,P,width]: |i/P - j/Q_m| <= w for j < Q_m, on bin centres; at least wide enough that a transport exists."""
+    i, j = (np.arange(p) + 0.5) / p, (np.arange(width) + 0.5) / q[:, None]
+    reach = np.maximum(w, 1.0 / np.minimum(p, q))[:, None, None]
+    return (np.abs(i[None, :, None] - j[:, None, :]) <= reach) & (np.arange(width) < q[:, None])[:, None, :]
+
+
+def sinkhorn(cost: np.ndarray, mask: np.ndarray, a: np.ndarray, b: np.ndarray, eps: float = EPS, tol: float = 1e-3,
+             most: int = 400) -> tuple[np.ndarray, np.ndarray]:
+    """Transport plans [M,P,Q] inside `mask`, and their costs <T, C> [M], between marginals a [M,P] and b [M,Q].
+
+    T = diag(u) K diag(v), K = exp(-C/eps) on the mask (Cuturi 2013), iterated until the row marginals are within `tol` in L1.
+    """
+    low = np.where(mask, cost, np.inf).min(-1, keepdims=True)
+    kernel = np.where(mask, np.exp(-(cost - low) / eps), 0.0)  # rows scaled to a largest entry of 1; u absorbs it
+    flipped = np.ascontiguousarray(np.swapaxes(kernel, -1, -2))
+    v = np.ones_like(b)
+    for k in range(most):
+        rows = (kernel @ v[..., None])[..., 0]
+        u = a / np.maximum(rows, 1e-300)
+        v = b / np.maximum((flipped @ u[..., None])[..., 0], 1e-300)
+        if k % 10 == 9 and np.abs(u * (kernel @ v[..., None])[..., 0] - a).sum(-1).max() < tol:
+            break
+    plan = u[..., None] * kernel * v[..., None, :]
+    return plan, (plan * cost).sum((-1, -2))
+
+
+# ------------------------------------------------------------ FLOAT
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Expert demonstrations as embeddings: points [M,Q,F] (centred, padded), lengths int[M], centre [F]."""
+
+    points: np.ndarray
+    lengths: np.ndarray
+    centre: np.ndarray
+
+
+def reference(demos: Sequence[np.ndarray]) -> Reference:
+    """`demos` [Q_m,F] each, at the rate of the checks; their mean is subtracted, so that cosines tell states apart."""
+    if not demos:
+        raise UserError("FLOAT needs at least one demonstration to compare with")
+    centre = np.concatenate(demos).mean(0)
+    lengths = np.array([len(d) for d in demos])
+    points = np.zeros((len(demos), lengths.max(), len(centre)), np.float32)
+    for m, d in enumerate(demos):
+        points[m, :len(d)] = d - centre
+    return Reference(points, lengths, centre)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """FLOAT's index of a rollout so far, the demonstration it is nearest to and what each point's transport costs [P]."""
+
+    index: float
+    demo: int
+    matched: np.ndarray
+
+
+def float_index(rollout: np.ndarray, ref: Reference, w: float = BAND, eps: float = EPS, at_once: int = 4) -> Match:
+    """FLOAT's index of the embeddings [P,F] of a rollout so far."""
+    p = len(rollout)
+    q = np.minimum(ref.lengths, p)  # the same elapsed time of each demonstration
+    width = int(q.max())
+    cost = cosine_cost((rollout - ref.centre).astype(np.float32)[None], ref.points[:, :width]).astype(np.float64)
+    mask = band_mask(p, q, width, w)
+    inside = np.where(mask, cost, np.inf)
+    columns = np.where(np.arange(width) < q[:, None], inside.min(1), 0.0)
+    bound = np.maximum(inside.min(2).mean(1), columns.sum(1) / q)
+    best = Match(math.inf, -1, np.zeros(p))
+    order = np.argsort(bound, kind="stable")
+    for k in range(0, len(order), at_once):
+        some = order[k:k + at_once]
+        some = some[bound[some] < best.index]
+        if not len(some):
+            break
+        b = np.where(np.arange(width) < q[some, None], 1 / q[some, None], 0.0)
+        plan, value = sinkhorn(cost[some], mask[some], np.full((len(some), p), 1 / p), b, eps)
+        m = int(np.argmin(value))
+        if value[m] < best.index:
+            best = Match(float(value[m]), int(some[m]), (plan[m] * cost[some[m]]).sum(1) * p)
+    return best
+
+
+def rewind_point(matched: np.ndarray, limit: np.ndarray, least: int = 1) -> int:
+    """The latest point, at least `least` checks before the last, whose transport is within the `limit` of its time; else 0."""
+    last = len(matched) - 1 - least
+    at = np.minimum(np.arange(len(matched)), len(limit) - 1)
+    fine = np.flatnonzero(matched[:max(0, last + 1)] <= limit[at][:max(0, last + 1)])
+    return int(fine[-1]) if len(fine) else 0
+
+
+# ------------------------------------------------------------ thresholds
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """mu[t], sigma[t] of successful rollouts and q; beyond the last time they keep the last one's."""
+
+    mu: np.ndarray
+    sigma: np.ndarray
+    q: float
+
+    def at(self, t: np.ndarray | int) -> np.ndarray:
+        t = np.minimum(t, len(self.mu) - 1)
+        return self.mu[t] + self.q * self.sigma[t]
+
+
+def least_rollouts(alpha: float) -> int:
+    """Successful rollouts that a false-alarm rate of `alpha` needs: two halves, the second with n >= 1/alpha - 1."""
+    return 2 * math.ceil(1 / alpha - 1)
+
+
+def calibrate(scores: Sequence[np.ndarray], alpha: float = 0.05) -> Threshold:
+    """Threshold from the scores [T_e] of successful rollouts, such that at most a share `alpha` of such rollouts alarms.
+
+    Raises UserError if there are too few of them for that rate.
+    """
+    in_range("the false-alarm rate", alpha, 0, 0.5, open_low=True)
+    need = least_rollouts(alpha)
+    if len(scores) < need:
+        raise UserError(f"a false-alarm rate of {alpha:g} needs {need} successful rollouts to calibrate on, there are "
+                        f"{len(scores)}: collect more, or allow more false alarms")
+    shape, held = scores[::2], scores[1::2]
+    most = max(len(s) for s in shape)
+    table = np.full((len(shape), most), np.nan)
+    for row, s in zip(table, shape, strict=True):
+        row[:len(s)] = s
+    count = (~np.isnan(table)).sum(0)
+    enough = max(1, int((count >= min(5, len(shape))).sum()))  # later times have too few rollouts to speak of
+    mu, sigma = np.nanmean(table[:, :enough], 0), np.nanstd(table[:, :enough], 0)
+    sigma = np.maximum(sigma, max(FLOOR, 0.1 * float(sigma.mean())))
+    worst = sorted(float(np.max((s - mu[k]) / sigma[k])) for s in held if len(s)
+                   for k in [np.minimum(np.arange(len(s)), enough - 1)])
+    rank = math.ceil((len(worst) + 1) * (1 - alpha))
+    return Threshold(mu, sigma, worst[min(rank, len(worst)) - 1])
+
+
+def first_alarm(scores: np.ndarray, threshold: Threshold) -> int:
+    """The first check whose score is above the threshold; -1 if none."""
+    above = np.flatnonzero(np.asarray(scores) > threshold.at(np.arange(len(scores))))
+    return int(above[0]) if len(above) else -1
+
+
+# ------------------------------------------------------------ cheap alarms, as scores: larger is worse
+
+
+def stuck_score(points: np.ndarray, window: int = 5) -> np.ndarray:
+    """-(distance moved in embedding space over the last `window` checks) [T]; 0 distance is the worst there is."""
+    back = points[np.maximum(np.arange(len(points)) - window, 0)]
+    moved = np.linalg.norm(points - back, axis=1)
+    moved[:window] = np.inf if len(moved) > window else moved[:window]
+    return -np.where(np.isfinite(moved), moved, moved[np.isfinite(moved)].max(initial=0.0))
+
+
+def limit_score(actions: np.ndarray, window: int = 5, near: float = 0.98) -> np.ndarray:
+    """Share of commands at their limit over the last `window` checks [T], from actions [T,A]."""
+    at = (np.abs(actions) >= near).mean(1)
+    total = np.cumsum(np.concatenate([[0.0], at]))
+    t = np.arange(len(at))
+    first = np.maximum(t + 1 - window, 0)
+    return (total[t + 1] - total[first]) / (t + 1 - first)
+
+
+def drop_score(values: np.ndarray) -> np.ndarray:
+    """How far a critic's value lies below its best so far [T]."""
+    return np.maximum.accumulate(values) - values
+
+
+def spread_score(samples: np.ndarray) -> np.ndarray:
+    """Uncertainty: RMS spread [T] of several sampled chunks [T,K,D] of the policy at the same observation."""
+    return np.sqrt(samples.var(1).mean(1))
+
+
+def late_score(length: int) -> np.ndarray:
+    """Elapsed time alone [T]: what any detector must beat."""
+    return np.arange(length, dtype=float)
+
+
+# ------------------------------------------------------------ live
+
+
+class Monitor:
+    """FLOAT on N running robots: `see` their embeddings at every check, `alarms` says who fails and where to go back to.
+
+    threshold: of the index; limit[t]: of what one point's transport may cost, for the rewind point.
+    """
+
+    def __init__(self, ref: Reference, threshold: Threshold, limit: np.ndarray, num_envs: int):
+        self.ref, self.threshold, self.limit = ref, threshold, limit
+        self.points: list[list[np.ndarray]] = [[] for _ in range(num_envs)]
+        self.match: list[Match | None] = [None] * num_envs
+
+    def begin(self, i: int, keep: int = 0) -> None:
+        """Robot `i` starts anew, or goes back to its first `keep` checks."""
+        del self.points[i][keep:]
+        self.match[i] = None
+
+    def check(self, i: int, point: np.ndarray) -> float:
+        """One check of robot `i` at embedding [F] -> index over threshold (an alarm where > 1)."""
+        self.points[i].append(point)
+        self.match[i] = match = float_index(np.stack(self.points[i]), self.ref)
+        return match.index / max(float(self.threshold.at(len(self.points[i]) - 1)), FLOOR)
+
+    def rewind_to(self, i: int) -> int:
+        """The check to go back to."""
+        match = self.match[i]
+        return 0 if match is None else rewind_point(match.matched, self.limit)

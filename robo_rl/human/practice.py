@@ -1,0 +1,197 @@
+"""N robots under a policy with people beside it: one control step at a time, chunks cut at seams, episodes recorded.
+
+`Robots` is used by `robo_rl correct` (as fast as the simulator goes) and by the console (at the control period).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import torch
+
+from robo_rl.data.episode import Episode
+from robo_rl.human.intervene import PAUSE, Intervene
+from robo_rl.policies import obs_tensors
+
+HUMAN = ("policy", "human")  # source codes of Intervene as words of an Episode
+
+
+@dataclass(slots=True)
+class Account:
+    """What a period of practice cost and gave. Steps are control steps; times in seconds of robot time."""
+
+    period: float
+    steps: int = 0
+    human_steps: int = 0
+    pause_steps: int = 0
+    episodes: int = 0
+    successes: int = 0
+    alone: int = 0  # successes without any help
+    interventions: int = 0
+    recoveries: int = 0
+    calls: int = 0  # alarms and decisions to help
+    reaction: float = 0.0  # summed over interventions
+    operators: int = 0
+    robots: int = 0
+
+    def summary(self) -> dict[str, float]:
+        """The numbers of the progress line, the JSON and the report."""
+        minutes = self.human_steps * self.period / 60
+        hours = max(self.steps * self.period / 3600, 1e-9)
+        wall = self.steps * self.period / max(1, self.robots) / 60  # N robots work side by side
+        return asdict(self) | {
+            "operator_minutes": minutes, "interventions_per_hour": self.interventions / hours,
+            "reaction_mean": self.reaction / self.interventions if self.interventions else 0.0,
+            "human_share": self.human_steps / self.steps if self.steps else 0.0,
+            "success_rate": self.successes / self.episodes if self.episodes else 0.0,
+            "alone_rate": self.alone / self.episodes if self.episodes else 0.0,
+            "interventions_per_success": self.interventions / max(1, self.successes),
+            "utilisation": min(1.0, minutes / max(wall * self.operators, 1e-9)) if self.operators else 0.0}
+
+
+@dataclass(slots=True)
+class Tape:
+    """The frames of one robot's episode so far."""
+
+    start: int = -1
+    task: str = ""
+    rows: list[tuple] = field(default_factory=list)  # state, executed, reward, source, phase, images
+    obs: list[dict] = field(default_factory=list)  # and with `rewindable` the observation and snapshot before each
+    snapshots: list[dict] = field(default_factory=list)
+    ran: list[bool] = field(default_factory=list)  # False: a frame of a pause, not recorded
+
+
+class Robots:
+    """The robots of `env` under `policy`; owns their tapes. `starts` feeds episodes; a robot without one idles.
+
+    done(episode, robot, success, helped): called with every finished episode (pauses left out). rewindable: keep snapshots,
+    so that `rewind` works. Chunks are drawn without exploration noise from `seed`.
+    """
+
+    def __init__(self, env: Intervene, policy, starts: Iterable[int], seed: int = 0,
+                 done: Callable[[Episode, int], None] = lambda episode, robot: None, rewindable: bool = False):
+        self.env, self.policy, self.done, self.rewindable = env, policy, done, rewindable
+        self.starts, n = iter(starts), env.num_envs
+        self.generator = torch.Generator().manual_seed(seed)
+        self.views = list(env.spec.views)
+        self.tapes = [Tape() for _ in range(n)]
+        self.busy = np.zeros(n, bool)
+        self.execute = policy.options.execute
+        self.cursor = np.full(n, self.execute)
+        self.chunk = np.zeros((n, self.execute, env.single_action_space.shape[0]), np.float32)
+        self.source, self.phase = np.zeros(n, np.uint8), np.zeros(n, np.uint8)
+        self.executed = np.zeros_like(self.chunk[:, 0])
+        self.planned = np.zeros(n, bool)  # robots for which the last step began with a new chunk
+        self.account = Account(env.spec.period, robots=n)
+        self.obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": self._starts(np.ones(n, bool))})
+        self._begin(np.ones(n, bool))
+
+    def _starts(self, mask: np.ndarray) -> np.ndarray:
+        ids = np.zeros(len(mask), np.int64)
+        for i in np.flatnonzero(mask):
+            start = next(self.starts, None)
+            self.busy[i] = start is not None
+            ids[i] = 0 if start is None else start
+            self.tapes[i] = Tape(start=-1 if start is None else int(start))
+        return ids
+
+    def _begin(self, mask: np.ndarray) -> None:
+        for i in np.flatnonzero(mask):
+            self.tapes[i].task = str(self.obs["task"][i])
+        self.cursor[mask] = self.execute
+        self.phase[mask] = self.source[mask] = 0
+
+    @property
+    def working(self) -> bool:
+        return bool(self.busy.any())
+
+    def plan(self) -> np.ndarray:
+        """float32[N,A]: what the policy wants next; robots at the end of their chunk, or in a person's hands, plan anew."""
+        need = self.cursor >= self.execute
+        self.planned = need
+        if need.any():
+            rows = {k: v[need] for k, v in self.obs.items()}
+            with torch.no_grad():
+                made = self.policy.act(obs_tensors(rows, self.policy.spec), self.generator, explore=False)
+            self.chunk[need] = made.actions.numpy()
+            self.cursor[need] = 0
+        return self.chunk[np.arange(len(need)), np.minimum(self.cursor, self.execute - 1)]
+
+    def step(self) -> np.ndarray:
+        """One control step of every robot -> bool[N], the robots whose episode ended in it."""
+        actions, before, tapes = self.plan(), self.obs, self.tapes
+        snapshot = self.env.get_state() if self.rewindable else None
+        self.obs, reward, terminated, truncated, info = self.env.step(actions)
+        self.source, phase, self.executed = info["source"], info["phase"], info["executed"]
+        act, a = self.executed.clip(-1, 1), self.account
+        ended = (np.asarray(terminated) | np.asarray(truncated)) & self.busy
+        for i in np.flatnonzero(self.busy):
+            images = {v: before[f"image/{v}"][i].copy() for v in self.views}
+            tape = tapes[i]
+            tape.rows.append((before["state"][i].copy(), act[i].copy(), float(reward[i]), int(self.source[i]),
+                              int(phase[i]), images))
+            tape.ran.append(phase[i] != PAUSE)
+            if snapshot is not None:
+                tape.snapshots.append({k: v[i].copy() for k, v in snapshot.items()})
+                tape.obs.append({k: v[i].copy() if hasattr(v[i], "copy") else v[i] for k, v in before.items()})
+        came = self.busy & (phase > PAUSE) & (self.phase <= PAUSE)
+        a.steps += int(self.busy.sum())
+        a.human_steps += int((self.busy & (phase > PAUSE)).sum())
+        a.pause_steps += int((self.busy & (phase == PAUSE)).sum())
+        a.interventions += int(came.sum())
+        a.recoveries += int((came & (phase == 2)).sum())
+        self.phase = phase
+        self.cursor += 1
+        self.cursor[self.env.sources() != 0] = self.execute
+        self.cursor[self.source != 0] = self.execute
+        for i in np.flatnonzero(ended):
+            self.finish(int(i), bool(info["success"][i]), bool(terminated[i]))
+        if ended.any():
+            self.renew(ended)
+        return ended
+
+    def finish(self, i: int, success: bool, terminated: bool) -> None:
+        """Close the episode of robot `i`: count it and hand it to `done`."""
+        tape, a = self.tapes[i], self.account
+        episode = episode_of(tape, self.views, success, terminated)
+        a.episodes += 1
+        a.successes += success
+        if episode is not None:
+            a.alone += success and not (np.asarray(episode.phase) > PAUSE).any()
+            self.done(episode, i)
+
+    def renew(self, mask: np.ndarray) -> None:
+        """Begin the next episode on the robots of `mask`; one without a start left idles in an episode that is not kept."""
+        self.obs, _ = self.env.reset(options={"reset_mask": mask.copy(), "starts": self._starts(mask)})
+        self._begin(mask)
+
+    def rewind(self, i: int, to: int) -> int:
+        """Put robot `i` back to how it was before frame `to` of its tape (0: its start); -> frames taken back."""
+        tape = self.tapes[i]
+        if not 0 <= to < len(tape.snapshots):
+            return 0
+        n, mask = self.env.num_envs, np.arange(self.env.num_envs) == i
+        state = {k: np.repeat(np.asarray(v)[None], n, 0) for k, v in tape.snapshots[to].items()}
+        obs = {k: _rows(v, n) for k, v in tape.obs[to].items()}
+        self.env.rewind(state, obs, mask)
+        self.obs = {k: np.where(mask.reshape(-1, *[1] * (np.ndim(v) - 1)), obs[k], v) for k, v in self.obs.items()}
+        back = len(tape.rows) - to
+        for rows in (tape.rows, tape.obs, tape.snapshots, tape.ran):
+            del rows[to:]
+        self.cursor[i] = self.execute
+        return back
+
+
+def _rows(x, n: int) -> np.ndarray:
+    return np.array([x] * n) if isinstance(x, str) else np.repeat(np.asarray(x)[None], n, 0)
+
+
+def episode_of(tape: Tape, views: list[str], success: bool, terminated: bool) -> Episode | None:
+    """The tape as an Episode without its pauses; None if nothing is left."""
+    rows = [r for r, ran in zip(tape.rows, tape.ran, strict=True) if ran]
+    if not rows:
+        return None
+    state, action, reward, source, phase, images = zip(*rows, strict=True)
+    return Episode(state=np.stack(state), action=np.stack(action), reward=np.array(reward), task=tape.task, success=success,
+                   terminated=terminated, images={v: np.stack([x[v] for x in images]) for v in views},
+                   source=[HUMAN[s] for s in source], phase=np.array(phase), start=tape.start)

@@ -1,0 +1,110 @@
+"""`robo_rl correct` as a user runs it, small; and the lessons it learns from."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from commands import TINY, robo_rl
+
+from robo_rl.data.episode import Episode, Features
+from robo_rl.data.reader import load
+from robo_rl.data.writer import Writer
+from robo_rl.errors import UserError
+from robo_rl.human.lessons import lesson_chunks, lessons, segment_ends, taught
+from robo_rl.policies import ObsSpec
+
+FAST = ("--episodes", 4, "--robots", 2, "--bc.updates", 20, "--eval-episodes", 8, "--rounds", 1, "--person.notice", 0.1,
+        "--person.gate", 0.2)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("correct")
+    tiny = [a for i, a in enumerate(TINY) if not (str(a).startswith("--rl.") or (i and str(TINY[i - 1]).startswith("--rl.")))]
+    done = robo_rl(folder, "train", "--algo", "bc", *tiny, "--out", "runs/weak")
+    assert done.code == 0, done.err
+    return folder
+
+
+@pytest.mark.parametrize("protocol", ["hg_dagger", "rac"])
+def test_a_round_practises_with_help_learns_and_is_a_run_of_its_own(run, protocol):
+    done = robo_rl(run, "correct", "runs/weak", "--protocol", protocol, *FAST, "--json")
+    assert done.code == 0, done.err
+    rows, out = json.loads(done.out), run / f"runs/weak-{protocol}-s0"
+    assert [r["round"] for r in rows] == [0, 1] and rows[1]["interventions"] > 0 < rows[1]["human_share"] < 1
+    assert "operator min" in done.err and "interventions/h" in done.err
+    data = load(out / "corrections")
+    assert len(data) == 4 and data.features.phases and {"human", "policy"} <= {data.sources[c] for c in np.unique(data.source)}
+    assert (2 in data.phase) == (protocol == "rac") and 3 in data.phase and 1 not in data.phase
+    assert json.loads((out / "rounds.json").read_text())[1]["account"]["operator_minutes"] > 0
+    again = robo_rl(run, "eval", out, "--episodes", "4", "--json")
+    assert again.code == 0 and json.loads(again.out)["checkpoint"].startswith("step_")
+
+
+def test_a_finished_result_goes_on_with_more_rounds_and_refuses_other_options(run):
+    robo_rl(run, "correct", "runs/weak", *FAST, "--out", "more")
+    done = robo_rl(run, "correct", "runs/weak", *FAST[:-6], "--rounds", 2, *FAST[-4:], "--out", "more", "--json")
+    assert done.code == 0 and len(json.loads(done.out)) == 3, done.err
+    assert len(load(run / "more" / "corrections")) == 8
+    assert "begun with another --episodes" in robo_rl(run, "correct", "runs/weak", "--out", "more").mistake
+
+
+@pytest.mark.parametrize("argv, words", [
+    (["--protocol", "dagger"], "Allowed: hg_dagger"), (["--rounds", "0"], "--rounds must be in [1, 1000]"),
+    (["--operator", "me"], "Allowed: scripted"), (["--person.gate", "7"], "person.gate must be in [0, 2]"),
+    (["--out", "runs/weak"], "choose another folder"), (["--checkpoint", "nine"], "has no checkpoint 'nine'")])
+def test_mistakes_are_one_line(run, argv, words):
+    assert words in robo_rl(run, "correct", "runs/weak", *argv).mistake
+
+
+# ------------------------------------------------------------ lessons
+
+
+def episode(phase, source, success=True, base=0.0):
+    t = len(phase)
+    return Episode(np.full((t, 3), base), np.arange(t)[:, None] / 100 + base, phase=phase, source=source, success=success)
+
+
+def data_set(path, episodes):
+    with Writer(path, Features.of(episodes[0], fps=20)) as w:
+        for e in episodes:
+            w.add(e)
+    return load(path)
+
+
+P, H = ["policy"], ["human"]
+
+
+def test_a_chunk_never_crosses_from_policy_to_person_nor_from_recovery_to_correction(tmp_path):
+    data = data_set(tmp_path / "d", [episode([0, 0, 2, 2, 3, 3, 0], P * 2 + H * 4 + P), episode([3, 3], H * 2, base=1)])
+    assert segment_ends(data).tolist() == [2, 2, 4, 4, 6, 6, 7, 9, 9]
+    rows = taught(data)
+    assert rows.tolist() == [False] * 2 + [True] * 4 + [False] + [True] * 2
+    chunk, mask = lesson_chunks(data, 3, rows)
+    assert mask.tolist() == [[1, 1, 0], [1, 0, 0], [1, 1, 0], [1, 0, 0], [1, 1, 0], [1, 0, 0]]
+    assert np.allclose(chunk[0, :, 0], [0.02, 0.03, 0.03]) and np.allclose(chunk[4, :, 0], [1, 1.01, 1.01])
+
+
+def test_the_policys_own_frames_are_lessons_only_where_asked_and_where_it_succeeded_alone(tmp_path):
+    data = data_set(tmp_path / "d", [episode([0, 0], P * 2), episode([0, 0], P * 2, success=False),
+                                     episode([0, 3], P + H)])
+    assert taught(data).tolist() == [False] * 5 + [True]
+    assert taught(data, own=True).tolist() == [True, True, False, False, False, True]
+
+
+def test_blending_back_is_nobodys_lesson(tmp_path):
+    data = data_set(tmp_path / "d", [episode([3, 0, 0], H * 2 + P)])  # the middle frame is a mixture
+    assert taught(data).tolist() == [True, False, False]
+
+
+def test_shares_hold_in_every_batch_and_an_empty_source_leaves_its_share(tmp_path):
+    demos = data_set(tmp_path / "a", [Episode(np.zeros((50, 3)), np.zeros((50, 1)))])
+    mine = data_set(tmp_path / "b", [episode([3] * 4, H * 4, base=1)])
+    none = data_set(tmp_path / "c", [episode([0] * 4, P * 4, base=2)])
+    spec = ObsSpec(state=3, action=1)
+    draw = lessons([demos, mine, none], spec, 2, shares=[0.5, 0.5, 0.5])
+    obs, chunk, mask = draw(64, torch.Generator().manual_seed(0))
+    assert obs["state"][:, 0].tolist() == [0.0] * 32 + [1.0] * 32 and chunk.shape == (64, 2, 1) and mask.shape == (64, 2)
+    with pytest.raises(UserError, match="no frame was chosen by a person or an expert"):
+        lessons([none], spec, 2)

@@ -1,0 +1,125 @@
+import time
+
+import numpy as np
+import pytest
+
+from robo_rl.errors import UserError
+from robo_rl.human import detect as d
+
+
+def walk(seed, length=30, f=12, noise=0.02, speed=1.0):
+    """A noisy track through embedding space that all experts share."""
+    t = np.arange(length)[:, None] * speed / 30
+    base = np.concatenate([np.sin(2 * t * (k + 1) + k) for k in range(f)], 1)
+    return base + noise * np.random.default_rng(seed).normal(size=base.shape)
+
+
+def plain(cost):
+    p, q = cost.shape
+    return d.sinkhorn(cost[None], np.ones((1, p, q), bool), np.full((1, p), 1 / p), np.full((1, q), 1 / q), eps=0.005, tol=1e-6,
+                      most=20_000)
+
+
+def test_transport_marginals_are_right_to_a_thousandth():
+    rng = np.random.default_rng(0)
+    cost, q = rng.uniform(0, 2, (3, 20, 15)), np.array([15, 12, 9])
+    b = np.where(np.arange(15) < q[:, None], 1 / q[:, None], 0)
+    plan, value = d.sinkhorn(cost, d.band_mask(20, q, 15), np.full((3, 20), 0.05), b, most=5000)
+    assert np.abs(plan.sum(2) - 0.05).sum(1).max() < 1e-3 and np.abs(plan.sum(1) - b).sum(1).max() < 1e-3
+    assert np.allclose(value, (plan * cost).sum((1, 2))) and not plan[~d.band_mask(20, q, 15)].any()
+
+
+def test_transport_is_the_best_assignment_where_the_sizes_are_equal():
+    optimize = pytest.importorskip("scipy.optimize")
+    cost = np.random.default_rng(1).uniform(0, 1, (12, 12))
+    rows, columns = optimize.linear_sum_assignment(cost)
+    assert plain(cost)[1][0] == pytest.approx(cost[rows, columns].mean(), abs=2e-3)
+
+
+def test_without_a_band_time_does_not_matter_and_with_it_it_does():
+    x = walk(0)
+    cost = d.cosine_cost(x, x[::-1])
+    assert plain(cost)[1][0] < 0.01  # the public definition: a reversed rollout costs nothing
+    ref = d.reference([walk(s) for s in range(1, 6)])
+    assert d.float_index(x[::-1], ref).index > 10 * d.float_index(x, ref).index
+
+
+def test_a_demonstration_costs_nothing_against_itself_and_a_random_walk_much():
+    ref = d.reference([walk(s) for s in range(5)])
+    wander = np.cumsum(np.random.default_rng(0).normal(size=(30, 12)), 0)
+    assert d.float_index(walk(2), ref).index < 0.01 and d.float_index(walk(2), ref).demo == 2
+    assert d.float_index(wander, ref).index > 0.3
+
+
+def test_leaving_demonstrations_out_by_their_bound_changes_nothing():
+    demos = [walk(s, length=20 + s, noise=0.3) for s in range(12)]
+    ref, x = d.reference(demos), walk(99, 25, noise=0.3)
+    assert d.float_index(x, ref, at_once=2).index == pytest.approx(d.float_index(x, ref, at_once=12).index, abs=1e-3)
+
+
+def test_the_index_compares_with_the_same_elapsed_time_alone():
+    ref = d.reference([walk(s) for s in range(5)])
+    assert d.float_index(walk(9)[:6], ref).index < 0.02
+    assert d.float_index(np.repeat(walk(9)[:1], 12, 0), ref).index > 5 * d.float_index(walk(9)[:12], ref).index  # stuck
+
+
+def test_a_check_takes_less_than_five_milliseconds():
+    ref = d.reference([walk(s, 38, 43, 0.3) for s in range(20)])
+    x, took = walk(99, 38, 43, 0.3), []
+    for _ in range(20):
+        began = time.process_time()
+        d.float_index(x, ref)
+        took.append(time.process_time() - began)
+    assert min(took) < 0.005
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.2])
+def test_the_false_alarm_rate_is_kept_on_new_successes(alpha):
+    rng = np.random.default_rng(3)
+
+    def score():
+        return np.cumsum(rng.normal(size=rng.integers(20, 40))) + 5 * rng.normal()
+    rates = []
+    for _ in range(60):
+        t = d.calibrate([score() for _ in range(80)], alpha)
+        rates.append(np.mean([d.first_alarm(score(), t) >= 0 for _ in range(50)]))
+    assert np.mean(rates) == pytest.approx(alpha, abs=0.03)
+
+
+def test_too_few_successes_for_a_rate_is_one_clear_line():
+    with pytest.raises(UserError, match="a false-alarm rate of 0.05 needs 38 successful rollouts to calibrate on, there are 7"):
+        d.calibrate([np.zeros(3)] * 7, 0.05)
+    with pytest.raises(UserError, match="needs at least one demonstration"):
+        d.reference([])
+
+
+def test_rollouts_that_fail_are_caught_before_they_end():
+    ref = d.reference([walk(s) for s in range(8)])
+
+    def series(x):
+        return np.array([d.float_index(x[:k], ref).index for k in range(1, len(x) + 1)])
+
+    def failing(s):
+        x = walk(s)
+        x[12:] = x[12] + 0.02 * np.random.default_rng(s).normal(size=x[12:].shape)  # stands still from step 12 on
+        return x
+    t = d.calibrate([series(walk(100 + s)) for s in range(40)], 0.05)
+    caught = [d.first_alarm(series(failing(200 + s)), t) for s in range(10)]
+    assert np.mean([0 <= c < 29 for c in caught]) == 1 and np.mean([c >= 12 for c in caught]) >= 0.8
+    assert np.mean([d.first_alarm(series(walk(300 + s)), t) >= 0 for s in range(20)]) <= 0.2
+
+
+def test_the_rewind_point_is_the_last_one_that_was_still_fine():
+    matched, limit = np.array([.1, .1, .2, .1, .6, .7, .9]), np.full(4, 0.3)
+    assert d.rewind_point(matched, limit) == 3 and d.rewind_point(matched, limit, least=4) == 2
+    assert d.rewind_point(np.full(5, 0.9), limit) == 0
+
+
+def test_the_cheap_alarms_say_what_they_are_named_after():
+    x = np.concatenate([np.arange(10.0), np.full(10, 9.0)])[:, None]
+    stuck = d.stuck_score(x, 4)
+    assert stuck[-1] == 0 and stuck[8] == -4 and stuck.argmax() >= 13
+    limits = d.limit_score(np.array([[0.5, 1.0]] * 3 + [[1.0, -1.0]] * 5), 2)
+    assert limits[2] == 0.5 and limits[-1] == 1 and limits[3] == 0.75
+    assert d.drop_score(np.array([0, 1.0, 3, 2, 2.5])).tolist() == [0, 0, 0, 1, 0.5]
+    assert d.spread_score(np.stack([np.zeros((4, 2)), np.tile([[1.0], [-1.0]], (2, 2))])).tolist() == [0, 1]
