@@ -1,0 +1,189 @@
+"""The video model: its flow against cases with a known answer, its carry, its learning on a world of one moving square."""
+
+import numpy as np
+import pytest
+import torch
+
+from robo_rl.errors import UserError
+from robo_rl.types import ActionAxis, ControlSpec
+from world_models import model as worlds
+from world_models.latent import LatentOptions
+from world_models.model import WorldSpec
+from world_models.recorded import Recorded
+from world_models.video import PATCH, Video, VideoOptions, build, to_frames, to_patches
+from world_models.video_fit import VideoFitOptions, VideoFitter
+
+AXES = tuple(ActionAxis(n, "m", -0.1, 0.1, "delta", "base") for n in "xy")
+CONTROL = ControlSpec("toy", "square", AXES, 0.1, 20, ("x", "y"), ("top",))
+SPEC = WorldSpec(kind="video", control=CONTROL, state=2, image_size=16)
+SMALL = {"chunk": 4, "width": 16, "blocks": 1, "proprio": LatentOptions(members=3, hidden=32, layers=2)}
+
+
+def options(**more) -> VideoOptions:
+    return VideoOptions(**(SMALL | more))
+
+
+def squares(episodes=24, steps=16, seed=0) -> Recorded:
+    """A 6-pixel square that goes where it is commanded; success ends an episode at the right edge."""
+    rng = np.random.default_rng(seed)
+    rows, ends = [], []
+    for _ in range(episodes):
+        at, held = rng.uniform(-0.5, 0.5, 2), rng.uniform(-1, 1, 2)
+        for t in range(steps):
+            if t % 4 == 0:
+                held = rng.uniform(-1, 1, 2)
+            after = (at + 0.1 * held).clip(-0.6, 0.6)
+            won = after[0] >= 0.6
+            rows.append((at.copy(), held.copy(), float(won)))
+            at = after
+            if won:
+                break
+        ends.append(len(rows))
+    state, action, reward = (np.array([r[k] for r in rows], np.float32) for k in range(3))
+    picture = np.full((len(rows), 16, 16, 3), 30, np.uint8)
+    for i, (x, y) in enumerate(state):
+        px, py = round((x + 1) * 8) - 3, round((y + 1) * 8) - 3
+        picture[i, py:py + 6, px:px + 6] = (220, 60, 40)
+    end = np.array(ends)
+    won = reward[end - 1] > 0
+    return Recorded(state, action, reward, np.concatenate([[0], end[:-1]]), end, won, won, np.zeros(episodes, np.int64), ("",),
+                    CONTROL, {"top": picture})
+
+
+def observations(n=3, seed=0):
+    rng = np.random.default_rng(seed)
+    return {"state": rng.standard_normal((n, 2)).astype(np.float32), "image/top": rng.integers(0, 256, (n, 16, 16, 3), np.uint8)}
+
+
+def stirred(**more) -> Video:
+    """A model whose weights are not those of "nothing changes"."""
+    model = Video(SPEC, options(**more))
+    generator = torch.Generator().manual_seed(1)
+    for p in model.parameters():
+        p.data += 0.05 * torch.randn(p.shape, generator=generator)
+    return model
+
+
+def test_patches_and_frames_are_each_other_s_inverse():
+    x = torch.from_numpy(observations()["image/top"])
+    patches = to_patches(x)
+    assert patches.shape == (3, 3 * PATCH**2, 16 // PATCH, 16 // PATCH) and patches.abs().max() <= 1
+    assert torch.equal(to_frames(patches), x)
+
+
+def test_an_untrained_model_says_that_nothing_moves():
+    model, obs = Video(SPEC, options()), observations()
+    _, p = model.step(model.start(obs, np.arange(3)), torch.zeros(3, 4, 2))
+    assert (p.obs["image/top"].numpy() == obs["image/top"][:, None]).all()
+    assert p.obs["image/top"].shape == (3, 4, 16, 16, 3) and p.obs["image/top"].dtype == torch.uint8
+    assert p.reward.shape == p.success.shape == p.terminal.shape == p.uncertainty.shape == (3, 4)
+
+
+@pytest.mark.parametrize(("steps", "refine"), [(1, 0), (1, 3), (4, 0), (4, 2)])
+def test_with_the_exact_net_every_sampler_gives_the_truth(steps, refine):
+    """f(x, t) = y whatever the noise: (2) and (3) must end there."""
+    model = Video(SPEC, options(steps=steps, refine=refine))
+    truth = torch.randn(2, 48 * 4, 4, 4, generator=torch.Generator().manual_seed(0))
+    model.clean = lambda x, t, last, state, states, actions: truth
+    got = model.sample(torch.zeros(2, 48, 4, 4), *(torch.zeros(2, *s) for s in ((2,), (4, 2), (4, 2))), lambda k: torch.randn(truth.shape))
+    assert torch.allclose(got, truth, atol=1e-6)
+
+
+def test_the_flow_carries_noise_to_a_gaussian_of_the_right_spread():
+    """Of y ~ N(0, s^2) the clean estimate is x (1-t) s^2 / ((1-t)^2 s^2 + t^2); 200 steps must give std s."""
+    model, s = Video(SPEC, options(steps=200)), 0.5
+    model.clean = lambda x, t, *_: x * ((1 - t) * s**2 / ((1 - t) ** 2 * s**2 + t**2))[:, None, None, None]
+    zeros = [torch.zeros(400, *shape) for shape in ((48, 4, 4), (2,), (4, 2), (4, 2))]
+    y = model.sample(*zeros, lambda k: torch.randn(400, 192, 4, 4, generator=torch.Generator().manual_seed(k)))
+    assert float(y.std()) == pytest.approx(s, rel=0.02)
+
+
+def test_without_refinement_one_step_is_the_plain_regression_and_draws_nothing():
+    model, obs = stirred(), observations()
+    actions = torch.full((3, 4, 2), 0.3)
+    a, b = (model.step(model.start(obs, keys), actions)[1].obs["image/top"] for keys in (np.arange(3), np.arange(3) + 9))
+    assert torch.equal(a, b)
+    last = to_patches(torch.from_numpy(obs["image/top"]))
+    states = model.proprio.step(model.proprio.start(obs, np.arange(3)), actions)[1].obs["state"]
+    y = model.clean(torch.zeros(3, 192, 4, 4), torch.ones(3), last, torch.from_numpy(obs["state"]), states, actions)
+    frames = (last[:, None] + (y * model.spread).view(3, 4, 48, 4, 4)).clamp(-1, 1)
+    assert torch.equal(to_frames(frames), a)
+
+
+@pytest.mark.parametrize("more", [{}, {"steps": 2, "refine": 1}])
+def test_a_lane_depends_on_its_own_key_alone_and_a_forked_carry_goes_on_alike(more):
+    model, obs = stirred(**more), observations()
+    actions = torch.rand(3, 8, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    carry, whole = model.step(model.start(obs, np.array([5, 6, 7])), actions)
+    one, alone = model.step(model.start({k: v[1:2] for k, v in obs.items()}, np.array([6])), actions[1:2])
+    near = (alone.obs["image/top"].int() - whole.obs["image/top"][1:2].int()).abs()
+    assert int(near.max()) <= 1 and torch.allclose(alone.obs["state"], whole.obs["state"][1:2], atol=1e-5)
+    fork = {k: v[[1, 1]] for k, v in carry.items()}
+    _, p = model.step(fork, actions[[1, 1]])
+    assert torch.equal(p.obs["image/top"][0], p.obs["image/top"][1])
+    if more:
+        other = model.step(model.start(obs, np.array([8, 9, 10])), actions)[1]
+        assert not torch.equal(other.obs["image/top"], whole.obs["image/top"])
+
+
+def test_part_of_a_chunk_is_the_beginning_of_the_whole_up_to_what_the_net_sees_of_the_rest():
+    model, obs = stirred(), observations()
+    _, p = model.step(model.start(obs, np.arange(3)), torch.zeros(3, 6, 2))
+    assert p.obs["image/top"].shape[1] == 6 and p.reward.shape == (3, 6)
+    short = model.step(model.start(obs, np.arange(3)), torch.zeros(3, 2, 2))[1]
+    assert torch.equal(short.obs["state"], p.obs["state"][:, :2])
+
+
+def test_cameras_are_needed_and_of_a_size_that_patches_fill():
+    from dataclasses import replace
+    with pytest.raises(UserError, match="needs cameras"):
+        Video(replace(SPEC, control=replace(CONTROL, views=())), options())
+    with pytest.raises(UserError, match="multiple of 8"):
+        Video(replace(SPEC, image_size=20), options())
+
+
+def test_a_model_survives_its_folder(tmp_path):
+    model = stirred(steps=2)
+    model.frames = squares().frames()
+    worlds.save(model, tmp_path / "m")
+    again, obs = worlds.load(tmp_path / "m"), observations()
+    assert again.options == model.options and isinstance(again, Video)
+    a, b = (m.step(m.start(obs, np.arange(3)), torch.ones(3, 4, 2))[1] for m in (model, again))
+    assert torch.equal(a.obs["image/top"], b.obs["image/top"]) and torch.equal(a.success, b.success)
+    assert build(model.spec, {"chunk": 2, "proprio": {"members": 2}}).options.chunk == 2
+
+
+def test_it_learns_where_the_square_goes_and_resumes_exactly():
+    data, o = squares(), VideoFitOptions(arm=300, updates=220, batch=16, lr=3e-3)
+    fitter = VideoFitter(Video(SPEC, options()), data, o, 0)
+    halves: dict = {}
+
+    def keep(update, parts):
+        if update == 400:
+            halves.update({"state": {k: v for k, v in fitter.state_dict().items()}})
+        return update != 400
+    assert not fitter.fit(keep)
+    import copy
+    saved = copy.deepcopy(fitter.state_dict())
+    assert fitter.fit()
+    again = VideoFitter(Video(SPEC, options()), data, o, 0)
+    again.load_state_dict(saved)
+    assert again.fit()
+    for a, b in zip(fitter.result().parameters(), again.result().parameters(), strict=True):
+        assert torch.equal(a, b)
+    model = fitter.result()
+    held = np.flatnonzero(data.held & (data.lengths > 4))
+    assert len(held)
+    rows = data.first[held]
+    start = {"state": data.state[rows], "image/top": data.images["top"][rows]}
+    at = rows[:, None] + np.arange(4)
+    _, p = model.step(model.start(start, rows), torch.from_numpy(data.action[at]))
+    truth = data.images["top"][at + 1].astype(float)
+    mine, still = (np.sqrt(np.square(x.astype(float) - truth).mean((0, 2, 3, 4)))
+                   for x in (p.obs["image/top"].numpy(), data.images["top"][rows][:, None]))
+    assert (mine[1:] < 0.8 * still[1:]).all(), (mine, still)
+
+
+def test_episodes_shorter_than_a_chunk_are_named():
+    with pytest.raises(UserError, match="longer than 4 steps"):
+        VideoFitter(Video(SPEC, options()), squares(steps=3), VideoFitOptions(), 0)

@@ -1,0 +1,237 @@
+"""Camera frames as a flow over short chunks: all views of the next C frames at once, from the last frame, the arm's motion
+and the actions.
+
+The arm's own state is rolled out by a small ensemble (`world_models.latent`); the frames are a flow over the change of
+every pixel to the last frame, y [V C 3, h, w], in patches of 4 x 4 pixels:
+
+    x_t = (1-t) y + t eps,   f(x_t, t; last frame, states, actions) -> y^,   loss = |y^ - y|^2                      (1)
+    x <- y^ + (t'/t) (x - y^),   t = 1 .. 0 in K Euler steps (the step of `robo_rl.sampling`, v = (x - y^)/t)        (2)
+    then, k = 1 .. R:   z = (1-s_k) y + s_k eps,   y = f(z, s_k),   s_k = sigma^(k/R)                               (3)
+
+The net is given (1-t) x_t: at t = 1 that is nothing at all, so K = 1, R = 0 is the one-step regression model, without any
+randomness. (3) is PDE-Refiner (arXiv 2308.05732, eq. 5-8) on this model's own noise levels, with y^ predicted, not eps.
+Reward, success and end are told from the frame and state before a step and its action, since nothing is recorded after an
+episode's last action. Uncertainty is that of the ensemble.
+
+Departures: own convolutional net instead of parts of `diffusers` (the same blocks, a fifth of the import, runs without it).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from robo_rl.errors import UserError, in_range
+from robo_rl.sampling import time_grid
+from robo_rl.starts import hashed
+from world_models.latent import Latent, LatentOptions
+from world_models.model import Carry, Frames, Prediction, WorldSpec
+
+PATCH = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoOptions:
+    """What the networks are; a model's folder carries it."""
+
+    chunk: int = 8
+    """C: frames made at once."""
+    width: int = 64
+    """Channels at a quarter of the resolution; twice that at an eighth."""
+    blocks: int = 2
+    """Residual blocks at each resolution."""
+    steps: int = 1
+    """K: Euler steps of the flow; 1: the mean frame, without noise."""
+    refine: int = 0
+    """R: refinements after it (PDE-Refiner)."""
+    sigma: float = 0.05
+    """Noise of the last refinement, as a share."""
+    proprio: LatentOptions = field(default_factory=lambda: LatentOptions(hidden=128))
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("chunk", 1, 64), ("width", 8, 2048), ("blocks", 1, 16), ("steps", 1, 1000), ("refine", 0, 64)):
+            in_range(f"net.{name}", getattr(self, name), low, high)
+        in_range("net.sigma", self.sigma, 0, 1, open_low=True, open_high=True)
+
+
+def to_patches(frames: Tensor) -> Tensor:
+    """uint8 [...,h,w,3] -> float [...,48,h/4,w/4] in -1 .. 1."""
+    x = frames.movedim(-1, -3).to(torch.float32) / 127.5 - 1
+    return F.pixel_unshuffle(x, PATCH)
+
+
+def to_frames(patches: Tensor) -> Tensor:
+    """The inverse of `to_patches`, rounded and clipped."""
+    x = F.pixel_shuffle(patches, PATCH)
+    return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).movedim(-3, -1).contiguous()
+
+
+class Block(nn.Module):
+    """x + conv(silu(norm(conv(silu(norm x))) * (1 + a) + b)), a and b from the condition."""
+
+    def __init__(self, width: int, condition: int):
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
+        self.norm, self.after = (nn.GroupNorm(8, width) for _ in range(2))
+        self.film = nn.Linear(condition, 2 * width)
+        nn.init.zeros_(self.second.weight)
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        a, b = self.film(c)[..., None, None].chunk(2, 1)
+        h = self.after(self.first(F.silu(self.norm(x))))
+        return x + self.second(F.silu(h * (1 + a) + b))
+
+
+class Net(nn.Module):
+    """f of (1): noisy change [B,V C 48,g,g], last frame [B,V 48,g,g], condition [B,c] -> clean change."""
+
+    def __init__(self, views: int, grid: int, options: VideoOptions, inputs: int):
+        super().__init__()
+        w, frames, last = options.width, 48 * views * options.chunk, 48 * views
+        self.condition = nn.Sequential(nn.Linear(inputs, 2 * w), nn.SiLU(), nn.Linear(2 * w, 2 * w), nn.SiLU())
+        self.enter = nn.Conv2d(frames + last, w, 1)
+        self.place = nn.Parameter(0.02 * torch.randn(w, grid, grid))
+        self.down, self.up = nn.Conv2d(w, 2 * w, 3, 2, 1), nn.Conv2d(2 * w, w, 1)
+        self.fine, self.back = (nn.ModuleList(Block(w, 2 * w) for _ in range(options.blocks)) for _ in range(2))
+        self.coarse = nn.ModuleList(Block(2 * w, 2 * w) for _ in range(options.blocks + 1))
+        self.leave = nn.Conv2d(w, frames, 1)
+        nn.init.zeros_(self.leave.weight)
+        nn.init.zeros_(self.leave.bias)
+
+    def forward(self, x: Tensor, last: Tensor, c: Tensor) -> Tensor:
+        c = self.condition(c)
+        h = self.enter(torch.cat([x, last], 1)) + self.place
+        for block in self.fine:
+            h = block(h, c)
+        d = self.down(h)
+        for block in self.coarse:
+            d = block(d, c)
+        h = h + F.interpolate(self.up(d), scale_factor=2, mode="nearest")
+        for block in self.back:
+            h = block(h, c)
+        return self.leave(F.silu(h))
+
+
+class Heads(nn.Module):
+    """Frame and state before a step, and its action -> reward (in units of its std), logits of success and end: [B,3]."""
+
+    def __init__(self, views: int, grid: int, state: int, action: int, width: int = 32):
+        super().__init__()
+        size = -(-grid // 4)
+        self.look = nn.Sequential(nn.Conv2d(48 * views, width, 1), nn.SiLU(), nn.Conv2d(width, width, 3, 2, 1), nn.SiLU(),
+                                  nn.Conv2d(width, width, 3, 2, 1), nn.SiLU(), nn.Flatten())
+        self.tell = nn.Sequential(nn.Linear(width * size * size + state + action, 128), nn.SiLU(), nn.Linear(128, 3))
+
+    def forward(self, frame: Tensor, state: Tensor, action: Tensor) -> Tensor:
+        return self.tell(torch.cat([self.look(frame), state, action], -1))
+
+
+def time_code(t: Tensor) -> Tensor:
+    """t [B] in 0 .. 1 -> [B,8]."""
+    angle = t[:, None] * (torch.pi * 2.0 ** torch.arange(4))
+    return torch.cat([angle.sin(), angle.cos()], 1)
+
+
+class Video(nn.Module):
+    """The model; see the module."""
+
+    frames: Frames
+
+    def __init__(self, spec: WorldSpec, options: VideoOptions, seed: int = 0):
+        super().__init__()
+        if not spec.control.views or spec.image_size % (2 * PATCH):
+            raise UserError(f"a video model needs cameras of a multiple of {2 * PATCH} pixels, the data has "
+                            f"{', '.join(spec.control.views) or 'none'} of {spec.image_size}; record with robo_rl collect --obs rgb")
+        self.spec, self.options = spec, options
+        self.proprio = Latent(spec, options.proprio, seed)
+        views, grid, s, a = len(spec.control.views), spec.image_size // PATCH, spec.state, spec.action
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.net = Net(views, grid, options, s + options.chunk * (s + a) + 8)
+            self.heads = Heads(views, grid, s, a)
+        self.register_buffer("spread", torch.ones(()))  # std of the change of a pixel within a chunk
+
+    # ---- pieces
+
+    def condition(self, state: Tensor, states: Tensor, actions: Tensor, t: Tensor) -> Tensor:
+        """State before the chunk [B,S], those after each step [B,C,S], actions [B,C,A], flow time [B] -> [B,c]."""
+        p = self.proprio
+        z = ((state - p.mean) / p.std).clamp(-10, 10)
+        dz = ((states - state[:, None]) / p.std).clamp(-10, 10)
+        return torch.cat([z, dz.flatten(1), actions.flatten(1), time_code(t)], 1)
+
+    def clean(self, x: Tensor, t: Tensor, last: Tensor, state: Tensor, states: Tensor, actions: Tensor) -> Tensor:
+        """f(x_t, t): change y^ [B,V C 48,g,g] in units of `spread`."""
+        return self.net((1 - t)[:, None, None, None] * x, last, self.condition(state, states, actions, t))
+
+    def sample(self, last: Tensor, state: Tensor, states: Tensor, actions: Tensor, noise) -> Tensor:
+        """(2) and (3); `noise(i)` gives the i-th draw [B,V C 48,g,g]."""
+        o, b = self.options, len(last)
+
+        def f(x: Tensor, t: float) -> Tensor:
+            return self.clean(x, torch.full((b,), t), last, state, states, actions)
+        grid = time_grid(o.steps).tolist()
+        shape = (b, 48 * len(self.spec.control.views) * o.chunk, *last.shape[2:])
+        x = noise(0) if o.steps > 1 else torch.zeros(shape)
+        for t, after in zip(grid[:-1], grid[1:], strict=True):
+            y = f(x, t)
+            x = y + after / t * (x - y)
+        for k in range(1, o.refine + 1):
+            s = o.sigma ** (k / o.refine)
+            x = f((1 - s) * x + s * noise(k), s)
+        return x
+
+    def judged(self, last: Tensor, state: Tensor, action: Tensor) -> Tensor:
+        """Heads [B,3] of one step each."""
+        p = self.proprio
+        return self.heads(last, ((state - p.mean) / p.std).clamp(-10, 10), action)
+
+    # ---- the protocol
+
+    def start(self, obs: Mapping[str, np.ndarray], keys: np.ndarray) -> Carry:
+        """Carry of lanes that begin at rest with the frames obs["image/<view>"] uint8 [N,h,w,3] and obs["state"] [N,S]."""
+        last = [to_patches(torch.as_tensor(np.ascontiguousarray(obs[f"image/{v}"]))) for v in self.spec.control.views]
+        return self.proprio.start(obs, keys) | {"last": torch.cat(last, 1)}
+
+    @torch.no_grad()
+    def step(self, carry: Carry, actions: Tensor) -> tuple[Carry, Prediction]:
+        parts = []
+        for part in actions.to(torch.float32).split(self.options.chunk, 1):
+            carry, p = self._chunk(carry, part)
+            parts.append(p)
+        obs = {k: torch.cat([p.obs[k] for p in parts], 1) for k in parts[0].obs}
+        return carry, Prediction(obs, *(torch.cat([getattr(p, k) for p in parts], 1)
+                                        for k in ("reward", "terminal", "success", "uncertainty")))
+
+    def _chunk(self, carry: Carry, actions: Tensor) -> tuple[Carry, Prediction]:
+        n, e, c, views = len(actions), actions.shape[1], self.options.chunk, self.spec.control.views
+        before, last = carry["state"], carry["last"]
+        arm = {k: v for k, v in carry.items() if k != "last"}
+        after, p = self.proprio.step(arm, actions)
+        states = p.obs["state"]
+        keys, t = carry["key"].numpy(), carry["t"].numpy()
+
+        def padded(x: Tensor) -> Tensor:
+            return torch.cat([x, x[:, -1:].expand(-1, c - e, -1)], 1)
+
+        def noise(k: int) -> Tensor:
+            seeds = (hashed(keys, t, k, 71) >> np.uint64(1)).astype(np.int64)
+            shape = (48 * len(views) * c, *last.shape[2:])
+            return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(int(s))) for s in seeds])
+        y = self.sample(last, before, padded(states), padded(actions), noise) * self.spread
+        frames = (last[:, None] + y.view(n, c, -1, *last.shape[2:]))[:, :e].clamp(-1, 1)
+        shown = torch.cat([last[:, None], frames[:, :-1]], 1).flatten(0, 1)
+        stood = torch.cat([before[:, None], states[:, :-1]], 1).flatten(0, 1)
+        out = self.judged(shown, stood, actions.flatten(0, 1)).view(n, e, 3)
+        chance = out[..., 1:].sigmoid()
+        obs = {"state": states} | {f"image/{v}": to_frames(x) for v, x in zip(views, frames.split(48, 2), strict=True)}
+        return after | {"last": frames[:, -1]}, Prediction(obs, out[..., 0] * self.proprio.gain, chance[..., 1], chance[..., 0],
+                                                           p.uncertainty)
+
+
+def build(spec: WorldSpec, options: dict) -> Video:
+    """The untrained model of a folder's JSON."""
+    return Video(spec, VideoOptions(**(options | {"proprio": LatentOptions(**options["proprio"])})))

@@ -1,0 +1,148 @@
+"""Learning a `video` model: first the arm's state (`world_models.fit`), then chunks of frames, and the heads beside them."""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from robo_rl.errors import UserError, in_range
+from world_models.fit import Fitter, FitOptions
+from world_models.recorded import Recorded
+from world_models.video import Video, to_patches
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoFitOptions:
+    """How it is learnt."""
+
+    arm: int = 1500
+    """Updates of the arm's state first."""
+    updates: int = 1500
+    batch: int = 12
+    lr: float = 1e-3
+    plain: float = 0.4
+    """Share of the batch at t = 1, from which the mean frame is learnt; the rest is at uniform times."""
+    ema: float = 0.995
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("arm", 1, 10**8), ("updates", 1, 10**8), ("batch", 1, 10**5)):
+            in_range(f"fit.{name}", getattr(self, name), low, high)
+        in_range("fit.lr", self.lr, 0, 1, open_low=True)
+        in_range("fit.plain", self.plain, 0, 1)
+        in_range("fit.ema", self.ema, 0, 1, open_high=True)
+
+
+class VideoFitter:
+    """A model being learnt: owns the optimizer, the averaged weights, the generator and the count of updates."""
+
+    def __init__(self, model: Video, data: Recorded, options: VideoFitOptions, seed: int):
+        self.model, self.data, self.options = model, data, options
+        self.arm = Fitter(model.proprio, data, FitOptions(updates=options.arm, batch=128), seed)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.update, c = 0, model.options.chunk
+        self.last = np.repeat(data.end - 1, data.lengths)
+        rows = np.concatenate([np.arange(a, b - c) for a, b, h in zip(data.first, data.end, data.held, strict=True) if not h and b - a > c]
+                              or [np.zeros(0, np.int64)])
+        if not len(rows):
+            raise UserError(f"no recorded episode is longer than {c} steps, the frames a video model makes at once; record longer ones")
+        self.rows = torch.from_numpy(rows)
+        train = ~np.repeat(data.held, data.lengths)
+        self.any = torch.from_numpy(np.flatnonzero(train))
+        self.events = torch.from_numpy((data.end - 1)[~data.held & (data.success | data.terminated)])
+        heads = torch.zeros(len(data.state), 3)
+        heads[:, 0] = torch.from_numpy(data.reward) / model.proprio.gain
+        heads[torch.from_numpy(data.end[data.success] - 1), 1] = 1
+        heads[torch.from_numpy(data.end[data.terminated] - 1), 2] = 1
+        self.heads, self.state, self.action = heads, torch.from_numpy(data.state), torch.from_numpy(data.action)
+        pick = self.rows[torch.randint(0, len(self.rows), (min(64, len(self.rows)),), generator=self.generator)]
+        change = self.patches(pick[:, None] + c) - self.patches(pick[:, None])
+        model.spread.copy_(change.std().clamp(min=1e-2))
+        self.average = copy.deepcopy(model)
+        self.mine = [*model.net.parameters(), *model.heads.parameters()]
+        self.opt = torch.optim.AdamW(self.mine, lr=options.lr, weight_decay=1e-4, foreach=True)
+
+    def patches(self, rows: Tensor) -> Tensor:
+        """Frames of rows [B,T] as patches [B,T,V 48,g,g]."""
+        at = rows.numpy()
+        return torch.cat([to_patches(torch.from_numpy(self.data.images[v][at])) for v in self.model.spec.control.views], 2)
+
+    def loss(self, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """(1) on chunks that begin in rows [B], and the heads on the steps of them and on as many other steps."""
+        m, o, b, c = self.model, self.options, len(rows), self.model.options.chunk
+        clip = self.patches(rows[:, None] + torch.arange(c + 1))
+        last, y = clip[:, 0], ((clip[:, 1:] - clip[:, :1]) / m.spread).flatten(1, 2)
+        t = torch.rand(b, generator=self.generator)
+        t[:round(o.plain * b)] = 1
+        eps = torch.randn(y.shape, generator=self.generator)
+        wide = t[:, None, None, None]
+        steps = rows[:, None] + torch.arange(c)
+        guess = m.clean((1 - wide) * y + wide * eps, t, last, self.state[rows], self.state[steps + 1], self.action[steps])
+        frames = (guess - y).square().mean()
+        # heads: one imagined and one real frame of each chunk, random steps, and every event as often as all those
+        k = torch.randint(0, c, (b,), generator=self.generator)
+        seen = (last[:, None] + m.spread * guess.detach().view(b, c, -1, *last.shape[2:])).clamp(-1, 1)[torch.arange(b), k]
+        some = self.any[torch.randint(0, len(self.any), (b,), generator=self.generator)]
+        if len(self.events):
+            some = torch.cat([some, self.events[torch.randint(0, len(self.events), (b,), generator=self.generator)]])
+        at = torch.cat([rows + k + 1, some])
+        shown = torch.cat([seen, self.patches(some[:, None])[:, 0]])
+        out, want = m.judged(shown, self.state[at], self.action[at]), self.heads[at]
+        reward = (out[:, 0] - want[:, 0]).square().mean()
+        events = F.binary_cross_entropy_with_logits(out[:, 1:], want[:, 1:])
+        return frames + 0.1 * reward + 0.5 * events, {"frames": frames.detach(), "reward": reward.detach(), "success": events.detach()}
+
+    def fit(self, tick: Callable[[int, dict[str, float]], bool] = lambda update, parts: True) -> bool:
+        """Go on to the end -> True, or until `tick(updates made, running means)` says False; the arm's updates count."""
+        o, recent = self.options, {}
+        if self.arm.update < o.arm:
+            if not self.arm.fit(lambda n, parts: tick(n, {"state": parts["state"], "success": parts["success"], "frames": math.nan})):
+                return False
+            self.take_arm()
+        pairs = [(a, b) for a, b in zip(self.average.parameters(), self.model.parameters(), strict=True) if b.requires_grad]
+        while self.update < o.updates:
+            rows = self.rows[torch.randint(0, len(self.rows), (o.batch,), generator=self.generator)]
+            value, parts = self.loss(rows)
+            self.opt.param_groups[0]["lr"] = o.lr * min(1.0, (self.update + 1) / 50) * \
+                (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * self.update / o.updates)))
+            self.opt.zero_grad(set_to_none=True)
+            value.backward()
+            torch.nn.utils.clip_grad_norm_(self.mine, 1.0, foreach=True)
+            self.opt.step()
+            decay = min(o.ema, (1 + self.update) / (10 + self.update))
+            with torch.no_grad():
+                torch._foreach_lerp_([a for a, _ in pairs], [p for _, p in pairs], 1 - decay)
+            self.update += 1
+            for k, v in parts.items():
+                recent[k] = float(v) if k not in recent else 0.98 * recent[k] + 0.02 * float(v)
+            if not tick(o.arm + self.update, {"state": math.nan} | recent):
+                return False
+        return True
+
+    def take_arm(self) -> None:
+        """The arm's averaged weights become the model's and stay."""
+        for target in (self.model, self.average):
+            target.proprio.load_state_dict(self.arm.result().state_dict())
+            target.proprio.requires_grad_(False)
+
+    def result(self) -> Video:
+        return copy.deepcopy(self.average)
+
+    def state_dict(self) -> dict:
+        """Everything to go on exactly (with the same data)."""
+        return {"arm": self.arm.state_dict(), "model": self.model.state_dict(), "average": self.average.state_dict(),
+                "opt": self.opt.state_dict(), "generator": self.generator.get_state(), "update": self.update}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.arm.load_state_dict(state["arm"])
+        self.model.load_state_dict(state["model"])
+        self.average.load_state_dict(state["average"])
+        self.opt.load_state_dict(state["opt"])
+        self.generator.set_state(state["generator"])
+        self.update = state["update"]
+        if self.arm.update >= self.options.arm:
+            self.take_arm()
