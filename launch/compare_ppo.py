@@ -34,10 +34,12 @@ def ours(seed: int, steps: int, out: "multiprocessing.Queue") -> None:
 def sb3(seed: int, steps: int, out: "multiprocessing.Queue") -> None:
     """The same job in Stable-Baselines3."""
     import gymnasium as gym
+    import mujoco
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
     torch.set_num_threads(1)
+    mujoco.set_mju_user_warning(lambda text: None)  # one line of a deprecated XML attribute per env
     env = VecNormalize(DummyVecEnv([lambda: gym.make(TASK)] * 64), gamma=0.99)
     began = time.monotonic()
     model = PPO("MlpPolicy", env, n_steps=32, batch_size=512, n_epochs=5, learning_rate=lambda left: 1e-3 * left,
