@@ -42,7 +42,8 @@ class Disturbance:
 
 
 class SimArm:
-    """The simulated arm; one `tick` is one control period. `t` is simulated time [s].
+    """The simulated arm; one `tick` is one control period. `t` is simulated time [s]
+    since the last reset, `ticks` counts them all.
 
     path: MJCF with the robot's joints and site, and whatever else there is in the scene; "" is the preset's.
     """
@@ -55,7 +56,7 @@ class SimArm:
         if not (path or robot.model):
             raise UserError(f"robot {robot.name} ships no model: give the path of its MJCF or URDF")
         in_range("dt", dt, 1e-4, 0.01)
-        self.robot, self.dt, self.t = robot, dt, 0.0
+        self.robot, self.dt, self.t, self.ticks = robot, dt, 0.0, 0
         self.mj = simulated(path or robot.model, robot, dt, disturbance)
         self.data = mujoco.MjData(self.mj)
         self.model = arm_model(robot, path, gravity=True)
@@ -92,6 +93,11 @@ class SimArm:
         if self.servo:
             self.servo.rest(self.model)
         self._late = deque([self.model.bias.copy()] * len(self._late))
+
+    def use(self, law: Law, servo: bool) -> None:
+        """Let another law go on from what the joints carry now: no jump in torque."""
+        law.activate(self.model, np.array(self.law.tau))
+        self.law, self.servo = law, JointServo(self.robot, self.model, self.dt) if servo else None
 
     def objects(self) -> list[str]:
         """Names of the bodies that move freely."""
@@ -138,6 +144,7 @@ class SimArm:
             self._push_until = -math.inf
         mujoco.mj_step(self.mj, d)
         self.t += self.dt
+        self.ticks += 1
 
     def run(self, seconds: float, every: Callable[[], None] = lambda: None) -> None:
         """Lockstep: ticks for a span of simulated time, calling `every` before each."""

@@ -5,26 +5,36 @@ pkg::msg::dds_::Name_, XCDR1, the type's hash in USER_DATA of readers and writer
 ros_discovery_info. The structs that Cyclone wants are made from rosbags' type descriptions; their bytes are rosbags'
 CDR, which is 3 to 1000 times faster than Cyclone's own Python codec.
 
+Services are rmw_cyclonedds's: topics rq/<name>Request and rr/<name>Reply, every payload behind 16 bytes {client, number},
+both ends of a server or client named by one id in USER_DATA. Other vendors of DDS carry that elsewhere (rmw_cyclonedds
+#184): their services are refused by name, their topics work. A writer whose type has another hash is refused as well.
+
 Loopback is used unless an interface is named. Messages are stamped when `take` sees them: poll at the watchdog's pace.
 """
 
+import itertools
 import os
 import re
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from controllers import services as srv
 from controllers import transport as t
-from controllers.transport import QUALITIES, Received
+from controllers.codec import Codec
+from controllers.services import REPLY, REQUEST, filled, text_of
+from controllers.transport import QUALITIES, Box, Received
 from robo_rl.errors import MissingDependency, UserError, choose, in_range
-from robo_rl.geometry import from_xyzw, to_xyzw
 
 try:
     from cyclonedds import core, qos
-    from cyclonedds.builtin import BuiltinDataReader, BuiltinTopicDcpsPublication
+    from cyclonedds.builtin import (
+        BuiltinDataReader,
+        BuiltinTopicDcpsPublication,
+        BuiltinTopicDcpsSubscription,
+    )
     from cyclonedds.domain import Domain, DomainParticipant
     from cyclonedds.idl import annotations, make_idl_struct
     from cyclonedds.idl import types as idl
@@ -32,7 +42,7 @@ try:
     from cyclonedds.sub import DataReader
     from cyclonedds.topic import Topic
     from rosbags.interfaces import Nodetype
-    from rosbags.typesys import Stores, get_typestore
+    from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 except ImportError as e:
     raise MissingDependency(f"the DDS transport needs {e.name}: pip install 'robo_rl[robot]'") from None
 
@@ -40,24 +50,56 @@ STORES = {"humble": Stores.ROS2_HUMBLE, "jazzy": Stores.ROS2_JAZZY}
 BASES = {"bool": bool, "byte": idl.uint8, "char": idl.uint8, "string": str, "float32": idl.float32,
          "float64": idl.float64, **{f"{s}int{n}": getattr(idl, f"{s}int{n}") for s in ("", "u") for n in (8, 16, 32, 64)}}
 DISCOVERY = "rmw_dds_common/msg/ParticipantEntitiesInfo"
+EMPTY = "structure_needs_at_least_one_member", (Nodetype.BASE, ("uint8", 0))
 Policy = qos.Policy
+VENDORS = {b"\x01\x01": "RTI Connext", b"\x01\x0f": "Fast DDS", b"\x01\x10": "Cyclone DDS", b"\x01\x13": "GurumDDS"}
+"""First two bytes of a GUID, as the RTPS specification gives them out."""
+PACE = 0.0005  # s between two looks for a reply
 
 
 class Types:
-    """Cyclone structs for ROS message types, made when asked for, and the codec."""
+    """Cyclone structs for ROS types, made when asked for, and the codec."""
 
     def __init__(self, distribution: str = "jazzy"):
         self.store = get_typestore(STORES[choose("ROS distribution", distribution, STORES)])
         self.distribution = distribution
         self.structs: dict[str, type] = {}
+        self.hashes: dict[str, str] = {}
+        self.codec = Codec(self.store.types.__getitem__, np.array)
+
+    def add_service(self, kind: str) -> None:
+        """Make pkg/srv/Name_Request and _Response known, and pkg/srv/Name for its hash."""
+        if f"{kind}_{REQUEST}" in self.store.types:
+            return
+        made: dict[str, Any] = {}
+        for name, text in srv.MESSAGES.items():
+            if name not in self.store.types:
+                made |= get_types_from_msg(text, name)
+        parts = {part: f"{kind}_{part}" for part in (REQUEST, REPLY, "Event")}
+        for part in (REQUEST, REPLY):
+            text = text_of(kind, part)
+            if self.distribution == "humble" and kind.endswith("SwitchController") and part == REPLY:
+                text = "bool ok"
+            [fields] = get_types_from_msg(text, parts[part].replace("/srv/", "/msg/")).values()
+            made[parts[part]] = fields
+        self.store.register(made)
+
+        def name_of(name: str) -> tuple:
+            return Nodetype.NAME, name
+        one = {part: (Nodetype.SEQUENCE, (name_of(parts[part]), 1)) for part in (REQUEST, REPLY)}
+        info = name_of("service_msgs/msg/ServiceEventInfo")
+        self.store.fielddefs[parts["Event"]] = [], [("info", info), ("request", one[REQUEST]), ("response", one[REPLY])]
+        self.store.fielddefs[kind] = [], [(f"{w}_message", name_of(parts[p])) for w, p in
+                                          (("request", REQUEST), ("response", REPLY), ("event", "Event"))]
 
     def struct(self, name: str) -> type:
         """IdlStruct of pkg/msg/Name, fields in order, typename pkg::msg::dds_::Name_."""
         if name not in self.structs:
-            fields = {k: self.field(d) for k, d in self.store.fielddefs[name][1]}
             package, kind, short = name.split("/")
-            made = make_idl_struct(short, f"{package}.{kind}.dds_.{short}_", fields or {
-                "structure_needs_at_least_one_member": idl.uint8})
+            framed = kind == "srv" and short.endswith((REQUEST, REPLY))  # Cyclone checks bytes against fields
+            fields = {"client": idl.uint64, "number": idl.int64} if framed else {}
+            fields |= {k: self.field(d) for k, d in self.store.fielddefs[name][1] or [EMPTY]}
+            made = make_idl_struct(short, f"{package}.{kind}.dds_.{short}_", fields)
             self.structs[name] = annotations.final(made)
         return self.structs[name]
 
@@ -94,67 +136,83 @@ class Types:
                 return cls(None)  # ROS types have no key; this sample says that a writer left
         return Wire
 
+    def framed(self, name: str) -> type:
+        """The same for a part of a service: `client` and `number` go before the message's bytes."""
+        store = self.store
+
+        class Framed:
+            __idl__ = self.struct(name).__idl__
+
+            def __init__(self, message: Any, client: int = 0, number: int = 0):
+                self.message, self.client, self.number = message, client, number
+
+            def serialize(self, *_, **__) -> bytes:
+                return frame(bytes(store.serialize_cdr(self.message, name)), self.client, self.number)
+
+            @classmethod
+            def deserialize(cls, data: bytes, *_, **__) -> "Framed":
+                raw, client, number = unframe(data)
+                return cls(store.deserialize_cdr(raw, name), client, number)
+
+            @classmethod
+            def deserialize_key(cls, data: bytes, *_, **__) -> "Framed":
+                return cls(None)
+        return Framed
+
     def hash(self, name: str) -> str:
-        return self.store.hash_rihs01(name)
+        """RIHS01 of a message pkg/msg/Name, or of a service pkg/srv/Name that was added."""
+        if name not in self.hashes:
+            defs = self.store.fielddefs
+            event = "service_msgs/msg/ServiceEventInfo"
+            before = defs.get(event)
+            if before and "/srv/" in name:  # its `char` is an uint8 in IDL, which is what ROS hashes
+                as_idl = [(n, (d[0], (((d[1][0][0], ("uint8", 0)), d[1][1])))) if n == "client_gid" else (n, d) for n, d in before[1]]
+                defs[event] = before[0], as_idl
+            try:
+                self.hashes[name] = self.store.hash_rihs01(name)
+            finally:
+                if before:
+                    defs[event] = before
+        return self.hashes[name]
 
 
-# ---- messages --------------------------------------------------------------------------------------------------------
+def frame(cdr: bytes, client: int, number: int) -> bytes:
+    """A message's CDR with {uint64 client, int64 number} between its header and its body."""
+    return cdr[:4] + client.to_bytes(8, "little") + number.to_bytes(8, "little", signed=True) + cdr[4:]
 
 
-class Codec:
-    """Our messages <-> rosbags' dataclasses."""
+def unframe(data: bytes) -> tuple[bytes, int, int]:
+    """(CDR, client, number)"""
+    if len(data) < 20:
+        raise UserError(f"a request or reply has 20 bytes at least, got {len(data)}: it is no rmw_cyclonedds service")
+    return data[:4] + data[20:], int.from_bytes(data[4:12], "little"), int.from_bytes(data[12:20], "little", signed=True)
 
-    def __init__(self, types: Types):
-        self.of = types.store.types
 
-    def stamp(self, seconds: float) -> Any:
-        whole = int(seconds // 1)
-        return self.of["builtin_interfaces/msg/Time"](sec=whole, nanosec=min(round((seconds - whole) * 1e9), 999_999_999))
+def vendor(guid: bytes) -> str:
+    """Who made the other side's DDS."""
+    return VENDORS.get(guid[:2], f"DDS vendor {guid[:2].hex()}")
 
-    def header(self, m: Any) -> Any:
-        return self.of["std_msgs/msg/Header"](stamp=self.stamp(m.stamp), frame_id=getattr(m, "frame", ""))
 
-    def vector(self, x: tuple[float, ...], kind: str = "Vector3") -> Any:
-        return self.of[f"geometry_msgs/msg/{kind}"](x=float(x[0]), y=float(x[1]), z=float(x[2]))
+def user_data(text: bytes, key: str) -> str:
+    """The value of key=value; in USER_DATA, or ""."""
+    pairs = dict(p.split("=", 1) for p in text.decode("ascii", "replace").split(";") if "=" in p)
+    return pairs.get(key, "")
 
-    def to_ros(self, m: Any) -> Any:
-        """Our message as ROS's; quaternions become x first."""
-        g, make = "geometry_msgs/msg/", self.of[t.ROS_TYPES[type(m)]]
-        if isinstance(m, t.PoseStamped):
-            x, y, z, w = to_xyzw(np.asarray(m.quat, float)).tolist()
-            pose = self.of[g + "Pose"](position=self.vector(m.pos, "Point"),
-                                       orientation=self.of[g + "Quaternion"](x=x, y=y, z=z, w=w))
-            return make(header=self.header(m), pose=pose)
-        if isinstance(m, t.TwistStamped):
-            twist = self.of[g + "Twist"](linear=self.vector(m.twist[:3]), angular=self.vector(m.twist[3:]))
-            return make(header=self.header(m), twist=twist)
-        if isinstance(m, t.WrenchStamped):
-            wrench = self.of[g + "Wrench"](force=self.vector(m.wrench[:3]), torque=self.vector(m.wrench[3:]))
-            return make(header=self.header(m), wrench=wrench)
-        if isinstance(m, t.JointState):
-            return make(header=self.header(m), name=list(m.names), **{k: np.array(getattr(m, k), float) for k in
-                                                                      ("position", "velocity", "effort")})
-        if isinstance(m, t.Numbers):
-            layout = self.of["std_msgs/msg/MultiArrayLayout"](dim=[], data_offset=0)
-            return make(layout=layout, data=np.array(m.data, float))
-        return make(data=m.data)
 
-    def from_ros(self, kind: type, r: Any) -> Any:
-        """ROS's message as ours."""
-        if kind in (t.Flag, t.Text):
-            return kind(r.data)
-        if kind is t.Numbers:
-            return t.Numbers(tuple(r.data.tolist()))
-        stamp = r.header.stamp.sec + r.header.stamp.nanosec * 1e-9
-        if kind is t.JointState:
-            return t.JointState(stamp, tuple(r.name), *(tuple(getattr(r, k).tolist()) for k in
-                                                        ("position", "velocity", "effort")))
-        frame = r.header.frame_id
-        if kind is t.PoseStamped:
-            p, q = r.pose.position, r.pose.orientation
-            return t.PoseStamped(stamp, frame, (p.x, p.y, p.z), tuple(from_xyzw(np.array([q.x, q.y, q.z, q.w])).tolist()))
-        a, b = (r.twist.linear, r.twist.angular) if kind is t.TwistStamped else (r.wrench.force, r.wrench.torque)
-        return kind(stamp, frame, (a.x, a.y, a.z, b.x, b.y, b.z))
+def hash_fault(what: str, name: str, theirs: str, ours: str) -> str:
+    """Why the other side's type cannot be read; "" where it can, or does not say."""
+    if not theirs or theirs == ours:
+        return ""
+    return (f"{what} is {name} with type hash {theirs[:20]}…, here {ours[:20]}…: another ROS distribution or a changed "
+            "message; use the same interface package on both sides")
+
+
+def service_fault(name: str, kind: str, guid: bytes, theirs: str, ours: str) -> str:
+    """Why a service that was found cannot be called; "" where it can."""
+    if vendor(guid) != "Cyclone DDS":
+        return (f"service {name} is offered over {vendor(guid)}: services do not cross vendors of DDS (topics do); run the "
+                "robot's nodes with RMW_IMPLEMENTATION=rmw_cyclonedds_cpp, or use the rclpy transport")
+    return hash_fault(f"service {name}", kind, theirs, ours)
 
 
 # ---- the wire --------------------------------------------------------------------------------------------------------
@@ -174,7 +232,7 @@ _domains: dict[int, tuple[Any, str]] = {}  # Cyclone has one configuration per d
 
 
 class Dds:
-    """A ROS 2 node's worth of DDS: `transport.Transport` but for services."""
+    """A ROS 2 node's worth of DDS: `transport.Transport`."""
 
     def __init__(self, name: str, *, domain: int | None = None, interface: str = "", namespace: str = "/",
                  distribution: str = "jazzy"):
@@ -183,7 +241,6 @@ class Dds:
             domain = int(text) if text.isdecimal() else -1
         in_range("ROS domain", domain, 0, 232)
         self.types, self.name, self.namespace = Types(distribution), name, namespace
-        self.codec = Codec(self.types)
         xml = configuration(domain, interface)
         try:
             if domain not in _domains:
@@ -197,9 +254,14 @@ class Dds:
         self.entities: list[Any] = []
         self.topics: dict[tuple[str, str], Any] = {}
         self.kinds: dict[str, type] = {}
-        self.writers: dict[str, Any] = {}  # key of a writer in the graph -> topic
+        self.writers: dict[Any, tuple[str, str]] = {}  # key of a writer in the graph -> topic, what is wrong with it
+        self.readers: dict[Any, tuple[str, str]] = {}
         self.graph = BuiltinDataReader(self.participant, BuiltinTopicDcpsPublication)
+        self.reads = BuiltinDataReader(self.participant, BuiltinTopicDcpsSubscription)
         self.gids: dict[str, list[bytes]] = {"reader": [], "writer": []}
+        self.servers: dict[str, tuple[Any, Any, str, Callable[[dict], dict]]] = {}
+        self.clients: dict[str, Client] = {}
+        self.asked = core.WaitSet(self.participant)  # who is asked something
         self.discovery = DataWriter(self.participant, self._topic("ros_discovery_info", DISCOVERY),
                                     self._qos("latched", DISCOVERY))
         self._announce()
@@ -208,42 +270,118 @@ class Dds:
         ros = self._join(topic, kind, quality)
         writer = DataWriter(self.participant, self._topic(f"rt/{topic}", ros), self._qos(quality, ros))
         self._keep("writer", writer)
-        return Writer(writer, kind, self.codec, topic)
+        return Writer(writer, kind, self.types.codec, topic)
 
-    def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> "Reader":
+    def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Box:
         in_range("depth", depth, 1, 10**6)
         ros = self._join(topic, kind, quality)
         reader = DataReader(self.participant, self._topic(f"rt/{topic}", ros), self._qos(quality, ros, depth, reads=True))
         self._keep("reader", reader)
-        return Reader(reader, kind, self.codec, depth, self.now)
+        return Box(depth, Reader(reader, kind, self.types, depth, self.now).pull)
 
     def publishers(self, topic: str) -> int:
         """Writers in the graph, ours and others'."""
-        for sample in self.graph.take(N=1000):
-            alive = sample.sample_info.instance_state == core.InstanceState.Alive
-            if alive and hasattr(sample, "topic_name"):
-                self.writers[sample.key] = sample.topic_name
-            elif not alive:
-                self.writers.pop(sample.key, None)
-        return sum(name == f"rt/{topic}" for name in self.writers.values())
+        self._look()
+        return sum(name == f"rt/{topic}" for name, _ in self.writers.values())
 
-    def service(self, name: str, handler: Callable[[dict], dict]) -> None:
-        raise UserError("the DDS transport has no services yet: use topics")
+    def complaints(self) -> list[str]:
+        """What other endpoints on this node's topics do that cannot work."""
+        self._look()
+        return sorted({fault for _, fault in [*self.writers.values(), *self.readers.values()] if fault})
 
-    def call(self, name: str, request: dict, timeout: float = 1.0) -> dict:
-        raise UserError("the DDS transport has no services yet: use topics")
+    def service(self, name: str, kind: str, handler: Callable[[dict], dict]) -> None:
+        if name in self.servers:
+            raise UserError(f"service {name} is offered already")
+        reader, writer, _ = self._ends(name, kind, "serviceid")
+        self.servers[name] = reader, writer, kind, handler
+        self.asked.attach(core.ReadCondition(reader, core.ViewState.Any | core.InstanceState.Any | core.SampleState.NotRead))
+
+    def serve(self) -> None:
+        if not self.servers or not self.asked.wait(0):
+            return
+        for reader, writer, kind, handler in self.servers.values():
+            for sample in reader.take(N=8):
+                if not sample.sample_info.valid_data:
+                    continue
+                given = self.types.codec.plain(text_of(kind, REQUEST), sample.message)
+                reply = self._built(kind, REPLY, filled(text_of(kind, REPLY), handler(given)))
+                writer.write(writer.data_type(reply, sample.client, sample.number))
+
+    def call(self, name: str, kind: str, request: dict, timeout: float = 5.0) -> dict:
+        given = filled(text_of(kind, REQUEST), request)
+        if name not in self.clients:
+            self.clients[name] = Client(*self._ends(name, kind, "clientid"))
+        c, end = self.clients[name], self.now() + timeout
+        ours = self.types.hash(kind)
+        while not (found := c.server()):
+            self.serve()
+            if self.now() > end:
+                raise UserError(f"nobody answers the service {name} within {timeout:g} s")
+            time.sleep(PACE)
+        if fault := service_fault(name, kind, found[0], found[1], ours):
+            raise UserError(fault)
+        number = c.ask(self._built(kind, REQUEST, given))
+        while (reply := c.reply(number)) is None:
+            self.serve()
+            if self.now() > end:
+                raise UserError(f"the service {name} did not answer within {timeout:g} s")
+            time.sleep(PACE)
+        humble = self.types.distribution == "humble" and kind.endswith("SwitchController")
+        return filled(text_of(kind, REPLY), self.types.codec.plain("bool ok" if humble else text_of(kind, REPLY), reply))
 
     def now(self) -> float:
         return time.monotonic()
 
     def close(self) -> None:
         """Leave the graph in order; without it others notice after Cyclone's lease of 10 s."""
-        for entity in [*self.entities, self.graph, self.discovery]:
+        for entity in [self.asked, *self.entities, self.graph, self.reads, self.discovery]:
             core.Entity.__del__(entity)
-        self.entities = []
+        self.entities, self.servers, self.clients = [], {}, {}
         core.Entity.__del__(self.participant)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _built(self, kind: str, part: str, values: dict) -> Any:
+        text = text_of(kind, part)
+        if self.types.distribution == "humble" and kind.endswith("SwitchController") and part == REPLY:
+            text = "bool ok"
+        return self.types.codec.build(f"{kind}_{part}", text, values)
+
+    def _ends(self, name: str, kind: str, role: str) -> tuple[Any, Any, int]:
+        """(reader, writer, id) of a server (role serviceid) or a client (clientid)."""
+        self.types.add_service(kind)
+        number = next(_numbers)
+        mine = self.participant.guid.bytes[:12] + number.to_bytes(4, "big")
+        both = qos.Qos(Policy.Reliability.Reliable(100_000_000), Policy.Durability.Volatile, Policy.History.KeepLast(10),
+                       Policy.DataRepresentation(use_cdrv0_representation=True, use_xcdrv2_representation=False),
+                       Policy.Userdata(f"{role}={'.'.join(f'{b:x}' for b in mine)};typehash={self.types.hash(kind)};".encode()))
+        ends = [self._topic(f"rq/{name}Request", f"{kind}_{REQUEST}"), self._topic(f"rr/{name}Reply", f"{kind}_{REPLY}")]
+        reads, writes = ends if role == "serviceid" else ends[::-1]
+        reader, writer = DataReader(self.participant, reads, both), DataWriter(self.participant, writes, both)
+        self._keep("reader", reader)
+        self._keep("writer", writer)
+        return reader, writer, int.from_bytes(mine[4:12], "little") ^ number << 32
+
+    def _look(self) -> None:
+        """Bring what is known of the graph up to date."""
+        for reader, known in ((self.graph, self.writers), (self.reads, self.readers)):
+            for sample in reader.take(N=1000):
+                alive = sample.sample_info.instance_state == core.InstanceState.Alive
+                if alive and hasattr(sample, "topic_name"):
+                    known[sample.key] = sample.topic_name, self._fault(sample)
+                elif not alive:
+                    known.pop(sample.key, None)
+
+    def _fault(self, endpoint: Any) -> str:
+        topic = endpoint.topic_name.removeprefix("rt/")
+        kind = self.kinds.get(topic)
+        if kind is None or not endpoint.topic_name.startswith("rt/"):
+            return ""
+        ros = t.ROS_TYPES[kind]
+        package, _, short = ros.split("/")
+        if endpoint.type_name != f"{package}::msg::dds_::{short}_":
+            return f"topic {topic} is {endpoint.type_name} elsewhere, here {ros}: they do not meet"
+        return hash_fault(f"topic {topic}", ros, user_data(userdata_of(endpoint), "typehash"), self.types.hash(ros))
 
     def _join(self, topic: str, kind: type, quality: str) -> str:
         choose("quality of service", quality, QUALITIES)
@@ -257,7 +395,8 @@ class Dds:
 
     def _topic(self, name: str, ros: str) -> Any:
         if (name, ros) not in self.topics:
-            self.topics[name, ros] = Topic(self.participant, name, self.types.wire(ros))
+            wire = self.types.framed(ros) if "/srv/" in ros else self.types.wire(ros)
+            self.topics[name, ros] = Topic(self.participant, name, wire)
         return self.topics[name, ros]
 
     def _qos(self, quality: str, ros: str, depth: int = 1, reads: bool = False) -> Any:
@@ -287,6 +426,11 @@ class Dds:
         self.discovery.write(self.discovery.data_type(info))
 
 
+def userdata_of(endpoint: Any) -> bytes:
+    """USER_DATA of an endpoint in the graph."""
+    return next((p.data for p in endpoint.qos or () if isinstance(p, Policy.Userdata)), b"")
+
+
 class Writer:
     def __init__(self, writer: Any, kind: type, codec: Codec, topic: str):
         self.writer, self.kind, self.codec, self.topic = writer, kind, codec, topic
@@ -299,25 +443,55 @@ class Writer:
 
 
 class Reader:
-    def __init__(self, reader: Any, kind: type, codec: Codec, depth: int, now: Callable[[], float]):
-        self.reader, self.kind, self.codec, self.depth, self.now = reader, kind, codec, depth, now
-        self.waiting: deque[Received] = deque(maxlen=depth)
-        self.newest: Received | None = None
+    """Samples of a topic as `Received`; those of a writer with another type hash are left out."""
 
-    def arrive(self) -> None:
+    def __init__(self, reader: Any, kind: type, types: Types, depth: int, now: Callable[[], float]):
+        self.reader, self.kind, self.codec, self.depth, self.now = reader, kind, types.codec, depth, now
+        self.hash = types.hash(t.ROS_TYPES[kind])
+        self.sources: dict[int, str] = {}  # handle of a writer -> its name, "" where it is refused
+
+    def pull(self) -> list[Received]:
+        out = []
         for sample in self.reader.take(N=self.depth):
             info = sample.sample_info
-            if info.valid_data:  # else: a writer left
-                self.newest = Received(self.codec.from_ros(self.kind, sample.message), self.now(),
-                                       f"{info.publication_handle:x}")
-                self.waiting.append(self.newest)
-
-    def take(self) -> list[Received]:
-        self.arrive()
-        out = list(self.waiting)
-        self.waiting.clear()
+            if info.valid_data and (source := self.source(info.publication_handle)):  # not valid: a writer left
+                out.append(Received(self.codec.from_ros(self.kind, sample.message), self.now(), source))
         return out
 
-    def latest(self) -> Received | None:
-        self.arrive()
-        return self.newest
+    def source(self, handle: int) -> str:
+        if handle not in self.sources:
+            writer = self.reader.get_matched_publication_data(handle)  # None: it has left
+            theirs = "" if writer is None else user_data(userdata_of(writer), "typehash")
+            self.sources[handle] = "" if hash_fault("", "", theirs, self.hash) else f"{handle:x}"
+        return self.sources[handle]
+
+
+_numbers = itertools.count(1)
+
+
+class Client:
+    """One service as its caller sees it."""
+
+    def __init__(self, reader: Any, writer: Any, number: int):
+        self.reader, self.writer, self.id, self.count = reader, writer, number & 2**63 - 1, 0
+
+    def server(self) -> tuple[bytes, str] | None:
+        """(GUID, type hash) of a server that has both its ends here; None: there is none yet."""
+        answers = [self.reader.get_matched_publication_data(h) for h in self.reader.get_matched_publications()]
+        ids = {user_data(userdata_of(a), "serviceid") for a in answers if a is not None}
+        for handle in self.writer.get_matched_subscriptions():
+            found = self.writer.get_matched_subscription_data(handle)
+            if found is not None and user_data(userdata_of(found), "serviceid") in ids:
+                return found.key.bytes, user_data(userdata_of(found), "typehash")
+        return None
+
+    def ask(self, message: Any) -> int:
+        self.count += 1
+        self.writer.write(self.writer.data_type(message, self.id, self.count))
+        return self.count
+
+    def reply(self, number: int) -> Any | None:
+        for sample in self.reader.take(N=8):
+            if sample.sample_info.valid_data and (sample.client, sample.number) == (self.id, number):
+                return sample.message
+        return None

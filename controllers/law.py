@@ -20,7 +20,7 @@ A tick works on Python floats where vectors have 3 to 7 entries: NumPy's price o
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import mujoco
@@ -282,6 +282,23 @@ class Law:
         linear, angular = self.options.max_stiffness
         self.k_target = [min(x, linear) for x in k[:3]] + [min(x, angular) for x in k[3:]]
         self._k_age, self._k_moves = 0.0, True
+
+    def set_options(self, options: LawOptions) -> None:
+        """Go on with another stiffness, damping ratio, error clip or reference speed; stiffness ramps as always.
+
+        UserError for a stiffness above `max_stiffness`, and for anything that only `activate` can change.
+        """
+        free = {f: getattr(options, f) for f in ("stiffness", "damping_ratio", "error_clip", "target_speed", "target_turn",
+                                                 "filter_time")}
+        if replace(self.options, **free) != options:
+            raise UserError(f"while the law runs it can change {', '.join(free)} alone")
+        most = [self.options.max_stiffness[0]] * 3 + [self.options.max_stiffness[1]] * 3
+        if any(k > m for k, m in zip(options.stiffness, most, strict=True)):
+            raise UserError(f"stiffness must be at most {most[0]:g} N/m and {most[3]:g} N m/rad, got {options.stiffness}")
+        if any(options.stiffness) and not self._rigid:
+            raise UserError("this law has no Cartesian spring: switch to one that has")
+        self.options, self.k_target = options, list(options.stiffness)
+        self._k_age, self._k_moves, self._keep_dt = math.inf, True, -1.0
 
     # ---- one tick -------------------------------------------------------------------------------------------------
 

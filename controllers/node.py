@@ -2,8 +2,8 @@
 
 Beside CRISP's topics: the gripper, the free bodies of the scene as `objects/<name>` (what a camera would tell), and with
 a governor `safety_command` (arm, disarm, reset, stop), `safety_state` (latched, on change) and `estop`. A message that
-makes no sense is counted with the reason and has no effect: it must not take
-the arm's loop down.
+makes no sense is counted with the reason and has no effect: it must not take the arm's loop down. What it serves is in
+`manager`.
 """
 
 from collections import Counter
@@ -15,6 +15,7 @@ from controllers.governor import ACTIVE, ARMED, Command, Governor, Setpoint
 from controllers.law import vector
 from controllers.robot import by_name
 from controllers.transport import (
+    Clock,
     Flag,
     JointState,
     Numbers,
@@ -29,6 +30,7 @@ from robo_rl.errors import UserError, choose
 
 GRIPPER_STATE = "gripper/joint_states"
 SAFETY_COMMAND, SAFETY_STATE = "safety_command", "safety_state"
+SERVE_EVERY = 10  # ticks between two looks for calls of services
 ORDERS = ("arm", "disarm", "reset", "stop")
 
 
@@ -39,11 +41,12 @@ class ArmNode:
     """
 
     def __init__(self, arm: SimArm, transport: Transport, governor: Governor | None = None, *, pose_every: int = 10,
-                 joints_every: int = 1):
-        """governor: the arm's own, between the wire and the law; it gets tool poses alone, so that nothing passes it.
+                 joints_every: int = 1, clock: bool = False):
+        """clock: publish simulated time on `clock`, every millisecond of it. governor: the arm's own, between the wire and the law; it gets tool poses alone, so that nothing passes it.
         pose_every: ticks between two publications of pose, twist, gripper and objects; joints_every: of joint states."""
         self.arm, self.transport, self.governor, self.count = arm, transport, governor, 0
         self.pose_every, self.joints_every, self.said = pose_every, joints_every, ""
+        self.clock = transport.publisher("clock", Clock) if clock else None
         names = arm.robot.topics
         self.refused: Counter[str] = Counter()
         self.joints = transport.publisher(names["joint_states"], JointState)
@@ -83,6 +86,10 @@ class ArmNode:
                 self.said = f"{self.governor.state}: {self.governor.reason}"
                 self.safety.publish(Text(self.said))
         self.count += 1
+        if self.count % SERVE_EVERY == 0:
+            self.transport.serve()
+        if self.clock is not None:
+            self.clock.publish(Clock(arm.t))
         m, stamp, frame = arm.model, self.transport.now(), arm.robot.base_frame
         if self.count % self.joints_every == 0:
             self.joints.publish(JointState(stamp, m.joints, tuple(m.q.tolist()), tuple(m.dq.tolist()),
@@ -127,12 +134,15 @@ class ArmNode:
         if self.governor is None or self.governor.state in (ARMED, ACTIVE):
             self.arm.grip(float(opening[0]))
 
+    def order(self, order: str) -> None:
+        """What a person wants of the governor. UserError: it refuses."""
+        getattr(self.governor, choose("safety command", order, ORDERS))(self.transport.now())
+        self.said = ""  # it is told again, also where nothing changed
+
     def _order(self, got: Received) -> None:
-        """What a person wants of the governor."""
-        order, now = choose("safety command", got.message.data, ORDERS), self.transport.now()
+        order = choose("safety command", got.message.data, ORDERS)
         try:
-            getattr(self.governor, order)(now)
-            self.said = ""  # it is told again, also where nothing changed
+            self.order(order)
         except UserError as e:
             self.safety.publish(Text(f"{self.governor.state}: refused to {order}: {e}"))
 

@@ -9,12 +9,13 @@ publisher that sent it: ages and the rule of one commander rest on these, never 
 """
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from controllers.services import REPLY, REQUEST, filled, text_of
 from robo_rl.errors import UserError, choose, in_range
 
 QUALITIES = ("command", "state", "latched")
@@ -65,6 +66,23 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
+class CompressedImage:
+    """A picture as a file: format "jpeg" or "png", data its bytes."""
+
+    stamp: float
+    frame: str
+    format: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Simulated time [s]."""
+
+    stamp: float
+
+
+@dataclass(frozen=True, slots=True)
 class Flag:
     data: bool
 
@@ -76,6 +94,7 @@ class Text:
 
 ROS_TYPES = {PoseStamped: "geometry_msgs/msg/PoseStamped", TwistStamped: "geometry_msgs/msg/TwistStamped",
              WrenchStamped: "geometry_msgs/msg/WrenchStamped", JointState: "sensor_msgs/msg/JointState",
+             CompressedImage: "sensor_msgs/msg/CompressedImage", Clock: "rosgraph_msgs/msg/Clock",
              Numbers: "std_msgs/msg/Float64MultiArray", Flag: "std_msgs/msg/Bool", Text: "std_msgs/msg/String"}
 
 
@@ -92,12 +111,32 @@ class Publisher(Protocol):
     def publish(self, message: Any) -> None: ...
 
 
-class Subscription(Protocol):
+class Box:
+    """A subscription. pull() gives what came since it was last asked, oldest first."""
+
+    def __init__(self, depth: int, pull: Callable[[], Iterable[Received]]):
+        in_range("depth", depth, 1, 10**6)
+        self.pull, self.newest = pull, None
+        self.waiting: deque[Received] = deque(maxlen=depth)
+
+    def _arrive(self) -> None:
+        for got in self.pull():
+            self.newest = got
+            self.waiting.append(got)
+
     def take(self) -> list[Received]:
-        """What came since the last call, oldest first; at most the last one unless a depth was asked for."""
+        """What came since the last call, oldest first; at most `depth`, the newest."""
+        self._arrive()
+        if not self.waiting:
+            return []
+        out = list(self.waiting)
+        self.waiting.clear()
+        return out
 
     def latest(self) -> Received | None:
         """The newest message ever received."""
+        self._arrive()
+        return self.newest
 
 
 class Transport(Protocol):
@@ -105,15 +144,22 @@ class Transport(Protocol):
 
     def publisher(self, topic: str, kind: type, quality: str = "state") -> Publisher: ...
 
-    def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Subscription: ...
+    def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Box: ...
 
     def publishers(self, topic: str) -> int:
         """How many publish there now."""
 
-    def service(self, name: str, handler: Callable[[dict], dict]) -> None: ...
+    def complaints(self) -> list[str]:
+        """What others do on this node's topics that cannot work, one line each."""
 
-    def call(self, name: str, request: dict, timeout: float = 1.0) -> dict:
-        """UserError when nobody answers in time."""
+    def service(self, name: str, kind: str, handler: Callable[[dict], dict]) -> None:
+        """Answer calls with what the handler makes of the request; kind and fields are of `controllers.services`."""
+
+    def serve(self) -> None:
+        """Answer the requests that came; a server calls it often."""
+
+    def call(self, name: str, kind: str, request: dict, timeout: float = 5.0) -> dict:
+        """UserError when nobody answers in time, or cannot."""
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -148,10 +194,10 @@ class Bus:
         self.clock, self.weather = clock, weather or Weather()
         self.rng = np.random.default_rng(self.weather.seed)
         self.kinds: dict[str, type] = {}
-        self.boxes: dict[str, list[Box]] = {}
+        self.mail: dict[str, list[Mail]] = {}
         self.senders: dict[str, list[str]] = {}
         self.kept: dict[str, tuple[Any, str]] = {}
-        self.services: dict[str, Callable[[dict], dict]] = {}
+        self.services: dict[str, tuple[str, Callable[[dict], dict]]] = {}
         self.nodes = 0
 
     def join(self, topic: str, kind: type, quality: str) -> None:
@@ -169,46 +215,29 @@ class Bus:
         if quality == "latched":
             self.kept[topic] = message, source
         w = self.weather
-        for box in self.boxes.get(topic, []):
+        for mail in self.mail.get(topic, []):
             for _ in range(1 + int(w.repeat > 0 and self.rng.random() < w.repeat)):
                 if not (w.drop and self.rng.random() < w.drop):
                     late = w.delay + (w.jitter * self.rng.random() if w.jitter else 0.0)
-                    box.coming.append((self.clock() + late, message, source))
+                    mail.coming.append((self.clock() + late, message, source))
 
 
-@dataclass(slots=True)
-class Box:
-    """A subscription's messages: under way, and the newest that arrived."""
+class Mail:
+    """Messages under way to one subscription."""
 
-    bus: Bus
-    depth: int
-    coming: list[tuple[float, Any, str]] = field(default_factory=list)
-    newest: Received | None = None
-    waiting: deque[Received] = field(init=False)
+    def __init__(self, clock: Callable[[], float]):
+        self.clock = clock
+        self.coming: list[tuple[float, Any, str]] = []
 
-    def __post_init__(self) -> None:
-        self.waiting = deque(maxlen=self.depth)
-
-    def arrive(self) -> None:
+    def pull(self) -> list[Received]:
+        """Those that are due by now, by their time of arrival."""
         if not self.coming:
-            return
-        now = self.bus.clock()
+            return []
+        now = self.clock()
         here = sorted((c for c in self.coming if c[0] <= now), key=lambda c: c[0])
         if here:
             self.coming = [c for c in self.coming if c[0] > now]
-            for due, message, source in here:
-                self.newest = Received(message, due, source)
-                self.waiting.append(self.newest)
-
-    def take(self) -> list[Received]:
-        self.arrive()
-        out = list(self.waiting)
-        self.waiting.clear()
-        return out
-
-    def latest(self) -> Received | None:
-        self.arrive()
-        return self.newest
+        return [Received(message, due, source) for due, message, source in here]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +257,7 @@ class Loop:
     def __init__(self, bus: Bus, name: str):
         self.bus, self.name = bus, f"{name}#{bus.nodes}"
         bus.nodes += 1
-        self.boxes: list[tuple[str, Box]] = []
+        self.mail: list[tuple[str, Mail]] = []
         self.served: list[str] = []
 
     def publisher(self, topic: str, kind: type, quality: str = "state") -> Sender:
@@ -238,37 +267,48 @@ class Loop:
 
     def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Box:
         self.bus.join(topic, kind, quality)
-        in_range("depth", depth, 1, 10**6)
-        box = Box(self.bus, depth)
-        self.bus.boxes.setdefault(topic, []).append(box)
-        self.boxes.append((topic, box))
+        mail = Mail(self.bus.clock)
+        box = Box(depth, mail.pull)
+        self.bus.mail.setdefault(topic, []).append(mail)
+        self.mail.append((topic, mail))
         if quality == "latched" and topic in self.bus.kept:
-            box.coming.append((self.bus.clock(), *self.bus.kept[topic]))
+            mail.coming.append((self.bus.clock(), *self.bus.kept[topic]))
         return box
 
     def publishers(self, topic: str) -> int:
         return len(self.bus.senders.get(topic, []))
 
-    def service(self, name: str, handler: Callable[[dict], dict]) -> None:
+    def complaints(self) -> list[str]:
+        return []
+
+    def service(self, name: str, kind: str, handler: Callable[[dict], dict]) -> None:
+        text_of(kind, REQUEST)
         if name in self.bus.services:
             raise UserError(f"service {name} is offered already")
-        self.bus.services[name] = handler
+        self.bus.services[name] = kind, handler
         self.served.append(name)
 
-    def call(self, name: str, request: dict, timeout: float = 1.0) -> dict:
-        if name not in self.bus.services:
+    def serve(self) -> None:
+        """Nothing to do: `call` runs the handler."""
+
+    def call(self, name: str, kind: str, request: dict, timeout: float = 5.0) -> dict:
+        given = filled(text_of(kind, REQUEST), request)
+        there, handler = self.bus.services.get(name, ("", None))
+        if handler is None:
             raise UserError(f"nobody answers the service {name} within {timeout:g} s")
-        return self.bus.services[name](request)
+        if there != kind:
+            raise UserError(f"service {name} is of type {there}, not {kind}")
+        return filled(text_of(kind, REPLY), handler(given))
 
     def now(self) -> float:
         return self.bus.clock()
 
     def close(self) -> None:
         """Leave: subscriptions end, publishers and services are gone."""
-        for topic, box in self.boxes:
-            self.bus.boxes[topic].remove(box)
+        for topic, mail in self.mail:
+            self.bus.mail[topic].remove(mail)
         for topic, names in self.bus.senders.items():
             self.bus.senders[topic] = [n for n in names if n != self.name]
         for name in self.served:
             del self.bus.services[name]
-        self.boxes, self.served = [], []
+        self.mail, self.served = [], []

@@ -3,8 +3,10 @@
 import gc
 import math
 import os
+import re
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,8 +20,10 @@ from controllers.law import LawOptions
 from controllers.loop import SKIP, real_time, undisturbed
 from controllers.node import ArmNode
 from controllers.robot import load_robot
+from controllers.services import parameter, value_of
 from controllers.transport import (
     Bus,
+    CompressedImage,
     Flag,
     JointState,
     Loop,
@@ -29,6 +33,7 @@ from controllers.transport import (
     Weather,
     WrenchStamped,
 )
+from controllers.transport import Clock as ClockMessage
 from robo_rl.errors import UserError
 
 ROBOT = load_robot("sim")
@@ -105,15 +110,17 @@ def loop_pair():
     yield Loop(bus, "a"), Loop(bus, "b"), lambda: clock.sleep(0.01)
 
 
+DOMAIN = 1 + os.getpid() % 100
+
+
 @contextmanager
 def dds_pair():
     """The same on DDS over loopback, in a domain of their own."""
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
     from controllers.dds import Dds
-    domain = 1 + os.getpid() % 100
     try:
-        nodes = Dds("a", domain=domain), Dds("b", domain=domain)
+        nodes = Dds("a", domain=DOMAIN), Dds("b", domain=DOMAIN)
     except UserError as e:
         pytest.skip(f"no loopback for DDS here: {e}")
     try:
@@ -126,7 +133,9 @@ def dds_pair():
 TRANSPORTS = [pytest.param(loop_pair, id="in-process"), pytest.param(dds_pair, id="dds")]
 POSE = PoseStamped(1.5, "base", (0.1, 0.2, 0.3), (1.0, 0.0, 0.0, 0.0))
 MESSAGES = [POSE, JointState(1.0, ("a", "b"), (1.0, 2.0), (), (0.5, 0.25)), WrenchStamped(0.0, "base", (1.0,) * 6),
-            Numbers((1.0, 2.0)), Flag(True), Text("hello")]
+            Numbers((1.0, 2.0)), Flag(True), Text("hello"), CompressedImage(2.0, "front", "jpeg", bytes(range(256))),
+            ClockMessage(12.5)]
+SET_BOOL, ADD = "std_srvs/srv/SetBool", "example_interfaces/srv/AddTwoInts"
 
 
 @pytest.mark.parametrize("pair", TRANSPORTS)
@@ -183,16 +192,67 @@ def test_publishers_are_counted_and_told_apart_and_leave_on_close(pair):
         assert b.publishers("x") == 1
 
 
-@pytest.mark.parametrize("pair", TRANSPORTS[:1])
+class Answering:
+    """A server that answers in a thread of its own until it is left."""
+
+    def __init__(self, node):
+        self.node, self.over = node, threading.Event()
+        self.thread = threading.Thread(target=self.work)
+
+    def work(self):
+        while not self.over.is_set():
+            self.node.serve()
+            time.sleep(0.001)
+
+    def __enter__(self):
+        self.thread.start()
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
+
+
+@pytest.mark.parametrize("pair", TRANSPORTS)
 def test_a_service_answers_or_the_caller_is_told(pair):
-    with pair() as (a, b, _):
-        a.service("add", lambda r: {"sum": r["x"] + r["y"]})
-        assert b.call("add", {"x": 1, "y": 2}) == {"sum": 3}
-        with pytest.raises(UserError, match="nobody answers the service subtract"):
-            b.call("subtract", {}, timeout=0.05)
+    with pair() as (a, b, wait):
+        asked = []
+        a.service("motor/enable", SET_BOOL, lambda r: asked.append(r["data"]) or {"success": True, "message": "on"})
+        a.service("motor/stop", "std_srvs/srv/Trigger", lambda r: {"success": not r, "message": "off"})
+        wait()
+        with Answering(a):
+            assert b.call("motor/enable", SET_BOOL, {"data": True}) == {"success": True, "message": "on"}
+            assert b.call("motor/enable", SET_BOOL, {}) == {"success": True, "message": "on"} and asked == [True, False]
+            assert b.call("motor/stop", "std_srvs/srv/Trigger", {})["message"] == "off"
+            with pytest.raises(UserError, match="no field dato in this message; it has data"):
+                b.call("motor/enable", SET_BOOL, {"dato": True})
+        with pytest.raises(UserError, match="nobody answers the service motor/disable within 0.05 s"):
+            b.call("motor/disable", SET_BOOL, {}, timeout=0.05)
+        with pytest.raises(UserError, match="offered already"):
+            a.service("motor/enable", SET_BOOL, dict)
+        with pytest.raises(UserError, match="unknown service type"):
+            a.service("x", "std_srvs/srv/Add", dict)
         a.close()
+        wait()
         with pytest.raises(UserError, match="nobody answers"):
-            b.call("add", {"x": 1, "y": 2}, timeout=0.05)
+            b.call("motor/enable", SET_BOOL, {}, timeout=0.05)
+
+
+@pytest.mark.parametrize("pair", TRANSPORTS)
+def test_parameters_of_every_kind_survive_a_call(pair):
+    values = [True, -3, 0.25, "left"]
+    with pair() as (a, b, wait):
+        got = []
+
+        def handler(request):
+            got.extend((p["name"], value_of(p["value"])) for p in request["parameters"])
+            return {"results": [{"successful": True, "reason": p["name"]} for p in request["parameters"]]}
+        a.service("node/set_parameters", "rcl_interfaces/srv/SetParameters", handler)
+        wait()
+        with Answering(a):
+            reply = b.call("node/set_parameters", "rcl_interfaces/srv/SetParameters", {
+                "parameters": [{"name": f"p{k}", "value": parameter(v)} for k, v in enumerate(values)]})
+        assert got == [(f"p{k}", v) for k, v in enumerate(values)]
+        assert [r["reason"] for r in reply["results"]] == ["p0", "p1", "p2", "p3"]
 
 
 @pytest.mark.parametrize("pair", TRANSPORTS)
@@ -239,13 +299,13 @@ def dds():
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
 def test_messages_survive_the_way_to_ros_and_back(dds, message):
-    codec = dds.Codec(dds.Types())
+    codec = dds.Types().codec
     assert codec.from_ros(type(message), codec.to_ros(message)) == message
 
 
 def test_a_quaternion_is_x_first_on_the_wire_and_the_bytes_are_ros_cdr(dds):
     types = dds.Types()
-    ros = dds.Codec(types).to_ros(PoseStamped(2.25, "base", (1.0, 2.0, 3.0), (0.5, 0.1, 0.2, 0.3)))
+    ros = types.codec.to_ros(PoseStamped(2.25, "base", (1.0, 2.0, 3.0), (0.5, 0.1, 0.2, 0.3)))
     q = ros.pose.orientation
     assert (q.w, q.x, q.y, q.z) == (0.5, 0.1, 0.2, 0.3) and (ros.header.stamp.sec, ros.header.stamp.nanosec) == (2, 250000000)
     raw = types.wire("geometry_msgs/msg/PoseStamped")(ros).serialize()
@@ -258,6 +318,96 @@ def test_type_hashes_and_names_are_ros(dds):
     types = dds.Types()
     assert types.hash("sensor_msgs/msg/JointState").startswith("RIHS01_a13ee3a3")
     assert types.struct("sensor_msgs/msg/JointState").__idl__.idl_transformed_typename == "sensor_msgs::msg::dds_::JointState_"
+
+
+def test_the_hash_of_a_service_is_ros(dds):
+    """example_interfaces/srv/AddTwoInts, as ROS 2 prints it."""
+    types = dds.Types()
+    types.add_service(SET_BOOL)
+    defs = types.store.fielddefs
+    for old, new, fields in ((SET_BOOL + "_Request", ADD + "_Request", ("a", "b")), (SET_BOOL + "_Response", ADD + "_Response", ("sum",))):
+        defs[new] = [], [(f, (dds.Nodetype.BASE, ("int64", 0))) for f in fields]
+    for part in ("", "_Event"):
+        text = repr(defs[SET_BOOL + part]).replace(SET_BOOL, ADD)
+        defs[ADD + part] = eval(re.sub(r"<Nodetype\.(\w+): \d>", r"Nodetype.\1", text), {"Nodetype": dds.Nodetype})
+    assert types.hash(ADD) == "RIHS01_e118de6bf5eeb66a2491b5bda11202e7b68f198d6f67922cf30364858239c81a"
+
+
+def test_a_service_payload_is_rmw_cyclonedds(dds):
+    """16 bytes {client, number} between CDR's header and the body, so that alignment stays."""
+    cdr = bytes([0, 1, 0, 0]) + b"body"
+    raw = dds.frame(cdr, 0x0102, -2)
+    assert raw[:4] == cdr[:4] and raw[4:12] == bytes([2, 1, 0, 0, 0, 0, 0, 0]) and raw[12:20] == bytes([0xfe] + [0xff] * 7)
+    assert raw[20:] == b"body" and dds.unframe(raw) == (cdr, 0x0102, -2)
+    with pytest.raises(UserError, match="no rmw_cyclonedds service"):
+        dds.unframe(raw[:19])
+
+
+def test_a_service_of_another_vendor_or_another_type_is_refused_with_the_reason(dds):
+    fast, cyclone = bytes([1, 0x0f]) + bytes(14), bytes([1, 0x10]) + bytes(14)
+    assert not dds.service_fault("enable", SET_BOOL, cyclone, "RIHS01_a", "RIHS01_a")
+    assert not dds.service_fault("enable", SET_BOOL, cyclone, "", "RIHS01_a")
+    said = dds.service_fault("enable", SET_BOOL, fast, "RIHS01_a", "RIHS01_a")
+    assert "service enable is offered over Fast DDS" in said and "RMW_IMPLEMENTATION=rmw_cyclonedds_cpp" in said
+    assert "type hash RIHS01_b" in dds.service_fault("enable", SET_BOOL, cyclone, "RIHS01_b", "RIHS01_a")
+    assert "DDS vendor 0177" in dds.service_fault("enable", SET_BOOL, bytes([1, 0x77]), "", "")
+
+
+def test_a_guid_names_its_vendor(dds):
+    with dds_pair() as (a, _, _):
+        assert dds.vendor(a.participant.guid.bytes) == "Cyclone DDS"
+
+
+@contextmanager
+def older(dds, node, topic, kind):
+    """A writer of another ROS distribution beside a node: the same type name, another hash."""
+    ros = dds.t.ROS_TYPES[kind]
+    q = node._qos("command", ros)
+    other = dds.qos.Qos(*[p for p in q if not isinstance(p, dds.Policy.Userdata)], dds.Policy.Userdata(b"typehash=RIHS01_0dd;"))
+    participant = dds.DomainParticipant(DOMAIN)
+    writer = dds.DataWriter(participant, dds.Topic(participant, f"rt/{topic}", node.types.wire(ros)), other)
+    yield dds.Writer(writer, kind, node.types.codec, topic)
+
+
+def test_a_writer_of_another_type_hash_is_named_and_not_read(dds):
+    with dds_pair() as (a, b, wait):
+        box = b.subscription("target", Flag, "command", depth=5)
+        with older(dds, a, "target", Flag) as stranger:
+            good = a.publisher("target", Flag, "command")
+            wait()
+            stranger.publish(Flag(True))
+            good.publish(Flag(False))
+            wait()
+            assert [g.message for g in box.take()] == [Flag(False)]
+            [said] = b.complaints()
+            assert "topic target is std_msgs/msg/Bool with type hash RIHS01_0dd" in said and "another ROS distribution" in said
+
+
+def test_a_topic_of_another_type_is_named(dds):
+    with dds_pair() as (a, b, wait):
+        a.publisher("target", Text, "command")
+        b.subscription("target", Flag, "command")
+        wait()
+        assert any("topic target is std_msgs::msg::dds_::String_ elsewhere, here std_msgs/msg/Bool" in c for c in b.complaints())
+
+
+def test_the_node_and_its_endpoints_are_in_ros_discovery_info(dds):
+    """What `ros2 node list` and `ros2 service list` read."""
+    with dds_pair() as (a, b, wait):
+        a.service("enable", SET_BOOL, dict)
+        a.publisher("state", Flag)
+        wait()
+        reader = dds.DataReader(b.participant, b._topic("ros_discovery_info", dds.DISCOVERY), b._qos("latched", dds.DISCOVERY, 9))
+        wait()
+        infos = {bytes(s.message.gid.data): s.message for s in reader.take(N=9) if s.sample_info.valid_data}
+        info = infos[a.participant.guid.bytes]
+        [node] = info.node_entities_info_seq
+        assert (node.node_namespace, node.node_name) == ("/", "a")
+        assert [bytes(g.data) for g in node.writer_gid_seq] == a.gids["writer"] and len(a.gids["writer"]) == 2
+        assert [bytes(g.data) for g in node.reader_gid_seq] == a.gids["reader"] and len(a.gids["reader"]) == 1
+        ids = [dds.user_data(dds.userdata_of(e), "serviceid") for e in dds.BuiltinDataReader(
+            b.participant, dds.BuiltinTopicDcpsSubscription).take(N=100) if getattr(e, "topic_name", "") == "rq/enableRequest"]
+        assert len(ids) == 1 and ids[0].count(".") == 15
 
 
 @pytest.mark.parametrize(("call", "says"), [

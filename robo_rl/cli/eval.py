@@ -32,11 +32,15 @@ class Eval:
     video: Annotated[str, tyro.conf.arg(metavar="PATH.mp4")] = ""
     """Also film the first four episodes."""
     on: str = "sim"
-    """sim: the run's own simulator; arm: the governed arm over the in-process wire, at 1 kHz in lockstep."""
+    """sim: the run's own simulator; arm: the governed arm over the in-process wire, at 1 kHz in lockstep; dds: the arm of
+    `robo_rl sim-arm --speed 1.5` over DDS, in real time."""
+    domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
+    """With --on dds: the ROS domain; -1: ROS_DOMAIN_ID, else 0."""
     json: bool = False
 
     def __post_init__(self) -> None:
-        choose("--on", self.on, ("sim", "arm"))
+        choose("--on", self.on, ("sim", "arm", "dds"))
+        in_range("--domain", self.domain, -1, 232)
         in_range("--episodes", self.episodes, 1, 10**6)
         in_range("--seed", self.seed, 0, 2000)
         in_range("--envs", self.envs, 0, 10**6)
@@ -83,9 +87,15 @@ def evaluate_checkpoint(args: Eval, path: str, name: str) -> dict:
         config = replace(config, threads=args.threads)
     torch.set_num_threads(config.torch_threads)
     policy, meta = checkpoint.load_policy(folder)
-    if args.on == "arm":
-        if args.video:
-            raise UserError("--on arm films nothing yet: leave --video out")
+    if args.on != "sim" and args.video:
+        raise UserError(f"--on {args.on} films nothing: leave --video out, or use robo_rl deploy --video")
+    wire = body = None
+    if args.on == "dds":
+        from robo_rl.cli.robots import make_live_env
+        from robo_rl.cli.wire import connect
+        wire, count = connect("robo_rl_eval", args.domain), 1
+        env, body = make_live_env(config, policy.spec, wire)
+    elif args.on == "arm":
         from robo_rl.cli.robots import make_arm_env
         count = args.envs or min(args.episodes, ARMS)
         env = make_arm_env(config, policy.spec, min(count, args.episodes))
@@ -94,10 +104,16 @@ def evaluate_checkpoint(args: Eval, path: str, name: str) -> dict:
         env = make_env(config, min(count, args.episodes))
     checkpoint.check_fits(policy, obs_spec(env, policy.spec.language), str(folder))
     starts = eval_starts(args.episodes, args.seed)
-    with Progress() as progress:
+    with Progress() as progress, real_time_if(wire is not None):
         progress.start("eval", len(starts), "episodes")
         result = evaluate(env, policy, starts, args.seed, tick=progress.update)
     env.close()
+    if wire is not None:
+        body.end()
+        wire.close()
+        slow = sorted(body.slow)
+        result["live"] = {"late": body.late, "steps": body.steps, "stops": body.stops,
+                          "act_after_s": {"median": slow[len(slow) // 2], "p99": slow[int(0.99 * len(slow))]}}
     rate, low, high = wilson(sum(result["success"]), len(starts))
     tasks = {}
     for task in sorted(set(result["task"])):
@@ -106,6 +122,15 @@ def evaluate_checkpoint(args: Eval, path: str, name: str) -> dict:
     return {"run": run.name, "checkpoint": folder.name, "step": meta["step"], "sim": env.spec.id, "seed": args.seed,
             "n": len(starts), "envs": min(count, args.episodes), "success_rate": rate, "low": low, "high": high,
             "return_mean": sum(result["return"]) / len(starts), "tasks": tasks, "starts": starts.tolist(), **result}
+
+
+def real_time_if(live: bool):
+    """Real-time priority and no garbage collection, for an arm that does not wait."""
+    from contextlib import nullcontext
+    if not live:
+        return nullcontext()
+    from controllers.loop import undisturbed
+    return undisturbed()
 
 
 def film(args: Eval) -> None:

@@ -6,7 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from controllers.bridge import Task
+from controllers.law import gravity_compensation
+from controllers.live import LiveArm
 from controllers.lockstep import Lockstep
+from controllers.manager import Controller
 from controllers.model import arm_model
 from controllers.pace import joints_at, law_at, limits_at
 from controllers.robot import Robot, load_robot
@@ -72,6 +75,19 @@ def law(controller: str, speed: float, ramp: float = 0.5):
     return joints_at(STIFFNESS, DAMPING, ramp)
 
 
+def controllers_of(robot: Robot, speed: float) -> dict[str, Controller]:
+    """The simulated arm's controllers by their names on the wire."""
+    out = {"cartesian_impedance_controller": Controller(options=law("cartesian", speed), robot=robot),
+           "gravity_compensation": Controller(options=gravity_compensation(), robot=robot)}
+    if robot.name == "sim":
+        stiff = sprung(robot, "joint")
+        out["joint_impedance_controller"] = Controller(options=law("joint", speed), robot=stiff, servo=True)
+    return out
+
+
+WIRE_NAMES = {"cartesian": "cartesian_impedance_controller", "joint": "joint_impedance_controller"}
+
+
 def sprung(robot: Robot, controller: str) -> Robot:
     """The robot with torques that may change as sims/mujoco's do, where its joints are to be as stiff as there."""
     if controller != "joint":
@@ -86,6 +102,16 @@ def lockstep(robot: Robot, task: Task, speed: float, scene_name: str = "pick_cub
     """The governed arm with the bridge on one in-process wire."""
     return Lockstep(sprung(robot, controller), task, scene(robot, scene_name), law(controller, speed, 0.02),
                     limits_at(speed, STEP, **BOX), arm_model(robot), weather, dry_run, controller == "joint")
+
+
+def make_live_env(config, policy_spec, transport, speed: float = TRAINED, robot: str = "sim"):
+    """(env, body): the arm of `robo_rl sim-arm` behind a transport, in real time, as an env of the project's contract."""
+    from sims.arm import ArmEnv
+    from sims.mujoco.tasks import TASKS
+    task, made = expected(config, policy_spec), load_robot(robot)
+    name = choose("scene", config.task or "pick_cube", [s for s in SCENES if s != "none"])
+    body = LiveArm(made, task, transport, arm_model(made), limits_at(speed, STEP, **BOX))
+    return ArmEnv(TASKS[name], [body], config.max_steps), body
 
 
 def make_arm_env(config, policy_spec, num_envs: int, speed: float = TRAINED, robot: str = "sim"):

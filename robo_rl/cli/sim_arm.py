@@ -26,7 +26,7 @@ class SimArm:
     """Which start of the scene: where the cube lies."""
     seconds: float = math.inf
     lockstep: bool = False
-    """As fast as it goes, on simulated time, without a wire: for tests. Needs --seconds."""
+    """As fast as it goes, on simulated time, with /clock; on the wire only where --domain is given. Needs --seconds."""
     speed: float = 0.25
     """Limit of the tool [m/s]; a policy trained in sims/mujoco knows an arm of 1.0."""
     armed: bool = False
@@ -72,11 +72,13 @@ def build(args: SimArm, transport=None):
     from controllers.arm import Disturbance
     from controllers.arm import SimArm as Arm
     from controllers.governor import Governor
+    from controllers.manager import Manager
+    from controllers.manager import placed as from_row
     from controllers.node import ArmNode
     from controllers.pace import limits_at
     from controllers.robot import load_robot
     from controllers.transport import Bus, Loop, Weather
-    from robo_rl.cli.robots import BOX, STEP, law, placed, scene, sprung
+    from robo_rl.cli.robots import BOX, STEP, WIRE_NAMES, controllers_of, law, placed, scene, sprung
     from robo_rl.cli.wire import connect, worse
 
     controller = args.controller or ("joint" if args.robot == "sim" else "cartesian")
@@ -90,9 +92,15 @@ def build(args: SimArm, transport=None):
     governor = Governor(limits_at(args.speed, STEP, frame=robot.base_frame, **box), robot)
     weather = Weather(delay=args.message_delay, drop=args.message_drop)
     if transport is None:
-        transport = Loop(Bus(lambda: arm.t), "sim_arm") if args.lockstep else \
+        transport = Loop(Bus(lambda: arm.ticks * arm.dt), "sim_arm") if args.lockstep and args.domain < 0 else \
             connect("sim_arm", args.domain, args.interface, args.namespace)
-    return arm, ArmNode(arm, worse(transport, weather), governor)
+    node = ArmNode(arm, worse(transport, weather), governor, clock=args.lockstep)
+
+    def place(row: tuple[float, ...]) -> None:
+        arm.reset(*from_row(row, len(robot.joints), arm.objects()), opening=1.0)
+    Manager(node, controllers_of(load_robot(args.robot), args.speed), WIRE_NAMES[controller], place,
+            lambda k: arm.reset(*placed(robot, args.scene, k), opening=1.0))
+    return arm, node
 
 
 def status(arm, node, timing: str = "") -> str:
@@ -122,7 +130,7 @@ def run(args: SimArm) -> int:
             sys.stderr.write(f"\r\x1b[2K{status(arm, node)}")
     try:
         if args.lockstep:
-            while arm.t < args.seconds - 1e-9 and not stop:
+            while arm.ticks * arm.dt < args.seconds - 1e-9 and not stop:
                 tick()
             timing = f" · {arm.t:.1f} s simulated"
         else:

@@ -2,9 +2,8 @@
 
 import random
 from collections.abc import Callable
-from typing import Any
 
-from controllers.transport import Received, Transport, Weather
+from controllers.transport import Box, Received, Transport, Weather
 from robo_rl.errors import UserError
 
 
@@ -33,11 +32,17 @@ class Prefixed:
     def publishers(self, topic: str) -> int:
         return self.wire.publishers(f"{self.prefix}/{topic}")
 
-    def service(self, name: str, handler: Callable[[dict], dict]) -> None:
-        self.wire.service(f"{self.prefix}/{name}", handler)
+    def complaints(self) -> list[str]:
+        return self.wire.complaints()
 
-    def call(self, name: str, request: dict, timeout: float = 1.0) -> dict:
-        return self.wire.call(f"{self.prefix}/{name}", request, timeout)
+    def service(self, name: str, kind: str, handler: Callable[[dict], dict]) -> None:
+        self.wire.service(f"{self.prefix}/{name}", kind, handler)
+
+    def serve(self) -> None:
+        self.wire.serve()
+
+    def call(self, name: str, kind: str, request: dict, timeout: float = 5.0) -> dict:
+        return self.wire.call(f"{self.prefix}/{name}", kind, request, timeout)
 
     def now(self) -> float:
         return self.wire.now()
@@ -58,29 +63,26 @@ class Rough(Prefixed):
 
     publisher = property(lambda self: self.wire.publisher)
     publishers = property(lambda self: self.wire.publishers)
+    complaints = property(lambda self: self.wire.complaints)
     service = property(lambda self: self.wire.service)
+    serve = property(lambda self: self.wire.serve)
     call = property(lambda self: self.wire.call)
 
     def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1):
         box = self.wire.subscription(topic, kind, quality, depth)
-        return Late(box, self) if quality == "command" else box
+        return Box(depth, Late(box, self).pull) if quality == "command" else box
 
 
 class Late:
-    """A subscription whose messages come late, or not at all."""
+    """Messages that come late, or not at all."""
 
-    def __init__(self, box: Any, wire: Rough):
-        self.box, self.wire, self.newest = box, wire, None
+    def __init__(self, box: Box, wire: Rough):
+        self.box, self.wire = box, wire
         self.coming: list[Received] = []
 
-    def take(self) -> list[Received]:
+    def pull(self) -> list[Received]:
         w, now = self.wire.weather, self.wire.now()
         self.coming += [Received(g.message, g.at + w.delay, g.source) for g in self.box.take()
                         if self.wire.random.random() >= w.drop]
         here, self.coming = [g for g in self.coming if g.at <= now], [g for g in self.coming if g.at > now]
-        self.newest = here[-1] if here else self.newest
         return here
-
-    def latest(self) -> Received | None:
-        self.take()
-        return self.newest

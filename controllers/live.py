@@ -1,0 +1,119 @@
+"""An arm on the wire as a body for an env, in real time: what a policy does takes the time that it takes.
+
+It drives `robo_rl sim-arm`, whose scene a service places; both governors are armed anew for every episode. Between two
+actions the arm goes on to the last target, as it does under a slow policy.
+"""
+
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from controllers.bridge import Bridge, Task
+from controllers.governor import Governor, Limits
+from controllers.manager import placement
+from controllers.model import ArmModel
+from controllers.node import SAFETY_STATE
+from controllers.robot import Robot
+from controllers.services import parameter
+from controllers.transport import Text, Transport
+from robo_rl.errors import UserError
+
+NEAR = 0.02  # rad; the joints are there
+
+
+class LiveArm:
+    """One arm over a transport. late: periods in which the next action came after its time; stops: why a governor held."""
+
+    def __init__(self, robot: Robot, task: Task, transport: Transport, model: ArmModel, limits: Limits, *,
+                 clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+                 wait: float = 5.0):
+        self.transport, self.task, self.limits, self.robot = transport, task, limits, robot
+        self.clock, self.sleep, self.wait = clock, sleep, wait
+        self.bridge = Bridge(robot, task, transport, model, limits)
+        self.safety = transport.subscription(SAFETY_STATE, Text, "latched", depth=8)
+        self.late, self.steps, self.stops, self.due = 0, 0, [], 0.0
+        self.slow: list[float] = []  # s that an action came after its period began
+
+    def begin(self, joints: np.ndarray, objects: dict) -> None:
+        """Place the scene, arm both governors. UserError: there is no simulated arm, or it refuses."""
+        self.end()
+        self.order("disarm")
+        row = tuple(placement(joints, objects))
+        [said] = self.transport.call("sim_arm/set_parameters", "rcl_interfaces/srv/SetParameters", {
+            "parameters": [{"name": "placement", "value": parameter(row)}]}, self.wait)["results"]
+        if not said["successful"]:
+            raise UserError(f"the arm cannot be placed: {said['reason']}")
+        placed = self.clock()
+        senses, goal = self.bridge.senses, np.asarray(joints, float)
+        self.until(lambda: not senses.missing() and self.there(placed, goal, objects),
+                   f"nothing came on {', '.join(senses.missing()) or 'joint_states'}")
+        self.order("arm")
+        self.bridge.governor = Governor(self.limits, self.robot)
+        self.until(lambda: self.bridge.measure(self.clock()), "no joint states")
+        self.bridge.begin(self.clock())
+        self.due = self.clock()
+
+    def there(self, placed: float, joints: np.ndarray, objects: dict) -> bool:
+        """Whether what is measured is from after the scene was placed."""
+        boxes = [self.bridge.senses.joints, *self.bridge.senses.bodies.values(), self.bridge.senses.gripper]
+        new = [b.latest() for b in boxes]
+        if any(g is None or g.at < placed for g in new) or new[-1].message.position[0] < 0.95:
+            return False
+        near = all(math.dist(g.message.pos, objects[n][0]) < 0.01 for n, g in
+                   zip(self.bridge.senses.bodies, new[1:-1], strict=True))
+        return near and float(np.abs(np.subtract(new[0].message.position[:len(joints)], joints)).max()) < NEAR
+
+    def act(self, action: np.ndarray) -> None:
+        """One action, executed for one period of real time."""
+        now, period = self.clock(), self.task.period
+        self.slow.append(now - self.due)
+        if now - self.due > period:  # the policy took longer than there was: the clock goes on from here
+            self.late += 1
+            self.due = now
+        self.bridge.measure(now)
+        self.bridge.act(action, now)
+        self.due += period
+        if (left := self.due - self.clock()) > 0:
+            self.sleep(left)
+        self.bridge.measure(self.clock())
+        self.steps += 1
+
+    def state(self) -> np.ndarray:
+        return self.bridge.observation()
+
+    def tool(self) -> np.ndarray:
+        return np.array(self.bridge.model.pos)
+
+    def opening(self) -> float:
+        return self.bridge.senses.opening
+
+    def object(self, name: str) -> np.ndarray:
+        return np.array(self.bridge.senses.poses[name].pos)
+
+    def end(self) -> None:
+        """Note why the last episode was held, if it was."""
+        g = self.bridge.governor
+        arms = [s for s in self.safety.take() if s.message.data.startswith(("HOLD", "STOPPED"))]
+        if g.state in ("HOLD", "STOPPED"):
+            self.stops.append(f"bridge: {g.reason}")
+        elif arms and self.steps:
+            self.stops.append(f"arm: {arms[0].message.data}")
+
+    def order(self, word: str) -> None:
+        """An order to the arm's governor; out of STOPPED by a reset, for this is a simulated arm."""
+        reply = self.transport.call(f"safety/{word}", "std_srvs/srv/Trigger", {}, self.wait)
+        if "STOPPED" in reply["message"] and word != "stop":
+            self.transport.call("safety/reset", "std_srvs/srv/Trigger", {}, self.wait)
+            reply = self.transport.call(f"safety/{word}", "std_srvs/srv/Trigger", {}, self.wait)
+        if not reply["success"]:
+            raise UserError(f"the arm does not {word}: {reply['message']}")
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        end = self.clock() + self.wait
+        while not condition():
+            if self.clock() > end:
+                raise UserError(f"{what} within {self.wait:g} s: is robo_rl sim-arm there, in this domain? "
+                                + " ".join(self.transport.complaints()))
+            self.sleep(0.002)

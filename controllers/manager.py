@@ -1,0 +1,168 @@
+"""The controllers of a simulated arm as ros2_control's services show them: listed, switched, with parameters.
+
+One controller at a time holds the arm; a switch is bumpless, and refused while the arm's governor follows a commander.
+Names of services, states and parameters are those of controller_manager and of CRISP's Cartesian controller.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from controllers.governor import ACTIVE, ARMED, DISARMED
+from controllers.law import Law, LawOptions
+from controllers.node import ORDERS, ArmNode
+from controllers.robot import Robot
+from controllers.services import STRICT, Parameters
+from robo_rl.errors import UserError
+
+BROADCASTERS = {"joint_state_broadcaster": "joint_state_broadcaster/JointStateBroadcaster",
+                "pose_broadcaster": "crisp_controllers/PoseBroadcaster",
+                "twist_broadcaster": "crisp_controllers/TwistBroadcaster"}
+AXES = ("pos_x", "pos_y", "pos_z", "rot_x", "rot_y", "rot_z")
+CLIPS = ("x", "y", "z", "rx", "ry", "rz")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Controller:
+    """One law under its name. robot: with the torque rate that this law may have."""
+
+    options: LawOptions
+    robot: Robot
+    servo: bool = False
+    kind: str = "crisp_controllers/CartesianController"
+
+
+class Manager:
+    """Services of an arm's node: controller_manager/*, <controller>/*_parameters, sim_arm/*_parameters, safety/*."""
+
+    def __init__(self, node: ArmNode, controllers: dict[str, Controller], active: str,
+                 place: Callable[[tuple[float, ...]], None] | None = None, start: Callable[[int], None] | None = None):
+        """place(numbers): put the arm and the scene's bodies there; start(k): at start k of the scene."""
+        self.node, self.controllers, self.active = node, controllers, active
+        self.place, self.start, self.number = place, start, 0
+        wire = node.transport
+        wire.service("controller_manager/list_controllers", "controller_manager_msgs/srv/ListControllers", self.listed)
+        wire.service("controller_manager/switch_controller", "controller_manager_msgs/srv/SwitchController", self.switch)
+        for name in controllers:
+            writable = tuple(k for k in self.values(name) if k.startswith("task.") or k == "damping_ratio")
+            Parameters(lambda name=name: self.values(name), lambda k, v, name=name: self.change(name, k, v),
+                       writable).serve(wire, name)
+        if place is not None:
+            Parameters(self.scene, self.put, ("start", "placement")).serve(wire, "sim_arm")
+        if node.governor is not None:
+            for order in ORDERS:
+                wire.service(f"safety/{order}", "std_srvs/srv/Trigger", lambda _, order=order: self.order(order))
+            wire.service("estop", "std_srvs/srv/SetBool", self.estop)
+
+    # ---- controllers ------------------------------------------------------------------------------------------------
+
+    def listed(self, _: dict) -> dict:
+        joints = self.node.arm.robot.joints
+        rows = [{"name": n, "type": c.kind, "state": "active" if n == self.active else "inactive",
+                 "claimed_interfaces": [f"{j}/effort" for j in joints] if n == self.active else [],
+                 "required_command_interfaces": [f"{j}/effort" for j in joints],
+                 "required_state_interfaces": [f"{j}/{k}" for j in joints for k in ("position", "velocity")]}
+                for n, c in self.controllers.items()]
+        return {"controller": rows + [{"name": n, "type": k, "state": "active"} for n, k in BROADCASTERS.items()]}
+
+    def switch(self, request: dict) -> dict:
+        try:
+            self._switch(request["activate_controllers"], request["deactivate_controllers"], request["strictness"])
+        except UserError as e:
+            return {"ok": False, "message": str(e)}
+        return {"ok": True, "message": f"{self.active} is active"}
+
+    def _switch(self, on: list[str], off: list[str], strictness: int) -> None:
+        unknown = [n for n in [*on, *off] if n not in self.controllers and n not in BROADCASTERS]
+        if unknown and (strictness == STRICT or len(unknown) == len([*on, *off])):
+            raise UserError(f"no controller {', '.join(unknown)}. Allowed: {', '.join(self.controllers)}")
+        if stay := [n for n in off if n in BROADCASTERS]:
+            raise UserError(f"{', '.join(stay)} stays active: the arm's state is never silent")
+        wanted = [n for n in on if n in self.controllers]
+        if len(wanted) > 1:
+            raise UserError(f"{', '.join(wanted)} command the same joints: activate one")
+        if not wanted:
+            if self.active in off:
+                raise UserError(f"{self.active} holds the arm: name the controller that takes over")
+            return
+        if wanted[0] == self.active:
+            return
+        governor = self.node.governor
+        if governor is not None and governor.state in (ARMED, ACTIVE):
+            raise UserError(f"the arm is {governor.state}: disarm it, then switch")
+        new = self.controllers[wanted[0]]
+        self.node.arm.use(Law(new.options, new.robot), new.servo)
+        self.active = wanted[0]
+
+    # ---- parameters -------------------------------------------------------------------------------------------------
+
+    def values(self, name: str) -> dict:
+        o = self.controllers[name].options
+        out: dict = {f"task.k_{a}": k for a, k in zip(AXES, o.stiffness, strict=True)}
+        if o.error_clip is not None:
+            out |= {f"task.error_clip.{a}": float(c) for a, c in zip(CLIPS, o.error_clip, strict=True)}
+        return {k: float(v) for k, v in out.items()} | {
+            "damping_ratio": o.damping_ratio, "filter_time": o.filter_time, "target_speed": o.target_speed,
+            "torque_fraction": o.torque_fraction, "nullspace.projector_type": o.nullspace,
+            "joints": ",".join(self.node.arm.robot.joints)}
+
+    def change(self, name: str, key: str, value: float) -> None:
+        """Set one parameter of a controller; the one that runs ramps to it."""
+        c = self.controllers[name]
+        o = c.options
+        if key == "damping_ratio":
+            o = replace(o, damping_ratio=value)
+        elif key.startswith("task.error_clip."):
+            k = CLIPS.index(key.rsplit(".", 1)[1])
+            o = replace(o, error_clip=(*o.error_clip[:k], value, *o.error_clip[k + 1:]))
+        else:
+            k = AXES.index(key.removeprefix("task.k_"))
+            o = replace(o, stiffness=(*o.stiffness[:k], value, *o.stiffness[k + 1:]))
+        if name == self.active:
+            self.node.arm.law.set_options(o)
+        self.controllers[name] = replace(c, options=o)
+
+    def scene(self) -> dict:
+        arm = self.node.arm
+        return {"start": self.number, "placement": tuple(float(x) for x in placement(
+            arm.model.q, {n: (arm.data.body(n).xpos, arm.data.body(n).xquat) for n in arm.objects()}))}
+
+    def put(self, key: str, value: "int | tuple[float, ...]") -> None:
+        """Put the scene somewhere: a person's or an evaluation's doing, never while the arm is commanded."""
+        governor = self.node.governor
+        if governor is not None and governor.state != DISARMED:
+            raise UserError(f"the arm is {governor.state}: disarm it, then place it")
+        if key == "start":
+            self.start(value)
+            self.number = value
+        else:
+            self.place(value)
+
+    # ---- safety -----------------------------------------------------------------------------------------------------
+
+    def order(self, order: str) -> dict:
+        governor = self.node.governor
+        try:
+            self.node.order(order)
+        except UserError as e:
+            return {"success": False, "message": f"{governor.state}: {e}"}
+        return {"success": True, "message": governor.state}
+
+    def estop(self, request: dict) -> dict:
+        """True stops; False changes nothing: `safety/reset` is a person's next step."""
+        if request["data"]:
+            self.node.governor.stop(self.node.transport.now(), "e-stop service")
+        return {"success": bool(request["data"]), "message": self.node.governor.state}
+
+
+def placement(joints, objects: dict) -> list[float]:
+    """Joint angles, then of each body in the order of names its pos and quat, as one row."""
+    return [*map(float, joints), *(float(x) for n in sorted(objects) for part in objects[n] for x in part)]
+
+
+def placed(row: "tuple[float, ...]", joints: int, objects: list[str]) -> tuple[list[float], dict]:
+    """(joint angles, bodies' poses) of such a row. UserError where its length or its numbers are wrong."""
+    if len(row) != joints + 7 * len(objects):
+        raise UserError(f"a placement has {joints} joints and 7 numbers for each of {', '.join(sorted(objects)) or 'no bodies'}, "
+                        f"got {len(row)} numbers")
+    rest = row[joints:]
+    return list(row[:joints]), {n: (rest[7 * k:7 * k + 3], rest[7 * k + 3:7 * k + 7]) for k, n in enumerate(sorted(objects))}

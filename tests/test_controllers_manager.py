@@ -1,0 +1,234 @@
+"""The services of the simulated arm: controllers, parameters, safety, and the arm as an env in real time over them."""
+
+import numpy as np
+import pytest
+
+from controllers.live import LiveArm
+from controllers.manager import placed as row_of
+from controllers.manager import placement
+from controllers.model import arm_model
+from controllers.pace import limits_at
+from controllers.robot import load_robot
+from controllers.services import PARAMETER_SERVICES, filled, parameter, value_of
+from controllers.transport import Clock, Loop
+from robo_rl.cli.robots import BOX, STEP, expected, placed
+from robo_rl.cli.sim_arm import SimArm, build
+from robo_rl.errors import UserError
+from robo_rl.policies import ObsSpec
+from sims.arm import ArmEnv
+from sims.mujoco.tasks import TASKS
+
+SWITCH, TRIGGER = "controller_manager_msgs/srv/SwitchController", "std_srvs/srv/Trigger"
+CARTESIAN, JOINT, FLOAT = "cartesian_impedance_controller", "joint_impedance_controller", "gravity_compensation"
+
+
+class Config:
+    sim, task, control, max_steps = "mujoco", "pick_cube", "", 0
+
+
+class There:
+    """The simulated arm and a client, on one wire in lockstep: time passes in `run` alone."""
+
+    def __init__(self, **kw):
+        self.arm, self.node = build(SimArm(lockstep=True, seconds=1e9, **kw))
+        self.client = Loop(self.node.transport.bus, "client")
+        self.run(0.05)
+
+    def run(self, seconds):
+        for _ in range(max(1, round(seconds / self.arm.dt))):
+            self.node.tick()
+
+    def switch(self, on=(), off=(), strictness=2):
+        return self.client.call("controller_manager/switch_controller", SWITCH, {
+            "activate_controllers": list(on), "deactivate_controllers": list(off), "strictness": strictness})
+
+    def active(self):
+        rows = self.client.call("controller_manager/list_controllers", "controller_manager_msgs/srv/ListControllers", {})
+        return [r["name"] for r in rows["controller"] if r["state"] == "active" and "broadcaster" not in r["name"]]
+
+    def order(self, word):
+        return self.client.call(f"safety/{word}", TRIGGER, {})
+
+    def put(self, node, **values):
+        reply = self.client.call(f"{node}/set_parameters", "rcl_interfaces/srv/SetParameters", {
+            "parameters": [{"name": k.replace("__", "."), "value": parameter(v)} for k, v in values.items()]})
+        return [r["reason"] or r["successful"] for r in reply["results"]]
+
+
+# ---- controllers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", [CARTESIAN, FLOAT])
+def test_a_switch_is_bumpless_and_the_arm_stays_where_it_is(to):
+    there = There()
+    assert there.active() == [JOINT]
+    torque, at = there.arm.torque.copy(), there.arm.pose()[0]
+    assert there.switch([to], [JOINT]) == {"ok": True, "message": f"{to} is active"} and there.active() == [to]
+    there.node.tick()
+    assert np.abs(there.arm.torque - torque).max() < 0.05
+    there.run(0.5)
+    assert np.linalg.norm(there.arm.pose()[0] - at) < 1e-3
+    assert there.switch([JOINT])["ok"] and there.active() == [JOINT]
+    there.run(0.3)
+    assert np.linalg.norm(there.arm.pose()[0] - at) < 2e-3
+
+
+@pytest.mark.parametrize(("on", "off", "says"), [
+    (["cartesian"], [], "no controller cartesian. Allowed: cartesian_impedance_controller"),
+    ([CARTESIAN, FLOAT], [], "command the same joints: activate one"),
+    ([], [JOINT], "name the controller that takes over"), ([], ["pose_broadcaster"], "stays active"),
+])
+def test_a_switch_that_makes_no_sense_is_refused_with_the_reason(on, off, says):
+    there = There()
+    reply = there.switch(on, off)
+    assert not reply["ok"] and says in reply["message"] and there.active() == [JOINT]
+
+
+def test_best_effort_leaves_out_what_it_does_not_know():
+    there = There()
+    assert there.switch([CARTESIAN, "nothing"], strictness=1)["ok"] and there.active() == [CARTESIAN]
+
+
+def test_nobody_switches_or_places_an_arm_that_follows_a_commander():
+    there = There()
+    assert there.order("arm") == {"success": True, "message": "ARMED"}
+    assert "disarm it, then switch" in there.switch([CARTESIAN])["message"]
+    assert "disarm it, then place it" in there.put("sim_arm", start=3)[0]
+    assert "ARMED: already ARMED" in there.order("arm")["message"]
+    assert there.order("disarm")["success"] and there.switch([CARTESIAN])["ok"]
+
+
+def test_the_estop_service_stops_and_only_reset_and_arm_lead_out():
+    there = There()
+    there.order("arm")
+    stop = there.client.call("estop", "std_srvs/srv/SetBool", {"data": True})
+    assert stop == {"success": True, "message": "STOPPED"}
+    assert there.client.call("estop", "std_srvs/srv/SetBool", {"data": False})["message"] == "STOPPED"
+    assert "reset first" in there.order("arm")["message"]
+    there.run(0.1)
+    assert there.order("reset")["success"] and there.order("arm")["success"]
+
+
+# ---- parameters --------------------------------------------------------------------------------------------------------
+
+
+def test_a_stiffness_set_by_parameter_is_ramped_to_and_read_back():
+    there = There(controller="cartesian")
+    there.run(1.0)
+    before = there.arm.law.k[0]
+    assert there.put(CARTESIAN, task__k_pos_x=400.0) == [True]
+    there.node.tick()
+    assert 400 < there.arm.law.k[0] < before
+    there.run(1.5)
+    assert there.arm.law.k[0] == 400 and there.arm.law.d[0] < 2 * (1500 * 20) ** 0.5
+    [value] = there.client.call(f"{CARTESIAN}/get_parameters", "rcl_interfaces/srv/GetParameters",
+                                {"names": ["task.k_pos_x"]})["values"]
+    assert value_of(value) == 400.0
+
+
+@pytest.mark.parametrize(("values", "says"), [
+    ({"task__k_pos_x": 1e6}, "at most 3000 N/m"), ({"task__k_pos_x": -1.0}, "at least 0"), ({"task__k_pos_x": "stiff"}, "is a float"),
+    ({"joints": "a"}, "joints is read only"), ({"k_pos_x": 1.0}, "unknown parameter 'k_pos_x'"),
+    ({"damping_ratio": -1.0}, "damping_ratio"), ({"task__k_pos_x": float("nan")}, "finite"),
+])
+def test_a_parameter_that_makes_no_sense_is_refused_with_the_reason(values, says):
+    there = There(controller="cartesian")
+    assert says in there.put(CARTESIAN, **values)[0] and there.arm.law.options.stiffness[0] == 1500
+
+
+def test_atomic_parameters_are_set_all_or_none():
+    there = There(controller="cartesian")
+    reply = there.client.call(f"{CARTESIAN}/set_parameters_atomically", "rcl_interfaces/srv/SetParametersAtomically", {
+        "parameters": [{"name": "task.k_pos_x", "value": parameter(300.0)}, {"name": "task.k_pos_y", "value": parameter(-1.0)}]})
+    assert not reply["result"]["successful"] and there.arm.law.options.stiffness[:2] == (1500, 1500)
+
+
+def test_every_node_answers_ros_six_parameter_services():
+    there = There()
+    for node in (CARTESIAN, JOINT, FLOAT, "sim_arm"):
+        assert all(f"{node}/{name}" in there.node.transport.bus.services for name in PARAMETER_SERVICES)
+    listed = there.client.call("sim_arm/list_parameters", "rcl_interfaces/srv/ListParameters", {})["result"]["names"]
+    assert listed == ["placement", "start"]
+    [d] = there.client.call(f"{JOINT}/describe_parameters", "rcl_interfaces/srv/DescribeParameters", {"names": ["joints"]})["descriptors"]
+    assert d["read_only"] and d["type"] == 4
+    assert there.client.call("sim_arm/get_parameter_types", "rcl_interfaces/srv/GetParameterTypes",
+                             {"names": ["start", "placement", "x"]})["types"] == [2, 8, 0]
+
+
+def test_a_message_has_the_fields_of_its_type_and_zeros_where_nothing_was_said():
+    text = "string name\nrcl_interfaces/ParameterValue value\nint64[] numbers"
+    got = filled(text, {"value": {"type": 2, "integer_value": 5}})
+    assert got["name"] == "" and got["numbers"] == [] and got["value"]["integer_value"] == 5 and got["value"]["double_value"] == 0.0
+    with pytest.raises(UserError, match="no field nam in this message; it has name, value, numbers"):
+        filled(text, {"nam": ""})
+
+
+# ---- the scene and the clock -------------------------------------------------------------------------------------------
+
+
+def test_a_start_is_the_simulators_and_a_placement_survives_its_row():
+    there = There()
+    assert there.put("sim_arm", start=7) == [True]
+    joints, objects = placed(load_robot("sim"), "pick_cube", 7)
+    assert np.allclose(there.arm.data.qpos[there.arm._qpos], joints)
+    assert np.allclose(there.arm.data.body("cube").xpos[:2], objects["cube"][0][:2])
+    again, bodies = row_of(tuple(placement(joints, objects)), 7, ["cube"])
+    assert again == pytest.approx(list(joints)) and bodies["cube"][1] == pytest.approx(objects["cube"][1])
+    assert "7 numbers for each of cube, got 3 numbers" in there.put("sim_arm", placement=(0.0, 1.0, 2.0))[0]
+
+
+def test_lockstep_publishes_simulated_time():
+    there = There()
+    clock = there.client.subscription("clock", Clock)
+    there.run(0.25)
+    assert clock.latest().message.stamp == pytest.approx(there.arm.t - there.arm.dt, abs=2e-3)
+
+
+# ---- the arm as an env over services -----------------------------------------------------------------------------------
+
+
+def live(there):
+    robot = load_robot("sim")
+    task = expected(Config, ObsSpec(state=36, action=7))
+    body = LiveArm(robot, task, there.client, arm_model(robot), limits_at(1.5, STEP, **BOX),
+                   clock=there.client.now, sleep=there.run)
+    return ArmEnv(TASKS["pick_cube"], [body]), body
+
+
+def test_the_live_arm_does_what_the_lockstep_arm_does():
+    """Same placement, same actions; the wire adds a millisecond or two."""
+    from robo_rl.cli.robots import make_arm_env
+    env, body = live(There(speed=1.5))
+    other = make_arm_env(Config, ObsSpec(state=36, action=7), 1)
+    rng = np.random.default_rng(0)
+    for start in (5, 9):
+        for e in (env, other):
+            e.reset(options={"starts": np.array([start])})
+        for k in range(25):
+            action = np.float32([[*(0.4 * rng.uniform(-1, 1, 6)), 1.0 if k < 12 else -1.0]])
+            a, b = (e.step(action)[0]["state"][0] for e in (env, other))
+        assert np.abs(a[23:26] - b[23:26]).max() < 5e-3
+    assert body.late == 0 and body.steps == 50 and not body.stops
+
+
+def test_a_policy_that_thinks_too_long_is_counted_and_the_arm_holds():
+    there = There(speed=1.5)
+    env, body = live(there)
+    env.reset(options={"starts": np.array([5])})
+    act = np.float32([[0.3, 0, 0, 0, 0, 0, 1]])
+    for _ in range(3):
+        env.step(act)
+    there.run(0.3)  # inference
+    assert there.node.governor.state == "HOLD"
+    env.step(act)
+    assert body.late == 1
+    env.reset(options={"starts": np.array([6])})
+    assert there.node.governor.state == "ARMED" and len(body.stops) == 1 and body.stops[0].startswith("arm: HOLD: no command")
+
+
+def test_without_an_arm_the_live_env_says_so_in_one_line():
+    there = There()
+    there.node.transport.close()
+    env, _ = live(there)
+    with pytest.raises(UserError, match="nobody answers the service safety/disarm"):
+        env.reset(options={"starts": np.array([5])})
