@@ -139,8 +139,8 @@ def layout(policy: Policy, obs: Obs, explore: bool = True) -> Layout:
     rows |= {TRACE + k: v for k, v in chunk.trace.items()} | {"x0": chunk.x0, "logp": chunk.logp}
     out = {k: (tuple(v.shape), _array(v).dtype) for k, v in rows.items()}
     plain = {"rewards": np.float32, "discounts": np.float32, "done": bool, "mask": bool, "executed": np.int64,
-             "success": bool, "returns": np.float64, "lengths": np.int64, "gains": np.float32}
-    return out | {k: ((n,), np.dtype(d)) for k, d in plain.items()} | {"version": ((), np.dtype(np.int64))}
+             "success": bool, "returns": np.float64, "lengths": np.int64, "gains": np.float32, "version": np.int64}
+    return out | {k: ((n,), np.dtype(d)) for k, d in plain.items()}
 
 
 def column_shape(name: str, row: tuple[int, ...], decisions: int) -> tuple[int, ...]:
@@ -180,11 +180,10 @@ def rollout_of(parts: Sequence[tuple[Columns, int]]) -> Rollout:
     """
     t = max(made for _, made in parts)
     pieces = [_trimmed(c, made, t, c["done"].shape[1]) for c, made in parts]
-    versions = [np.broadcast_to(p["version"][:, None], p["done"].shape) for p in pieces]
 
     def joined(name: str) -> np.ndarray:
         return pieces[0][name] if len(pieces) == 1 else np.concatenate([p[name] for p in pieces], 1)
-    c = {k: joined(k) for k in pieces[0] if k != "version"}
+    c = {k: joined(k) for k in pieces[0]}
     tensor = {k: torch.from_numpy(v) for k, v in c.items() if not k.startswith(FINAL)}
     ended = c["done"]
     over = ended & ~c["cut"] if "cut" in c else ended
@@ -199,7 +198,7 @@ def rollout_of(parts: Sequence[tuple[Columns, int]]) -> Rollout:
         obs=group(OBS, lambda v: v[:t]), last_obs=group(OBS, lambda v: v[t]), trace=group(TRACE, lambda v: v),
         final_obs=group(FINAL, lambda v: torch.from_numpy(v[ended])), x0=tensor["x0"], logp=tensor["logp"],
         rewards=tensor["rewards"], discounts=tensor["discounts"], done=tensor["done"], executed=tensor["executed"],
-        mask=tensor["mask"], version=torch.from_numpy(np.concatenate(versions, 1)),
+        mask=tensor["mask"], version=tensor["version"],
         gains=tensor["gains"], outcome=tensor["returns"][-1].float(), stats=stats)
 
 
@@ -257,11 +256,13 @@ class Collector:
                 self._layouts[explore] |= {"cut": ((self.n,), np.dtype(bool))}
         return self._layouts[explore]
 
-    def begin(self, starts: np.ndarray) -> None:
-        """Start one episode per env from `starts[N]`."""
-        raw, _ = self.env.reset(options={"reset_mask": np.ones(self.n, bool), "starts": starts})
+    def begin(self, starts: np.ndarray, mask: np.ndarray | None = None) -> None:
+        """Start one episode per env (of those in `mask`) from `starts[N]`."""
+        mask = np.ones(self.n, bool) if mask is None else mask
+        raw, _ = self.env.reset(options={"reset_mask": mask, "starts": starts})
         self.obs = self._read(raw)
-        self.returns[:], self.lengths[:], self.gains[:], self.alive[:] = 0, 0, 0, True
+        self.returns[mask], self.lengths[mask], self.gains[mask] = 0, 0, 0
+        self.alive = self.alive | mask
 
     def decide(self, policy: Policy, columns: Columns, t: int, version: int = 0, explore: bool = True,
                whole: bool = False) -> None:

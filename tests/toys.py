@@ -10,12 +10,12 @@ from sims.starts import StartStream, uniforms
 
 
 class PointReach(VectorEnv):
-    """Move a point in the plane to a goal: success within 0.1 terminates, `limit` steps truncate."""
+    """Move a point in the plane to a goal: success within `radius` terminates, `limit` steps truncate."""
 
     metadata = {"autoreset_mode": AutoresetMode.DISABLED}
 
-    def __init__(self, num_envs: int, limit: int = 20, tasks: tuple[str, ...] = ("reach the goal",)):
-        self.num_envs, self.limit, self.tasks = num_envs, limit, tasks
+    def __init__(self, num_envs: int, limit: int = 20, tasks: tuple[str, ...] = ("reach the goal",), radius: float = 0.1):
+        self.num_envs, self.limit, self.tasks, self.radius = num_envs, limit, tasks, radius
         axes = tuple(ActionAxis(n, "m", -0.2, 0.2, "delta", "base") for n in "xy")
         self.spec = ControlSpec("toy", "point", axes, 0.1, limit)
         self.single_observation_space = Dict(state=Box(-np.inf, np.inf, (4,), np.float32), task=Text(64))
@@ -48,7 +48,7 @@ class PointReach(VectorEnv):
         live = ~self.over.any(0)
         self.pos[live] += 0.2 * np.clip(actions[live], -1, 1)
         self.t[live] += 1
-        close = np.linalg.norm(self.goal - self.pos, axis=1) < 0.1
+        close = np.linalg.norm(self.goal - self.pos, axis=1) < self.radius
         self.over[0] |= live & close
         self.over[1] |= live & ~close & (self.t >= self.limit)
         reward = (live & close).astype(np.float32)

@@ -36,9 +36,26 @@ def staleness(args: Train) -> int:
     return int(workers(args) > 0) if args.max_staleness is None else args.max_staleness
 
 
+def lanes(args: Train) -> bool:
+    """Whether episodes of groups wait for no other: with staleness, on this machine, each worker deciding for itself."""
+    return bool(group_size(args)) and staleness(args) > 0 and not args.server and args.backend == "processes"
+
+
+def batch(args: Train) -> int:
+    """Samples of an update: episodes of whole groups, or decisions of all envs."""
+    group = group_size(args)
+    return max(1, int(args.envs / args.over_provision) // group) * group if group else args.envs * args.rl.decisions
+
+
 def check(args: Train) -> None:
     """Raise UserError for workers that do not fit the envs."""
     n, group = workers(args), group_size(args) or 1
+    if args.over_provision > 1 and not lanes(args):
+        raise UserError("--over-provision above 1 needs a group advantage (--rl.advantage grpo), --max-staleness of at "
+                        "least 1, and neither --server nor --backend ray")
+    if args.over_provision > staleness(args) + 1:
+        raise UserError(f"--over-provision must be at most --max-staleness + 1 = {staleness(args) + 1}, got "
+                        f"{args.over_provision:g}: more would never be admitted")
     if args.backend == "ray":
         try:
             import ray  # noqa: F401
@@ -65,35 +82,38 @@ def make_feed(args: Train, folder: Path, env, learner, saved: dict | None, build
     import torch
 
     from robo_rl.rollout import Collector, layout
+    from robo_rl.runtime.lanes import Lanes
     from robo_rl.runtime.local import Local
     from robo_rl.runtime.worker import Job, Worker
 
-    n, group, o, eta = workers(args), group_size(args), args.rl, staleness(args)
+    n, group, o, eta, free = workers(args), group_size(args), args.rl, staleness(args), lanes(args)
     policy, explore, seed = learner.sampler, args.algo != "nft", args.seed + 1
     if n == 0:
         def make(i, refresh):
-            return Worker(i, Collector(env, policy, o.gamma, seed, i), policy, refresh, eta, explore, group)
-        feed = Local(1, make, args.envs * (1 if group else o.decisions), eta, o.decisions, seed)
+            collector = Collector(env, policy, o.gamma, seed, i)
+            return Lanes(i, collector, policy, refresh, group, explore) if free else \
+                Worker(i, collector, policy, refresh, eta, explore, group)
+        feed = Local(1, make, batch(args), eta, o.decisions, seed)
         return feed, feed.load_state(saved) if saved else True
     from robo_rl.runtime.crewed import Crewed
     probe = Collector(env, policy, o.gamma, seed)
     rows = layout(policy, {k: torch.from_numpy(v) for k, v in probe.obs.items()}, explore)
     sizes = shares(args.envs, n, group)
-    layouts = [{k: ((m, *row[1:]) if row else row, d) for k, (row, d) in rows.items()} for m in sizes]
+    leased = [group] * n if free else sizes  # envs of a fragment
+    layouts = [{k: ((m, *row[1:]), d) for k, (row, d) in rows.items()} for m in leased]
     decisions = probe.longest() if group else o.decisions
     env.close()
     flight = folder / "flight"
     build = build or functools.partial(make_env, replace(args, threads=args.threads or max(1, cores() // n)))
     jobs = [Job(i, build, m, policy.options, policy.spec, o.gamma, seed, eta, explore, group, flight,
-                flight / "weights.bin", served=args.server) for i, m in enumerate(sizes)]
+                flight / "weights.bin", served=args.server, lanes=free) for i, m in enumerate(sizes)]
     if args.backend == "ray":
         from robo_rl.runtime.ray_crew import RayCrew
         crew = RayCrew(jobs, policy, args.ray_address, args.hang)
     else:
         from robo_rl.runtime.processes import Processes
         crew = Processes(jobs, policy, args.hang)
-    return Crewed(flight, crew, sizes, layouts, args.envs * (1 if group else o.decisions), decisions, eta, saved,
-                  group), True
+    return Crewed(flight, crew, leased, layouts, batch(args), decisions, eta, saved, group), True
 
 
 def discard(folder: Path) -> None:

@@ -60,6 +60,9 @@ class Train:
     repeats exactly for a seed."""
     max_staleness: int | None = None
     """Most weight versions that what is trained on may lie behind; 0: synchronous; None: 1 with workers, else 0."""
+    over_provision: float = 1.0
+    """With a group advantage and staleness: episodes in flight over those of a batch; those a batch does not wait for go
+    on under newer weights (APRIL)."""
     server: bool = False
     """One process decides for all workers, in batches, instead of each for itself; for many sims that mostly wait."""
     backend: str = "processes"
@@ -103,7 +106,7 @@ class Train:
         choose("backend", self.backend, ("processes", "ray"))
         for name, low, high in (("steps", 0, 10**12), ("envs", 1, 10**6), ("threads", 0, 4096), ("seed", 0, 2**31 - 1),
                                 ("eval_episodes", 1, 10**6), ("torch_threads", 1, 4096), ("eval_every", 0, 10**12),
-                                ("eval_envs", 0, 10**6), ("target", 0, 1), ("workers", 0, 4096), ("max_staleness", 0, 10**6), ("hang", 1, 1e6), ("max_steps", 0, 10**7), ("image_size", 16, 1024)):
+                                ("eval_envs", 0, 10**6), ("target", 0, 1), ("workers", 0, 4096), ("max_staleness", 0, 10**6), ("over_provision", 1, 1e6), ("hang", 1, 1e6), ("max_steps", 0, 10**7), ("image_size", 16, 1024)):
             if getattr(self, name) is not None:
                 in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         if self.algo != "bc" and type(self.rl) is not RL_OPTIONS[self.algo]:

@@ -5,6 +5,7 @@ starts again what died. A learner that dies costs what it learnt since its check
 and batches it had taken come again in their order.
 """
 
+import json
 import threading
 import time
 import traceback
@@ -22,6 +23,8 @@ from robo_rl.runtime.worker import Lease
 DEATHS = 6  # in a row without a finished fragment
 BACK_OFF = (0.0, 0.1, 0.5, 2.0, 5.0, 10.0)  # seconds before restart i
 USELESS = 6  # fragments in a row with numbers that are not finite
+WANTED = "workers.json"  # in the folder: how many workers there should be, for whoever changes it while the run goes on
+LOOK = 0.3  # seconds between looks at it
 
 
 class WorkerFailure(UserError):
@@ -36,6 +39,7 @@ class Crew(Protocol):
     def evict(self, folder: Path) -> None: ...
     def start(self, feed: "Crewed", resumed: bool) -> None: ...
     def turn(self) -> None: ...
+    def resize(self, workers: int) -> None: ...
     def publish(self, version: int) -> None: ...
     def wake(self) -> None: ...
     def end(self) -> None: ...
@@ -47,12 +51,16 @@ class Crewed:
     def __init__(self, folder: Path, crew: Crew, envs: list[int], layouts: list[Layout], batch: int, decisions: int,
                  staleness: int, resume: "dict | None" = None, group: int = 0):
         self.folder, self.crew, self.staleness, self.whole, self.rows = folder, crew, staleness, bool(group), decisions
+        self.envs = envs
         folder.mkdir(parents=True, exist_ok=True)
-        shares = {i: (1 if group else decisions, n) for i, n in enumerate(envs)}
+        if not resume:
+            (folder / WANTED).unlink(missing_ok=True)
+        self.workers, self.looked = wanted(folder) or len(envs), time.monotonic()
+        shares = {i: self.share(i) for i in range(len(envs))}
         per_batch = -(-batch // min(d * n for d, n in shares.values()))
         count = len(envs) * (staleness + 2) + per_batch * (staleness + 8)
         self.slots = Slots.create(folder / "slots.bin", layouts, decisions, count)
-        self.ledger = Ledger(batch, staleness, count, shares)
+        self.ledger = Ledger(batch, staleness, count, {i: self.share(i) for i in range(self.workers)})
         self.condition = threading.Condition()
         self.busy, self.sums, self.failure, self.stopping = Busy(), {}, "", False
         self.useless, self.stale = 0, 0.0
@@ -70,16 +78,20 @@ class Crewed:
         """Updates published so far."""
         return self.ledger.version
 
+    def share(self, worker: int) -> tuple[int, int]:
+        """(decisions, envs) of a worker's fragments; who joins later is like the last of those that began."""
+        return 1 if self.whole else self.rows, self.envs[min(worker, len(self.envs) - 1)]
+
     def _recover(self, state: dict) -> None:
         head, found = self.slots.head, []
         for slot in range(self.slots.count):
             kind, worker, rows = (int(head[k][slot]) for k in ("state", "worker", "rows"))
-            if kind == EMPTY or worker not in self.ledger.shares:
-                continue
+            if kind == EMPTY or kind == LEASED and worker not in self.ledger.shares:
+                continue  # begun by one that has left since
             if kind in (SEALED, TAKEN) and self.slots.checksum(slot, worker, rows) != int(head["checksum"][slot]):
                 continue  # torn by a power cut
             found.append(Fragment(
-                int(head["uid"][slot]), slot, worker, int(head["granted"][slot]), self.ledger.shares[worker][1],
+                int(head["uid"][slot]), slot, worker, int(head["granted"][slot]), self.share(worker)[1],
                 int(head["due"][slot]), {LEASED: led.LEASED, SEALED: led.READY, TAKEN: led.TAKEN}[kind],
                 int(head["attempt"][slot]), int(head["made"][slot]), rows, int(head["oldest"][slot]),
                 int(head["batch"][slot])))
@@ -144,7 +156,7 @@ class Crewed:
             kinds = [f.state for f in self.ledger.fragments.values()]
             out |= {"queue/leased": kinds.count(led.LEASED), "queue/ready": kinds.count(led.READY),
                     "queue/taken": kinds.count(led.TAKEN), "queue/free": len(self.ledger.free),
-                    "health/restarts": self.crew.restarts, "health/refused": self.ledger.refused}
+                    "queue/workers": len(self.ledger.shares), "health/restarts": self.crew.restarts, "health/refused": self.ledger.refused}
         return {k: float(v) for k, v in out.items()}
 
     def spans(self) -> list[tuple[str, int, int]]:
@@ -156,6 +168,7 @@ class Crewed:
         """A few words for the progress line: how many versions behind the data are, restarts."""
         n = self.crew.restarts
         words = [f"{self.stale:.1f} behind"] if self.staleness else []
+        words += [f"{self.workers} workers"] if self.workers != len(self.envs) else []
         words += [f"{n} restart{'s' * (n > 1)}"] if n else []
         return " · ".join(words)
 
@@ -167,21 +180,28 @@ class Crewed:
 
     # ---- the crew's side
 
-    def lease(self, worker: int) -> tuple[Lease, Fragment] | None:
-        """Work for a worker, perhaps what its predecessor began; None: it must wait."""
+    def lease(self, worker: int, more: bool = False) -> Lease | None:
+        """Work for a worker, perhaps what its predecessor began; None: it must wait. `more`: beside what it has."""
         with self.condition:
-            f = self.ledger.lease(worker)
-            if f is None:
-                return None
-            head, s = self.slots.head, f.slot
-            again = int(head["state"][s]) == LEASED and int(head["uid"][s]) == f.uid
-            if not again:
-                for name, value in (("rows", 0), ("oldest", -1), ("made", 0), ("uid", f.uid), ("worker", f.worker),
-                                    ("granted", f.decisions), ("due", f.due), ("batch", -1), ("state", LEASED)):
-                    head[name][s] = value  # the state last
-            head["attempt"][s], head["beat"][s] = f.attempt, time.monotonic_ns()
-            made = int(head["rows"][s]) if again else 0
-            return Lease(f.uid, s, self.rows if self.whole else f.decisions, made, f.due), f
+            f = self.ledger.lease(worker, more)
+            return f and self._lease(f)
+
+    def held(self, worker: int) -> list[Lease]:
+        """What a worker has not finished."""
+        with self.condition:
+            return [self._lease(f) for f in self.ledger.held(worker)]
+
+    def _lease(self, f: Fragment) -> Lease:
+        head, s = self.slots.head, f.slot
+        again = int(head["state"][s]) == LEASED and int(head["uid"][s]) == f.uid
+        if not again:
+            for name, value in (("rows", 0), ("oldest", -1), ("made", 0), ("uid", f.uid), ("worker", f.worker),
+                                ("granted", f.decisions), ("due", f.due), ("batch", -1), ("sim_ns", 0), ("policy_ns", 0), ("wait_ns", 0), ("begin", 0),
+                                ("state", LEASED)):
+                head[name][s] = value  # the state last
+        head["attempt"][s], head["beat"][s] = f.attempt, time.monotonic_ns()
+        made = int(head["rows"][s]) if again else 0
+        return Lease(f.uid, s, self.rows if self.whole else f.decisions, made, f.due)
 
     def sealed(self, worker: int, name: str, uid: int, rows: int, oldest: int, cut: bool) -> bool:
         """A fragment is finished (`cut`: not whole, its sim was lost) -> whether it is of use."""
@@ -189,9 +209,10 @@ class Crewed:
             f = self.ledger.fragments.get(uid)
             if f is None or f.worker != worker or f.state != led.LEASED:
                 return True  # told twice
-            head = self.slots.head
-            bad = finite(self.slots.columns(f.slot, f.worker), rows)
-            f.rows = rows
+        bad = finite(self.slots.columns(f.slot, worker), rows)  # the slot is nobody's now: the learner need not wait
+        checksum = self.slots.checksum(f.slot, worker, rows)
+        with self.condition:
+            head, f.rows = self.slots.head, rows
             self.ledger.seal(uid, (0 if cut else 1) if self.whole else rows, oldest)
             if bad and uid in self.ledger.fragments:
                 self.ledger.refuse(uid)
@@ -201,12 +222,13 @@ class Crewed:
             good = uid in self.ledger.fragments
             if good:
                 head["rows"][f.slot], head["oldest"][f.slot], head["made"][f.slot] = rows, oldest, f.made
-                head["checksum"][f.slot] = self.slots.checksum(f.slot, f.worker, rows)
+                head["checksum"][f.slot] = checksum
                 self.useless = 0
             head["state"][f.slot] = SEALED if good else EMPTY
             for stage in ("sim", "policy", "wait"):
                 self.count(f"workers/{stage}", float(head[f"{stage}_ns"][f.slot]) / 1e9)
-            self.busy.add(name, int(head["begin"][f.slot]), int(head["end"][f.slot]))
+            if head["begin"][f.slot]:
+                self.busy.add(name, int(head["begin"][f.slot]), int(head["end"][f.slot]))
             self.condition.notify_all()
             return good
 
@@ -214,6 +236,23 @@ class Crewed:
         """A worker died; its successor gets the same lease."""
         with self.condition:
             self.ledger.lost(worker)
+
+    def join(self, worker: int) -> None:
+        """A worker is new."""
+        with self.condition:
+            self.ledger.join(worker, self.share(worker))
+
+    def leave(self, worker: int) -> None:
+        """A worker is gone for good: what it made of an unfinished fragment stays, if that is of use."""
+        with self.condition:
+            held = self.ledger.held(worker)
+        for f in held:
+            rows = int(self.slots.head["rows"][f.slot])
+            oldest = int(self.slots.columns(f.slot, worker)["version"][:rows].min()) if rows else 0
+            self.sealed(worker, f"worker{worker}", f.uid, rows, oldest, True)
+        with self.condition:
+            self.ledger.leave(worker, 0, 0)
+            self.condition.notify_all()
 
     def give_up(self, words: str) -> None:
         """End the run with these last words."""
@@ -227,8 +266,22 @@ class Crewed:
     def _broker(self) -> None:
         try:
             while not self.stopping:
+                now = time.monotonic()
+                if now - self.looked > LOOK:
+                    self.looked, n = now, wanted(self.folder)
+                    if n and n != self.workers:
+                        self.workers = n
+                        self.crew.resize(n)
                 self.crew.turn()
         except Exception as e:  # noqa: BLE001 (a thread's last words)
             self.give_up(f"the broker failed: {e!r}\n{traceback.format_exc(limit=-4)}")
         finally:
             self.crew.end()
+
+
+def wanted(folder: Path) -> int:
+    """How many workers `folder` asks for; 0: it does not say."""
+    try:
+        return max(0, int(json.loads((folder / WANTED).read_text())["workers"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0

@@ -59,11 +59,14 @@ class Ledger:
 
     # ---- collecting
 
-    def lease(self, worker: int) -> Fragment | None:
-        """The worker's unfinished fragment, else a new one, else None: it must wait."""
-        for f in self.fragments.values():
-            if f.worker == worker and f.state == LEASED:
-                return f
+    def held(self, worker: int) -> list[Fragment]:
+        """What the worker has not finished."""
+        return [f for f in self.fragments.values() if f.worker == worker and f.state == LEASED]
+
+    def lease(self, worker: int, more: bool = False) -> Fragment | None:
+        """The worker's unfinished fragment, else a new one, else None: it must wait. `more`: one beside those it has."""
+        if not more and (held := self.held(worker)):
+            return held[0]
         decisions, envs = self.shares[worker]
         room = self.learnt + (self.staleness + 1) * self.batch - self.admitted
         if self.staleness == 0 and sum(d * n for d, n in self.shares.values()) >= self.batch:
@@ -90,15 +93,19 @@ class Ledger:
 
     def lost(self, worker: int) -> None:
         """A worker died: it may go on with the same fragment, as another attempt."""
-        for f in self.fragments.values():
-            if f.worker == worker and f.state == LEASED:
-                f.attempt += 1
+        for f in self.held(worker):
+            f.attempt += 1
 
     def leave(self, worker: int, made: int, oldest: int) -> None:
         """A worker is gone for good: what it made stays, the rest is given back."""
-        for f in [f for f in self.fragments.values() if f.worker == worker and f.state == LEASED]:
+        for f in self.held(worker):
             self.seal(f.uid, made, oldest)
         self.shares.pop(worker, None)
+
+    def join(self, worker: int, share: tuple[int, int]) -> None:
+        """A worker is new: it may lease from now on."""
+        self.shares[worker] = share
+        self.widest = max(self.widest, share[1])
 
     def refuse(self, uid: int) -> None:
         """A finished fragment is unusable (not finite, wrong shape): its samples are collected anew."""

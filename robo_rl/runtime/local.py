@@ -9,27 +9,30 @@ from collections.abc import Callable
 import numpy as np
 
 from robo_rl.errors import UserError
-from robo_rl.rollout import Columns, Rollout, mix, new_columns
+from robo_rl.rollout import Columns, Layout, Rollout, mix, new_columns
 from robo_rl.runtime.feed import batch_of
-from robo_rl.runtime.ledger import Ledger
+from robo_rl.runtime.lanes import Lanes
+from robo_rl.runtime.ledger import Fragment, Ledger
 from robo_rl.runtime.slots import finite
 from robo_rl.runtime.worker import Lease, Worker
 
 
 class Local:
-    """Workers stepped in turn. `make(index, refresh)` builds one; weights are the learner's own, so they are always new.
+    """Workers stepped in turn. `make(index, refresh)` builds one, or one's `Lanes`; weights are the learner's own, so they are always new.
 
     `batch` samples an update, `decisions` a fragment; slots live in memory, and a checkpoint carries those in flight.
     """
 
-    def __init__(self, workers: int, make: "Callable[[int, Callable[[], int]], Worker]", batch: int, staleness: int,
+    def __init__(self, workers: int, make: "Callable[[int, Callable[[], int]], Worker | Lanes]", batch: int, staleness: int,
                  decisions: int, seed: int):
         self.seed, self.moves, self.staleness = seed, 0, staleness
         self.workers = [make(i, lambda: self.version) for i in range(workers)]
         self.whole = bool(self.workers[0].group)
         self.rows = self.workers[0].collector.longest() if self.whole else decisions
-        shares = {w.index: (1 if self.whole else decisions, w.collector.n) for w in self.workers}
-        self.ledger = Ledger(batch, staleness, 2 * workers * (staleness + 2), shares)
+        shares = {w.index: (1 if self.whole else decisions, w.group if isinstance(w, Lanes) else w.collector.n)
+                  for w in self.workers}
+        per_batch = max(workers, -(-batch // min(n for _, n in shares.values())) if self.whole else 0)
+        self.ledger = Ledger(batch, staleness, 2 * per_batch * (staleness + 2), shares)
         self.columns: dict[int, Columns] = {}  # by slot
 
     @property
@@ -41,27 +44,40 @@ class Local:
         self.moves += 1
         return mix(self.seed, 77, self.moves) % n
 
-    def _move(self, worker: Worker) -> bool:
+    def _move(self, worker: Worker | Lanes) -> bool:
         """One decision of a worker -> False where it must wait."""
+        if isinstance(worker, Lanes):
+            for _ in range(worker.wants()):
+                if (f := self.ledger.lease(worker.index, more=True)) is None:
+                    break
+                worker.begin(*self._work(f, worker.layout()))
+            if not worker.busy():
+                return False
+            for whole in worker.decide():
+                self._seal(*whole)
+            return True
         if worker.lease is None:
             f = self.ledger.lease(worker.index)
             if f is None:
                 return False
-            rows = worker.collector.layout(worker.policy, worker.explore)
-            if f.slot not in self.columns or self.columns[f.slot]["done"].shape[1] != f.envs:
-                self.columns[f.slot] = new_columns(rows, self.rows)
-            worker.begin(Lease(f.uid, f.slot, self.rows if self.whole else f.decisions, 0, f.due), self.columns[f.slot])
+            worker.begin(*self._work(f, worker.collector.layout(worker.policy, worker.explore)))
         if worker.decide():
-            self._seal(worker)
+            self._seal(worker.lease.uid, worker.made, worker.oldest)
+            worker.end()
         return True
 
-    def _seal(self, worker: Worker) -> None:
-        f = self.ledger.fragments[worker.lease.uid]
-        f.rows = worker.made
-        self.ledger.seal(f.uid, min(1, worker.made) if self.whole else worker.made, worker.oldest)
-        if worker.made and finite(self.columns[f.slot], worker.made):
-            self.ledger.refuse(f.uid)
-        worker.end()
+    def _work(self, f: Fragment, rows: Layout) -> tuple[Lease, Columns]:
+        """A new lease and where to write."""
+        if f.slot not in self.columns or self.columns[f.slot]["done"].shape[1] != f.envs:
+            self.columns[f.slot] = new_columns(rows, self.rows)
+        return Lease(f.uid, f.slot, self.rows if self.whole else f.decisions, 0, f.due), self.columns[f.slot]
+
+    def _seal(self, uid: int, rows: int, oldest: int) -> None:
+        f = self.ledger.fragments[uid]
+        f.rows = rows
+        self.ledger.seal(uid, min(1, rows) if self.whole else rows, oldest)
+        if rows and finite(self.columns[f.slot], rows):
+            self.ledger.refuse(uid)
 
     def next(self) -> Rollout:
         """The next batch; with staleness, workers have by then run ahead by a number of decisions that is drawn."""
@@ -118,8 +134,9 @@ class Local:
         slots = {f.slot for f in self.ledger.fragments.values()}
         return {"ledger": self.ledger.state_dict(), "moves": self.moves,
                 "columns": {s: self.columns[s] for s in sorted(slots)},
-                "workers": [{"collector": w.collector.state(), "last": w.last, "lease": w.lease and [
-                    w.lease.uid, w.lease.slot, w.lease.rows, w.made, w.lease.due, w.oldest]} for w in self.workers]}
+                "workers": [w.state() if isinstance(w, Lanes) else {
+                    "collector": w.collector.state(), "last": w.last, "lease": w.lease and [
+                        w.lease.uid, w.lease.slot, w.lease.rows, w.made, w.lease.due, w.oldest]} for w in self.workers]}
 
     def load_state(self, state: dict) -> bool:
         """Go on from `state()` -> whether exactly (False: the sim has no snapshots)."""
@@ -127,6 +144,11 @@ class Local:
         self.moves, exact = state["moves"], True
         self.columns = {s: {k: np.array(v) for k, v in c.items()} for s, c in state["columns"].items()}
         for w, saved in zip(self.workers, state["workers"], strict=True):
+            if isinstance(w, Lanes):
+                w.resume(saved, [(Lease(f.uid, f.slot, self.rows, 0, f.due), self.columns[f.slot])
+                                 for f in self.ledger.held(w.index)])
+                exact = exact and bool(saved)
+                continue
             w.last = saved["last"]
             if saved["collector"]:
                 w.collector.set_state(saved["collector"])
@@ -136,7 +158,8 @@ class Local:
                 w.lease, w.columns = Lease(*saved["lease"][:3], 0, saved["lease"][4]), self.columns[saved["lease"][1]]
                 w.made, w.oldest = saved["lease"][3], saved["lease"][5]
                 if not saved["collector"]:
-                    self._seal(w)
+                    self._seal(w.lease.uid, w.made, w.oldest)
+                    w.end()
         return exact
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import connection as mpc
 from pathlib import Path
 
@@ -46,7 +46,10 @@ class Member:
     process: "multiprocessing.process.BaseProcess | None" = None
     pipe: "mpc.Connection | None" = None
     ready: bool = False
-    slot: int = -1  # of its lease; -1: it waits for one
+    leases: dict[int, int] = field(default_factory=dict)  # uid -> slot of what it is at
+    wants: int = 0  # leases it waits for
+    leaving: bool = False  # it gets no more
+    told: float = 0.0  # when it was told to end
     deaths: int = 0  # since it last finished something
     restarts: int = 0
     started: float = 0.0
@@ -89,7 +92,18 @@ class Processes:
         if first.served:
             self.members[SERVER] = Member("server", ServerJob(first.options, first.spec, first.explore, feed.folder,
                                                               first.weights, len(self.jobs)))
-        self.context = context()
+        self.context, self.left = context(), {}
+        self.resize(feed.workers)
+
+    def resize(self, workers: int) -> None:
+        """Workers 0 … `workers` - 1 from now on: others finish what they are at and leave, new ones join."""
+        for i, m in self.members.items():
+            m.leaving = i >= workers
+        for i in range(workers):
+            if i not in self.members:  # one that was here before goes on where it was, or with another seed
+                self.members[i] = Member(f"worker{i}", replace(
+                    self.jobs[-1], index=i, incarnation=self.left.get(i, self.members[0].job.incarnation)))
+                self.feed.join(i)
 
     def publish(self, version: int) -> None:
         """The policy's weights are the version `version` from now on."""
@@ -102,8 +116,12 @@ class Processes:
     def turn(self) -> None:
         """Start what should run, hear what they say, bury the dead, hand out work."""
         now = time.monotonic()
-        for m in self.members.values():
-            if m.process is None and now >= m.again:
+        for i, m in list(self.members.items()):
+            if m.process is None and m.leaving:
+                self.feed.leave(i)
+                self.left[i] = m.job.incarnation
+                del self.members[i]
+            elif m.process is None and now >= m.again:
                 self._start(m)
         running = [m for m in self.members.values() if m.process is not None]
         pipes, ends = {m.pipe: m for m in running}, {m.process.sentinel: m for m in running}
@@ -121,11 +139,17 @@ class Processes:
                 self._died(m)
         self._watch(time.monotonic())
         for i, m in self.members.items():
-            if m.ready and m.slot < 0 and not m.decides and (got := self.feed.lease(i)) is not None:
-                lease, f = got
-                m.slot = f.slot
-                with contextlib.suppress(OSError):  # it died: the sentinel tells
-                    m.pipe.send(lease)
+            if m.leaving and m.process is not None and not m.leases and not m.told:
+                m.told = time.monotonic()
+                self._send(m, None)
+            while m.wants and not m.leaving and (lease := self.feed.lease(i, m.job.lanes)) is not None:
+                m.wants -= 1
+                m.leases[lease.uid] = lease.slot
+                self._send(m, [lease])
+
+    def _send(self, m: Member, message: object) -> None:
+        with contextlib.suppress(OSError):  # it died: the sentinel tells
+            m.pipe.send(message)
 
     def end(self) -> None:
         """Tell all to stop; kill who does not."""
@@ -147,15 +171,21 @@ class Processes:
         m.process = self.context.Process(target=server.main if m.decides else main, args=(m.job, theirs), name=m.name)
         m.process.start()
         theirs.close()
-        m.ready, m.slot, m.started, m.words = False, -1, time.monotonic(), ""
+        m.ready, m.leases, m.wants, m.started, m.words = False, {}, 0, time.monotonic(), ""
 
     def _hear(self, m: Member, message: tuple) -> None:
         if message[0] == "ready":
             m.ready = True
+            if not m.decides:
+                held = self.feed.held(m.job.index)
+                m.leases = {lease.uid: lease.slot for lease in held}
+                self._send(m, held)
+        elif message[0] == "wants":
+            m.wants += message[1]
         elif message[0] == "error":
             m.words = f"{message[1]}\n{message[2]}"
         elif message[0] == "sealed":
-            m.slot = -1
+            m.leases.pop(message[1], None)
             if self.feed.sealed(m.job.index, m.name, *message[1:]):
                 m.deaths = 0
                 if SERVER in self.members:
@@ -167,8 +197,11 @@ class Processes:
                 continue
             if not m.ready and now - m.started > START_LIMIT:
                 self._kill(m, f"did not start within {START_LIMIT:.0f} s")
-            elif m.slot >= 0:
-                silent = (time.monotonic_ns() - int(self.feed.slots.head["beat"][m.slot])) / 1e9
+            elif m.told and now - m.told > self.hang:
+                self._kill(m, "was told to leave")
+            elif m.leases:
+                beat = self.feed.slots.head["beat"][list(m.leases.values())].max()
+                silent = (time.monotonic_ns() - int(beat)) / 1e9
                 if silent > self.hang:
                     self._kill(m, f"made no decision for {silent:.0f} s")
 
@@ -185,7 +218,10 @@ class Processes:
         code = m.process.exitcode
         m.process.join()
         m.pipe.close()
-        m.process, m.pipe, m.ready, m.slot = None, None, False, -1
+        m.process, m.pipe, m.ready, m.leases, m.wants = None, None, False, {}, 0
+        if m.told:  # it left
+            m.job, m.told = replace(m.job, incarnation=m.job.incarnation + 1), 0.0
+            return
         m.restarts += 1
         m.deaths += 1
         m.again = time.monotonic() + BACK_OFF[min(m.deaths - 1, len(BACK_OFF) - 1)]

@@ -104,6 +104,7 @@ class Actor:
     restarts: int = 0
     again: float = 0.0
     since: float = 0.0
+    leaving: bool = False  # it gets no more
 
 
 class RayCrew:
@@ -122,7 +123,7 @@ class RayCrew:
             except (ConnectionError, ValueError, RuntimeError) as e:
                 raise UserError(f"cannot join the Ray cluster at {address or 'this machine'}: {e}; "
                                 "start one with: ray start --head") from e
-        self.actors = {j.index: Actor(j) for j in jobs}
+        self.actors, self.left = {j.index: Actor(j) for j in jobs}, {}
         self.kind = ray.remote(Collecting).options(num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=2)
 
     @property
@@ -141,6 +142,7 @@ class RayCrew:
         if resumed:
             for a in self.actors.values():
                 a.job = replace(a.job, incarnation=int(time.time()) % 10**9)
+        self.resize(feed.workers)
 
     def tensors(self) -> dict:
         return dict(self.policy.state_dict())
@@ -162,14 +164,32 @@ class RayCrew:
     def wake(self) -> None:
         """Turns are short."""
 
+    def resize(self, workers: int) -> None:
+        """Actors 0 … `workers` - 1 from now on: others finish what they are at and leave, new ones join."""
+        for i, a in self.actors.items():
+            a.leaving = i >= workers
+        for i in range(workers):
+            if i not in self.actors:
+                incarnation, kept = self.left.get(i, (self.actors[0].job.incarnation, None))
+                job = replace(self.actors[0].job, index=i, envs=self.feed.envs[-1], incarnation=incarnation)
+                self.actors[i] = Actor(job, kept=kept, state=kept)
+                self.feed.join(i)
+
     def turn(self) -> None:
         """Start actors, hand out leases, take what comes back, bury the dead."""
         now = time.monotonic()
-        for i, a in self.actors.items():
+        for i, a in list(self.actors.items()):
+            if a.leaving and a.lease is None:
+                if a.handle is not None:
+                    self.ray.kill(a.handle)
+                self.feed.leave(i)
+                self.left[i] = a.job.incarnation + 1, a.kept
+                del self.actors[i]
+                continue
             if a.handle is None and now >= a.again:
                 a.handle, a.lease, a.since = self.kind.remote(a.job, self.full()), None, now
-            if a.handle is not None and a.lease is None and (got := self.feed.lease(i)) is not None:
-                a.lease, a.since = got[0], now
+            if a.handle is not None and a.lease is None and not a.leaving and (lease := self.feed.lease(i)) is not None:
+                a.lease, a.since = lease, now
                 rows = self.feed.rows if self.feed.whole else a.lease.rows
                 a.result = a.handle.collect.remote(a.lease, rows, a.state or {}, self.feed.version)
                 a.state = None  # it knows from now on

@@ -67,7 +67,7 @@ def _serve(job: ServerJob, pipe) -> None:
     version = reader.fetch()
     reader.swap(policy)
     slots = Slots.open(job.folder / "slots.bin")
-    generators = [torch.Generator() for _ in range(job.clients)]
+    generators: list[torch.Generator] = []
     listener = mpc.Listener(job.address, "AF_UNIX", backlog=job.clients)
     clients: list[mpc.Connection] = []
     pipe.send(("ready", -1, os.getpid()))
@@ -93,6 +93,7 @@ def _serve(job: ServerJob, pipe) -> None:
             reader.swap(policy)
             version = new
         parts, noise = [], []
+        generators += [torch.Generator() for _ in range(len(waiting) - len(generators))]
         for generator, (_, (slot, worker, t, key)) in zip(generators, waiting):
             columns = slots.columns(slot, worker)
             parts.append((columns, t))

@@ -101,7 +101,7 @@ class Slots:
         if (slot, worker) in self._views:
             return self._views[slot, worker]
         at, out = self.start + slot * self.stride, {}
-        for k, (row, dtype) in self.layouts[worker].items():
+        for k, (row, dtype) in self.layouts[min(worker, len(self.layouts) - 1)].items():  # who joins is like the last
             shape = column_shape(k, row, self.decisions)
             out[k] = self.bytes[at:at + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
             at += _size(k, row, dtype, self.decisions)

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,6 +24,9 @@ from robo_rl.runtime import snapshot
 from robo_rl.runtime.server import Remote, address
 from robo_rl.runtime.slots import Slots
 from robo_rl.runtime.weights import WeightReader
+
+if TYPE_CHECKING:
+    from robo_rl.runtime.lanes import Lanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class Worker:
             self.collector.act(self._commands(t), columns, t, bool(self.group))
         self.made = lease.made
         if self.made:
-            self.version = int(columns["version"][self.made - 1])
+            self.version = int(columns["version"][self.made - 1].max())
             self.oldest = int(columns["version"][:self.made].min())
 
     def decide(self) -> bool:
@@ -123,6 +127,7 @@ class Job:
     weights: Path
     incarnation: int = 0
     threads: int = 1
+    lanes: bool = False  # groups whose episodes wait for no other (robo_rl.runtime.lanes)
     served: bool = False  # a policy server decides
 
 
@@ -162,21 +167,27 @@ def _loop(job: Job, connection) -> None:
     env = job.build(job.envs)
     saved = snapshot.load(where) if job.incarnation else {}
     seed = job.seed if saved or not job.incarnation else mix(job.seed, job.incarnation)
-    worker = Worker(job.index, Collector(env, policy, job.gamma, seed, job.index), policy, refresh, job.staleness,
-                    job.explore, job.group, remote and remote.ask)
-    slots = Slots.open(job.folder / "slots.bin")
+    collector, slots = Collector(env, policy, job.gamma, seed, job.index), Slots.open(job.folder / "slots.bin")
+
+    def orphaned() -> bool:
+        return os.getppid() != parent
+
+    if job.lanes:
+        from robo_rl.runtime.lanes import Lanes
+        return _play(Lanes(job.index, collector, policy, refresh, job.group, job.explore), connection, slots, where, saved,
+                     orphaned)
+    worker = Worker(job.index, collector, policy, refresh, job.staleness, job.explore, job.group, remote and remote.ask)
     if not saved:
         _save(where, worker)
     connection.send(("ready", job.index, os.getpid()))
     asked = time.monotonic_ns()
-    while True:
-        while not connection.poll(1.0):
-            if os.getppid() != parent:
-                return
-        message = connection.recv()
-        if message is None:
-            return
-        lease: Lease = message
+    leases = _told(connection, orphaned)
+    while leases is not None:
+        if not leases:
+            connection.send(("wants", 1))
+            leases = _told(connection, orphaned)
+            continue
+        lease = leases.pop(0)
         head, columns = slots.head, slots.columns(lease.slot, job.index)
         state = None
         if saved:  # the successor of a worker that died, at its first lease
@@ -200,7 +211,7 @@ def _loop(job: Job, connection) -> None:
             head["oldest"][lease.slot] = worker.oldest
             head["rows"][lease.slot] = worker.made  # counted once it is written
             head["beat"][lease.slot] = time.monotonic_ns()
-            if os.getppid() != parent:
+            if orphaned():
                 return
         spent = worker.collector.timer.take()
         for stage in ("sim", "policy"):
@@ -212,7 +223,58 @@ def _loop(job: Job, connection) -> None:
         connection.send(("sealed", lease.uid, made, oldest, False))
 
 
-def _save(where: Path, worker: Worker) -> None:
+def _told(connection, orphaned: Callable[[], bool]) -> "list[Lease] | None":
+    """The next message of the broker: more leases, or None for the end."""
+    while not connection.poll(1.0):
+        if orphaned():
+            return None
+    return connection.recv()
+
+
+def _play(lanes: "Lanes", connection, slots: Slots, where: Path, saved: dict, orphaned: Callable[[], bool]) -> None:
+    """Groups in lanes until told to end: whatever is idle is asked for, whatever is whole is handed over."""
+    def columns(lease: Lease) -> Columns:
+        return slots.columns(lease.slot, lanes.index)
+    connection.send(("ready", lanes.index, os.getpid()))
+    leases = _told(connection, orphaned)
+    if leases is None:
+        return
+    lanes.resume(saved, [(lease, columns(lease)) for lease in leases])
+    head, asked, idle, began = slots.head, 0, 0, time.monotonic_ns()
+    saved_at = took = 0.0
+    lanes.collector.timer.take()
+    while not orphaned():
+        if (wants := lanes.wants()) > asked:
+            connection.send(("wants", wants - asked))
+            asked = wants
+        now = time.monotonic_ns()
+        while connection.poll(0 if lanes.busy() else 1.0):
+            leases = connection.recv()
+            if leases is None:
+                return
+            for lease in leases:
+                lanes.begin(lease, columns(lease))
+            asked -= len(leases)
+        idle += time.monotonic_ns() - now
+        if not lanes.busy():
+            continue
+        held = {uid: g.lease.slot for uid, g in lanes.groups.items()}
+        whole = lanes.decide()
+        head["beat"][list(held.values())] = time.monotonic_ns()
+        if time.monotonic() - saved_at > 20 * took:  # a kill costs what was done since
+            saved_at = time.monotonic()
+            _save(where, lanes)
+            took, saved_at = time.monotonic() - saved_at, time.monotonic()
+        spent = lanes.collector.timer.take() if whole else {}
+        for uid, rows, oldest in whole:
+            times = (int(spent.get("sim", 0) * 1e9), int(spent.get("policy", 0) * 1e9), idle, began, time.monotonic_ns())
+            for name, value in zip(("sim_ns", "policy_ns", "wait_ns", "begin", "end"), times):
+                head[name][held[uid]] = value
+            connection.send(("sealed", uid, rows, oldest, False))
+            spent, idle, began = {}, 0, times[-1]
+
+
+def _save(where: Path, worker: "Worker | Lanes") -> None:
     state = worker.state()
     if state:
         snapshot.save(where, state)

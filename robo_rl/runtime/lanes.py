@@ -1,0 +1,164 @@
+"""Groups of episodes without a barrier: the rollout role with a group advantage, where data may be stale.
+
+A lease is a *group*: `group` whole episodes from one start, in a slot [decisions, group]. Each env (a *lane*) plays one
+episode after another, of whichever group is next in line, so that no lane waits for the slowest of its group, its worker
+or its batch. More episodes are in flight than a batch needs; a batch closes when enough groups are whole, and what is
+unfinished then simply goes on under newer weights: every chunk carries the version that acted.
+
+The noise of decision t of member m of group u is drawn from (seed, worker, u, m, t) alone: it depends on no other lane.
+
+Source: APRIL (arXiv 2509.18521), over-provisioned groups and recycled partial episodes. Where we differ: a simulator need
+not be interrupted to change its weights, so nothing is cut and put back; groups finished beyond a batch are in the next.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from robo_rl.policies import Policy
+from robo_rl.rollout import FINAL, OBS, Collector, Columns, mix, new_columns, think
+from robo_rl.runtime.worker import Lease
+
+REPEATED = ("returns", "lengths", "success", "version")  # columns that stay as they were once an episode is over
+
+
+@dataclass(slots=True)
+class Group:
+    """One lease that is being played: `begun` members have had a lane, member m has made `made[m]` decisions."""
+
+    lease: Lease
+    columns: Columns
+    start: int
+    begun: int
+    made: np.ndarray
+    over: np.ndarray
+
+
+class Lanes:
+    """The envs of one collector, each on its own. `refresh()` makes the newest weights the policy's -> their version."""
+
+    def __init__(self, index: int, collector: Collector, policy: Policy, refresh: Callable[[], int], group: int,
+                 explore: bool = True):
+        self.index, self.collector, self.policy, self.refresh = index, collector, policy, refresh
+        self.group, self.explore = group, explore
+        self.groups: dict[int, Group] = {}
+        self.uid = np.full(collector.n, -1, np.int64)  # of the group that a lane plays; -1: none
+        self.member, self.row = np.zeros(collector.n, np.int64), np.zeros(collector.n, np.int64)
+        self.generators = [torch.Generator() for _ in range(collector.n)]
+        self.line = new_columns(collector.layout(policy, explore), 1)  # one decision of every lane
+        collector.alive[:] = False
+
+    def layout(self) -> dict:
+        """Rows of one group's columns."""
+        rows = self.collector.layout(self.policy, self.explore)
+        return {k: ((self.group, *row[1:]), dtype) for k, (row, dtype) in rows.items()}
+
+    @property
+    def waiting(self) -> int:
+        """Members of open groups that have had no lane yet."""
+        return sum(self.group - g.begun for g in self.groups.values())
+
+    def wants(self) -> int:
+        """Groups that would give every idle lane an episode."""
+        return max(0, -(-(int((self.uid < 0).sum()) - self.waiting) // self.group))
+
+    def busy(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.groups)
+
+    def begin(self, lease: Lease, columns: Columns) -> None:
+        """Take up a group; its members start as lanes become idle."""
+        start = mix(self.collector.seed, 5, self.index, lease.uid, 0) >> 32
+        self.groups[lease.uid] = Group(lease, columns, start, 0, np.zeros(self.group, np.int64),
+                                       np.zeros(self.group, bool))
+
+    def decide(self) -> list[tuple[int, int, int]]:
+        """One decision in every lane that plays -> the groups that are whole now: (uid, rows, oldest version)."""
+        self._assign()
+        c = self.collector
+        c.observe(self.line, 0)
+        with c.threads():
+            actions, = think(self.policy, [(self.line, 0)], self._noise(), self.refresh(), self.explore)
+            c.timer.add("policy")
+            c.act(actions, self.line, 0, whole=True)
+        whole = []
+        for uid, g in list(self.groups.items()):
+            lanes = np.flatnonzero(self.uid == uid)
+            if len(lanes):
+                self._keep(g, lanes)
+            if g.over.all():
+                rows = int(g.made.max())
+                fill(g.columns, g.made, rows)
+                whole.append((uid, rows, int(g.columns["version"][:rows].min())))
+                del self.groups[uid]
+        return whole
+
+    def _assign(self) -> None:
+        idle = list(np.flatnonzero(self.uid < 0))
+        starts, mask = np.zeros(self.collector.n, np.int64), np.zeros(self.collector.n, bool)
+        for uid, g in sorted(self.groups.items()):
+            while idle and g.begun < self.group:
+                lane = idle.pop(0)
+                self.uid[lane], self.member[lane], self.row[lane] = uid, g.begun, 0
+                starts[lane], mask[lane] = g.start, True
+                g.begun += 1
+        if mask.any():
+            self.collector.begin(starts, mask)
+
+    def _noise(self) -> list[tuple[torch.Generator, int]]:
+        seed = mix(self.collector.seed, self.index)
+        keys = zip(self.uid.tolist(), self.member.tolist(), self.row.tolist())
+        return [(g.manual_seed(mix(seed, *key)), 1) for g, key in zip(self.generators, keys)]
+
+    def _keep(self, g: Group, lanes: np.ndarray) -> None:
+        """Move what these lanes did from the line to the rows of their group."""
+        rows, members, done = self.row[lanes], self.member[lanes], self.line["done"][0, lanes]
+        for k, v in self.line.items():
+            if k.startswith(FINAL):
+                g.columns[k][rows[done], members[done]] = v[0, lanes[done]]
+                continue
+            g.columns[k][rows, members] = v[0, lanes]
+            if k.startswith(OBS):
+                g.columns[k][rows + 1, members] = v[1, lanes]
+        self.row[lanes] += 1
+        g.made[members] += 1
+        g.over[members[done]] = True
+        self.uid[lanes[done]] = -1
+
+    # ---- state
+
+    def state(self) -> dict:
+        """Everything but the rows, which are in the slots; {} where the sim has no snapshots."""
+        state = self.collector.state()
+        return {"collector": state, "uid": self.uid.copy(), "member": self.member.copy(), "row": self.row.copy(),
+                "groups": [[uid, g.start, g.begun, g.made.tolist(), g.over.tolist()] for uid, g in self.groups.items()]
+                } if state else {}
+
+    def resume(self, state: dict, leases: list[tuple[Lease, Columns]]) -> None:
+        """Go on with `leases`, all that this worker holds: those in `state` where they were, others from their start."""
+        known = {row[0]: row[1:] for row in state["groups"]} if state else {}
+        if state:
+            self.collector.set_state(state["collector"])
+            self.uid, self.member, self.row = (np.array(state[k]) for k in ("uid", "member", "row"))
+        for lease, columns in leases:
+            self.begin(lease, columns)
+            if lease.uid in known:
+                g = self.groups[lease.uid]
+                g.start, g.begun, made, over = known[lease.uid]
+                g.made, g.over = np.array(made, np.int64), np.array(over, bool)
+        gone = ~np.isin(self.uid, list(self.groups))  # handed over since, or never
+        self.uid[gone], self.collector.alive[gone] = -1, False
+
+
+def fill(columns: Columns, made: np.ndarray, rows: int) -> None:
+    """Make what follows a member's last decision, up to `rows`, what it is in an env that is over: masked, reward 0."""
+    for m, last in enumerate(made.tolist()):
+        for k, v in columns.items():
+            if k.startswith(OBS):
+                v[last + 1:rows + 1, m] = v[last, m]
+            elif k in REPEATED:
+                v[last:rows, m] = v[last - 1, m]
+            elif not k.startswith(FINAL):
+                v[last:rows, m] = 1 if k == "discounts" else 0
