@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from commands import TINY
+from commands import TINY, robo_rl
 
 from robo_rl import checkpoint
 
@@ -57,6 +57,9 @@ def test_a_run_whose_learner_and_workers_are_killed_goes_on_to_its_end(tmp_path)
         for victim in workers(process)[:1]:
             victim.kill()
         until(lambda: learner.is_running() and len(workers(process)) == 2, process, tmp_path)
+        assert robo_rl(tmp_path, "workers", "run").out == "2 workers\n"
+        assert robo_rl(tmp_path, "workers", "run", "3").out.startswith("2 -> 3 workers")
+        until(lambda: len(workers(process)) == 3, process, tmp_path)
         learner.kill()
         assert process.wait(180) == 0, (tmp_path / "said").read_text()
     finally:

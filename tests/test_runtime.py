@@ -536,3 +536,72 @@ def test_a_damaged_snapshot_reads_as_none(tmp_path):
     assert back["collector"]["words"].tolist() == ["x", "yy"]
     (tmp_path / "s").write_bytes((tmp_path / "s").read_bytes()[:100])
     assert snapshot.load(tmp_path / "s") == {} == snapshot.load(tmp_path / "none")
+
+
+# ---- workers that join and leave ---------------------------------------------------------------------------------
+
+def want(folder, n):
+    (folder / "workers.json").write_text(f'{{"workers": {n}}}')
+
+
+def until_workers(feed, learner, n, seconds=60):
+    """Train on until n workers are at work."""
+    end, seen = time.monotonic() + seconds, []
+    while True:
+        crew = feed.crew
+        there = [m for i, m in list(crew.members.items()) if i >= 0 and m.process is not None and m.ready]
+        if len(there) == n == len(feed.ledger.shares) and len(crew.members) == n:
+            return seen
+        assert time.monotonic() < end, (crew.members.keys(), feed.ledger.shares)
+        seen += train(learner, feed, 1)
+
+
+def test_workers_join_and_leave_while_it_runs_and_a_kill_in_between_loses_nothing(tmp_path):
+    learner = make_learner(epochs=1)
+    feed = processes(tmp_path, learner, 1, 1)
+    uids = taken_uids(feed)
+    try:
+        train(learner, feed, 2)
+        want(tmp_path, 3)
+        seen = until_workers(feed, learner, 3)
+        want(tmp_path, 1)
+        while not any(m.leaving for m in feed.crew.members.values()):
+            time.sleep(0.01)
+        for m in [m for m in feed.crew.members.values() if m.leaving and m.process is not None]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(m.process.pid, signal.SIGKILL)  # while it finishes what it is at
+        seen += until_workers(feed, learner, 1)
+        want(tmp_path, 2)
+        while not (new := getattr(feed.crew.members.get(1), "process", None)) or new.pid is None:
+            time.sleep(0.01)
+        os.kill(new.pid, signal.SIGKILL)  # while it starts
+        seen += until_workers(feed, learner, 2)
+        want(tmp_path, 1)
+        seen += until_workers(feed, learner, 1) + train(learner, feed, 2)
+        with feed.condition:
+            left = [f.uid for f in feed.ledger.fragments.values() if f.uid not in uids]
+            missing = set(range(feed.ledger.next_uid)) - {*uids, *left}
+    finally:
+        feed.close()
+    assert len(set(uids)) == len(uids) and max(s["stal/max"] for s in seen) <= 1
+    assert len(missing) <= 3  # leases of those that left before they had made anything
+
+
+def test_a_run_whose_learner_died_begins_again_with_the_workers_it_was_last_told(tmp_path):
+    learner = make_learner(epochs=1)
+    feed = processes(tmp_path, learner, 1, 1)
+    want(tmp_path, 2)
+    until_workers(feed, learner, 2)
+    train(learner, feed, 4)
+    saved = feed.state()
+    feed.commit()
+    train(learner, feed, 2)
+    feed.close()
+    feed = processes(tmp_path, learner, 1, 1, resume=saved)
+    try:
+        uids = taken_uids(feed)
+        assert feed.workers == 2 and feed.version == saved["version"]
+        train(learner, feed, 6)
+        assert len(set(uids)) == len(uids)
+    finally:
+        feed.close()

@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": ("Serve", "answer a run's policy over TCP, for a bridge on another machine"),
     "up": ("Up", "bring up a graph of commands without ROS: arm and bridge"),
     "correct": ("Correct", "rounds of practice with a person beside the robots, learning from what they did"),
+    "workers": ("Workers", "let workers join or leave a run that goes on"),
     "report": ("Report", "one self-contained HTML page of a run"),
     "doctor": ("Doctor", "what works on this machine and what to install for the rest"),
     "bench": ("Bench", "our speed, the physical limit and a peer side by side"),

@@ -4,6 +4,7 @@
     slots      fragments in a mapped file that outlives every process: hand-over and journal
     worker     the rollout role, one decision at a time; also as a process
     server     one policy that decides for many workers
+    lanes      whole episodes of groups, each env on its own
     feed       what the learner sees: the next batch, publish, commit
     local      a feed with every role in this process, in a seeded order
     crewed     a feed whose crew runs elsewhere: processes (this machine) or ray_crew (a cluster)
