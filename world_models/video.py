@@ -153,6 +153,7 @@ class Video(nn.Module):
             self.net = Net(views, grid, options, s + options.chunk * (s + a) + 8)
             self.heads = Heads(views, grid, s, a)
         self.register_buffer("spread", torch.ones(()))  # std of the change of a pixel within a chunk
+        self.register_buffer("shift", torch.zeros(2))  # log-odds by which events are commoner in training than in the data
 
     # ---- pieces
 
@@ -226,7 +227,7 @@ class Video(nn.Module):
         shown = torch.cat([last[:, None], frames[:, :-1]], 1).flatten(0, 1)
         stood = torch.cat([before[:, None], states[:, :-1]], 1).flatten(0, 1)
         out = self.judged(shown, stood, actions.flatten(0, 1)).view(n, e, 3)
-        chance = out[..., 1:].sigmoid()
+        chance = (out[..., 1:] - self.shift).sigmoid()
         obs = {"state": states} | {f"image/{v}": to_frames(x) for v, x in zip(views, frames.split(48, 2), strict=True)}
         return after | {"last": frames[:, -1]}, Prediction(obs, out[..., 0] * self.proprio.gain, chance[..., 1], chance[..., 0],
                                                            p.uncertainty)

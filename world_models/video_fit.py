@@ -59,6 +59,9 @@ class VideoFitter:
         heads[torch.from_numpy(data.end[data.success] - 1), 1] = 1
         heads[torch.from_numpy(data.end[data.terminated] - 1), 2] = 1
         self.heads, self.state, self.action = heads, torch.from_numpy(data.state), torch.from_numpy(data.action)
+        rare = heads[self.any, 1:].mean(0).clamp(1e-6, 1 - 1e-6)
+        often = (2 * rare + (heads[self.events, 1:].mean(0) if len(self.events) else rare)) / 3
+        model.shift.copy_(torch.logit(often.clamp(max=1 - 1e-6)) - torch.logit(rare))
         pick = self.rows[torch.randint(0, len(self.rows), (min(64, len(self.rows)),), generator=self.generator)]
         change = self.patches(pick[:, None] + c) - self.patches(pick[:, None])
         model.spread.copy_(change.std().clamp(min=1e-2))
