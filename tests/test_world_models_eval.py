@@ -18,7 +18,7 @@ from robo_rl.files import plain
 from world_models import imagine
 from world_models.model import Frames, Prediction, WorldSpec
 
-ARGS = WmEval(model="m", dataset="d", windows=60, horizon=16, episodes=200, json=True)
+ARGS = WmEval(model="m", dataset="d", windows=60, horizon=16, episodes=200, inverse=60, json=True)
 
 
 class PointModel:

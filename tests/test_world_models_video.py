@@ -117,7 +117,7 @@ def test_a_lane_depends_on_its_own_key_alone_and_a_forked_carry_goes_on_alike(mo
     model, obs = stirred(**more), observations()
     actions = torch.rand(3, 8, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
     carry, whole = model.step(model.start(obs, np.array([5, 6, 7])), actions)
-    one, alone = model.step(model.start({k: v[1:2] for k, v in obs.items()}, np.array([6])), actions[1:2])
+    _, alone = model.step(model.start({k: v[1:2] for k, v in obs.items()}, np.array([6])), actions[1:2])
     near = (alone.obs["image/top"].int() - whole.obs["image/top"][1:2].int()).abs()
     assert int(near.max()) <= 1 and torch.allclose(alone.obs["state"], whole.obs["state"][1:2], atol=1e-5)
     fork = {k: v[[1, 1]] for k, v in carry.items()}

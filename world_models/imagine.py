@@ -20,7 +20,7 @@ HEADS = ("reward", "terminal", "success", "uncertainty")
 class Windows:
     """Recorded stretches of T steps: `start` is what was seen before action 0, row t of the rest after action t.
 
-    start {key: [B,...]}, actions float32[B,T,A], state float32[B,T,S], images {view: uint8[B,T,h,w,3]}, reward
+    start {key: [B,...]} (and `before` float32[B,S], the state before it), actions float32[B,T,A], state float32[B,T,S], images {view: uint8[B,T,h,w,3]}, reward
     float32[B,T], terminal, success bool[B,T]; `seen` bool[B,T]: the observation after the step was recorded (past the
     last frame of an episode it is not), `made` bool[B,T]: the step was. Rows that were not made repeat the last.
     """
@@ -74,6 +74,8 @@ def open_loop(model: WorldModel, start: Mapping[str, np.ndarray], actions: np.nd
     for b in range(0, len(actions), batch):
         rows = slice(b, min(b + batch, len(actions)))
         carry = model.start({k: v[rows] for k, v in start.items()}, seed + np.arange(rows.start, rows.stop))
+        if "before" in carry and "before" in start:  # a window inside an episode is in motion
+            carry["before"] = torch.from_numpy(np.ascontiguousarray(start["before"][rows]))
         steps = []
         for t in range(0, actions.shape[1], CHUNK):
             carry, p = model.step(carry, torch.from_numpy(np.ascontiguousarray(actions[rows, t:t + CHUNK])))

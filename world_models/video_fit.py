@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from robo_rl.errors import UserError, in_range
-from world_models.fit import Fitter, FitOptions
+from world_models.fit import FitOptions, Fitter
 from world_models.recorded import Recorded
 from world_models.video import Video, to_patches
 

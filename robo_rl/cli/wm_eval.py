@@ -33,6 +33,8 @@ class WmEval:
     """Starts per policy, the same in the model and in the simulator."""
     tolerance: float = 0.15
     """Model success minus real success that is no alarm."""
+    inverse: int = 800
+    """Updates of the inverse-dynamics model that decodes imagined motion (EVA)."""
     seed: int = 0
     video: bool = True
     out: str = ""
@@ -44,6 +46,7 @@ class WmEval:
         in_range("--horizon", self.horizon, 1, 4096)
         in_range("--episodes", self.episodes, 2, 10**5)
         in_range("--tolerance", self.tolerance, 0, 1, open_high=True)
+        in_range("--inverse", self.inverse, 1, 10**6)
         in_range("--seed", self.seed, 0, 2000)
 
 
@@ -80,7 +83,8 @@ def read_windows(dataset, views: tuple[str, ...], episodes: np.ndarray, count: i
     at = row[:, None] + np.arange(steps)
     after = np.minimum(at + 1, end)
     final = at == end
-    images, start = {}, {"state": dataset.state[row], "task": np.array([dataset.task(int(e)) for e in episodes[which]])}
+    before = np.maximum(row - 1, first[which])
+    images, start = {}, {"state": dataset.state[row], "before": dataset.state[before], "task": np.array([dataset.task(int(e)) for e in episodes[which]])}
     for view in views:
         clips = {e: dataset.frames(view, int(episodes[e])) for e in np.unique(which)}
         start[f"image/{view}"] = np.stack([clips[e][r - first[e]] for e, r in zip(which, row)])
@@ -179,6 +183,35 @@ def measure_following(model, w, args: WmEval) -> dict:
     return {"correlation": correlation, "gain": gain, "windows": int(whole.sum()), "dimensions": obey}
 
 
+def measure_executability(model, dataset, w, p, args: WmEval) -> dict:
+    """EVA: could the arm do what was imagined? Actions decoded by an inverse-dynamics model of real transitions, scored."""
+    import torch
+
+    from world_models import eva
+
+    inner = np.ones(len(dataset.state), bool)
+    inner[dataset.to - 1] = False
+    row = np.flatnonzero(inner)
+    order = np.random.default_rng([args.seed, 31]).permutation(row)[:20_000]
+    inverse, errors = eva.fit_inverse(dataset.state[order], dataset.state[order + 1], dataset.action[order], updates=args.inverse, seed=args.seed)
+    steps = min(16, w.actions.shape[1])
+    whole = w.seen[:, :steps].all(1)
+    if steps < 4 or not whole.any():
+        return {"model": None, "recorded": None, "inverse": errors}
+    start = w.start["state"][whole][:, None]
+    control = model.spec.control
+    limits = eva.limits_of(control)
+    out: dict = {"inverse": errors, "steps": steps, "windows": int(whole.sum())}
+    for name, state in (("model", p.state), ("recorded", w.state)):
+        actions = eva.decode(inverse, torch.from_numpy(np.concatenate([start, state[whole][:, :steps]], 1)))
+        at = eva.positions(actions, control)
+        out[name] = float(eva.score(at, control.period, limits).mean())
+        out[f"{name}_violations"] = float(eva.violations(at, control.period, limits).mean())
+    at = eva.positions(torch.from_numpy(w.actions[whole][:, :steps]), control)
+    return out | {"commanded": float(eva.score(at, control.period, limits).mean()),
+                  "commanded_violations": float(eva.violations(at, control.period, limits).mean())}
+
+
 # ---- against the simulator ---------------------------------------------------------------------------------------
 
 def find_policies(paths: tuple[str, ...]) -> list[tuple[str, Path, Path]]:
@@ -267,6 +300,7 @@ def measure(model, dataset, args: WmEval) -> tuple[dict, dict]:
     scale = np.where(scale > 1e-5, scale, 0)
     doc, arrays = measure_open_loop(model, w, scale, args)
     doc["following"] = measure_following(model, w, args)
+    doc["eva"] = measure_executability(model, dataset, w, arrays["predicted"], args)
     if not doc["finite"]:
         notes.append("The model predicted numbers that are not finite: do not train in it.")
     if args.horizon > model.spec.horizon > 0:
@@ -328,6 +362,11 @@ def table(doc: dict) -> str:
                  f"accuracy {s['accuracy']['value']:.3f} [{s['accuracy']['low']:.3f}, {s['accuracy']['high']:.3f}]")
     lines.append(f"  uncertainty: rank correlation with the error {u['spearman']:.2f}, AUROC of the worst tenth "
                  f"{u['auroc_worst_tenth']:.2f}, 90 % bound covers {100 * (u['bound_covered'] or 0):.0f} %")
+    v = doc["eva"]
+    if v["model"] is not None:
+        lines.append(f"  executability (EVA, 10 is best): imagined {v['model']:.2f}, recorded {v['recorded']:.2f}; beyond the limits "
+                     f"{100 * v['model_violations']:.1f} % of steps, recorded {100 * v['recorded_violations']:.1f} % "
+                     f"(inverse dynamics: R2 {v['inverse']['r2']:.2f} on held-out steps)")
     if "policies" in doc:
         width = max(len(p["name"]) for p in doc["policies"])
         lines.append(f"  {'policy':<{width}}   model    real     gap   interval")

@@ -1,5 +1,6 @@
 """`robo_rl wm train DATASET --kind video`: learn a model of camera frames."""
 
+import math
 import time
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -132,7 +133,7 @@ def learn(args: WmTrainVideo, folder: Path, data) -> int:
             nonlocal kept
             progress.update(update, note=f"frames {parts['frames']:.4f} success {parts['success']:.4f}")
             if update % 25 == 0 or update == total:
-                log.log(update, {f"wm/{k}": v for k, v in parts.items() if v == v}, stage="sft")
+                log.log(update, {f"wm/{k}": v for k, v in parts.items() if math.isfinite(v)}, stage="sft")
             if time.monotonic() - kept > 30 or stop.asked:
                 wm.save_fit(fitter, saved, len(data.action))
                 kept = time.monotonic()

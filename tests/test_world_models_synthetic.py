@@ -1,0 +1,224 @@
+"""Synthetic experience: EDM where its answer is known, guidance that moves actions the right way, mixes that are exact."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from robo_rl.errors import UserError
+from robo_rl.replay import Replay, counts
+from world_models import guided, synther
+from world_models.guided import Guided, GuideOptions
+from world_models.synther import SynthOptions, Transitions, Upsampler
+
+TINY = SynthOptions(hidden=32, layers=1, updates=5, batch=32, steps=4)
+FRESH = SynthOptions(hidden=8, layers=1, updates=0, steps=24)
+
+
+def nothing(x, noise):
+    """F = 0: the exact denoiser of N(0, 1), where D = c_skip x."""
+    return torch.zeros_like(x)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def linear(m=600, seed=0) -> Transitions:
+    """s' = s + 0.5 a, r = -|s|^2, no end."""
+    rng = np.random.default_rng(seed)
+    s, a = rng.standard_normal((m, 2)).astype(np.float32), rng.uniform(-1, 1, (m, 2)).astype(np.float32)
+    return Transitions(s, a, -np.square(s).sum(1), s + 0.5 * a, np.zeros(m, bool))
+
+
+# ---- EDM
+
+def test_the_zero_net_is_the_exact_denoiser_of_a_unit_gaussian():
+    """E[y | y + sigma n] = x/(1 + sigma^2), and its expected loss is the least: 1 for every sigma after weighting."""
+    x, sigma = torch.randn(5, 3, generator=generator()), torch.tensor([0.01, 0.1, 1.0, 10.0, 80.0])
+    assert torch.allclose(synther.denoise(nothing, x, sigma), x / (1 + sigma.square())[:, None])
+    y = torch.randn(20_000, 3, generator=generator())
+    best = float(synther.edm_loss(nothing, y, generator(1)))
+    worse = float(synther.edm_loss(lambda x, n: 0.2 * x, y, generator(1)))
+    assert best == pytest.approx(1, abs=0.03) and worse > best + 0.02
+
+
+def test_the_noise_levels_run_from_the_most_to_the_least_and_end_at_zero():
+    levels = synther.noise_levels(SynthOptions(steps=5))
+    assert levels[0] == pytest.approx(80) and levels[-2] == pytest.approx(0.002) and levels[-1] == 0
+    root = np.array(levels[:-1]) ** (1 / 7)
+    assert np.diff(root) == pytest.approx(np.full(4, root[1] - root[0]))  # even in sigma^(1/rho)
+
+
+@pytest.mark.parametrize("churn", [0.0, 10.0])
+def test_the_sampler_draws_a_unit_gaussian_with_its_exact_denoiser(churn):
+    x = synther.heun(nothing, (4000, 2), SynthOptions(steps=32, churn=churn, churn_noise=1.0), generator())
+    assert x.mean(0).tolist() == pytest.approx([0, 0], abs=0.05) and x.std(0).tolist() == pytest.approx([1, 1], abs=0.04)
+    assert abs(float((x[:, 0] * x[:, 1]).mean())) < 0.05
+
+
+def test_the_sampler_draws_a_correlated_gaussian_with_its_exact_denoiser():
+    """Of y ~ N(m, C): D = m + C (C + sigma^2)^-1 (x - m), put through the preconditioning to give F."""
+    m, c = torch.tensor([1.0, -0.5]), torch.tensor([[1.0, 0.6], [0.6, 0.5]])
+
+    def net(x, noise):
+        s = (4 * noise).exp()[:, None]
+        raw = x * (s.square() + 1).sqrt()
+        gain = torch.linalg.solve(c + s[..., None].square() * torch.eye(2), (raw - m)[..., None])[..., 0] @ c
+        return (m + gain - raw / (s.square() + 1)) * (s.square() + 1).sqrt() / s
+    x = synther.heun(net, (4000, 2), SynthOptions(steps=48), generator())
+    assert torch.allclose(x.mean(0), m, atol=0.05) and torch.allclose(torch.cov(x.T), c, atol=0.06)
+
+
+# ---- SynthER
+
+def test_rows_and_transitions_are_each_other_s_inverse():
+    t = linear(7)
+    t.terminated[3] = True
+    back = synther.transitions_of(synther.rows_of(t), 2, 2, "real")
+    for name in ("obs", "action", "reward", "next_obs", "terminated"):
+        assert np.array_equal(getattr(back, name), getattr(t, name).astype(getattr(back, name).dtype))
+
+
+def test_recorded_episodes_become_transitions_without_one_across_their_border():
+    state = np.arange(5, dtype=np.float32)[:, None]
+    t = synther.of_episodes(state, state, state[:, 0], np.array([0, 3]), np.array([3, 5]))
+    assert t.obs[:, 0].tolist() == [0, 1, 3] and t.next_obs[:, 0].tolist() == [1, 2, 4] and not t.terminated.any()
+
+
+def test_samples_stay_in_the_data_s_range_are_decided_by_the_seed_and_come_in_any_number():
+    t = linear()
+    up = Upsampler(t, TINY)
+    a, b, c = up.sample(50, 1), up.sample(50, 1), up.sample(50, 2)
+    assert np.array_equal(a.obs, b.obs) and not np.array_equal(a.obs, c.obs) and a.source == "synthetic"
+    assert (a.obs <= t.obs.max(0)).all() and (a.obs >= t.obs.min(0)).all()
+    assert len(up.sample(0, 0)) == 0 and len(up.sample(10, 0, batch=4)) == 10
+
+
+def test_synthetic_rows_never_train_the_generator():
+    with pytest.raises(UserError, match="must not train the generator"):
+        Upsampler(Upsampler(linear(), TINY).sample(300, 0), TINY)
+    with pytest.raises(UserError, match="at least 256"):
+        Upsampler(linear(20), TINY)
+
+
+@pytest.mark.learning
+def test_it_learns_the_dynamics_of_a_linear_system():
+    up = Upsampler(linear(4000), SynthOptions(hidden=128, layers=3, updates=3000, steps=32))
+    made = up.sample(1000, 0)
+    error = np.sqrt(np.square(made.next_obs - made.obs - 0.5 * made.action).mean())
+    reward = np.sqrt(np.square(made.reward + np.square(made.obs).sum(1)).mean())
+    assert error < 0.1 and reward < 0.5
+    assert np.abs(np.cov(made.obs.T) - np.eye(2)).max() < 0.15
+
+
+@pytest.mark.parametrize(("ratio", "made"), [(0.0, 0), (0.25, 8), (0.5, 16), (1.0, 32)])
+def test_a_mix_has_exactly_the_stated_share(ratio, made):
+    real, fake = linear(50), Transitions(*(np.full((9, *s), 7, np.float32) for s in ((2,), (2,), ())), np.full((9, 2), 7, np.float32),
+                                         np.zeros(9, bool), "synthetic")
+    batch = synther.mixed(real, fake, 32, ratio, np.random.default_rng(0))
+    assert len(batch) == 32 and (batch.obs[:, 0] == 7).sum() == made
+
+
+def test_ratio_zero_draws_what_the_base_agent_draws_to_the_bit():
+    real, rng, base = linear(50), np.random.default_rng(5), np.random.default_rng(5)
+    none = Transitions(*(np.zeros((0, *s), np.float32) for s in ((2,), (2,), ())), np.zeros((0, 2), np.float32), np.zeros(0, bool), "synthetic")
+    for _ in range(3):
+        batch = synther.mixed(real, none, 16, 0.0, rng)
+        assert np.array_equal(batch.obs, real.obs[base.integers(0, 50, 16)]) and batch.source == "real"
+    with pytest.raises(UserError, match="needs synthetic transitions"):
+        synther.mixed(real, none, 16, 0.5, rng)
+
+
+def buffer(t: Transitions, source: int = 0) -> Replay:
+    replay = Replay({"state": ((2,), np.dtype(np.float32))}, 2, 1, 0.9, 4000, 8)
+    synther.fill(replay, t, source)
+    return replay
+
+
+def test_a_replay_that_was_filled_gives_back_each_transition():
+    t = linear(30)
+    t.terminated[:4] = True
+    replay = buffer(t, 2)
+    assert len(replay) == 30
+    batch = replay.gather(replay.draw(500, np.random.default_rng(0)))
+    seen = {tuple(o): i for i, o in enumerate(t.obs)}
+    at = [seen[tuple(o)] for o in batch.obs["state"]]
+    assert len(set(at)) == 30 and (batch.source == 2).all() and (batch.steps == 1).all()
+    assert np.array_equal(batch.next_obs["state"], t.next_obs[at]) and np.array_equal(batch.actions[:, 0], t.action[at])
+    assert np.array_equal(batch.rewards, t.reward[at]) and batch.discounts == pytest.approx(np.where(t.terminated[at], 0, 0.9))
+
+
+def test_a_replay_source_with_share_zero_changes_nothing():
+    real, fake = buffer(linear(30)), buffer(linear(30, seed=1))
+    rng, base = np.random.default_rng(0), np.random.default_rng(0)
+    n, k = counts(16, (1.0, 0.0), (len(real), len(fake)))
+    assert (n, k) == (16, 0) and counts(16, (0.5, 0.5), (30, 30)) == [8, 8]
+    assert np.array_equal(real.draw(n, rng), real.draw(16, base))
+
+
+# ---- guidance
+
+def test_windows_stay_inside_their_episode_and_know_how_it_ended():
+    state = np.arange(7, dtype=np.float32)[:, None]
+    w = guided.windows_of(state, state, state[:, 0], np.array([True, False]), np.array([0, 4]), np.array([4, 7]), 3)
+    assert w[:, :, 0].tolist() == [[0, 1, 2], [1, 2, 3], [4, 5, 6]] and w[:, :, -1].tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 0]]
+    with pytest.raises(UserError, match="no recorded episode has 9 steps"):
+        guided.windows_of(state, state, state[:, 0], np.ones(2, bool), np.array([0, 4]), np.array([4, 7]), 9)
+
+
+def test_the_schedule_by_hand():
+    assert guided.schedule(0, 4, 2.0) == pytest.approx(2 * (1 + 0.3 * math.sin(math.pi / 4)))
+    assert guided.schedule(3, 4, 2.0) == pytest.approx(2 * 0.25, abs=1e-12)
+
+
+def trajectories(**more) -> Guided:
+    """Unit-Gaussian data in 4 steps of 2 state and 1 action, with the untrained net: the exact denoiser of N(0, 1)."""
+    rows = np.random.default_rng(0).standard_normal((4000, 4, 5)).astype(np.float32)
+    return Guided(rows, 2, 1, GuideOptions(window=4, **more), FRESH)
+
+
+def towards(value):
+    return lambda s: torch.full((len(s), 1), value)
+
+
+def test_strength_zero_or_no_policy_is_the_plain_sampler_to_the_bit():
+    plain = trajectories(strength=0.0)
+    a = plain.sample(20, 3)
+    assert np.array_equal(a, plain.sample(20, 3, towards(2.0))) and np.array_equal(a, trajectories(strength=0.5).sample(20, 3))
+    assert not np.array_equal(a, trajectories(strength=0.5).sample(20, 3, towards(2.0)))
+
+
+@pytest.mark.parametrize("unit", [True, False])
+def test_actions_move_towards_the_policy_more_with_more_strength_and_the_rest_stays(unit):
+    means = []
+    for c in (0.0, 0.02, 0.05, 0.1):
+        w = trajectories(strength=c, unit=unit).sample(600, 0, towards(2.0))
+        means.append(w[..., 2].mean())
+        assert np.abs(w[..., [0, 1, 3, 4]].mean((0, 1))).max() < 0.12
+    assert means == sorted(means) and means[-1] > means[0] + 0.1 and abs(means[0]) < 0.08
+    assert trajectories(strength=0.1, unit=unit).sample(600, 0, towards(-2.0))[..., 2].mean() < -0.1
+
+
+def test_the_guide_is_the_gradient_of_the_log_density_through_the_normaliser():
+    g = trajectories(unit=False, denoised=False)
+    x = torch.randn(3, 4, 5, generator=generator(), dtype=torch.float32).requires_grad_()
+    mean, s = 0.7, g.generator
+    raw = x * s.std + s.mean
+    logp = -0.5 * ((raw[..., 2] - mean) / s.std[2]).square().sum()
+    grad, = torch.autograd.grad(logp, x)
+    pushed = g.guide(towards(mean))(x.detach(), 1.0, 1, 4)
+    assert torch.allclose(pushed, guided.schedule(1, 4, 1.0) * grad, atol=1e-5)
+
+
+def test_sampled_windows_give_transitions_up_to_their_first_end():
+    g = trajectories()
+    w = np.zeros((2, 4, 5), np.float32)
+    w[..., 0] = np.arange(4)
+    w[1, 1, -1] = 1  # the second ends with its second step
+    t = g.transitions(w)
+    assert t.obs[:, 0].tolist() == [0, 1, 2, 0, 1] and t.next_obs[:, 0].tolist() == [1, 2, 3, 1, 2]
+    assert t.terminated.tolist() == [False, False, False, False, True] and t.source == "synthetic"
+    with pytest.raises(UserError, match="windows must have shape"):
+        Guided(w, 3, 1, GuideOptions(window=4), FRESH)
