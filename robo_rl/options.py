@@ -102,7 +102,7 @@ class BcOptions:
         in_range("bc.ema", self.ema, 0, 1, open_high=True)
 
 
-CORRECTIONS = ("none", "decoupled", "tis", "vtrace", "minpro", "sequence")
+CORRECTIONS = ("none", "decoupled", "tis", "vtrace", "minpro", "sequence", "m2po")
 PROXIMALS = ("recompute", "snapshot", "interpolate", "ewma")
 
 
@@ -136,7 +136,9 @@ class OnPolicyOptions(MethodOptions):
     critic_warmup: int = 2
     """First iterations that train the critic alone."""
     max_grad_norm: float = 1.0
-    advantage: Literal["gae", "grpo", "dr_grpo", "rloo"] = "gae"
+    advantage: Literal["gae", "grpo", "dr_grpo", "rloo", "opob"] = "gae"
+    """GAE on a critic, or relative to the group of a start; opob: over the baseline of least variance (VCPO), which weighs
+    an episode by how likely it is now and by its decisions."""
     group: int = 8
     """G: episodes per start with a group advantage."""
     normalise_obs: bool = False
@@ -146,14 +148,17 @@ class OnPolicyOptions(MethodOptions):
     anneal_lr: bool = False
     bc_coef: float = 0.0
     """Weight of the supervised loss on the demonstrations, added to every update."""
-    correction: Literal["none", "decoupled", "tis", "vtrace", "minpro", "sequence"] = "decoupled"
+    correction: Literal["none", "decoupled", "tis", "vtrace", "minpro", "sequence", "m2po"] = "decoupled"
     """Weight of a chunk that older weights acted: its ratio, dropped (decoupled) or truncated (tis) above the cap;
-    V-trace; the ratio times the episode's least before it (minpro); the episode's geometric mean (sequence)."""
+    V-trace; the ratio times the episode's least before it (minpro); the episode's geometric mean (sequence); the ratio,
+    truncated, where the most extreme ones are dropped until the mean square of the log ratios is below m2_tau (m2po)."""
     proximal: Literal["recompute", "snapshot", "interpolate", "ewma"] = "recompute"
     """What the clip is centred on for such chunks: the present weights; those that acted, scored by the learner, 16
     kept (for an engine of other numerics); a guess from their ages, without a pass; an average over versions."""
     weight_cap: float = 2.0
     """Most a stale chunk may weigh (vtrace: always 1)."""
+    m2_tau: float = 0.04
+    """Bound of m2po."""
     ess_lr: bool = False
     """Scale the policy's learning rate by sqrt(ESS/n) of the weights while data is stale (VCPO)."""
 
@@ -171,12 +176,14 @@ class OnPolicyOptions(MethodOptions):
         choose("rl.correction", self.correction, CORRECTIONS)
         choose("rl.proximal", self.proximal, PROXIMALS)
         in_range("rl.weight_cap", self.weight_cap, 1, 1e6)
+        in_range("rl.m2_tau", self.m2_tau, 0, 1e6, open_low=True)
         if self.correction == "vtrace" and self.advantage != "gae":
             raise UserError(f"rl.correction vtrace corrects a critic's targets: it needs rl.advantage gae, got "
-                            f"{self.advantage}; a group advantage goes with decoupled, tis, minpro or sequence")
-        if self.proximal == "interpolate" and (self.ess_lr or self.correction in ("vtrace", "minpro", "sequence")):
+                            f"{self.advantage}; a group advantage goes with decoupled, tis, minpro, sequence or m2po")
+        if self.proximal == "interpolate" and (self.ess_lr or self.advantage == "opob" or
+                                               self.correction not in ("none", "decoupled", "tis")):
             raise UserError("rl.proximal interpolate makes no pass before the first step: it goes with rl.correction "
-                            "decoupled or tis and without rl.ess_lr; use recompute, snapshot or ewma")
+                            "decoupled or tis and without rl.ess_lr and rl.advantage opob; use recompute, snapshot or ewma")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -354,9 +354,11 @@ def test_diagnostics_tell_the_moments_of_the_log_ratios_and_of_the_weights():
     (dict(correction="decopled"), "did you mean 'decoupled'.*none, .*sequence|sequence"),
     (dict(proximal="newest"), "recompute, snapshot|interpolate"),
     (dict(weight_cap=0.5), r"weight_cap must be in \[1"),
-    (dict(correction="vtrace", advantage="grpo"), "needs rl.advantage gae.*decoupled, tis, minpro or sequence"),
+    (dict(correction="vtrace", advantage="grpo"), "needs rl.advantage gae.*decoupled, tis, minpro, sequence or m2po"),
     (dict(proximal="interpolate", correction="minpro"), "decoupled or tis"),
     (dict(proximal="interpolate", ess_lr=True), "without rl.ess_lr"),
+    (dict(proximal="interpolate", advantage="opob"), "and rl.advantage opob"),
+    (dict(correction="m2po", m2_tau=0.0), r"m2_tau must be in \(0"),
 ], ids=str)
 def test_options_that_cannot_work_are_refused_with_what_can(kw, words):
     with pytest.raises(UserError, match=words):
@@ -528,6 +530,48 @@ def test_the_weight_scales_the_step_of_its_own_samples(name, shape):
     norms = [float(learner.actor_step(learner.policy.encode(obs), row | {"weight": torch.full(shape, w)},
                                       learner.rules(0.5))[0]["grad_norm"]) for w in (1.0, 0.5, 0.0)]
     assert norms[0] > 0 and norms[1] == pytest.approx(norms[0] / 2, rel=1e-3) and norms[2] == 0
+
+
+@pytest.mark.parametrize("name,factors", [("ppo", ()), ("dppo", (5,))], ids=str)
+def test_m2po_drops_the_most_extreme_live_samples_until_the_rest_is_near(name, factors):
+    learner, old = at_version_two(name, correction="m2po", m2_tau=1e-4)
+    old.mask[-2:] = False
+    got = learner.corrector.correct(old, learner.policy, 2, not factors)
+    prox, behave = got.columns["logp_old"], old.logp.flatten(0, 1)
+    log_rho, live = prox - behave if factors else (prox - behave).sum(-1), old.mask.flatten()
+    weight = got.columns["weight"]
+    assert weight.shape == (12 * 16, *factors)
+    kept = weight[live] > 0
+    inside, outside = log_rho[live][kept].square(), log_rho[live][~kept].square()
+    assert kept.any() and (~kept).any() and inside.mean() < 1e-4 and inside.max() <= outside.min()
+    assert torch.cat([inside, outside.min()[None]]).mean() >= 1e-4
+    assert torch.allclose(weight[live][kept], log_rho[live][kept].exp().clamp(max=2.0), rtol=1e-4)
+    assert got.metrics["is_rejected"] == pytest.approx(float((~kept).float().mean()))
+
+
+def test_opob_is_the_mean_on_fresh_episodes_of_one_length_and_weighs_stale_and_long_ones_else():
+    learner, old = at_version_two("pi_rl sde grpo", advantage="opob")
+    same = copy.deepcopy(old)
+    same.mask[:] = True
+    fresh = learner.credit.assign(same, learner.policy)[0]
+    dr = replace(learner.options, advantage="dr_grpo")
+    learner.credit.options = dr
+    assert torch.allclose(fresh, learner.credit.assign(same, learner.policy)[0], atol=1e-6)
+    learner.credit.options = learner.options
+    log_rho = 0.3 * torch.randn(old.mask.shape)
+    adv = learner.credit.assign(old, learner.policy, log_rho)[0].view(old.mask.shape)[0]
+    w, h, r = (torch.where(old.mask, log_rho, 0.0).sum(0).exp(), old.mask.sum(0).float(), old.outcome)
+    g = learner.options.group
+    for q in range(0, len(r), g):
+        one = slice(q, q + g)
+        base = (w[one] ** 2 * h[one] * r[one]).sum() / (w[one] ** 2 * h[one]).sum()
+        assert torch.allclose(adv[one], r[one] - base, atol=1e-5)
+    seen, assign = [], learner.credit.assign
+    learner.credit.assign = lambda *a: seen.append(a[2]) or assign(*a)
+    learner.update(old, 0.5, version=2)
+    assert seen[0] is not None and seen[0].abs().max() > 1e-3  # the ratios of stale data reach it
+    old.outcome[:] = 1.0
+    assert not assign(old, learner.policy, log_rho)[0].any()
 
 
 def test_vtrace_takes_the_place_of_gae_and_is_it_at_ratios_of_one():

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from robo_rl import losses
 from robo_rl.advantages import gae, group_advantage, whiten
-from robo_rl.corrections import vtrace
+from robo_rl.corrections import opob, vtrace
 from robo_rl.options import OnPolicyOptions
 from robo_rl.policies.nets import Critic
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
@@ -75,13 +75,15 @@ class Credit:
         """Whitened adv, returns, values (each [T*N]), the rows worth training on, and metrics.
 
         Rows leave out decisions of envs that were over and, with a group advantage, of flat groups. With the log ratios
-        `log_rho[T,N]` of stale data V-trace takes the place of GAE, and its weight is left to the loss.
+        `log_rho[T,N]` of stale data V-trace takes the place of GAE, and its weight is left to the loss; opob weighs by them.
         """
         o, (t, n) = self.options, r.rewards.shape
         live = r.mask.flatten()
         if o.advantage != "gae":
             outcome = r.outcome.view(-1, o.group)
-            adv = group_advantage(outcome, o.advantage).reshape(1, n).expand(t, n).flatten()
+            relative = self.over_baseline(r, outcome, log_rho) if o.advantage == "opob" else \
+                group_advantage(outcome, o.advantage)
+            adv = relative.reshape(1, n).expand(t, n).flatten()
             zero = torch.zeros(t * n)
             flat_groups = (outcome == outcome[:, :1]).all(1).float().mean()
             return adv, zero, zero, (live & (adv != 0)).nonzero().squeeze(1), {"flat_groups": float(flat_groups)}
@@ -98,6 +100,19 @@ class Credit:
                    "explained_variance": explained(values[r.mask], returns[r.mask])}
         return (whiten(adv, r.mask).flatten(), returns.flatten(), values.flatten(), live.nonzero().squeeze(1),
                 metrics)
+
+    def over_baseline(self, r: Rollout, outcome: Tensor, log_rho: Tensor | None) -> Tensor:
+        """`outcome[Q,G]` less its group's baseline of least variance (`corrections.opob`), 0 in a flat group.
+
+        An episode's weight is the product of its decisions' ratios. Its h = |grad log pi(episode)|^2 is taken to be
+        proportional to its decisions: gradients of different decisions are uncorrelated, and they are taken to be alike.
+        Equal lengths on fresh data: R - mean, Dr.GRPO.
+        """
+        made = r.mask.sum(0)
+        log_w = torch.zeros(made.shape) if log_rho is None else torch.where(r.mask, log_rho, 0.0).sum(0)
+        baseline = opob(log_w.view_as(outcome), outcome, made.clamp(min=1e-6).view_as(outcome))
+        flat_group = (outcome == outcome[:, :1]).all(1, keepdim=True)
+        return torch.where(flat_group, 0.0, outcome - baseline[:, None])
 
     def scaled(self, r: Rollout) -> Tensor:
         """Rewards over the running std of the discounted return (Engstrom et al. 2020), updated first."""

@@ -31,7 +31,7 @@ ACTIVE = 0.9  # an average is dropped below this share of samples that still cou
 @dataclass(frozen=True, slots=True)
 class Corrected:
     """What changes in an update: columns [T*N,...] of its rows (`logp_old`; `weight`, or `alpha` of an interpolation),
-    the log ratios [T,N] of V-trace, a factor on the learning rate, metrics."""
+    the log ratios [T,N] for V-trace or opob, a factor on the learning rate, metrics."""
 
     columns: dict[str, Tensor] = field(default_factory=dict)
     log_rho: Tensor | None = None
@@ -84,12 +84,16 @@ class Corrector:
         log_rho, _ = corrections.log_ratio(prox.sum(-1), behave.sum(-1))
         log_rho = log_rho.view(lag.shape)  # 0 outside the mask, which no anchor scores
         log_w, bad = self.log_weights(r, log_rho, prox, behave, joint)
-        weight, live = self.weights(log_w), r.mask.flatten()
+        live = r.mask.flatten()
+        weight = torch.ones_like(log_w)
+        weight[live] = self.weights(log_w[live])
         told = corrections.diagnostics(log_rho[r.mask], log_w[live], self.cap)
+        if o.correction == "m2po":
+            told["is_rejected"] = (weight[live] == 0).float().mean()
         metrics |= {k: float(v) for k, v in told.items()} | {"is_nonfinite": float(bad[live].float().mean())}
         metrics["lr_scale"] = corrections.lr_scale(metrics["ess_frac"]) if o.ess_lr else 1.0
-        return Corrected({"logp_old": prox, "weight": weight}, log_rho if o.correction == "vtrace" else None,
-                         metrics["lr_scale"], metrics)
+        used = o.correction == "vtrace" or o.advantage == "opob"
+        return Corrected({"logp_old": prox, "weight": weight}, log_rho if used else None, metrics["lr_scale"], metrics)
 
     # ---- the anchor ------------------------------------------------------------------------------------------
 
@@ -140,12 +144,14 @@ class Corrector:
         else:
             log_w = log_rho
         factors, bad = corrections.log_ratio(prox, behave)
-        return factors if kind in ("decoupled", "tis") and not joint else log_w.flatten(), bad
+        return factors if kind in ("decoupled", "tis", "m2po") and not joint else log_w.flatten(), bad
 
     def weights(self, log_w: Tensor) -> Tensor:
         """Weights of samples from their logs."""
         if self.options.correction == "decoupled":
             return corrections.reject(log_w, self.cap)
+        if self.options.correction == "m2po":
+            return corrections.truncate(log_w, self.cap) * corrections.m2_mask(log_w, self.options.m2_tau)
         return corrections.truncate(log_w, self.cap)
 
     def between(self, logp: Tensor, row: dict[str, Tensor], joint: bool) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
