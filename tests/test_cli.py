@@ -82,6 +82,7 @@ def mistake(capsys, *argv: str) -> str:
     ("train --rl.advantage grpo --rl.group 7 --envs 16", "--envs must be a multiple of the group size 7"),
     ("train --over-provision 2", "--over-provision above 1 needs a group advantage"),
     ("train --rl.advantage grpo --workers 2 --max-staleness 1 --over-provision 3", "at most --max-staleness + 1 = 2"),
+    ("train --periodic 2", "--periodic takes one step per batch of fresh groups"),
     ("workers nowhere 3", "nowhere is no run folder"),
     ("train --demos nowhere", "--demos must be a number or the folder of a data set, got 'nowhere'"),
     ("train --demos -3", "--demos must be a number or the folder of a data set, got '-3'"),

@@ -36,6 +36,11 @@ def descend(loss: Tensor, params: list[Tensor], opt: torch.optim.Optimizer, max_
     for p in params:
         p.grad = None
     loss.backward()
+    return step_along(params, opt, max_norm)
+
+
+def step_along(params: list[Tensor], opt: torch.optim.Optimizer, max_norm: float) -> Tensor:
+    """The step of `descend` along gradients that are there already -> their norm."""
     grads = [p.grad for p in params if p.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
     if torch.isfinite(norm):

@@ -8,7 +8,7 @@
 Data of older weights is corrected by `robo_rl.algos.stale`: logp_old is then the anchor's, and samples have weights.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from robo_rl import losses
-from robo_rl.algos.credit import Credit, descend, flat, make_adam, pick
+from robo_rl.algos.credit import Credit, descend, flat, make_adam, pick, step_along
 from robo_rl.algos.stale import Corrector
 from robo_rl.options import OnPolicyOptions
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
@@ -148,9 +148,51 @@ class OnPolicyLearner:
             self.corrector.updated(float(logs[0]["active"]))
         return metrics
 
+    def accumulate(self, pieces: Iterable[Rollout], progress: float) -> dict[str, float]:
+        """One step on a batch of fresh groups that comes in pieces: the gradient of each is added up as it comes, under
+        weights that do not change, and divided by the rows of all at the end.
+
+        The same gradient as `update` with one epoch and one minibatch has, up to the order of summation, for a group's
+        advantage needs no other group. Periodic asynchrony, arXiv 2511.18871.
+        """
+        o, policy, rules = self.options, self.policy, self.rules(progress)
+        if o.anneal_lr:
+            self.actor_opt.param_groups[0]["lr"] = o.lr * (1 - progress)
+        for p in self.actor_params:
+            p.grad = None
+        rows_in_all, logs, tails, told = 0, [], [], []
+        for rollout in pieces:
+            adv, _, _, rows, metrics = self.credit.assign(rollout, policy)
+            told.append(metrics)
+            columns = flat(rollout.trace) | {"logp_old": rollout.logp.flatten(0, 1), "adv": adv}
+            for batch in rows.split(o.minibatch) if len(rows) else ():
+                loss, step, log_ratio = self.actor_loss(policy.encode(pick(flat(rollout.obs), batch)), pick(columns, batch),
+                                                        rules)
+                (loss * len(batch)).backward()
+                logs.append(step)
+                tails.append(log_ratio.sum(-1))
+                rows_in_all += len(batch)
+        self.iteration += 1
+        metrics = {k: sum(m[k] for m in told) / len(told) for k in told[0]}
+        if not rows_in_all:
+            return metrics | {"skipped": 1.0}
+        for p in self.actor_params:
+            if p.grad is not None:
+                p.grad /= rows_in_all
+        norm = step_along(self.actor_params, self.actor_opt, o.max_grad_norm)
+        metrics["first_log_ratio"] = float(torch.cat(tails).abs().max())
+        return metrics | average([step | {"grad_norm": norm} for step in logs], tails) | {"epochs": 1.0}
+
     def actor_step(self, context: Tensor, row: dict[str, Tensor], rules: Rules) -> tuple[dict[str, Tensor], Tensor]:
-        """One step on a minibatch: context [B,C], and in `row` its trace, `logp_old` [B,F] and `adv` [B], if corrected
-        also `weight` [B] or [B,F], or `alpha` [B]; returns metrics and the log ratios [B,F] before the step."""
+        """One step on a minibatch -> metrics and the log ratios [B,F] before the step; arguments as `actor_loss`."""
+        loss, step, log_ratio = self.actor_loss(context, row, rules)
+        step["grad_norm"] = descend(loss, self.actor_params, self.actor_opt, self.options.max_grad_norm)
+        return step, log_ratio
+
+    def actor_loss(self, context: Tensor, row: dict[str, Tensor],
+                   rules: Rules) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Loss of a minibatch: context [B,C], and in `row` its trace, `logp_old` [B,F] and `adv` [B], if corrected
+        also `weight` [B] or [B,F], or `alpha` [B]; with metrics and the log ratios [B,F]."""
         o, policy = self.options, self.policy
         new, entropy = policy.score(context, row)
         old, weight, told = row["logp_old"], row.get("weight"), {}
@@ -166,8 +208,7 @@ class OnPolicyLearner:
             loss = loss + rules.extra(context)
         if o.bc_coef and self.demos is not None:
             loss = loss + o.bc_coef * policy.bc_loss(*self.demos(len(context), self.generator), self.generator)
-        step["grad_norm"] = descend(loss, self.actor_params, self.actor_opt, o.max_grad_norm)
-        return step, log_ratio
+        return loss, step, log_ratio
 
     def after_collect(self, rollout: Rollout) -> None:
         """Move running observation statistics; only between rollouts."""

@@ -44,12 +44,16 @@ def lanes(args: Train) -> bool:
 def batch(args: Train) -> int:
     """Samples of an update: episodes of whole groups, or decisions of all envs."""
     group = group_size(args)
-    return max(1, int(args.envs / args.over_provision) // group) * group if group else args.envs * args.rl.decisions
+    rounds = max(1, args.periodic)
+    return max(1, int(args.envs * rounds / args.over_provision) // group) * group if group else args.envs * args.rl.decisions
 
 
 def check(args: Train) -> None:
     """Raise UserError for workers that do not fit the envs."""
     n, group = workers(args), group_size(args) or 1
+    if args.periodic and (staleness(args) or not group_size(args) or args.rl.epochs != 1 or args.algo == "nft"):
+        raise UserError("--periodic takes one step per batch of fresh groups: it needs --max-staleness 0, a group advantage "
+                        "(--rl.advantage grpo), --rl.epochs 1, and pi_rl, ppo, dppo or reinflow")
     if args.over_provision > 1 and not lanes(args):
         raise UserError("--over-provision above 1 needs a group advantage (--rl.advantage grpo), --max-staleness of at "
                         "least 1, and neither --server nor --backend ray")
@@ -113,7 +117,7 @@ def make_feed(args: Train, folder: Path, env, learner, saved: dict | None, build
     else:
         from robo_rl.runtime.processes import Processes
         crew = Processes(jobs, policy, args.hang)
-    return Crewed(flight, crew, leased, layouts, batch(args), decisions, eta, saved, group), True
+    return Crewed(flight, crew, leased, layouts, batch(args), decisions, eta, saved, group, bool(args.periodic)), True
 
 
 def discard(folder: Path) -> None:

@@ -60,6 +60,9 @@ class Train:
     repeats exactly for a seed."""
     max_staleness: int | None = None
     """Most weight versions that what is trained on may lie behind; 0: synchronous; None: 1 with workers, else 0."""
+    periodic: int = 0
+    """Synchronous, with gradients summed while data streams in: rounds of whole groups of all envs in an update, each
+    learnt from as soon as it is there, under unchanged weights; one step at the end. 0: off."""
     over_provision: float = 1.0
     """With a group advantage and staleness: episodes in flight over those of a batch; those a batch does not wait for go
     on under newer weights (APRIL)."""
@@ -106,7 +109,7 @@ class Train:
         choose("backend", self.backend, ("processes", "ray"))
         for name, low, high in (("steps", 0, 10**12), ("envs", 1, 10**6), ("threads", 0, 4096), ("seed", 0, 2**31 - 1),
                                 ("eval_episodes", 1, 10**6), ("torch_threads", 1, 4096), ("eval_every", 0, 10**12),
-                                ("eval_envs", 0, 10**6), ("target", 0, 1), ("workers", 0, 4096), ("max_staleness", 0, 10**6), ("over_provision", 1, 1e6), ("hang", 1, 1e6), ("max_steps", 0, 10**7), ("image_size", 16, 1024)):
+                                ("eval_envs", 0, 10**6), ("target", 0, 1), ("workers", 0, 4096), ("max_staleness", 0, 10**6), ("over_provision", 1, 1e6), ("periodic", 0, 10**6), ("hang", 1, 1e6), ("max_steps", 0, 10**7), ("image_size", 16, 1024)):
             if getattr(self, name) is not None:
                 in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         if self.algo != "bc" and type(self.rl) is not RL_OPTIONS[self.algo]:
@@ -488,6 +491,32 @@ class Run:
         finally:
             feed.close()
 
+    def learn(self, learner, feed) -> tuple[dict[str, float], dict[str, float], float]:
+        """Take a batch and learn from it -> (its statistics, the update's metrics, seconds waited for it)."""
+        from robo_rl.runtime.feed import together
+        rollouts, waited = [], 0.0
+
+        def arriving(take: Callable):
+            nonlocal waited
+            while True:
+                begin = time.perf_counter()
+                piece = take()
+                waited += time.perf_counter() - begin
+                if piece is None:
+                    return
+                rollouts.append(piece)
+                self.step += int(piece.stats["env_steps"])
+                yield piece
+        if self.args.periodic:
+            pieces = feed.stream()
+            metrics = learner.accumulate(arriving(lambda: next(pieces, None)), min(1.0, self.step / self.args.steps))
+        else:
+            rollout = next(arriving(feed.next))
+            metrics = learner.update(rollout, min(1.0, self.step / self.args.steps), feed.version)
+        for rollout in rollouts:
+            learner.after_collect(rollout)
+        return together([r.stats for r in rollouts]), metrics, waited
+
     def improve(self, learner, feed) -> int:
         """Take a batch, learn from it, publish; evaluate and save on the way."""
         from robo_rl.cli import feeds
@@ -504,23 +533,20 @@ class Run:
             saved_at = time.monotonic()
 
         while self.step < args.steps and not self.stop.asked:
-            begin = time.perf_counter()
-            rollout = feed.next()
-            self.step += int(rollout.stats["env_steps"])
-            mid, clock = time.perf_counter(), time.monotonic_ns()
-            metrics = learner.update(rollout, min(1.0, self.step / args.steps), feed.version)
-            learner.after_collect(rollout)
-            update = time.perf_counter() - mid
+            begin, clock = time.perf_counter(), time.monotonic_ns()
+            stats, metrics, waited = self.learn(learner, feed)
+            update = time.perf_counter() - begin - waited
+            clock += 0 if args.periodic else int(waited * 1e9)
             feed.publish()
             self.timeline([*feed.spans(), ("learner", clock, time.monotonic_ns())] if feeds.workers(args) else [])
             end = time.perf_counter()
-            row = {(k if "/" in k else f"train/{k}"): v for k, v in (metrics | rollout.stats).items() if k != "env_steps"}
+            row = {(k if "/" in k else f"train/{k}"): v for k, v in (metrics | stats).items() if k != "env_steps"}
             row |= {"train/noise": self.policy.noise_scale, "time/update": update,
-                    "rate/steps_per_s": rollout.stats["env_steps"] / (end - begin)} | feed.stats()
+                    "rate/steps_per_s": stats["env_steps"] / (end - begin)} | feed.stats()
             if feeds.workers(args):
-                row["util/learner_wait"] = min(1.0, (mid - begin) / (end - begin))
+                row["util/learner_wait"] = min(1.0, waited / (end - begin))
             self.log.log(self.step, row)
-            self.progress.update(self.step, rollout.stats.get("success"), feed.note())
+            self.progress.update(self.step, stats.get("success"), feed.note())
             if self.step >= next_eval and self.step < args.steps:
                 next_eval = (self.step // every + 1) * every
                 result = self.evaluate(f"step_{self.step:09d}")

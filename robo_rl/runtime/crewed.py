@@ -9,6 +9,7 @@ import json
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -46,12 +47,13 @@ class Crew(Protocol):
 
 
 class Crewed:
-    """`envs` of each worker and their `layouts`; `group` > 0: fragments are whole episodes of up to `decisions` rows."""
+    """`envs` of each worker and their `layouts`; `group` > 0: fragments are whole episodes of up to `decisions` rows;
+    `streams`: batches are taken by `stream`."""
 
     def __init__(self, folder: Path, crew: Crew, envs: list[int], layouts: list[Layout], batch: int, decisions: int,
-                 staleness: int, resume: "dict | None" = None, group: int = 0):
+                 staleness: int, resume: "dict | None" = None, group: int = 0, streams: bool = False):
         self.folder, self.crew, self.staleness, self.whole, self.rows = folder, crew, staleness, bool(group), decisions
-        self.envs = envs
+        self.envs, self.streams = envs, streams
         folder.mkdir(parents=True, exist_ok=True)
         if not resume:
             (folder / WANTED).unlink(missing_ok=True)
@@ -92,11 +94,15 @@ class Crewed:
                 continue  # torn by a power cut
             found.append(Fragment(
                 int(head["uid"][slot]), slot, worker, int(head["granted"][slot]), self.share(worker)[1],
-                int(head["due"][slot]), {LEASED: led.LEASED, SEALED: led.READY, TAKEN: led.TAKEN}[kind],
+                int(head["due"][slot]), {LEASED: led.LEASED, SEALED: led.READY, TAKEN: self._was_taken(head, slot, state)}[kind],
                 int(head["attempt"][slot]), int(head["made"][slot]), rows, int(head["oldest"][slot]),
                 int(head["batch"][slot])))
         for slot in self.ledger.recover(found, state["version"], state["next_batch"], state["taken"], state["next_uid"]):
             head["state"][slot] = EMPTY
+
+    def _was_taken(self, head, slot: int, state: dict) -> str:
+        """A stream has an order of its own: what it took since the checkpoint is simply there again."""
+        return led.READY if self.streams and int(head["batch"][slot]) >= state["next_batch"] else led.TAKEN
 
     # ---- the learner's side
 
@@ -117,6 +123,23 @@ class Crewed:
         rollout = batch_of([(self.slots.columns(f.slot, f.worker), f.rows) for f in chosen], self.version, self.staleness)
         self.stale = 0.8 * self.stale + 0.2 * rollout.stats["stal/mean"]
         return rollout
+
+    def stream(self) -> Iterator[Rollout]:
+        """The next synchronous batch, fragment by fragment as they are finished: in turn one of each worker."""
+        rounds, order = self.ledger.rounds(), sorted(self.ledger.shares)
+        assert rounds and self.staleness == 0, "a stream is synchronous"
+        for i in range(rounds):
+            for worker in order:
+                begin = time.perf_counter()
+                with self.condition:
+                    while (f := self.ledger.take_from(worker, i == rounds - 1 and worker == order[-1])) is None:
+                        if self.failure:
+                            raise WorkerFailure(self.failure)
+                        self.condition.wait(1.0)
+                    self.slots.head["batch"][f.slot] = f.batch
+                    self.slots.head["state"][f.slot] = TAKEN
+                self.count("time/rollouts", time.perf_counter() - begin)
+                yield batch_of([(self.slots.columns(f.slot, f.worker), f.rows)], self.version, 0)
 
     def publish(self) -> None:
         """Out with the policy's weights, as the next version."""

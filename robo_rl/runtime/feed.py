@@ -1,12 +1,13 @@
 """What a learner sees of the collecting side: the next batch, new weights out, a checkpoint made.
 
-    while training:
+    while training:                              (periodic: learner.accumulate(feed.stream(), progress) in their place)
         rollout = feed.next()                    fresh enough: no decision in it is more than `staleness` versions old
         learner.update(rollout, progress, feed.version)
         feed.publish()                           version + 1
         save(..., feed.state()); feed.commit()   what was learnt from is durable, its slots are free
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +20,7 @@ class Feed(Protocol):
     version: int
 
     def next(self) -> Rollout: ...
+    def stream(self) -> Iterator[Rollout]: ...
     def publish(self) -> None: ...
     def commit(self) -> None: ...
     def crowded(self) -> bool: ...
@@ -50,6 +52,22 @@ def batch_of(parts: list[tuple[Columns, int]], version: int, staleness: int) -> 
         r.stats[f"stal/hist_{i}"] = float((live & here).sum()) / made
     assert not len(kept) or 0 <= int(kept.max()) <= staleness, "a decision is older than --max-staleness"
     return r
+
+
+def together(stats: list[dict[str, float]]) -> dict[str, float]:
+    """Statistics of one batch from those of its pieces: sums of counts, greatest ages, means over episodes of the rest."""
+    if len(stats) == 1:
+        return stats[0]
+    out: dict[str, float] = {}
+    for k in dict.fromkeys(k for s in stats for k in s):
+        rows = [(s[k], s["episodes"] if k in ("success", "return", "length") else 1.0) for s in stats if k in s]
+        if k in ("episodes", "env_steps"):
+            out[k] = sum(v for v, _ in rows)
+        elif k == "stal/max":
+            out[k] = max(v for v, _ in rows)
+        else:
+            out[k] = sum(v * w for v, w in rows) / sum(w for _, w in rows)
+    return out
 
 
 @dataclass(slots=True)

@@ -69,8 +69,8 @@ class Ledger:
             return held[0]
         decisions, envs = self.shares[worker]
         room = self.learnt + (self.staleness + 1) * self.batch - self.admitted
-        if self.staleness == 0 and sum(d * n for d, n in self.shares.values()) >= self.batch:
-            room = min(room, decisions * envs - self.used.get(worker, 0))
+        if self.staleness == 0 and (rounds := self.rounds()):
+            room = min(room, rounds * decisions * envs - self.used.get(worker, 0))
         if room <= 0 or not self.free:
             return None
         decisions = min(decisions, -(-room // envs))
@@ -121,6 +121,22 @@ class Ledger:
         """Samples that are finished and not taken."""
         return sum(f.made * f.envs for f in self.fragments.values() if f.state == READY)
 
+    def rounds(self) -> int:
+        """Fragments of each worker in a synchronous batch; 0: they do not add up to one."""
+        together = sum(d * n for d, n in self.shares.values())
+        return 1 if together >= self.batch else 0 if self.batch % together else self.batch // together
+
+    def take_from(self, worker: int, last: bool) -> Fragment | None:
+        """The worker's oldest finished fragment becomes a part of the next batch, perhaps its `last`; None: wait."""
+        ready = [f for f in self.fragments.values() if f.worker == worker and f.state == READY]
+        if not ready:
+            return None
+        f = min(ready, key=lambda f: f.uid)
+        f.state, f.batch = TAKEN, self.next_batch
+        self.taken += f.made * f.envs
+        self.next_batch += last
+        return f
+
     def take(self) -> list[Fragment] | None:
         """Fragments of the next batch, oldest first chosen, in an order that depends on no timing; None: wait."""
         if self.replay:
@@ -149,7 +165,7 @@ class Ledger:
         """New weights are out."""
         assert version > self.version, (version, self.version)
         self.version, self.learnt = version, self.taken
-        self.used.clear()
+        self._reckon()
 
     def commit(self) -> list[int]:
         """A checkpoint covers every batch taken so far -> slots that are free again."""
@@ -177,6 +193,7 @@ class Ledger:
         for f in live:
             f.batch = 10**18 if f.state == TAKEN else -1  # none of them counts as taken yet
         self.admitted = taken + sum((f.decisions if f.state == LEASED else f.made) * f.envs for f in live)
+        self._reckon()
         used = {f.slot for f in live}
         self.free = [s for s in self.free if s not in used]
         self.recovered = bool(live)
@@ -188,6 +205,14 @@ class Ledger:
         self.admitted -= decisions * f.envs
         if f.worker in self.used:
             self.used[f.worker] = max(0, self.used[f.worker] - decisions * f.envs)
+
+    def _reckon(self) -> None:
+        """What of the next batch each worker has leased already: something only where its learner died."""
+        self.used.clear()
+        for f in self.fragments.values():
+            if f.state != TAKEN:
+                n = (f.decisions if f.state == LEASED else f.made) * f.envs
+                self.used[f.worker] = self.used.get(f.worker, 0) + n
 
     def _drop(self, f: Fragment) -> None:
         del self.fragments[f.uid]

@@ -4,7 +4,7 @@ With staleness 0 and one worker this is the plain loop: collect, update, collect
 processes are, and repeats exactly: which role moves next is drawn from (seed, move).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -100,6 +100,16 @@ class Local:
                 waiting.add(i)
         chosen = self.ledger.take()
         return batch_of([(self.columns[f.slot], f.rows) for f in chosen], self.version, self.staleness)
+
+    def stream(self) -> Iterator[Rollout]:
+        """The next synchronous batch, fragment by fragment."""
+        rounds = self.ledger.rounds()
+        assert rounds and self.staleness == 0, "a stream is synchronous"
+        for i in range(rounds):
+            for w in self.workers:
+                while (f := self.ledger.take_from(w.index, i == rounds - 1 and w is self.workers[-1])) is None:
+                    assert self._move(w), "a worker waits and its fragment is not there"
+                yield batch_of([(self.columns[f.slot], f.rows)], self.version, 0)
 
     def publish(self) -> None:
         """The learner has made an update: the rollout it came from is spent."""

@@ -62,7 +62,8 @@ class Worker:
             self.collector.set_state(state)
         if self.group:
             seed, n = self.collector.seed, self.collector.n // self.group
-            starts = [mix(seed, 5, self.index, lease.uid, i) >> 32 for i in range(n)]
+            at = self.collector.decision  # not the uid: which of two workers is first with a lease is a matter of pace
+            starts = [mix(seed, 5, self.index, at, i) >> 32 for i in range(n)]
             self.collector.begin(np.repeat(starts, self.group))
         for t in range(lease.made):  # drive the env where the other one was: the same actions from the same state
             self.collector.act(self._commands(t), columns, t, bool(self.group))
