@@ -65,6 +65,17 @@ def test_every_penalty_by_hand():
     assert float(got) == pytest.approx(10 / math.sqrt(1 + p))
 
 
+def test_the_reference_scale_is_the_penalty_of_full_acceleration_on_and_off_at_every_step():
+    """acc alternates 0, 2 (a_max 2, dt 0.5): jerk +-4; the mean of the acceleration penalty is half that of always on."""
+    limits = eva.Limits(speed=(1e6, 1e6), acceleration=(2.0, 2.0), weight=(1.0, 3.0))
+    p = eva.reference(limits, 0.5)
+    assert p.scale == pytest.approx(0.375 * 4 * (0.5 / 0.25 + 0.25))
+    acc = torch.tensor([0.0, 2.0] * 6, dtype=torch.float64)
+    a = torch.cat([torch.zeros(2, dtype=torch.float64), (acc.cumsum(0) * 0.5).cumsum(0) * 0.5])[None, :, None].expand(1, 14, 2)
+    expected = 0.5 * 0.375 * 16 + 0.25 * 0.375 * 4 / 2
+    assert float(eva.score(a, 0.5, limits, p)) == pytest.approx(10 / math.sqrt(1 + expected / p.scale))
+
+
 def test_only_the_ratio_of_weights_counts():
     a = torch.randn(3, 20, 7, generator=torch.Generator().manual_seed(0))
     double = eva.Limits(speed=LIMITS.speed, acceleration=LIMITS.acceleration, weight=tuple(2 * w for w in LIMITS.weight))

@@ -160,6 +160,37 @@ def test_a_planted_reward_bug_rings_the_alarm():
     assert doc["exploitation"]["alarm"] and "run/0" in doc["exploitation"]["policies"]
 
 
+class Cheat(PointModel):
+    """Grants success to whoever leaves the field to the right: a bug that only a policy trained in the model would find."""
+
+    def step(self, carry, actions):
+        carry, p = super().step(carry, actions)
+        found = (p.obs["state"][..., 0] > 2).float()
+        return carry, replace(p, success=torch.maximum(p.success, found), terminal=torch.maximum(p.terminal, found))
+
+
+class Learner(Walker):
+    """A policy after some training in `Cheat`: with probability `lured` per episode it goes right, whatever the goal."""
+
+    def __init__(self, lured: float):
+        super().__init__(0.8)
+        self.lured = lured
+
+    def act(self, obs, generator, explore):
+        chunk = super().act(obs, generator, explore)
+        goal = obs["state"][:, :2] + obs["state"][:, 2:]
+        lured = ((goal[:, 0] * 777).frac().abs() < self.lured)[:, None, None]
+        actions = torch.where(lured, torch.tensor([1.0, 0.0]), chunk.actions)
+        return replace(chunk, actions=actions)
+
+
+def test_the_alarm_fires_on_an_over_trained_policy_only_once_it_exploits_the_model():
+    training = [(f"run/{i}", Learner(x)) for i, x in enumerate((0.0, 0.05, 0.4, 0.9))]
+    doc = wm_eval.compare_policies(Cheat(), PointReach(200), training, ARGS)
+    assert doc["exploitation"]["policies"] == ["run/2", "run/3"]
+    assert not wm_eval.compare_policies(PointModel(), PointReach(200), training, ARGS)["exploitation"]["alarm"]
+
+
 def test_batches_of_another_size_meet_the_same_starts():
     a, b = (wm_eval.compare_policies(PointModel(), PointReach(n), walkers()[3:5], replace(ARGS, episodes=30)) for n in (30, 16))
     assert [p["real"] for p in a["policies"]] == [p["real"] for p in b["policies"]]

@@ -11,7 +11,7 @@ dimension may have limits of its own, and a clip shorter than 4 steps scores 0 (
 A motionless clip is as smooth as can be: use the score beside the task's success, never alone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -83,6 +83,17 @@ def positions(actions: Tensor, control: ControlSpec) -> Tensor:
     step = torch.tensor([control.period if a.kind == "rate" else 1.0 for a in control.axes], dtype=actions.dtype)
     adds = torch.tensor([a.kind in ("delta", "rate") for a in control.axes])
     return torch.where(adds, (command * step).cumsum(1), command)
+
+
+def reference(limits: Limits, dt: float, penalties: Penalties = Penalties()) -> Penalties:
+    """`penalties` with the scale at which a motion that turns from rest to full acceleration and back at every step, on
+    every dimension, scores 10/sqrt(2): for arms whose limits are far from those of the paper's.
+
+    There jerk = a_max/dt and acc = a_max, whose Huber penalties with delta at half of each are 3/8 of their squares.
+    """
+    a_max, w = (torch.tensor(x, dtype=torch.float64) for x in (limits.acceleration, limits.weight))
+    square = float((a_max.square() * w / w.mean()).mean())
+    return replace(penalties, scale=max(0.375 * square * (penalties.jerk / dt**2 + penalties.acceleration), 1e-9))
 
 
 def differences(a: Tensor, dt: float) -> tuple[Tensor, Tensor, Tensor]:

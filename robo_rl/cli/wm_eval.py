@@ -201,14 +201,15 @@ def measure_executability(model, dataset, w, p, args: WmEval) -> dict:
     start = w.start["state"][whole][:, None]
     control = model.spec.control
     limits = eva.limits_of(control)
+    penalties = eva.reference(limits, control.period)
     out: dict = {"inverse": errors, "steps": steps, "windows": int(whole.sum())}
     for name, state in (("model", p.state), ("recorded", w.state)):
         actions = eva.decode(inverse, torch.from_numpy(np.concatenate([start, state[whole][:, :steps]], 1)))
         at = eva.positions(actions, control)
-        out[name] = float(eva.score(at, control.period, limits).mean())
+        out[name] = float(eva.score(at, control.period, limits, penalties).mean())
         out[f"{name}_violations"] = float(eva.violations(at, control.period, limits).mean())
     at = eva.positions(torch.from_numpy(w.actions[whole][:, :steps]), control)
-    return out | {"commanded": float(eva.score(at, control.period, limits).mean()),
+    return out | {"commanded": float(eva.score(at, control.period, limits, penalties).mean()),
                   "commanded_violations": float(eva.violations(at, control.period, limits).mean())}
 
 
