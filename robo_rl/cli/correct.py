@@ -29,7 +29,7 @@ class Correct:
     """hg_dagger: help until policy and person agree; rac: recovery, then correction to the end of the episode; armada: a
     detector calls one of few operators, who rewind and correct."""
     operator: str = "scripted"
-    """scripted; for a person use robo_rl console, which writes the same data."""
+    """scripted; console: no practice, one round of learning from what people did in robo_rl console RUN."""
     checkpoint: str = "best"
     rounds: int = 3
     episodes: int = 24
@@ -39,8 +39,10 @@ class Correct:
     robots: int = 8
     operators: int = 1
     """Operators for all robots (armada; elsewhere every robot has one)."""
-    false_alarms: float = 0.05
+    false_alarms: float = 0.1
     """Share of successful episodes in which the detector may call (armada)."""
+    calibration: int = 200
+    """Episodes without help before each round that calibrate the detector (armada)."""
     rewind: bool = True
     """Armada: go back to before the failure (simulators with snapshots)."""
     own: bool | None = None
@@ -60,10 +62,10 @@ class Correct:
 
     def __post_init__(self) -> None:
         choose("protocol", self.protocol, PROTOCOLS)
-        choose("operator", self.operator, ("scripted",))
+        choose("operator", self.operator, ("scripted", "console"))
         for name, low, high in (("rounds", 1, 1000), ("episodes", 1, 99_999), ("human_steps", 0, 10**9), ("robots", 1, 4096),
                                 ("operators", 1, 4096), ("false_alarms", 0, 0.5), ("demo_share", 0, 1), ("max_steps", 0, 10**7),
-                                ("eval_episodes", 1, 10**6), ("seed", 0, 2000), ("threads", 0, 4096)):
+                                ("eval_episodes", 1, 10**6), ("calibration", 1, 10**6), ("seed", 0, 2000), ("threads", 0, 4096)):
             in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
 
 
@@ -94,7 +96,10 @@ def run(args: Correct) -> int:
 
     source, folder = pick_checkpoint(Path(args.run), args.checkpoint)
     config = replace(run_config(source), threads=args.threads, video=False)
-    out = Path(args.out or f"{str(source).rstrip('/')}-{args.protocol}-s{args.seed}")
+    if args.operator == "console" and not (source / "corrections" / "meta" / "info.json").exists():
+        raise UserError(f"{source} has no corrections yet: record some with robo_rl console {source}")
+    how = "console" if args.operator == "console" else args.protocol
+    out = Path(args.out or f"{str(source).rstrip('/')}-{how}-s{args.seed}")
     with files.lock(out):
         return Rounds(args, config, source, folder, out).go()
 
@@ -130,8 +135,9 @@ class Rounds:
             if not self.rounds:
                 self.rounds.append({"round": 0, "account": {}, "eval": self.evaluate(0)})
                 self.save(0)
-            for r in range(len(self.rounds), args.rounds + 1):
-                account = self.practise(r)
+            people = args.operator == "console"
+            for r in range(len(self.rounds), (1 if people else args.rounds) + 1):
+                account = self.recorded() if people else self.practise(r)
                 self.refit(r)
                 self.rounds.append({"round": r, "account": account, "eval": self.evaluate(r)})
                 self.save(r)
@@ -169,7 +175,7 @@ class Rounds:
         from robo_rl.human.practice import Account, Robots
 
         args = self.args
-        operator, freeze = self.operator(r)
+        operator, freeze = self.people(r)
         env = Intervene(self.env, operator, freeze=freeze)
         kept = self.out / "account.json"
         with Writer(self.out / "corrections", spec=self.env.spec) as writer:
@@ -194,11 +200,11 @@ class Rounds:
             robots.account.operators = args.operators if args.protocol == "armada" else args.robots
             if resumed:
                 robots.account = Account(**before["account"])
-            self.watch(robots, operator)
+            if args.protocol == "armada":
+                self.detector(robots, operator)
             self.progress.start("help", args.human_steps or len(wanted), "steps" if args.human_steps else "episodes")
             while robots.working:
                 robots.step()
-                self.after_step(robots, operator)
                 a = robots.account
                 self.progress.update(a.human_steps if args.human_steps else a.episodes,
                                      a.successes / a.episodes if a.episodes else None, note_of(a))
@@ -208,16 +214,69 @@ class Rounds:
         robots.account.reaction = float(stats["reaction"].sum()) / max(1.0, float(stats["asked"].sum())) * helped
         return robots.account.summary()
 
-    def operator(self, r: int):
-        """(who helps, whether time stands still in a pause)."""
+    def people(self, r: int):
+        """(who helps, whether time stands still while a robot waits)."""
         from robo_rl.human.operators import Scripted
-        return Scripted(self.env, person_of(self.args), self.args.seed * 1000 + r), False
+        from robo_rl.human.protocols import Dispatch
+        persons = Scripted(self.env, person_of(self.args), self.args.seed * 1000 + r)
+        if self.args.protocol != "armada":
+            return persons, False
+        return Dispatch(persons, self.args.operators), hasattr(self.env, "get_state")
 
-    def watch(self, robots, operator) -> None:
-        """Prepare the detector (armada)."""
+    def recorded(self) -> dict:
+        """The account of what people did in the console."""
+        from robo_rl.data.reader import load
+        from robo_rl.human.practice import Account
+        data = load(self.source / "corrections")
+        human = data.phase > 1
+        begins = human & ~np_shift(human) | (human & (np_shift(data.episode_index, -1) != data.episode_index))
+        a = Account(1 / data.features.fps, steps=len(human), human_steps=int(human.sum()), episodes=len(data),
+                    successes=int(data.success.sum()), interventions=int(begins.sum()), robots=1, operators=1)
+        return a.summary()
 
-    def after_step(self, robots, operator) -> None:
-        """Ask the detector (armada)."""
+    def detector(self, robots, dispatch) -> None:
+        """FLOAT beside `robots`: calibrated on the present policy's successes without help, it calls through `dispatch`."""
+        import numpy as np
+
+        from robo_rl.data.reader import load
+        from robo_rl.human import detect
+
+        args, every = self.args, self.policy.options.execute
+        demos = demos_of(self.source, self.config)
+        if demos is None:
+            raise UserError(f"{self.source} has no demonstrations, which armada's detector compares with; "
+                            "train the run with --demos")
+        data = load(demos)
+        phi = detect.embed(self.policy, {"state": data.state, "task": np.array([data.tasks[k] for k in data.task_index])} | {
+            f"image/{v}": data.images(v) for v in self.policy.spec.views})
+        ref = detect.reference([phi[a:b:every] for a, b in zip(data.from_[:20], data.to[:20], strict=True)])
+        tracks = detect.tracks(self.eval_env, self.policy, [PRACTICE_START - 1_000_000 + i for i in range(args.calibration)])
+        found = [[detect.float_index(x[:k], ref) for k in range(1, len(x) + 1)] for x, won in tracks if won]
+        try:
+            threshold = detect.calibrate([np.array([m.index for m in f]) for f in found], args.false_alarms)
+        except UserError as e:
+            self.progress.say(f"{e}; elapsed time alone calls for help this round")
+            threshold = detect.Threshold(np.zeros(1), np.ones(1), np.inf, self.eval_env.spec.max_steps // every)
+        most = max([len(f) for f in found], default=1)
+        limit = np.array([np.quantile([f[min(k, len(f) - 1)].matched[min(k, len(f) - 1)] for f in found], 0.9) if found else
+                          np.inf for k in range(most)])
+        monitor = detect.Monitor(ref, threshold, limit, args.robots)
+
+        def seen(mask: np.ndarray) -> None:
+            mask = mask & ~dispatch.called()
+            if not mask.any():
+                return
+            point = detect.embed(self.policy, {k: v[mask] for k, v in robots.obs.items()})
+            for i, x in zip(np.flatnonzero(mask), point, strict=True):
+                if not robots.tapes[i].rows:
+                    monitor.begin(i)
+                if monitor.check(i, x) > 1:
+                    dispatch.call(i)
+
+        def back(i: int) -> None:
+            if args.rewind and robots.rewindable:
+                robots.rewind(i, monitor.rewind_to(i) * every)
+        robots.seen, dispatch.rewind = seen, back
 
     def refit(self, r: int) -> None:
         """Behaviour cloning on demonstrations and corrections, from the present weights."""
@@ -226,7 +285,8 @@ class Rounds:
         from robo_rl.human.lessons import lessons
 
         args, demos = self.args, demos_of(self.source, self.config)
-        parts = ([load(demos)] if demos else []) + [load(self.out / "corrections")]
+        taught = self.source if args.operator == "console" else self.out
+        parts = ([load(demos)] if demos else []) + [load(taught / "corrections")]
         shares = [args.demo_share, 1 - args.demo_share] if demos else None
         own = args.protocol == "armada" if args.own is None else args.own
         try:
@@ -268,6 +328,12 @@ class Rounds:
         for old in checkpoint.checkpoints(self.out)[:-2]:
             if old.name not in (checkpoint.name(0), checkpoint.name(best["round"])):
                 shutil.rmtree(old)
+
+
+def np_shift(x, fill=False):
+    """`x` one place later; its first entry is `fill`."""
+    import numpy as np
+    return np.concatenate([np.full(1, fill, x.dtype), x[:-1]])
 
 
 def note_of(account) -> str:

@@ -11,8 +11,9 @@ is below the least value found: the minimum stays exact and few of them need the
 
 Alarm. A score s(t) (any of them) raises one where it exceeds mu(t) + q sigma(t). mu and sigma are those of one half of the
 successful calibration rollouts at elapsed time t, q the ceil((n+1)(1-alpha))-th smallest of max_t (s - mu)/sigma over the n of the
-other half: then at most a share alpha of successful rollouts ever raises one (split conformal prediction, Vovk et al. 2005;
-Papadopoulos 2008), whatever the distribution. Times are counted in checks.
+other half. A rollout that still runs when a share 1 - beta of all successes was over is an alarm too: its time bin has no
+threshold to be below. At most a share alpha + beta of successful rollouts ever raises one (split conformal prediction, Vovk et
+al. 2005; Papadopoulos 2008), whatever the distribution; both are half of the rate asked for. Times are counted in checks.
 """
 
 import math
@@ -24,7 +25,7 @@ import numpy as np
 from robo_rl.errors import UserError, in_range
 
 BAND = 0.25
-EPS = 0.02
+EPS = 0.05
 FLOOR = 1e-6
 
 
@@ -46,7 +47,7 @@ def band_mask(p: int, q: np.ndarray, width: int, w: float = BAND) -> np.ndarray:
 
 
 def sinkhorn(cost: np.ndarray, mask: np.ndarray, a: np.ndarray, b: np.ndarray, eps: float = EPS, tol: float = 1e-3,
-             most: int = 400) -> tuple[np.ndarray, np.ndarray]:
+             most: int = 100) -> tuple[np.ndarray, np.ndarray]:
     """Transport plans [M,P,Q] inside `mask`, and their costs <T, C> [M], between marginals a [M,P] and b [M,Q].
 
     T = diag(u) K diag(v), K = exp(-C/eps) on the mask (Cuturi 2013), iterated until the row marginals are within `tol` in L1.
@@ -136,20 +137,23 @@ def rewind_point(matched: np.ndarray, limit: np.ndarray, least: int = 1) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """mu[t], sigma[t] of successful rollouts and q; beyond the last time they keep the last one's."""
+    """mu[t], sigma[t] of successful rollouts (beyond the last time they keep the last one's), q, and the last check at which
+    a success may still be running."""
 
     mu: np.ndarray
     sigma: np.ndarray
     q: float
+    last: int
 
     def at(self, t: np.ndarray | int) -> np.ndarray:
-        t = np.minimum(t, len(self.mu) - 1)
-        return self.mu[t] + self.q * self.sigma[t]
+        """Threshold at check t; -inf after `last`."""
+        k = np.minimum(t, len(self.mu) - 1)
+        return np.where(np.asarray(t) > self.last, -np.inf, self.mu[k] + self.q * self.sigma[k])
 
 
 def least_rollouts(alpha: float) -> int:
-    """Successful rollouts that a false-alarm rate of `alpha` needs: two halves, the second with n >= 1/alpha - 1."""
-    return 2 * math.ceil(1 / alpha - 1)
+    """Successful rollouts that a false-alarm rate of `alpha` needs: two halves, the second with n >= 2/alpha - 1."""
+    return 2 * math.ceil(2 / alpha - 1)
 
 
 def calibrate(scores: Sequence[np.ndarray], alpha: float = 0.05) -> Threshold:
@@ -173,8 +177,13 @@ def calibrate(scores: Sequence[np.ndarray], alpha: float = 0.05) -> Threshold:
     sigma = np.maximum(sigma, max(FLOOR, 0.1 * float(sigma.mean())))
     worst = sorted(float(np.max((s - mu[k]) / sigma[k])) for s in held if len(s)
                    for k in [np.minimum(np.arange(len(s)), enough - 1)])
-    rank = math.ceil((len(worst) + 1) * (1 - alpha))
-    return Threshold(mu, sigma, worst[min(rank, len(worst)) - 1])
+    lengths = sorted(len(s) for s in scores)
+    return Threshold(mu, sigma, _conformal(worst, alpha / 2), int(_conformal(lengths, alpha / 2)) - 1)
+
+
+def _conformal(ordered: list, alpha: float) -> float:
+    """The ceil((n+1)(1-alpha))-th smallest of n."""
+    return ordered[min(math.ceil((len(ordered) + 1) * (1 - alpha)), len(ordered)) - 1]
 
 
 def first_alarm(scores: np.ndarray, threshold: Threshold) -> int:
@@ -218,6 +227,43 @@ def late_score(length: int) -> np.ndarray:
     return np.arange(length, dtype=float)
 
 
+# ------------------------------------------------------------ with a policy
+
+
+def embed(policy, obs: dict, at_once: int = 4096) -> np.ndarray:
+    """The policy's embeddings float32[B,F] of observations [B,...] as an env gives them."""
+    import torch
+
+    from robo_rl.policies import obs_tensors
+    out = []
+    with torch.no_grad():
+        for k in range(0, len(obs["state"]), at_once):
+            out.append(policy.encode(obs_tensors({key: v[k:k + at_once] for key, v in obs.items()}, policy.spec)).numpy())
+    return np.concatenate(out)
+
+
+def tracks(env, policy, starts: Sequence[int], seed: int = 0) -> list[tuple[np.ndarray, bool]]:
+    """One episode per start, without help -> (embeddings [T,F] before each decision, success)."""
+    import torch
+
+    from robo_rl.policies import obs_tensors
+    from robo_rl.rollout import run_chunk
+    n, out, generator = env.num_envs, [], torch.Generator().manual_seed(seed)
+    for k in range(0, len(starts), n):
+        some = np.resize(np.asarray(starts[k:k + n], np.int64), n)
+        raw, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": some})
+        rows, over, won, length = [], np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, int)
+        while not over.all():
+            rows.append(embed(policy, raw))
+            length += ~over
+            with torch.no_grad():
+                actions = policy.act(obs_tensors(raw, policy.spec), generator, explore=False).actions.numpy()
+            raw, _, _, terminated, truncated, ok, _ = run_chunk(env, actions, 1.0)
+            over, won = np.asarray(terminated | truncated), won | ok
+        out += [(np.stack([r[i] for r in rows[:length[i]]]), bool(won[i])) for i in range(min(n, len(starts) - k))]
+    return out
+
+
 # ------------------------------------------------------------ live
 
 
@@ -241,7 +287,8 @@ class Monitor:
         """One check of robot `i` at embedding [F] -> index over threshold (an alarm where > 1)."""
         self.points[i].append(point)
         self.match[i] = match = float_index(np.stack(self.points[i]), self.ref)
-        return match.index / max(float(self.threshold.at(len(self.points[i]) - 1)), FLOOR)
+        limit = float(self.threshold.at(len(self.points[i]) - 1))
+        return match.index / max(limit, FLOOR) if math.isfinite(limit) else math.inf
 
     def rewind_to(self, i: int) -> int:
         """The check to go back to."""

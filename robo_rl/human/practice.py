@@ -65,13 +65,15 @@ class Robots:
     """The robots of `env` under `policy`; owns their tapes. `starts` feeds episodes; a robot without one idles.
 
     done(episode, robot, success, helped): called with every finished episode (pauses left out). rewindable: keep snapshots,
-    so that `rewind` works. Chunks are drawn without exploration noise from `seed`.
+    so that `rewind` works. Chunks are drawn without exploration noise from `seed`. `seen(mask)`, if set, hears of every
+    decision before it is made.
     """
 
     def __init__(self, env: Intervene, policy, starts: Iterable[int], seed: int = 0,
                  done: Callable[[Episode, int], None] = lambda episode, robot: None, rewindable: bool = False):
         self.env, self.policy, self.done, self.rewindable = env, policy, done, rewindable
         self.starts, n = iter(starts), env.num_envs
+        self.seen: Callable[[np.ndarray], None] | None = None
         self.generator = torch.Generator().manual_seed(seed)
         self.views = list(env.spec.views)
         self.tapes = [Tape() for _ in range(n)]
@@ -81,7 +83,6 @@ class Robots:
         self.chunk = np.zeros((n, self.execute, env.single_action_space.shape[0]), np.float32)
         self.source, self.phase = np.zeros(n, np.uint8), np.zeros(n, np.uint8)
         self.executed = np.zeros_like(self.chunk[:, 0])
-        self.planned = np.zeros(n, bool)  # robots for which the last step began with a new chunk
         self.account = Account(env.spec.period, robots=n)
         self.obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": self._starts(np.ones(n, bool))})
         self._begin(np.ones(n, bool))
@@ -108,8 +109,9 @@ class Robots:
     def plan(self) -> np.ndarray:
         """float32[N,A]: what the policy wants next; robots at the end of their chunk, or in a person's hands, plan anew."""
         need = self.cursor >= self.execute
-        self.planned = need
         if need.any():
+            if self.seen is not None:
+                self.seen(need & self.busy)
             rows = {k: v[need] for k, v in self.obs.items()}
             with torch.no_grad():
                 made = self.policy.act(obs_tensors(rows, self.policy.spec), self.generator, explore=False)
@@ -144,6 +146,7 @@ class Robots:
         self.cursor += 1
         self.cursor[self.env.sources() != 0] = self.execute
         self.cursor[self.source != 0] = self.execute
+        self.won = np.asarray(info["success"]) & ended
         for i in np.flatnonzero(ended):
             self.finish(int(i), bool(info["success"][i]), bool(terminated[i]))
         if ended.any():

@@ -39,7 +39,7 @@ PROPRIOCEPTION = 30  # the first entries of the state: joints, commands, gripper
 SPREAD = 0.3  # randomised masses and frictions lie within +- this share of their own
 CAMERA_SHIFT = np.array([0.03, 0.005])  # randomised camera positions: +- this, by camera (front, wrist) [m]
 CAMERA_TURN = 0.06  # and attitude: +- about this [rad]
-RENDER_SIZE = 256  # pixels of `render()`
+RENDER_SIZE = 256  # pixels of `render()`, unless `env.render_size` says otherwise
 
 
 def parse_randomise(text: str) -> tuple[frozenset[str], int]:
@@ -95,6 +95,7 @@ class MujocoArmEnv(VectorEnv):
         self.kinds, self.latency, self.image_size = kinds, latency, image_size
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
         self.render_mode = "rgb_array" if render else None
+        self.render_size = RENDER_SIZE
         self.model = build_model(task)
         self.batch = Batch(self.model, n, threads, persistent=False)
         names = state_names_of(task)
@@ -238,12 +239,12 @@ class MujocoArmEnv(VectorEnv):
         return np.ascontiguousarray(np.concatenate([joints, hand[:, 6:].T]).T).clip(-1, 1)
 
     def render(self):
-        """uint8 [N, 256, 256, 3] from the front camera; needs render=True."""
+        """uint8 [N, h, h, 3], h = render_size, from the front camera; needs render=True."""
         if self.render_mode is None:
             raise UserError("render() needs an env made with render=True")
         if not self.ready.all():
             raise UserError("call reset() before render()")
-        return self._renderer(("front",), RENDER_SIZE).render()["front"]
+        return self._renderer(("front",), self.render_size).render()["front"]
 
     def hand_target(self) -> tuple[np.ndarray, np.ndarray]:
         """Where the hand is being sent: position [3, N] and frame [3, 5, N] (with joint control: where it is)."""

@@ -1,0 +1,127 @@
+"""Failure detectors side by side: FLOAT and the cheap alarms, calibrated on successful rollouts, judged on held-out ones.
+
+    python launch/compare_detectors.py RUN [RUN ...] --rollouts 200
+
+For each run: rollouts of its policy from starts of their own; the even half calibrates (its successes alone), the odd half is
+judged. Balanced accuracy is the mean of the share of failures that alarm and of successes that do not; `early` is the share
+of failures alarmed at least 10 % of the episode before its end.
+"""
+
+import json
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import tyro
+
+from robo_rl.checkpoint import load_policy
+from robo_rl.cli.correct import demos_of
+from robo_rl.cli.eval import pick_checkpoint
+from robo_rl.cli.train import make_env, run_config
+from robo_rl.data.reader import load
+from robo_rl.human import detect
+from robo_rl.policies import obs_tensors
+from robo_rl.rollout import run_chunk
+
+START = 1_300_000_000  # starts that nothing else uses
+
+
+@dataclass(frozen=True)
+class Args:
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    rollouts: int = 200
+    checkpoint: str = "best"
+    alpha: float = 0.05
+    """False-alarm rate the thresholds are calibrated for."""
+    out: str = ""
+
+
+def rollouts(env, policy, count: int) -> list[dict]:
+    """`count` episodes: embeddings [T,F], actions [T,A], chunk samples [T,4,D], success; one row per decision."""
+    n, out, generator = env.num_envs, [], torch.Generator().manual_seed(0)
+    for first in range(0, count, n):
+        raw, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": START + first + np.arange(n)})
+        rows, over, won, length = [], np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, int)
+        while not over.all():
+            obs = obs_tensors(raw, policy.spec)
+            with torch.no_grad():
+                phi = policy.encode(obs).numpy()
+                tries = [policy.act(obs, generator, explore=False) for _ in range(4)]
+            rows.append((phi, tries[0].actions.numpy()[:, 0], np.stack([c.x0.flatten(1).numpy() for c in tries], 1)))
+            raw, _, _, terminated, truncated, ok, _ = run_chunk(env, tries[0].actions.numpy(), 1.0)
+            length += ~over
+            over, won = terminated | truncated, won | ok
+        out += [{"phi": np.stack([r[0][i] for r in rows[:length[i]]]), "act": np.stack([r[1][i] for r in rows[:length[i]]]),
+                 "tries": np.stack([r[2][i] for r in rows[:length[i]]]), "success": bool(won[i])} for i in range(n)]
+    return out[:count]
+
+
+def demo_embeddings(policy, data, every: int) -> list[np.ndarray]:
+    """Embeddings of every `every`-th frame of each demonstration."""
+    obs = {"state": torch.from_numpy(data.state)}
+    with torch.no_grad():
+        phi = policy.encode(obs).numpy()
+    return [phi[a:b:every] for a, b in zip(data.from_, data.to)]
+
+
+def main(args: Args) -> None:
+    torch.set_num_threads(1)
+    table = []
+    for path in args.runs:
+        run, folder = pick_checkpoint(args_path(path), args.checkpoint)
+        config = run_config(run)
+        policy, _ = load_policy(folder)
+        env = make_env(config, min(100, args.rollouts))
+        data = load(demos_of(run, config))
+        demos = demo_embeddings(policy, data, policy.options.execute)
+        ref = detect.reference(demos[:20])
+        phi = np.concatenate(demos)
+        value = np.concatenate([0.9 ** np.arange(len(x))[::-1] for x in demos])
+        mean, eye = phi.mean(0), np.eye(phi.shape[1])
+        weights = np.linalg.solve((phi - mean).T @ (phi - mean) + 10 * eye, (phi - mean).T @ (value - value.mean()))
+        seen, took = rollouts(env, policy, args.rollouts), []
+        env.close()
+
+        def float_scores(x):
+            out = []
+            for k in range(1, len(x["phi"]) + 1):
+                began = time.process_time()
+                out.append(detect.float_index(x["phi"][:k], ref).index)
+                took.append(time.process_time() - began)
+            return np.array(out)
+        scores = {"FLOAT": float_scores, "stuck": lambda x: detect.stuck_score(x["phi"], 3),
+                  "limit": lambda x: detect.limit_score(x["act"], 5),
+                  "critic drop": lambda x: detect.drop_score((x["phi"] - mean) @ weights),
+                  "uncertainty": lambda x: detect.spread_score(x["tries"]),
+                  "elapsed time": lambda x: detect.late_score(len(x["phi"]))}
+        even, odd = seen[::2], seen[1::2]
+        for name, score in scores.items():
+            threshold = detect.calibrate([score(x) for x in even if x["success"]], args.alpha)
+            alarms = [(x, detect.first_alarm(score(x), threshold)) for x in odd]
+            bad = [(x, a) for x, a in alarms if not x["success"]]
+            good = [a for x, a in alarms if x["success"]]
+            caught = np.mean([a >= 0 for _, a in bad]) if bad else np.nan
+            quiet = np.mean([a < 0 for a in good]) if good else np.nan
+            early = np.mean([0 <= a <= 0.9 * (len(x["phi"]) - 1) for x, a in bad]) if bad else np.nan
+            when = np.median([a / len(x["phi"]) for x, a in bad if a >= 0]) if bad and caught else np.nan
+            row = {"task": config.task, "detector": name, "balanced": (caught + quiet) / 2, "caught": caught, "quiet": quiet,
+                   "early": early, "when": when, "failures": len(bad), "successes": len(good)}
+            if name == "FLOAT":
+                row["ms_per_check"] = {"median": 1e3 * float(np.median(took)), "p99": 1e3 * float(np.quantile(took, 0.99))}
+            table.append(row)
+            print(f"{config.task:<12} {name:<13} balanced {row['balanced']:.3f}  caught {caught:.3f}  quiet {quiet:.3f}  "
+                  f"early {early:.3f}  at {when:.2f} of the episode  ({len(bad)} failures, {len(good)} successes) "
+                  f"{row.get('ms_per_check', '')}", flush=True)
+    if args.out:
+        with open(args.out, "w", encoding="utf-8") as f:
+            json.dump(table, f, indent=1)
+
+
+def args_path(path: str):
+    from pathlib import Path
+    return Path(path)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -1,0 +1,471 @@
+"""`robo_rl console RUN`: a web page on which people watch N robots, take over, and teach.
+
+One thread steps the robots at the control period and draws them; another serves the page and its WebSockets. Between them
+stand the `Desk` (who wants what, under one lock) and the newest picture of every robot. Frames in which a person acts are
+journaled before they count, finished episodes go to RUN/corrections (LeRobot v3), from which `robo_rl correct RUN
+--operator console` learns.
+"""
+
+import asyncio
+import hmac
+import io
+import json
+import secrets
+import threading
+import time
+import urllib.parse
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import tyro
+
+from robo_rl.errors import MissingDependency, UserError, in_range
+
+CONSOLE_START = 1_100_000_000  # starts of the console's episodes
+LIMIT = 40  # episodes end after this many times the task's own limit
+STUCK = 0.02  # change of the normalised state over a second (RMS) below which a robot is stuck
+BLEND = 0.06  # s of wall clock
+JOURNAL = 20_000_000  # bytes after which the journal is written anew
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Console:
+    """Watch N robots under a run's policy in the browser, take over, correct."""
+
+    run: tyro.conf.Positional[str]
+    """Run folder."""
+    checkpoint: str = "best"
+    robots: int = 4
+    host: str = "127.0.0.1"
+    """Address to listen on; anything but loopback lets other machines in (they still need a token)."""
+    port: int = 8765
+    """0: any free one."""
+    operators: str = "operator"
+    """Comma list of names; each gets an address with a token of their own."""
+    speed: float = 0.5
+    """Pace of the simulation; 1: real time."""
+    size: int = 192
+    """Pixels of the pictures."""
+    fps: float = 20.0
+    """Most pictures per second and robot."""
+    patience: float = 60.0
+    """Seconds that a robot waits for help before its episode is given up as a failure."""
+    seed: int = 0
+    threads: int = 1
+    seconds: float = 0.0
+    """Stop after this time; 0: run until Ctrl-C."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("robots", 1, 64), ("port", 0, 65535), ("size", 48, 1024), ("fps", 1, 60), ("patience", 1, 1e6),
+                                ("seed", 0, 2000), ("threads", 0, 4096), ("seconds", 0, 1e9)):
+            in_range(f"--{name}", getattr(self, name), low, high)
+        in_range("--speed", self.speed, 0, 10, open_low=True)
+        names = self.operators.split(",")
+        if len(set(names)) < len(names) or not all(n.isidentifier() for n in names):
+            raise UserError(f"--operators must be different names of letters and digits with commas between, got "
+                            f"{self.operators!r}")
+
+
+def run(args: Console) -> int:
+    """Serve until Ctrl-C."""
+    try:
+        import websockets  # noqa: F401
+    except ImportError:
+        raise MissingDependency("the console needs websockets: pip install 'robo_rl[console]'") from None
+    from robo_rl.cli.eval import pick_checkpoint
+    from robo_rl.cli.train import Stop, run_config
+
+    source, folder = pick_checkpoint(Path(args.run), args.checkpoint)
+    config = replace(run_config(source), threads=args.threads)
+    with Stop() as stop:
+        floor = Floor(args, config, source, folder)
+        try:
+            server = Server(floor, args)
+            server.start()
+            if args.host not in LOOPBACK:
+                print(f"robo_rl: listening on {args.host}: everybody who can reach this machine and has a token can move "
+                      "the robots")
+            for name, address in server.addresses().items():
+                print(f"{name}: {address}", flush=True)
+            floor.work(stop, args.seconds)
+            server.stop()
+        finally:
+            floor.close()
+    print(f"corrections: {floor.data} ({floor.kept} episodes with help). Learn from them: "
+          f"robo_rl correct {source} --operator console")
+    return 0
+
+
+# ---------------------------------------------------------------------------------------------------- the robots
+
+
+class Floor:
+    """The robots, stepped by one thread; everything else reaches them through `desk`, `lock` and `orders`."""
+
+    def __init__(self, args: Console, config, source: Path, checkpoint: Path):
+        import numpy as np
+        import torch
+
+        from robo_rl.checkpoint import load_policy
+        from robo_rl.cli.train import make_env
+        from robo_rl.data.writer import Writer
+        from robo_rl.human.desk import Desk
+        from robo_rl.human.intervene import Intervene
+        from robo_rl.human.journal import Journal, scan, unfinished
+        from robo_rl.human.practice import Robots
+
+        torch.set_num_threads(1)
+        self.args, self.data = args, source / "corrections"
+        self.policy, _ = load_policy(checkpoint)
+        probe = make_env(config, 1)
+        self.limit = probe.spec.max_steps
+        probe.close()
+        inner = make_env(replace(config, max_steps=LIMIT * self.limit), args.robots, render=not config.obs == "rgb")
+        if hasattr(inner, "render_size"):
+            inner.render_size = args.size
+        self.spec = inner.spec
+        self.pace = self.spec.period / args.speed
+        self.desk, self.lock = Desk(args.robots, len(self.spec.axes), args.patience), threading.Lock()
+        self.env = Intervene(inner, self.desk, blend=BLEND * args.speed, freeze=hasattr(inner, "get_state"))
+        self.writer, path = Writer(self.data, spec=self.spec), source / "console.journal"
+        self.kept, self.recovered = 0, 0
+        for episode in unfinished(scan(path)[0], self.writer.episodes):  # of a console that was killed
+            self.writer.add(episode)
+            self.recovered += 1
+        self.writer.flush()
+        self.journal = Journal(path)
+        self.journal.replace()
+        self.names = [""] * args.robots  # of the episodes in the journal
+        self.written = [0] * args.robots  # frames of each tape that the journal has
+        first = CONSOLE_START + args.seed * 100_000 + int(time.time()) % 50_000 * 1_000
+        self.robots = Robots(self.env, self.policy, iter(range(first, first + 10**9)), seed=args.seed, done=self.keep,
+                             rewindable=self.env.freeze)
+        self.robots.account.operators = len(args.operators.split(","))
+        self.orders: list[tuple] = []  # (what, robot, ...) for the stepping thread
+        self.pictures: list[tuple[int, bytes]] = [(0, b"")] * args.robots
+        self.results = np.zeros((args.robots, 2), int)  # successes, failures
+        self.still = [None] * args.robots
+        self.drawn, self.rate, self.frames = 0.0, 0.0, 0
+        self.seen: dict[str, float] = {}
+        self.shown = self.robots.account.summary()
+        for i in range(args.robots):
+            self.name(i)
+
+    def name(self, i: int) -> None:
+        """A name for robot i's episode in the journal, with nothing written yet."""
+        self.names[i], self.written[i] = secrets.token_hex(6), 0
+
+    def close(self) -> None:
+        """Episodes with help that nobody finished are kept as they are."""
+        from robo_rl.human.practice import episode_of
+        for i, tape in enumerate(self.robots.tapes):
+            if any(r[3] for r in tape.rows):
+                episode = episode_of(tape, self.robots.views, False, False)
+                if episode is not None:
+                    self.keep(episode, i)
+        self.writer.close()
+        self.journal.commit()
+        self.journal.replace()
+        self.journal.close()
+        self.env.close()
+
+    def keep(self, episode, i: int) -> None:
+        """A finished episode; those with help go to the data set."""
+        if "human" in episode.source:
+            self.journal.close_episode(self.names[i], self.writer.episodes)
+            self.journal.commit()
+            self.writer.add(episode)
+            self.writer.flush()
+            self.kept += 1
+        else:
+            self.journal.close_episode(self.names[i], -1)
+        self.name(i)
+
+    def work(self, stop, seconds: float = 0.0) -> None:
+        """Step at the pace until asked to stop."""
+        began = due = time.monotonic()
+        while not stop.asked and not (seconds and time.monotonic() - began > seconds):
+            due = max(due + self.pace, time.monotonic() - 5 * self.pace)
+            self.tick()
+            if self.journal.size > JOURNAL:
+                self.compact()
+            time.sleep(max(0.0, due - time.monotonic()))
+
+    def tick(self) -> None:
+        """Orders, one control step, the journal, pictures."""
+        with self.lock:
+            orders, self.orders = self.orders, []
+        for order in orders:
+            self.obey(*order)
+        robots, began = self.robots, time.monotonic()
+        with self.lock:
+            self.env._ask()  # what people want now, under the lock; the step itself needs none
+            self.env.sources()
+        ended = robots.step()
+        with self.lock:
+            for i in ended.nonzero()[0]:
+                self.ended(int(i), "it succeeded" if robots.won[i] else "its time was over", bool(robots.won[i]))
+            self.finish_marked()
+            self.detect()
+        self.write()
+        self.rate = 0.95 * self.rate + 0.05 / max(self.pace, time.monotonic() - began)
+        if time.monotonic() - self.drawn >= 1 / self.args.fps:
+            self.drawn = time.monotonic()
+            self.draw()
+
+    def write(self) -> None:
+        """New frames to the journal, on the disk at once where a person acted; only then they count."""
+        helped = [self.append(i, tape) for i, tape in enumerate(self.robots.tapes)]
+        if any(helped) or len(self.journal) > 1000:
+            self.journal.commit()
+        self.shown = self.robots.account.summary()
+
+    def compact(self) -> None:
+        """The journal anew, with the episodes that are not over."""
+        self.journal.commit()
+        self.written = [0] * self.args.robots
+        for i, tape in enumerate(self.robots.tapes):
+            self.append(i, tape)
+        self.journal.replace()
+
+    def append(self, i: int, tape) -> bool:
+        """Frames of a tape that the journal does not have -> whether a person acted in one."""
+        helped = False
+        for state, action, reward, source, phase, images in tape.rows[self.written[i]:]:
+            self.journal.frame(self.names[i], tape.start, tape.task, state, action, reward, source, phase, images)
+            helped |= source == 1
+        self.written[i] = len(tape.rows)
+        return helped
+
+    def ended(self, i: int, how: str, success: bool) -> None:
+        self.results[i, 0 if success else 1] += 1
+        self.desk.ended(i, how)
+        self.still[i] = None
+
+    def finish_marked(self) -> None:
+        """End the episodes that people marked or that nobody came for."""
+        import numpy as np
+        done = np.zeros(self.args.robots, bool)
+        for i in range(self.args.robots):
+            mark = self.desk.marks[i]
+            given_up = i in self.desk.given_up()
+            if mark is None and not given_up:
+                continue
+            success = mark is not None and mark.success
+            self.robots.finish(i, success, success)
+            self.ended(i, f"{mark.operator} marked it a {'success' if success else 'failure'}" if mark else "nobody came", success)
+            done[i] = True
+        if done.any():
+            self.robots.renew(done)
+
+    def obey(self, what: str, i: int, *rest) -> None:
+        """An order of the page that touches the robots: go back."""
+        if what == "rewind":
+            seconds, = rest
+            tape = self.robots.tapes[i]
+            back = self.robots.rewind(i, max(0, len(tape.rows) - round(seconds / self.spec.period)))
+            if back:
+                self.journal.close_episode(self.names[i], -1)
+                self.name(i)
+
+    def detect(self) -> None:
+        """Call for help where a robot under its policy is over its time or stands still."""
+        import numpy as np
+        rows = self.env._rows
+        for i in range(self.args.robots):
+            if self.desk.holds[i] is not None or self.desk.paused[i] or self.desk.why[i]:
+                self.still[i] = None
+                continue
+            steps, now = int(rows["steps"][i]), self.robots.obs["state"][i]
+            if steps and steps % self.limit == 0:
+                self.desk.call(i, f"not done after {steps * self.spec.period:.1f} s")
+            if self.still[i] is None or steps - self.still[i][0] >= round(1 / self.spec.period):
+                if self.still[i] is not None:
+                    std = self.policy.obs_norm.std.numpy() if hasattr(self.policy.obs_norm, "std") else 1.0
+                    if float(np.sqrt(np.mean(((now - self.still[i][1]) / np.maximum(std, 1e-3)) ** 2))) < STUCK:
+                        self.desk.call(i, "it stands still")
+                self.still[i] = (steps, now.copy())
+
+    def draw(self) -> None:
+        """The newest picture of every robot, as JPEG."""
+        from PIL import Image
+        if self.spec.views:
+            frames = self.robots.obs[f"image/{self.spec.views[0]}"]
+        else:
+            frames = self.env.env.render()
+        for i, frame in enumerate(frames):
+            out = io.BytesIO()
+            Image.fromarray(frame).save(out, "JPEG", quality=75)
+            self.pictures[i] = (self.pictures[i][0] + 1, out.getvalue())
+        self.frames += 1
+
+    def state(self, who: str) -> dict:
+        """What operator `who` sees; call it under the lock."""
+        from robo_rl.data.episode import PHASES
+        desk, now, out = self.desk, self.desk.clock(), []
+        for i in range(self.args.robots):
+            hold, mine = desk.holds[i], desk.holds[i] is not None and desk.holds[i].operator == who
+            out.append({"phase": PHASES[int(self.robots.phase[i])], "holder": hold.operator if hold else "",
+                        "number": hold.number if mine else 0, "why": desk.why[i], "paused": desk.paused[i],
+                        "waiting": round(now - desk.asked[i], 1) if desk.why[i] else 0.0, "episode": int(desk.episode[i]),
+                        "time": round(int(self.env._rows["steps"][i]) * self.spec.period, 2), "task": self.robots.tapes[i].task,
+                        "successes": int(self.results[i, 0]), "failures": int(self.results[i, 1])})
+        s = self.shown
+        total = self.results.sum(0)
+        return {"t": "state", "robots": out, "you": who, "limit": round(self.limit * self.spec.period, 2),
+                "axes": [{"name": a.name, "kind": a.kind, "unit": a.unit} for a in self.spec.axes],
+                "people": sorted(self.seen), "rate": round(self.rate, 1), "pace": self.args.speed,
+                "account": {"operator_minutes": round(s["operator_minutes"], 2), "interventions": s["interventions"],
+                            "per_hour": round(s["interventions_per_hour"]), "human": round(100 * s["human_share"], 1),
+                            "reaction": round(sum(desk.reactions) / len(desk.reactions), 1) if desk.reactions else 0,
+                            "successes": int(total[0]), "episodes": int(total.sum()), "kept": self.kept}}
+
+
+# ---------------------------------------------------------------------------------------------------- the page
+
+
+class Server:
+    """HTTP and WebSocket on one port, in a thread of its own. One connection per operator: a newer one replaces it."""
+
+    def __init__(self, floor: Floor, args: Console):
+        self.floor, self.args = floor, args
+        self.tokens = {secrets.token_urlsafe(18): name for name in args.operators.split(",")}
+        self.page = (Path(__file__).parent / "console.html").read_bytes()
+        self.connections: dict[str, object] = {}
+        self.port, self.loop = args.port, asyncio.new_event_loop()
+        self.ready, self.failed = threading.Event(), None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def addresses(self) -> dict[str, str]:
+        host = f"[{self.args.host}]" if ":" in self.args.host else self.args.host
+        return {name: f"http://{host}:{self.port}/?token={token}" for token, name in self.tokens.items()}
+
+    def start(self) -> None:
+        self.thread.start()
+        if not self.ready.wait(20) or self.failed:
+            raise UserError(f"cannot listen on {self.args.host}:{self.args.port}"
+                            + (f" ({self.failed.strerror or self.failed})" if self.failed else "") + "; choose another --port")
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.ending.set)
+        self.thread.join(5)
+
+    def _run(self) -> None:
+        self.loop.run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        from websockets.asyncio.server import serve
+        self.ending = asyncio.Event()
+        try:
+            async with serve(self.handle, self.args.host, self.args.port, process_request=self.request, max_size=65536,
+                             ping_interval=5, ping_timeout=5, compression=None) as server:
+                self.port = server.sockets[0].getsockname()[1]
+                self.ready.set()
+                await self.ending.wait()
+        except OSError as e:
+            self.failed = e
+            self.ready.set()
+
+    def operator(self, path: str) -> str:
+        """Whose token the address carries; "" if nobody's."""
+        given = urllib.parse.parse_qs(urllib.parse.urlsplit(path).query).get("token", [""])[0]
+        found = ""
+        for token, name in self.tokens.items():
+            if hmac.compare_digest(token.encode(), given.encode()):
+                found = name
+        return found
+
+    def request(self, connection, request):
+        """The page for a browser, a WebSocket for the page; 403 without a token that fits."""
+        from websockets.datastructures import Headers
+        from websockets.http11 import Response
+
+        def answer(status: int, reason: str, body: bytes, kind: str = "text/plain; charset=utf-8"):
+            return Response(status, reason, Headers([
+                ("Content-Type", kind), ("Content-Length", str(len(body))), ("Cache-Control", "no-store"),
+                ("Referrer-Policy", "no-referrer"), ("X-Frame-Options", "DENY"), ("Connection", "close")]), body)
+        path = urllib.parse.urlsplit(request.path).path
+        if path == "/favicon.ico":
+            return answer(204, "No Content", b"")
+        if path not in ("/", "/ws"):
+            return answer(404, "Not Found", b"there is nothing here\n")
+        if not self.operator(request.path):
+            return answer(403, "Forbidden", b"a token is missing or wrong: open the address that robo_rl console printed\n")
+        return answer(200, "OK", self.page, "text/html; charset=utf-8") if path == "/" else None
+
+    async def handle(self, ws) -> None:
+        """One operator's page."""
+        from websockets.exceptions import ConnectionClosed
+        who = self.operator(ws.request.path)
+        before, self.connections[who] = self.connections.get(who), ws
+        if before is not None:
+            await before.close(4001, "opened in another tab")
+        self.floor.seen[who] = time.monotonic()
+        sending = asyncio.create_task(self.send(ws, who))
+        try:
+            async for message in ws:
+                answer = self.hear(who, message)
+                if answer is not None:
+                    await ws.send(json.dumps(answer))
+        except ConnectionClosed:
+            pass
+        finally:
+            sending.cancel()
+            if self.connections.get(who) is ws:
+                del self.connections[who]
+                self.floor.seen.pop(who, None)
+                with self.floor.lock:
+                    self.floor.desk.lost(who)
+
+    def hear(self, who: str, message) -> dict | None:
+        """One message of a page -> the answer."""
+        floor, desk = self.floor, self.floor.desk
+        try:
+            m = json.loads(message)
+            kind, i = m["t"], m.get("robot")
+            with floor.lock:
+                if kind == "ping":
+                    return {"t": "pong", "sent": m.get("sent")}
+                if kind == "take":
+                    return {"t": "hold", "robot": i, "number": desk.take(who, i)}
+                if kind == "drive":
+                    desk.drive(who, i, m.get("number"), m.get("action"), m.get("phase"))
+                elif kind == "back":
+                    desk.hand_back(who, i, m.get("number"))
+                    return {"t": "said", "text": f"robot {i} is back with its policy"}
+                elif kind == "pause":
+                    desk.pause(who, i, bool(m.get("on")))
+                elif kind == "mark":
+                    desk.mark(who, i, m.get("episode"), m.get("success"))
+                    return {"t": "said", "text": f"robot {i}: marked a {'success' if m['success'] else 'failure'}"}
+                elif kind == "rewind":
+                    desk.held(who, desk.robot(i), m.get("number"))
+                    if not floor.env.freeze:
+                        raise UserError("this simulator cannot go back")
+                    seconds = float(m.get("seconds", 1.0))
+                    in_range("seconds", seconds, 0, 1e4)
+                    floor.orders.append(("rewind", i, seconds))
+                    return {"t": "said", "text": f"robot {i} goes back {seconds:g} s"}
+                else:
+                    raise UserError(f"unknown message {kind!r}")
+        except UserError as e:
+            return {"t": "error", "text": str(e), "of": m.get("t")}
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
+            return {"t": "error", "text": f"that message makes no sense ({type(e).__name__})", "of": ""}
+        return None
+
+    async def send(self, ws, who: str) -> None:
+        """New pictures as they come (only the newest of each robot), the state ten times a second."""
+        sent, said, floor = [-1] * self.args.robots, 0.0, self.floor
+        while True:
+            for i, (number, picture) in enumerate(floor.pictures):
+                if number != sent[i] and picture:
+                    sent[i] = number
+                    await ws.send(bytes([i]) + picture)
+            if time.monotonic() - said > 0.1:
+                said = time.monotonic()
+                with floor.lock:
+                    document = floor.state(who)
+                await ws.send(json.dumps(document))
+            await asyncio.sleep(0.01)

@@ -1,0 +1,130 @@
+"""Corrections are durable before they count: an append-only file of frames that a kill -9 cannot take back.
+
+Record: length [4 bytes] CRC-32 [4 bytes] payload; the payload is one line of JSON and then the bytes of the arrays it names.
+A torn record at the end is dropped when the file is read; damage before the end raises UserError. Frames of policy and
+person are appended as they happen; `commit` syncs them. An episode is closed by a record that names the episode of the data
+set it became; the ones never closed are recovered by `unfinished`.
+"""
+
+import json
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from robo_rl.data.episode import Episode
+from robo_rl.errors import UserError
+from robo_rl.files import write_bytes
+
+HEAD = struct.Struct("<II")
+FRAME, CLOSE = "frame", "close"
+
+
+def pack(head: dict, arrays: dict[str, np.ndarray]) -> bytes:
+    """One record."""
+    shapes = {k: [str(v.dtype), list(v.shape)] for k, v in arrays.items()}
+    payload = json.dumps(head | {"arrays": shapes}).encode() + b"\n" + b"".join(
+        np.ascontiguousarray(v).tobytes() for v in arrays.values())
+    return HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def unpack(payload: bytes) -> dict:
+    """Head of a record, with its arrays under their names."""
+    line, _, data = payload.partition(b"\n")
+    head, at = json.loads(line), 0
+    for name, (dtype, shape) in head.pop("arrays").items():
+        x = np.frombuffer(data, dtype, int(np.prod(shape)), at).reshape(shape)
+        head[name], at = x, at + x.nbytes
+    return head
+
+
+def scan(path: Path) -> tuple[list[dict], int]:
+    """(whole records of a journal, bytes they take); ([], 0) if there is none."""
+    raw, at, out = path.read_bytes() if path.exists() else b"", 0, []
+    while at + HEAD.size <= len(raw):
+        length, crc = HEAD.unpack_from(raw, at)
+        payload = raw[at + HEAD.size:at + HEAD.size + length]
+        if len(payload) < length:
+            break  # torn by a kill
+        if zlib.crc32(payload) != crc:
+            if at + HEAD.size + length >= len(raw):
+                break
+            raise UserError(f"{path} is damaged at byte {at}; keep a copy, and delete it to go on without its corrections")
+        out.append(unpack(payload))
+        at += HEAD.size + length
+    return out, at
+
+
+class Journal:
+    """Appends to the journal at `path`; one writer."""
+
+    def __init__(self, path: Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        _, self.size = scan(path)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.ftruncate(self._fd, self.size)
+        os.lseek(self._fd, 0, os.SEEK_END)
+        self._waiting: list[bytes] = []
+
+    def __len__(self) -> int:
+        """Records that are not on the disk yet."""
+        return len(self._waiting)
+
+    def frame(self, episode: str, start: int, task: str, state: np.ndarray, action: np.ndarray, reward: float, source: int,
+              phase: int, images: dict[str, np.ndarray]) -> None:
+        """A frame of a robot's episode; durable after the next `commit`."""
+        self._waiting.append(pack({"kind": FRAME, "episode": episode, "start": start, "task": task, "reward": reward,
+                                   "source": source, "phase": phase},
+                                  {"state": state, "action": action} | {f"image/{k}": v for k, v in images.items()}))
+
+    def close_episode(self, episode: str, index: int) -> None:
+        """`episode` becomes number `index` of the data set; written before the data set is, so that it is never there twice."""
+        self._waiting.append(pack({"kind": CLOSE, "episode": episode, "index": index}, {}))
+
+    def commit(self) -> None:
+        """Everything so far is on the disk when this returns."""
+        if self._waiting:
+            data = memoryview(b"".join(self._waiting))
+            self._waiting, self.size = [], self.size + len(data)
+            while data:
+                data = data[os.write(self._fd, data):]
+            os.fdatasync(self._fd)
+
+    def replace(self) -> None:
+        """What was appended since the last `commit` becomes the whole file, atomically."""
+        data = b"".join(self._waiting)
+        write_bytes(self.path, data)
+        os.close(self._fd)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        os.lseek(self._fd, 0, os.SEEK_END)
+        self._waiting, self.size = [], len(data)
+
+    def close(self) -> None:
+        self.commit()
+        os.close(self._fd)
+
+
+def unfinished(records: list[dict], committed: int) -> list[Episode]:
+    """Episodes of a journal that are not among the `committed` first of the data set and in which a person acted."""
+    frames: dict[str, list[dict]] = {}
+    done = set()
+    for r in records:
+        if r["kind"] == FRAME:
+            frames.setdefault(r["episode"], []).append(r)
+        elif r["index"] < committed:
+            done.add(r["episode"])
+    out = []
+    for name, rows in frames.items():
+        rows = [r for r in rows if r["phase"] != 1]
+        if name in done or not any(r["source"] for r in rows):
+            continue
+        views = [k[6:] for k in rows[0] if k.startswith("image/")]
+        out.append(Episode(
+            state=np.stack([r["state"] for r in rows]), action=np.stack([r["action"] for r in rows]),
+            reward=np.array([r["reward"] for r in rows]), task=rows[0]["task"], success=False, terminated=False,
+            images={v: np.stack([r[f"image/{v}"] for r in rows]) for v in views}, start=rows[0]["start"],
+            source=["human" if r["source"] else "policy" for r in rows], phase=np.array([r["phase"] for r in rows])))
+    return out
