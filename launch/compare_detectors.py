@@ -4,7 +4,7 @@
 
 For each run: rollouts of its policy from starts of their own; the even half calibrates (its successes alone), the odd half is
 judged. Balanced accuracy is the mean of the share of failures that alarm and of successes that do not; `early` is the share
-of failures alarmed at least 10 % of the episode before its end.
+of failures alarmed at least 10 % of the episode before its end. "+ time": a rollout that outlasts the successes is an alarm too.
 """
 
 import json
@@ -96,21 +96,25 @@ def main(args: Args) -> None:
                   "uncertainty": lambda x: detect.spread_score(x["tries"]),
                   "elapsed time": lambda x: detect.late_score(len(x["phi"]))}
         even, odd = seen[::2], seen[1::2]
-        for name, score in scores.items():
-            threshold = detect.calibrate([score(x) for x in even if x["success"]], args.alpha)
-            alarms = [(x, detect.first_alarm(score(x), threshold)) for x in odd]
+        fine = [x for x in even if x["success"]]
+        for name, outlast in [(n, o) for n in scores for o in (False, True)]:
+            key = f"{name} + time" if outlast else name
+            for x in seen:
+                x.setdefault(name, scores[name](x))
+            threshold = detect.calibrate([x[name] for x in fine], args.alpha, outlast)
+            alarms = [(x, detect.first_alarm(x[name], threshold)) for x in odd]
             bad = [(x, a) for x, a in alarms if not x["success"]]
             good = [a for x, a in alarms if x["success"]]
             caught = np.mean([a >= 0 for _, a in bad]) if bad else np.nan
             quiet = np.mean([a < 0 for a in good]) if good else np.nan
             early = np.mean([0 <= a <= 0.9 * (len(x["phi"]) - 1) for x, a in bad]) if bad else np.nan
             when = np.median([a / len(x["phi"]) for x, a in bad if a >= 0]) if bad and caught else np.nan
-            row = {"task": config.task, "detector": name, "balanced": (caught + quiet) / 2, "caught": caught, "quiet": quiet,
+            row = {"task": config.task, "detector": key, "balanced": (caught + quiet) / 2, "caught": caught, "quiet": quiet,
                    "early": early, "when": when, "failures": len(bad), "successes": len(good)}
-            if name == "FLOAT":
+            if key == "FLOAT":
                 row["ms_per_check"] = {"median": 1e3 * float(np.median(took)), "p99": 1e3 * float(np.quantile(took, 0.99))}
             table.append(row)
-            print(f"{config.task:<12} {name:<13} balanced {row['balanced']:.3f}  caught {caught:.3f}  quiet {quiet:.3f}  "
+            print(f"{config.task:<12} {key:<20} balanced {row['balanced']:.3f}  caught {caught:.3f}  quiet {quiet:.3f}  "
                   f"early {early:.3f}  at {when:.2f} of the episode  ({len(bad)} failures, {len(good)} successes) "
                   f"{row.get('ms_per_check', '')}", flush=True)
     if args.out:

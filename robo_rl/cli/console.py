@@ -11,6 +11,7 @@ import hmac
 import io
 import json
 import secrets
+import signal
 import threading
 import time
 import urllib.parse
@@ -51,6 +52,9 @@ class Console:
     """Most pictures per second and robot."""
     patience: float = 60.0
     """Seconds that a robot waits for help before its episode is given up as a failure."""
+    device: str = ""
+    """gamepad:/dev/input/js0 or spacemouse:/dev/hidraw0 on this machine: drives what the first operator holds. (A gamepad on
+    the browser's machine needs no option.)"""
     seed: int = 0
     threads: int = 1
     seconds: float = 0.0
@@ -74,7 +78,7 @@ def run(args: Console) -> int:
     except ImportError:
         raise MissingDependency("the console needs websockets: pip install 'robo_rl[console]'") from None
     from robo_rl.cli.eval import pick_checkpoint
-    from robo_rl.cli.train import Stop, run_config
+    from robo_rl.cli.train import run_config
 
     source, folder = pick_checkpoint(Path(args.run), args.checkpoint)
     config = replace(run_config(source), threads=args.threads)
@@ -92,9 +96,23 @@ def run(args: Console) -> int:
             server.stop()
         finally:
             floor.close()
-    print(f"corrections: {floor.data} ({floor.kept} episodes with help). Learn from them: "
+    print(f"stopped; corrections: {floor.data} ({floor.kept} episodes with help). Learn from them: "
           f"robo_rl correct {source} --operator console")
     return 0
+
+
+class Stop:
+    """While open: SIGINT and SIGTERM set a flag."""
+
+    asked = False
+
+    def __enter__(self):
+        self._before = {s: signal.signal(s, lambda *_: setattr(self, "asked", True)) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *error) -> None:
+        for s, handler in self._before.items():
+            signal.signal(s, handler)
 
 
 # ---------------------------------------------------------------------------------------------------- the robots
@@ -111,6 +129,7 @@ class Floor:
         from robo_rl.cli.train import make_env
         from robo_rl.data.writer import Writer
         from robo_rl.human.desk import Desk
+        from robo_rl.human.devices import open_device
         from robo_rl.human.intervene import Intervene
         from robo_rl.human.journal import Journal, scan, unfinished
         from robo_rl.human.practice import Robots
@@ -142,6 +161,7 @@ class Floor:
         self.robots = Robots(self.env, self.policy, iter(range(first, first + 10**9)), seed=args.seed, done=self.keep,
                              rewindable=self.env.freeze)
         self.robots.account.operators = len(args.operators.split(","))
+        self.device = open_device(args.device) if args.device else None
         self.orders: list[tuple] = []  # (what, robot, ...) for the stepping thread
         self.pictures: list[tuple[int, bytes]] = [(0, b"")] * args.robots
         self.results = np.zeros((args.robots, 2), int)  # successes, failures
@@ -200,8 +220,8 @@ class Floor:
             self.obey(*order)
         robots, began = self.robots, time.monotonic()
         with self.lock:
-            self.env._ask()  # what people want now, under the lock; the step itself needs none
-            self.env.sources()
+            self.handheld()
+            self.env.sources()  # what people want now, under the lock; the step itself needs none
         ended = robots.step()
         with self.lock:
             for i in ended.nonzero()[0]:
@@ -213,6 +233,22 @@ class Floor:
         if time.monotonic() - self.drawn >= 1 / self.args.fps:
             self.drawn = time.monotonic()
             self.draw()
+
+    def handheld(self) -> None:
+        """The device at this machine drives what the first operator holds; unplugged, it stops that robot."""
+        if self.device is None:
+            return
+        from robo_rl.human.devices import command
+        reading, first = self.device.read(), self.args.operators.split(",")[0]
+        for i, hold in enumerate(self.desk.holds):
+            if hold is None or hold.operator != first:
+                continue
+            if self.device.gone:
+                self.desk.pause("the device, which is gone", i, True)
+            elif reading.engaged:
+                hold.action, hold.heard, hold.phase = command(reading, self.spec, 0.5), self.desk.clock(), max(hold.phase, 2)
+        if self.device.gone:
+            self.device = None
 
     def write(self) -> None:
         """New frames to the journal, on the disk at once where a person acted; only then they count."""

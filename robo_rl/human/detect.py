@@ -25,7 +25,7 @@ import numpy as np
 from robo_rl.errors import UserError, in_range
 
 BAND = 0.25
-EPS = 0.05
+EPS = 0.02
 FLOOR = 1e-6
 
 
@@ -156,10 +156,10 @@ def least_rollouts(alpha: float) -> int:
     return 2 * math.ceil(2 / alpha - 1)
 
 
-def calibrate(scores: Sequence[np.ndarray], alpha: float = 0.05) -> Threshold:
+def calibrate(scores: Sequence[np.ndarray], alpha: float = 0.05, outlast: bool = True) -> Threshold:
     """Threshold from the scores [T_e] of successful rollouts, such that at most a share `alpha` of such rollouts alarms.
 
-    Raises UserError if there are too few of them for that rate.
+    outlast=False: the score alone, without the alarm for outlasting the successes. Raises UserError if there are too few of them for that rate.
     """
     in_range("the false-alarm rate", alpha, 0, 0.5, open_low=True)
     need = least_rollouts(alpha)
@@ -177,6 +177,8 @@ def calibrate(scores: Sequence[np.ndarray], alpha: float = 0.05) -> Threshold:
     sigma = np.maximum(sigma, max(FLOOR, 0.1 * float(sigma.mean())))
     worst = sorted(float(np.max((s - mu[k]) / sigma[k])) for s in held if len(s)
                    for k in [np.minimum(np.arange(len(s)), enough - 1)])
+    if not outlast:
+        return Threshold(mu, sigma, _conformal(worst, alpha), 1 << 30)
     lengths = sorted(len(s) for s in scores)
     return Threshold(mu, sigma, _conformal(worst, alpha / 2), int(_conformal(lengths, alpha / 2)) - 1)
 

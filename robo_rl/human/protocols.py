@@ -21,7 +21,7 @@ def assign(waiting: np.ndarray, held_by: np.ndarray, operators: int) -> np.ndarr
     out = held_by.copy()
     free = [k for k in range(operators) if k not in set(out[out != NOBODY].tolist())]
     queue = [i for i in np.argsort(waiting, kind="stable") if np.isfinite(waiting[i]) and out[i] == NOBODY]
-    for i, k in zip(queue, free):
+    for i, k in zip(queue, free, strict=False):
         out[i] = k
     return out
 

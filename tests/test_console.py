@@ -1,0 +1,353 @@
+"""The console: its state machine and journal alone, then the whole command, driven by WebSockets and by a browser."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+from browser import BINARY, Browser
+from commands import TINY, Command, robo_rl
+
+from robo_rl.data.reader import load
+from robo_rl.errors import UserError
+from robo_rl.human import journal
+from robo_rl.human.desk import DEADLINE, GRACE, Desk
+from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, RECOVERY, Look
+
+# ------------------------------------------------------------ the desk
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def desk(n=3):
+    clock = Clock()
+    d = Desk(n, 2, clock=clock)
+    d.begin(np.ones(n, bool), {})
+    return d, clock
+
+
+def look(n=3):
+    return Look(np.zeros((n, 2), np.float32), np.zeros((n, 2), np.float32), np.zeros(n, bool), np.ones(n, np.int64))
+
+
+def phases(d):
+    return d.help(look(d.n)).phase.tolist()
+
+
+def test_two_operators_never_hold_one_robot():
+    d, _ = desk()
+    d.take("ann", 1)
+    with pytest.raises(UserError, match="robot 1 is held by ann"):
+        d.take("bob", 1)
+    with pytest.raises(UserError, match="you hold robot 1"):
+        d.take("ann", 2)
+    with pytest.raises(UserError, match="you do not hold robot 1: ann does"):
+        d.drive("bob", 1, 1, [0, 0], "correction")
+
+
+def test_a_robot_that_is_taken_stands_still_until_its_holder_commands():
+    d, _ = desk()
+    hold = d.take("ann", 1)
+    assert phases(d) == [POLICY, PAUSE, POLICY]
+    d.drive("ann", 1, hold, [0.5, 2.0], "recovery")
+    help = d.help(look())
+    assert help.phase.tolist() == [POLICY, RECOVERY, POLICY] and help.actions[1].tolist() == [0.5, 1.0]
+
+
+def test_a_silent_holder_stops_the_robot_and_loses_it_later():
+    d, clock = desk()
+    d.drive("ann", 0, d.take("ann", 0), [1, 1], "correction")
+    clock.now += DEADLINE / 2
+    assert phases(d)[0] == CORRECTION
+    clock.now += DEADLINE
+    assert phases(d)[0] == PAUSE
+    clock.now += GRACE
+    assert phases(d)[0] == PAUSE and d.holds[0] is None and d.why[0] == "its operator is gone"
+    d.take("bob", 0)
+
+
+def test_a_lost_connection_stops_the_robot_at_once():
+    d, _ = desk()
+    d.drive("ann", 0, d.take("ann", 0), [1, 1], "correction")
+    d.lost("ann")
+    assert phases(d)[0] == PAUSE
+
+
+def test_what_a_stale_tab_sends_is_refused():
+    d, _ = desk()
+    old = d.take("ann", 0)
+    new = d.take("ann", 0)  # the same operator in a new tab
+    with pytest.raises(UserError, match="this tab's hold of robot 0 is over"):
+        d.drive("ann", 0, old, [1, 1], "correction")
+    d.drive("ann", 0, new, [1, 1], "correction")
+
+
+def test_an_operator_who_never_answers_costs_patience_and_no_more():
+    d, clock = desk()
+    d.call(2, "it stands still")
+    assert phases(d) == [POLICY, POLICY, PAUSE] and d.given_up() == []
+    clock.now += 61
+    assert d.given_up() == [2]
+    d.ended(2, "nobody came")
+    assert phases(d) == [POLICY] * 3
+
+
+def test_contradictory_marks_are_refused_with_the_one_that_stands():
+    d, _ = desk()
+    episode = int(d.episode[0])
+    d.mark("ann", 0, episode, True)
+    with pytest.raises(UserError, match="ann already marked this episode a success"):
+        d.mark("bob", 0, episode, False)
+    d.ended(0, "ann marked it a success")
+    with pytest.raises(UserError, match=r"that episode of robot 0 is over \(ann marked it a success\)"):
+        d.mark("bob", 0, episode, False)
+    with pytest.raises(UserError, match="robot 1 is held by ann: they mark it"):
+        d.take("ann", 1)
+        d.mark("bob", 1, int(d.episode[1]), True)
+
+
+@pytest.mark.parametrize("action", [[1], [1, 2, 3], [float("nan"), 0], "left", None, [[0, 1]], {}])
+def test_a_command_that_is_none_is_refused(action):
+    d, _ = desk()
+    hold = d.take("ann", 0)
+    with pytest.raises(UserError, match="a command is 2 finite numbers"):
+        d.drive("ann", 0, hold, action, "correction")
+
+
+def test_anybody_may_pause_and_a_paused_robot_waits():
+    d, _ = desk()
+    d.drive("ann", 0, d.take("ann", 0), [1, 1], "correction")
+    d.pause("bob", 0, True)
+    d.pause("bob", 1, True)
+    assert phases(d) == [PAUSE, PAUSE, POLICY]
+    d.pause("ann", 1, False)
+    assert phases(d)[1] == POLICY
+    for robot in (-1, 3, True, "0", None):
+        with pytest.raises(UserError, match="there is no robot"):
+            d.pause("ann", robot, True)
+
+
+# ------------------------------------------------------------ the journal
+
+
+def frames(j, name, count, source=1, phase=3):
+    for k in range(count):
+        j.frame(name, 7, "pick", np.full(3, k, np.float32), np.full(2, k / 10, np.float32), 0.0, source, phase, {})
+
+
+def test_corrections_survive_any_kill_after_their_commit(tmp_path):
+    j = journal.Journal(tmp_path / "j")
+    frames(j, "a", 3, source=0, phase=0)
+    frames(j, "a", 4)
+    j.commit()
+    frames(j, "a", 5)  # never committed: the process is killed
+    episodes = journal.unfinished(journal.scan(tmp_path / "j")[0], 0)
+    assert len(episodes) == 1 and len(episodes[0]) == 7 and episodes[0].phase.tolist() == [0] * 3 + [3] * 4
+    assert episodes[0].state[4, 0] == 1 and episodes[0].source[3:] == ["human"] * 4 and episodes[0].start == 7
+
+
+@pytest.mark.parametrize("cut", [1, 5, 9, 60])
+def test_a_torn_record_is_dropped_and_written_over(tmp_path, cut):
+    j = journal.Journal(tmp_path / "j")
+    frames(j, "a", 3)
+    j.commit()
+    size = os.path.getsize(tmp_path / "j")
+    os.truncate(tmp_path / "j", size - cut)
+    assert len(journal.scan(tmp_path / "j")[0]) == 2
+    j = journal.Journal(tmp_path / "j")
+    frames(j, "b", 2)
+    j.close()
+    assert [r["episode"] for r in journal.scan(tmp_path / "j")[0]] == ["a", "a", "b", "b"]
+
+
+def test_an_episode_is_never_in_the_data_set_twice(tmp_path):
+    j = journal.Journal(tmp_path / "j")
+    frames(j, "a", 3)
+    j.close_episode("a", 5)  # killed before or after the data set had its episode number 5
+    frames(j, "b", 2)
+    j.close_episode("b", -1)  # taken back
+    frames(j, "c", 2, source=0, phase=0)  # nobody helped
+    j.commit()
+    records = journal.scan(tmp_path / "j")[0]
+    assert len(journal.unfinished(records, 5)) == 1 and journal.unfinished(records, 6) == []
+
+
+def test_damage_inside_a_journal_is_said(tmp_path):
+    j = journal.Journal(tmp_path / "j")
+    frames(j, "a", 3)
+    j.commit()
+    raw = bytearray((tmp_path / "j").read_bytes())
+    raw[20] ^= 255
+    (tmp_path / "j").write_bytes(raw)
+    with pytest.raises(UserError, match="damaged at byte 0"):
+        journal.scan(tmp_path / "j")
+
+
+# ------------------------------------------------------------ the command
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("console")
+    tiny = [a for i, a in enumerate(TINY) if not (str(a).startswith("--rl.") or (i and str(TINY[i - 1]).startswith("--rl.")))]
+    done = robo_rl(folder, "train", "--algo", "bc", *tiny, "--out", "run")
+    assert done.code == 0, done.err
+    return folder
+
+
+@contextlib.contextmanager
+def console(folder, *argv):
+    """A console that runs -> (its command, {operator: address})."""
+    pytest.importorskip("websockets", reason="needs robo_rl[console]")
+    command = Command(folder, ["console", "run", "--port", "0", "--robots", "2", "--operators", "ann,bob", *argv],
+                      env={"PYTHONUNBUFFERED": "1"})
+    try:
+        command.until(lambda: command.out.exists() and command.out.read_text().count("http://") == 2, 120)
+        yield command, dict(re.findall(r"(\w+): (http\S+)", command.out.read_text()))
+    finally:
+        if command.process.is_alive():
+            command.process.kill()
+        command.process.join()
+
+
+class Page:
+    """What the page is to the console."""
+
+    def __init__(self, ws):
+        self.ws, self.state, self.said, self.pictures = ws, None, [], 0
+
+    async def hear(self, until, timeout=60):
+        end = time.monotonic() + timeout
+        while not until(self):
+            m = await asyncio.wait_for(self.ws.recv(), max(0.01, end - time.monotonic()))
+            if isinstance(m, bytes):
+                self.pictures += 1
+                assert m[1:3] == b"\xff\xd8"
+            elif (m := json.loads(m))["t"] == "state":
+                self.state = m
+            else:
+                self.said.append(m)
+
+    async def ask(self, **message):
+        """Send, and wait for the answer."""
+        before = len(self.said)
+        await self.ws.send(json.dumps(message))
+        await self.hear(lambda p: len(p.said) > before)
+        return self.said[-1]
+
+
+def connect(address):
+    from websockets.asyncio.client import connect
+    return connect(address.replace("http", "ws").replace("/?", "/ws?"), open_timeout=60)
+
+
+async def drive(page, number, steps=20, action=None, **more):
+    a = action if action is not None else [0.2] * len(page.state["axes"])
+    for _ in range(steps):
+        await page.ws.send(json.dumps({"t": "drive", "robot": 0, "number": number, "action": a, "phase": "correction", **more}))
+        await asyncio.sleep(0.02)
+
+
+def test_people_take_over_teach_and_hand_back_and_a_kill_loses_nothing(run):
+    async def teach(addresses):
+        async with connect(addresses["ann"]) as a, connect(addresses["bob"]) as b:
+            ann, bob = Page(a), Page(b)
+            await ann.hear(lambda p: p.state and p.pictures > 4)
+            await bob.hear(lambda p: p.state)
+            hold = await ann.ask(t="take", robot=0)
+            assert "held by ann" in (await bob.ask(t="take", robot=0))["text"]
+            assert (await bob.ask(t="nonsense"))["t"] == "error" and (await bob.ask(nothing=1))["t"] == "error"
+            assert "finite numbers" in (await ann.ask(t="drive", robot=0, number=hold["number"], action=[1], phase="correction"))["text"]
+            while not (ann.state["robots"][0]["phase"] == "correction" and ann.state["account"]["human"] > 0):
+                await drive(ann, hold["number"])
+                ann.state = None
+                await ann.hear(lambda p: p.state)
+            return ann.state["account"]["human"]
+    with console(run, "--speed", "0.5") as (command, addresses):
+        for address in (addresses["ann"].split("?")[0], addresses["ann"][:-3] + "abc"):
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(address, timeout=30)
+        page = urllib.request.urlopen(addresses["ann"], timeout=30).read().decode()
+        assert "robo_rl console" in page and "http" not in re.sub(r'"(ws|https?)[^"]*"|//[^\n]*', "", page.split("<style>")[1])
+        assert asyncio.run(teach(addresses)) > 0
+        command.signal(signal.SIGKILL)  # in the middle of the correction
+        command.process.join()
+    with console(run) as (command, addresses):
+        command.signal(signal.SIGINT)
+        assert command.wait().code == 0
+    data = load(run / "run" / "corrections")
+    assert len(data) >= 1 and (data.phase == CORRECTION).sum() > 3 and "human" in data.episode(0).source
+    done = robo_rl(run, "correct", "run", "--operator", "console", "--bc.updates", 5, "--eval-episodes", 4, "--json")
+    assert done.code == 0 and json.loads(done.out)[1]["human_share"] > 0, done.err
+
+
+def test_a_lost_connection_holds_the_robot_and_a_second_tab_replaces_the_first(run):
+    async def lose(addresses):
+        async with connect(addresses["bob"]) as b:
+            bob = Page(b)
+            a = await connect(addresses["ann"])
+            ann = Page(a)
+            await ann.hear(lambda p: p.state)
+            hold = await ann.ask(t="take", robot=0)
+            await drive(ann, hold["number"], 30)
+            a.transport.abort()  # the cable is out
+            began = time.monotonic()
+            bob.state = None
+            await bob.hear(lambda p: p.state and p.state["robots"][0]["phase"] == "pause")
+            stopped = time.monotonic() - began
+            first = await connect(addresses["ann"])
+            second = await connect(addresses["ann"])
+            with contextlib.suppress(Exception):
+                while True:
+                    await asyncio.wait_for(first.recv(), 30)
+            assert first.close_code == 4001
+            ann = Page(second)
+            await ann.hear(lambda p: p.state)
+            assert "hold of robot 0 is over" in (await ann.ask(t="drive", robot=0, number=999, action=[0] * 7, phase="pause"))["text"]
+            assert (await ann.ask(t="take", robot=0))["t"] == "hold"
+            return stopped
+    with console(run, "--speed", "0.5") as (_, addresses):
+        assert asyncio.run(lose(addresses)) < 3  # 0.2 s on an idle machine
+
+
+@pytest.mark.parametrize("argv, words", [
+    (["--operators", "ann,ann"], "must be different names"), (["--speed", "0"], "--speed must be in (0, 10]"),
+    (["--robots", "0"], "--robots must be in [1, 64]"), (["--checkpoint", "x"], "has no checkpoint 'x'")])
+def test_mistakes_of_the_console_are_one_line(run, argv, words):
+    assert words in robo_rl(run, "console", "run", *argv).mistake
+
+
+def test_without_websockets_the_remedy_is_named(run):
+    assert "pip install 'robo_rl[console]'" in robo_rl(run, "console", "run", absent=["websockets"]).mistake
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BINARY is None, reason="needs chromium")
+def test_a_person_takes_over_in_the_browser(run, tmp_path):
+    with console(run, "--speed", "0.3") as (_, addresses), Browser(tmp_path / "profile") as b:
+        b.open(addresses["ann"])
+        b.until("window.__console && __console.state() && __console.counts()[1] > 2", 120)
+        assert b.js("document.querySelectorAll('.robot').length") == 2 and "token" not in b.js("location.href")
+        b.key("Enter")
+        b.until("__console.held()[1] > 0")
+        b.key("w", up=False)
+        b.until("__console.state().robots[0].phase === 'correction'")
+        b.key("w", down=False)
+        b.key("r")
+        b.until("__console.state().robots[0].phase === 'recovery'")
+        b.key("y")
+        b.until("__console.state().account.kept >= 1")
+        b.picture(tmp_path / "page.png")
+        assert (tmp_path / "page.png").stat().st_size > 20_000

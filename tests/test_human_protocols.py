@@ -1,0 +1,153 @@
+import numpy as np
+import pytest
+from toys import PointReach
+
+from robo_rl.errors import UserError
+from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, Intervene, Nobody
+from robo_rl.human.operators import Scripted
+from robo_rl.human.practice import Account, Robots
+from robo_rl.human.protocols import NOBODY, Dispatch, assign, target_starts
+from robo_rl.options import Person, PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+
+# ------------------------------------------------------------ who helps whom
+
+
+def test_the_longest_wait_is_served_first_and_holds_stay():
+    waiting, held = np.array([5.0, 2.0, np.nan, 3.0]), np.array([NOBODY, NOBODY, 0, NOBODY])
+    assert assign(waiting, held, 1).tolist() == [NOBODY, NOBODY, 0, NOBODY]  # the only operator is busy
+    assert assign(waiting, held, 2).tolist() == [NOBODY, 1, 0, NOBODY]
+    assert assign(waiting, held, 9).tolist() == [3, 1, 0, 2]
+
+
+def test_assignment_is_one_to_one_for_any_queue():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        n, m = rng.integers(1, 12), rng.integers(1, 6)
+        waiting = np.where(rng.random(n) < 0.5, rng.random(n), np.nan)
+        held = np.full(n, NOBODY)
+        taken = rng.permutation(n)[:rng.integers(0, min(n, m) + 1)]
+        held[taken] = rng.permutation(m)[:len(taken)]
+        out = assign(waiting, held, int(m))
+        used = out[out != NOBODY]
+        assert len(set(used.tolist())) == len(used) and (used < m).all() and (out[taken] == held[taken]).all()
+        free = m - len(taken)
+        wants = np.isfinite(waiting) & (held == NOBODY)
+        assert (out != NOBODY).sum() - len(taken) == min(free, wants.sum())
+
+
+def test_a_twin_that_is_the_real_thing_gives_exactly_the_cells_that_fail():
+    rng = np.random.default_rng(1)
+    rates, trials = np.array([0.9, 0.4, 0.0, 0.1, 0.6]), np.full(5, 20_000)
+    got = target_starts(rng.binomial(trials, rates), trials, 0.5)
+    assert got.tolist() == [1, 3, 2]  # those that succeed at times first
+    assert target_starts(np.array([0, 0]), np.array([0, 5])).tolist() == [1]  # never tried is not known to be hard
+
+
+# ------------------------------------------------------------ robots with help
+
+
+def points(n, operator=None, freeze=False, limit=40):
+    env = PointReach(n, limit=limit)
+    return env, Intervene(env, operator(env) if operator else Nobody(), blend=0, freeze=freeze)
+
+
+def policy(execute=4):
+    return make_policy(PolicyOptions(horizon=4, execute=execute, hidden=16, layers=1), ObsSpec(state=4, action=2), 0)
+
+
+def test_every_start_becomes_one_episode_whatever_the_number_of_robots():
+    got = []
+    _, env = points(3)
+    robots = Robots(env, policy(), range(100, 110), done=lambda e, i: got.append(e.start))
+    while robots.working:
+        robots.step()
+    assert sorted(got) == list(range(100, 110)) and robots.account.episodes == 10
+    assert robots.account.human_steps == 0 and robots.account.summary()["human_share"] == 0
+
+
+def test_steps_of_help_are_recorded_and_accounted():
+    person = Person(notice=0.3, gate=0.1, reaction=0.2, error=0, finish=True)
+    episodes = []
+    _, env = points(2, lambda e: Scripted(e, person))
+    robots = Robots(env, policy(), range(6), done=lambda e, i: episodes.append(e))
+    while robots.working:
+        robots.step()
+    human = sum(int((e.phase == CORRECTION).sum()) for e in episodes)
+    a = robots.account.summary()
+    assert a["human_steps"] == human > 0 and a["operator_minutes"] == pytest.approx(human * 0.1 / 60)
+    assert a["successes"] == 6 and a["interventions"] >= 5 and a["steps"] == sum(len(e) for e in episodes)
+    assert a["interventions_per_hour"] == pytest.approx(a["interventions"] / (a["steps"] * 0.1 / 3600))
+    for e in episodes:
+        assert all((w == "human") == (p > 0) for w, p in zip(e.source, e.phase, strict=True))
+
+
+def test_waiting_uses_up_no_steps_and_is_not_recorded():
+    class Waits(Nobody):
+        now = 0
+
+        def help(self, look):
+            self.now += 1
+            help = super().help(look)
+            help.phase[0] = PAUSE if 5 <= self.now < 100 else POLICY
+            return help
+    env, wrapped = points(2, lambda e: Waits(), freeze=True, limit=20)
+    got = []
+    robots = Robots(wrapped, policy(), [7, 8], done=lambda e, i: got.append((i, len(e), e)))
+    env.goal[:] = 99
+    while robots.working:
+        robots.step()
+    lengths = {i: n for i, n, _ in got}
+    assert lengths == {0: 20, 1: 20} or lengths == {0: 19, 1: 20}  # at most the one step in which it came to rest
+    assert robots.account.pause_steps > 90
+
+
+def test_a_robot_goes_back_to_exactly_where_it_was():
+    env, wrapped = points(2)
+    robots = Robots(wrapped, policy(), range(4), rewindable=True)
+    env.goal[:] = 99
+    seen = []
+    for _ in range(10):
+        seen.append((env.pos.copy(), robots.obs["state"].copy()))
+        robots.step()
+    other = env.pos[1].copy()
+    assert robots.rewind(0, 4) == 6 and robots.rewind(0, 99) == 0
+    assert np.array_equal(env.pos[0], seen[4][0][0]) and np.array_equal(env.pos[1], other)
+    assert np.array_equal(robots.obs["state"][0], seen[4][1][0]) and len(robots.tapes[0].rows) == 4
+    robots.step()
+    assert len(robots.tapes[0].rows) == 5 and len(robots.tapes[1].rows) == 11
+
+
+def test_one_operator_serves_many_failed_robots_one_after_the_other():
+    made = []
+
+    def desk(env):
+        made.append(Dispatch(Scripted(env, Person(reaction=0.2, error=0, finish=True, late=1)), 1))
+        return made[0]
+    env, wrapped = points(4, desk, freeze=True, limit=60)
+    got = []
+    robots = Robots(wrapped, policy(), range(4), done=lambda e, i: got.append(e), rewindable=True)
+    back = []
+    made[0].rewind = lambda i: back.append((i, robots.rewind(i, 0)))
+    for t in range(400):
+        if t == 5:
+            for i in range(4):
+                made[0].call(i)
+        robots.step()
+        assert (robots.phase > PAUSE).sum() <= 1
+        if not robots.working:
+            break
+    assert len(got) == 4 and all(e.success for e in got) and sorted(i for i, _ in back) == [0, 1, 2, 3]
+    assert robots.account.interventions == 4 and made[0].waited > 0
+    assert all((e.phase == CORRECTION).all() for e in got)  # went back to the start: nothing of the policy is left
+
+
+def test_freezing_needs_snapshots():
+    class Plain(PointReach):
+        get_state = property(lambda self: (_ for _ in ()).throw(AttributeError("get_state")))
+    with pytest.raises(UserError, match="freeze needs an env with snapshots"):
+        Intervene(Plain(1), Nobody(), freeze=True)
+
+
+def test_an_account_of_nothing_divides_by_nothing():
+    assert all(np.isfinite(v) for v in Account(0.02).summary().values())
