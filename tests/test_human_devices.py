@@ -83,7 +83,7 @@ def test_a_device_unplugged_mid_motion_pauses_the_robot_and_keeps_it_paused(pipe
 
 def test_letting_go_hands_back_after_a_moment(pipe):
     now = [0.0]
-    operator = Handheld(Gamepad(pipe[0]), PointReach(1).spec, 1, rest=0.5, clock=lambda: now[0])
+    operator = Handheld(Gamepad(pipe[0]), PointReach(1).spec, 1, rest=0.55, clock=lambda: now[0])
     env = Intervene(PointReach(1, limit=100), operator, blend=0)
     env.reset(seed=0)
     os.write(pipe[1], js(2, 1, 32767) + js(2, 1, 0))

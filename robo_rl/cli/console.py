@@ -354,6 +354,7 @@ class Floor:
                 "people": sorted(self.seen), "rate": round(self.rate, 1), "pace": self.args.speed,
                 "account": {"operator_minutes": round(s["operator_minutes"], 2), "interventions": s["interventions"],
                             "per_hour": round(s["interventions_per_hour"]), "human": round(100 * s["human_share"], 1),
+                            "first_ms": [round(1000 * x, 1) for x in desk.latencies[-20:]],
                             "reaction": round(sum(desk.reactions) / len(desk.reactions), 1) if desk.reactions else 0,
                             "successes": int(total[0]), "episodes": int(total.sum()), "kept": self.kept}}
 

@@ -571,6 +571,34 @@ def video_grid(run: Run, notes: list[str]) -> str:
     return f'<div class="grid">{"".join(figures[:first])}</div>{rest}'
 
 
+def rounds_of(run: Run) -> list[dict]:
+    """Rounds of practice with people (`robo_rl correct`), or []."""
+    path = run.folder / "rounds.json"
+    return read_json(path) if path.exists() else []
+
+
+def people(run: Run) -> str:
+    """What the people beside the robots did, by round, and what it gave."""
+    rounds = rounds_of(run)
+    if not rounds:
+        return ""
+    names = [("operator_minutes", "operator minutes", ".2f"), ("interventions", "interventions", "d"),
+             ("interventions_per_hour", "per robot hour", ".0f"), ("interventions_per_success", "per success", ".2f"),
+             ("reaction_mean", "reaction [s]", ".2f"), ("human_share", "human steps", ".1%"),
+             ("utilisation", "operators busy", ".0%")]
+    head = "".join(f"<th>{t}</th>" for t in ("round", "success", *(label for _, label, _ in names), "gain per minute"))
+    rows, minutes = "", 0.0
+    for x in rounds:
+        a, e = x["account"], x["eval"]
+        minutes += a.get("operator_minutes", 0.0)
+        cells = [str(x["round"]), f"{pct(e['success'])} ({100 * e['low']:.1f} … {100 * e['high']:.1f} %)"]
+        cells += [format(a[key], how) if key in a else "–" for key, _, how in names]
+        cells.append(f"{(e['success'] - rounds[0]['eval']['success']) / minutes:+.3f}" if minutes else "–")
+        rows += "<tr>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>"
+    return ("<h2>People</h2><p>Practice with a person beside the robots; success is without help, on the fixed starts. The gain is "
+            f"success per operator minute since round 0.</p><div class='card pad'><table><tr>{head}</tr>{rows}</table></div>")
+
+
 def configuration(run: Run) -> str:
     """How the run was made: its options by group, the command, versions."""
     def table(title: str, pairs: list[tuple[str, str]]) -> str:
@@ -633,7 +661,7 @@ they say nothing about other training seeds.</p>
 {videos}
 <h2>Training</h2>
 {training}
-{asynchrony(run)}
+{asynchrony(run)}{people(run)}
 <h2>Throughput</h2>
 {throughput(run)}
 <h2>Configuration</h2>
@@ -665,7 +693,7 @@ def summary(run: Run, path: Path) -> dict:
         "tasks": [{"task": r.task, "n": r.n, "success": r.rate.value, "low": r.rate.low, "high": r.rate.high}
                   for r in (per_task(end.task, end.success) if end and end.task else [])],
         **{k: v if math.isfinite(v) else None for k, v in totals(run).items()},
-        "notes": run.notes,
+        "notes": run.notes, "rounds": rounds_of(run),
     }
 
 
