@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,11 @@ def budget(argv: list[str]) -> list[str]:
         return [*argv, "--episodes", "3"] if "--episodes" not in argv else argv
     if argv[0] == "eval":
         return [*argv, "--episodes", "8"]
+    if argv[0] == "console":
+        return [*argv, "--seconds", "2", "--port", "0"]
+    if argv[0] == "correct":
+        argv = [a for a in argv if a not in ("--rounds", "3")]
+        return [*argv, "--rounds", "1", "--episodes", "3", "--calibration", "8", "--bc.updates", "5", "--eval-episodes", "4"]
     if argv[0] == "bench":
         return [*argv, "--quick", "--seconds", "0.05"]
     return argv
@@ -53,6 +59,16 @@ def workplace(tmp_path_factory):
     return folder
 
 
+def teach(folder: Path) -> None:
+    """Corrections of a person in the data set that the console writes to."""
+    from robo_rl.data.reader import load
+    from robo_rl.data.writer import Writer
+    demos = load(folder.parent / "demos")
+    with Writer(folder, spec=demos.spec) as w:
+        e = demos.episode(0)
+        w.add(replace(e, source="human", phase=[3] * len(e)))
+
+
 @pytest.mark.parametrize("argv", COMMANDS, ids=" ".join)
 def test_every_command_of_the_readme_runs(argv, workplace):
     if "maniskill" in argv:
@@ -65,5 +81,9 @@ def test_every_command_of_the_readme_runs(argv, workplace):
         pytest.skip("tests/test_bench.py runs the benches")
     if argv[0] in ("sim-arm", "deploy", "up", "serve") or "--on" in argv:
         pytest.skip("tests/test_deploy.py and tests/test_launch.py run these")
+    if argv[0] == "console":
+        pytest.importorskip("websockets", reason="needs robo_rl[console]")
+    if "console" in argv[1:]:
+        teach(workplace / "runs/first/corrections")
     result = robo_rl(workplace, *budget(argv), timeout=240)
     assert result.code == 0 or (argv[0] == "doctor" and result.code == 1), result.err

@@ -165,7 +165,7 @@ class Floor:
         self.orders: list[tuple] = []  # (what, robot, ...) for the stepping thread
         self.pictures: list[tuple[int, bytes]] = [(0, b"")] * args.robots
         self.results = np.zeros((args.robots, 2), int)  # successes, failures
-        self.still = [None] * args.robots
+        self.still, self.due = [None] * args.robots, [self.limit] * args.robots
         self.drawn, self.rate, self.frames = 0.0, 0.0, 0
         self.seen: dict[str, float] = {}
         self.shown = self.robots.account.summary()
@@ -277,7 +277,7 @@ class Floor:
     def ended(self, i: int, how: str, success: bool) -> None:
         self.results[i, 0 if success else 1] += 1
         self.desk.ended(i, how)
-        self.still[i] = None
+        self.still[i], self.due[i] = None, self.limit
 
     def finish_marked(self) -> None:
         """End the episodes that people marked or that nobody came for."""
@@ -314,7 +314,8 @@ class Floor:
                 self.still[i] = None
                 continue
             steps, now = int(rows["steps"][i]), self.robots.obs["state"][i]
-            if steps and steps % self.limit == 0:
+            if steps >= self.due[i]:
+                self.due[i] = steps + self.limit
                 self.desk.call(i, f"not done after {steps * self.spec.period:.1f} s")
             if self.still[i] is None or steps - self.still[i][0] >= round(1 / self.spec.period):
                 if self.still[i] is not None:
@@ -354,7 +355,7 @@ class Floor:
                 "people": sorted(self.seen), "rate": round(self.rate, 1), "pace": self.args.speed,
                 "account": {"operator_minutes": round(s["operator_minutes"], 2), "interventions": s["interventions"],
                             "per_hour": round(s["interventions_per_hour"]), "human": round(100 * s["human_share"], 1),
-                            "first_ms": [round(1000 * x, 1) for x in desk.latencies[-20:]],
+                            "human_steps": s["human_steps"], "first_ms": [round(1000 * x, 1) for x in desk.latencies[-20:]],
                             "reaction": round(sum(desk.reactions) / len(desk.reactions), 1) if desk.reactions else 0,
                             "successes": int(total[0]), "episodes": int(total.sum()), "kept": self.kept}}
 

@@ -108,6 +108,7 @@ class Robots:
 
     def plan(self) -> np.ndarray:
         """float32[N,A]: what the policy wants next; robots at the end of their chunk, or in a person's hands, plan anew."""
+        self.cursor[self.env.sources() != 0] = self.execute  # a chunk ends at a seam
         need = self.cursor >= self.execute
         if need.any():
             if self.seen is not None:
@@ -144,7 +145,6 @@ class Robots:
         a.recoveries += int((came & (phase == 2)).sum())
         self.phase = phase
         self.cursor += 1
-        self.cursor[self.env.sources() != 0] = self.execute
         self.cursor[self.source != 0] = self.execute
         self.won = np.asarray(info["success"]) & ended
         for i in np.flatnonzero(ended):
