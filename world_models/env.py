@@ -105,7 +105,7 @@ class WorldEnv(VectorEnv):
         actions = read_actions(actions, self.num_envs, self.model.spec.action)
         alive = ~(self.terminated | self.truncated)
         carry, p = self.model.step(self.carry, torch.from_numpy(actions)[:, None])
-        obs = {k: v[:, 0].numpy() for k, v in p.obs.items()}
+        obs, before = {k: v[:, 0].numpy() for k, v in p.obs.items()}, self.seen
         reward, terminal, chance, unsure = (x[:, 0].numpy() for x in (p.reward, p.terminal, p.success, p.uncertainty))
         sound = np.isfinite(obs["state"]).all(1) & np.isfinite(reward) & np.isfinite(unsure) & np.isfinite(chance + terminal)
         known = alive & sound
@@ -116,7 +116,7 @@ class WorldEnv(VectorEnv):
         self.steps += alive
         self.uncertainty = np.where(known, unsure, self.uncertainty).astype(np.float32)
         late = alive & (self.steps >= self.spec.max_steps)
-        won = self._judge(known, late, actions, chance)
+        won = self._judge(known, late, before, actions, chance)
         self.success |= won
         spec = self.model.spec
         self.terminated |= (won & spec.ends_on_success) | (known & (terminal > 0.5))
@@ -126,13 +126,13 @@ class WorldEnv(VectorEnv):
         return (self._obs(), paid, self.terminated.copy(), self.truncated.copy(),
                 {"success": self.success.copy(), "uncertainty": self.uncertainty.copy(), "cut": cut})
 
-    def _judge(self, known: np.ndarray, late: np.ndarray, actions: np.ndarray, chance: np.ndarray) -> np.ndarray:
+    def _judge(self, known: np.ndarray, late: np.ndarray, before: dict, actions: np.ndarray, chance: np.ndarray) -> np.ndarray:
         """bool[N]: which of the known steps succeeded, asked of the judge every `judge.every` steps and at the limit."""
         rows = np.flatnonzero(known & ((self.steps % self.judge.every == 0) | late))
         won = np.zeros(self.num_envs, bool)
         if len(rows):
-            won[rows] = self.judge(judges.Seen({k: v[rows] for k, v in self.seen.items()}, self.words[self.task[rows]],
-                                               actions[rows], chance[rows])) > 0.5
+            won[rows] = self.judge(judges.Seen({k: v[rows] for k, v in before.items()}, {k: v[rows] for k, v in self.seen.items()},
+                                               self.words[self.task[rows]], actions[rows], chance[rows])) > 0.5
         return won
 
     def _obs(self) -> dict[str, np.ndarray]:

@@ -31,6 +31,8 @@ class Eval:
     threads: int = 0
     video: Annotated[str, tyro.conf.arg(metavar="PATH.mp4")] = ""
     """Also film the first four episodes."""
+    sim: str = ""
+    """Another simulator than the run's own, for example mujoco for a policy that was trained in a world model."""
     on: str = "sim"
     """sim: the run's own simulator; arm: the governed arm over the in-process wire, at 1 kHz in lockstep; dds: the arm of
     `robo_rl sim-arm --speed 1.5` over DDS, in real time."""
@@ -85,6 +87,8 @@ def evaluate_checkpoint(args: Eval, path: str, name: str) -> dict:
     config = run_config(run)
     if args.threads:
         config = replace(config, threads=args.threads)
+    if args.sim:
+        config = replace(config, sim=args.sim, judge="")
     torch.set_num_threads(config.torch_threads)
     policy, meta = checkpoint.load_policy(folder)
     if args.on != "sim" and args.video:
@@ -100,7 +104,7 @@ def evaluate_checkpoint(args: Eval, path: str, name: str) -> dict:
         count = args.envs or min(args.episodes, ARMS)
         env = make_arm_env(config, policy.spec, min(count, args.episodes))
     else:
-        count = args.envs or config.eval_envs or (args.episodes if config.sim == "mujoco" else min(args.episodes, config.envs))
+        count = args.envs or config.eval_envs or (args.episodes if config.sim.startswith(("mujoco", "wm:")) else min(args.episodes, config.envs))
         env = make_env(config, min(count, args.episodes))
     checkpoint.check_fits(policy, obs_spec(env, policy.spec.language), str(folder))
     starts = eval_starts(args.episodes, args.seed)
@@ -142,7 +146,8 @@ def film(args: Eval) -> None:
 
     run, folder = pick_checkpoint(Path(args.run), args.checkpoint)
     policy, _ = checkpoint.load_policy(folder)
-    env = make_env(run_config(run), 4, render=True)
+    config = run_config(run)
+    env = make_env(replace(config, sim=args.sim, judge="") if args.sim else config, 4, render=True)
     frames = evaluate(env, policy, eval_starts(4, args.seed), args.seed, 4)["video"]
     env.close()
     try:
@@ -160,7 +165,9 @@ def run(args: Eval) -> int:
         pick_checkpoint(Path(args.against), args.checkpoint)  # a typo shows before the work
     result = evaluate_checkpoint(args, args.run, args.checkpoint)
     folder, _ = pick_checkpoint(Path(args.run), args.checkpoint)
-    out = folder / f"eval-{'' if args.on == 'sim' else f'{args.on}-'}{result['checkpoint']}-{args.seed}-{args.episodes}.json"
+    where = "" if args.on == "sim" else f"{args.on}-"
+    where += f"{args.sim.split(':')[0]}-" if args.sim else ""
+    out = folder / f"eval-{where}{result['checkpoint']}-{args.seed}-{args.episodes}.json"
     files.write_json(out, result)
     document = {k: v for k, v in result.items() if k not in ("starts", "success", "return", "length", "task")}
     document["file"] = str(out)

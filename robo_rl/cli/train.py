@@ -84,6 +84,14 @@ class Train:
     image_size: int = 64
     judge: str = ""
     """Who decides on success in a world model: head (the default), http://…, or the folder of a classifier."""
+    dream: float = 0.0
+    """Share of every batch that is played in a world model learnt along the way; steps count the simulator's alone."""
+    dream_model: str = ""
+    """Folder of a world model to begin with (robo_rl wm train); empty: one is learnt from the first episodes."""
+    dream_refit: int = 50_000
+    """Control steps of the simulator between refits of the model."""
+    dream_updates: int = 300
+    """Updates of each refit; the first has three times as many."""
     eval_episodes: int = 200
     eval_every: int = 0
     """Control steps between evaluations; 0: ten over the run."""
@@ -109,6 +117,7 @@ class Train:
         choose("backend", self.backend, ("processes", "ray"))
         for name, low, high in (("steps", 0, 10**12), ("envs", 1, 10**6), ("threads", 0, 4096), ("seed", 0, 2**31 - 1),
                                 ("eval_episodes", 1, 10**6), ("torch_threads", 1, 4096), ("eval_every", 0, 10**12),
+                                ("dream", 0, 0.99), ("dream_refit", 1, 10**12), ("dream_updates", 1, 10**7),
                                 ("eval_envs", 0, 10**6), ("target", 0, 1), ("workers", 0, 4096), ("max_staleness", 0, 10**6), ("over_provision", 1, 1e6), ("periodic", 0, 10**6), ("hang", 1, 1e6), ("max_steps", 0, 10**7), ("image_size", 16, 1024)):
             if getattr(self, name) is not None:
                 in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
@@ -269,7 +278,7 @@ def begin(args: Train, tell: Callable[[Path], None]) -> int:
     check(args, env)  # a mistake leaves no folder behind
     if args.algo != "bc":  # what was chosen for this machine stays, wherever the run is resumed
         args = replace(args, workers=feeds.workers(args), max_staleness=feeds.staleness(args))
-    if ":" not in args.sim:
+    if ":" not in args.sim or args.sim.startswith("wm:"):
         args = replace(args, task=env.spec.task)  # the run says which task it was, whatever the default becomes
     task = env.spec.task.replace(":", "-").replace("/", "-")
     name = f"{args.sim.split(':')[0]}-{task}-{args.algo}-s{args.seed}-{time.strftime('%m%d-%H%M%S')}"
@@ -311,6 +320,9 @@ def check(args: Train, env) -> None:
     from robo_rl.demos import check_expert, check_fits
     from robo_rl.policies import make_policy
 
+    if args.dream:
+        from robo_rl.cli import dream
+        dream.check(args)
     if args.algo in OFF_POLICY:
         from robo_rl.cli import offpolicy
         offpolicy.check(args)
@@ -479,7 +491,11 @@ class Run:
             if state:
                 learner.load_state_dict(state["learner"])
                 saved = state["feed"]
-        feed, exact = feeds.make_feed(args, self.folder, self.env, learner, saved)
+        if args.dream:
+            from robo_rl.cli import dream
+            feed, exact = dream.make_feed(args, self.folder, self.env, learner, saved)
+        else:
+            feed, exact = feeds.make_feed(args, self.folder, self.env, learner, saved)
         n = feeds.workers(args)
         if n > feeds.cores():
             self.progress.say(f"{n} workers on {feeds.cores()} cores: sims that compute will share them and gain nothing; "
@@ -586,7 +602,7 @@ class Run:
         args, began = self.args, time.perf_counter()
         self.policy.eval()
         if self.eval_env is None:
-            count = args.eval_envs or (args.eval_episodes if args.sim == "mujoco" else min(args.eval_episodes, args.envs))
+            count = args.eval_envs or (args.eval_episodes if args.sim.startswith(("mujoco", "wm:")) else min(args.eval_episodes, args.envs))
             self.eval_env = make_env(args, min(count, args.eval_episodes))
         starts, clock = eval_starts(args.eval_episodes), time.monotonic_ns()
         result = evaluate(self.eval_env, self.policy, starts)

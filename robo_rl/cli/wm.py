@@ -12,7 +12,8 @@ import tyro
 
 from robo_rl.errors import UserError, choose, in_range
 
-SUBCOMMANDS = {"train": "learn a model of recorded episodes", "eval": "say how far a model can be trusted"}
+SUBCOMMANDS = {"train": "learn a model of recorded episodes", "eval": "say how far a model can be trusted",
+               "judge": "train a classifier of success, or say what a judge is worth"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,8 @@ def parse(argv: list[str]):
     name = choose("wm command", argv[0], SUBCOMMANDS)
     if name == "eval":
         return parse_options(importlib.import_module("robo_rl.cli.wm_eval").WmEval, "wm eval", argv[1:])
+    if name == "judge":
+        return parse_options(importlib.import_module("robo_rl.cli.wm_judge").WmJudge, "wm judge", argv[1:])
     if "--kind=video" in argv or "video" in [b for a, b in pairwise(argv) if a == "--kind"]:
         return parse_options(importlib.import_module("robo_rl.cli.wm_video").WmTrainVideo, "wm train", argv[1:])
     return parse_options(WmTrain, "wm train", argv[1:])

@@ -1,0 +1,255 @@
+"""`robo_rl train --dream RATIO`: a share of every batch is played in a world model that is learnt along the way.
+
+    collect in the simulator  ->  refit the model on all episodes so far  ->  play in the model  ->  learn from both
+
+Of `--envs` lanes, round(RATIO * envs) live in the model and the rest in the simulator; every lane gives as many decisions,
+so RATIO of each batch is dreamt, no more and no less, once a model is good enough to be used. Control steps and episodes
+of a run are those of the simulator alone. Ratio 0 is the run without any of this.
+"""
+
+import functools
+import io
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from robo_rl.cli import feeds
+from robo_rl.cli.train import RL_OPTIONS, Train, make_env
+from robo_rl.data.episode import Episode
+from robo_rl.data.writer import Writer
+from robo_rl.errors import UserError
+from robo_rl.recording import Recorder
+from robo_rl.rollout import Collector, Rollout
+
+LEAST = 64  # episodes before a first model
+HORIZON = 32  # steps of its held-out calibration
+
+
+def lanes(args: Train) -> int:
+    """Envs of the batch that live in the model."""
+    return round(args.dream * args.envs)
+
+
+def check(args: Train) -> None:
+    """Raise UserError for a ratio that the envs cannot keep."""
+    if args.algo not in RL_OPTIONS:
+        raise UserError(f"--dream goes with the on-policy methods ({', '.join(RL_OPTIONS)}), got --algo {args.algo}")
+    n, group = lanes(args), feeds.group_size(args) or 1
+    if group > 1:
+        raise UserError("--dream mixes lanes of running episodes: it goes with rl.advantage gae")
+    if args.sim.startswith("wm:"):
+        raise UserError("--dream learns a model of a simulator; with --sim wm:PATH all of it is in a model already")
+    if args.obs != "state":
+        raise UserError("--dream learns a model of states: it goes with --obs state")
+    if not 1 <= n <= args.envs - max(1, feeds.workers(args)):
+        raise UserError(f"--dream {args.dream:g} of --envs {args.envs} leaves {args.envs - n} for the simulator and {n} for the "
+                        "model; each needs one, the simulator one per worker")
+
+
+# ---- episodes from where they are played to where the model is learnt --------------------------------------------
+
+def spool(folder: Path, episode: Episode) -> None:
+    """Hand an episode over through a file, whole or not at all; any process may."""
+    data = io.BytesIO()
+    np.savez(data, state=episode.state, action=episode.action, reward=episode.reward, task=np.array(episode.task),
+             flags=np.array([episode.success, episode.terminated]))
+    spool.count = getattr(spool, "count", 0) + 1
+    name = f"{os.getpid()}-{spool.count:08d}"
+    temp = folder / f".{name}.tmp"
+    temp.write_bytes(data.getvalue())
+    temp.rename(folder / f"{name}.npz")
+
+
+def spooled(folder: Path) -> list[Episode]:
+    """Take the episodes that were handed over, in the order of their names."""
+    out = []
+    for path in sorted(folder.glob("*.npz")):
+        with np.load(path) as f:
+            out.append(Episode(f["state"], f["action"], task=str(f["task"]), success=bool(f["flags"][0]), reward=f["reward"],
+                               source="policy", terminated=bool(f["flags"][1])))
+        path.unlink()
+    return out
+
+
+def make_recorded(args: Train, folder: Path, num_envs: int):
+    """The run's env, whose episodes are handed over through `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return Recorder(make_env(args, num_envs), functools.partial(spool, folder))
+
+
+# ---- one rollout of two ------------------------------------------------------------------------------------------
+
+def joined(a: Rollout, b: Rollout) -> Rollout:
+    """Two rollouts of as many decisions, lanes side by side; statistics are those of `a`."""
+    def rows(x: dict, y: dict, dim: int) -> dict:
+        return {k: torch.cat([x[k], y[k]], dim) for k in x}
+    n = a.done.shape[1]
+    (ta, la), (tb, lb) = a.done.nonzero().unbind(1), b.done.nonzero().unbind(1)
+    order = torch.argsort(torch.cat([ta * (n + b.done.shape[1]) + la, tb * (n + b.done.shape[1]) + n + lb]))
+    final = {k: torch.cat([v, b.final_obs[k]])[order] for k, v in a.final_obs.items()}
+    plain = {k: torch.cat([getattr(a, k), getattr(b, k)], 1) for k in (
+        "x0", "logp", "rewards", "discounts", "done", "executed", "mask", "version", "gains")}
+    return replace(a, obs=rows(a.obs, b.obs, 1), trace=rows(a.trace, b.trace, 1), last_obs=rows(a.last_obs, b.last_obs, 0),
+                   final_obs=final, outcome=torch.cat([a.outcome, b.outcome]), stats=dict(a.stats), **plain)
+
+
+# ---- the feed ----------------------------------------------------------------------------------------------------
+
+class DreamFeed:
+    """A feed of the simulator with the dreamt share added; owns the model, its data set and the lanes inside it."""
+
+    def __init__(self, args: Train, folder: Path, inner, learner, spec, saved: dict | None,
+                 say: Callable[[str], None] = lambda text: None):
+        self.args, self.folder, self.inner, self.learner, self.say = args, folder / "dream", inner, learner, say
+        self.collector: Collector | None = None
+        self.fitter = None
+        self.since, self.played = 0, 0  # control steps since the last fit; dreamt batches
+        self.stats_: dict[str, float] = {}
+        (self.folder / "spool").mkdir(parents=True, exist_ok=True)
+        if saved is None:
+            spooled(self.folder / "spool")
+        self.writer = Writer(self.folder / "data", spec=spec)
+        if saved:
+            self.since, self.played = saved["since"], saved["played"]
+            if saved["lanes"] is not None:
+                self._enter(saved["model"], saved["lanes"])
+        elif args.dream_model:
+            from world_models import model as worlds
+            self.model = worlds.load(args.dream_model)
+            self._fits(spec)
+            self._enter(None, None)
+
+    @property
+    def version(self) -> int:
+        return self.inner.version
+
+    def next(self) -> Rollout:
+        real = self.inner.next()
+        for episode in spooled(self.folder / "spool"):
+            self.writer.add(episode)
+        self.since += int(real.stats["env_steps"])
+        self.stats_ = {"dream/episodes": float(len(self.writer))}
+        if len(self.writer) >= LEAST and (self.collector is None and not self.played or self.since >= self.args.dream_refit):
+            self._refit()
+        if self.collector is None:
+            return real
+        dream = self.collector.collect(self.learner.sampler, real.done.shape[0], self.version,
+                                       self.args.algo != "nft")
+        self.played += 1
+        out = joined(real, dream)
+        made = [int(r.mask.sum()) for r in (real, dream)]
+        self.stats_ |= {"dream/share": made[1] / max(sum(made), 1)} | {
+            f"dream/{k}": v for k, v in dream.stats.items() if k in ("success", "return", "length")}
+        if "success" in real.stats and "success" in dream.stats:
+            self.stats_["dream/gap"] = dream.stats["success"] - real.stats["success"]
+        return out
+
+    # ---- the model
+
+    def _refit(self) -> None:
+        """Learn on from the present weights on everything recorded; the lanes go on in the new model."""
+        from robo_rl.cli.wm import LearnOptions, NetOptions, calibrated, read, world_spec
+        from world_models import recorded
+        from world_models.fit import FitOptions, Fitter
+        from world_models.latent import Latent, LatentOptions
+
+        self.writer.flush()
+        data, first = read([str(self.folder / "data")]), self.collector is None
+        recorded.check(data, str(self.folder / "data"))
+        before = getattr(self, "model", None)
+        options = before.options if before is not None else LatentOptions(
+            **{k: getattr(NetOptions(hidden=128, members=4), k) for k in NetOptions.__dataclass_fields__})
+        model = Latent(world_spec(data, "latent", "the run"), options, self.args.seed)
+        learn = replace(LearnOptions(), updates=self.args.dream_updates * (3 if before is None else 1), batch=128, unroll=6)
+        fitter = Fitter(model, data, FitOptions(**{k: getattr(learn, k) for k in LearnOptions.__dataclass_fields__}),
+                        self.args.seed + self.since)
+        if before is not None:  # weights go on; statistics are those of the data there is now
+            for name in ("net", "heads"):
+                getattr(model, name).load_state_dict(getattr(before, name).state_dict())
+                getattr(fitter.average, name).load_state_dict(getattr(before, name).state_dict())
+        fitter.fit()
+        model, report = calibrated(fitter.result(), data, HORIZON, 0.3)
+        model.frames = data.frames()
+        steps = data.control.max_steps  # an episode may be longer than what was measured: the threshold cuts it
+        self.since = 0
+        if not model.spec.horizon:
+            self.say("the world model is no better than a world that stands still: this batch has no dreamt share")
+            self.collector, self.model = None, model
+            return
+        model.spec = model.spec.calibrated(max(model.spec.horizon, steps), model.spec.threshold)
+        self.model = model
+        self.stats_ |= {"dream/error_1": report["error"][0], "dream/error_8": report["error"][min(7, len(report["error"]) - 1)],
+                        "dream/threshold": model.spec.threshold, "dream/horizon": float(report["horizon"])}
+        if first or self.collector is None:
+            self._enter(None, None)
+        else:
+            self.collector.env.model = model
+
+    def _enter(self, saved: dict | None, lanes_: dict | None) -> None:
+        """Lanes in the model: new ones, or those of a checkpoint."""
+        from world_models import model as worlds
+        from world_models.env import WorldEnv
+        if saved is not None:
+            self.model = worlds.load(self.folder / "model")
+        env = WorldEnv(self.model, lanes(self.args))
+        self.collector = Collector(env, self.learner.sampler, self.args.rl.gamma, self.args.seed + 1, 1_000_000)
+        if lanes_:
+            self.collector.set_state(lanes_)
+
+    def _fits(self, spec) -> None:
+        c = self.model.spec.control
+        if c.action_names != spec.action_names or abs(c.period - spec.period) > 1e-6 or (
+                c.state_names and spec.state_names and c.state_names != spec.state_names):
+            raise UserError(f"--dream-model {self.args.dream_model} is of {c.id} with other axes, rate or state than this "
+                            f"simulator ({spec.id}); give a model of the same task and control")
+
+    # ---- the rest of a feed
+
+    def publish(self) -> None:
+        self.inner.publish()
+
+    def commit(self) -> None:
+        self.inner.commit()
+
+    def crowded(self) -> bool:
+        return self.inner.crowded()
+
+    def stats(self) -> dict[str, float]:
+        return self.inner.stats() | self.stats_
+
+    def spans(self):
+        return self.inner.spans()
+
+    def note(self) -> str:
+        share = self.stats_.get("dream/share", 0.0)
+        return " ".join(filter(None, [self.inner.note(), f"dreamt {share:.2f}"]))
+
+    def state(self) -> dict:
+        """What a checkpoint needs: the feed's, the lanes; model and episodes are made durable beside it."""
+        from world_models import model as worlds
+        self.writer.flush()
+        if self.collector is not None:
+            worlds.save(self.model, self.folder / "model")
+        return {"inner": self.inner.state(), "since": self.since, "played": self.played, "model": {},
+                "lanes": None if self.collector is None else self.collector.state()}
+
+    def close(self) -> None:
+        self.writer.close()
+        self.inner.close()
+
+
+def make_feed(args: Train, folder: Path, env, learner, saved: dict | None):
+    """As `feeds.make_feed`, with the dreamt share."""
+    real = replace(args, envs=args.envs - lanes(args))
+    build = functools.partial(make_recorded, replace(real, threads=args.threads or max(1, feeds.cores() // max(
+        1, feeds.workers(args)))), folder / "dream" / "spool")
+    spec = env.spec
+    if feeds.workers(args) == 0:
+        env.close()
+        env = build(real.envs)
+    inner, exact = feeds.make_feed(real, folder, env, learner, saved and saved["inner"], build)
+    return DreamFeed(args, folder, inner, learner, spec, saved), exact

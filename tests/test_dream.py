@@ -1,0 +1,64 @@
+"""Training partly in a model: two rollouts are one, the share is exact, and without a share nothing changes."""
+
+import numpy as np
+import pytest
+import torch
+from test_world_models import SPEC, trained
+from toys import PointReach
+
+from robo_rl.cli import dream
+from robo_rl.cli.train import Train, parse
+from robo_rl.data.episode import Episode
+from robo_rl.errors import UserError
+from robo_rl.options import PolicyOptions
+from robo_rl.policies import make_policy
+from robo_rl.rollout import Collector, new_columns, rollout_of
+
+
+def test_two_rollouts_side_by_side_are_the_rollout_of_all_their_lanes():
+    policy = make_policy(PolicyOptions(horizon=4, execute=4, hidden=16, layers=1), SPEC, 0)
+    parts = []
+    for lane, n in ((0, 6), (1, 3)):
+        collector = Collector(PointReach(n, 8), policy, 0.99, 0, lane)
+        columns = new_columns(collector.layout(policy), 7)
+        for t in range(7):
+            collector.decide(policy, columns, t)
+        parts.append((columns, 7))
+    whole = rollout_of(parts)
+    both = dream.joined(rollout_of(parts[:1]), rollout_of(parts[1:]))
+    assert whole.done.sum() > 5
+    for name in ("x0", "logp", "rewards", "discounts", "done", "executed", "mask", "version", "gains", "outcome"):
+        assert torch.equal(getattr(whole, name), getattr(both, name)), name
+    for name in ("obs", "trace", "final_obs", "last_obs"):
+        a, b = getattr(whole, name), getattr(both, name)
+        assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a), name
+
+
+def test_episodes_pass_through_the_spool_whole_and_once(tmp_path):
+    e = Episode(np.arange(8.0).reshape(4, 2), np.ones((4, 1)) / 2, task="do", success=True, reward=np.arange(4.0), terminated=True)
+    dream.spool(tmp_path, e)
+    dream.spool(tmp_path, Episode(e.state + 1, e.action))
+    (tmp_path / ".half.tmp").write_bytes(b"x")
+    a, b = dream.spooled(tmp_path)
+    for k in ("state", "action", "reward", "task", "success", "terminated"):
+        assert np.array_equal(getattr(a, k), getattr(e, k))
+    assert np.array_equal(b.state, e.state + 1) and not b.success and dream.spooled(tmp_path) == []
+
+
+@pytest.mark.parametrize(("argv", "words"), [
+    (["--dream", "0.5", "--sim", "wm:x"], "all of it is in a model already"), (["--dream", "0.001"], "leaves 256"),
+    (["--dream", "0.5", "--obs", "rgb"], "obs state"), (["--dream", "0.5", "--rl.advantage", "grpo"], "advantage gae"),
+    (["--dream", "0.5", "--algo", "bc"], "on-policy methods")])
+def test_a_share_that_cannot_be_kept_is_refused(argv, words):
+    with pytest.raises(UserError, match=words):
+        dream.check(parse([*argv, "--workers", "0"]))
+
+
+def test_a_share_is_so_many_lanes():
+    assert [dream.lanes(Train(dream=r, envs=256)) for r in (0, 0.25, 0.5)] == [0, 64, 128]
+
+
+def test_a_ratio_of_nothing_is_the_base_run_exactly():
+    """Without --dream no part of it is in the loop; with the oracle in all lanes the run is the simulator's."""
+    a, b = trained(PointReach(6, 20)), trained(PointReach(6, 20))
+    assert all(torch.equal(a[0][k], b[0][k]) for k in a[0])

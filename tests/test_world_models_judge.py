@@ -1,0 +1,188 @@
+"""Judges of success: a classifier, an HTTP endpoint that is down, slow or lying, and what each is worth."""
+
+import json
+import threading
+import time
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+from test_world_models import LIMIT, record
+from toys import PointReach
+
+from robo_rl.errors import UserError
+from world_models import judge as judges
+from world_models.env import WorldEnv
+from world_models.judge import Classifier, ClassifierOptions, Endpoint, Seen, confusion
+from world_models.oracle import Oracle
+
+
+@pytest.fixture(scope="module")
+def data():
+    return record(PointReach(20, LIMIT), 120)
+
+
+class Stand:
+    """A judge that stands in for a model server: `answer(items) -> body` or an exception; counts its requests."""
+
+    def __init__(self, answer, status=200):
+        stand = self
+        self.requests, self.items, self.status = 0, 0, status
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                items = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["items"]
+                stand.requests += 1
+                stand.items += len(items)
+                body = answer(items, stand)
+                self.send_response(stand.status)
+                self.end_headers()
+                self.wfile.write(body if isinstance(body, bytes) else json.dumps({"scores": body}).encode())
+
+            def log_message(self, *args):
+                pass
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/judge"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def near(items, stand):
+    """Success where the point is within 0.35 of its goal."""
+    return [float(np.hypot(*i["state"][2:]) < 0.35) for i in items]
+
+
+def seen(states, images=None) -> Seen:
+    states = np.asarray(states, np.float32)
+    obs = {"state": states} | ({"image/top": images} if images is not None else {})
+    n = len(states)
+    return Seen(obs, obs, np.array(["reach the goal"] * n), np.zeros((n, 2), np.float32), np.zeros(n, np.float32))
+
+
+STATES = np.array([[0, 0, 0.1, 0], [0, 0, 0.9, 0], [0, 0, 0.1, 0], [0, 0, 0, 0.2]])
+
+
+def test_an_endpoint_is_asked_in_batches_and_once_about_equal_steps():
+    with Stand(near) as stand:
+        judge = Endpoint(stand.url, batch=2)
+        assert judge(seen(STATES)).tolist() == [1, 0, 1, 1]
+        assert (stand.requests, stand.items) == (2, 3)
+        assert judge(seen(STATES[::-1])).tolist() == [1, 1, 0, 1] and stand.requests == 2 and judge.hits == 5
+
+
+def test_the_picture_and_the_instruction_are_part_of_what_was_asked():
+    images = np.zeros((2, 16, 16, 3), np.uint8)
+    images[1] += 1
+    with Stand(lambda items, stand: [len(i["images"]["top"]) % 2 / 2 for i in items]) as stand:
+        judge = Endpoint(stand.url)
+        s = seen(STATES[:1].repeat(2, 0), images)
+        judge(s)
+        assert stand.items == 2
+        judge(replace(s, task=np.array(["another", "reach the goal"])))
+        assert stand.items == 3
+
+
+def test_old_answers_go_when_there_are_too_many():
+    with Stand(near) as stand:
+        judge = Endpoint(stand.url, most=2)
+        judge(seen([[0, 0, x, 0] for x in (0.1, 0.2, 0.3)]))
+        assert len(judge.cache) == 2
+
+
+def test_an_endpoint_that_is_down_is_one_clear_line_after_bounded_attempts():
+    judge = Endpoint("http://127.0.0.1:9/judge", tries=3, pause=0.01, timeout=1)
+    with pytest.raises(UserError, match=r"does not answer .*3 attempts"):
+        judge(seen(STATES))
+    assert judge.asked == 3
+
+
+def test_one_that_fails_at_first_is_asked_again_and_one_that_refuses_is_not():
+    def flaky(items, stand):
+        stand.status = 503 if stand.requests < 3 else 200
+        return near(items, stand)
+    with Stand(flaky) as stand:
+        assert Endpoint(stand.url, pause=0.01)(seen(STATES)).tolist() == [1, 0, 1, 1] and stand.requests == 3
+    with Stand(near, status=404) as stand, pytest.raises(UserError, match="status 404; 1 attempts"):
+        Endpoint(stand.url, pause=0.01)(seen(STATES))
+
+
+def test_one_that_is_slow_runs_into_its_deadline():
+    def slow(items, stand):
+        time.sleep(1.0)
+        return near(items, stand)
+    with Stand(slow) as stand:
+        began = time.monotonic()
+        with pytest.raises(UserError, match="does not answer"):
+            Endpoint(stand.url, timeout=0.1, tries=2, pause=0.01)(seen(STATES))
+        assert time.monotonic() - began < 0.9
+
+
+@pytest.mark.parametrize(("body", "words"), [
+    (b"I think yes", "must answer"), (b'{"scores": [1.0]}', r"4 numbers in \[0, 1\], got 1"),
+    (b'{"scores": [1, 2, 0, 0]}', r"numbers in \[0, 1\]"), (b'{"scores": [NaN, 1, 0, 0]}', r"numbers in \[0, 1\]")])
+def test_an_answer_that_is_none_is_refused(body, words):
+    with Stand(lambda items, stand: body) as stand, pytest.raises(UserError, match=words):
+        Endpoint(stand.url)(seen(np.random.default_rng(0).normal(size=(4, 4))))
+
+
+def test_a_judge_that_lies_is_found_out_on_held_out_steps(data):
+    with Stand(near) as honest, Stand(lambda items, stand: [1 - s for s in near(items, stand)]) as liar, \
+            Stand(lambda items, stand: [1.0] * len(items)) as yes:
+        good, bad, always = (confusion(Endpoint(s.url), data) for s in (honest, liar, yes))
+    assert good["disagreement"] < 0.25 and bad["disagreement"] > 0.75
+    assert always["disagreement"] == 0.5 and always["false_negative"] == 0 and always["true_negative"] == 0
+
+
+def test_a_classifier_tells_recorded_successes_and_keeps_to_its_rate_of_false_alarms(data, tmp_path):
+    judge = Classifier(4, 2, (), ClassifierOptions(updates=300, batch=64, false_alarms=0.02))
+    judge.fit(data)
+    held = np.repeat(data.held, data.lengths)
+    won = np.isin(np.arange(len(held)), data.end[data.success] - 1)[held]
+    said = judge(Seen({"state": data.state[held]}, {}, np.array([""] * held.sum()), data.action[held], np.zeros(held.sum())))
+    assert (said[won][:, None] > said[~won]).mean() > 0.9  # AUROC
+    assert (said[~won] > 0.5).mean() <= 0.02 + 1 / (~won).sum()
+    judge.save(tmp_path)
+    again = judges.make(str(tmp_path))
+    s = seen(STATES)
+    assert np.array_equal(again(s), judge(s))
+    (tmp_path / "judge.safetensors").write_bytes(b"x")
+    with pytest.raises(UserError, match="no sound judge"):
+        judges.make(str(tmp_path))
+
+
+def test_a_classifier_of_pictures_needs_no_state():
+    data = record(PointReach(20, LIMIT), 60)
+    won = np.isin(np.arange(len(data.state)), data.end[data.success] - 1)
+    images = np.where(won[:, None, None, None], 200, 30).astype(np.uint8) * np.ones((1, 16, 16, 3), np.uint8)
+    data = replace(data, images={"top": images}, state=data.state * 0)
+    judge = Classifier(4, 2, ("top",), ClassifierOptions(updates=100, batch=32))
+    judge.fit(data)
+    assert confusion(judge, data)["disagreement"] == 0
+
+
+def test_the_judges_word_is_the_envs_reward_and_end():
+    env = WorldEnv(Oracle(PointReach(4, LIMIT)), 4)
+    env.reset(seed=0)
+    assert not env.step(np.zeros((4, 2)))[1].any()
+    with Stand(lambda items, stand: [1.0] * len(items)) as stand:
+        env = WorldEnv(Oracle(PointReach(4, LIMIT)), 4, judge=Endpoint(stand.url, every=2))
+        env.reset(seed=0)
+        assert not env.step(np.zeros((4, 2)))[1].any() and stand.requests == 0  # asked every second step
+        _, reward, terminated, _, info = env.step(np.zeros((4, 2)))
+        assert reward.tolist() == [1] * 4 and terminated.all() and info["success"].all() and stand.requests == 1
+
+
+def test_what_is_no_judge_is_named(tmp_path):
+    assert isinstance(judges.make("head"), judges.Head)
+    judge = judges.make("http://x/y#every=5,timeout=2.5")
+    assert (judge.url, judge.every, judge.timeout) == ("http://x/y", 5, 2.5)
+    for name, words in ((str(tmp_path), "neither head"), ("http://x#often=3", "options after #"), ("http://x#every=0", "every")):
+        with pytest.raises(UserError, match=words):
+            judges.make(name)
