@@ -138,9 +138,9 @@ class Latent(nn.Module):
         for a in actions.to(torch.float32).unbind(1):
             inputs = self.inputs(s, before, a)
             deltas = self.net(inputs)
-            delta = deltas.mean(0) if self.options.follow == "mean" else deltas[carry["member"], lanes]
-            if self.options.members > 1:
-                spread = spread + (deltas.var(0, unbiased=False) * weight.square()).mean(-1).sqrt()
+            mean = deltas.mean(0)
+            delta = mean if self.options.follow == "mean" else deltas[carry["member"], lanes]
+            spread = spread + ((deltas - mean) * weight).square().mean((0, 2)).sqrt()  # of one member: 0
             if self.refiner is not None:
                 delta = self.refine(inputs, delta, carry["key"].numpy(), t.numpy())
             after = self.clip(s + delta * self.scale)

@@ -1,4 +1,4 @@
-"""`robo_rl bench sim|policy|train|sync|async|control|scale`: ours, the physical limit and a peer, side by side in one run.
+"""`robo_rl bench sim|policy|train|sync|async|control|scale|wm`: ours, the physical limit and a peer, side by side in one run.
 
 Ours, the limit and the peer take turns in short slices, so that other load on the machine meets all of them; a ratio
 is the median of the ratios of neighbouring slices. Ratios carry over to other machines, absolute figures do not.
@@ -21,10 +21,11 @@ from robo_rl.errors import in_range
 class Bench:
     """Measure our speed against the physical limit and a peer, in one run."""
 
-    what: tyro.conf.Positional[Literal["sim", "policy", "train", "sync", "async", "control", "scale"]]
+    what: tyro.conf.Positional[Literal["sim", "policy", "train", "sync", "async", "control", "scale", "wm"]]
     """sim: simulators and rendering; policy: sampling, re-scoring, one robot; train: RL end to end;
     sync: weights from the learner to the workers; async: workers beside the learner against taking turns;
-    control: the arm's control law and its 1 kHz loop; scale: the scheduler on paper, up to thousands of GPUs."""
+    control: the arm's control law and its 1 kHz loop; scale: the scheduler on paper, up to thousands of GPUs;
+    wm: a world model as an env against the simulator it stands for."""
     seconds: float = 10.0
     """Time for each row, about; peers and set-up come on top."""
     task: str = ""
@@ -62,6 +63,8 @@ def run(args: Bench) -> int:
             from robo_rl.cli.bench_sync import measure
         elif args.what == "scale":
             from robo_rl.cli.bench_scale import measure
+        elif args.what == "wm":
+            from robo_rl.cli.bench_wm import measure
         elif args.what == "async":
             from robo_rl.cli.bench_async import measure
         elif args.what == "control":
