@@ -47,8 +47,8 @@ class Windows:
     rows: Tensor  # int64[R] rows of the training episodes
 
 
-def windows(data: Recorded, model: Latent) -> Windows:
-    """The training part of the data; fits the model's statistics first."""
+def windows(data: Recorded, model: Latent, statistics: bool = True) -> Windows:
+    """The training part of the data; fits the model's statistics to it first, or leaves them as they are."""
     state, reward = torch.from_numpy(data.state), torch.from_numpy(data.reward)
     episode = np.repeat(np.arange(len(data)), data.lengths)
     train = ~data.held[episode]
@@ -58,7 +58,8 @@ def windows(data: Recorded, model: Latent) -> Windows:
     heads[torch.from_numpy(data.end[data.success] - 1), 1] = 1
     heads[torch.from_numpy(data.end[data.terminated] - 1), 2] = 1
     mine = torch.from_numpy(train)
-    model.fit(state[mine], state[at + 1] - state[at], reward[mine], heads[mine, 1:])
+    if statistics:
+        model.fit(state[mine], state[at + 1] - state[at], reward[mine], heads[mine, 1:])
     heads[:, 0] = reward / model.gain
     before = state.roll(1, 0)
     before[torch.from_numpy(data.first)] = state[torch.from_numpy(data.first)]
@@ -104,11 +105,14 @@ def loss(model: Latent, w: Windows, rows: Tensor, unroll: int, generator: torch.
 
 
 class Fitter:
-    """A model being learnt: owns the optimizer, the averaged weights, the generator and the count of updates."""
+    """A model being learnt: owns the optimizer, the averaged weights, the generator and the count of updates.
 
-    def __init__(self, model: Latent, data: Recorded, options: FitOptions, seed: int):
+    `fresh` False: it goes on from the model's weights, in the units they were learnt in.
+    """
+
+    def __init__(self, model: Latent, data: Recorded, options: FitOptions, seed: int, fresh: bool = True):
         self.model, self.options = model, options
-        self.windows = windows(data, model)
+        self.windows = windows(data, model, fresh)
         self.opt = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay, foreach=True)
         self.average = copy.deepcopy(model)
         self.generator = torch.Generator().manual_seed(seed)

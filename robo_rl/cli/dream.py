@@ -7,6 +7,7 @@ so RATIO of each batch is dreamt, no more and no less, once a model is good enou
 of a run are those of the simulator alone. Ratio 0 is the run without any of this.
 """
 
+import copy
 import functools
 import io
 import os
@@ -27,6 +28,7 @@ from robo_rl.rollout import Collector, Rollout
 
 LEAST = 64  # episodes before a first model
 HORIZON = 32  # steps of its held-out calibration
+TOLERANCE = 0.75  # error [std of the data] that the threshold of the uncertainty keeps nine in ten predictions below
 
 
 def lanes(args: Train) -> int:
@@ -97,6 +99,12 @@ def joined(a: Rollout, b: Rollout) -> Rollout:
                    final_obs=final, outcome=torch.cat([a.outcome, b.outcome]), stats=dict(a.stats), **plain)
 
 
+def mean_error(model, data, horizon: int) -> float:
+    """Mean open-loop error on held-out episodes."""
+    from world_models.calibrate import open_loop
+    return float(np.nanmean(open_loop(model, data, horizon, most=100).error))
+
+
 # ---- the feed ----------------------------------------------------------------------------------------------------
 
 class DreamFeed:
@@ -107,7 +115,7 @@ class DreamFeed:
         self.args, self.folder, self.inner, self.learner, self.say = args, folder / "dream", inner, learner, say
         self.collector: Collector | None = None
         self.fitter = None
-        self.since, self.played = 0, 0  # control steps since the last fit; dreamt batches
+        self.since, self.played, self.kept = 0, 0, 0  # control steps since the last fit; dreamt batches; fits thrown away
         self.stats_: dict[str, float] = {}
         (self.folder / "spool").mkdir(parents=True, exist_ok=True)
         if saved is None:
@@ -152,7 +160,7 @@ class DreamFeed:
 
     def _refit(self) -> None:
         """Learn on from the present weights on everything recorded; the lanes go on in the new model."""
-        from robo_rl.cli.wm import LearnOptions, NetOptions, calibrated, read, world_spec
+        from robo_rl.cli.wm import calibrated, read, world_spec
         from world_models import recorded
         from world_models.fit import FitOptions, Fitter
         from world_models.latent import Latent, LatentOptions
@@ -160,19 +168,22 @@ class DreamFeed:
         self.writer.flush()
         data, first = read([str(self.folder / "data")]), self.collector is None
         recorded.check(data, str(self.folder / "data"))
-        before = getattr(self, "model", None)
-        options = before.options if before is not None else LatentOptions(
-            **{k: getattr(NetOptions(hidden=128, members=4), k) for k in NetOptions.__dataclass_fields__})
-        model = Latent(world_spec(data, "latent", "the run"), options, self.args.seed)
-        learn = replace(LearnOptions(), updates=self.args.dream_updates * (3 if before is None else 1), batch=128, unroll=6)
-        fitter = Fitter(model, data, FitOptions(**{k: getattr(learn, k) for k in LearnOptions.__dataclass_fields__}),
-                        self.args.seed + self.since)
-        if before is not None:  # weights go on; statistics are those of the data there is now
-            for name in ("net", "heads"):
-                getattr(model, name).load_state_dict(getattr(before, name).state_dict())
-                getattr(fitter.average, name).load_state_dict(getattr(before, name).state_dict())
+        before, held = getattr(self, "model", None), min(HORIZON, int(data.lengths.max()) - 1)
+        if before is None:
+            options = LatentOptions(members=4, hidden=128)
+            model = Latent(world_spec(data, "latent", "the run"), options, self.args.seed)
+        else:
+            model = copy.deepcopy(before)
+            model.spec = world_spec(data, "latent", "the run")
+        fit = FitOptions(updates=self.args.dream_updates * (3 if before is None else 1), batch=128, unroll=6,
+                         lr=1e-3 if before is None else 3e-4)
+        fitter = Fitter(model, data, fit, self.args.seed + self.since, fresh=before is None)
         fitter.fit()
-        model, report = calibrated(fitter.result(), data, HORIZON, 0.3)
+        model = fitter.result()
+        if before is not None and mean_error(before, data, held) <= mean_error(model, data, held):
+            model, self.kept = copy.deepcopy(before), self.kept + 1  # what was learnt last made it worse
+            model.spec = fitter.model.spec
+        model, report = calibrated(model, data, held, TOLERANCE)
         model.frames = data.frames()
         steps = data.control.max_steps  # an episode may be longer than what was measured: the threshold cuts it
         self.since = 0
@@ -183,8 +194,9 @@ class DreamFeed:
         model.spec = model.spec.calibrated(max(model.spec.horizon, steps), model.spec.threshold)
         self.model = model
         self.stats_ |= {"dream/error_1": report["error"][0], "dream/error_8": report["error"][min(7, len(report["error"]) - 1)],
-                        "dream/threshold": model.spec.threshold, "dream/horizon": float(report["horizon"])}
-        if first or self.collector is None:
+                        "dream/threshold": model.spec.threshold, "dream/kept": float(self.kept),
+                        "dream/horizon": float(report["horizon"])}
+        if first or before is None or before.spec.tasks != model.spec.tasks:
             self._enter(None, None)
         else:
             self.collector.env.model = model
