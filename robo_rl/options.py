@@ -284,9 +284,18 @@ class OffPolicyOptions(MethodOptions):
     max_grad_norm: float = 10.0
     bc_coef: float = 0.0
     """Weight of the supervised loss on the demonstrations in the actor's update."""
+    synthetic: float = 0.0
+    """Share of every batch that a diffusion model of replay's transitions made (SynthER); the other sources share the rest."""
+    synthetic_every: int = 10_000
+    """Control steps after which it is learnt anew."""
+    synthetic_rows: int = 50_000
+    """Transitions it then makes."""
+    synthetic_updates: int = 3000
+    """Updates it then takes."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (("actor_every", 1, 10**6), ("batch", 2, 10**6), ("demo_share", 0, 1),
+        for name, low, high in (("actor_every", 1, 10**6), ("batch", 2, 10**6), ("demo_share", 0, 1), ("synthetic", 0, 0.95),
+                                ("synthetic_every", 1, 10**9), ("synthetic_rows", 1, 10**8), ("synthetic_updates", 1, 10**8),
                                 ("capacity", 100, 10**9), ("warmup", 0, 10**9), ("pretrain", 0, 10**9), ("critics", 1, 256),
                                 ("critic_hidden", 8, 8192), ("critic_layers", 1, 32), ("max_target", 0, 1e9),
                                 ("bc_coef", 0, 1e6)):

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from robo_rl.cli.synthetic import SOURCE, Synthetic
 from robo_rl.errors import UserError
-from robo_rl.replay import Replay, counts
+from robo_rl.options import RlpdOptions
+from robo_rl.replay import Mixture, Replay, counts
 from world_models import guided, synther
 from world_models.guided import Guided, GuideOptions
 from world_models.synther import SynthOptions, Transitions, Upsampler
@@ -156,6 +158,42 @@ def test_a_replay_source_with_share_zero_changes_nothing():
     n, k = counts(16, (1.0, 0.0), (len(real), len(fake)))
     assert (n, k) == (16, 0) and counts(16, (0.5, 0.5), (30, 30)) == [8, 8]
     assert np.array_equal(real.draw(n, rng), real.draw(16, base))
+
+
+def source(ratio=0.5, **more) -> Synthetic:
+    return Synthetic(RlpdOptions(synthetic=ratio, synthetic_rows=40, synthetic_updates=3, gamma=0.9, **more), 1, 2, 0, lambda words: None)
+
+
+def test_the_synthetic_source_is_learnt_from_replay_and_takes_its_exact_share_of_a_mixture():
+    real, made = buffer(linear(300)), source()
+    made.renew(0, real.sample, len(real))
+    mixture = Mixture({"online": (real, 0.5), "synthetic": (made, 0.5)})
+    batch = mixture.sample(32, np.random.default_rng(0))
+    fake = batch.source == SOURCE
+    assert fake.sum() == 16 and not batch.own[fake].any() and len(made) == 40
+    assert batch.actions.shape == (32, 1, 2) and set(np.unique(batch.discounts[fake])) <= {np.float32(0.9), np.float32(0)}
+    assert batch.discounts.dtype == batch.rewards.dtype == np.float32
+
+
+def test_the_synthetic_source_is_renewed_on_time_and_goes_on_from_its_state():
+    real, made = buffer(linear(300)), source(synthetic_every=100)
+    made.renew(0, real.sample, 100)
+    assert not len(made)  # too few to learn from
+    made.renew(0, real.sample, len(real))
+    first = made.rows["obs"]
+    made.renew(99, real.sample, len(real))
+    assert made.rows["obs"] is first
+    again = source(synthetic_every=100)
+    again.set_state(made.state())
+    for s in (made, again):
+        s.renew(100, real.sample, len(real))
+    assert np.array_equal(made.rows["obs"], again.rows["obs"]) and not np.array_equal(made.rows["obs"], first)
+
+
+def test_an_empty_synthetic_source_leaves_its_share_to_the_others():
+    real = buffer(linear(30))
+    batch = Mixture({"online": (real, 0.5), "synthetic": (source(), 0.5)}).sample(8, np.random.default_rng(0))
+    assert (batch.source != SOURCE).all() and len(batch.rewards) == 8
 
 
 # ---- guidance

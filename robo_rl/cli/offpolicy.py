@@ -82,8 +82,16 @@ class OffPolicyRun(Run):
             self.gatherer.steps = self.step
             self.progress.say(f"replay keeps {self.kept[1]} steps that were journaled, {self.kept[0]} around corrections; "
                               "episodes in flight start anew")
-        self.mixture = Mixture({"demonstrations": (self.demos, o.demo_share), "online": (self.online, 1 - o.demo_share)},
-                               self.progress.say)
+        rest = 1 - o.synthetic
+        sources = {"demonstrations": (self.demos, rest * o.demo_share), "online": (self.online, rest * (1 - o.demo_share))}
+        self.real, self.synthetic = Mixture(sources), None
+        if o.synthetic:
+            from robo_rl.cli.synthetic import Synthetic
+            self.synthetic = Synthetic(o, args.policy.execute, self.policy.spec.action, args.seed, self.progress.say)
+            sources = sources | {"synthetic": (self.synthetic, o.synthetic)}
+            if state.get("synthetic"):
+                self.synthetic.set_state(state["synthetic"])
+        self.mixture = Mixture(sources, self.progress.say)
         try:
             if not state:
                 self.pretrain()
@@ -111,8 +119,8 @@ class OffPolicyRun(Run):
         for store in (self.demos, self.online):
             store.journal.sync()
         self.save({"learner": self.learner.state_dict(), "gatherer": self.gatherer.state(), "owed": self.owed,
-                   "rng": self.rng.bit_generator.state, "marks": [s.journal.mark() for s in (self.demos, self.online)]},
-                  finished)
+                   "rng": self.rng.bit_generator.state, "marks": [s.journal.mark() for s in (self.demos, self.online)],
+                   "synthetic": {} if self.synthetic is None else self.synthetic.state()}, finished)
 
     def learn(self) -> int:
         """Collect, learn from both stores, evaluate and save on the way."""
@@ -129,6 +137,8 @@ class OffPolicyRun(Run):
                 self.owed += o.utd * made
                 count = int(self.owed)
                 self.owed -= count
+                if self.synthetic is not None:
+                    self.synthetic.renew(self.step, self.real.sample, len(self.demos) + len(self.online))
                 metrics = self.learner.update(lambda n: self.mixture.sample(n, self.rng), count) if count else {}
             end = time.perf_counter()
             episodes = self.gatherer.take()
