@@ -27,10 +27,11 @@ def preset(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
     t = replace(t, rl=rl(**CHUNKS, anneal_lr=True), demos="20", steps=2_000_000)
     if quick:
         t = replace(t, steps=400_000, eval_episodes=100, eval_every=100_000)
-    if sim == "maniskill":  # 20 steps a second: shorter chunks; each costs 20 of ours, updates next to nothing: many small steps
-        t = replace(t, envs=64, eval_envs=50, demos="100", steps=160_000 if quick else 800_000, max_staleness=0,
+    if sim == "maniskill":  # 20 steps a second: shorter chunks; a step costs twenty of ours, an update little
+        t = replace(t, envs=64, eval_envs=50, demos="100" if quick else "160", max_staleness=0,
+                    steps=160_000 if quick else 700_000,
                     eval_every=40_000 if quick else 100_000, eval_episodes=100 if quick else 200,
-                    bc=replace(t.bc, updates=2000), policy=PolicyOptions(horizon=4, execute=4),
+                    bc=replace(t.bc, updates=2000 if quick else 5000), policy=PolicyOptions(horizon=4, execute=4),
                     rl=rl(**CHUNKS | dict(decisions=13, minibatch=208, epochs=10, lr=4e-5, critic_warmup=5, gamma=0.98),
                           anneal_lr=True))
     if obs == "rgb":  # an image costs as much as twenty control steps
