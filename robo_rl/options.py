@@ -396,3 +396,56 @@ class Person:
         for name, high in (("reaction", 60), ("error", 1), ("fatigue", 100), ("notice", 60), ("gate", 2), ("late", 1),
                            ("agree", 60), ("least", 60), ("recovery", MEMORY / 2)):
             in_range(f"person.{name}", getattr(self, name), 0, high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IqlOptions(OffPolicyOptions):
+    """IQL: expectile values of the data's own actions, weighted imitation (`robo_rl/algos/iql.py`)."""
+
+    expectile: float = 0.7
+    beta: float = 3.0
+    """Inverse temperature: weights are exp(beta A)."""
+    max_weight: float = 100.0
+
+    def __post_init__(self) -> None:
+        OffPolicyOptions.__post_init__(self)
+        in_range("rl.expectile", self.expectile, 0.5, 1, open_high=True)
+        in_range("rl.beta", self.beta, 0, 1e6)
+        in_range("rl.max_weight", self.max_weight, 0, 1e9, open_low=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalQlOptions(RlpdOptions):
+    """Cal-QL: SAC with a conservative critic that never falls below the data's returns (`robo_rl/algos/calql.py`)."""
+
+    cql_alpha: float = 0.1
+    """Weight of the penalty."""
+    cql_actions: int = 4
+    """Actions per state from the policy, and as many uniform ones."""
+
+    def __post_init__(self) -> None:
+        RlpdOptions.__post_init__(self)
+        in_range("rl.cql_alpha", self.cql_alpha, 0, 1e6)
+        in_range("rl.cql_actions", self.cql_actions, 1, 1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WsrlOptions(CalQlOptions):
+    """WSRL: offline Cal-QL, a warm-up of the frozen policy, then SAC without the offline data (`robo_rl/algos/wsrl.py`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AloeOptions(OffPolicyOptions):
+    """ALOE: a chunk critic of the present policy over mixed data, advantage-weighted flow matching (`robo_rl/algos/aloe.py`)."""
+
+    beta: float = 1.0
+    """Temperature of the weights exp(A / beta); A is divided by its std over the batch."""
+    max_weight: float = 10.0
+    samples: int = 4
+    """Chunks of the policy whose mean value is V."""
+
+    def __post_init__(self) -> None:
+        OffPolicyOptions.__post_init__(self)
+        in_range("rl.beta", self.beta, 0, 1e6, open_low=True)
+        in_range("rl.max_weight", self.max_weight, 0, 1e9, open_low=True)
+        in_range("rl.samples", self.samples, 1, 1000)

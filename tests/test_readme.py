@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands import TINY, robo_rl
+from commands import TINY, TINY_REPLAY, robo_rl
+
+from robo_rl.cli.train import OFF_POLICY
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", README, re.S)
@@ -17,8 +19,10 @@ COMMANDS = [shlex.split(p)[1:] for p in PARTS if p.startswith((".venv/bin/robo_r
 
 def budget(argv: list[str]) -> list[str]:
     """The command with a budget of seconds; what it names (sim, task, method) stays."""
+    tiny_options = TINY_REPLAY if set(OFF_POLICY) & set(argv) else TINY
+
     def tiny(*skip: str) -> list[str]:
-        pairs = [TINY[i:i + 2] for i in range(0, len(TINY) - 1, 2)]
+        pairs = [tiny_options[i:i + 2] for i in range(0, len(tiny_options) - 1, 2)]
         return [w for name, value in pairs if name not in (*skip, *argv) for w in (name, value)]
     if argv[0] == "train" and "--resume" not in argv:
         skip = ["--task"] if {"--sim", "--task", "--demos"} & set(argv) else []

@@ -169,6 +169,8 @@ class OffPolicyLearner:
                 times[key] = times.get(key, 0) + 1
         return {k: float(v) / times[k] for k, v in sums.items()}
 
+    offline_actor = False  # whether the actor learns in the offline stage too
+
     def begin_online(self) -> None:
         """The critic is ready to be listened to: the offline stage is over."""
 

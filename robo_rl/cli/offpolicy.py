@@ -46,12 +46,12 @@ class OffPolicyRun(Run):
         folder = self.demo_folder()
         data = load(folder) if folder is not None else None
         size = 2 * (len(data.state) if data is not None else 0)
-        self.demos = Replay(rows, spec.action, e, o.gamma, max(o.capacity, 4 * n * (e + 2)) + size, n)
+        self.demos = Replay(rows, spec.action, e, o.gamma, o.capacity + size, n)
         if data is not None:
             extra = {"tokens": tokenize(data.tasks)[data.task_index]} if spec.language else {}
             add_episodes(self.demos, data.state, data.action, data.reward, data.from_, data.to, data.success, extra)
         self.demos.journal = Journal(self.folder / "replay" / "corrections", o.capacity)
-        self.online = Replay(rows, spec.action, e, o.gamma, max(o.capacity, 4 * n * (e + 2)), n,
+        self.online = Replay(rows, spec.action, e, o.gamma, o.capacity, n,
                              Journal(self.folder / "replay" / "online", o.capacity))
         self.marks = [s.journal.mark() for s in (self.demos, self.online)]
         self.kept = [s.restore() for s in (self.demos, self.online)]
@@ -102,13 +102,14 @@ class OffPolicyRun(Run):
                 store.journal.close()
 
     def pretrain(self) -> None:
-        """Updates on the demonstrations alone; the actor stays as it is."""
+        """Updates on the demonstrations alone; the actor stays as it is, unless the method has an offline stage."""
         count, chunk = self.args.rl.pretrain, 50
         if not count or not len(self.demos):
             return
         self.progress.start("critic", count, "updates")
         for done in range(0, count, chunk):
-            row = self.learner.update(lambda n: self.demos.sample(n, self.rng), min(chunk, count - done), actor=False)
+            row = self.learner.update(lambda n: self.demos.sample(n, self.rng), min(chunk, count - done),
+                                      actor=self.learner.offline_actor)
             self.progress.update(min(done + chunk, count), note=f"q {row['q']:.3f}")
             self.log.log(self.args.bc.updates + done + chunk, {f"critic/{k}": v for k, v in row.items()}, stage="sft")
             if self.stop.asked:

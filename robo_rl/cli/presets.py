@@ -11,7 +11,10 @@ CHUNKS = dict(decisions=16, minibatch=1024, lr=3e-4)
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 HEADS = {"ppo": dict(kind="gaussian", init_std=0.3), "reinflow": dict(noise="learned", noise_steps="all"),
          "dppo": dict(kind="diffusion", denoise_steps=10, logp_reduction="mean")}  # what a method can train
-REPLAY_HEADS = {"rlpd": dict(kind="squashed", layers=2, init_std=0.3)}
+SQUASHED = dict(kind="squashed", layers=2, init_std=0.3)
+REPLAY_HEADS = {"rlpd": SQUASHED, "hil_serl": SQUASHED | dict(gripper="toggle"), "calql": SQUASHED, "wsrl": SQUASHED,
+                "expo": dict(kind="guided", edit_scale=0.1, init_std=0.5), "pa_rl": dict(kind="guided", local_steps=3),
+                "iql": {}, "aloe": {}}
 
 
 def preset(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
@@ -49,6 +52,8 @@ def preset(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
 
 def replay(t: Train, quick: bool) -> Train:
     """Methods that learn from replay: few envs, many updates per step."""
+    if t.algo == "wsrl":
+        t = replace(t, rl=replace(t.rl, demo_share=0.0, warmup=5000))
     sparse = t.task not in LOCOMOTION and not t.sim.startswith(("gym:", "envpool:"))
     t = replace(t, envs=16, steps=60_000 if quick else 300_000, eval_episodes=100 if quick else 200,
                 eval_every=20_000 if quick else 50_000, policy=PolicyOptions(**REPLAY_HEADS[t.algo]))

@@ -15,18 +15,26 @@ from typing import Self
 
 from robo_rl.errors import MissingDependency, UserError, choose, in_range
 from robo_rl.options import (
+    AloeOptions,
     BcOptions,
+    CalQlOptions,
     DppoOptions,
+    ExpoOptions,
+    HilSerlOptions,
+    IqlOptions,
     MethodOptions,
     NftOptions,
+    PaRlOptions,
     PiRlOptions,
     PolicyOptions,
     PpoOptions,
     ReinFlowOptions,
     RlpdOptions,
+    WsrlOptions,
 )
 
-OFF_POLICY = {"rlpd": RlpdOptions}  # these learn from replay (robo_rl/cli/offpolicy.py)
+OFF_POLICY = {"rlpd": RlpdOptions, "hil_serl": HilSerlOptions, "expo": ExpoOptions, "pa_rl": PaRlOptions, "iql": IqlOptions,
+              "calql": CalQlOptions, "wsrl": WsrlOptions, "aloe": AloeOptions}  # these learn from replay (robo_rl/cli/offpolicy.py)
 RL_OPTIONS = {"pi_rl": PiRlOptions, "ppo": PpoOptions, "dppo": DppoOptions, "reinflow": ReinFlowOptions,
               "nft": NftOptions, **OFF_POLICY}
 ALGOS = (*RL_OPTIONS, "bc")
@@ -41,7 +49,7 @@ class Train:
     task: str = ""
     """Task of the sim; empty takes its default (mujoco: pick_cube, maniskill: PickCube-v1)."""
     algo: str = "pi_rl"
-    """pi_rl, ppo, dppo, reinflow, nft; from replay: rlpd; or bc (supervised only)."""
+    """pi_rl, ppo, dppo, reinflow, nft; from replay: rlpd, hil_serl, expo, pa_rl, iql, calql, wsrl, aloe; or bc (supervised only)."""
     obs: str = "state"
     """state, or rgb: two cameras and the instruction through the vision-language trunk."""
     preset: str = "full"

@@ -4,6 +4,7 @@ Actions here are the executed entries of a chunk in the env's -1..1 units, flat:
 C context, E executed steps, Q critics of the ensemble (called heads here), O options of the gripper.
 """
 
+import itertools
 import math
 
 import torch
@@ -28,7 +29,7 @@ class Ensemble(nn.Module):
         super().__init__()
         self.heads, self.norm, self.context = heads, norm, context
         sizes = [context + action] + [hidden] * layers
-        self.weights = nn.ParameterList(_uniform(heads, a, b) for a, b in zip(sizes[:-1], sizes[1:]))
+        self.weights = nn.ParameterList(_uniform(heads, a, b) for a, b in itertools.pairwise(sizes))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(heads, 1, b)) for b in sizes[1:])
         self.gains = nn.ParameterList(nn.Parameter(torch.ones(heads, 1, b)) for b in sizes[1:] if norm)
         self.shifts = nn.ParameterList(nn.Parameter(torch.zeros(heads, 1, b)) for b in sizes[1:] if norm)
@@ -203,15 +204,9 @@ class GuidedPolicy(ChainPolicy):
                                   options.init_std) if options.edit_scale else None)
         self.register_buffer("steered", torch.zeros((), dtype=torch.bool))
 
-    def base(self, context: Tensor, m: int, generator: Noise, head=None) -> Tensor:
-        """`m` samples of the flow per context [B,C] -> actions [B,m,D], clipped to the box."""
-        head = head or self.head
-        b, d = len(context), self.chunk
-        embedded = head.embed(context).repeat_interleave(m, 0)
-        x = randn(generator, b, m * d).view(b * m, d)
-        for k, time in enumerate(head.time_product(self.features).unbind()):
-            x = x + self.euler[k] * head(embedded, x, time)
-        return self.commands(x).clamp(-1, 1).reshape(b, m, self.size)
+    def flow(self, context: Tensor, m: int, generator: Noise, head=None) -> Tensor:
+        """`m` samples of the flow per context [B,C]: [B,m,D]."""
+        return flow_samples(self, context, m, generator, head)
 
     def edited(self, context: Tensor, actions: Tensor, generator: Noise) -> tuple[Tensor, Tensor]:
         """Edits of actions [B,m,D] -> edited actions, clipped, and the log-density of the edits [B,m]."""
@@ -222,7 +217,7 @@ class GuidedPolicy(ChainPolicy):
     def candidates(self, context: Tensor, generator: Noise, head=None) -> Tensor:
         """Everything the critic may choose from: [B,M,D]."""
         with torch.no_grad():
-            out = self.base(context, self.options.candidates, generator, head)
+            out = self.flow(context, self.options.candidates, generator, head)
             if self.edit is not None:
                 out = torch.cat([out, self.edited(context, out, generator)[0]], 1)
         if self.options.local_steps:
@@ -247,12 +242,25 @@ class GuidedPolicy(ChainPolicy):
     def act(self, obs: Obs, generator: Noise, explore: bool = True) -> Chunk:
         context = self.encode(obs)
         if not self.steered:
-            actions = self.base(context, 1, generator)[:, 0]
+            actions = self.flow(context, 1, generator)[:, 0]
         else:
             with torch.enable_grad():
                 actions, _ = self.choose(context, generator, greedy=not (explore and self.options.local_steps))
         actions = actions.detach().view(len(context), self.options.execute, -1)
         return Chunk(actions, actions, actions.new_empty(len(actions), 0), {})
+
+
+def flow_samples(policy: ChainPolicy, context: Tensor, m: int, generator: Noise, head=None) -> Tensor:
+    """`m` samples of a flow policy per context [B,C], by its plain chain -> actions [B,m,D], clipped to the box.
+
+    `head` may stand in for the policy's own."""
+    head = head or policy.head
+    b, d = len(context), policy.chunk
+    embedded = head.embed(context).repeat_interleave(m, 0)
+    x = randn(generator, b, m * d).view(b * m, d)
+    for step, time in zip(policy.euler, head.time_product(policy.features).unbind()):
+        x = x + step * head(embedded, x, time)
+    return policy.commands(x).clamp(-1, 1).reshape(b, m, -1)
 
 
 def gumbel(like: Tensor, generator: Noise) -> Tensor:

@@ -254,21 +254,29 @@ class ChainPolicy(_Base):
     def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
         """Flow matching `E |v(x_t, t) - (eps - x0)|^2` with t ~ Beta(1.5, 1) as in pi0, or
         noise prediction on the K chain steps (DDPM). chunk[B,H,A] in env units, mask[B,H]."""
+        return self.imitation(self.encode(obs), chunk, mask, generator)
+
+    def imitation(self, context: Tensor, chunk: Tensor, mask: Tensor, generator: torch.Generator, head=None,
+                  weight: Tensor | None = None) -> Tensor:
+        """`bc_loss` on contexts [B,C]; `head` may stand in for the policy's own, weight[B] scales samples."""
+        head = head or self.head
         x0 = self.action_norm(chunk).flatten(1)
         eps = torch.randn(x0.shape, generator=generator)
-        embedded = self.head.embed(self.encode(obs))
+        embedded = head.embed(context)
         if self.diffusion:
             k = torch.randint(0, self.options.denoise_steps, (len(x0),), generator=generator)
             bar = self.bars[k][:, None]
-            out = self.head(embedded, bar.sqrt() * x0 + (1 - bar).sqrt() * eps, self.head.time(self.times[k]))
+            out = head(embedded, bar.sqrt() * x0 + (1 - bar).sqrt() * eps, head.time(self.times[k]))
             target = eps
         else:
             t = torch.rand(len(x0), generator=generator) ** (1 / 1.5)  # Beta(1.5, 1), tilted to noise
             x_t = (1 - t[:, None]) * x0 + t[:, None] * eps
-            out = self.head(embedded, x_t, self.head.time(t))
+            out = head(embedded, x_t, head.time(t))
             target = eps - x0
         shape = (len(x0), self.options.horizon, self.spec.action)
         err = (out - target).view(shape).square().mean(-1) * mask
+        if weight is not None:
+            err = err * weight[:, None]
         return err.sum() / mask.sum().clamp(min=1)
 
     def velocity(self, context: Tensor, x: Tensor, t: Tensor) -> Tensor:

@@ -1,0 +1,68 @@
+"""ALOE: a chunk critic of the present policy over mixed data, and advantage-weighted flow matching (arXiv 2602.12691).
+
+    y = sum_{i<n} gamma^i r_i + gamma^n (1 - terminated) min_k Q'_k(s', A'),  A' ~ flow(s')      of the PRESENT policy
+    A = min_k Q_k(s, a) - mean over samples of the flow of min_k Q_k(s, .)      w = clip(exp(A / beta), 0, max_weight)
+    flow: w * flow matching over every chunk of replay: demonstrations, corrections, rollouts old and new
+
+The paper's equation leaves out the terminal mask and counts H steps; here it is the n that ran. Neither beta nor the
+bound of w is public: A is divided by its std over the batch, beta 1, w at most 10. An MLP ensemble stands where the paper
+has a transformer over image features.
+"""
+
+import torch
+from torch import Tensor
+
+from robo_rl.algos.credit import descend, make_adam
+from robo_rl.algos.iql import advantage_weight, check_flow
+from robo_rl.algos.offpolicy import CriticLearner, OffPolicyLearner, Rows, td_target
+from robo_rl.options import AloeOptions
+from robo_rl.policies.offpolicy import flow_samples
+
+
+class AloeLearner(OffPolicyLearner):
+    """Owns critics and the flow's optimizer."""
+
+    offline_actor = True
+
+    def __init__(self, policy, options: AloeOptions, seed: int):
+        super().__init__(policy, options, seed)
+        self.critics = CriticLearner(policy.trunk.size, policy.options.execute * policy.spec.action, options, seed)
+        self.head_params = list(policy.head.parameters())
+        self.head_opt = make_adam(self.head_params, options.lr)
+
+    def critic_step(self, rows: Rows) -> dict[str, Tensor]:
+        o = self.options
+        with torch.no_grad():
+            action = flow_samples(self.policy, rows.next_context, 1, self.generator)[:, 0]
+            v = self.critics.target(rows.next_context, action).min(0).values
+        return self.critics.step(rows, td_target(rows.rewards, rows.discounts, v, o.max_target))
+
+    @torch.no_grad()
+    def advantage(self, rows: Rows) -> Tensor:
+        """A of the batch's own chunks [B], in units of its std over the batch."""
+        critic = self.critics.target
+        mine = flow_samples(self.policy, rows.context, self.options.samples, self.generator)
+        v = critic.many(rows.context, mine).min(0).values.mean(1)
+        adv = critic(rows.context, rows.flat).min(0).values - v
+        return adv / adv.std().clamp(min=1e-6)
+
+    def actor_step(self, rows: Rows) -> dict[str, Tensor]:
+        o = self.options
+        weight = advantage_weight(self.advantage(rows), 1 / o.beta, o.max_weight)
+        loss = self.policy.imitation(rows.context, rows.actions, rows.own.float(), self.generator, weight=weight)
+        descend(loss, self.head_params, self.head_opt, o.max_grad_norm)
+        return {"flow_loss": loss.detach(), "weight": weight.mean()}
+
+    def state_dict(self) -> dict:
+        return super().state_dict() | {"critics": self.critics.state_dict(), "head_opt": self.head_opt.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        super().load_state_dict(state)
+        self.critics.load_state_dict(state["critics"])
+        self.head_opt.load_state_dict(state["head_opt"])
+
+
+def make(policy, options: AloeOptions, seed: int, demos=None) -> AloeLearner:
+    """Learner for a flow policy."""
+    check_flow("aloe", policy)
+    return AloeLearner(policy, options, seed)

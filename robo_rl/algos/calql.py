@@ -1,0 +1,57 @@
+"""Cal-QL: SAC with a conservative critic that is calibrated by the data's returns (Nakamoto et al. 2023, arXiv 2303.05479).
+
+    loss = TD + cql_alpha [ logsumexp_a ( max(Q(s, a_pi), G), Q(s, a_uniform) + D log 2 ) - Q(s, a_data) ]
+
+G is the discounted return that followed in the data: values of the policy's actions are pushed down no further than what
+is known to be reachable, so that learning online does not begin by unlearning. The offline stage (`pretrain`) trains the
+actor too; online it goes on with half demonstrations. Eq. 5; the mean of the logsumexp is over its sampled actions.
+"""
+
+import torch
+from torch import Tensor
+
+from robo_rl.algos.offpolicy import Rows, cql_penalty, td_target
+from robo_rl.algos.rlpd import RlpdLearner
+from robo_rl.errors import UserError
+from robo_rl.options import CalQlOptions
+
+
+class CalQlLearner(RlpdLearner):
+    """RLPD's learner with the penalty on its critics."""
+
+    offline_actor = True
+    conservative = True
+
+    def penalty(self, rows: Rows, q_data: Tensor) -> Tensor:
+        """cql_alpha times the regulariser, on fresh actions of the actor and uniform ones."""
+        o, m, d = self.options, self.options.cql_actions, rows.flat.shape[1]
+        with torch.no_grad():
+            wide = rows.context.repeat_interleave(m, 0)
+            mine = self.policy.actor.sample(wide, self.generator)[0].view(len(rows.context), m, d)
+            box = torch.rand(mine.shape, generator=self.generator) * 2 - 1
+        q = self.critics.critic.many(rows.context, torch.cat([mine, box], 1))
+        return o.cql_alpha * cql_penalty(q[..., :m], q[..., m:], q_data, rows.bound, d)
+
+    def critic_step(self, rows: Rows) -> dict[str, Tensor]:
+        o = self.options
+        if not (self.conservative and o.cql_alpha):
+            return super().critic_step(rows)
+        action, logp = self.next_action(rows.next_context)
+        v = self.critics.least(rows.next_context, action, self.generator)
+        if o.entropy_backup:
+            v = v - self.alpha.value * logp
+        return self.critics.step(rows, td_target(rows.rewards, rows.discounts, v, o.max_target),
+                                 lambda q: self.penalty(rows, q))
+
+
+def check_squashed(name: str, policy) -> None:
+    """Raise UserError unless the policy is one squashed Gaussian over every axis."""
+    if policy.options.kind != "squashed" or policy.options.gripper != "continuous":
+        raise UserError(f"{name} needs --policy.kind squashed with --policy.gripper continuous, got "
+                        f"{policy.options.kind} with {policy.options.gripper}")
+
+
+def make(policy, options: CalQlOptions, seed: int, demos=None) -> CalQlLearner:
+    """Learner for a squashed Gaussian policy."""
+    check_squashed("calql", policy)
+    return CalQlLearner(policy, options, seed)

@@ -1,0 +1,82 @@
+"""HIL-SERL: RLPD with human corrections, and a critic of its own for the gripper (Luo et al. 2024, arXiv 2410.21845).
+
+Two buffers: every step goes to the online one; steps that a person chose also to that of the demonstrations, as the
+actions that ran (`robo_rl/gather.py`). Half of every batch comes from each. The gripper is discrete:
+
+    y_g = r - penalty * changes + gamma^n (1 - terminated) Q'_g(s', argmax_o Q_g(s', o))       double DQN
+    o: one of 2E command sequences that change at most once in a chunk (`policies.offpolicy.gripper_options`)
+
+The paper's choices: gamma 0.97 at 10 Hz, 2 critics, UTD 2 with one of two updates on the critic alone, alpha from 0.01.
+
+Where we differ: over chunks the gripper has 2E options instead of {close, stay, open} per step (E = 1: close, open, and
+staying is repeating); the arm's critics see the gripper's commands; one process collects and learns in turn.
+"""
+
+import copy
+
+import torch
+from torch import Tensor
+
+from robo_rl.algos.credit import descend, make_adam
+from robo_rl.algos.offpolicy import Rows, polyak, td_target
+from robo_rl.algos.rlpd import RlpdLearner
+from robo_rl.errors import UserError
+from robo_rl.options import HilSerlOptions
+from robo_rl.policies.offpolicy import SquashedPolicy, gripper_label
+
+
+def changes(commands: Tensor, before: Tensor) -> Tensor:
+    """How often the sign of the gripper's commands [B,E] changes, counting the step `before` [B] (0: there was none)."""
+    closed = commands < 0
+    first = (before != 0) & ((before < 0) != closed[:, 0])
+    return (closed[:, 1:] != closed[:, :-1]).sum(1) + first
+
+
+class HilSerlLearner(RlpdLearner):
+    """RLPD's learner, with a DQN for the gripper if the env has one."""
+
+    def __init__(self, policy: SquashedPolicy, options: HilSerlOptions, seed: int):
+        super().__init__(policy, options, seed)
+        self.on = policy.gripper >= 0
+        if self.on:
+            self.grasp_target = copy.deepcopy(policy.grasp).requires_grad_(False)
+            self.grasp_params = list(policy.grasp.parameters())
+            self.grasp_opt = make_adam(self.grasp_params, options.critic_lr)
+
+    def grasp(self, context: Tensor) -> Tensor | None:
+        return self.policy.sequences[self.policy.grasp(context).argmax(1)] if self.on else None
+
+    def grasp_step(self, rows: Rows) -> dict[str, Tensor]:
+        """One DQN step on the gripper's commands of the batch."""
+        o, g = self.options, self.policy.gripper
+        commands = rows.actions[..., g]
+        with torch.no_grad():
+            best = self.policy.grasp(rows.next_context).argmax(1, keepdim=True)
+            v = self.grasp_target(rows.next_context).gather(1, best).squeeze(1)
+            cost = o.grasp_penalty * changes(commands, rows.before[:, g])
+            y = td_target(rows.rewards, rows.discounts, v, o.max_target) - cost
+        q = self.policy.grasp(rows.context).gather(1, gripper_label(commands)[:, None]).squeeze(1)
+        loss = (q - y).square().mean()
+        descend(loss, self.grasp_params, self.grasp_opt, o.max_grad_norm)
+        polyak(self.grasp_target, self.policy.grasp, o.tau)
+        return {"grasp_loss": loss.detach(), "grasp_q": q.detach().mean()}
+
+    def critic_step(self, rows: Rows) -> dict[str, Tensor]:
+        return super().critic_step(rows) | (self.grasp_step(rows) if self.on else {})
+
+    def state_dict(self) -> dict:
+        extra = {"grasp_target": self.grasp_target.state_dict(), "grasp_opt": self.grasp_opt.state_dict()} if self.on else {}
+        return super().state_dict() | extra
+
+    def load_state_dict(self, state: dict) -> None:
+        super().load_state_dict(state)
+        if self.on:
+            self.grasp_target.load_state_dict(state["grasp_target"])
+            self.grasp_opt.load_state_dict(state["grasp_opt"])
+
+
+def make(policy, options: HilSerlOptions, seed: int, demos=None) -> HilSerlLearner:
+    """Learner for a squashed Gaussian policy, with or without a discrete gripper."""
+    if policy.options.kind != "squashed":
+        raise UserError(f"hil_serl needs --policy.kind squashed, got {policy.options.kind}")
+    return HilSerlLearner(policy, options, seed)

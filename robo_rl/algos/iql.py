@@ -1,0 +1,87 @@
+"""IQL: values of the data's own actions by expectile regression, then weighted imitation (Kostrikov et al. 2021).
+
+    V: E |tau - 1[u < 0]| u^2, u = min_i Q'_i(s, a) - V(s)         Q_i: y = r + gamma^n (1 - terminated) V(s')
+    flow: exp(beta (min_i Q'_i - V)), at most max_weight, times flow matching on the batch's action
+
+No action outside the data is ever judged, so it serves as an offline stage on demonstrations (`pretrain`) and goes on
+online unchanged. Over chunks, for a flow policy, which acts as it is. Source: arXiv 2110.06169, eq. 5 to 7.
+"""
+
+import torch
+from torch import Tensor
+
+from robo_rl.algos.credit import descend, make_adam
+from robo_rl.algos.offpolicy import CriticLearner, OffPolicyLearner, Rows, td_target
+from robo_rl.errors import UserError
+from robo_rl.options import IqlOptions
+from robo_rl.policies.nets import Critic
+
+
+def expectile_loss(u: Tensor, tau: float) -> Tensor:
+    """mean |tau - 1[u < 0]| u^2; tau = 1/2 is half the mean squared error."""
+    return (torch.where(u < 0, 1 - tau, tau) * u.square()).mean()
+
+
+def advantage_weight(adv: Tensor, beta: float, most: float) -> Tensor:
+    """min(exp(beta A), most), detached."""
+    return torch.exp((beta * adv.detach()).clamp(max=30)).clamp(max=most)
+
+
+class IqlLearner(OffPolicyLearner):
+    """Owns critics, V and the flow's optimizer."""
+
+    offline_actor = True
+
+    def __init__(self, policy, options: IqlOptions, seed: int):
+        super().__init__(policy, options, seed)
+        self.critics = CriticLearner(policy.trunk.size, policy.options.execute * policy.spec.action, options, seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed + 3)
+            self.value = Critic(policy.trunk.size, options.critic_hidden, options.critic_layers, "relu")
+        self.value_params = list(self.value.parameters())
+        self.value_opt = make_adam(self.value_params, options.critic_lr)
+        self.head_params = list(policy.head.parameters())
+        self.head_opt = make_adam(self.head_params, options.lr)
+
+    @torch.no_grad()
+    def judged(self, rows: Rows) -> Tensor:
+        """min_i Q'_i of the batch's own actions [B]."""
+        return self.critics.target(rows.context, rows.flat).min(0).values
+
+    def critic_step(self, rows: Rows) -> dict[str, Tensor]:
+        o = self.options
+        loss = expectile_loss(self.judged(rows) - self.value(rows.context), o.expectile)
+        descend(loss, self.value_params, self.value_opt, o.max_grad_norm)
+        with torch.no_grad():
+            v = self.value(rows.next_context)
+        return self.critics.step(rows, td_target(rows.rewards, rows.discounts, v, o.max_target)) | {
+            "value_loss": loss.detach()}
+
+    def actor_step(self, rows: Rows) -> dict[str, Tensor]:
+        o = self.options
+        with torch.no_grad():
+            weight = advantage_weight(self.judged(rows) - self.value(rows.context), o.beta, o.max_weight)
+        loss = self.policy.imitation(rows.context, rows.actions, rows.own.float(), self.generator, weight=weight)
+        descend(loss, self.head_params, self.head_opt, o.max_grad_norm)
+        return {"flow_loss": loss.detach(), "weight": weight.mean()}
+
+    def state_dict(self) -> dict:
+        return super().state_dict() | {"critics": self.critics.state_dict(), "value": self.value.state_dict(),
+                                       "value_opt": self.value_opt.state_dict(), "head_opt": self.head_opt.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        super().load_state_dict(state)
+        for name in ("critics", "value", "value_opt", "head_opt"):
+            getattr(self, name).load_state_dict(state[name])
+
+
+def check_flow(name: str, policy) -> None:
+    """Raise UserError unless the policy is a flow."""
+    if policy.options.kind != "flow":
+        raise UserError(f"{name} needs --policy.kind flow, got {policy.options.kind}")
+
+
+def make(policy, options: IqlOptions, seed: int, demos=None) -> IqlLearner:
+    """Learner for a flow policy."""
+    check_flow("iql", policy)
+    return IqlLearner(policy, options, seed)

@@ -1,0 +1,86 @@
+"""PA-RL: optimise actions against the critic, then imitate them, whatever the policy (Mark et al. 2024, arXiv 2412.06685).
+
+    N samples of the flow -> the `keep` best by mean Q -> `local_steps` of a <- clip(a + rate dQ/da), best point of each
+    pi_opt = softmax(mean Q) over what is kept (acting, imitation) or its argmax (target, evaluation)
+    critic: y = r + gamma^n (1 - terminated) min_subset Q'(s', argmax pi_opt(s'))     with Cal-QL's penalty if cql_alpha
+    flow:   flow matching on draws of pi_opt; the batch's own action takes the place of the worst kept one
+
+The paper's choices: N 32, keep 10, 10 steps of 3e-4, 10 critics with a categorical loss, cql_alpha 0.005 offline, half
+demonstrations. Where we differ: squared TD error; a judge that is the Polyak average of the critics.
+"""
+
+import torch
+from torch import Tensor
+
+from robo_rl.algos.credit import descend, make_adam
+from robo_rl.algos.expo import check_guided
+from robo_rl.algos.offpolicy import CriticLearner, OffPolicyLearner, Rows, cql_penalty, td_target
+from robo_rl.errors import UserError
+from robo_rl.options import PaRlOptions
+from robo_rl.policies.offpolicy import GuidedPolicy, gumbel
+
+
+class PaRlLearner(OffPolicyLearner):
+    """Owns critics and the flow's optimizer; the policy's flow is trained in place."""
+
+    def __init__(self, policy: GuidedPolicy, options: PaRlOptions, seed: int):
+        super().__init__(policy, options, seed)
+        self.critics = CriticLearner(policy.trunk.size, policy.size, options, seed, policy.judge)
+        self.head_params = list(policy.head.parameters())
+        self.head_opt = make_adam(self.head_params, options.lr)
+
+    def critic_step(self, rows: Rows) -> dict[str, Tensor]:
+        o = self.options
+        action, _ = self.policy.choose(rows.next_context, self.generator)
+        v = self.critics.least(rows.next_context, action, self.generator)
+        y = td_target(rows.rewards, rows.discounts, v, o.max_target)
+        return self.critics.step(rows, y, (lambda q: self.penalty(rows, q)) if o.cql_alpha else None)
+
+    def penalty(self, rows: Rows, q_data: Tensor) -> Tensor:
+        """Cal-QL's, on the optimised actions and as many uniform ones."""
+        actions = self.policy.candidates(rows.context, self.generator)
+        box = torch.rand(actions.shape, generator=self.generator) * 2 - 1
+        q = self.critics.critic.many(rows.context, torch.cat([actions, box], 1))
+        m = actions.shape[1]
+        return self.options.cql_alpha * cql_penalty(q[..., :m], q[..., m:], q_data, rows.bound, self.policy.size)
+
+    def actor_step(self, rows: Rows) -> dict[str, Tensor]:
+        o, policy = self.options, self.policy
+        target, whole = self.optimised(rows)
+        loss = policy.imitation(rows.context, target.view_as(rows.actions), whole, self.generator)
+        descend(loss, self.head_params, self.head_opt, o.max_grad_norm)
+        return {"flow_loss": loss.detach()}
+
+    @torch.no_grad()
+    def optimised(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """One draw of pi_opt per state [B,D], and which steps of it may be imitated [B,E]."""
+        policy = self.policy
+        with torch.enable_grad():
+            found = policy.candidates(rows.context, self.generator)
+        found = torch.cat([found, rows.flat[:, None]], 1)
+        q = policy.judge.many(rows.context, found).mean(0)
+        own = found.shape[1] - 1
+        if own > 1 or policy.options.local_steps:  # with one sample and no steps there is nothing worse than it
+            q[torch.arange(len(q)), q[:, :own].argmin(1)] = -torch.inf
+        pick = (q + gumbel(q, self.generator)).argmax(1)
+        whole = torch.where((pick == own)[:, None], rows.own.float(), torch.ones_like(rows.own, dtype=torch.float))
+        return found[torch.arange(len(found)), pick], whole
+
+    def begin_online(self) -> None:
+        self.policy.steered.fill_(True)
+
+    def state_dict(self) -> dict:
+        return super().state_dict() | {"critics": self.critics.state_dict(), "head_opt": self.head_opt.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        super().load_state_dict(state)
+        self.critics.load_state_dict(state["critics"])
+        self.head_opt.load_state_dict(state["head_opt"])
+
+
+def make(policy, options: PaRlOptions, seed: int, demos=None) -> PaRlLearner:
+    """Learner for a guided flow policy without edits."""
+    check_guided("pa_rl", policy, options)
+    if policy.edit is not None:
+        raise UserError("pa_rl climbs the critic's slope: --policy.edit-scale must be 0 (expo edits)")
+    return PaRlLearner(policy, options, seed)

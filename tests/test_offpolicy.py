@@ -1,0 +1,560 @@
+"""Methods that learn from replay: critics and densities by definition, methods equal in their degenerate cases."""
+
+import copy
+import importlib
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from toys import PointReach
+
+from robo_rl.algos import aloe, calql, expo, hil_serl, iql, pa_rl, rlpd, wsrl
+from robo_rl.algos.offpolicy import CriticLearner, cql_penalty, polyak, td_loss, td_target, tensors
+from robo_rl.demos import record
+from robo_rl.errors import UserError
+from robo_rl.evaluate import eval_starts, evaluate
+from robo_rl.gather import Gatherer
+from robo_rl.options import (
+    AloeOptions,
+    CalQlOptions,
+    ExpoOptions,
+    HilSerlOptions,
+    IqlOptions,
+    PaRlOptions,
+    PolicyOptions,
+    RlpdOptions,
+    WsrlOptions,
+)
+from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.policies.offpolicy import (
+    Ensemble,
+    climb,
+    flow_samples,
+    gripper_label,
+    gripper_options,
+    gumbel,
+    squash,
+)
+from robo_rl.replay import EXPERT, Mixture, Replay
+
+E, A, S = 2, 2, 4
+SPEC = ObsSpec(state=S, action=A)
+GRIP = ObsSpec(state=S, action=A, action_names=("x", "gripper"))
+NET = dict(critics=3, critic_hidden=16, critic_layers=2)
+SMALL = dict(horizon=E, execute=E, hidden=16, layers=2)
+RL = dict(batch=32, **NET)
+METHODS = {
+    "rlpd": (dict(kind="squashed"), RlpdOptions(**RL)),
+    "hil_serl": (dict(kind="squashed", gripper="toggle"), HilSerlOptions(**RL)),
+    "calql": (dict(kind="squashed"), CalQlOptions(**RL)),
+    "wsrl": (dict(kind="squashed"), WsrlOptions(**RL, demo_share=0.0)),
+    "expo": (dict(kind="guided", edit_scale=0.2, candidates=3, **NET), ExpoOptions(**RL)),
+    "pa_rl": (dict(kind="guided", local_steps=2, candidates=4, keep=2, **NET), PaRlOptions(**RL, cql_alpha=0.1)),
+    "iql": (dict(), IqlOptions(**RL)),
+    "aloe": (dict(), AloeOptions(**RL)),
+}
+
+
+def build(name: str, spec: ObsSpec = SPEC, policy: "dict | None" = None, options=None, seed: int = 0):
+    policy_options, rl = METHODS[name]
+    made = make_policy(PolicyOptions(**SMALL | policy_options | (policy or {})), spec, seed)
+    return importlib.import_module(f"robo_rl.algos.{name}").make(made, options or rl, seed)
+
+
+def filled(n: int = 300, seed: int = 0, execute: int = E) -> Replay:
+    """Random steps; every tenth ends its episode, in turns by its own rule and by time."""
+    rng = np.random.default_rng(seed)
+    r = Replay({"state": ((S,), np.float32)}, A, execute, 0.9, 4 * n, 1)
+    lane = np.zeros(1, np.int64)
+    for t in range(n):
+        over = t % 10 == 9
+        r.add(lane, {"state": rng.standard_normal((1, S))}, rng.uniform(-1, 1, (1, A)), np.array([float(over)]),
+              np.array([over and t % 20 == 9]), EXPERT if t % 20 < 10 else 0)
+        if over:
+            r.close(lane, {"state": rng.standard_normal((1, S))})
+    return r
+
+
+def batch(learner, n: int = 32, seed: int = 0, execute: int = E):
+    return tensors(learner.policy, filled(execute=execute).sample(n, np.random.default_rng(seed)))
+
+
+# ---- critics, densities, the gripper
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_an_ensemble_is_as_many_separate_networks(norm):
+    q = Ensemble(5, 3, 8, 2, 4, norm)
+    context, actions = torch.randn(7, 5), torch.randn(7, 6, 3)
+    with torch.no_grad():
+        for p in [*q.gains, *q.shifts, *q.biases, q.out_bias]:
+            p.add_(0.1 * torch.randn_like(p))
+    for i in range(4):
+        layers: list[nn.Module] = []
+        for k, (a, b) in enumerate([(8, 8), (8, 8)]):
+            linear = nn.Linear(a, b)
+            linear.weight.data, linear.bias.data = q.weights[k][i].t().detach(), q.biases[k][i, 0].detach()
+            layers.append(linear)
+            if norm:
+                ln = nn.LayerNorm(b)
+                ln.weight.data, ln.bias.data = q.gains[k][i, 0].detach(), q.shifts[k][i, 0].detach()
+                layers.append(ln)
+            layers.append(nn.ReLU())
+        out = nn.Linear(8, 1)
+        out.weight.data, out.bias.data = q.out[i].t().detach(), q.out_bias[i, 0].detach()
+        net = nn.Sequential(*layers, out)
+        alone = net(torch.cat([context, actions[:, 0]], 1)).squeeze(1)
+        torch.testing.assert_close(q(context, actions[:, 0])[i], alone)
+    many = q.many(context, actions)
+    for m in range(6):
+        torch.testing.assert_close(many[..., m], q(context, actions[:, m]))
+
+
+def test_the_squashed_density_integrates_to_one_and_is_torchs():
+    mean, log_std = torch.tensor([[0.4]]), torch.tensor([[-0.3]])
+    u = torch.linspace(-9, 9, 20001)[:, None]
+    a, logp = squash(u, mean, log_std)
+    area = torch.trapezoid(logp.double().exp(), a[:, 0].double())
+    assert abs(float(area) - 1) < 1e-3
+    theirs = torch.distributions.TransformedDistribution(
+        torch.distributions.Normal(mean, log_std.exp()), torch.distributions.transforms.TanhTransform())
+    inside = u.abs()[:, 0] < 4
+    torch.testing.assert_close(logp[inside], theirs.log_prob(a[inside])[:, 0], atol=1e-3, rtol=1e-3)
+
+
+def test_an_edit_scaled_by_beta_has_its_density_divided_by_beta_to_the_d():
+    mean, log_std, beta = torch.tensor([[0.2]]), torch.tensor([[-0.5]]), 0.25
+    a, logp = squash(torch.linspace(-9, 9, 20001)[:, None], mean, log_std)
+    density = (logp - math.log(beta)).double().exp()  # of beta * a
+    assert abs(float(torch.trapezoid(density, (beta * a)[:, 0].double())) - 1) < 1e-3
+
+
+@pytest.mark.parametrize("execute", [1, 2, 5])
+def test_every_gripper_sequence_that_changes_once_at_most_has_one_option(execute):
+    options = gripper_options(execute)
+    assert len({tuple(o.tolist()) for o in options}) == len(options) == 2 * execute
+    assert gripper_label(options).tolist() == list(range(2 * execute))
+    many = gripper_label(torch.tensor([[1.0, -1.0, 1.0]]))  # up to its first change
+    assert gripper_options(3)[many].tolist() == [[1.0, -1.0, -1.0]]
+
+
+def test_changes_of_the_gripper_count_the_step_before_if_there_was_one():
+    commands = torch.tensor([[1.0, 1.0, -1.0]] * 3)
+    assert hil_serl.changes(commands, torch.tensor([1.0, -1.0, 0.0])).tolist() == [1, 2, 1]
+
+
+def test_the_target_ends_where_the_episode_terminated_and_is_clamped_to_what_returns_can_be():
+    r, d, v = torch.tensor([1.0, 0.0, 0.5]), torch.tensor([0.0, 0.81, 0.9]), torch.tensor([7.0, 0.5, 3.0])
+    torch.testing.assert_close(td_target(r, d, v), torch.tensor([1.0, 0.405, 3.2]))
+    torch.testing.assert_close(td_target(r, d, v, 1.0), torch.tensor([1.0, 0.405, 1.0]))
+    assert float(td_loss(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 2.0]))) == 2.0
+
+
+def test_the_target_takes_the_least_of_a_random_subset():
+    learner = CriticLearner(S, A, RlpdOptions(**RL | dict(critics=6), subset=2), 0)
+    g = torch.Generator().manual_seed(3)
+    context, action = torch.randn(9, S), torch.randn(9, A)
+    got = learner.least(context, action, g)
+    rows = torch.randperm(6, generator=torch.Generator().manual_seed(3))[:2]
+    assert torch.equal(got, learner.target(context, action)[rows].min(0).values)
+    assert len({tuple(sorted(learner.subset(g).tolist())) for _ in range(60)}) == 15  # every pair turns up
+
+
+def test_polyak_moves_the_share_tau():
+    a, b = nn.Linear(2, 2), nn.Linear(2, 2)
+    want = 0.9 * a.weight + 0.1 * b.weight
+    polyak(a, b, 0.1)
+    torch.testing.assert_close(a.weight, want)
+
+
+def test_calql_without_a_bound_is_cql_and_with_one_pushes_no_lower():
+    q, box, data = torch.randn(2, 5, 3), torch.randn(2, 5, 3), torch.randn(2, 5)
+    none = torch.full((5,), -math.inf)
+    plain = (torch.logsumexp(torch.cat([q, box + 4 * math.log(2)], -1), -1) - math.log(6) - data).mean()
+    torch.testing.assert_close(cql_penalty(q, box, data, none, 4), plain)
+    q.requires_grad_(True)
+    slope, = torch.autograd.grad(cql_penalty(q, box, data, torch.full((5,), 50.0), 4), q)
+    assert not slope.any()  # what lies below the return of the data is left alone
+
+
+# ---- methods in their degenerate cases
+
+
+def test_rlpd_without_demonstrations_layer_norm_and_ensemble_is_sac():
+    """Two critics, both in the minimum, entropy in the target: y and both losses as Haarnoja et al. write them."""
+    options = RlpdOptions(batch=32, critics=2, subset=2, critic_hidden=16, layer_norm=False, entropy_backup=True, alpha=0.2,
+                          max_grad_norm=1e6)
+    learner = build("rlpd", options=options)
+    rows, g = batch(learner), learner.generator.get_state()
+    policy, q1 = copy.deepcopy(learner.policy), copy.deepcopy(learner.critics.critic)
+    target = copy.deepcopy(learner.critics.target)
+    step = learner.critic_step(rows)
+    noise = torch.Generator()
+    noise.set_state(g)
+    with torch.no_grad():
+        mean, log_std = policy.actor(rows.next_context)
+        u = mean + log_std.exp() * torch.randn(mean.shape, generator=noise)
+        a, logp = torch.tanh(u), torch.distributions.Normal(mean, log_std.exp()).log_prob(u).sum(1)
+        logp = logp - torch.log(1 - a.square() + 1e-12).sum(1)
+        y = rows.rewards + rows.discounts * (target(rows.next_context, a).min(0).values - 0.2 * logp)
+    loss = ((q1(rows.context, rows.flat) - y) ** 2).mean()
+    torch.testing.assert_close(step["critic_loss"], loss.detach(), atol=1e-5, rtol=1e-5)
+    assert not any(p.requires_grad for p in learner.critics.target.parameters())
+    before = [p.detach().clone() for p in learner.critics.params]
+    learner.actor_step(rows)
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.critics.params))
+    assert all(p.requires_grad for p in learner.critics.params)
+
+
+def test_hil_serl_without_a_gripper_is_rlpd():
+    a, b = build("rlpd"), build("hil_serl", policy=dict(gripper="continuous"), options=HilSerlOptions(**RL))
+    for i in range(4):
+        rows = batch(a, seed=i)
+        for learner in (a, b):
+            learner.critic_step(rows)
+            learner.actor_step(rows)
+    assert all(torch.equal(p, q) for p, q in zip(a.policy.parameters(), b.policy.parameters()))
+
+
+def test_the_gripper_learns_by_double_dqn_with_the_cost_of_changing():
+    learner = build("hil_serl", GRIP, options=HilSerlOptions(**RL, grasp_penalty=0.3))
+    rows = batch(learner)
+    policy, target = copy.deepcopy(learner.policy), copy.deepcopy(learner.grasp_target)
+    with torch.no_grad():
+        target[-1].bias.add_(torch.randn(2 * E))
+        learner.grasp_target.load_state_dict(target.state_dict())
+        commands = rows.actions[..., 1]
+        best = policy.grasp(rows.next_context).argmax(1)
+        y = rows.rewards + rows.discounts * target(rows.next_context)[torch.arange(32), best]
+        y = y - 0.3 * hil_serl.changes(commands, rows.before[:, 1])
+        want = (policy.grasp(rows.context)[torch.arange(32), gripper_label(commands)] - y).square().mean()
+    torch.testing.assert_close(learner.grasp_step(rows)["grasp_loss"], want)
+
+
+def test_a_policy_with_a_discrete_gripper_commands_a_sequence_and_moves_freely():
+    policy = build("hil_serl", GRIP).policy
+    actions = policy.act({"state": torch.randn(50, S)}, torch.Generator().manual_seed(0), True).actions
+    assert set(actions[..., 1].unique().tolist()) <= {-1.0, 1.0} and actions[..., 0].unique().numel() == 50 * E
+    assert actions.shape == (50, E, A)
+
+
+def test_expo_with_one_sample_and_no_edit_judges_the_flow():
+    learner = build("expo", policy=dict(edit_scale=0.0, candidates=1))
+    rows, state = batch(learner), learner.generator.get_state()
+    subset = learner.critics.subset(learner.generator)
+    target, q = copy.deepcopy(learner.critics.target), copy.deepcopy(learner.critics.critic)
+    a = flow_samples(learner.policy, rows.next_context, 1, learner.generator, learner.head)[:, 0]
+    y = rows.rewards + rows.discounts * target(rows.next_context, a)[subset].min(0).values
+    learner.generator.set_state(state)
+    torch.testing.assert_close(learner.critic_step(rows)["critic_loss"], td_loss(q(rows.context, rows.flat), y).detach())
+
+
+def test_expo_with_edits_of_no_reach_is_best_of_n():
+    learner = build("expo", policy=dict(edit_scale=1e-9, candidates=5))
+    context, g = torch.randn(20, S), torch.Generator().manual_seed(0)
+    chosen, value = learner.policy.choose(context, g)
+    plain = flow_samples(learner.policy, context, 5, torch.Generator().manual_seed(0))
+    q = learner.policy.judge.many(context, plain).mean(0)
+    torch.testing.assert_close(value, q.max(1).values)
+    torch.testing.assert_close(chosen, plain[torch.arange(20), q.argmax(1)], atol=1e-6, rtol=0)
+
+
+def test_the_choice_does_not_depend_on_the_order_of_candidates():
+    judge, context, found = Ensemble(S, 4, 16, 2, 3), torch.randn(9, S), torch.randn(9, 7, 4)
+    order = torch.randperm(7)
+    a, b = judge.many(context, found).mean(0), judge.many(context, found[:, order]).mean(0)
+    assert torch.equal(found[torch.arange(9), a.argmax(1)], found[:, order][torch.arange(9), b.argmax(1)])
+
+
+def test_expos_edits_leave_flow_and_critics_alone_and_its_acting_flow_follows_slowly():
+    learner = build("expo")
+    rows = batch(learner)
+    loss, _ = learner.edit_loss(rows)
+    loss.backward()
+    assert all(p.grad is None for p in [*learner.head_params, *learner.critics.params, *learner.policy.head.parameters()])
+    assert any(p.grad is not None and p.grad.any() for p in learner.edit_params)
+    before, fast = learner.policy.head.out.weight.clone(), learner.head.out.weight.clone()
+    learner.actor_step(rows)
+    assert not torch.equal(learner.head.out.weight, fast)
+    torch.testing.assert_close(learner.policy.head.out.weight, before.lerp(learner.head.out.weight, 0.001))
+
+
+class Bowl(nn.Module):
+    """Q = -|a - goal|^2 for every critic."""
+
+    def __init__(self, goal: torch.Tensor):
+        super().__init__()
+        self.goal = nn.Parameter(goal)
+
+    def many(self, context, actions):
+        return -(actions - self.goal).square().sum(-1)[None]
+
+
+def test_optimised_actions_begin_at_the_nearest_candidate_move_to_the_best_and_stay_in_the_box():
+    bowl, found = Bowl(torch.tensor([0.5, 2.0])), torch.rand(6, 9, 2) * 2 - 1
+    near = found[torch.arange(6), bowl.many(None, found)[0].argmax(1)]
+    none = climb(bowl, torch.zeros(6, 1), found, 3, 0, 0.1)
+    assert torch.equal(none[:, 0], near) and none.shape == (6, 3, 2)
+    moved = climb(bowl, torch.zeros(6, 1), found, 3, 40, 0.1)
+    assert moved.abs().max() <= 1 and bowl.goal.grad is None
+    torch.testing.assert_close(moved, torch.tensor([0.5, 1.0]).expand_as(moved), atol=1e-3, rtol=0)
+    far = climb(bowl, torch.zeros(6, 1), found, 3, 5, 50.0)  # steps that overshoot: the best point on the way stays
+    assert (bowl.many(None, far)[0] >= bowl.many(None, none)[0] - 1e-6).all()
+
+
+def test_pa_rl_with_one_sample_and_no_steps_is_the_flow_with_td_under_it():
+    learner = build("pa_rl", policy=dict(candidates=1, local_steps=0, keep=1), options=PaRlOptions(**RL))
+    context = torch.randn(11, S)
+    a, _ = learner.policy.choose(context, torch.Generator().manual_seed(1))
+    assert torch.equal(a, flow_samples(learner.policy, context, 1, torch.Generator().manual_seed(1))[:, 0])
+
+
+def test_pa_rl_imitates_draws_of_the_softmax_of_values():
+    q = torch.tensor([[0.0, 1.0, -1.0]]).expand(20_000, 3)
+    drawn = (q + gumbel(q, torch.Generator().manual_seed(0))).argmax(1)
+    share = torch.bincount(drawn) / len(drawn)
+    torch.testing.assert_close(share, torch.softmax(q[0], 0), atol=0.015, rtol=0)
+
+
+def test_nothing_of_pa_rls_critic_changes_when_the_flow_learns():
+    learner = build("pa_rl")
+    rows = batch(learner)
+    before = [p.clone() for p in [*learner.critics.params, *learner.policy.judge.parameters()]]
+    learner.actor_step(rows)
+    assert all(torch.equal(a, b) for a, b in zip(before, [*learner.critics.params, *learner.policy.judge.parameters()]))
+
+
+def test_the_expectile_of_one_half_is_the_mean_and_higher_ones_lean_to_the_best():
+    u = torch.randn(1000)
+    torch.testing.assert_close(iql.expectile_loss(u, 0.5), 0.5 * u.square().mean())
+    x = torch.linspace(-3, 3, 6001)
+    sample = torch.tensor([0.0, 1.0])
+    best = [float(x[torch.stack([iql.expectile_loss(sample - v, tau) for v in x]).argmin()]) for tau in (0.5, 0.9)]
+    assert abs(best[0] - 0.5) < 1e-3 and abs(best[1] - 0.9) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["aloe", "iql"])
+def test_without_advantages_weighted_flow_matching_is_flow_matching(name):
+    learner = build(name, options=IqlOptions(**RL, beta=0.0) if name == "iql" else None)
+    if name == "aloe":  # critics that know nothing
+        with torch.no_grad():
+            for p in learner.critics.target.parameters():
+                p.zero_()
+    rows, state = batch(learner), learner.generator.get_state()
+    weighted = learner.actor_step(rows)["flow_loss"]
+    other = build(name)
+    other.generator.set_state(state)
+    if name == "aloe":
+        flow_samples(other.policy, rows.context, 4, other.generator)  # draws what V drew
+    plain = other.policy.bc_loss(rows.obs, rows.actions, rows.own.float(), other.generator)
+    torch.testing.assert_close(weighted, plain.detach())
+
+
+def test_weights_are_capped_and_carry_no_gradient():
+    adv = torch.tensor([-1.0, 0.0, 100.0], requires_grad=True)
+    weight = iql.advantage_weight(adv, 2.0, 10.0)
+    assert not weight.requires_grad
+    torch.testing.assert_close(weight, torch.tensor([math.exp(-2), 1.0, 10.0]))
+
+
+def test_what_was_not_the_start_s_own_is_not_imitated():
+    learner = build("aloe")
+    rows = batch(learner)
+    rows.own[:, 1] = False
+    g = torch.Generator().manual_seed(5)
+    a = learner.policy.imitation(rows.context, rows.actions, rows.own.float(), g)
+    rows.actions[:, 1] = 0.77
+    b = learner.policy.imitation(rows.context, rows.actions, rows.own.float(), torch.Generator().manual_seed(5))
+    head = learner.policy.head.from_x.weight  # the noised chunk is an input too; with no weight on it nothing is left
+    with torch.no_grad():
+        head[:, A:] = 0
+    c, d = (learner.policy.imitation(rows.context, x, rows.own.float(), torch.Generator().manual_seed(5))
+            for x in (rows.actions, torch.cat([rows.actions[:, :1], -rows.actions[:, 1:]], 1)))
+    assert torch.equal(c, d) and not torch.equal(a, b)
+
+
+def test_wsrl_with_nothing_offline_is_rlpd_on_what_it_collected():
+    a, b = build("rlpd", options=RlpdOptions(**RL, demo_share=0.0)), build("wsrl")
+    b.begin_online()
+    for i in range(3):
+        rows = batch(a, seed=i)
+        for learner in (a, b):
+            learner.critic_step(rows)
+            learner.actor_step(rows)
+    assert all(torch.equal(p, q) for p, q in zip(a.policy.parameters(), b.policy.parameters()))
+
+
+def test_wsrl_switches_once_with_targets_as_the_critics_are_and_fresh_optimizers():
+    learner = build("wsrl")
+    learner.update(lambda n: filled().sample(n, np.random.default_rng(0)), 6)
+    assert learner.critics.opt.state and learner.conservative
+    learner.begin_online()
+    assert not learner.critics.opt.state and not learner.conservative
+    assert all(torch.equal(p, q) for p, q in zip(learner.critics.params, learner.critics.target.parameters()))
+    learner.update(lambda n: filled().sample(n, np.random.default_rng(0)), 2)
+    again = build("wsrl")
+    again.load_state_dict(learner.state_dict())
+    again.begin_online()
+    assert again.critics.opt.state  # a run that resumes does not switch a second time
+
+
+def test_aloes_critic_values_the_present_policy_and_not_who_made_the_data():
+    """A chain of three: positive actions go on, the others end it with nothing; the last step pays 1. The data goes on nine
+    times of ten, the policy every second time: Q(s_0, on) = 0.9^2 / 4 by dynamic programming, the data's return 0.66."""
+    rng, gamma = np.random.default_rng(0), 0.9
+    r = Replay({"state": ((3,), np.float32)}, 1, 1, gamma, 9000, 1)
+    lane = np.zeros(1, np.int64)
+    for _ in range(900):
+        for s in range(3):
+            on = rng.random() < 0.9
+            r.add(lane, {"state": np.eye(3)[[s]]}, np.array([[1.0 if on else -1.0]]) * rng.uniform(0.2, 1),
+                  np.array([float(on and s == 2)]), np.array([not on or s == 2]))
+            if not on or s == 2:
+                r.close(lane, {"state": np.eye(3)[[s]]})
+                break
+    policy = make_policy(PolicyOptions(horizon=1, execute=1, hidden=8, layers=1), ObsSpec(state=3, action=1), 0)
+    with torch.no_grad():  # no drift: the flow keeps its noise, half of it positive
+        policy.head.out.weight.zero_()
+    learner = aloe.make(policy, AloeOptions(batch=128, critics=2, subset=2, critic_hidden=32, critic_lr=3e-3, gamma=gamma,
+                                            tau=0.02), 0)
+    draws = np.random.default_rng(1)
+    for i in range(700):
+        if i == 500:
+            learner.critics.opt.param_groups[0]["lr"] = 3e-4
+        learner.critic_step(tensors(policy, r.sample(128, draws)))
+    on = torch.full((3, 1), 0.6)
+    q = learner.critics.critic(torch.eye(3), on).mean(0).tolist()
+    assert abs(q[2] - 1) < 0.08 and abs(q[1] - 0.45) < 0.08 and abs(q[0] - 0.2025) < 0.08, q
+
+
+# ---- laws that all of them obey
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_learner_resumed_makes_the_same_next_updates(name):
+    spec = GRIP if name == "hil_serl" else SPEC
+    store = filled()
+
+    def draw(seed):
+        rng = np.random.default_rng(seed)
+        return lambda n: store.sample(n, rng)
+    a = build(name, spec)
+    a.update(draw(0), 4)
+    a.begin_online()
+    b = build(name, spec, seed=1)
+    b.policy.load_state_dict(a.policy.state_dict())
+    b.load_state_dict(copy.deepcopy(a.state_dict()))
+    ma, mb = a.update(draw(1), 4), b.update(draw(1), 4)
+    assert ma == mb
+    assert all(torch.equal(x, y) for x, y in zip(a.policy.state_dict().values(), b.policy.state_dict().values()))
+    for learner in (a, b):
+        learner.policy.eval()
+    obs = {"state": torch.randn(5, S, generator=torch.Generator().manual_seed(0))}
+    acts = [x.policy.act(obs, torch.Generator().manual_seed(1), False).actions for x in (a, b)]
+    assert torch.equal(*acts) and acts[0].shape == (5, E, A)
+    assert acts[0].abs().max() <= 1 or a.policy.options.kind == "flow"  # the env clips a plain flow
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_metrics_are_finite_and_the_actor_waits_in_the_offline_stage_unless_it_has_one(name):
+    learner = build(name, GRIP if name == "hil_serl" else SPEC)
+    store, rng = filled(), np.random.default_rng(0)
+    actor = {k: v.clone() for k, v in learner.policy.state_dict().items() if "judge" not in k and "grasp" not in k}
+    first = learner.update(lambda n: store.sample(n, rng), 4, actor=False)
+    assert all(torch.equal(v, learner.policy.state_dict()[k]) for k, v in actor.items())
+    both = learner.update(lambda n: store.sample(n, rng), 4)
+    assert all(map(math.isfinite, [*first.values(), *both.values()])) and set(first) < set(both)
+
+
+def test_every_batch_of_an_update_has_the_shares_asked_for():
+    learner, demos, online = build("rlpd"), filled(40), filled(900)
+    seen = []
+
+    class Watch(Mixture):
+        def sample(self, n, rng):
+            seen.append(self.counts(n))
+            return super().sample(n, rng)
+    mixture, rng = Watch({"demonstrations": (demos, 0.5), "online": (online, 0.5)}), np.random.default_rng(0)
+    learner.update(lambda n: mixture.sample(n, rng), 5)
+    assert seen == [[16, 16]] * 5
+
+
+def test_methods_refuse_policies_they_cannot_train():
+    squashed, flow = (make_policy(PolicyOptions(**SMALL, kind=k), SPEC, 0) for k in ("squashed", "flow"))
+    guided = make_policy(PolicyOptions(**SMALL, kind="guided", edit_scale=0.1, local_steps=1), SPEC, 0)
+    for module, policy, options, word in ((rlpd, flow, RlpdOptions(), "squashed"), (hil_serl, flow, HilSerlOptions(), "squashed"),
+                                          (calql, flow, CalQlOptions(), "squashed"), (wsrl, squashed, WsrlOptions(), "demo-share"),
+                                          (expo, flow, ExpoOptions(), "guided"), (expo, guided, ExpoOptions(), "local-steps"),
+                                          (pa_rl, guided, PaRlOptions(), "edit-scale"), (iql, squashed, IqlOptions(), "flow"),
+                                          (expo, guided, ExpoOptions(critics=3), "critics"), (aloe, squashed, AloeOptions(), "flow")):
+        with pytest.raises(UserError, match=word):
+            module.make(policy, options, 0)
+
+
+# ---- learning
+
+TOY = dict(batch=128, critics=3, critic_hidden=64, gamma=0.95, max_target=1.0, warmup=600, critic_lr=1e-3, lr=5e-4)
+HEADS = dict(horizon=2, execute=2, hidden=64, layers=2)
+GUIDED = dict(kind="guided", critics=3, critic_hidden=64)
+LEARNS = {
+    "rlpd": (dict(kind="squashed", init_std=0.5), RlpdOptions(**TOY)),
+    "hil_serl": (dict(kind="squashed", init_std=0.5), HilSerlOptions(**TOY)),
+    "calql": (dict(kind="squashed", init_std=0.5), CalQlOptions(**TOY)),
+    "wsrl": (dict(kind="squashed", init_std=0.5), WsrlOptions(**TOY, demo_share=0.0)),
+    "expo": (dict(**GUIDED, edit_scale=0.3, candidates=4), ExpoOptions(**TOY, slow=0.01)),
+    "pa_rl": (dict(**GUIDED, local_steps=5, local_rate=0.05, candidates=8, keep=4), PaRlOptions(**TOY)),
+    "iql": (dict(), IqlOptions(**TOY)),
+    "aloe": (dict(), AloeOptions(**TOY)),
+}
+
+
+def improve(name: str, seed: int, updates: int = 2500, envs: int = 16, limit: int = 12) -> tuple[float, float]:
+    """Six demonstrations, a weak supervised policy, then replay: success before and after on 200 starts."""
+    from robo_rl.algos.offpolicy import OffPolicyLearner
+    head, o = LEARNS[name]
+    env, rows = PointReach(envs, limit), {"state": ((4,), np.float32)}
+    policy = make_policy(PolicyOptions(**HEADS | head), SPEC, seed)
+    demos, online = (Replay(rows, 2, 2, o.gamma, 60_000, envs) for _ in range(2))
+    states, actions = [], []
+
+    def keep(episode):
+        lane, n = np.zeros(1, np.int64), len(episode.action)
+        for t in range(n):
+            demos.add(lane, {"state": episode.state[t:t + 1]}, episode.action[t:t + 1], episode.reward[t:t + 1],
+                      np.array([t == n - 1]), EXPERT)
+        demos.close(lane, {"state": episode.state[-1:]})
+        states.append(episode.state)
+        actions.append(episode.action)
+    record(PointReach(8, 20), 6, 0, keep)
+    policy.obs_norm.fit(torch.from_numpy(np.concatenate(states)))
+    policy.action_norm.fit(torch.from_numpy(np.concatenate(actions)), floor=0.05)
+    opt, rng = torch.optim.Adam(policy.parameters(), 1e-3), np.random.default_rng(seed)
+    for _ in range(60):
+        b = tensors(policy, demos.sample(64, rng))
+        opt.zero_grad()
+        policy.bc_loss(b.obs, b.actions, b.own.float(), torch.Generator().manual_seed(int(rng.integers(1 << 30)))).backward()
+        opt.step()
+    before = np.mean(evaluate(PointReach(200, limit), policy, eval_starts(200))["success"])
+    learner: OffPolicyLearner = importlib.import_module(f"robo_rl.algos.{name}").make(policy, o, seed)
+    learner.update(lambda n: demos.sample(n, rng), 200, actor=learner.offline_actor)
+    learner.begin_online()
+    gatherer = Gatherer(env, policy, online, demos, seed)
+    gatherer.run(policy, -(-o.warmup // envs))
+    mixture = Mixture({"demos": (demos, o.demo_share), "online": (online, 1 - o.demo_share)})
+    done = 0
+    while done < updates:
+        done += (made := gatherer.run(policy, 4))
+        learner.update(lambda n: mixture.sample(n, rng), made)
+    after = np.mean(evaluate(PointReach(200, limit), policy, eval_starts(200))["success"])
+    return before, after
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("name", LEARNS)
+def test_every_method_improves_a_weak_policy(name, seed):
+    before, after = improve(name, seed)
+    print(f"\n{name} seed {seed}: {before:.3f} -> {after:.3f}")
+    assert after >= min(before + 0.2, 0.95), (before, after)

@@ -1,0 +1,95 @@
+"""`robo_rl train` with methods that learn from replay, as a user runs them: to the end, stopped, killed, and mistaken."""
+
+import json
+import shutil
+import signal
+
+import pytest
+from commands import TINY_REPLAY, Command, robo_rl
+
+from robo_rl import checkpoint
+from robo_rl.cli.train import OFF_POLICY
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demos")
+    made = robo_rl(folder, "collect", "--task", "reach", "--episodes", 2, "--out", "d", "--threads", 1)
+    assert made.code == 0, made
+    return folder / "d"
+
+
+@pytest.mark.parametrize("algo", OFF_POLICY)
+def test_every_method_trains_evaluates_and_saves(algo, demos, tmp_path):
+    result = robo_rl(tmp_path, "train", *TINY_REPLAY, "--algo", algo, "--demos", demos, "--out", "run")
+    assert result.code == 0, result
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert max(r.get("train/updates", 0) for r in rows) >= 10 and rows[-1]["step"] >= 512
+    again = json.loads(robo_rl(tmp_path, "eval", "run", "--checkpoint", "last", "--episodes", 4, "--json").out)
+    final = json.loads((tmp_path / "run" / "evals" / "final.json").read_text())
+    assert again["success_rate"] == sum(final["success"]) / 4
+    assert "nothing to resume" in robo_rl(tmp_path, "train", "--resume", "run").err
+
+
+def weights(run):
+    return (checkpoint.checkpoints(run)[-1] / "policy.safetensors").read_bytes()
+
+
+def cut(run, step: int):
+    """As a stop at the checkpoint of `step` would have left it: its journals end where that checkpoint says."""
+    for path in checkpoint.checkpoints(run):
+        if int(path.name[5:]) > step:
+            shutil.rmtree(path)
+    marks = checkpoint.load_train(checkpoint.checkpoints(run)[-1])[0]["marks"]
+    for name, (number, size) in zip(("corrections", "online"), marks):
+        for file in (run / "replay" / name).glob("steps-*.log"):
+            data = file.read_bytes()
+            file.write_bytes(data[:size] if int(file.stem[6:]) == number else b"")
+
+
+def test_a_stopped_run_goes_on_bit_for_bit_and_a_killed_one_keeps_its_steps(demos, tmp_path):
+    argv = ("train", *TINY_REPLAY, "--algo", "rlpd", "--demos", demos)
+    assert robo_rl(tmp_path, *argv, "--out", "whole").code == 0
+    assert robo_rl(tmp_path, *argv, "--out", "same").code == 0
+    assert weights(tmp_path / "whole") == weights(tmp_path / "same")
+    for name in ("stopped", "killed"):
+        shutil.copytree(tmp_path / "whole", tmp_path / name)
+    cut(tmp_path / "stopped", 300)
+    result = robo_rl(tmp_path, "train", "--resume", "stopped")
+    assert result.code == 0 and "start anew" not in result.err, result
+    assert weights(tmp_path / "whole") == weights(tmp_path / "stopped")
+    shutil.rmtree(checkpoint.checkpoints(tmp_path / "killed")[-1])  # the journals know more than the last checkpoint
+    result = robo_rl(tmp_path, "train", "--resume", "killed")
+    assert result.code == 0 and "replay keeps 512 steps that were journaled" in result.out + result.err, result
+
+
+def test_kill_minus_nine_while_it_learns_loses_no_journaled_step(demos, tmp_path):
+    argv = ("train", *TINY_REPLAY, "--algo", "hil_serl", "--demos", demos, "--steps", 20_000, "--eval-every", 20_000,
+            "--out", "run")
+    command = Command(tmp_path, argv)
+    log = tmp_path / "run" / "replay" / "online" / "steps-000000.log"
+    command.until(lambda: log.exists() and log.stat().st_size > 40_000)
+    command.signal(signal.SIGKILL)
+    command.wait()
+    size = log.stat().st_size
+    command = Command(tmp_path, ("train", "--resume", "run"))
+    command.until(lambda: (tmp_path / "run" / "replay" / "online" / "steps-000001.log").exists())
+    command.signal(signal.SIGTERM)
+    result = command.wait()
+    assert result.code == 128 + signal.SIGTERM and "steps that were journaled" in result.out + result.err, result
+    assert log.stat().st_size == size
+
+
+@pytest.mark.parametrize(("argv", "says"), [
+    ("--algo rlpd --obs rgb", "learns from --obs state"),
+    ("--algo expo --workers 2", "collects and learns in one process"),
+    ("--algo pa_rl --policy.horizon 8 --policy.execute 4", "--policy.horizon must equal --policy.execute"),
+    ("--algo rlpd --policy.kind flow", "rlpd needs --policy.kind squashed"),
+    ("--algo expo --rl.critics 9", "must equal those of --rl"),
+    ("--algo wsrl --rl.demo-share 0.5", "wsrl keeps no offline data online"),
+    ("--algo rlpd --rl.capacity 200", "replay capacity must be at least"),
+    ("--algo rlpd --rl.subset 9", "rl.subset (<= critics) must be in [1, 4]"),
+])
+def test_a_mistake_is_one_line_and_leaves_nothing(argv, says, tmp_path):
+    assert says in robo_rl(tmp_path, "train", *argv.split()).mistake
+    assert not list(tmp_path.iterdir())
