@@ -8,28 +8,25 @@ An env that is wrapped for interventions says in `info` what ran: `executed` flo
 steps do, and to the corrections with the observations that followed, so that their chunks are whole (HIL-SERL).
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 
 from robo_rl.policies import Policy, obs_tensors
 from robo_rl.replay import HUMAN, PAUSE, Replay
+from robo_rl.rewards import Judge, Marked
 from robo_rl.rollout import Timer, mix, one_thread
-
-Reward = Callable[[dict[str, np.ndarray], np.ndarray, np.ndarray], np.ndarray]  # obs after, reward, success -> reward [N]
 
 
 class Gatherer:
     """Keeps a vector env going; owns its chunks and its episode statistics.
 
-    `corrections` hears of human steps; `reward` may replace the env's (a classifier). The noise of a plan is drawn from
-    (seed, control step) alone.
+    `corrections` hears of human steps. A `judge`, if given, says what is a success in the env's place: its word is the
+    reward and ends the episode. The noise of a plan is drawn from (seed, control step) alone.
     """
 
     def __init__(self, env, policy: Policy, online: Replay, corrections: Replay | None, seed: int,
-                 reward: Reward | None = None):
-        self.env, self.online, self.corrections, self.seed, self.reward = env, online, corrections, seed, reward
+                 judge: Judge | None = None):
+        self.env, self.online, self.corrections, self.seed, self.judge = env, online, corrections, seed, judge
         self.spec, self.execute, self.n = policy.spec, policy.options.execute, env.num_envs
         self.timer, self.generator = Timer(), torch.Generator()
         raw, _ = env.reset(seed=seed)
@@ -46,7 +43,8 @@ class Gatherer:
 
     @staticmethod
     def _zero() -> dict[str, float]:
-        return {"episodes": 0, "success": 0, "return": 0.0, "length": 0, "human_steps": 0, "helped": 0, "alone": 0}
+        return {"episodes": 0, "success": 0, "return": 0.0, "length": 0, "human_steps": 0, "helped": 0, "alone": 0,
+                "judge/false": 0, "judge/missed": 0}
 
     def _read(self, raw: dict) -> dict[str, np.ndarray]:
         return {k: np.array(v) for k, v in obs_tensors(raw, self.spec).items()}
@@ -77,8 +75,13 @@ class Gatherer:
         phase = np.asarray(info.get("phase", np.zeros(self.n)), np.uint8)
         after, success = self._read(raw), np.asarray(info["success"])
         reward, terminated, truncated = np.asarray(reward, np.float32), np.array(terminated), np.array(truncated)
-        if self.reward is not None:
-            reward = self.reward(after, reward, success)
+        if self.judge is not None:
+            claimed = self.judge(after["state"], terminated)
+            self.stats["judge/false"] += int((claimed & ~success).sum())
+            self.stats["judge/missed"] += int((~claimed & success & terminated).sum())
+            over = terminated | truncated
+            reward, terminated = claimed.astype(np.float32), claimed | terminated & ~success
+            truncated = over & ~terminated  # a success that was not seen bootstraps, like a time limit
         self.online.add(self.lanes, self.obs, executed, reward, terminated, source, phase)
         self._correct(executed, reward, terminated, truncated, source, phase, after)
         self.at = np.where(source == HUMAN, self.execute, self.at + 1)
@@ -121,6 +124,8 @@ class Gatherer:
         s["human_steps"] += int(self.human[rows].sum())
         self.returns[rows], self.lengths[rows], self.human[rows] = 0, 0, 0
         self.at[rows] = self.execute
+        if self.judge is not None:
+            self.judge.reset(done)
         raw, _ = self.env.reset(options={"reset_mask": done})
         self.obs = self._read(raw)
 
@@ -131,6 +136,8 @@ class Gatherer:
         out = {"episodes": float(n)}
         if n:
             out |= {"success": s["success"] / n, "return": s["return"] / n, "length": s["length"] / n}
+            if self.judge is not None:
+                out |= {k: s[k] / n for k in ("judge/false", "judge/missed")}
             if s["helped"] or self.corrections is not None and len(self.corrections):
                 out |= {"human/share": s["human_steps"] / max(1, s["length"]), "human/helped": s["helped"] / n,
                         "human/alone": s["alone"] / n}
@@ -150,3 +157,32 @@ class Gatherer:
         for name in ("chunk", "at", "returns", "lengths", "human", "follow"):
             setattr(self, name, np.array(state[name]))
         self.steps, self.decisions, self.stats = state["steps"], state["decisions"], dict(state["stats"])
+
+
+def marked_episodes(env, policy: Policy, episodes: int, seed: int) -> Marked:
+    """Play at least `episodes` episodes and mark every state by the env's own word, as a person would by looking."""
+    raw, _ = env.reset(seed=seed)
+    n, spec = env.num_envs, policy.spec
+    lane, ended = np.arange(n), 0
+    chunk, at = None, policy.options.execute
+    states, won, names, over = [], [], [], np.zeros(n, bool)
+    generator = torch.Generator().manual_seed(seed)
+    with one_thread():
+        while ended < episodes:
+            if at >= policy.options.execute:
+                chunk, at = policy.act(obs_tensors(raw, spec), generator, True).actions.numpy(), 0
+            raw, _, terminated, truncated, info = env.step(chunk[:, at])
+            at += 1
+            states.append(np.array(raw["state"]))
+            won.append(np.array(info["success"]))
+            names.append(lane.copy())
+            over = np.asarray(terminated | truncated)
+            if over.any():
+                ended += int(over.sum())
+                lane[over] = lane.max() + 1 + np.arange(int(over.sum()))
+                raw, _ = env.reset(options={"reset_mask": over})
+                at = policy.options.execute
+    whole = np.stack(names).T.ravel()  # env by env, so that each episode is in order of time
+    state, success = np.stack(states).swapaxes(0, 1).reshape(len(whole), -1), np.stack(won).T.ravel()
+    finished = ~np.isin(whole, lane[~over])
+    return Marked(state[finished], success[finished], np.unique(whole[finished], return_inverse=True)[1])

@@ -264,9 +264,10 @@ class OffPolicyOptions(MethodOptions):
     capacity: int = 500_000
     """Control steps that replay keeps."""
     warmup: int = 2000
-    """Control steps collected before the first update."""
-    pretrain: int = 1000
-    """Critic updates on the demonstrations before anything is collected; the actor stays."""
+    """Control steps that the supervised policy collects first; nothing of it is changed meanwhile."""
+    pretrain: int = 500
+    """Critic updates after that, before the actor's first; for iql, calql, wsrl and aloe the updates of their offline
+    stage on the demonstrations, before anything is collected."""
     critics: int = 4
     """E: critics of the ensemble."""
     subset: int = 2
@@ -292,8 +293,19 @@ class OffPolicyOptions(MethodOptions):
     """Transitions it then makes."""
     synthetic_updates: int = 3000
     """Updates it then takes."""
+    judge: Literal["env", "classifier"] = "env"
+    """Who says what a success is while it learns: the env, or a classifier trained from marked episodes first."""
+    judge_episodes: int = 100
+    """Episodes of the supervised policy that are marked for it."""
+    judge_rate: float = 0.05
+    """Most failures (per episode) that the classifier may call a success, guarded on held-out ones."""
+    judge_hold: int = 2
+    """States in a row that must look like a success."""
 
     def __post_init__(self) -> None:
+        in_range("rl.judge_episodes", self.judge_episodes, 4, 10**6)
+        in_range("rl.judge_rate", self.judge_rate, 0, 1, open_low=True, open_high=True)
+        in_range("rl.judge_hold", self.judge_hold, 1, 1000)
         for name, low, high in (("actor_every", 1, 10**6), ("batch", 2, 10**6), ("demo_share", 0, 1), ("synthetic", 0, 0.95),
                                 ("synthetic_every", 1, 10**9), ("synthetic_rows", 1, 10**8), ("synthetic_updates", 1, 10**8),
                                 ("capacity", 100, 10**9), ("warmup", 0, 10**9), ("pretrain", 0, 10**9), ("critics", 1, 256),
@@ -309,10 +321,10 @@ class OffPolicyOptions(MethodOptions):
 class RlpdOptions(OffPolicyOptions):
     """RLPD: SAC with symmetric sampling of demonstrations (`robo_rl/algos/rlpd.py`)."""
 
-    alpha: float = 0.01
+    alpha: float = 0.001
     """Temperature at the start."""
     alpha_lr: float = 3e-4
-    target_entropy: float = 0.5
+    target_entropy: float = 1.0
     """The target entropy is minus this per action entry."""
     entropy_backup: bool = False
     """Whether the target counts the entropy of the next action."""

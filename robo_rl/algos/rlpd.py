@@ -6,8 +6,9 @@
 Over chunks: one action is E control steps. The paper's choices: 10 critics, subset 2, UTD 20, one actor update per
 `utd` critic updates, alpha from 1; its sparse tasks leave the entropy out of the target, as here by default.
 
-Where we differ: the actor may start from the supervised stage (`--bc.updates 0` starts from scratch, as the paper does),
-the critics see the demonstrations first (`pretrain`), targets may be clamped to the known range of returns.
+Where we differ: the actor may start from the supervised stage (`--bc.updates 0` starts from scratch, as the paper does);
+it then waits until the critics have learnt what it is worth (`warmup`, `pretrain`) and may be held near the demonstrations
+(`bc_coef`), for a fresh critic undoes an actor that knows more; targets may be clamped to the known range of returns.
 """
 
 import torch

@@ -27,6 +27,10 @@ def check(args: Train) -> None:
     if args.policy.horizon != args.policy.execute:
         raise UserError(f"--algo {args.algo} judges the chunk that runs: --policy.horizon must equal --policy.execute, got "
                         f"{args.policy.horizon} and {args.policy.execute}")
+    least = 2 * args.envs * (args.policy.execute + 2)
+    if args.rl.capacity < least:
+        raise UserError(f"--rl.capacity: replay capacity must be at least {least} control steps for --envs {args.envs} and "
+                        f"chunks of {args.policy.execute}, got {args.rl.capacity}")
 
 
 class OffPolicyRun(Run):
@@ -65,14 +69,14 @@ class OffPolicyRun(Run):
         self.policy.eval()
         self.stores()
         self.learner = importlib.import_module(f"robo_rl.algos.{args.algo}").make(self.policy, o, args.seed)
-        self.rng, self.owed = np.random.default_rng([args.seed, 11]), 0.0
-        self.gatherer = Gatherer(self.env, self.policy, self.online, self.demos, args.seed + 1)
+        self.rng, self.owed, self.online_now = np.random.default_rng([args.seed, 11]), 0.0, False
+        self.gatherer = Gatherer(self.env, self.policy, self.online, self.demos, args.seed + 1, self.judge())
         state = checkpoint.load_train(resume)[0] if resume is not None else {}
         exact = False
         if state:
             self.learner.load_state_dict(state["learner"])
             self.rng.bit_generator.state = state["rng"]
-            self.owed = state["owed"]
+            self.owed, self.online_now = state["owed"], state["online"]
             exact = state["marks"] == self.marks and bool(state["gatherer"])
         if exact:
             self.gatherer.set_state(state["gatherer"])
@@ -93,34 +97,65 @@ class OffPolicyRun(Run):
                 self.synthetic.set_state(state["synthetic"])
         self.mixture = Mixture(sources, self.progress.say)
         try:
-            if not state:
-                self.pretrain()
-            self.learner.begin_online()
+            if not state and self.learner.offline_actor:
+                self.pretrain(lambda n: self.demos.sample(n, self.rng))
             return self.learn()
         finally:
             for store in (self.demos, self.online):
                 store.journal.close()
 
-    def pretrain(self) -> None:
-        """Updates on the demonstrations alone; the actor stays as it is, unless the method has an offline stage."""
+    def judge(self):
+        """The classifier of `--rl.judge classifier`, trained and guarded once per run; None: the env says what a success is."""
+        from safetensors.torch import load, save
+
+        from robo_rl import files
+        from robo_rl.gather import marked_episodes
+        from robo_rl.rewards import Judge, SuccessClassifier, train
+
+        o, path = self.args.rl, self.folder / "judge.safetensors"
+        if o.judge == "env":
+            return None
+        if path.exists():
+            model = SuccessClassifier(self.policy.spec.state)
+            model.load_state_dict(load(path.read_bytes()))
+        else:
+            marks = marked_episodes(self.env, self.policy, o.judge_episodes, self.args.seed + 3)
+            model, said = train(marks, o.judge_rate, o.judge_hold, self.args.seed)
+            files.write_bytes(path, save(model.state_dict()))
+            self.log.log(self.args.bc.updates, {f"judge/{k}": v for k, v in said.items()}, stage="sft")
+            self.progress.say(f"success classifier: threshold {said['threshold']:.3f} from {said['failures']} held-out failures, "
+                              f"recall {said['recall']:.2f} of {said['successes']} held-out successes")
+        return Judge(model.eval(), self.env.num_envs)
+
+    def pretrain(self, sample) -> None:
+        """The critic's first updates, while the actor waits; for a method with an offline stage, all of that stage."""
         count, chunk = self.args.rl.pretrain, 50
-        if not count or not len(self.demos):
+        if not count or not len(self.demos) and self.learner.offline_actor:
             return
         self.progress.start("critic", count, "updates")
         for done in range(0, count, chunk):
-            row = self.learner.update(lambda n: self.demos.sample(n, self.rng), min(chunk, count - done),
-                                      actor=self.learner.offline_actor)
-            self.progress.update(min(done + chunk, count), note=f"q {row['q']:.3f}")
-            self.log.log(self.args.bc.updates + done + chunk, {f"critic/{k}": v for k, v in row.items()}, stage="sft")
+            size = min(chunk, count - done)
+            row = self.learner.update(sample, size, actor=self.learner.offline_actor)
+            self.progress.update(done + size, note=f"q {row['q']:.3f}")
+            self.log.log(self.step, {f"critic/{k}": v for k, v in row.items()})
             if self.stop.asked:
                 return
+
+    def go_online(self) -> None:
+        """After the warm-up: the critic learns what the frozen policy is worth, then the method may begin."""
+        if not self.learner.offline_actor:
+            self.pretrain(lambda n: self.mixture.sample(n, self.rng))
+            self.progress.start("rl", self.args.steps, "steps", done=self.step)
+        self.learner.begin_online()
+        self.online_now = True
 
     def save_all(self, finished: bool) -> None:
         """Checkpoint with everything but the steps themselves, which the journals hold."""
         for store in (self.demos, self.online):
             store.journal.sync()
         self.save({"learner": self.learner.state_dict(), "gatherer": self.gatherer.state(), "owed": self.owed,
-                   "rng": self.rng.bit_generator.state, "marks": [s.journal.mark() for s in (self.demos, self.online)],
+                   "online": self.online_now, "rng": self.rng.bit_generator.state,
+                   "marks": [s.journal.mark() for s in (self.demos, self.online)],
                    "synthetic": {} if self.synthetic is None else self.synthetic.state()}, finished)
 
     def learn(self) -> int:
@@ -135,6 +170,8 @@ class OffPolicyRun(Run):
             made = self.gatherer.run(self.learner.policy, ROUND * e)
             self.step, mid, metrics = self.gatherer.steps, time.perf_counter(), {}
             if self.step >= o.warmup and len(self.online):
+                if not self.online_now:
+                    self.go_online()
                 self.owed += o.utd * made
                 count = int(self.owed)
                 self.owed -= count

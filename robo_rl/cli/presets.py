@@ -11,7 +11,7 @@ CHUNKS = dict(decisions=16, minibatch=1024, lr=3e-4)
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 HEADS = {"ppo": dict(kind="gaussian", init_std=0.3), "reinflow": dict(noise="learned", noise_steps="all"),
          "dppo": dict(kind="diffusion", denoise_steps=10, logp_reduction="mean")}  # what a method can train
-SQUASHED = dict(kind="squashed", layers=2, init_std=0.3)
+SQUASHED = dict(kind="squashed", layers=2, init_std=0.1)
 REPLAY_HEADS = {"rlpd": SQUASHED, "hil_serl": SQUASHED | dict(gripper="toggle"), "calql": SQUASHED, "wsrl": SQUASHED,
                 "expo": dict(kind="guided", edit_scale=0.1, init_std=0.5), "pa_rl": dict(kind="guided", local_steps=3),
                 "iql": {}, "aloe": {}}
