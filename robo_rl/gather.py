@@ -4,8 +4,8 @@ Envs need not keep step: one plans anew when its chunk is used up, when its epis
 somebody else decided, so that the chunk is cut at the seam and what follows a correction is planned from where it ended.
 
 An env that is wrapped for interventions says in `info` what ran: `executed` float32[N,A], `source` uint8[N] (0 policy,
-1 human) and `phase` uint8[N] (0 policy, 1 pause, 2 recovery, 3 correction). Human steps go to both stores: online as all
-steps do, and to the corrections with the observations that followed, so that their chunks are whole (HIL-SERL).
+1 human) and `phase` uint8[N] (0 policy, 1 pause, 2 recovery, 3 correction). Human steps, those of recovery and correction,
+go to both stores: online as all steps do, and to the corrections with what followed, so that their chunks are whole.
 """
 
 import numpy as np
@@ -38,7 +38,7 @@ class Gatherer:
         self.returns, self.lengths = np.zeros(n), np.zeros(n, np.int64)
         self.human = np.zeros(n, np.int64)  # human steps of the present episode
         self.follow = np.zeros(n, np.int64)  # steps, the present one too, that the last human one's chunk reaches
-        self.steps, self.decisions = 0, 0
+        self.steps, self.decisions, self.help_steps = 0, 0, 0
         self.stats = self._zero()
 
     @staticmethod
@@ -88,7 +88,9 @@ class Gatherer:
         self.steps += self.n
         self.returns += reward
         self.lengths += 1
-        self.human += source == HUMAN
+        mine = (source == HUMAN) & (phase > PAUSE)
+        self.human += mine
+        self.help_steps += int(mine.sum())
         done = terminated | truncated
         self.obs = after
         if done.any():
@@ -99,7 +101,7 @@ class Gatherer:
         """Human steps, and as many after them as their chunks reach, into the corrections."""
         if self.corrections is None:
             return
-        mine = (source == HUMAN) & (phase != PAUSE)
+        mine = (source == HUMAN) & (phase > PAUSE)
         self.follow = np.where(mine, self.execute, np.maximum(self.follow - 1, 0))
         rows = (self.follow > 0).nonzero()[0]
         if not len(rows):
@@ -149,14 +151,15 @@ class Gatherer:
             return {}
         names = ("chunk", "at", "returns", "lengths", "human", "follow")
         return {"env": self.env.get_state(), "obs": {k: v.copy() for k, v in self.obs.items()}, "steps": self.steps,
-                "decisions": self.decisions, "stats": dict(self.stats)} | {k: getattr(self, k).copy() for k in names}
+                "decisions": self.decisions, "help_steps": self.help_steps, "stats": dict(self.stats)} | {k: getattr(self, k).copy() for k in names}
 
     def set_state(self, state: dict) -> None:
         self.env.set_state(state["env"])
         self.obs = {k: np.array(v) for k, v in state["obs"].items()}
         for name in ("chunk", "at", "returns", "lengths", "human", "follow"):
             setattr(self, name, np.array(state[name]))
-        self.steps, self.decisions, self.stats = state["steps"], state["decisions"], dict(state["stats"])
+        self.steps, self.decisions, self.help_steps = state["steps"], state["decisions"], state["help_steps"]
+        self.stats = dict(state["stats"])
 
 
 def marked_episodes(env, policy: Policy, episodes: int, seed: int) -> Marked:

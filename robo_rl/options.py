@@ -3,7 +3,7 @@
 Values are checked where they are made: a bad one raises UserError with the allowed range.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from robo_rl.errors import UserError, choose, in_range
@@ -250,6 +250,40 @@ class NftOptions(OnPolicyOptions):
         in_range("rl.old_decay", self.old_decay, 0, 1, open_high=True)
 
 
+MEMORY = 6.0  # s of commands that a scripted person remembers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Person:
+    """How a scripted person behaves (`robo_rl/human/operators.py`); times in seconds."""
+
+    reaction: float = 0.4
+    """Median time from deciding to acting; log-normal with sigma 0.3."""
+    error: float = 0.01
+    """Chance per step at the controls that a slip begins; for 0.25 s the person then moves the wrong way."""
+    fatigue: float = 0.0
+    """Share by which reaction time and error grow per minute already spent at the controls in this episode and before."""
+    notice: float = 0.5
+    """Time the policy's commands must stay wrong before the person decides to help."""
+    gate: float = 0.45
+    """RMS difference to the person's own command (over axes, 0 .. 2) that counts as wrong."""
+    late: float = 0.4
+    """Share of the episode's limit after which the person helps, whatever the policy does, and stays; 1: never."""
+    agree: float = 0.5
+    """Time policy and person must agree before the person hands back."""
+    least: float = 0.5
+    """Shortest help."""
+    recovery: float = 0.0
+    """How long the person drives back before correcting (RaC); 0: correct at once."""
+    finish: bool = False
+    """Keep the controls to the end of the episode."""
+
+    def __post_init__(self) -> None:
+        for name, high in (("reaction", 60), ("error", 1), ("fatigue", 100), ("notice", 60), ("gate", 2), ("late", 1),
+                           ("agree", 60), ("least", 60), ("recovery", MEMORY / 2)):
+            in_range(f"person.{name}", getattr(self, name), 0, high)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OffPolicyOptions(MethodOptions):
     """What every method that learns from replay shares (`robo_rl/algos/offpolicy.py`)."""
@@ -293,6 +327,10 @@ class OffPolicyOptions(MethodOptions):
     """Transitions it then makes."""
     synthetic_updates: int = 3000
     """Updates it then takes."""
+    operator: Literal["none", "scripted"] = "none"
+    """Who may take over while it collects; what they do goes to the demonstrations too. scripted: a simulated person."""
+    person: Person = field(default_factory=Person)
+    """How the scripted person behaves."""
     judge: Literal["env", "classifier"] = "env"
     """Who says what a success is while it learns: the env, or a classifier trained from marked episodes first."""
     judge_episodes: int = 100
@@ -303,6 +341,8 @@ class OffPolicyOptions(MethodOptions):
     """States in a row that must look like a success."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.person, dict):  # from run.json
+            object.__setattr__(self, "person", Person(**self.person))
         in_range("rl.judge_episodes", self.judge_episodes, 4, 10**6)
         in_range("rl.judge_rate", self.judge_rate, 0, 1, open_low=True, open_high=True)
         in_range("rl.judge_hold", self.judge_hold, 1, 1000)
@@ -374,40 +414,6 @@ class PaRlOptions(OffPolicyOptions):
     def __post_init__(self) -> None:
         OffPolicyOptions.__post_init__(self)
         in_range("rl.cql_alpha", self.cql_alpha, 0, 1e6)
-
-
-MEMORY = 6.0  # s of commands that a scripted person remembers
-
-
-@dataclass(frozen=True, kw_only=True)
-class Person:
-    """How a scripted person behaves (`robo_rl/human/operators.py`); times in seconds."""
-
-    reaction: float = 0.4
-    """Median time from deciding to acting; log-normal with sigma 0.3."""
-    error: float = 0.01
-    """Chance per step at the controls that a slip begins; for 0.25 s the person then moves the wrong way."""
-    fatigue: float = 0.0
-    """Share by which reaction time and error grow per minute already spent at the controls in this episode and before."""
-    notice: float = 0.5
-    """Time the policy's commands must stay wrong before the person decides to help."""
-    gate: float = 0.45
-    """RMS difference to the person's own command (over axes, 0 .. 2) that counts as wrong."""
-    late: float = 0.4
-    """Share of the episode's limit after which the person helps, whatever the policy does, and stays; 1: never."""
-    agree: float = 0.5
-    """Time policy and person must agree before the person hands back."""
-    least: float = 0.5
-    """Shortest help."""
-    recovery: float = 0.0
-    """How long the person drives back before correcting (RaC); 0: correct at once."""
-    finish: bool = False
-    """Keep the controls to the end of the episode."""
-
-    def __post_init__(self) -> None:
-        for name, high in (("reaction", 60), ("error", 1), ("fatigue", 100), ("notice", 60), ("gate", 2), ("late", 1),
-                           ("agree", 60), ("least", 60), ("recovery", MEMORY / 2)):
-            in_range(f"person.{name}", getattr(self, name), 0, high)
 
 
 @dataclass(frozen=True, kw_only=True)

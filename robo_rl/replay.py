@@ -24,7 +24,7 @@ from robo_rl.errors import UserError
 
 POLICY, HUMAN = 0, 1  # sources of a live step, as an intervention wrapper reports them
 EXPERT = 2  # recorded demonstrations
-PAUSE = 1  # phase of a step that nobody should imitate
+PAUSE = 1  # phases up to this one are no person's doing: a human step in them is the brake, or blends back to the policy
 MAGIC = 0x52504C31
 HEAD = struct.Struct("<IIIBI")  # magic, bytes of the body, CRC-32 of it, kind of call, rows
 ADD, CLOSE, CUT = 0, 1, 2
@@ -33,7 +33,7 @@ ADD, CLOSE, CUT = 0, 1, 2
 @dataclass(slots=True)
 class Batch:
     """B transitions: obs and next_obs {name: [B, ...]}, actions[B,E,A] (past the end the last one repeats), rewards and
-    discounts [B], steps int[B] that ran, own bool[B,E]: ran, chosen by who chose the first one and not in a pause,
+    discounts [B], steps int[B] that ran, own bool[B,E]: ran, chosen by who chose the first one, not braked or blended,
     source uint8[B], bound float32[B]: the discounted return that followed, -inf while unknown, before[B,A]: the action
     of the step before, 0 where there was none."""
 
@@ -223,16 +223,17 @@ class Replay:
         b, cap = len(serials), self.capacity
         at = serials % cap
         obs = {k: v[at] for k, v in self.obs.items()}
-        first, phase_ok = self.source[at], self.phase[at] != PAUSE
+        first = self.source[at]
         actions = np.empty((b, self.horizon, self.action.shape[1]), np.float32)
         own = np.empty((b, self.horizon), bool)
         rewards, discount, terminated = np.zeros(b, np.float32), np.ones(b, np.float32), np.zeros(b, bool)
-        steps, same = np.zeros(b, np.int64), phase_ok
+        steps, same = np.zeros(b, np.int64), np.ones(b, bool)
         start = at
         for k in range(self.horizon):
             actions[:, k] = self.action[at]
             ran = ~self.final[at]
-            same = same & ran & (self.source[at] == first) & (self.phase[at] != PAUSE)
+            meant = (self.phase[at] != PAUSE) & ((first != HUMAN) | (self.phase[at] > PAUSE))
+            same = same & ran & meant & (self.source[at] == first)
             own[:, k] = same
             rewards += discount * self.reward[at] * ran
             terminated |= self.terminated[at] & ran

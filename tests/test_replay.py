@@ -279,3 +279,46 @@ def test_a_killed_process_loses_no_correction_that_it_counted(tmp_path):
     assert said <= {tuple(map(int, s)) for s in r.obs["state"][:have]}
     lost = said - set(everything(r))
     assert len(lost) <= 1, lost  # the step whose outcome nobody saw begins no transition; it is the state another ends in
+
+
+def test_with_the_projects_own_intervention_the_corrections_are_the_persons_steps_alone():
+    """Brake and blend are recorded as human, for the policy did not choose them; nobody should imitate them."""
+    from robo_rl.human.intervene import Help, Intervene
+
+    class Turns:
+        """Policy, pause, correction, policy: 3, 2, 4 steps of each."""
+
+        def __init__(self, env):
+            self.env, self.t = env, 0
+
+        def begin(self, mask, obs):
+            pass
+
+        def help(self, look):
+            phase = np.repeat([0, 1, 3, 0], [3, 2, 4, 3])[self.t % 12]
+            self.t += 1
+            return Help(self.env.expert_action(), np.full(len(look.over), phase, np.uint8))
+
+        def get_state(self):
+            return {}
+
+        def set_state(self, state, mask):
+            pass
+    base = PointReach(4, 30)
+    env = Intervene(base, Turns(base), blend=0.3)
+    policy = make_policy(PolicyOptions(kind="squashed", horizon=3, execute=3, hidden=16, layers=1), ObsSpec(state=4, action=2), 0)
+    online, demos = (Replay({"state": ((4,), F)}, 2, 3, 0.9, 3000, 4) for _ in range(2))
+    gatherer = Gatherer(env, policy, online, demos, 0)
+    gatherer.run(policy, 120)
+    told = gatherer.help_steps
+    have = np.arange(online.total)
+    have = have[~online.final[have]]
+    assert told == ((online.source[have] == HUMAN) & (online.phase[have] == 3)).sum() > 50
+    assert ((online.source[have] == HUMAN) & (online.phase[have] == 0)).any()  # the blend back
+    rows = np.unique(demos.draw(20_000, np.random.default_rng(0)))
+    assert (demos.phase[rows] == 3).all() and abs(len(rows) - told) <= 4 * 3
+    b = demos.gather(rows)
+    assert not b.own.all() and (b.own[:, 0]).all()
+    whole = online.gather(np.unique(online.draw(20_000, np.random.default_rng(0))))
+    blended = (whole.source == HUMAN) & ~whole.own[:, 0]
+    assert blended.any()

@@ -7,7 +7,7 @@ from toys import PointReach
 from robo_rl.errors import UserError
 from robo_rl.gather import Gatherer, marked_episodes
 from robo_rl.options import PolicyOptions
-from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.policies import ObsSpec
 from robo_rl.replay import Replay
 from robo_rl.rewards import Judge, Marked, SuccessClassifier, episode_scores, fit, guard, train
 

@@ -12,11 +12,18 @@ UTD 20, half demonstrations. Where we differ: a flow instead of a DDPM; chunks; 
 import copy
 import math
 
-import torch
 from torch import Tensor
 
 from robo_rl.algos.credit import descend, make_adam
-from robo_rl.algos.offpolicy import CriticLearner, OffPolicyLearner, Rows, Temperature, frozen, polyak, td_target
+from robo_rl.algos.offpolicy import (
+    CriticLearner,
+    OffPolicyLearner,
+    Rows,
+    Temperature,
+    frozen,
+    polyak,
+    td_target,
+)
 from robo_rl.errors import UserError
 from robo_rl.options import ExpoOptions
 from robo_rl.policies.offpolicy import GuidedPolicy

@@ -18,7 +18,7 @@ from robo_rl.errors import UserError
 ROUND = 4  # decisions of every env between updates
 
 
-def check(args: Train) -> None:
+def check(args: Train, env) -> None:
     """Raise UserError for options that methods of replay do not take."""
     if args.obs != "state":
         raise UserError(f"--algo {args.algo} learns from --obs state; with images train bc, pi_rl or nft")
@@ -27,6 +27,9 @@ def check(args: Train) -> None:
     if args.policy.horizon != args.policy.execute:
         raise UserError(f"--algo {args.algo} judges the chunk that runs: --policy.horizon must equal --policy.execute, got "
                         f"{args.policy.horizon} and {args.policy.execute}")
+    if args.rl.operator == "scripted":
+        from robo_rl.human.operators import Scripted
+        Scripted(env, args.rl.person)
     least = 2 * args.envs * (args.policy.execute + 2)
     if args.rl.capacity < least:
         raise UserError(f"--rl.capacity: replay capacity must be at least {least} control steps for --envs {args.envs} and "
@@ -70,6 +73,10 @@ class OffPolicyRun(Run):
         self.stores()
         self.learner = importlib.import_module(f"robo_rl.algos.{args.algo}").make(self.policy, o, args.seed)
         self.rng, self.owed, self.online_now = np.random.default_rng([args.seed, 11]), 0.0, False
+        if o.operator == "scripted":
+            from robo_rl.human.intervene import Intervene
+            from robo_rl.human.operators import Scripted
+            self.env = Intervene(self.env, Scripted(self.env, o.person, args.seed + 2))
         self.gatherer = Gatherer(self.env, self.policy, self.online, self.demos, args.seed + 1, self.judge())
         state = checkpoint.load_train(resume)[0] if resume is not None else {}
         exact = False
@@ -184,6 +191,8 @@ class OffPolicyRun(Run):
             row |= {"train/updates": self.learner.updates, "replay/online": len(self.online),
                     "replay/demonstrations": len(self.demos), "time/update": end - mid, "time/collect": mid - begin,
                     "rate/steps_per_s": (self.step - before) / (end - begin)}
+            if o.operator != "none":
+                row["human/operator_minutes"] = self.gatherer.help_steps * self.env.spec.period / 60
             self.log.log(self.step, row)
             self.progress.update(self.step, episodes.get("success"), self.note(metrics))
             if self.step >= next_eval and self.step < args.steps:
@@ -207,4 +216,8 @@ class OffPolicyRun(Run):
 
     def note(self, metrics: dict[str, float]) -> str:
         """A few words for the progress line."""
-        return f"q {metrics['q']:.2f} · {self.learner.updates} updates" if metrics else "filling replay"
+        words = f"q {metrics['q']:.2f} · {self.learner.updates} updates" if metrics else "filling replay"
+        if self.args.rl.operator == "none":
+            return words
+        minutes = self.gatherer.help_steps * self.env.spec.period / 60
+        return f"{words} · {minutes:.1f} operator min"

@@ -333,7 +333,7 @@ def check(args: Train, env) -> None:
         dream.check(args)
     if args.algo in OFF_POLICY:
         from robo_rl.cli import offpolicy
-        offpolicy.check(args)
+        offpolicy.check(args, env)
     elif args.algo != "bc":
         feeds.check(args)
     if args.obs == "rgb":
