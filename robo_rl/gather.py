@@ -8,9 +8,12 @@ An env that is wrapped for interventions says in `info` what ran: `executed` flo
 go to both stores: online as all steps do, and to the corrections with what followed, so that their chunks are whole.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
+from robo_rl.data.episode import Episode
 from robo_rl.policies import Policy, obs_tensors
 from robo_rl.replay import HUMAN, PAUSE, Replay
 from robo_rl.rewards import Judge, Marked
@@ -21,16 +24,19 @@ class Gatherer:
     """Keeps a vector env going; owns its chunks and its episode statistics.
 
     `corrections` hears of human steps. A `judge`, if given, says what is a success in the env's place: its word is the
-    reward and ends the episode. The noise of a plan is drawn from (seed, control step) alone.
+    reward and ends the episode. `record` is given every episode in which somebody helped, when it ends. The noise of a plan
+    is drawn from (seed, control step) alone.
     """
 
     def __init__(self, env, policy: Policy, online: Replay, corrections: Replay | None, seed: int,
-                 judge: Judge | None = None):
+                 judge: Judge | None = None, record: "Callable[[Episode], None] | None" = None):
         self.env, self.online, self.corrections, self.seed, self.judge = env, online, corrections, seed, judge
+        self.record = record
+        self.tapes: list[list[tuple]] = [[] for _ in range(env.num_envs)]
         self.spec, self.execute, self.n = policy.spec, policy.options.execute, env.num_envs
         self.timer, self.generator = Timer(), torch.Generator()
         raw, _ = env.reset(seed=seed)
-        self.obs = self._read(raw)
+        self.obs, self.task = self._read(raw), np.array(raw["task"])
         n, a = self.n, policy.spec.action
         self.lanes = np.arange(n)
         self.chunk = np.zeros((n, self.execute, a), np.float32)
@@ -84,6 +90,9 @@ class Gatherer:
             truncated = over & ~terminated  # a success that was not seen bootstraps, like a time limit
         self.online.add(self.lanes, self.obs, executed, reward, terminated, source, phase)
         self._correct(executed, reward, terminated, truncated, source, phase, after)
+        if self.record is not None:
+            for i in range(self.n):
+                self.tapes[i].append((self.obs["state"][i], executed[i], reward[i], source[i], phase[i]))
         self.at = np.where(source == HUMAN, self.execute, self.at + 1)
         self.steps += self.n
         self.returns += reward
@@ -94,7 +103,7 @@ class Gatherer:
         done = terminated | truncated
         self.obs = after
         if done.any():
-            self._finish(done, success)
+            self._finish(done, terminated, success)
         self.timer.add("sim")
 
     def _correct(self, executed, reward, terminated, truncated, source, phase, after) -> None:
@@ -113,8 +122,10 @@ class Gatherer:
             self.corrections.close(over, {k: v[over] for k, v in after.items()})
             self.follow[over] = 0
 
-    def _finish(self, done: np.ndarray, success: np.ndarray) -> None:
+    def _finish(self, done: np.ndarray, terminated: np.ndarray, success: np.ndarray) -> None:
         rows = done.nonzero()[0]
+        if self.record is not None:
+            self._record(rows, terminated, success)
         self.online.close(rows, {k: v[rows] for k, v in self.obs.items()})
         s, helped = self.stats, self.human[rows] > 0
         s["episodes"] += len(rows)
@@ -129,7 +140,16 @@ class Gatherer:
         if self.judge is not None:
             self.judge.reset(done)
         raw, _ = self.env.reset(options={"reset_mask": done})
-        self.obs = self._read(raw)
+        self.obs, self.task = self._read(raw), np.array(raw["task"])
+
+    def _record(self, rows: np.ndarray, terminated: np.ndarray, success: np.ndarray) -> None:
+        for i in rows.tolist():
+            tape, self.tapes[i] = self.tapes[i], []
+            if self.human[i]:
+                state, action, reward, source, phase = map(np.array, zip(*tape))
+                self.record(Episode(state=state, action=action.clip(-1, 1), reward=reward, task=str(self.task[i]),
+                                    source=["human" if x == HUMAN else "policy" for x in source], phase=phase,
+                                    success=bool(success[i]), terminated=bool(terminated[i])))
 
     def take(self) -> dict[str, float]:
         """Means over the episodes that ended since the last call."""
@@ -156,6 +176,7 @@ class Gatherer:
     def set_state(self, state: dict) -> None:
         self.env.set_state(state["env"])
         self.obs = {k: np.array(v) for k, v in state["obs"].items()}
+        self.tapes = [[] for _ in range(self.n)]  # episodes in flight are recorded from here on
         for name in ("chunk", "at", "returns", "lengths", "human", "follow"):
             setattr(self, name, np.array(state[name]))
         self.steps, self.decisions, self.help_steps = state["steps"], state["decisions"], state["help_steps"]

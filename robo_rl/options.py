@@ -316,6 +316,9 @@ class OffPolicyOptions(MethodOptions):
     tau: float = 0.005
     max_target: float = 0.0
     """Targets are clamped to [0, max_target], for sparse rewards whose return is known to lie there; 0: off."""
+    floor: bool = False
+    """Targets are no lower than the return that did follow, where an episode terminated: with few updates values reach
+    back over an episode at once. It leans towards luck where the env is random."""
     max_grad_norm: float = 10.0
     bc_coef: float = 0.0
     """Weight of the supervised loss on the demonstrations in the actor's update."""

@@ -145,10 +145,14 @@ def test_changes_of_the_gripper_count_the_step_before_if_there_was_one():
     assert hil_serl.changes(commands, torch.tensor([1.0, -1.0, 0.0])).tolist() == [1, 2, 1]
 
 
-def test_the_target_ends_where_the_episode_terminated_and_is_clamped_to_what_returns_can_be():
-    r, d, v = torch.tensor([1.0, 0.0, 0.5]), torch.tensor([0.0, 0.81, 0.9]), torch.tensor([7.0, 0.5, 3.0])
-    torch.testing.assert_close(td_target(r, d, v), torch.tensor([1.0, 0.405, 3.2]))
-    torch.testing.assert_close(td_target(r, d, v, 1.0), torch.tensor([1.0, 0.405, 1.0]))
+def test_the_target_ends_where_the_episode_terminated_and_stays_in_what_returns_can_be():
+    learner = build("rlpd")
+    rows = batch(learner, 3)
+    rows.rewards, rows.discounts = torch.tensor([1.0, 0.0, 0.5]), torch.tensor([0.0, 0.81, 0.9])
+    rows.bound, v = torch.tensor([1.0, 0.6, -math.inf]), torch.tensor([7.0, 0.5, 3.0])
+    torch.testing.assert_close(td_target(rows, v, RlpdOptions()), torch.tensor([1.0, 0.405, 3.2]))
+    torch.testing.assert_close(td_target(rows, v, RlpdOptions(max_target=1.0)), torch.tensor([1.0, 0.405, 1.0]))
+    torch.testing.assert_close(td_target(rows, v, RlpdOptions(max_target=1.0, floor=True)), torch.tensor([1.0, 0.6, 1.0]))
     assert float(td_loss(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 2.0]))) == 2.0
 
 
@@ -495,7 +499,8 @@ def test_methods_refuse_policies_they_cannot_train():
 
 # ---- learning
 
-TOY = dict(batch=128, critics=3, critic_hidden=64, gamma=0.95, max_target=1.0, warmup=600, critic_lr=1e-3, lr=5e-4)
+TOY = dict(batch=128, critics=3, critic_hidden=64, gamma=0.95, max_target=1.0, floor=True, warmup=600, critic_lr=1e-3,
+           lr=3e-4, tau=0.01)
 HEADS = dict(horizon=2, execute=2, hidden=64, layers=2)
 GUIDED = dict(kind="guided", critics=3, critic_hidden=64)
 LEARNS = {

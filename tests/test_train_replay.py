@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 
+import numpy as np
 import pytest
 from commands import TINY_REPLAY, Command, robo_rl
 
@@ -78,6 +79,33 @@ def test_kill_minus_nine_while_it_learns_loses_no_journaled_step(demos, tmp_path
     result = command.wait()
     assert result.code == 128 + signal.SIGTERM and "steps that were journaled" in result.out + result.err, result
     assert log.stat().st_size == size
+
+
+def test_a_scripted_person_s_steps_are_counted_and_go_to_the_demonstrations(demos, tmp_path):
+    result = robo_rl(tmp_path, "train", *TINY_REPLAY, "--algo", "hil_serl", "--demos", demos, "--out", "run", "--rl.operator",
+                     "scripted", "--rl.person.notice", 0.1, "--rl.person.reaction", 0.1)
+    assert result.code == 0 and "operator min" in result.err + result.out, result
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [r for r in rows if "human/operator_minutes" in r]
+    assert rows[-1]["human/operator_minutes"] > 0.01
+    assert rows[-1]["replay/demonstrations"] > rows[0]["replay/demonstrations"]
+    from robo_rl.data.reader import load
+    data = load(tmp_path / "run" / "corrections")
+    words = np.array(data.sources)[data.source]
+    assert len(data) >= 1 and (words == "human").any() and set(data.phase[words == "human"]) & {2, 3}
+    again = robo_rl(tmp_path, "train", *TINY_REPLAY, "--algo", "rlpd", "--demos", "run/corrections", "--out", "next")
+    assert again.code == 0, again  # and they serve as demonstrations
+
+
+@pytest.mark.slow
+def test_a_classifier_trained_from_marks_pays_the_reward(tmp_path):
+    result = robo_rl(tmp_path, "train", *TINY_REPLAY, "--algo", "rlpd", "--demos", 20, "--bc.updates", 300, "--bc.batch", 128,
+                     "--policy.hidden", 64, "--steps", 1500, "--out", "run", "--rl.judge", "classifier", "--rl.judge-episodes", 60,
+                     "--rl.judge-rate", 0.2)
+    assert result.code == 0 and "success classifier: threshold" in result.out + result.err, result
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert any("judge/recall" in r for r in rows) and any("judge/false" in r for r in rows)
+    assert (tmp_path / "run" / "judge.safetensors").exists()
 
 
 @pytest.mark.parametrize(("argv", "says"), [

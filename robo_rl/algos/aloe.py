@@ -35,7 +35,7 @@ class AloeLearner(OffPolicyLearner):
         with torch.no_grad():
             action = flow_samples(self.policy, rows.next_context, 1, self.generator)[:, 0]
             v = self.critics.target(rows.next_context, action).min(0).values
-        return self.critics.step(rows, td_target(rows.rewards, rows.discounts, v, o.max_target))
+        return self.critics.step(rows, td_target(rows, v, o))
 
     @torch.no_grad()
     def advantage(self, rows: Rows) -> Tensor:

@@ -40,7 +40,7 @@ class CalQlLearner(RlpdLearner):
         v = self.critics.least(rows.next_context, action, self.generator)
         if o.entropy_backup:
             v = v - self.alpha.value * logp
-        return self.critics.step(rows, td_target(rows.rewards, rows.discounts, v, o.max_target),
+        return self.critics.step(rows, td_target(rows, v, o),
                                  lambda q: self.penalty(rows, q))
 
 

@@ -49,7 +49,7 @@ class ExpoLearner(OffPolicyLearner):
     def critic_step(self, rows: Rows) -> dict[str, Tensor]:
         o = self.options
         _, v = self.policy.choose(rows.next_context, self.generator, self.head, self.critics.subset(self.generator))
-        return self.critics.step(rows, td_target(rows.rewards, rows.discounts, v, o.max_target))
+        return self.critics.step(rows, td_target(rows, v, o))
 
     def actor_step(self, rows: Rows) -> dict[str, Tensor]:
         o, policy = self.options, self.policy

@@ -54,7 +54,7 @@ class HilSerlLearner(RlpdLearner):
             best = self.policy.grasp(rows.next_context).argmax(1, keepdim=True)
             v = self.grasp_target(rows.next_context).gather(1, best).squeeze(1)
             cost = o.grasp_penalty * changes(commands, rows.before[:, g])
-            y = td_target(rows.rewards, rows.discounts, v, o.max_target) - cost
+            y = td_target(rows, v, o) - cost
         q = self.policy.grasp(rows.context).gather(1, gripper_label(commands)[:, None]).squeeze(1)
         loss = (q - y).square().mean()
         descend(loss, self.grasp_params, self.grasp_opt, o.max_grad_norm)

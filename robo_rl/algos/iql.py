@@ -54,7 +54,7 @@ class IqlLearner(OffPolicyLearner):
         descend(loss, self.value_params, self.value_opt, o.max_grad_norm)
         with torch.no_grad():
             v = self.value(rows.next_context)
-        return self.critics.step(rows, td_target(rows.rewards, rows.discounts, v, o.max_target)) | {
+        return self.critics.step(rows, td_target(rows, v, o)) | {
             "value_loss": loss.detach()}
 
     def actor_step(self, rows: Rows) -> dict[str, Tensor]:

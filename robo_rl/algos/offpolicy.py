@@ -55,10 +55,12 @@ def tensors(policy, batch: Batch) -> Rows:
                 torch.from_numpy(batch.bound), torch.from_numpy(batch.before), torch.from_numpy(batch.source))
 
 
-def td_target(rewards: Tensor, discounts: Tensor, values: Tensor, most: float = 0.0) -> Tensor:
-    """y = r + discount * v; with `most` > 0 clamped to the range [0, most] that returns are known to have."""
-    y = rewards + discounts * values
-    return y.clamp(0, most) if most else y
+def td_target(rows: Rows, values: Tensor, options: OffPolicyOptions) -> Tensor:
+    """y = r + discount * v [B]; with `max_target` > 0 clamped to the range [0, max_target] that returns are known to have;
+    with `floor` no lower than the discounted return that did follow in an episode that terminated (He et al. 2017, eq. 6)."""
+    y = rows.rewards + rows.discounts * values
+    y = y.clamp(0, options.max_target) if options.max_target else y
+    return torch.maximum(y, rows.bound) if options.floor else y
 
 
 def td_loss(q: Tensor, y: Tensor) -> Tensor:

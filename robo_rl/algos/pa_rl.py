@@ -33,7 +33,7 @@ class PaRlLearner(OffPolicyLearner):
         o = self.options
         action, _ = self.policy.choose(rows.next_context, self.generator)
         v = self.critics.least(rows.next_context, action, self.generator)
-        y = td_target(rows.rewards, rows.discounts, v, o.max_target)
+        y = td_target(rows, v, o)
         return self.critics.step(rows, y, (lambda q: self.penalty(rows, q)) if o.cql_alpha else None)
 
     def penalty(self, rows: Rows, q_data: Tensor) -> Tensor:

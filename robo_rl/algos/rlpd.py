@@ -48,7 +48,7 @@ class RlpdLearner(OffPolicyLearner):
         v = self.critics.least(rows.next_context, action, self.generator)
         if o.entropy_backup:
             v = v - self.alpha.value * logp
-        return self.critics.step(rows, td_target(rows.rewards, rows.discounts, v, o.max_target))
+        return self.critics.step(rows, td_target(rows, v, o))
 
     def actor_step(self, rows: Rows) -> dict[str, Tensor]:
         o, policy = self.options, self.policy

@@ -2,6 +2,7 @@
 
     replay/online        every control step of the run, journaled before it is learnt from
     replay/corrections   human steps with what followed; demonstrations join them in memory
+    corrections/         episodes with help as a LeRobot v3 data set, with source and phase of every step
 
 A run that was stopped goes on exactly; one that was killed keeps every step it had journaled and starts new episodes.
 """
@@ -43,7 +44,7 @@ class OffPolicyRun(Run):
         """Demonstrations and corrections in one store, everything in the other; what a journal holds comes back."""
         from robo_rl.data.reader import load
         from robo_rl.policies.nets import tokenize
-        from robo_rl.replay import Journal, Replay, add_episodes
+        from robo_rl.replay import EXPERT, HUMAN, POLICY, Journal, Replay, add_episodes
 
         args, o, spec = self.args, self.args.rl, self.policy.spec
         rows = {"state": ((spec.state,), np.dtype(np.float32))}
@@ -56,7 +57,11 @@ class OffPolicyRun(Run):
         self.demos = Replay(rows, spec.action, e, o.gamma, o.capacity + size, n)
         if data is not None:
             extra = {"tokens": tokenize(data.tasks)[data.task_index]} if spec.language else {}
-            add_episodes(self.demos, data.state, data.action, data.reward, data.from_, data.to, data.success, extra)
+            # without phases nobody intervened: a person's episode is a demonstration, as is one of which nothing is said
+            codes = {"policy": POLICY} | ({"human": HUMAN} if data.features.phases else {})
+            source = np.array([codes.get(name, EXPERT) for name in data.sources], np.uint8)[data.source]
+            add_episodes(self.demos, data.state, data.action, data.reward, data.from_, data.to, data.success, extra, source,
+                         data.phase)
         self.demos.journal = Journal(self.folder / "replay" / "corrections", o.capacity)
         self.online = Replay(rows, spec.action, e, o.gamma, o.capacity, n,
                              Journal(self.folder / "replay" / "online", o.capacity))
@@ -65,10 +70,11 @@ class OffPolicyRun(Run):
 
     def reinforce(self, resume: Path | None) -> int:
         from robo_rl import checkpoint
+        from robo_rl.data.writer import Writer
         from robo_rl.gather import Gatherer
         from robo_rl.replay import Mixture
 
-        args, o = self.args, self.args.rl
+        args, o, self.writer = self.args, self.args.rl, None
         self.policy.eval()
         self.stores()
         self.learner = importlib.import_module(f"robo_rl.algos.{args.algo}").make(self.policy, o, args.seed)
@@ -77,7 +83,9 @@ class OffPolicyRun(Run):
             from robo_rl.human.intervene import Intervene
             from robo_rl.human.operators import Scripted
             self.env = Intervene(self.env, Scripted(self.env, o.person, args.seed + 2))
-        self.gatherer = Gatherer(self.env, self.policy, self.online, self.demos, args.seed + 1, self.judge())
+            self.writer = Writer(self.folder / "corrections", spec=self.env.spec)
+        self.gatherer = Gatherer(self.env, self.policy, self.online, self.demos, args.seed + 1, self.judge(),
+                                 self.keep if self.writer else None)
         state = checkpoint.load_train(resume)[0] if resume is not None else {}
         exact = False
         if state:
@@ -110,6 +118,13 @@ class OffPolicyRun(Run):
         finally:
             for store in (self.demos, self.online):
                 store.journal.close()
+            if self.writer:
+                self.writer.close()
+
+    def keep(self, episode) -> None:
+        """An episode with help, durable in corrections/ at once."""
+        self.writer.add(episode)
+        self.writer.flush()
 
     def judge(self):
         """The classifier of `--rl.judge classifier`, trained and guarded once per run; None: the env says what a success is."""

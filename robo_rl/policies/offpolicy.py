@@ -244,8 +244,10 @@ class GuidedPolicy(ChainPolicy):
         if not self.steered:
             actions = self.flow(context, 1, generator)[:, 0]
         else:
+            climbs = self.options.local_steps > 0
+            heads = None if climbs else torch.arange(self.judge.heads)
             with torch.enable_grad():
-                actions, _ = self.choose(context, generator, greedy=not (explore and self.options.local_steps))
+                actions, _ = self.choose(context, generator, heads=heads, greedy=not (explore and climbs))
         actions = actions.detach().view(len(context), self.options.execute, -1)
         return Chunk(actions, actions, actions.new_empty(len(actions), 0), {})
 
