@@ -85,7 +85,7 @@ class OffPolicyRun(Run):
             self.env = Intervene(self.env, Scripted(self.env, o.person, args.seed + 2))
             self.writer = Writer(self.folder / "corrections", spec=self.env.spec)
         self.gatherer = Gatherer(self.env, self.policy, self.online, self.demos, args.seed + 1, self.judge(),
-                                 self.keep if self.writer else None)
+                                 None if self.writer is None else self.keep)
         state = checkpoint.load_train(resume)[0] if resume is not None else {}
         exact = False
         if state:
@@ -118,7 +118,7 @@ class OffPolicyRun(Run):
         finally:
             for store in (self.demos, self.online):
                 store.journal.close()
-            if self.writer:
+            if self.writer is not None:  # an empty one is false
                 self.writer.close()
 
     def keep(self, episode) -> None:

@@ -60,6 +60,8 @@ def replay(t: Train, quick: bool) -> Train:
     if not sparse:
         return replace(t, demos="0", envs=8, reward="dense", eval_episodes=20,
                        policy=replace(t.policy, horizon=1, execute=1), rl=replace(t.rl, pretrain=0))
+    if t.algo in ("rlpd", "hil_serl"):  # what the supervised actor knows is soon undone otherwise (README)
+        t = replace(t, rl=replace(t.rl, lr=3e-5, bc_coef=50.0))
     return replace(t, rl=replace(t.rl, max_target=1.0, floor=t.algo != "aloe"), eval_envs=50 if t.sim == "maniskill" else 0)
 
 
