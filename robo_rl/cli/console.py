@@ -226,7 +226,8 @@ class Floor:
         with self.lock:
             for i in ended.nonzero()[0]:
                 self.ended(int(i), "it succeeded" if robots.won[i] else "its time was over", bool(robots.won[i]))
-            self.finish_marked()
+        self.finish_marked()
+        with self.lock:
             self.detect()
         self.write()
         self.rate = 0.95 * self.rate + 0.05 / max(self.pace, time.monotonic() - began)
@@ -282,15 +283,16 @@ class Floor:
     def finish_marked(self) -> None:
         """End the episodes that people marked or that nobody came for."""
         import numpy as np
+        with self.lock:
+            given_up = self.desk.given_up()
+            over = [(i, self.desk.marks[i]) for i in range(self.args.robots) if self.desk.marks[i] is not None or i in given_up]
         done = np.zeros(self.args.robots, bool)
-        for i in range(self.args.robots):
-            mark = self.desk.marks[i]
-            given_up = i in self.desk.given_up()
-            if mark is None and not given_up:
-                continue
+        for i, mark in over:
             success = mark is not None and mark.success
-            self.robots.finish(i, success, success)
-            self.ended(i, f"{mark.operator} marked it a {'success' if success else 'failure'}" if mark else "nobody came", success)
+            self.robots.finish(i, success, success)  # writes; not under the lock
+            how = f"{mark.operator} marked it a {'success' if success else 'failure'}" if mark else "nobody came"
+            with self.lock:
+                self.ended(i, how, success)
             done[i] = True
         if done.any():
             self.robots.renew(done)
@@ -308,12 +310,12 @@ class Floor:
     def detect(self) -> None:
         """Call for help where a robot under its policy is over its time or stands still."""
         import numpy as np
-        rows = self.env._rows
+        taken = self.env.steps
         for i in range(self.args.robots):
             if self.desk.holds[i] is not None or self.desk.paused[i] or self.desk.why[i]:
                 self.still[i] = None
                 continue
-            steps, now = int(rows["steps"][i]), self.robots.obs["state"][i]
+            steps, now = int(taken[i]), self.robots.obs["state"][i]
             if steps >= self.due[i]:
                 self.due[i] = steps + self.limit
                 self.desk.call(i, f"not done after {steps * self.spec.period:.1f} s")
@@ -340,13 +342,13 @@ class Floor:
     def state(self, who: str) -> dict:
         """What operator `who` sees; call it under the lock."""
         from robo_rl.data.episode import PHASES
-        desk, now, out = self.desk, self.desk.clock(), []
+        desk, now, steps, out = self.desk, self.desk.clock(), self.env.steps, []
         for i in range(self.args.robots):
             hold, mine = desk.holds[i], desk.holds[i] is not None and desk.holds[i].operator == who
             out.append({"phase": PHASES[int(self.robots.phase[i])], "holder": hold.operator if hold else "",
                         "number": hold.number if mine else 0, "why": desk.why[i], "paused": desk.paused[i],
                         "waiting": round(now - desk.asked[i], 1) if desk.why[i] else 0.0, "episode": int(desk.episode[i]),
-                        "time": round(int(self.env._rows["steps"][i]) * self.spec.period, 2), "task": self.robots.tapes[i].task,
+                        "time": round(int(steps[i]) * self.spec.period, 2), "task": self.robots.tapes[i].task,
                         "successes": int(self.results[i, 0]), "failures": int(self.results[i, 1])})
         s = self.shown
         total = self.results.sum(0)

@@ -199,6 +199,11 @@ class Intervene(VectorWrapper):
         self._obs = {k: _kept(v, obs[k], mask) for k, v in self._obs.items()}
         self._help = None
 
+    @property
+    def steps(self) -> np.ndarray:
+        """int64[N]: control steps of the episodes so far."""
+        return self._rows["steps"].copy()
+
     # ------------------------------------------------------------ who acts next
 
     def sources(self) -> np.ndarray:
