@@ -1,10 +1,12 @@
-"""Failure detectors side by side: FLOAT and the cheap alarms, calibrated on successful rollouts, judged on held-out ones.
+"""Failure detectors side by side: FLOAT and the cheap alarms, calibrated on successful rollouts, judged on held-out
+ones.
 
     python launch/compare_detectors.py RUN [RUN ...] --rollouts 200
 
-For each run: rollouts of its policy from starts of their own; the even half calibrates (its successes alone), the odd half is
-judged. Balanced accuracy is the mean of the share of failures that alarm and of successes that do not; `early` is the share
-of failures alarmed at least 10 % of the episode before its end. "+ time": a rollout that outlasts the successes is an alarm too.
+For each run: rollouts of its policy from starts of their own; the even half calibrates (its successes alone), the odd
+half is judged. Balanced accuracy is the mean of the share of failures that alarm and of successes that do not; `early`
+is the share of failures alarmed at least 10 % of the episode before its end. "+ time": a rollout that outlasts the
+successes is an alarm too.
 """
 
 import json
@@ -52,7 +54,8 @@ def rollouts(env, policy, count: int) -> list[dict]:
             raw, _, _, terminated, truncated, ok, _ = run_chunk(env, tries[0].actions.numpy(), 1.0)
             length += ~over
             over, won = terminated | truncated, won | ok
-        out += [{"phi": np.stack([r[0][i] for r in rows[:length[i]]]), "act": np.stack([r[1][i] for r in rows[:length[i]]]),
+        out += [{"phi": np.stack([r[0][i] for r in rows[:length[i]]]), "act": np.stack([r[1][i]
+                                                                                        for r in rows[:length[i]]]),
                  "tries": np.stack([r[2][i] for r in rows[:length[i]]]), "success": bool(won[i])} for i in range(n)]
     return out[:count]
 
@@ -109,10 +112,12 @@ def main(args: Args) -> None:
             quiet = np.mean([a < 0 for a in good]) if good else np.nan
             early = np.mean([0 <= a <= 0.9 * (len(x["phi"]) - 1) for x, a in bad]) if bad else np.nan
             when = np.median([a / len(x["phi"]) for x, a in bad if a >= 0]) if bad and caught else np.nan
-            row = {"task": config.task, "detector": key, "balanced": (caught + quiet) / 2, "caught": caught, "quiet": quiet,
+            row = {"task": config.task, "detector": key, "balanced": (caught + quiet) / 2, "caught": caught,
+                   "quiet": quiet,
                    "early": early, "when": when, "failures": len(bad), "successes": len(good)}
             if key == "FLOAT":
-                row["ms_per_check"] = {"median": 1e3 * float(np.median(took)), "p99": 1e3 * float(np.quantile(took, 0.99))}
+                row["ms_per_check"] = {"median": 1e3 * float(np.median(took)), "p99": 1e3 * float(np.quantile(took,
+                                                                                                              0.99))}
             table.append(row)
             print(f"{config.task:<12} {key:<20} balanced {row['balanced']:.3f}  caught {caught:.3f}  quiet {quiet:.3f}  "
                   f"early {early:.3f}  at {when:.2f} of the episode  ({len(bad)} failures, {len(good)} successes) "

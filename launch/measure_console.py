@@ -1,4 +1,5 @@
-"""Measure the console on loopback: pictures per second and robot, take-over to first human action, stop after a lost connection.
+"""Measure the console on loopback: pictures per second and robot, take-over to first human action, stop after a lost
+connection.
 
     python launch/measure_console.py RUN --robots 8
 """
@@ -69,7 +70,8 @@ async def measure(args: Args, ann: str, bob: str, server: psutil.Process) -> dic
         first_ms = (await state(a))["account"]["first_ms"]
         for _ in range(50):
             first_ms = (await state(a))["account"]["first_ms"] or first_ms
-        out["take_over_to_first_action_ms"] = {"median": statistics.median(first_ms), "max": max(first_ms), "n": len(first_ms)}
+        out["take_over_to_first_action_ms"] = {"median": statistics.median(first_ms), "max": max(first_ms),
+                                               "n": len(first_ms)}
         number = await hold(a, 0)
         for _ in range(30):
             await a.send(json.dumps(drive | {"robot": 0, "number": number}))
@@ -83,7 +85,8 @@ async def measure(args: Args, ann: str, bob: str, server: psutil.Process) -> dic
 
 
 def main(args: Args) -> None:
-    process = subprocess.Popen([sys.executable, "-m", "robo_rl", "console", args.run, "--robots", str(args.robots), "--port", "0",
+    process = subprocess.Popen([sys.executable, "-m", "robo_rl", "console", args.run, "--robots", str(args.robots),
+                                "--port", "0",
                                 "--operators", "ann,bob", "--speed", str(args.speed), "--size", str(args.size)],
                                stdout=subprocess.PIPE, text=True, env=None)
     try:

@@ -52,7 +52,7 @@ def test_a_finished_result_goes_on_with_more_rounds_and_refuses_other_options(ru
 
 @pytest.mark.parametrize("argv, words", [
     (["--protocol", "dagger"], "Allowed: hg_dagger"), (["--rounds", "0"], "--rounds must be in [1, 1000]"),
-    (["--operator", "me"], "Allowed: scripted"), (["--person.gate", "7"], "person.gate must be in [0, 2]"),
+    (["--operator", "me"], "unknown operator"), (["--person.gate", "7"], "person.gate must be in [0, 2]"),
     (["--out", "runs/weak"], "choose another folder"), (["--checkpoint", "nine"], "has no checkpoint 'nine'")])
 def test_mistakes_are_one_line(run, argv, words):
     assert words in robo_rl(run, "correct", "runs/weak", *argv).mistake

@@ -16,7 +16,8 @@ def walk(seed, length=30, f=12, noise=0.02, speed=1.0):
 
 def plain(cost):
     p, q = cost.shape
-    return d.sinkhorn(cost[None], np.ones((1, p, q), bool), np.full((1, p), 1 / p), np.full((1, q), 1 / q), eps=0.005, tol=1e-6,
+    return d.sinkhorn(cost[None], np.ones((1, p, q), bool), np.full((1, p), 1 / p), np.full((1, q), 1 / q), eps=0.005,
+                      tol=1e-6,
                       most=20_000)
 
 

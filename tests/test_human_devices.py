@@ -6,7 +6,16 @@ import pytest
 from toys import PointReach
 
 from robo_rl.errors import UserError
-from robo_rl.human.devices import Gamepad, Handheld, Keyboard, LeaderArm, Reading, SpaceMouse, command, open_device
+from robo_rl.human.devices import (
+    Gamepad,
+    Handheld,
+    Keyboard,
+    LeaderArm,
+    Reading,
+    SpaceMouse,
+    command,
+    open_device,
+)
 from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, Intervene
 from robo_rl.types import ActionAxis, ControlSpec
 
@@ -126,7 +135,8 @@ def test_a_reading_becomes_a_command_of_the_envs_axes():
     assert got.tolist() == [0.5, -0.5, 0.25, -1.0]
 
 
-@pytest.mark.parametrize("text, words", [("gamepad:/dev/input/js99", "cannot open /dev/input/js99"), ("mouse:/x", "Allowed"),
+@pytest.mark.parametrize("text, words", [("gamepad:/dev/input/js99", "cannot open /dev/input/js99"), ("mouse:/x",
+                                                                                                      "Allowed"),
                                          ("gamepad", "a device is kind:file")])
 def test_a_device_that_is_not_there_is_one_clear_line(text, words):
     with pytest.raises(UserError, match=words):

@@ -66,7 +66,8 @@ def test_with_a_scripted_person_the_contract_holds_too():
 def test_an_env_without_snapshots_stays_without():
     class Plain(PointReach):
         get_state = property(lambda self: (_ for _ in ()).throw(AttributeError("get_state")))
-    assert not hasattr(Intervene(Plain(2), Nobody()), "get_state") and not hasattr(Intervene(Plain(2), Nobody()), "images")
+    assert not hasattr(Intervene(Plain(2), Nobody()), "get_state") and not hasattr(Intervene(Plain(2), Nobody()),
+                                                                                   "images")
     assert hasattr(Intervene(PointReach(2), Nobody()), "get_state")
 
 

@@ -1,9 +1,9 @@
 """`robo_rl console RUN`: a web page on which people watch N robots, take over, and teach.
 
-One thread steps the robots at the control period and draws them; another serves the page and its WebSockets. Between them
-stand the `Desk` (who wants what, under one lock) and the newest picture of every robot. Frames in which a person acts are
-journaled before they count, finished episodes go to RUN/corrections (LeRobot v3), from which `robo_rl correct RUN
---operator console` learns.
+One thread steps the robots at the control period and draws them; another serves the page and its WebSockets. Between
+them stand the `Desk` (who wants what, under one lock) and the newest picture of every robot. Frames in which a person
+acts are journaled before they count, finished episodes go to RUN/corrections (LeRobot v3), from which `robo_rl correct
+RUN --operator console` learns.
 """
 
 import asyncio
@@ -53,15 +53,17 @@ class Console:
     patience: float = 60.0
     """Seconds that a robot waits for help before its episode is given up as a failure."""
     device: str = ""
-    """gamepad:/dev/input/js0 or spacemouse:/dev/hidraw0 on this machine: drives what the first operator holds. (A gamepad on
-    the browser's machine needs no option.)"""
+    """gamepad:/dev/input/js0 or spacemouse:/dev/hidraw0 on this machine: drives what the first operator holds. (A
+    gamepad on the browser's machine needs no option.)
+    """
     seed: int = 0
     threads: int = 1
     seconds: float = 0.0
     """Stop after this time; 0: run until Ctrl-C."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (("robots", 1, 64), ("port", 0, 65535), ("size", 48, 1024), ("fps", 1, 60), ("patience", 1, 1e6),
+        for name, low, high in (("robots", 1, 64), ("port", 0, 65535), ("size", 48, 1024), ("fps", 1, 60), ("patience",
+                                                                                                            1, 1e6),
                                 ("seed", 0, 2000), ("threads", 0, 4096), ("seconds", 0, 1e9)):
             in_range(f"--{name}", getattr(self, name), low, high)
         in_range("--speed", self.speed, 0, 10, open_low=True)
@@ -107,7 +109,8 @@ class Stop:
     asked = False
 
     def __enter__(self):
-        self._before = {s: signal.signal(s, lambda *_: setattr(self, "asked", True)) for s in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {s: signal.signal(s, lambda *_: setattr(self, "asked", True)) for s in (signal.SIGINT,
+                                                                                               signal.SIGTERM)}
         return self
 
     def __exit__(self, *error) -> None:
@@ -140,7 +143,7 @@ class Floor:
         probe = make_env(config, 1)
         self.limit = probe.spec.max_steps
         probe.close()
-        inner = make_env(replace(config, max_steps=LIMIT * self.limit), args.robots, render=not config.obs == "rgb")
+        inner = make_env(replace(config, max_steps=LIMIT * self.limit), args.robots, render=config.obs != "rgb")
         if hasattr(inner, "render_size"):
             inner.render_size = args.size
         self.spec = inner.spec
@@ -247,7 +250,8 @@ class Floor:
             if self.device.gone:
                 self.desk.pause("the device, which is gone", i, True)
             elif reading.engaged:
-                hold.action, hold.heard, hold.phase = command(reading, self.spec, 0.5), self.desk.clock(), max(hold.phase, 2)
+                hold.action, hold.heard, hold.phase = command(reading, self.spec,
+                                                              0.5), self.desk.clock(), max(hold.phase, 2)
         if self.device.gone:
             self.device = None
 
@@ -285,7 +289,8 @@ class Floor:
         import numpy as np
         with self.lock:
             given_up = self.desk.given_up()
-            over = [(i, self.desk.marks[i]) for i in range(self.args.robots) if self.desk.marks[i] is not None or i in given_up]
+            over = [(i, self.desk.marks[i]) for i in range(self.args.robots) if self.desk.marks[i] is not None
+                    or i in given_up]
         done = np.zeros(self.args.robots, bool)
         for i, mark in over:
             success = mark is not None and mark.success
@@ -347,7 +352,8 @@ class Floor:
             hold, mine = desk.holds[i], desk.holds[i] is not None and desk.holds[i].operator == who
             out.append({"phase": PHASES[int(self.robots.phase[i])], "holder": hold.operator if hold else "",
                         "number": hold.number if mine else 0, "why": desk.why[i], "paused": desk.paused[i],
-                        "waiting": round(now - desk.asked[i], 1) if desk.why[i] else 0.0, "episode": int(desk.episode[i]),
+                        "waiting": round(now - desk.asked[i], 1) if desk.why[i] else 0.0,
+                        "episode": int(desk.episode[i]),
                         "time": round(int(steps[i]) * self.spec.period, 2), "task": self.robots.tapes[i].task,
                         "successes": int(self.results[i, 0]), "failures": int(self.results[i, 1])})
         s = self.shown
@@ -357,7 +363,8 @@ class Floor:
                 "people": sorted(self.seen), "rate": round(self.rate, 1), "pace": self.args.speed,
                 "account": {"operator_minutes": round(s["operator_minutes"], 2), "interventions": s["interventions"],
                             "per_hour": round(s["interventions_per_hour"]), "human": round(100 * s["human_share"], 1),
-                            "human_steps": s["human_steps"], "first_ms": [round(1000 * x, 1) for x in desk.latencies[-20:]],
+                            "human_steps": s["human_steps"], "first_ms": [round(1000 * x, 1)
+                                                                          for x in desk.latencies[-20:]],
                             "reaction": round(sum(desk.reactions) / len(desk.reactions), 1) if desk.reactions else 0,
                             "successes": int(total[0]), "episodes": int(total.sum()), "kept": self.kept}}
 
@@ -385,7 +392,8 @@ class Server:
         self.thread.start()
         if not self.ready.wait(20) or self.failed:
             raise UserError(f"cannot listen on {self.args.host}:{self.args.port}"
-                            + (f" ({self.failed.strerror or self.failed})" if self.failed else "") + "; choose another --port")
+                            + (f" ({self.failed.strerror or self.failed})" if self.failed else "")
+                            + "; choose another --port")
 
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self.ending.set)
@@ -431,7 +439,8 @@ class Server:
         if path not in ("/", "/ws"):
             return answer(404, "Not Found", b"there is nothing here\n")
         if not self.operator(request.path):
-            return answer(403, "Forbidden", b"a token is missing or wrong: open the address that robo_rl console printed\n")
+            return answer(403, "Forbidden",
+                          b"a token is missing or wrong: open the address that robo_rl console printed\n")
         return answer(200, "OK", self.page, "text/html; charset=utf-8") if path == "/" else None
 
     async def handle(self, ws) -> None:

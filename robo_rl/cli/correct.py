@@ -1,7 +1,7 @@
 """`robo_rl correct RUN`: rounds of practice with people beside the robots, refitting on what they did, and evaluation.
 
-The result is a run folder of its own (`robo_rl eval`, `report` and another `correct` take it) that also holds `corrections/`,
-the LeRobot v3 data set with source and phase of every step, and `rounds.json`, the accounts.
+The result is a run folder of its own (`robo_rl eval`, `report` and another `correct` take it) that also holds
+`corrections/`, the LeRobot v3 data set with source and phase of every step, and `rounds.json`, the accounts.
 """
 
 import json
@@ -26,8 +26,9 @@ class Correct:
     run: tyro.conf.Positional[str]
     """Run folder whose policy practises."""
     protocol: str = "hg_dagger"
-    """hg_dagger: help until policy and person agree; rac: recovery, then correction to the end of the episode; armada: a
-    detector calls one of few operators, who rewind and correct."""
+    """hg_dagger: help until policy and person agree; rac: recovery, then correction to the end of the episode; armada:
+    a detector calls one of few operators, who rewind and correct.
+    """
     operator: str = "scripted"
     """scripted; console: no practice, one round of learning from what people did in robo_rl console RUN."""
     checkpoint: str = "best"
@@ -63,9 +64,12 @@ class Correct:
     def __post_init__(self) -> None:
         choose("protocol", self.protocol, PROTOCOLS)
         choose("operator", self.operator, ("scripted", "console"))
-        for name, low, high in (("rounds", 1, 1000), ("episodes", 1, 99_999), ("human_steps", 0, 10**9), ("robots", 1, 4096),
-                                ("operators", 1, 4096), ("false_alarms", 0, 0.5), ("demo_share", 0, 1), ("max_steps", 0, 10**7),
-                                ("eval_episodes", 1, 10**6), ("calibration", 1, 10**6), ("seed", 0, 2000), ("threads", 0, 4096)):
+        for name, low, high in (("rounds", 1, 1000), ("episodes", 1, 99_999), ("human_steps", 0, 10**9), ("robots", 1,
+                                                                                                          4096),
+                                ("operators", 1, 4096), ("false_alarms", 0, 0.5), ("demo_share", 0, 1), ("max_steps", 0,
+                                                                                                         10**7),
+                                ("eval_episodes", 1, 10**6), ("calibration", 1, 10**6), ("seed", 0, 2000), ("threads",
+                                                                                                            0, 4096)):
             in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
 
 
@@ -235,7 +239,9 @@ class Rounds:
         return a.summary()
 
     def detector(self, robots, dispatch) -> None:
-        """FLOAT beside `robots`: calibrated on the present policy's successes without help, it calls through `dispatch`."""
+        """FLOAT beside `robots`: calibrated on the present policy's successes without help, it calls through
+        `dispatch`.
+        """
         import numpy as np
 
         from robo_rl.data.reader import load
@@ -247,10 +253,12 @@ class Rounds:
             raise UserError(f"{self.source} has no demonstrations, which armada's detector compares with; "
                             "train the run with --demos")
         data = load(demos)
-        phi = detect.embed(self.policy, {"state": data.state, "task": np.array([data.tasks[k] for k in data.task_index])} | {
+        phi = detect.embed(self.policy, {"state": data.state, "task": np.array([data.tasks[k]
+                                                                                for k in data.task_index])} | {
             f"image/{v}": data.images(v) for v in self.policy.spec.views})
         ref = detect.reference([phi[a:b:every] for a, b in zip(data.from_[:20], data.to[:20], strict=True)])
-        tracks = detect.tracks(self.eval_env, self.policy, [PRACTICE_START - 1_000_000 + i for i in range(args.calibration)])
+        tracks = detect.tracks(self.eval_env, self.policy, [PRACTICE_START - 1_000_000 + i
+                                                            for i in range(args.calibration)])
         found = [[detect.float_index(x[:k], ref) for k in range(1, len(x) + 1)] for x, won in tracks if won]
         try:
             threshold = detect.calibrate([np.array([m.index for m in f]) for f in found], args.false_alarms)
@@ -258,7 +266,8 @@ class Rounds:
             self.progress.say(f"{e}; elapsed time alone calls for help this round")
             threshold = detect.Threshold(np.zeros(1), np.ones(1), np.inf, self.eval_env.spec.max_steps // every)
         most = max([len(f) for f in found], default=1)
-        limit = np.array([np.quantile([f[min(k, len(f) - 1)].matched[min(k, len(f) - 1)] for f in found], 0.9) if found else
+        limit = np.array([np.quantile([f[min(k, len(f) - 1)].matched[min(k, len(f) - 1)] for f in found], 0.9)
+                          if found else
                           np.inf for k in range(most)])
         monitor = detect.Monitor(ref, threshold, limit, args.robots)
 
@@ -311,7 +320,8 @@ class Rounds:
         rate, low, high = wilson(sum(result["success"]), len(starts))
         (self.out / "evals").mkdir(exist_ok=True)
         files.write_json(self.out / "evals" / f"round_{r}.json", result | {
-            "label": f"round_{r}", "step": r, "n": len(starts), "starts": starts.tolist(), "wilson": [low, high], "time": 0.0})
+            "label": f"round_{r}", "step": r, "n": len(starts), "starts": starts.tolist(), "wilson": [low, high],
+            "time": 0.0})
         self.progress.say(f"{f'round {r}':>14}  success {rate:.3f}  95 % interval [{low:.3f}, {high:.3f}]  n={len(starts)}")
         return {"success": rate, "low": low, "high": high, "n": len(starts)}
 
@@ -323,7 +333,8 @@ class Rounds:
         path = self.out / "checkpoints"
         path.mkdir(exist_ok=True)
         checkpoint.save_checkpoint(path / checkpoint.name(r), self.policy, {}, {
-            "step": r, "best": {"success": best["eval"]["success"], "return": 0.0, "step": best["round"]}, "finished": True})
+            "step": r, "best": {"success": best["eval"]["success"], "return": 0.0, "step": best["round"]},
+            "finished": True})
         (self.out / "account.json").unlink(missing_ok=True)
         for old in checkpoint.checkpoints(self.out)[:-2]:
             if old.name not in (checkpoint.name(0), checkpoint.name(best["round"])):

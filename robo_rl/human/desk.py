@@ -1,8 +1,10 @@
-"""The console's operator: what people at several desks want of N robots, as one state machine with its clock as an argument.
+"""The console's operator: what people at several desks want of N robots, as one state machine with its clock as an
+argument.
 
-Rules. A robot is held by one operator. Only its holder drives it, and only with the number of that hold, so what a stale tab
-sends is ignored. A holder who is silent for `DEADLINE` seconds makes the robot hold still at once and loses it after `GRACE`.
-Anybody may pause any robot. Every command that is refused raises UserError with one line for the page.
+Rules. A robot is held by one operator. Only its holder drives it, and only with the number of that hold, so what a
+stale tab sends is ignored. A holder who is silent for `DEADLINE` seconds makes the robot hold still at once and loses
+it after `GRACE`. Anybody may pause any robot. Every command that is refused raises UserError with one line for the
+page.
 """
 
 import math
@@ -44,7 +46,8 @@ class Mark:
 class Desk:
     """The people of `robo_rl console`; an Operator of `Intervene`."""
 
-    def __init__(self, num_robots: int, actions: int, patience: float = 60.0, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, num_robots: int, actions: int, patience: float = 60.0, clock: Callable[[],
+                                                                                              float] = time.monotonic):
         n = num_robots
         self.clock, self.patience, self.n, self.a = clock, patience, n, actions
         self.holds: list[Hold | None] = [None] * n

@@ -1,19 +1,21 @@
-"""Which robot is failing: FLOAT (optimal transport between a rollout and expert demonstrations) and cheap alarms beside it.
+"""Which robot is failing: FLOAT (optimal transport between a rollout and expert demonstrations) and cheap alarms
+beside it.
 
-FLOAT (ARMADA, arXiv 2510.02298). With phi the policy's embeddings of the rollout so far [P,F] and of the same elapsed time of
-each demonstration [Q,F], C_ij = 1 - cos(phi_i, phi'_j), the index is the least over demonstrations of <T, C>, T the entropic
-optimal transport between uniform marginals. Plain transport ignores the order of time (a reversed rollout would cost 0), so T
-is 0 outside the band |i/P - j/Q| <= w. Here the demonstrations are those whose lower bound
+FLOAT (ARMADA, arXiv 2510.02298). With phi the policy's embeddings of the rollout so far [P,F] and of the same elapsed
+time of each demonstration [Q,F], C_ij = 1 - cos(phi_i, phi'_j), the index is the least over demonstrations of <T, C>,
+T the entropic optimal transport between uniform marginals. Plain transport ignores the order of time (a reversed
+rollout would cost 0), so T is 0 outside the band |i/P - j/Q| <= w. Here the demonstrations are those whose lower bound
 
     <T, C> >= max( sum_i a_i min_j C_ij ,  sum_j b_j min_i C_ij )
 
 is below the least value found: the minimum stays exact and few of them need the iteration.
 
-Alarm. A score s(t) (any of them) raises one where it exceeds mu(t) + q sigma(t). mu and sigma are those of one half of the
-successful calibration rollouts at elapsed time t, q the ceil((n+1)(1-alpha))-th smallest of max_t (s - mu)/sigma over the n of the
-other half. A rollout that still runs when a share 1 - beta of all successes was over is an alarm too: its time bin has no
-threshold to be below. At most a share alpha + beta of successful rollouts ever raises one (split conformal prediction, Vovk et
-al. 2005; Papadopoulos 2008), whatever the distribution; both are half of the rate asked for. Times are counted in checks.
+Alarm. A score s(t) (any of them) raises one where it exceeds mu(t) + q sigma(t). mu and sigma are those of one half of
+the successful calibration rollouts at elapsed time t, q the ceil((n+1)(1-alpha))-th smallest of max_t (s - mu)/sigma
+over the n of the other half. A rollout that still runs when a share 1 - beta of all successes was over is an alarm
+too: its time bin has no threshold to be below. At most a share alpha + beta of successful rollouts ever raises one
+(split conformal prediction, Vovk et al. 2005; Papadopoulos 2008), whatever the distribution; both are half of the rate
+asked for. Times are counted in checks.
 """
 
 import math
@@ -50,7 +52,8 @@ def sinkhorn(cost: np.ndarray, mask: np.ndarray, a: np.ndarray, b: np.ndarray, e
              most: int = 100) -> tuple[np.ndarray, np.ndarray]:
     """Transport plans [M,P,Q] inside `mask`, and their costs <T, C> [M], between marginals a [M,P] and b [M,Q].
 
-    T = diag(u) K diag(v), K = exp(-C/eps) on the mask (Cuturi 2013), iterated until the row marginals are within `tol` in L1.
+    T = diag(u) K diag(v), K = exp(-C/eps) on the mask (Cuturi 2013), iterated until the row marginals are within `tol`
+    in L1.
     """
     low = np.where(mask, cost, np.inf).min(-1, keepdims=True)
     kernel = np.where(mask, np.exp(-(cost - low) / eps), 0.0)  # rows scaled to a largest entry of 1; u absorbs it
@@ -125,7 +128,9 @@ def float_index(rollout: np.ndarray, ref: Reference, w: float = BAND, eps: float
 
 
 def rewind_point(matched: np.ndarray, limit: np.ndarray, least: int = 1) -> int:
-    """The latest point, at least `least` checks before the last, whose transport is within the `limit` of its time; else 0."""
+    """The latest point, at least `least` checks before the last, whose transport is within the `limit` of its time;
+    else 0.
+    """
     last = len(matched) - 1 - least
     at = np.minimum(np.arange(len(matched)), len(limit) - 1)
     fine = np.flatnonzero(matched[:max(0, last + 1)] <= limit[at][:max(0, last + 1)])
@@ -137,8 +142,9 @@ def rewind_point(matched: np.ndarray, limit: np.ndarray, least: int = 1) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """mu[t], sigma[t] of successful rollouts (beyond the last time they keep the last one's), q, and the last check at which
-    a success may still be running."""
+    """mu[t], sigma[t] of successful rollouts (beyond the last time they keep the last one's), q, and the last check at
+    which a success may still be running.
+    """
 
     mu: np.ndarray
     sigma: np.ndarray
@@ -157,9 +163,11 @@ def least_rollouts(alpha: float) -> int:
 
 
 def calibrate(scores: Sequence[np.ndarray], alpha: float = 0.05, outlast: bool = True) -> Threshold:
-    """Threshold from the scores [T_e] of successful rollouts, such that at most a share `alpha` of such rollouts alarms.
+    """Threshold from the scores [T_e] of successful rollouts, such that at most a share `alpha` of such rollouts
+    alarms.
 
-    outlast=False: the score alone, without the alarm for outlasting the successes. Raises UserError if there are too few of them for that rate.
+    outlast=False: the score alone, without the alarm for outlasting the successes. Raises UserError if there are too
+    few of them for that rate.
     """
     in_range("the false-alarm rate", alpha, 0, 0.5, open_low=True)
     need = least_rollouts(alpha)
@@ -240,7 +248,8 @@ def embed(policy, obs: dict, at_once: int = 4096) -> np.ndarray:
     out = []
     with torch.no_grad():
         for k in range(0, len(obs["state"]), at_once):
-            out.append(policy.encode(obs_tensors({key: v[k:k + at_once] for key, v in obs.items()}, policy.spec)).numpy())
+            out.append(policy.encode(obs_tensors({key: v[k:k + at_once] for key, v in obs.items()},
+                                                 policy.spec)).numpy())
     return np.concatenate(out)
 
 
@@ -270,7 +279,8 @@ def tracks(env, policy, starts: Sequence[int], seed: int = 0) -> list[tuple[np.n
 
 
 class Monitor:
-    """FLOAT on N running robots: `see` their embeddings at every check, `alarms` says who fails and where to go back to.
+    """FLOAT on N running robots: `see` their embeddings at every check, `alarms` says who fails and where to go back
+    to.
 
     threshold: of the index; limit[t]: of what one point's transport may cost, for the rewind point.
     """

@@ -1,7 +1,7 @@
 """What a person holds in their hand: gamepad, SpaceMouse, terminal keyboard, leader arm. Each is a `Device`.
 
-Gamepads and SpaceMice are read from the kernel's own files (joystick API, hidraw), so no library is needed; tests give them
-a pipe. A device that is unplugged says so once (`gone`) and never engages again until it is opened anew.
+Gamepads and SpaceMice are read from the kernel's own files (joystick API, hidraw), so no library is needed; tests give
+them a pipe. A device that is unplugged says so once (`gone`) and never engages again until it is opened anew.
 """
 
 import errno
@@ -28,7 +28,9 @@ REST = 0.08  # share of full deflection that counts as none
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a device says now: `twist[6]` in [-1, 1] (translation, rotation), gripper -1 (close) .. 1, engaged: the person acts."""
+    """What a device says now: `twist[6]` in [-1, 1] (translation, rotation), gripper -1 (close) .. 1, engaged: the
+    person acts.
+    """
 
     twist: np.ndarray
     grip: float
@@ -142,7 +144,9 @@ class SpaceMouse(_File):
 
 
 class Keyboard(_File):
-    """Keys typed in a terminal (give it a descriptor in cbreak mode); a terminal has no key-up, so a key counts for `HOLD` s."""
+    """Keys typed in a terminal (give it a descriptor in cbreak mode); a terminal has no key-up, so a key counts for
+    `HOLD` s.
+    """
 
     HOLD = 0.15
     KEYS = {"w": (0, 1), "s": (0, -1), "a": (1, 1), "d": (1, -1), "q": (2, 1), "e": (2, -1), "i": (3, 1), "k": (3, -1),
@@ -169,14 +173,16 @@ class Keyboard(_File):
 
 
 class LeaderArm:
-    """A second arm that the person moves; `pose()` gives its tool (position [3], quaternion wxyz [4], gripper -1 .. 1) or None.
+    """A second arm that the person moves; `pose()` gives its tool (position [3], quaternion wxyz [4], gripper -1 .. 1)
+    or None.
 
-    The robot is to move as the leader does: twist = (leader's motion since the last reading) / (full command of the axis). It
-    engages only once the leader is within `near` [m] and `turned` [rad] of the robot's own tool, `align()`: taking over from
-    another pose would make the robot jump. `full`: metres and radians of a full command.
+    The robot is to move as the leader does: twist = (leader's motion since the last reading) / (full command of the
+    axis). It engages only once the leader is within `near` [m] and `turned` [rad] of the robot's own tool, `align()`:
+    taking over from another pose would make the robot jump. `full`: metres and radians of a full command.
     """
 
-    def __init__(self, pose: Callable[[], tuple | None], full: tuple[float, float], near: float = 0.02, turned: float = 0.2):
+    def __init__(self, pose: Callable[[], tuple | None], full: tuple[float, float], near: float = 0.02,
+                 turned: float = 0.2):
         self.pose, self.full, self.near, self.turned = pose, full, near, turned
         self.last, self.aligned, self.gone, self.heard = None, False, False, -math.inf
 
@@ -231,7 +237,8 @@ class Handheld:
     A device that goes away while the person helps pauses the robot, and it stays paused: nobody knows what they wanted.
     """
 
-    def __init__(self, device: Device, spec: ControlSpec, num_envs: int, robot: int = 0, speed: float = 0.5, rest: float = 0.5,
+    def __init__(self, device: Device, spec: ControlSpec, num_envs: int, robot: int = 0, speed: float = 0.5,
+                 rest: float = 0.5,
                  clock: Callable[[], float] = time.monotonic):
         self.device, self.spec, self.n, self.robot = device, spec, num_envs, robot
         self.speed, self.rest, self.clock = speed, rest, clock

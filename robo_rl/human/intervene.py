@@ -75,21 +75,24 @@ class Nobody:
 
 
 def hold_action(spec: ControlSpec, last: np.ndarray) -> np.ndarray:
-    """float32[N,A] that keeps the robot where it is: 0 on delta, rate and effort axes, the last command on absolute ones."""
+    """float32[N,A] that keeps the robot where it is: 0 on delta, rate and effort axes, the last command on absolute
+    ones.
+    """
     absolute = np.array([a.kind == "absolute" for a in spec.axes])
-    rest = np.array([np.clip(-(a.high + a.low) / (a.high - a.low), -1, 1) for a in spec.axes])  # the command that means 0
+    # the command that means 0
+    rest = np.array([np.clip(-(a.high + a.low) / (a.high - a.low), -1, 1) for a in spec.axes])
     return np.where(absolute, last, rest).astype(np.float32)
 
 
 class Intervene(VectorWrapper):
     """`env` with `operator` beside its policy.
 
-    `step` info carries also `executed` float32[N,A], the action that ran; `source` uint8[N], 0 only where that is exactly
-    the action given to `step`, else 1; `phase` uint8[N], index into PHASES. An env that is over has source and phase 0.
-    `sources()` tells who acts in the *next* step, so that a chunk can be cut at the seam. blend: seconds a change of driver
-    takes. freeze: time stands still for a robot that has come to rest in a pause (the env must have snapshots), so that
-    waiting for a person uses up no steps. Starts, seeds, masks, snapshots and the expert are those of `env`; UserError for a
-    wrong help of the operator.
+    `step` info carries also `executed` float32[N,A], the action that ran; `source` uint8[N], 0 only where that is
+    exactly the action given to `step`, else 1; `phase` uint8[N], index into PHASES. An env that is over has source and
+    phase 0. `sources()` tells who acts in the *next* step, so that a chunk can be cut at the seam. blend: seconds a
+    change of driver takes. freeze: time stands still for a robot that has come to rest in a pause (the env must have
+    snapshots), so that waiting for a person uses up no steps. Starts, seeds, masks, snapshots and the expert are those
+    of `env`; UserError for a wrong help of the operator.
     """
 
     def __init__(self, env: VectorEnv, operator: Operator, blend: float = BLEND, freeze: bool = False):
@@ -215,7 +218,8 @@ class Intervene(VectorWrapper):
         """(driver, it just changed, steps since it did counting this one) of the next step, each [N]."""
         r = self._rows
         driver = np.where(r["over"], 0, DRIVER[self._ask().phase]).astype(np.uint8)
-        turned = (driver != r["driver"]) & (r["steps"] > 0)  # before the first step there is nothing to be continuous with
+        # before the first step there is nothing to be continuous with
+        turned = (driver != r["driver"]) & (r["steps"] > 0)
         return driver, turned, np.where(turned, 1, np.minimum(r["since"] + 1, self.blend_steps))
 
     def _ask(self) -> Help:

@@ -1,9 +1,9 @@
 """Corrections are durable before they count: an append-only file of frames that a kill -9 cannot take back.
 
-Record: length [4 bytes] CRC-32 [4 bytes] payload; the payload is one line of JSON and then the bytes of the arrays it names.
-A torn record at the end is dropped when the file is read; damage before the end raises UserError. Frames of policy and
-person are appended as they happen; `commit` syncs them. An episode is closed by a record that names the episode of the data
-set it became; the ones never closed are recovered by `unfinished`.
+Record: length [4 bytes] CRC-32 [4 bytes] payload; the payload is one line of JSON and then the bytes of the arrays it
+names. A torn record at the end is dropped when the file is read; damage before the end raises UserError. Frames of
+policy and person are appended as they happen; `commit` syncs them. An episode is closed by a record that names the
+episode of the data set it became; the ones never closed are recovered by `unfinished`.
 """
 
 import json
@@ -73,7 +73,8 @@ class Journal:
         """Records that are not on the disk yet."""
         return len(self._waiting)
 
-    def frame(self, episode: str, start: int, task: str, state: np.ndarray, action: np.ndarray, reward: float, source: int,
+    def frame(self, episode: str, start: int, task: str, state: np.ndarray, action: np.ndarray, reward: float,
+              source: int,
               phase: int, images: dict[str, np.ndarray]) -> None:
         """A frame of a robot's episode; durable after the next `commit`."""
         self._waiting.append(pack({"kind": FRAME, "episode": episode, "start": start, "task": task, "reward": reward,
@@ -81,7 +82,9 @@ class Journal:
                                   {"state": state, "action": action} | {f"image/{k}": v for k, v in images.items()}))
 
     def close_episode(self, episode: str, index: int) -> None:
-        """`episode` becomes number `index` of the data set; written before the data set is, so that it is never there twice."""
+        """`episode` becomes number `index` of the data set; written before the data set is, so that it is never there
+        twice.
+        """
         self._waiting.append(pack({"kind": CLOSE, "episode": episode, "index": index}, {}))
 
     def commit(self) -> None:

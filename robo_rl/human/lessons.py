@@ -1,8 +1,8 @@
 """Which frames of recorded episodes are learned from, and where a chunk of them must end.
 
-A frame is a lesson if a person (or the scripted expert) chose its action, or if it is the policy's own in an episode that
-succeeded without help and `own` asks for those (ARMADA). A chunk that begins in one segment (same episode, same phase, same
-source) is masked from the next segment on: no chunk crosses from policy to person (RaC).
+A frame is a lesson if a person (or the scripted expert) chose its action, or if it is the policy's own in an episode
+that succeeded without help and `own` asks for those (ARMADA). A chunk that begins in one segment (same episode, same
+phase, same source) is masked from the next segment on: no chunk crosses from policy to person (RaC).
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,9 @@ def segment_ends(dataset: Dataset) -> np.ndarray:
 
 
 def lesson_chunks(dataset: Dataset, horizon: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Chunks [R,H,A] of actions from the frames `rows` (bool[F]) on, and mask bool[R,H], False beyond the segment's end."""
+    """Chunks [R,H,A] of actions from the frames `rows` (bool[F]) on, and mask bool[R,H], False beyond the segment's
+    end.
+    """
     at, ends = np.flatnonzero(rows), segment_ends(dataset)
     ahead = at[:, None] + np.arange(horizon)
     end = ends[at][:, None]
@@ -57,8 +59,8 @@ def lessons(parts: Sequence[Dataset], spec: ObsSpec, horizon: int, own: bool = F
             shares: Sequence[float] | None = None) -> Demos:
     """Sampler of (obs, chunk[B,H,A], mask[B,H]) over the lessons of several data sets.
 
-    shares: share of every batch by data set (None: by number of frames); one without lessons leaves its share to the rest.
-    Raises UserError if none has any.
+    shares: share of every batch by data set (None: by number of frames); one without lessons leaves its share to the
+    rest. Raises UserError if none has any.
     """
     samplers, sizes, kept = [], [], []
     for k, dataset in enumerate(parts):

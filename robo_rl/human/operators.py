@@ -1,9 +1,11 @@
-"""A scripted person: the env's expert behind a reaction time, slips and fatigue, so that help can be tested and measured.
+"""A scripted person: the env's expert behind a reaction time, slips and fatigue, so that help can be tested and
+measured.
 
-The person watches how far the policy's commands are from what they would do. Once that stays large for `notice` seconds,
-or the episode is late, they decide to help, act after a reaction time, and hand back once policy and person have agreed for
-`agree` seconds (or, with `finish`, only when the episode is over). With `recovery` they first drive the last seconds of the
-episode backwards, which leads to a state the policy has been in, and then correct: RaC's two phases.
+The person watches how far the policy's commands are from what they would do. Once that stays large for `notice`
+seconds, or the episode is late, they decide to help, act after a reaction time, and hand back once policy and person
+have agreed for `agree` seconds (or, with `finish`, only when the episode is over). With `recovery` they first drive
+the last seconds of the episode backwards, which leads to a state the policy has been in, and then correct: RaC's two
+phases.
 
 Every draw is a hash of (seed, first observation of the episode, step), so an episode is the same at any env index.
 """
@@ -23,8 +25,8 @@ SLIP = 0.25  # s
 class Scripted:
     """One scripted person per robot of `env` (which needs `expert_action`); `wanted[N]` may bar them from helping.
 
-    stats[N]: `asked` decisions to help, `helped` take-overs, `reaction` their summed reaction times [s], `seconds` at the
-    controls. Raises UserError if the env has no expert.
+    stats[N]: `asked` decisions to help, `helped` take-overs, `reaction` their summed reaction times [s], `seconds` at
+    the controls. Raises UserError if the env has no expert.
     """
 
     def __init__(self, env, person: Person | None = None, seed: int = 0):
@@ -139,7 +141,8 @@ class Scripted:
         if not self.person.error:
             return out
         for i in np.flatnonzero(helping):
-            if r["slip"][i] == 0 and _uniform(self.seed, r["key"][i], steps[i], 3) < min(1, self.person.error * tired[i]):
+            if r["slip"][i] == 0 and _uniform(self.seed, r["key"][i], steps[i], 3) < min(1,
+                                                                                         self.person.error * tired[i]):
                 r["slip"][i] = self.slip_steps
             if r["slip"][i]:
                 out[i] = np.where(self.absolute, out[i], -out[i])

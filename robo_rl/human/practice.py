@@ -64,9 +64,9 @@ class Tape:
 class Robots:
     """The robots of `env` under `policy`; owns their tapes. `starts` feeds episodes; a robot without one idles.
 
-    done(episode, robot, success, helped): called with every finished episode (pauses left out). rewindable: keep snapshots,
-    so that `rewind` works. Chunks are drawn without exploration noise from `seed`. `seen(mask)`, if set, hears of every
-    decision before it is made.
+    done(episode, robot, success, helped): called with every finished episode (pauses left out). rewindable: keep
+    snapshots, so that `rewind` works. Chunks are drawn without exploration noise from `seed`. `seen(mask)`, if set,
+    hears of every decision before it is made.
     """
 
     def __init__(self, env: Intervene, policy, starts: Iterable[int], seed: int = 0,
@@ -107,7 +107,9 @@ class Robots:
         return bool(self.busy.any())
 
     def plan(self) -> np.ndarray:
-        """float32[N,A]: what the policy wants next; robots at the end of their chunk, or in a person's hands, plan anew."""
+        """float32[N,A]: what the policy wants next; robots at the end of their chunk, or in a person's hands, plan
+        anew.
+        """
         self.cursor[self.env.sources() != 0] = self.execute  # a chunk ends at a seam
         need = self.cursor >= self.execute
         if need.any():
@@ -164,7 +166,9 @@ class Robots:
             self.done(episode, i)
 
     def renew(self, mask: np.ndarray) -> None:
-        """Begin the next episode on the robots of `mask`; one without a start left idles in an episode that is not kept."""
+        """Begin the next episode on the robots of `mask`; one without a start left idles in an episode that is not
+        kept.
+        """
         self.obs, _ = self.env.reset(options={"reset_mask": mask.copy(), "starts": self._starts(mask)})
         self._begin(mask)
 
@@ -195,6 +199,7 @@ def episode_of(tape: Tape, views: list[str], success: bool, terminated: bool) ->
     if not rows:
         return None
     state, action, reward, source, phase, images = zip(*rows, strict=True)
-    return Episode(state=np.stack(state), action=np.stack(action), reward=np.array(reward), task=tape.task, success=success,
+    return Episode(state=np.stack(state), action=np.stack(action), reward=np.array(reward), task=tape.task,
+                   success=success,
                    terminated=terminated, images={v: np.stack([x[v] for x in images]) for v in views},
                    source=[HUMAN[s] for s in source], phase=np.array(phase), start=tape.start)

@@ -1,8 +1,8 @@
 """Failed robots and few people: who helps whom. Pure, so that the console, ARMADA's rounds and tests share it.
 
-ARMADA (arXiv 2510.02298): N robots run by themselves; one that a detector calls waits, holding still, until an operator is
-free; the operator goes back to before the failure, corrects to the end, and is free again. TwinRL (arXiv 2602.09023): start
-states whose success rate in a twin is low are where real episodes and help are spent.
+ARMADA (arXiv 2510.02298): N robots run by themselves; one that a detector calls waits, holding still, until an
+operator is free; the operator goes back to before the failure, corrects to the end, and is free again. TwinRL (arXiv
+2602.09023): start states whose success rate in a twin is low are where real episodes and help are spent.
 """
 
 import numpy as np
@@ -13,10 +13,11 @@ NOBODY = -1
 
 
 def assign(waiting: np.ndarray, held_by: np.ndarray, operators: int) -> np.ndarray:
-    """Operators for waiting robots: longest wait first, lower number on a tie -> held_by int[N] (NOBODY or an operator).
+    """Operators for waiting robots: longest wait first, lower number on a tie -> held_by int[N] (NOBODY or an
+    operator).
 
-    waiting[N]: since when [any clock], nan where the robot does not wait. A robot is held by one operator, an operator holds
-    one robot; holds that exist stay.
+    waiting[N]: since when [any clock], nan where the robot does not wait. A robot is held by one operator, an operator
+    holds one robot; holds that exist stay.
     """
     out = held_by.copy()
     free = [k for k in range(operators) if k not in set(out[out != NOBODY].tolist())]
@@ -27,16 +28,18 @@ def assign(waiting: np.ndarray, held_by: np.ndarray, operators: int) -> np.ndarr
 
 
 def target_starts(success: np.ndarray, trials: np.ndarray, threshold: float = 0.5) -> np.ndarray:
-    """TwinRL: the cells worth real episodes, int[K] of K cells with success/trials < threshold; those that succeed at times first
-    (there is something to learn from), higher rates first; then those that never did. Cells without a trial are left out."""
+    """TwinRL: the cells worth real episodes, int[K] of K cells with success/trials < threshold; those that succeed at
+    times first (there is something to learn from), higher rates first; then those that never did. Cells without a
+    trial are left out.
+    """
     rate = success / np.maximum(trials, 1)
     low = np.flatnonzero((trials > 0) & (rate < threshold))
     return low[np.lexsort((low, -rate[low]))]
 
 
 class Dispatch:
-    """ARMADA's operators, scripted: `persons` (a Scripted with one person per robot) help only robots that were called for,
-    at most `operators` at a time. Robots that wait hold still.
+    """ARMADA's operators, scripted: `persons` (a Scripted with one person per robot) help only robots that were called
+    for, at most `operators` at a time. Robots that wait hold still.
 
     call(i, back): robot i failed; `rewind(i)` is asked once a person has come, before they correct.
     """
