@@ -177,6 +177,11 @@ def test_bench_train_is_measured_against_its_bound(capfd, task, rows):
     assert len(doc["rows"]) == rows and all(r["recorded"] and "sim" in r["note"] for r in doc["rows"])
 
 
+def test_bench_wm_measures_the_model_against_its_simulator(capfd):
+    doc = check(document(capfd, what="wm", task="reach"))
+    assert any("states" in r["peer_is"] for r in doc["rows"]) and all(r["over_peer"] > 0 for r in doc["rows"])
+
+
 def test_bench_control_measures_the_law_the_governed_arm_and_the_loop(capfd):
     doc = check(document(capfd, what="control"))
     rows = {r["what"].split(":")[0]: r for r in doc["rows"]}

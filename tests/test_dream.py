@@ -13,6 +13,7 @@ from robo_rl.errors import UserError
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import make_policy
 from robo_rl.rollout import Collector, new_columns, rollout_of
+from world_models.tasks import Difficulty
 
 
 def test_two_rollouts_side_by_side_are_the_rollout_of_all_their_lanes():
@@ -62,3 +63,30 @@ def test_a_ratio_of_nothing_is_the_base_run_exactly():
     """Without --dream no part of it is in the loop; with the oracle in all lanes the run is the simulator's."""
     a, b = trained(PointReach(6, 20)), trained(PointReach(6, 20))
     assert all(torch.equal(a[0][k], b[0][k]) for k in a[0])
+
+
+def test_the_value_of_a_start_is_the_variance_of_its_outcomes():
+    d = Difficulty(3, 1.0)
+    assert d.value().tolist() == [0.25] * 3  # nothing is known
+    d.update(np.array([0] * 4 + [1] * 4), np.array([True] * 4 + [True, False] * 2))
+    p = (d.wins + 1) / (d.tries + 2)
+    assert np.allclose(d.value(), p * (1 - p)) and d.value()[0] < d.value()[1] <= 0.25
+
+
+def test_starts_are_drawn_in_proportion_to_their_value_and_a_share_of_0_changes_nothing():
+    d, starts, pool = Difficulty(4, 1.0), np.arange(20_000), np.array([0, 1, 3])
+    d.update(np.zeros(200, int), np.ones(200, bool))
+    drawn = d.pick(np.full(len(starts), 2), starts, pool)
+    want = d.value()[pool] / d.value()[pool].sum()
+    assert np.allclose(np.bincount(drawn, minlength=4)[pool] / len(starts), want, atol=0.01) and 2 not in drawn
+    d.share = 0.0
+    assert (d.pick(starts % 4, starts, pool) == starts % 4).all()
+    d.share = 0.25
+    assert abs((d.pick(np.full(len(starts), 2), starts, pool) == 2).mean() - 0.75) < 0.01
+
+
+def test_frames_that_come_later_are_added_behind_those_that_are_known():
+    d = Difficulty(2, 0.5)
+    d.update(np.array([1]), np.array([True]))
+    d.grow(4)
+    assert d.wins.tolist() == [0, 1, 0, 0] and len(d.tries) == 4

@@ -33,6 +33,13 @@ def budget(argv: list[str]) -> list[str]:
         if "rgb" in argv:  # an update costs a hundred times that of a state policy
             return [*argv, *tiny(*skip, "--bc.updates", "--steps"), "--bc.updates", "3", "--steps", "1000", "--no-video"]
         return [*argv, *tiny(*skip), "--torch-threads", "1", "--no-video"]
+    if argv[0] == "collect" and "--policy" in argv:
+        at = argv.index("--episodes")
+        return [*argv[:at], "--episodes", "40", *argv[at + 2:], "--threads", "1"]
+    if argv[:2] == ["wm", "train"]:
+        return [*argv, "--fit.updates", "40", "--fit.batch", "32", "--net.hidden", "32", "--net.members", "2"]
+    if argv[:2] == ["wm", "judge"]:
+        return [*argv, "--updates", "30"]
     if argv[0] == "collect":
         return [*argv, "--episodes", "3"] if "--episodes" not in argv else argv
     if argv[0] == "eval":

@@ -19,6 +19,7 @@ from robo_rl.starts import StartStream, hashed
 from world_models import judge as judges
 from world_models import model as worlds
 from world_models.model import Frames, WorldModel
+from world_models.tasks import Difficulty
 
 HELD_FROM = 1 << 31  # start ids of evaluation (robo_rl.evaluate.EVAL_START)
 
@@ -36,10 +37,11 @@ def frame_of(frames: Frames, starts: np.ndarray) -> np.ndarray:
 
 class WorldEnv(VectorEnv):
     """N episodes inside `model`; see the module. `judge` says whether a step succeeded (None: the model's own head);
-    max_steps 0: the recorded limit, as far as the model is calibrated."""
+    max_steps 0: the recorded limit, as far as the model is calibrated. With `difficulty` a start id decides an episode only
+    as long as no other ends: it draws frames by what came of them."""
 
     def __init__(self, model: WorldModel, num_envs: int, judge: "judges.Judge | None" = None, max_steps: int = 0,
-                 render: bool = False):
+                 render: bool = False, difficulty: Difficulty | None = None):
         n, spec = num_envs, model.spec
         if not spec.horizon:
             raise UserError("this world model is not calibrated, or no better than a world that stands still: train it on "
@@ -47,7 +49,7 @@ class WorldEnv(VectorEnv):
         if max_steps > spec.horizon:
             raise UserError(f"--max-steps must be at most {spec.horizon}, the calibrated horizon of this world model, got "
                             f"{max_steps}; train it on longer episodes for more")
-        self.model, self.num_envs, self.judge = model, n, judge or judges.Head()
+        self.model, self.num_envs, self.judge, self.difficulty = model, n, judge or judges.Head(), difficulty
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
         self.render_mode = "rgb_array" if render else None
         if render and not spec.control.views:
@@ -60,7 +62,7 @@ class WorldEnv(VectorEnv):
         self.single_action_space, self.action_space = action_spaces(spec.action, n)
         self.words = np.array(spec.tasks)
         self.stream = StartStream(n)
-        self.starts, self.steps, self.task = (np.zeros(n, np.int64) for _ in range(3))
+        self.starts, self.steps, self.task, self.frame = (np.zeros(n, np.int64) for _ in range(4))
         self.terminated, self.truncated, self.success, self.ready = (np.zeros(n, bool) for _ in range(4))
         self.uncertainty = np.zeros(n, np.float32)
         self.carry: worlds.Carry = {}
@@ -87,6 +89,10 @@ class WorldEnv(VectorEnv):
             obs, task = self.model.first(starts)
         else:
             at = frame_of(self.model.frames, starts)
+            if self.difficulty is not None:
+                pool = np.flatnonzero(self.model.frames.first & ~self.model.frames.held)
+                at = np.where(starts < HELD_FROM, self.difficulty.pick(at, starts, pool), at)
+            self.frame[ids] = at
             obs, task = {k: v[at] for k, v in self.model.frames.obs.items()}, self.model.frames.task[at]
         rows = torch.from_numpy(ids)
         for k, v in self.model.start(obs, starts).items():
@@ -122,6 +128,9 @@ class WorldEnv(VectorEnv):
         self.terminated |= (won & spec.ends_on_success) | (known & (terminal > 0.5))
         cut = alive & ~self.terminated & ((self.uncertainty > spec.threshold) | ~sound)
         self.truncated |= cut | (late & ~self.terminated)
+        if self.difficulty is not None:
+            ended = np.flatnonzero(alive & (self.terminated | self.truncated) & ~cut)
+            self.difficulty.update(self.frame[ended], self.success[ended])
         paid = won.astype(np.float32) if spec.sparse else np.where(known, reward, 0).astype(np.float32)
         return (self._obs(), paid, self.terminated.copy(), self.truncated.copy(),
                 {"success": self.success.copy(), "uncertainty": self.uncertainty.copy(), "cut": cut})
@@ -176,7 +185,7 @@ class WorldEnv(VectorEnv):
         return self.seen[f"image/{self.spec.views[0]}"].copy()
 
 
-FIELDS = ("starts", "steps", "task", "terminated", "truncated", "success", "uncertainty")
+FIELDS = ("starts", "steps", "task", "frame", "terminated", "truncated", "success", "uncertainty")
 
 
 def _put(x: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -114,7 +114,7 @@ class DreamFeed:
                  say: Callable[[str], None] = lambda text: None):
         self.args, self.folder, self.inner, self.learner, self.say = args, folder / "dream", inner, learner, say
         self.collector: Collector | None = None
-        self.fitter = None
+        self.difficulty = None
         self.since, self.played, self.kept = 0, 0, 0  # control steps since the last fit; dreamt batches; fits thrown away
         self.stats_: dict[str, float] = {}
         (self.folder / "spool").mkdir(parents=True, exist_ok=True)
@@ -125,6 +125,8 @@ class DreamFeed:
             self.since, self.played = saved["since"], saved["played"]
             if saved["lanes"] is not None:
                 self._enter(saved["model"], saved["lanes"])
+                if saved.get("hard") is not None and self.difficulty is not None:
+                    self.difficulty.wins, self.difficulty.tries = (np.array(x) for x in saved["hard"])
         elif args.dream_model:
             from world_models import model as worlds
             self.model = worlds.load(args.dream_model)
@@ -200,14 +202,19 @@ class DreamFeed:
             self._enter(None, None)
         else:
             self.collector.env.model = model
+            if self.difficulty is not None:
+                self.difficulty.grow(len(model.frames))
 
     def _enter(self, saved: dict | None, lanes_: dict | None) -> None:
         """Lanes in the model: new ones, or those of a checkpoint."""
         from world_models import model as worlds
         from world_models.env import WorldEnv
+        from world_models.tasks import Difficulty
         if saved is not None:
             self.model = worlds.load(self.folder / "model")
-        env = WorldEnv(self.model, lanes(self.args))
+        frames = len(self.model.frames)
+        self.difficulty = Difficulty(frames, self.args.dream_hard) if self.args.dream_hard else None
+        env = WorldEnv(self.model, lanes(self.args), difficulty=self.difficulty)
         self.collector = Collector(env, self.learner.sampler, self.args.rl.gamma, self.args.seed + 1, 1_000_000)
         if lanes_:
             self.collector.set_state(lanes_)
@@ -247,7 +254,8 @@ class DreamFeed:
         if self.collector is not None:
             worlds.save(self.model, self.folder / "model")
         return {"inner": self.inner.state(), "since": self.since, "played": self.played, "model": {},
-                "lanes": None if self.collector is None else self.collector.state()}
+                "lanes": None if self.collector is None else self.collector.state(),
+                "hard": None if self.difficulty is None else [self.difficulty.wins.copy(), self.difficulty.tries.copy()]}
 
     def close(self) -> None:
         self.writer.close()

@@ -100,6 +100,8 @@ class Train:
     """Control steps of the simulator between refits of the model."""
     dream_updates: int = 300
     """Updates of each refit; the first has three times as many."""
+    dream_hard: float = 0.0
+    """Share of dreamt episodes that begin where success is most uncertain (DreamGym), not just anywhere."""
     eval_episodes: int = 200
     eval_every: int = 0
     """Control steps between evaluations; 0: ten over the run."""
@@ -125,7 +127,7 @@ class Train:
         choose("backend", self.backend, ("processes", "ray"))
         for name, low, high in (("steps", 0, 10**12), ("envs", 1, 10**6), ("threads", 0, 4096), ("seed", 0, 2**31 - 1),
                                 ("eval_episodes", 1, 10**6), ("torch_threads", 1, 4096), ("eval_every", 0, 10**12),
-                                ("dream", 0, 0.99), ("dream_refit", 1, 10**12), ("dream_updates", 1, 10**7),
+                                ("dream", 0, 0.99), ("dream_hard", 0, 1), ("dream_refit", 1, 10**12), ("dream_updates", 1, 10**7),
                                 ("eval_envs", 0, 10**6), ("target", 0, 1), ("workers", 0, 4096), ("max_staleness", 0, 10**6), ("over_provision", 1, 1e6), ("periodic", 0, 10**6), ("hang", 1, 1e6), ("max_steps", 0, 10**7), ("image_size", 16, 1024)):
             if getattr(self, name) is not None:
                 in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
