@@ -57,7 +57,7 @@ def test_a_share_of_each_batch_is_dreamt_once_there_is_a_model(place):
        "--dream-updates", "5", "--out", "half", *SMALL)
     rows = [json.loads(line) for line in (place / "half" / "metrics.jsonl").read_text().splitlines()]
     shares = [r["dream/share"] for r in rows if "dream/share" in r]
-    assert shares and all(abs(s - 0.5) < 1e-6 for s in shares)
+    assert shares and all(abs(s - 0.5) < 1e-6 for s in shares)  # a poor model may be dropped at a refit, not shared less
     assert (place / "half" / "dream" / "data" / "meta" / "info.json").exists()
 
 
@@ -67,7 +67,7 @@ def test_a_run_with_a_dreamt_share_goes_on_after_a_stop_and_learns_its_model_fro
             "--out", "stopped", *SMALL, "--steps", "30000", "--envs", "64", "--workers", "1"]
     command = Command(place, argv)
     metrics = place / "stopped" / "metrics.jsonl"
-    command.until(lambda: metrics.exists() and "dream/share" in metrics.read_text(), 200)
+    command.until(lambda: metrics.exists() and "dream/within" in metrics.read_text(), 200)
     command.signal(2)
     assert command.wait().code == 130
     ok(place, "train", "--resume", "stopped")

@@ -28,6 +28,7 @@ from robo_rl.rollout import Collector, Rollout
 
 LEAST = 64  # episodes before a first model
 HORIZON = 32  # steps of its held-out calibration
+WITHIN = 0.25  # share of held-out predictions within the threshold that a model must reach to be used
 TOLERANCE = 0.75  # error [std of the data] that the threshold of the uncertainty keeps nine in ten predictions below
 
 
@@ -111,7 +112,7 @@ class DreamFeed:
     """A feed of the simulator with the dreamt share added; owns the model, its data set and the lanes inside it."""
 
     def __init__(self, args: Train, folder: Path, inner, learner, spec, saved: dict | None,
-                 say: Callable[[str], None] = lambda text: None):
+                 say: Callable[[str], None]):
         self.args, self.folder, self.inner, self.learner, self.say = args, folder / "dream", inner, learner, say
         self.collector: Collector | None = None
         self.difficulty = None
@@ -189,8 +190,10 @@ class DreamFeed:
         model.frames = data.frames()
         steps = data.control.max_steps  # an episode may be longer than what was measured: the threshold cuts it
         self.since = 0
-        if not model.spec.horizon:
-            self.say("the world model is no better than a world that stands still: this batch has no dreamt share")
+        self.stats_["dream/within"] = report["within"]
+        if not model.spec.horizon or report["within"] < WITHIN:
+            self.say(f"the world model is not good enough yet ({100 * report['within']:.0f} % of its held-out predictions lie "
+                     "within its threshold): batches have no dreamt share until the next refit")
             self.collector, self.model = None, model
             return
         model.spec = model.spec.calibrated(max(model.spec.horizon, steps), model.spec.threshold)
@@ -262,7 +265,7 @@ class DreamFeed:
         self.inner.close()
 
 
-def make_feed(args: Train, folder: Path, env, learner, saved: dict | None):
+def make_feed(args: Train, folder: Path, env, learner, saved: dict | None, say: Callable[[str], None]):
     """As `feeds.make_feed`, with the dreamt share."""
     real = replace(args, envs=args.envs - lanes(args))
     build = functools.partial(make_recorded, replace(real, threads=args.threads or max(1, feeds.cores() // max(
@@ -272,4 +275,4 @@ def make_feed(args: Train, folder: Path, env, learner, saved: dict | None):
         env.close()
         env = build(real.envs)
     inner, exact = feeds.make_feed(real, folder, env, learner, saved and saved["inner"], build)
-    return DreamFeed(args, folder, inner, learner, spec, saved), exact
+    return DreamFeed(args, folder, inner, learner, spec, saved, say), exact

@@ -503,7 +503,7 @@ class Run:
                 saved = state["feed"]
         if args.dream:
             from robo_rl.cli import dream
-            feed, exact = dream.make_feed(args, self.folder, self.env, learner, saved)
+            feed, exact = dream.make_feed(args, self.folder, self.env, learner, saved, self.progress.say)
         else:
             feed, exact = feeds.make_feed(args, self.folder, self.env, learner, saved)
         n = feeds.workers(args)
