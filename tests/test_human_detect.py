@@ -129,3 +129,15 @@ def test_the_cheap_alarms_say_what_they_are_named_after():
     assert limits[2] == 0.5 and limits[-1] == 1 and limits[3] == 0.75
     assert d.drop_score(np.array([0, 1.0, 3, 2, 2.5])).tolist() == [0, 0, 0, 1, 0.5]
     assert d.spread_score(np.stack([np.zeros((4, 2)), np.tile([[1.0], [-1.0]], (2, 2))])).tolist() == [0, 1]
+
+
+def test_the_monitor_alarms_above_its_threshold_and_after_the_last_success_and_never_below():
+    ref, point = d.reference([walk(s) for s in range(3)]), walk(9)
+    far = 9 * np.ones(12)
+    monitor = d.Monitor(ref, d.Threshold(np.full(1, 0.1), np.full(1, 0.01), 1.0, 5), np.full(30, 0.1), 2)
+    assert [monitor.check(0, x) > 1 for x in point[:8]] == [False] * 6 + [True] * 2
+    monitor.begin(0)
+    assert [monitor.check(0, x) > 1 for x in point[:3]] == [False] * 3 and monitor.check(0, far) > 1
+    assert monitor.rewind_to(0) == 2 and monitor.rewind_to(1) == 0
+    unsure = d.Monitor(ref, d.Threshold(np.zeros(1), np.ones(1), np.inf, 5), np.full(30, 0.1), 1)  # time alone
+    assert [unsure.check(0, far) > 1 for _ in range(8)] == [False] * 6 + [True] * 2

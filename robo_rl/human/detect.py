@@ -300,7 +300,7 @@ class Monitor:
         self.points[i].append(point)
         self.match[i] = match = float_index(np.stack(self.points[i]), self.ref)
         limit = float(self.threshold.at(len(self.points[i]) - 1))
-        return match.index / max(limit, FLOOR) if math.isfinite(limit) else math.inf
+        return math.inf if limit == -math.inf else match.index / max(limit, FLOOR)
 
     def rewind_to(self, i: int) -> int:
         """The check to go back to."""
