@@ -81,6 +81,7 @@ def cut(whole, tmp_path) -> Path:
 # ---- kill -9
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_not(whole, tmp_path):
     rng, run = np.random.default_rng(1), tmp_path / "run"
     for deaths in range(20):

@@ -20,7 +20,7 @@ from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import Collector, layout, new_columns, rollout_of
 from robo_rl.runtime import ledger as led
 from robo_rl.runtime import snapshot
-from robo_rl.runtime.crewed import Crewed, WorkerFailure
+from robo_rl.runtime.crewed import BACK_OFF, Crewed, WorkerFailure
 from robo_rl.runtime.feed import batch_of
 from robo_rl.runtime.ledger import Ledger
 from robo_rl.runtime.local import Local
@@ -50,14 +50,14 @@ def local(learner, workers=1, staleness=0, seed=0, group=0, env=build):
     return Local(workers, make, N if group else N * T, staleness, T, seed)
 
 
-def processes(folder, learner, workers=1, staleness=0, resume=None, env=build, hang=60.0, served=False):
+def processes(folder, learner, workers=1, staleness=0, resume=None, env=build, hang=60.0, served=False, back_off=BACK_OFF):
     jobs, layouts, sizes = [], [], []
     for i in range(workers):
         n = N // workers + (i < N % workers)
         sizes.append(n)
         jobs.append(Job(i, env, n, learner.policy.options, SPEC, 0.99, 0, staleness, True, 0, folder, folder / "weights.bin", served=served))
         layouts.append(Collector(build(n), learner.policy, 0.99, 0).layout(learner.policy))
-    return Crewed(folder, Processes(jobs, learner.policy, hang), sizes, layouts, N * T, T, staleness, resume)
+    return Crewed(folder, Processes(jobs, learner.policy, hang, back_off), sizes, layouts, N * T, T, staleness, resume)
 
 
 def train(learner, feed, updates, each=lambda i, feed: None):
@@ -363,6 +363,7 @@ def test_two_synchronous_workers_give_the_same_run_whatever_their_pace(tmp_path)
     assert torch.equal(*ends)
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_again_and_again_lose_no_sample_and_count_none_twice(tmp_path):
     learner, feed, rng = make_learner(), None, random.Random(0)
     feed = processes(tmp_path, learner, 2, 1)
@@ -496,7 +497,7 @@ def test_a_worker_that_hangs_is_restarted_and_one_that_never_works_ends_the_run_
         train(learner, feed, 2)
     finally:
         feed.close()
-    feed = processes(tmp_path / "b", learner, env=failing)
+    feed = processes(tmp_path / "b", learner, env=failing, back_off=(0.0, 0.1))
     try:
         with pytest.raises(WorkerFailure, match="worker0 ended 6 times in a row.*the gripper is on fire"):
             feed.next()

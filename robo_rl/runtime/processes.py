@@ -64,8 +64,8 @@ class Member:
 class Processes:
     """One process per job, and a policy server if they are to be served. `policy` is what acts; it is published."""
 
-    def __init__(self, jobs: list[Job], policy, hang: float = 60.0):
-        self.jobs, self.policy, self.hang = jobs, policy, hang
+    def __init__(self, jobs: list[Job], policy, hang: float = 60.0, back_off: tuple[float, ...] = BACK_OFF):
+        self.jobs, self.policy, self.hang, self.back_off = jobs, policy, hang, back_off
         self.members: dict[int, Member] = {}
         self.wake_r, self.wake_w = multiprocessing.Pipe(duplex=False)
 
@@ -224,7 +224,7 @@ class Processes:
             return
         m.restarts += 1
         m.deaths += 1
-        m.again = time.monotonic() + BACK_OFF[min(m.deaths - 1, len(BACK_OFF) - 1)]
+        m.again = time.monotonic() + self.back_off[min(m.deaths - 1, len(self.back_off) - 1)]
         if not m.decides:
             m.job = replace(m.job, incarnation=m.job.incarnation + 1)
             self.feed.lost(m.job.index)
