@@ -83,6 +83,8 @@ def mistake(capsys, *argv: str) -> str:
     ("train --over-provision 2", "--over-provision above 1 needs a group advantage"),
     ("train --rl.advantage grpo --workers 2 --max-staleness 1 --over-provision 3", "at most --max-staleness + 1 = 2"),
     ("train --periodic 2", "--periodic takes one step per batch of fresh groups"),
+    ("train --learners 2 --algo nft", "--learners above 1 goes with pi_rl, ppo, dppo"),
+    ("train --learners 2 --rl.minibatch 63", "multiple of --learners 2"),
     ("workers nowhere 3", "nowhere is no run folder"),
     ("train --demos nowhere", "--demos must be a number or the folder of a data set, got 'nowhere'"),
     ("train --demos -3", "--demos must be a number or the folder of a data set, got '-3'"),

@@ -1,5 +1,6 @@
 """FSDP2 on two gloo ranks: the gradients and the step of one process."""
 
+import copy
 import os
 import socket
 
@@ -7,11 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from test_corrections import collect, collector_of, make
 
 from robo_rl.errors import UserError
-from robo_rl.options import PolicyOptions
+from robo_rl.options import PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
-from robo_rl.runtime.sharded import gather, own_rows, shard, whole_gradients
+from robo_rl.runtime.sharded import ShardedLearner, check, gather, own_rows, shard, whole_gradients
 
 ROWS = 32
 
@@ -69,3 +71,62 @@ def test_two_ranks_have_the_gradients_and_take_the_step_of_one_process(tmp_path)
 def test_a_learner_alone_is_not_sharded():
     with pytest.raises(UserError, match="torchrun"):
         shard(problem()[0])
+
+
+# ---- whole updates -----------------------------------------------------------------------------------------------
+
+def updated(learner, rollouts, first=0):
+    """Weights after an update on each rollout; those of the second are stale."""
+    for i, r in enumerate(rollouts, first):
+        metrics = learner.update(copy.deepcopy(r), 0.1, 2 * i)
+        learner.after_collect(r)
+    return {k: v.clone() for k, v in learner.policy.state_dict().items()}, metrics
+
+
+@pytest.mark.parametrize("name", ["pi_rl sde", "ppo", "dppo"])
+def test_two_learners_make_the_updates_of_one_and_either_goes_on_from_the_others_state(name, tmp_path):
+    one = make(name, minibatch=64, normalise_obs=True)
+    rollouts = [copy.deepcopy(collect(collector_of(one, seed), one, 0)) for seed in range(3)]
+    algo, options = name.split()[0], one.options
+    fresh = {k: v.clone() for k, v in one.policy.state_dict().items()}
+    want, told = updated(one, rollouts[:2])
+    state = copy.deepcopy(one.state_dict())
+    last, _ = updated(one, rollouts[2:], 2)
+
+    policy = make(name).policy
+    policy.load_state_dict(fresh)
+    two = ShardedLearner(algo, policy, options, 0, 2, tmp_path)
+    try:
+        got, metrics = updated(two, rollouts[:2])
+        assert_close(got, want, fresh)
+        assert metrics.keys() == told.keys() and metrics["staleness_max"] == told["staleness_max"] == 2
+        assert metrics["kl"] == pytest.approx(told["kl"], rel=0.05, abs=1e-5)
+        saved = two.state_dict()
+        on, _ = updated(two, rollouts[2:], 2)
+        assert_close(on, last, fresh)
+        two.policy.load_state_dict(want)
+        two.load_state_dict(state)  # from one to two
+        assert_close(updated(two, rollouts[2:], 2)[0], last, fresh)
+    finally:
+        two.close()
+    back = make(name, minibatch=64, normalise_obs=True)  # from two to one
+    back.policy.load_state_dict(got)
+    back.load_state_dict(saved)
+    assert_close(updated(back, rollouts[2:], 2)[0], last, fresh)
+    assert not list(tmp_path.iterdir())
+
+
+def assert_close(got, want, start):
+    """As near to each other as to a hundredth of the way they went."""
+    a, b, s = (torch.cat([v.double().flatten() for v in x.values()]) for x in (got, want, start))
+    way, apart = float((b - s).norm()), float((a - b).norm())
+    assert got.keys() == want.keys() and way > 1e-3 and apart < 0.01 * way, (apart, way)
+
+
+@pytest.mark.parametrize("kw,words", [
+    (dict(algo="nft"), "pi_rl, ppo, dppo, got --algo nft"), (dict(minibatch=63), "multiple of --learners 2, got 63"),
+    (dict(proximal="ewma"), "recompute or interpolate"), (dict(bc_coef=0.1), "without --rl.bc-coef")], ids=str)
+def test_what_cannot_be_spread_is_refused(kw, words):
+    kw = dict(kw)
+    with pytest.raises(UserError, match=words):
+        check(kw.pop("algo", "pi_rl"), PiRlOptions(**kw), 2)

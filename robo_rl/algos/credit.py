@@ -1,5 +1,7 @@
 """Who deserves what: the critic, its optimizer, the reward scale, and the advantages of a rollout."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -27,22 +29,27 @@ def make_adam(params, lr: float, weight_decay: float = 0.0) -> torch.optim.Optim
     return torch.optim.AdamW(params, lr=lr, eps=1e-5, weight_decay=weight_decay, fused=True)
 
 
-def descend(loss: Tensor, params: list[Tensor], opt: torch.optim.Optimizer, max_norm: float) -> Tensor:
+def descend(loss: Tensor, params: list[Tensor], opt: torch.optim.Optimizer, max_norm: float,
+            total: "Callable[[Tensor], Tensor] | None" = None) -> Tensor:
     """One step of `opt` along the gradient of `loss`, scaled to a norm of at most max_norm -> the norm before.
 
-    A gradient that is not finite takes no step. The arithmetic of `clip_grad_norm_` and `zero_grad`, at a quarter of
+    `total`: from the norm of this process's shards to that of all. A gradient that is not finite takes no step. The arithmetic of `clip_grad_norm_` and `zero_grad`, at a quarter of
     their fixed cost.
     """
     for p in params:
         p.grad = None
     loss.backward()
-    return step_along(params, opt, max_norm)
+    return step_along(params, opt, max_norm, total)
 
 
-def step_along(params: list[Tensor], opt: torch.optim.Optimizer, max_norm: float) -> Tensor:
+def step_along(params: list[Tensor], opt: torch.optim.Optimizer, max_norm: float,
+               total: "Callable[[Tensor], Tensor] | None" = None) -> Tensor:
     """The step of `descend` along gradients that are there already -> their norm."""
     grads = [p.grad for p in params if p.grad is not None]
+    if total is not None:
+        grads = [g.to_local() if hasattr(g, "to_local") else g for g in grads]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    norm = norm if total is None else total(norm)
     if torch.isfinite(norm):
         torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
         opt.step()

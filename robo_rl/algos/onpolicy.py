@@ -65,6 +65,7 @@ class OnPolicyLearner:
         self.generator = torch.Generator().manual_seed(seed + 2)
         self.corrector = Corrector(options)
         self.iteration = 0
+        self.share, self.total_norm, self.mean = slice(None), None, float  # of a rank among several (runtime.sharded)
 
     @property
     def sampler(self):
@@ -106,7 +107,7 @@ class OnPolicyLearner:
         def actor() -> None:
             for epoch, order in enumerate(orders):
                 tails.clear()
-                for batch, row in minibatches(actor_columns | (obs if fixed else {}), order, o.minibatch):
+                for batch, row in minibatches(actor_columns | (obs if fixed else {}), order, o.minibatch, self.share):
                     context = row["context"] if fixed else policy.encode(pick(obs, batch))
                     step, log_ratio = self.actor_step(context, row, rules)
                     if not logs:
@@ -115,13 +116,13 @@ class OnPolicyLearner:
                     tails.append(log_ratio.sum(-1))
                     if gae and not fixed:
                         value_losses.append(self.credit.step(context.detach(), returns[batch], values[batch]))
-                    if o.target_kl and float(step["kl"]) > o.target_kl:
+                    if o.target_kl and self.mean(step["kl"]) > o.target_kl:
                         metrics["epochs"] = epoch + 1.0
                         return
 
         def critic(most: float = float("inf")) -> None:
             for order in orders:
-                for batch, row in minibatches(critic_columns | (obs if fixed else {}), order, o.minibatch):
+                for batch, row in minibatches(critic_columns | (obs if fixed else {}), order, o.minibatch, self.share):
                     if len(value_losses) >= most:
                         return
                     with torch.no_grad():
@@ -186,7 +187,7 @@ class OnPolicyLearner:
     def actor_step(self, context: Tensor, row: dict[str, Tensor], rules: Rules) -> tuple[dict[str, Tensor], Tensor]:
         """One step on a minibatch -> metrics and the log ratios [B,F] before the step; arguments as `actor_loss`."""
         loss, step, log_ratio = self.actor_loss(context, row, rules)
-        step["grad_norm"] = descend(loss, self.actor_params, self.actor_opt, self.options.max_grad_norm)
+        step["grad_norm"] = descend(loss, self.actor_params, self.actor_opt, self.options.max_grad_norm, self.total_norm)
         return step, log_ratio
 
     def actor_loss(self, context: Tensor, row: dict[str, Tensor],
@@ -245,16 +246,18 @@ def scaled_lr(opt: torch.optim.Optimizer, scale: float):
             group["lr"] = lr
 
 
-def minibatches(columns: dict[str, Tensor], order: Tensor, size: int):
+def minibatches(columns: dict[str, Tensor], order: Tensor, size: int, share: slice = slice(None)):
     """(row indices, rows of every column) of each minibatch of `order`; a small remainder would step on noise.
 
-    Columns are permuted once, so that a minibatch is a view.
+    Columns are permuted once, so that a minibatch is a view. `share`: the rows of each that are this rank's, as many as
+    every other's: a remainder that does not divide evenly loses its last rows.
     """
-    shuffled = pick(columns, order)
+    shuffled, world = pick(columns, order), share.step or 1
     for i in range(0, len(order), size):
         batch = order[i:i + size]
         if len(batch) >= min(size, len(order)) // 2:
-            yield batch, {k: v[i:i + size] for k, v in shuffled.items()}
+            end = i + len(batch) // world * world
+            yield order[i:end][share], {k: v[i:end][share] for k, v in shuffled.items()}
 
 
 def beside(first: Callable[[], None], second: Callable[[], None]) -> None:

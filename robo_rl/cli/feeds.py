@@ -60,6 +60,11 @@ def check(args: Train) -> None:
     if args.over_provision > staleness(args) + 1:
         raise UserError(f"--over-provision must be at most --max-staleness + 1 = {staleness(args) + 1}, got "
                         f"{args.over_provision:g}: more would never be admitted")
+    if args.learners > 1:
+        from robo_rl.runtime.sharded import check
+        if args.periodic:
+            raise UserError("--periodic adds up gradients in one process: it goes without --learners")
+        check(args.algo, args.rl, args.learners)
     if args.backend == "ray":
         try:
             import ray  # noqa: F401

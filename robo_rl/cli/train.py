@@ -68,6 +68,8 @@ class Train:
     repeats exactly for a seed."""
     max_staleness: int | None = None
     """Most weight versions that what is trained on may lie behind; 0: synchronous; None: 1 with workers, else 0."""
+    learners: int = 1
+    """Processes that learn together: shards of the policy (FSDP2), each with its rows of every minibatch."""
     periodic: int = 0
     """Synchronous, with gradients summed while data streams in: rounds of whole groups of all envs in an update, each
     learnt from as soon as it is there, under unchanged weights; one step at the end. 0: off."""
@@ -128,7 +130,9 @@ class Train:
         for name, low, high in (("steps", 0, 10**12), ("envs", 1, 10**6), ("threads", 0, 4096), ("seed", 0, 2**31 - 1),
                                 ("eval_episodes", 1, 10**6), ("torch_threads", 1, 4096), ("eval_every", 0, 10**12),
                                 ("dream", 0, 0.99), ("dream_hard", 0, 1), ("dream_refit", 1, 10**12), ("dream_updates", 1, 10**7),
-                                ("eval_envs", 0, 10**6), ("target", 0, 1), ("workers", 0, 4096), ("max_staleness", 0, 10**6), ("over_provision", 1, 1e6), ("periodic", 0, 10**6), ("hang", 1, 1e6), ("max_steps", 0, 10**7), ("image_size", 16, 1024)):
+                                ("eval_envs", 0, 10**6), ("target", 0, 1), ("workers", 0, 4096), ("learners", 1, 64),
+                                ("max_staleness", 0, 10**6), ("over_provision", 1, 1e6), ("periodic", 0, 10**6), ("hang", 1, 1e6),
+                                ("max_steps", 0, 10**7), ("image_size", 16, 1024)):
             if getattr(self, name) is not None:
                 in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         if self.algo != "bc" and type(self.rl) is not RL_OPTIONS[self.algo]:
@@ -482,6 +486,9 @@ class Run:
         import importlib
         args = self.args
         demos = None
+        if args.learners > 1:
+            from robo_rl.runtime.sharded import ShardedLearner
+            return ShardedLearner(args.algo, self.policy, args.rl, args.seed, args.learners, self.folder / "ranks")
         if args.rl.bc_coef:
             from robo_rl.data.reader import load
             from robo_rl.demos import demo_sampler
@@ -501,6 +508,7 @@ class Run:
             if state:
                 learner.load_state_dict(state["learner"])
                 saved = state["feed"]
+        close = getattr(learner, "close", lambda: None)
         if args.dream:
             from robo_rl.cli import dream
             feed, exact = dream.make_feed(args, self.folder, self.env, learner, saved, self.progress.say)
@@ -516,6 +524,7 @@ class Run:
             return self.improve(learner, feed)
         finally:
             feed.close()
+            close()
 
     def learn(self, learner, feed) -> tuple[dict[str, float], dict[str, float], float]:
         """Take a batch and learn from it -> (its statistics, the update's metrics, seconds waited for it)."""

@@ -2,13 +2,31 @@
 
 Every rank runs the same update on the same rollout with the same generator; of each minibatch it takes the rows
 rank, rank + world, ..., and FSDP averages the gradients. With minibatches that divide evenly these are the gradients of one
-process up to the order of summation. Start the ranks with torchrun; `gather` gives the weights that workers act with.
+process up to the order of summation. `gather` gives the weights that workers act with. `ShardedLearner` starts the ranks
+itself, on this machine, over gloo (learners are on the CPU here).
 """
 
+import contextlib
+import importlib
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from robo_rl.algos.onpolicy import MAXIMA
 from robo_rl.errors import UserError
+from robo_rl.options import OnPolicyOptions, PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.rollout import Rollout, one_thread
 
 FORWARD = ("encode", "score", "act", "bc_loss")  # methods that need whole parameters
 
@@ -42,3 +60,231 @@ def whole_gradients(policy: nn.Module) -> dict[str, Tensor]:
     """Whole gradients, on every rank (a collective call)."""
     return {k: p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
             for k, p in policy.named_parameters() if p.grad is not None}
+
+
+# ---- a learner of several processes ------------------------------------------------------------------------------
+
+LIMIT = 300.0  # seconds a rank waits for the others
+METHODS = ("pi_rl", "ppo", "dppo")
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """What a rank is told once; it travels by pickle to a child of our own."""
+
+    rank: int
+    world: int
+    store: str
+    algo: str
+    policy: PolicyOptions
+    spec: ObsSpec
+    options: OnPolicyOptions
+    seed: int
+
+
+def check(algo: str, options: OnPolicyOptions, learners: int) -> None:
+    """Raise UserError for what cannot be spread over `learners` processes."""
+    if algo not in METHODS:
+        raise UserError(f"--learners above 1 goes with {', '.join(METHODS)}, got --algo {algo}")
+    if options.minibatch % learners:
+        raise UserError(f"--rl.minibatch must be a multiple of --learners {learners}, got {options.minibatch}")
+    if options.proximal in ("snapshot", "ewma"):
+        raise UserError(f"--learners above 1 goes with --rl.proximal recompute or interpolate, got {options.proximal} (it "
+                        "keeps whole copies of the weights)")
+    if options.bc_coef:
+        raise UserError("--learners above 1 goes without --rl.bc-coef: every rank would draw the same demonstrations")
+
+
+class Rank:
+    """One process's part: a sharded policy, the same learner on top, its own rows of every minibatch.
+
+    The critic, small beside a policy, is whole on every rank; its gradients are averaged as they come.
+    """
+
+    def __init__(self, job: RankJob):
+        self.rank, self.world = job.rank, job.world
+        dist.init_process_group("gloo", store=dist.FileStore(job.store, job.world), rank=job.rank, world_size=job.world,
+                                timeout=timedelta(seconds=LIMIT))
+        policy = make_policy(job.policy, job.spec, 0)
+        shard(policy, dist.init_device_mesh("cpu", (job.world,)))
+        self.learner = importlib.import_module(f"robo_rl.algos.{job.algo}").make(policy, job.options, job.seed)
+        self.learner.share = slice(job.rank, None, job.world)
+        self.learner.total_norm, self.learner.mean = self._total_norm, self._mean
+        for p in self.learner.credit.params:
+            p.register_post_accumulate_grad_hook(self._average)
+        self.rollout: Rollout | None = None
+
+    def _total_norm(self, own: Tensor) -> Tensor:
+        square = own.square()
+        dist.all_reduce(square)
+        return square.sqrt()
+
+    def _mean(self, x: "Tensor | float") -> float:
+        x = torch.as_tensor(float(x), dtype=torch.float64)
+        dist.all_reduce(x)
+        return float(x) / self.world
+
+    def _average(self, p: Tensor) -> None:
+        dist.all_reduce(p.grad)
+        p.grad /= self.world
+
+    def update(self, rollout: Rollout, progress: float, version: int | None) -> tuple[dict[str, float], dict[str, Tensor]]:
+        """The learner's update, together with the other ranks -> metrics and the whole weights."""
+        self.rollout = rollout
+        with one_thread():  # two threads would mix up the order of what ranks say to each other
+            metrics = self.learner.update(rollout, progress, version)
+            names = sorted(metrics)
+            both = torch.tensor([[metrics[n] for n in names]] * 2, dtype=torch.float64)
+            dist.all_reduce(both[0])
+            dist.all_reduce(both[1], dist.ReduceOp.MAX)
+            metrics = {n: float(both[1, i] if n in MAXIMA else both[0, i] / self.world) for i, n in enumerate(names)}
+            return metrics, gather(self.learner.policy)
+
+    def after_collect(self) -> None:
+        """Observation statistics move as the learner's do."""
+        self.learner.after_collect(self.rollout)
+
+    def state(self) -> dict:
+        """The learner's state with whole tensors: that of one process."""
+        def whole(x):
+            if isinstance(x, dict):
+                return {k: whole(v) for k, v in x.items()}
+            if isinstance(x, (list, tuple)):
+                return type(x)(whole(v) for v in x)
+            return x.full_tensor() if hasattr(x, "full_tensor") else x
+        return whole(self.learner.state_dict())
+
+    @torch.no_grad()
+    def load(self, weights: dict[str, Tensor], state: dict | None) -> None:
+        """Take this rank's part of whole weights and of a learner's state, whoever saved them."""
+        policy, params = self.learner.policy, dict(self.learner.policy.named_parameters())
+        for name, x in [*params.items(), *policy.named_buffers()]:
+            if name in params and hasattr(x, "to_local"):
+                x.to_local().copy_(self._part(weights[name]))
+            elif name in weights:
+                x.copy_(weights[name])
+        if state is not None:
+            moments = dict(state["actor_opt"]["state"])
+            for i, p in enumerate(self.learner.actor_params):
+                if i in moments:
+                    moments[i] = {k: self._like(v, p) if v.shape == p.shape else v for k, v in moments[i].items()}
+            self.learner.load_state_dict(state | {"actor_opt": state["actor_opt"] | {"state": moments}})
+
+    def _part(self, x: Tensor) -> Tensor:
+        parts = x.chunk(self.world)
+        return parts[self.rank] if self.rank < len(parts) else x[:0]
+
+    def _like(self, x: Tensor, p: Tensor) -> Tensor:
+        if not hasattr(p, "to_local"):
+            return x
+        from torch.distributed.tensor import DTensor
+        return DTensor.from_local(self._part(x).clone(), p.device_mesh, p.placements, run_check=False, shape=p.shape,
+                                  stride=x.stride())
+
+
+class ShardedLearner:
+    """A learner of `learners` processes behind the interface of one: this process is rank 0 and has the whole policy too.
+
+    The same update as one process makes, up to the order of summation. Its state is that of one process, so a run may be
+    resumed with another number. Where a rank dies this process ends as if it had been killed: whoever guards the run goes on
+    from its last checkpoint.
+    """
+
+    def __init__(self, algo: str, policy, options: OnPolicyOptions, seed: int, learners: int, folder: Path):
+        check(algo, options, learners)
+        from robo_rl.runtime.processes import context
+        folder.mkdir(parents=True, exist_ok=True)
+        store = folder / f"ranks{os.getpid()}-{time.monotonic_ns()}"
+        self.policy, self.options, self.store = policy, options, store
+        job = RankJob(0, learners, str(store), algo, policy.options, policy.spec, options, seed)
+        self.pipes, self.processes = [], []
+        for i in range(1, learners):
+            mine, theirs = context().Pipe()
+            process = context().Process(target=follow, args=(replace(job, rank=i), theirs), name=f"learner{i}")
+            process.start()
+            theirs.close()
+            self.pipes.append(mine)
+            self.processes.append(process)
+        self.own = self._together(lambda: Rank(job))
+        self._all("load", dict(policy.state_dict()), None)
+
+    @property
+    def sampler(self):
+        """The policy that acts: the whole one."""
+        return self.policy
+
+    def update(self, rollout: Rollout, progress: float, version: int | None = None) -> dict[str, float]:
+        """As a learner's."""
+        metrics, weights = self._all("update", rollout, progress, version)
+        self.policy.load_state_dict(weights)
+        return metrics
+
+    def after_collect(self, rollout: Rollout) -> None:
+        """As a learner's."""
+        self._all("after_collect")
+        if self.options.normalise_obs:
+            self.policy.obs_norm.update(rollout.obs["state"].flatten(0, 1))
+
+    def state_dict(self) -> dict:
+        """As a learner's."""
+        return self._all("state")
+
+    def load_state_dict(self, state: dict) -> None:
+        """As a learner's; the policy has its weights already."""
+        self._all("load", dict(self.policy.state_dict()), state)
+
+    def close(self) -> None:
+        """End the other ranks."""
+        for pipe in self.pipes:
+            with contextlib.suppress(OSError):
+                pipe.send_bytes(pickle.dumps(None))
+        for process in self.processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join(5)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self.store.unlink(missing_ok=True)
+
+    def _all(self, what: str, *args):
+        told = pickle.dumps((what, args))
+        def work():
+            for pipe in self.pipes:
+                pipe.send_bytes(told)
+            return getattr(self.own, what)(*args)
+        return self._together(work)
+
+    def _together(self, work: Callable):
+        try:
+            return work()
+        except (RuntimeError, OSError) as e:
+            time.sleep(0.5)
+            gone = [p for p in self.processes if not p.is_alive()]
+            if not gone:
+                raise
+            print(f"\n{gone[0].name} ended with status {gone[0].exitcode} ({str(e).splitlines()[0]})", file=sys.stderr,
+                  flush=True)
+            for p in self.processes:
+                p.kill()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def follow(job: RankJob, pipe) -> None:
+    """A rank other than 0: does what it is told until it is told nothing more or is alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    parent = os.getppid()
+    torch.set_num_threads(1)
+    try:
+        rank = Rank(job)
+        while True:
+            while not pipe.poll(1.0):
+                if os.getppid() != parent:
+                    return
+            message = pickle.loads(pipe.recv_bytes())
+            if message is None:
+                return
+            getattr(rank, message[0])(*message[1])
+    except (EOFError, ConnectionError):
+        pass  # rank 0 is gone
