@@ -83,3 +83,24 @@ def test_if_the_guard_dies_the_run_saves_itself_and_leaves_no_process(tmp_path):
     assert not alive
     meta = checkpoint.read_meta(checkpoint.checkpoints(tmp_path / "run")[-1])
     assert meta["step"] > 0 and not meta["finished"]
+
+
+@pytest.mark.slow
+def test_a_run_of_two_learners_of_which_one_is_killed_goes_on_and_is_resumed_with_one(tmp_path):
+    process = start(tmp_path, "--learners", "2", "--steps", "10000000")
+    try:
+        until(lambda: len(steps(tmp_path)) > 2 and len(checkpoint.checkpoints(tmp_path / "run")) > 1, process, tmp_path)
+        os.kill(int((tmp_path / "run" / "ranks" / "learner1.pid").read_text().split()[0]), signal.SIGKILL)
+        until(lambda: "going on from the last checkpoint" in (tmp_path / "said").read_text(), process, tmp_path)
+        before = len(steps(tmp_path))
+        until(lambda: len(steps(tmp_path)) > before + 2, process, tmp_path)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 130, (tmp_path / "said").read_text()
+    finally:
+        process.kill()
+    seen, path = steps(tmp_path), tmp_path / "run" / "run.json"
+    run = json.loads(path.read_text())
+    run["config"] |= {"learners": 1, "steps": seen[-1] + 2000}
+    path.write_text(json.dumps(run))
+    assert robo_rl(tmp_path, "train", "--resume", "run").code == 0
+    assert steps(tmp_path)[-1] >= seen[-1] + 2000

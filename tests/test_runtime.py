@@ -107,20 +107,21 @@ def plain(updates, **kw):
 # ---- the ledger --------------------------------------------------------------------------------------------------
 
 def test_a_thousand_random_schedules_keep_every_count_and_the_bound():
-    """Workers of any speed that die, come back, leave for good or hand over rubbish, and a learner that dies."""
+    """Workers of any speed with one lease or many that die, come back, leave for good, join or hand over rubbish, and a
+    learner that dies."""
     for seed in range(1000):
         rng = random.Random(seed)
         workers, eta, decisions = rng.randint(1, 5), rng.randint(0, 4), rng.randint(1, 6)
         envs = [rng.randint(1, 4) for _ in range(workers)]
         batch = decisions * sum(envs) if eta == 0 else rng.randint(1, 3 * decisions * sum(envs))
         shares = {i: (decisions, n) for i, n in enumerate(envs)}
-        slots = 4 + workers + (eta + 3) * (batch // min(envs) + workers)
+        slots = 8 + 2 * workers + (eta + 3) * (batch // min(envs) + workers)
         book, point, order = Ledger(batch, eta, slots, shares), None, []
         made, oldest, trained = {}, {}, 0
         for _ in range(120):
             move, w = rng.random(), rng.randrange(workers)
             if w in book.shares and move < 0.7:
-                f = book.lease(w)
+                f = book.lease(w, more=eta > 0 and rng.random() < 0.2)
                 if f is not None:
                     made[f.uid] = made.get(f.uid, 0) + 1
                     oldest.setdefault(f.uid, book.version)
@@ -132,9 +133,11 @@ def test_a_thousand_random_schedules_keep_every_count_and_the_bound():
             elif move < 0.75:
                 book.lost(w)
             elif move < 0.76 and len(book.shares) > 1 and eta > 0:
-                leaving = [f for f in book.fragments.values() if f.worker == w and f.state == led.LEASED]
-                n = made.get(leaving[0].uid, 0) if leaving else 0
-                book.leave(w, n, oldest.get(leaving[0].uid, 0) if leaving else 0)
+                for f in book.held(w):
+                    book.seal(f.uid, made.get(f.uid, 0), oldest.get(f.uid, 0))
+                book.leave(w, 0, 0)
+            elif move < 0.77 and eta > 0 and w not in book.shares:
+                book.join(w, shares[w])
             elif move < 0.95:
                 chosen = book.take()
                 if chosen is not None:
@@ -180,6 +183,28 @@ def test_asynchronous_work_stops_at_the_admission_bound():
     assert book.lease(0) is None
     book.publish(1)
     assert book.lease(0) is not None
+
+
+def test_after_a_learner_died_each_worker_still_has_its_share_of_the_batch_and_no_more():
+    book = Ledger(12, 0, 8, {0: (2, 3), 1: (2, 3)})
+    done = led.Fragment(5, 0, 0, 2, 3, 0, led.READY, made=2, rows=2)
+    book.recover([done], version=4, next_batch=4, taken=48, next_uid=5)
+    assert book.lease(0) is None and book.lease(1).uid == 6
+
+
+def test_what_a_checkpoint_covers_does_not_come_again_and_its_slot_is_free():
+    book = Ledger(6, 1, 4, {0: (2, 3)})
+    spent, live = (led.Fragment(u, u, 0, 2, 3, 0, led.TAKEN, made=2, rows=2, batch=u) for u in (0, 1))
+    free = book.recover([spent, live], version=1, next_batch=1, taken=6, next_uid=2)
+    assert 0 in free and 1 not in free and [f.uid for f in book.take()] == [1] and book.take() is None
+
+
+def test_a_batch_takes_what_the_oldest_weights_made_first():
+    book = Ledger(2, 2, 8, {i: (1, 2) for i in range(3)})
+    leases = [book.lease(i) for i in range(3)]
+    for f, oldest in zip(leases, (2, 0, 1)):
+        book.seal(f.uid, 1, oldest)
+    assert [book.take()[0].oldest for _ in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])

@@ -127,4 +127,5 @@ def make_feed(args: Train, folder: Path, env, learner, saved: dict | None, build
 
 def discard(folder: Path) -> None:
     """A finished run keeps no rollouts in flight."""
-    shutil.rmtree(folder / "flight", ignore_errors=True)
+    for name in ("flight", "ranks"):
+        shutil.rmtree(folder / name, ignore_errors=True)

@@ -27,6 +27,7 @@ from robo_rl.errors import UserError
 from robo_rl.options import OnPolicyOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import Rollout, one_thread
+from robo_rl.runtime import snapshot
 
 FORWARD = ("encode", "score", "act", "bc_loss")  # methods that need whole parameters
 
@@ -194,8 +195,9 @@ class ShardedLearner:
         check(algo, options, learners)
         from robo_rl.runtime.processes import context
         folder.mkdir(parents=True, exist_ok=True)
+        snapshot.evict(folder)  # ranks of a learner that died
         store = folder / f"ranks{os.getpid()}-{time.monotonic_ns()}"
-        self.policy, self.options, self.store = policy, options, store
+        self.policy, self.options, self.folder, self.store = policy, options, folder, store
         job = RankJob(0, learners, str(store), algo, policy.options, policy.spec, options, seed)
         self.pipes, self.processes = [], []
         for i in range(1, learners):
@@ -245,7 +247,8 @@ class ShardedLearner:
                 process.join(5)
         if dist.is_initialized():
             dist.destroy_process_group()
-        self.store.unlink(missing_ok=True)
+        for path in (self.store, *self.folder.glob("learner*.pid")):
+            path.unlink(missing_ok=True)
 
     def _all(self, what: str, *args):
         told = pickle.dumps((what, args))
@@ -276,6 +279,7 @@ def follow(job: RankJob, pipe) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = os.getppid()
     torch.set_num_threads(1)
+    snapshot.sign(Path(job.store).with_name(f"learner{job.rank}.pid"))
     try:
         rank = Rank(job)
         while True:
