@@ -11,7 +11,7 @@ import torch
 from test_corrections import RATIO_METHODS
 from test_corrections import make as make_method
 from test_corrections import weights as weights_of
-from test_runtime import N, SPEC, build, make_learner, weights
+from test_runtime import SPEC, N, build, make_learner, weights
 
 from robo_rl.rollout import Collector
 from robo_rl.runtime.crewed import Crewed

@@ -46,7 +46,7 @@ class Corrector:
         self.options = options
         self.average = corrections.WeightAverage()
         self.snapshots: dict[int, dict[str, Tensor]] = {}
-        self.anchor: "ChainPolicy | GaussianPolicy | None" = None  # what carries either
+        self.anchor: ChainPolicy | GaussianPolicy | None = None  # what carries either
 
     def keep(self, policy: "ChainPolicy | GaussianPolicy", version: int | None) -> None:
         """Before anything moves: a snapshot of the weights `version`, where the anchor is made of them."""
