@@ -95,7 +95,7 @@ def test_two_learners_make_the_updates_of_one_and_either_goes_on_from_the_others
 
     policy = make(name).policy
     policy.load_state_dict(fresh)
-    two = ShardedLearner(algo, policy, options, 0, 2, tmp_path)
+    two = ShardedLearner(algo, policy, options, 0, 2, tmp_path / "ranks")
     try:
         got, metrics = updated(two, rollouts[:2])
         assert_close(got, want, fresh)

@@ -13,6 +13,7 @@ import pickle
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -37,6 +38,7 @@ def shard(policy: nn.Module, mesh=None) -> nn.Module:
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
     if not dist.is_initialized():
         raise UserError("a sharded learner needs ranks: start it with torchrun --nproc-per-node N")
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # nothing writes into a context in place
     fully_shard(policy, mesh=mesh)
     for name in FORWARD:
         register_fsdp_forward_method(policy, name)
@@ -249,6 +251,8 @@ class ShardedLearner:
             dist.destroy_process_group()
         for path in (self.store, *self.folder.glob("learner*.pid")):
             path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
 
     def _all(self, what: str, *args):
         told = pickle.dumps((what, args))
