@@ -18,6 +18,7 @@ from controllers.governor import Governor, Setpoint, State
 from controllers.law import Law, LawOptions, vector
 from controllers.model import ArmModel, add_tool, arm_model, read_spec
 from controllers.robot import Robot
+from controllers.wrench import Observer
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.geometry import turn_between
 
@@ -68,6 +69,7 @@ class SimArm:
         self._site = self.mj.site(robot.site).id
         self._body = self.mj.site_bodyid[self._site]
         self.servo = JointServo(robot, self.model, dt) if servo else None
+        self.observer: Observer | None = None  # where the arm is to feel what pushes it
         self._fingers = np.array([i for i in range(self.mj.nu) if self.mj.actuator(i).name in FINGERS], int)
         self._finger_q = self.mj.jnt_qposadr[self.mj.actuator_trnid[self._fingers, 0]]
         self._push, self._push_until = np.zeros(6), -math.inf
@@ -93,6 +95,8 @@ class SimArm:
         if self.servo:
             self.servo.rest(self.model)
         self._late = deque([self.model.bias.copy()] * len(self._late))
+        if self.observer:
+            self.observer.rest()
 
     def use(self, law: Law, servo: bool) -> None:
         """Let another law go on from what the joints carry now: no jump in torque."""
@@ -116,6 +120,13 @@ class SimArm:
     def sense(self) -> None:
         """Measure: fill `model` from the simulated joints."""
         self.model.update(self.data.qpos[self._qpos], self.data.qvel[self._dof])
+
+    def felt(self) -> tuple[float, ...] | None:
+        """What the observer makes of the last tick [N], [N m]; None where the arm has none. Once per tick."""
+        if self.observer is None:
+            return None
+        self.observer.tick(self.torque, self.dt)
+        return self.observer.wrench()
 
     def push(self, wrench: np.ndarray, seconds: float = math.inf) -> None:
         """A force [N] and moment [N m] [6] from outside at the tool, in base axes, for a time."""
@@ -168,7 +179,7 @@ def govern(arm: SimArm, governor: Governor, now: float | None = None) -> Setpoin
     arm.sense()
     m = arm.model
     governor.measure(State(tuple(m.q.tolist()), tuple(m.dq.tolist()), tuple(m.pos), tuple(m.quat),
-                           tuple(arm.twist().tolist())), now)
+                           tuple(arm.twist().tolist()), arm.felt()), now)
     out = governor.tick(now, arm.dt)
     if arm.servo:
         arm.servo.follow(arm.law, m, out)
@@ -184,24 +195,38 @@ class JointServo:
 
     def __init__(self, robot: Robot, model: ArmModel, dt: float):
         self.goal = ArmModel(model.spec, robot.joints, robot.site, gravity=False, coriolis=False)
-        self.still, self.fastest = np.zeros(model.n), JOINT_SHARE * dt * np.array(robot.velocity)  # [rad] per tick
+        self.fastest = JOINT_SHARE * dt * np.array(robot.velocity)  # [rad] per tick
+        self._a, self._x = np.zeros((6, 6)), np.zeros(6)
+        self._diagonal = self._a.reshape(-1)[::7]
         self.rest(model)
 
     def rest(self, model: ArmModel) -> None:
         """Go on from the measured joints."""
-        self.goal.update(model.q, self.still)
+        self.goal.place(model.q)
+        self.direct: np.ndarray | None = None  # joint targets that were followed last
 
     def follow(self, law: Law, model: ArmModel, out: Setpoint) -> None:
         if out.rebased:
             self.rest(model)
+        if out.joints is not None:  # the governor has limited them already
+            self.direct = np.array(out.joints)
+            law.aim_joints(self.direct)
+            return
         if out.pos is None:
             return
+        if self.direct is not None:
+            self.goal.place(self.direct)
+            self.direct = None
         g = self.goal
         x, y, z = g.pos
         error = np.array((out.pos[0] - x, out.pos[1] - y, out.pos[2] - z, *turn_between(out.quat, tuple(g.quat))))
-        step = g.jac.T @ np.linalg.solve(g.jac @ g.jac.T + 1e-4 * np.eye(6), error)
-        g.update(g.q + step / max(1.0, float((np.abs(step) / self.fastest).max())), self.still)
-        law.set_joints(g.q)
+        g.jac.dot(g.jac.T, self._a)
+        self._diagonal += 1e-4
+        mujoco.mju_cholFactor(self._a, 1e-12)
+        mujoco.mju_cholSolve(self._x, self._a, error)
+        step = self._x.dot(g.jac)
+        g.place(g.q + step / max(1.0, float((np.abs(step) / self.fastest).max())))
+        law.aim_joints(g.q)
 
 
 def follow(law: Law, model: ArmModel, out: Setpoint) -> None:

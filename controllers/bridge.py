@@ -8,6 +8,7 @@ the observation contains, are followed as that sim has them: q + J^+ (target - t
 its time. Loss of the state or of the policy ends in HOLD by the governor's watchdogs: nothing is commanded from then on.
 """
 
+import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from controllers.model import ArmModel
 from controllers.node import GRIPPER_STATE
 from controllers.robot import Robot, by_name
 from controllers.schedule import Chunk, Latency, Schedule
-from controllers.transport import Flag, JointState, Numbers, PoseStamped, Transport
+from controllers.transport import CompressedImage, Flag, JointState, Numbers, PoseStamped, Transport
 from robo_rl.errors import UserError, in_range
 from robo_rl.geometry import turn_between, turned
 
@@ -31,17 +32,21 @@ HAND = ("ee_x", "ee_y", "ee_z", "ee_axis_x", "ee_axis_y", "ee_tilt_x", "ee_tilt_
 OBJECT = ("dx", "dy", "dz", "z", "cos4yaw", "sin4yaw")
 PREVIEW = "preview/target_pose"
 PATIENCE = 0.25  # of a period; inference within it counts as immediate
+STALE_PICTURE = 0.5  # s behind the joints, at which a camera counts as lost
 SHARE = 1.0  # of the joints' speed limits, for the joint targets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a run expects of the robot. scale [6]: metres and radians of an action of 1."""
+    """What a run expects of the robot. scale [6]: metres and radians of an action of 1; views: cameras whose pictures, cut
+    to image_size x image_size pixels, it sees."""
 
     state_names: tuple[str, ...]
     action_names: tuple[str, ...]
     scale: tuple[float, ...]
     period: float
+    views: tuple[str, ...] = ()
+    image_size: int = 0
 
     def __post_init__(self) -> None:
         in_range("control period", self.period, 0.001, 1.0)
@@ -50,13 +55,18 @@ class Task:
                             f"by {', '.join(AXES)}: train with --control ee_delta")
         if len(self.scale) != 6 or not all(0 < s < 1 for s in self.scale):
             raise UserError(f"an action's scale needs 6 numbers in (0, 1) [m], [rad], got {self.scale}")
+        if self.views:
+            in_range("image size", self.image_size, 16, 1024)
         objects_of(self.state_names)
+
+
+Observation = dict[str, np.ndarray]  # state float32 [S], image/<view> uint8 [h, w, 3]
 
 
 class Thinker(Protocol):
     """Inference that need not answer at once."""
 
-    def ask(self, state: np.ndarray, t0: float) -> None:
+    def ask(self, obs: Observation, t0: float) -> None:
         """Begin a chunk for the observation of t0; one at a time."""
 
     def poll(self, now: float) -> tuple[np.ndarray, float] | None:
@@ -68,12 +78,12 @@ class Thinker(Protocol):
 class Inline:
     """A policy in this thread; `delay(k)` [s] of its k-th answer is for tests."""
 
-    def __init__(self, act: Callable[[np.ndarray], np.ndarray], delay: Callable[[int], float] = lambda k: 0.0):
+    def __init__(self, act: Callable[[Observation], np.ndarray], delay: Callable[[int], float] = lambda k: 0.0):
         self.act, self.delay, self.count = act, delay, 0
         self.answer: tuple[np.ndarray, float, float] | None = None
 
-    def ask(self, state: np.ndarray, t0: float) -> None:
-        self.answer = np.array(self.act(state)), t0, t0 + self.delay(self.count)
+    def ask(self, obs: Observation, t0: float) -> None:
+        self.answer = np.array(self.act(obs)), t0, t0 + self.delay(self.count)
         self.count += 1
 
     def poll(self, now: float) -> tuple[np.ndarray, float] | None:
@@ -97,6 +107,30 @@ def objects_of(names: tuple[str, ...]) -> tuple[str, ...]:
         raise UserError(f"the run's state does not fit the robot's topics: {what}. Allowed: joints, "
                         f"gripper, {', '.join(HAND)} and of each body {', '.join(OBJECT)}")
     return objects
+
+
+def camera_topic(view: str) -> str:
+    """Where the pictures of a camera are, as image_transport names it."""
+    return f"{view}/image_raw/compressed"
+
+
+def picture(message: CompressedImage, size: int = 0) -> np.ndarray:
+    """uint8 [h, w, 3] of a compressed image; size: scaled to cover size x size pixels and cut to its middle.
+
+    UserError: the bytes are no picture.
+    """
+    from PIL import Image
+    try:
+        image = Image.open(io.BytesIO(message.data)).convert("RGB")
+    except OSError as e:
+        raise UserError(f"a picture of {message.frame or 'a camera'} cannot be read: {e}") from None
+    if size and image.size != (size, size):
+        w, h = image.size
+        scale = size / min(w, h)
+        image = image.resize((max(size, round(w * scale)), max(size, round(h * scale))), Image.Resampling.BILINEAR)
+        left, top = (image.width - size) // 2, (image.height - size) // 2
+        image = image.crop((left, top, left + size, top + size))
+    return np.asarray(image)
 
 
 class Hand:
@@ -126,8 +160,10 @@ class Hand:
 class Senses:
     """Topics of the arm -> measured state and observation."""
 
-    def __init__(self, robot: Robot, transport: Transport, names: tuple[str, ...]):
+    def __init__(self, robot: Robot, transport: Transport, names: tuple[str, ...], views: tuple[str, ...] = (), size: int = 0):
         topics = robot.topics
+        self.size = size
+        self.cameras = {v: transport.subscription(camera_topic(v), CompressedImage) for v in views}
         self.robot, self.names, self.objects = robot, names, objects_of(names)
         numbers = {n.removeprefix("joint").split("_")[0] for n in names if n.startswith("joint")}
         if numbers - {str(i + 1) for i in range(len(robot.joints))}:
@@ -142,6 +178,7 @@ class Senses:
     def missing(self) -> list[str]:
         """Topics that have not said anything."""
         boxes = {self.robot.topics["joint_states"]: self.joints} | {f"objects/{n}": b for n, b in self.bodies.items()}
+        boxes |= {camera_topic(v): b for v, b in self.cameras.items()}
         if "gripper" in self.names:
             boxes[GRIPPER_STATE] = self.gripper
         return [topic for topic, box in boxes.items() if box.latest() is None]
@@ -178,21 +215,36 @@ class Senses:
         return np.array([at[n] for n in self.names], np.float32)
 
 
+    def pictures(self) -> dict[str, np.ndarray]:
+        """The newest picture of each camera, as an observation has it. UserError: one is older than STALE_PICTURE."""
+        out = {}
+        for view, box in self.cameras.items():
+            got = box.latest()
+            if got is None or self.seen - got.at > STALE_PICTURE:
+                age = "none ever came" if got is None else f"the last is {self.seen - got.at:.2f} s old"
+                raise UserError(f"no picture on {camera_topic(view)}: {age}")
+            out[f"image/{view}"] = picture(got.message, self.size)
+        return out
+
+
 class Bridge:
     """One policy on one arm. `begin` when the arm's topics are there, then `tick` every control period."""
 
     def __init__(self, robot: Robot, task: Task, transport: Transport, model: ArmModel, limits: Limits, *,
-                 dry_run: bool = False):
+                 dry_run: bool = False, joints: bool = False):
+        """joints: command joint targets, which an arm of stiff joints follows as sims/mujoco's does; else tool poses."""
         self.robot, self.task, self.transport, self.model, self.dry_run = robot, task, transport, model, dry_run
         self.topics = robot.topics
         self.goal = ArmModel(model.spec, robot.joints, robot.site)
-        self.senses = Senses(robot, transport, task.state_names)
+        self.senses = Senses(robot, transport, task.state_names, task.views, task.image_size)
+        self.tell: Callable[[np.ndarray, dict, np.ndarray], None] | None = None  # state, pictures, action: each that runs
         if dry_run:  # the arm does not follow, and need not
             limits = replace(limits, tracking=(math.inf, math.inf))
         self.governor = Governor(limits, robot)
         self.estop = transport.subscription(self.topics["estop"], Flag, "latched")
-        pose_topic = PREVIEW if dry_run else self.topics["target_pose"]
-        self.target = transport.publisher(pose_topic, PoseStamped, "command")
+        self.joints = joints and not dry_run
+        self.topic = PREVIEW if dry_run else self.topics["target_joint" if joints else "target_pose"]
+        self.target = transport.publisher(self.topic, JointState if self.joints else PoseStamped, "command")
         self.gripper = None if dry_run else transport.publisher(self.topics["gripper"], Numbers, "command")
         self.speed = SHARE * np.array(robot.velocity)
         self.latency, self.lost = Latency(256), ""
@@ -212,10 +264,12 @@ class Bridge:
     def begin(self, now: float) -> None:
         """Arm this side's governor at the measured pose. UserError says what is missing."""
         if missing := self.senses.missing():
-            raise UserError(f"nothing came on {', '.join(missing)}: is the arm there (robo_rl sim-arm), in this domain?")
+            wrong = "".join(f". {c}" for c in self.transport.complaints())
+            raise UserError(f"nothing came on {', '.join(missing)}: is the arm there (robo_rl sim-arm), in this domain?{wrong}")
         self.measure(now)
-        if not self.dry_run and (n := self.transport.publishers(self.topics["target_pose"])) > 1:
-            raise UserError(f"{n - 1} other publisher on {self.topics['target_pose']}: one commander at a time, "
+        others = {t: self.transport.publishers(self.topics[t]) for t in ("target_pose", "target_joint")}
+        if not self.dry_run and (n := sum(others.values())) > 1:
+            raise UserError(f"{n - 1} other publisher on {self.topics['target_pose']} or {self.topics['target_joint']}: one commander at a time, "
                             "stop the other")
         self.governor.arm(now)
         self.hand = Hand(self.model, self.task.scale)
@@ -230,14 +284,16 @@ class Bridge:
 
     def act(self, action: np.ndarray, now: float) -> None:
         """One action [7] in [-1, 1] for the period that begins now: move the target, ask the governor, publish."""
+        if self.tell:
+            self.tell(self.observation(), self.senses.pictures(), np.clip(action, -1, 1))
         self.hand.move(np.clip(action, -1, 1), self.model, self.speed, self.task.period)
         self.command(now)
 
     def command(self, now: float) -> None:
         """Where the joint targets bring the tool, through the governor onto the wire."""
-        self.goal.update(self.hand.joints, np.zeros_like(self.hand.joints))
-        self.governor.command(Command("bridge", now, self.governor.limits.frame, tuple(self.goal.pos),
-                                      tuple(self.goal.quat)), now)
+        self.goal.place(self.hand.joints)
+        self.governor.command(Command("bridge", now, self.governor.limits.frame, tuple(self.goal.pos), tuple(self.goal.quat),
+                                      tuple(self.hand.joints.tolist()) if self.joints else ()), now)
         self.publish(now)
 
     def publish(self, now: float) -> None:
@@ -246,7 +302,12 @@ class Bridge:
         out = g.tick(now, self.task.period)
         if out.pos is None or g.state not in (ACTIVE, HOLD):
             return
-        self.target.publish(PoseStamped(now, self.robot.base_frame, out.pos, out.quat))
+        if not self.joints:
+            self.target.publish(PoseStamped(now, self.robot.base_frame, out.pos, out.quat))
+        elif out.joints is not None:
+            self.target.publish(JointState(now, self.robot.joints, out.joints))
+        else:
+            return  # the arm's own watchdog brakes and holds it
         self.commands += 1
         if self.gripper is not None and g.state == ACTIVE:
             self.gripper.publish(Numbers((min(max((self.hand.grip + 1) / 2, 0.0), 1.0),)))
@@ -261,7 +322,7 @@ class Bridge:
                 self._take(thinker, slot)
                 if self._asked is None and self._due(slot):
                     self._asked, self._asked_at = self._sum.copy(), now
-                    thinker.ask(self.observation(), slot)
+                    thinker.ask({"state": self.observation()} | self.senses.pictures(), slot)
                     self._take(thinker, slot)
             except UserError as e:
                 self.lost = str(e)

@@ -84,7 +84,7 @@ class Codec:
             if "/" in kind:
                 v = [self.build(kind, s.MESSAGES[kind], x) for x in v] if many else self.build(kind, s.MESSAGES[kind], v)
             elif many and kind != "string":
-                v = self.array(v, "uint8" if kind == "byte" else kind)
+                v = self.array(v, kind)
             made[field] = v
         return self.of(name)(**made)
 

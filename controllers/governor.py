@@ -9,6 +9,8 @@ the measured pose and velocity and then stands; what is commanded there has no e
 A command is judged by the contracts in the order of CONTRACTS; its verdict names the first one that it violates. Limits
 of place and step rewrite the command to the nearest one allowed, everything else blocks it; too many of either within
 `window` hold the arm. The setpoint moves to the last accepted command within the limits of speed and acceleration.
+A command may name joint targets, with the tool pose that they mean as the receiver's own model has it: both are judged,
+a place outside blocks it, a step too far is taken part of the way, and joints and tool move together.
 Ages are measured on the receiver's monotonic clock, `now`; the sender's stamps only order its messages.
 """
 
@@ -24,7 +26,8 @@ from robo_rl.errors import UserError, in_range
 from robo_rl.geometry import Floats, rotate1, turn_between, turned, unit
 
 DISARMED, ARMED, ACTIVE, HOLD, STOPPED = "DISARMED", "ARMED", "ACTIVE", "HOLD", "STOPPED"
-REWRITE = ("workspace", "orientation", "step")
+JOINT_SHARE = 0.97  # of the joints' speeds, for joint targets: joints that lag behind them stay below
+REWRITE = ("workspace", "orientation", "step", "joint_range")
 CONTRACTS = ("dimensions", "finite", "quaternion", "frame", "commander", "order", "future", "stale", *REWRITE)
 """Of a command."""
 STATE_CONTRACTS = ("state_dimensions", "state_finite", "joint_limit", "joint_speed", "tool_speed", "tool_place",
@@ -60,6 +63,8 @@ class Limits:
     """Of the measured tool; beyond it the arm holds."""
     measured_margin: float = 0.03
     """How far the measured tool may be outside the box before the arm holds [m]."""
+    joint_speed: float = 1.0
+    """Of the joints' speed limits; a measured joint faster than this holds the arm."""
     joint_margin: float = 0.02
     """A joint nearer to its limit than this and moving towards it holds the arm [rad]."""
     wrench: tuple[float, float] = (60.0, 20.0)
@@ -91,7 +96,7 @@ class Limits:
         for name in ("step", "speed", "accel", "brake", "measured_speed", "wrench", "tracking"):
             for x in getattr(self, name):
                 in_range(name, x, 0, math.inf, open_low=True)
-        for name in ("command_timeout", "give_up", "state_timeout", "stale", "window"):
+        for name in ("command_timeout", "give_up", "state_timeout", "stale", "window", "joint_speed"):
             in_range(name, getattr(self, name), 0, math.inf, open_low=True)
         in_range("violations", self.violations, 1, 10**6)
 
@@ -105,6 +110,7 @@ class Command:
     frame: str
     pos: tuple[float, ...]  # [m]
     quat: tuple[float, ...]  # (w, x, y, z)
+    joints: tuple[float, ...] = ()  # targets [rad] whose tool pose pos and quat are; (): a pose alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +144,7 @@ class Setpoint:
     pos: Floats | None
     quat: Floats
     rebased: bool = False
+    joints: Floats | None = None  # where joint targets are commanded
 
 
 ALLOW = Verdict("allow")
@@ -232,6 +239,9 @@ class Governor:
         self._v: Floats = (0.0, 0.0, 0.0)
         self._w: Floats = (0.0, 0.0, 0.0)
         self.target: tuple[Floats, Floats] = (0.0, 0.0, 0.0), self.quat
+        self.joints: Floats | None = None  # the setpoint and
+        self.joint_target: Floats | None = None  # its goal, while joints are commanded
+        self._pace = 0.0  # [m/s] on the way between them
         self.commander: str | None = None
         self._stamps: dict[str, tuple[float, float]] = {}  # source -> (last stamp, least delay)
         self._recent: deque[float] = deque()
@@ -259,6 +269,7 @@ class Governor:
             raise UserError(f"cannot arm: the tool at {[round(x, 3) for x in m.pos]} m is outside the workspace")
         self.pos, self.quat = box(m.pos, self.limits), upright(unit(m.quat), self.limits)
         self.target = self.pos, self.quat
+        self.joints, self.joint_target, self._pace = None, None, 0.0
         self._v = self._w = (0.0, 0.0, 0.0)
         self.commander, self._apart_since = None, math.inf
         self._stamps.clear()
@@ -318,8 +329,8 @@ class Governor:
         for name, q, v, low, high, most in zip(r.joints, s.q, s.dq, r.lower, r.upper, r.velocity, strict=True):
             if (q < low + margin and v < -0.01) or (q > high - margin and v > 0.01) or not low <= q <= high:
                 return "joint_limit", f"{name} at {q:.3f} rad, allowed {low:.3f} to {high:.3f}"
-            if abs(v) > most:
-                return "joint_speed", f"{name} at {v:.2f} rad/s, allowed {most:g}"
+            if abs(v) > o.joint_speed * most:
+                return "joint_speed", f"{name} at {v:.2f} rad/s, allowed {o.joint_speed * most:.3g}"
         if math.hypot(*s.twist[:3]) > o.measured_speed[0] or math.hypot(*s.twist[3:]) > o.measured_speed[1]:
             return "tool_speed", f"the tool moves at {math.hypot(*s.twist[:3]):.2f} m/s"
         inside = box(s.pos, o)
@@ -334,7 +345,7 @@ class Governor:
         """A command came in."""
         if self.trace:
             self._log("command", now, {"source": c.source, "stamp": c.stamp, "frame": c.frame, "pos": c.pos,
-                                       "quat": c.quat})
+                                       "quat": c.quat, "joints": c.joints})
         self._clock(now)
         if self.state not in (ARMED, ACTIVE):
             return self._said(Verdict("block", "state", "commander", f"{self.state}: {self.reason or 'not armed'}"))
@@ -348,18 +359,46 @@ class Governor:
         self._stamps[c.source] = c.stamp, min(least, now - c.stamp)
         self.commander, self._command_at = c.source, now
         verdict, pos, quat = self.rewrites(tuple(c.pos), unit(tuple(c.quat)))
-        self.target = pos, quat
+        if c.joints:
+            verdict = self._joint_command(c, verdict, pos, quat)
+            if verdict.action == "block":
+                return self._said(self._count("block", verdict.contract, verdict.text))
+        else:
+            self.target, self.joints, self.joint_target = (pos, quat), None, None
         if self.state == ARMED:
             self._go(ACTIVE, now, "")
         if verdict is not ALLOW:
             self._count("rewrite", verdict.contract, verdict.text)
         return self._said(verdict)
 
+    def _joint_command(self, c: Command, verdict: Verdict, pos: Floats, quat: Floats) -> Verdict:
+        """Take joint targets, whole or part of the way -> the verdict; "block" leaves everything as it was."""
+        if verdict.contract in ("workspace", "orientation"):
+            return Verdict("block", verdict.contract, "commander", verdict.text)
+        r, margin = self.robot, self.limits.joint_margin
+        now = self.joint_target if self.joint_target is not None else self.measured.q
+        share = 1.0
+        if verdict.contract == "step":  # as far as the tool may go
+            (p, q), o = self.target, self.limits.step
+            far, turn = math.dist(c.pos, p), math.hypot(*turn_between(unit(tuple(c.quat)), q))
+            share = min(o[0] / max(far, o[0]), o[1] / max(turn, o[1]))
+        wanted = tuple(b + share * (a - b) for a, b in zip(c.joints, now, strict=True))
+        allowed = tuple(min(max(x, low + margin), high - margin)
+                        for x, low, high in zip(wanted, r.lower, r.upper, strict=True))
+        if allowed != wanted and verdict is ALLOW:
+            verdict = Verdict("rewrite", "joint_range", "commander", "a joint target is beyond its limits")
+        if self.joints is None:
+            self.joints, self._pace = self.measured.q, 0.0
+        self.target, self.joint_target = (pos, quat), allowed
+        return verdict
+
     def blocks(self, c: Command, now: float) -> tuple[str, str] | None:
         """The first contract that makes the command unusable, and a sentence; None: it may be used."""
         if len(c.pos) != 3 or len(c.quat) != 4:
             return "dimensions", f"a pose has 3 + 4 numbers, got {len(c.pos)} + {len(c.quat)}"
-        if not all(math.isfinite(x) for x in (*c.pos, *c.quat, c.stamp)):
+        if c.joints and len(c.joints) != len(self.robot.joints):
+            return "dimensions", f"the arm has {len(self.robot.joints)} joints, got {len(c.joints)}"
+        if not all(math.isfinite(x) for x in (*c.pos, *c.quat, *c.joints, c.stamp)):
             return "finite", "the command has a number that is not finite"
         length = math.hypot(*c.quat)
         if abs(length - 1) > 1e-2:
@@ -415,7 +454,9 @@ class Governor:
         elif self.state == HOLD and now - self._changed_at > o.give_up:
             self._trip(STOPPED, "command_age" if "command" in self.reason else "violations",
                        f"held for {o.give_up:g} s after: {self.reason}")
-        if self.state == ACTIVE:
+        if self.state == ACTIVE and self.joint_target is not None:
+            self._joint_step(dt)
+        elif self.state == ACTIVE:
             goal, facing = self.target
             (a, b, c), (x, y, z) = goal, self.pos
             self._v = pursue((a - x, b - y, c - z), self._v, o.speed[0], o.accel[0], dt)
@@ -433,11 +474,30 @@ class Governor:
         x, y, z = self._w
         if x or y or z:
             self.quat = upright(turned(self.quat, x * dt, y * dt, z * dt), o)
-        out = Setpoint(self.state, self.pos, self.quat, self._rebased)
+        out = Setpoint(self.state, self.pos, self.quat, self._rebased, self.joints if self.state == ACTIVE else None)
         self._rebased = False
         if self.trace:
-            self._log("tick", now, {"dt": dt, "out": [out.state, self.reason, out.pos, out.quat, out.rebased]})
+            self._log("tick", now, {"dt": dt, "out": [out.state, self.reason, out.pos, out.quat, out.rebased,
+                                                           out.joints]})
         return out
+
+    def _joint_step(self, dt: float) -> None:
+        """Joints and tool together, by one share of the way that is left: within the tool's speed and acceleration and
+        the joints' speeds. (Along so short a way the tool moves in a straight line, near enough.)"""
+        o, (goal, facing) = self.limits, self.target
+        turn = turn_between(facing, self.quat)
+        way = max(math.dist(goal, self.pos), o.speed[0] / o.speed[1] * math.hypot(*turn))  # turns as the way they take
+        share = 1.0  # a way too short to name: the null space's motion, at the joints' speeds
+        if way > 1e-6:
+            v, _, _ = pursue((way, 0.0, 0.0), (self._pace, 0.0, 0.0), o.speed[0], o.accel[0], dt)
+            share = min(1.0, max(v, 0.0) * dt / way)
+        for a, b, most in zip(self.joint_target, self.joints, self.robot.velocity, strict=True):
+            if abs(a - b) * share > JOINT_SHARE * most * dt:
+                share = JOINT_SHARE * most * dt / abs(a - b)
+        self._pace = share * way / dt
+        self.joints = tuple(b + share * (a - b) for a, b in zip(self.joint_target, self.joints, strict=True))
+        self._v = tuple(share * (a - b) / dt for a, b in zip(goal, self.pos, strict=True))
+        self._w = tuple(share * x / dt for x in turn)
 
     # ---- inside ---------------------------------------------------------------------------------------------------
 
@@ -455,6 +515,7 @@ class Governor:
         if self.measured is not None and self.now - self._state_at <= self.limits.state_timeout:
             m, o = self.measured, self.limits
             self.pos, self.quat = box(m.pos, o), upright(unit(m.quat), o)
+            self.joints, self.joint_target, self._pace = None, None, 0.0
             self._v, self._w = m.twist[:3], m.twist[3:]
             for name, top in (("_v", o.speed[0]), ("_w", o.speed[1])):
                 size = math.hypot(*getattr(self, name))
@@ -519,7 +580,7 @@ def replay(events: list[dict], robot: Robot) -> int | None:
                     governor.measure(State(**{k: _numbers(v) for k, v in d.items()}), now)
                 case "command":
                     governor.command(Command(d["source"], float(d["stamp"]), d["frame"], _numbers(d["pos"]),
-                                             _numbers(d["quat"])), now)
+                                             _numbers(d["quat"]), _numbers(d["joints"])), now)
         except UserError:  # arming was refused then too
             pass
     pairs = zip_longest(trace.events, plain(events))

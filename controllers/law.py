@@ -217,6 +217,7 @@ class Law:
         self._a, self._x = np.zeros((6, 6)), np.zeros(6)
         self._a_diagonal = self._a.reshape(-1)[::7]
         self._rigid = any(options.stiffness) or options.nullspace == "dynamic"  # W is needed
+        self._lowest, self._highest = np.array(robot.lower), np.array(robot.upper)
         self.activated = False
 
     # ---- commands -------------------------------------------------------------------------------------------------
@@ -236,6 +237,7 @@ class Law:
         self.tau = [min(max(t, -m), m) for t, m in zip(start, self.most, strict=True)]
         self.k, self.k_target = [0.0] * 6, list(self.options.stiffness)
         self.gain = 0.0 if self.options.ramp else 1.0  # of the posture's spring
+        self._gain, self._k = -1.0, self.kn  # what `_posture` was made for
         self.feed: list[float] | None = None
         self.feed_frame = "base"
         self.d = [0.0] * 6
@@ -268,6 +270,10 @@ class Law:
             v = vector("joint velocity reference", dq, n)
             self.dq_ref, self._dq_age = np.clip(v, np.negative(self.robot.velocity), self.robot.velocity).tolist(), 0.0
             self._pull()
+
+    def aim_joints(self, q: np.ndarray) -> None:
+        """Posture target [rad] from this process, every tick: not checked, clipped to the joints' limits."""
+        self.q_target, self._q_moves = np.minimum(np.maximum(q, self._lowest), self._highest).tolist(), True
 
     def set_wrench(self, wrench: np.ndarray, frame: str = "base") -> None:
         """Feed-forward force [N] and moment [N m] [6] at the tool, in axes of `frame`; expires."""
@@ -394,9 +400,12 @@ class Law:
 
         Springs ramp, damping does not.
         """
-        n = len(self.q_ref)
-        self._posture[:, :n] = np.diag(self.gain * self.kn)
-        self._pull_to = self.gain * self.kn * self.q_ref + self.dn * self.dq_ref
+        if self.gain != self._gain:
+            self._gain, self._k = self.gain, self.gain * self.kn
+            self._posture[:, :len(self._k)] = np.diag(self._k)
+        self._pull_to = self._k * np.array(self.q_ref)
+        if self._dq_age < math.inf:
+            self._pull_to += self.dn * self.dq_ref
 
     def _force(self, model: ArmModel, twist: list[float]) -> list[float]:
         """F [6] in base axes."""

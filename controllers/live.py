@@ -28,10 +28,10 @@ class LiveArm:
 
     def __init__(self, robot: Robot, task: Task, transport: Transport, model: ArmModel, limits: Limits, *,
                  clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
-                 wait: float = 5.0):
+                 wait: float = 5.0, joints: bool = False):
         self.transport, self.task, self.limits, self.robot = transport, task, limits, robot
         self.clock, self.sleep, self.wait = clock, sleep, wait
-        self.bridge = Bridge(robot, task, transport, model, limits)
+        self.bridge = Bridge(robot, task, transport, model, limits, joints=joints)
         self.safety = transport.subscription(SAFETY_STATE, Text, "latched", depth=8)
         self.late, self.steps, self.stops, self.due = 0, 0, [], 0.0
         self.slow: list[float] = []  # s that an action came after its period began

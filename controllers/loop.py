@@ -68,14 +68,12 @@ def real_time(tick: Callable[[], object], dt: float, seconds: float, *, clock: C
 
 
 @contextmanager
-def undisturbed() -> Iterator[bool]:
-    """No garbage collection, quick thread switches and, where the system permits, real-time priority (yields whether)."""
-    interval, collecting, real = sys.getswitchinterval(), gc.isenabled(), False
-    before = None
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    sys.setswitchinterval(1e-4)
+def prompt() -> Iterator[bool]:
+    """Real-time priority where the system permits, for this thread and for those it starts meanwhile (yields whether).
+
+    DDS's threads need it as much as the loop does: on a busy machine messages otherwise wait for seconds.
+    """
+    before, real = None, False
     if hasattr(os, "sched_setscheduler"):
         with suppress(OSError):
             before = os.sched_getscheduler(0), os.sched_getparam(0)
@@ -86,6 +84,20 @@ def undisturbed() -> Iterator[bool]:
     finally:
         if real:
             os.sched_setscheduler(0, *before)
+
+
+@contextmanager
+def undisturbed() -> Iterator[bool]:
+    """No garbage collection, quick thread switches and, where the system permits, real-time priority (yields whether)."""
+    interval, collecting = sys.getswitchinterval(), gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    sys.setswitchinterval(1e-4)
+    try:
+        with prompt() as real:
+            yield real
+    finally:
         sys.setswitchinterval(interval)
         gc.unfreeze()
         if collecting:

@@ -65,6 +65,18 @@ class ArmModel:
         self.pos = self._pos.tolist()
         self.quat = self._quat.tolist()
 
+    def place(self, q: np.ndarray) -> None:
+        """Fill q, pos, quat and jac alone for joint angles q [rad]: a third of the work."""
+        m, d = self.mj, self.data
+        self.q[:] = q
+        d.qpos[:] = q
+        mujoco.mj_kinematics(m, d)
+        mujoco.mj_comPos(m, d)
+        mujoco.mj_jacSite(m, d, self._linear, self._angular, self.site)
+        mujoco.mju_mat2Quat(self._quat, self._matrix)
+        self.pos = self._pos.tolist()
+        self.quat = self._quat.tolist()
+
     @property
     def rotation(self) -> np.ndarray:
         """The tool's axes in the base frame [3, 3] (columns)."""

@@ -13,6 +13,7 @@ import numpy as np
 from controllers.arm import SimArm, govern
 from controllers.governor import ACTIVE, ARMED, Command, Governor, Setpoint
 from controllers.law import vector
+from controllers.model import ArmModel
 from controllers.robot import by_name
 from controllers.transport import (
     Clock,
@@ -29,6 +30,7 @@ from controllers.transport import (
 from robo_rl.errors import UserError, choose
 
 GRIPPER_STATE = "gripper/joint_states"
+EXTERNAL_WRENCH = "external_wrench"  # estimated, where the arm has an observer
 SAFETY_COMMAND, SAFETY_STATE = "safety_command", "safety_state"
 SERVE_EVERY = 10  # ticks between two looks for calls of services
 ORDERS = ("arm", "disarm", "reset", "stop")
@@ -42,7 +44,8 @@ class ArmNode:
 
     def __init__(self, arm: SimArm, transport: Transport, governor: Governor | None = None, *, pose_every: int = 10,
                  joints_every: int = 1, clock: bool = False):
-        """clock: publish simulated time on `clock`, every millisecond of it. governor: the arm's own, between the wire and the law; it gets tool poses alone, so that nothing passes it.
+        """clock: publish simulated time on `clock`, every millisecond of it. governor: the arm's own, between the wire and the law; it gets poses and joint targets alone, so that
+        nothing passes it.
         pose_every: ticks between two publications of pose, twist, gripper and objects; joints_every: of joint states."""
         self.arm, self.transport, self.governor, self.count = arm, transport, governor, 0
         self.pose_every, self.joints_every, self.said = pose_every, joints_every, ""
@@ -52,6 +55,7 @@ class ArmNode:
         self.joints = transport.publisher(names["joint_states"], JointState)
         self.pose = transport.publisher(names["current_pose"], PoseStamped)
         self.twist = transport.publisher(names["current_twist"], TwistStamped)
+        self.felt = transport.publisher(EXTERNAL_WRENCH, WrenchStamped) if arm.observer else None
         self.gripper = transport.publisher(GRIPPER_STATE, JointState) if arm.opening is not None else None
         self.objects = {n: transport.publisher(f"objects/{n}", PoseStamped) for n in arm.objects()}
         followed = [(names["target_pose"], PoseStamped, self._pose), (names["gripper"], Numbers, self._grip)]
@@ -61,7 +65,8 @@ class ArmNode:
                          (names["target_stiffness"], Numbers, self._stiffness)]
         else:
             self.safety = transport.publisher(SAFETY_STATE, Text, "latched")
-            followed += [(SAFETY_COMMAND, Text, self._order)]
+            followed += [(names["target_joint"], JointState, self._governed_joint), (SAFETY_COMMAND, Text, self._order)]
+            self.meant = ArmModel(arm.model.spec, arm.robot.joints, arm.robot.site)  # what joint targets mean
         self.commands = [(transport.subscription(topic, kind, "command"), topic, follow)
                          for topic, kind, follow in followed]
         if governor is not None:
@@ -97,6 +102,8 @@ class ArmNode:
         if self.count % self.pose_every == 0:
             self.pose.publish(PoseStamped(stamp, frame, tuple(m.pos), tuple(m.quat)))
             self.twist.publish(TwistStamped(stamp, frame, tuple(arm.twist().tolist())))
+            if self.felt is not None:
+                self.felt.publish(WrenchStamped(stamp, frame, arm.observer.wrench()))
             if self.gripper is not None:
                 self.gripper.publish(JointState(stamp, ("gripper",), (arm.opening,)))
             for name, sender in self.objects.items():
@@ -120,6 +127,17 @@ class ArmNode:
         m, joints = got.message, self.arm.robot.joints
         velocity = by_name(joints, m.names, m.velocity, "velocity") if m.velocity else None
         self.arm.law.set_joints(by_name(joints, m.names, m.position), velocity)
+
+    def _governed_joint(self, got: Received) -> None:
+        """Joint targets, judged with the pose that they mean; for the law that follows joints."""
+        m, joints = got.message, self.arm.robot.joints
+        if self.arm.servo is None:
+            raise UserError("joint targets need joint_impedance_controller: switch to it, or command target_pose")
+        q = by_name(joints, m.names, m.position)
+        if np.isfinite(q).all():
+            self.meant.place(q)
+        self.governor.command(Command(got.source, m.stamp, self.governor.limits.frame, tuple(self.meant.pos),
+                                      tuple(self.meant.quat), tuple(q.tolist())), self.transport.now())
 
     def _wrench(self, got: Received) -> None:
         m, robot = got.message, self.arm.robot

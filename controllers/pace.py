@@ -11,6 +11,7 @@ from controllers.law import LawOptions, joint_impedance
 from robo_rl.errors import in_range
 
 LAG = 0.05  # s, of the law's reference; the governors' ramps are the rest
+OVERSHOOT = 1.1  # of the joints' speeds: targets keep to 0.97 of them, stiff joints pass that when others pull at them
 STIFFNESS = (1500.0,) * 3 + (60.0,) * 3  # [N/m], [N m/rad]
 
 
@@ -31,6 +32,7 @@ def joints_at(stiffness: tuple[float, ...], damping: tuple[float, ...], ramp: fl
 def limits_at(speed: float, step: tuple[float, float] = (0.02, 0.105), frame: str = "base", **more) -> Limits:
     """The governor's limits scaled to a setpoint speed [m/s] in (0, 1.5]; step: of one command [m], [rad]."""
     in_range("speed", speed, 0, 1.5, open_low=True)
+    more = {"joint_speed": 1.0 if speed <= 0.25 else OVERSHOOT} | more
     scale = speed / 0.25
     base = Limits(frame=frame, step=step, **more)
     if scale <= 1:

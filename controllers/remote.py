@@ -1,8 +1,8 @@
 """A policy in another process or on another machine, over TCP: JSON and raw float32, no pickle.
 
-One message: 4 bytes length of a JSON header (little endian), the header, then the array it describes. Request
-{"shape": [S], "t0"}, answer {"shape": [E, A], "t0"} or {"error"}. A header is at most 64 KiB, an array 1 MiB: what comes
-over the wire decides nothing else.
+One message: 4 bytes length of a JSON header (little endian), the header, then the arrays it lists as [name, type, shape].
+Request: an observation ("state" [S], "image/<view>" [h, w, 3]) and "t0"; answer: "rows" [E, A] and "t0", or {"error"}. A
+header is at most 64 KiB, the arrays 8 MiB: what comes over the wire decides nothing else.
 """
 
 import json
@@ -16,18 +16,18 @@ import numpy as np
 
 from robo_rl.errors import UserError
 
-HEADER, ARRAY = 1 << 16, 1 << 20  # bytes at most
+HEADER, ARRAY = 1 << 16, 8 << 20  # bytes at most
 
 
-def pack(array: np.ndarray | None, **fields: object) -> bytes:
-    """One message."""
-    raw = b"" if array is None else np.ascontiguousarray(array, "<f4").tobytes()
-    head = json.dumps(fields | ({} if array is None else {"shape": list(array.shape)})).encode()
-    return struct.pack("<I", len(head)) + head + raw
+def pack(arrays: dict[str, np.ndarray], **fields: object) -> bytes:
+    """One message: float32 numbers, or uint8 pictures as they are."""
+    made = {n: np.ascontiguousarray(x, "|u1" if x.dtype == np.uint8 else "<f4") for n, x in arrays.items()}
+    head = json.dumps(fields | {"arrays": [[n, x.dtype.str[1:], list(x.shape)] for n, x in made.items()]}).encode()
+    return struct.pack("<I", len(head)) + head + b"".join(x.tobytes() for x in made.values())
 
 
-def unpack(data: bytes | bytearray) -> tuple[dict, np.ndarray | None, int] | None:
-    """(header, array, bytes used) of the first message in data; None while it is incomplete. UserError: it is none."""
+def unpack(data: bytes | bytearray) -> tuple[dict, dict[str, np.ndarray], int] | None:
+    """(header, arrays, bytes used) of the first message in data; None while it is incomplete. UserError: it is none."""
     if len(data) < 4:
         return None
     size = struct.unpack_from("<I", data)[0]
@@ -37,17 +37,19 @@ def unpack(data: bytes | bytearray) -> tuple[dict, np.ndarray | None, int] | Non
         return None
     try:
         head = json.loads(bytes(data[4:4 + size]))
-        shape = head.get("shape")
-        count = 0 if shape is None else math.prod(int(n) if 0 <= int(n) <= ARRAY else ARRAY for n in shape)
-    except (ValueError, TypeError, AttributeError):
-        raise UserError("the other side speaks no robo_rl: its header is not JSON") from None
-    if 4 * count > ARRAY:
-        raise UserError(f"an array of shape {shape} is above {ARRAY} bytes")
-    end = 4 + size + 4 * count
-    if len(data) < end:
+        told = [(str(n), {"f4": "<f4", "u1": "|u1"}[kind], [int(k) for k in shape]) for n, kind, shape in head.pop("arrays")]
+        sizes = [math.prod(k if 0 <= k <= ARRAY else ARRAY for k in shape) * int(kind[-1]) for _, kind, shape in told]
+    except (ValueError, TypeError, AttributeError, KeyError):
+        raise UserError("the other side speaks no robo_rl: its header does not say which arrays follow") from None
+    if sum(sizes) > ARRAY:
+        raise UserError(f"arrays of {sum(sizes)} bytes are above {ARRAY}")
+    if len(data) < 4 + size + sum(sizes):
         return None
-    array = None if shape is None else np.frombuffer(bytes(data[4 + size:end]), "<f4").reshape(shape)
-    return head, array, end
+    arrays, at = {}, 4 + size
+    for (name, kind, shape), count in zip(told, sizes, strict=True):
+        arrays[name] = np.frombuffer(bytes(data[at:at + count]), kind).reshape(shape)
+        at += count
+    return head, arrays, at
 
 
 def address(text: str) -> tuple[str, int]:
@@ -70,9 +72,9 @@ class Remote:
             raise UserError(f"no policy answers at {where} ({e.strerror or e}); start one with: robo_rl serve RUN") from None
         self.wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def ask(self, state: np.ndarray, t0: float) -> None:
+    def ask(self, obs: dict[str, np.ndarray], t0: float) -> None:
         try:
-            self.wire.sendall(pack(state, t0=t0))
+            self.wire.sendall(pack(obs, t0=t0))
         except OSError as e:
             raise UserError(f"the policy at {self.where} is lost ({e.strerror or e})") from None
         end = time.monotonic() + self.patience
@@ -97,11 +99,11 @@ class Remote:
         self.data += got
         if (message := unpack(self.data)) is None:
             return
-        head, array, used = message
+        head, arrays, used = message
         del self.data[:used]
         if "error" in head:
             raise UserError(f"the policy at {self.where}: {str(head['error'])[:300]}")
-        t0 = head.get("t0")
+        t0, array = head.get("t0"), arrays.get("rows")
         if array is None or array.ndim != 2 or not isinstance(t0, (int, float)):
             raise UserError(f"the policy at {self.where} answered no chunk")
         self.answer = array, float(t0)

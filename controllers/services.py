@@ -13,22 +13,25 @@ from robo_rl.errors import UserError, choose
 
 MESSAGES = {
     "builtin_interfaces/msg/Duration": "int32 sec\nuint32 nanosec",
-    "rcl_interfaces/msg/ParameterValue": "uint8 type\nbool bool_value\nint64 integer_value\nfloat64 double_value\n"
-        "string string_value\nbyte[] byte_array_value\nbool[] bool_array_value\nint64[] integer_array_value\n"
-        "float64[] double_array_value\nstring[] string_array_value",
+    "rcl_interfaces/msg/ParameterValue": (
+        "uint8 type\nbool bool_value\nint64 integer_value\nfloat64 double_value\nstring string_value\n"
+        "byte[] byte_array_value\nbool[] bool_array_value\nint64[] integer_array_value\n"
+        "float64[] double_array_value\nstring[] string_array_value"),
     "rcl_interfaces/msg/Parameter": "string name\nrcl_interfaces/ParameterValue value",
     "rcl_interfaces/msg/SetParametersResult": "bool successful\nstring reason",
     "rcl_interfaces/msg/ListParametersResult": "string[] names\nstring[] prefixes",
     "rcl_interfaces/msg/FloatingPointRange": "float64 from_value\nfloat64 to_value\nfloat64 step",
     "rcl_interfaces/msg/IntegerRange": "int64 from_value\nint64 to_value\nuint64 step",
-    "rcl_interfaces/msg/ParameterDescriptor": "string name\nuint8 type\nstring description\n"
-        "string additional_constraints\nbool read_only\nbool dynamic_typing\n"
-        "rcl_interfaces/FloatingPointRange[<=1] floating_point_range\nrcl_interfaces/IntegerRange[<=1] integer_range",
+    "rcl_interfaces/msg/ParameterDescriptor": (
+        "string name\nuint8 type\nstring description\nstring additional_constraints\nbool read_only\n"
+        "bool dynamic_typing\nrcl_interfaces/FloatingPointRange[<=1] floating_point_range\n"
+        "rcl_interfaces/IntegerRange[<=1] integer_range"),
     "controller_manager_msgs/msg/ChainConnection": "string name\nstring[] reference_interfaces",
-    "controller_manager_msgs/msg/ControllerState": "string name\nstring state\nstring type\n"
-        "string[] claimed_interfaces\nstring[] required_command_interfaces\nstring[] required_state_interfaces\n"
-        "bool is_chainable\nbool is_chained\nstring[] reference_interfaces\n"
-        "controller_manager_msgs/ChainConnection[] chain_connections",
+    "controller_manager_msgs/msg/ControllerState": (
+        "string name\nstring state\nstring type\nstring[] claimed_interfaces\n"
+        "string[] required_command_interfaces\nstring[] required_state_interfaces\nbool is_chainable\n"
+        "bool is_chained\nstring[] reference_interfaces\n"
+        "controller_manager_msgs/ChainConnection[] chain_connections"),
 }
 SERVICES = {  # type -> request, reply
     "std_srvs/srv/SetBool": ("bool data", "bool success\nstring message"),
@@ -44,8 +47,8 @@ SERVICES = {  # type -> request, reply
     "rcl_interfaces/srv/DescribeParameters": ("string[] names", "rcl_interfaces/ParameterDescriptor[] descriptors"),
     "controller_manager_msgs/srv/ListControllers": ("", "controller_manager_msgs/ControllerState[] controller"),
     "controller_manager_msgs/srv/SwitchController": (
-        "string[] activate_controllers\nstring[] deactivate_controllers\nint32 strictness\nbool activate_asap\n"
-        "builtin_interfaces/Duration timeout", "bool ok\nstring message"),
+        ("string[] activate_controllers\nstring[] deactivate_controllers\nint32 strictness\nbool activate_asap\n"
+         "builtin_interfaces/Duration timeout"), "bool ok\nstring message"),
 }
 REQUEST, REPLY = "Request", "Response"
 ZERO = {"string": "", "bool": False, "float32": 0.0, "float64": 0.0}
@@ -93,13 +96,13 @@ PARAMETER_SERVICES = {"get_parameters": "GetParameters", "get_parameter_types": 
                       "list_parameters": "ListParameters", "describe_parameters": "DescribeParameters"}
 
 
-def parameter(value: bool | int | float | str | tuple[float, ...]) -> dict:
+def parameter(value: bool | float | str | tuple[float, ...]) -> dict:
     """A ParameterValue."""
     number, field = KINDS[type(value)]
     return {"type": number, field: list(value) if isinstance(value, tuple) else value}
 
 
-def value_of(parameter_value: dict) -> bool | int | float | str | list | None:
+def value_of(parameter_value: dict) -> bool | float | str | list | None:
     """The Python value of a ParameterValue; None: not set, or a sequence of something else than numbers."""
     return next((parameter_value[field] for number, field in KINDS.values() if number == parameter_value["type"]), None)
 

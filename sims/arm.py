@@ -43,6 +43,15 @@ class Body(Protocol):
         """[3] [m]"""
 
 
+def succeeded(task: Task, body: Body) -> bool:
+    """The task's own rule, from what the robot's topics tell. For tasks of free objects alone."""
+    column = [np.array(body.object(name), F)[:, None] for name in task.objects]
+    none = np.zeros((7, 1), F)
+    scene = Scene(none, none, np.array([body.opening()], F), np.array(body.tool(), F)[:, None], none, column, [], [],
+                  none[:3], none[0], np.zeros(1, np.int64))
+    return bool(task.success(scene)[0])
+
+
 class ArmEnv(VectorEnv):
     """N bodies doing one task with ee_delta actions; `failed` counts episodes that a body's safety ended."""
 
@@ -92,17 +101,10 @@ class ArmEnv(VectorEnv):
         for i in np.flatnonzero(alive):
             self.bodies[i].act(a[i])
             self.states[i] = self.bodies[i].state()
-            reward[i] = self.success[i] = self.terminated[i] = self._succeeded(self.bodies[i])
+            reward[i] = self.success[i] = self.terminated[i] = succeeded(self.task, self.bodies[i])
         self.steps += alive
         self.truncated |= alive & ~self.terminated & (self.steps >= self.spec.max_steps)
         return self._obs(), reward, self.terminated.copy(), self.truncated.copy(), {"success": self.success.copy()}
-
-    def _succeeded(self, body: Body) -> bool:
-        column = [np.array(body.object(name), F)[:, None] for name in self.task.objects]
-        none = np.zeros((7, 1), F)
-        scene = Scene(none, none, np.array([body.opening()], F), np.array(body.tool(), F)[:, None], none, column, [], [],
-                      none[:3], none[0], np.zeros(1, np.int64))
-        return bool(self.task.success(scene)[0])
 
     def _obs(self) -> dict:
         return {"state": self.states.copy(), "task": np.array(self.task.instructions * self.num_envs)}

@@ -189,6 +189,13 @@ def test_bench_control_measures_the_law_the_governed_arm_and_the_loop(capfd):
     assert rows["law, one tick"]["limit_is"] == "a bare impedance law" and "real-time priority" in doc["rows"][-2]["note"]
 
 
+def test_bench_bridge_measures_messages_and_joins(capfd):
+    doc = check(document(capfd, what="bridge"))
+    join, *way = doc["rows"]
+    assert "chunks join" in join["what"] and join["ours"] < join["peer"] and join["note"].endswith(" 0 of them late or twice")
+    assert way or doc["skipped"]
+
+
 @pytest.mark.slow
 def test_bench_async_and_scale_measure_the_runtime(capfd):
     doc = document(capfd, what="async", seconds=1.0)

@@ -130,7 +130,23 @@ def dds_pair():
             node.close()
 
 
-TRANSPORTS = [pytest.param(loop_pair, id="in-process"), pytest.param(dds_pair, id="dds")]
+@contextmanager
+def ros_pair():
+    """The same through rclpy's stand-in."""
+    pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
+    import ros_stand_in
+    if "rclpy" not in sys.modules:
+        ros_stand_in.install()
+    from controllers.ros import Ros
+    nodes = Ros("a", domain=DOMAIN), Ros("b", domain=DOMAIN)
+    yield *nodes, lambda: time.sleep(0.1)
+    for node in nodes:
+        if node.context.ok:
+            node.close()
+
+
+TRANSPORTS = [pytest.param(loop_pair, id="in-process"), pytest.param(dds_pair, id="dds"),
+              pytest.param(ros_pair, id="rclpy stand-in")]
 POSE = PoseStamped(1.5, "base", (0.1, 0.2, 0.3), (1.0, 0.0, 0.0, 0.0))
 MESSAGES = [POSE, JointState(1.0, ("a", "b"), (1.0, 2.0), (), (0.5, 0.25)), WrenchStamped(0.0, "base", (1.0,) * 6),
             Numbers((1.0, 2.0)), Flag(True), Text("hello"), CompressedImage(2.0, "front", "jpeg", bytes(range(256))),
@@ -186,7 +202,7 @@ def test_publishers_are_counted_and_told_apart_and_leave_on_close(pair):
         for s in senders:
             s.publish(Flag(True))
         wait()
-        assert len({g.source for g in box.take()}) == 2
+        assert len({g.source for g in box.take()}) == (1 if pair is ros_pair else 2)  # rclpy names all of them in one
         a.close()
         wait()
         assert b.publishers("x") == 1
@@ -320,6 +336,20 @@ def test_type_hashes_and_names_are_ros(dds):
     assert types.struct("sensor_msgs/msg/JointState").__idl__.idl_transformed_typename == "sensor_msgs::msg::dds_::JointState_"
 
 
+@pytest.mark.parametrize("names", [("a",), ("joint1", "j2", "elbow"), tuple(f"joint{i}" for i in range(7))])
+def test_the_quick_joint_state_has_the_bytes_of_the_slow_one(dds, names):
+    types, rng = dds.Types(), np.random.default_rng(len(names))
+    wire = types.wire("sensor_msgs/msg/JointState")
+    form = None
+    for k in range(3):
+        m = JointState(1.5 + k / 3, names, *(tuple(rng.normal(size=len(names)).tolist()) for _ in range(3)))
+        form = form or dds.JointForm(m, types.codec, wire)
+        assert form.fits(m) and form.filled(m).serialize() == wire(types.codec.to_ros(m)).serialize()
+    assert not form.fits(JointState(1.0, (*names, "more"))) and not form.fits(JointState(1.0, names, (0.0,) * len(names)))
+    empty = JointState(1.0, names)
+    assert dds.JointForm(empty, types.codec, wire).filled(empty).serialize() == wire(types.codec.to_ros(empty)).serialize()
+
+
 def test_the_hash_of_a_service_is_ros(dds):
     """example_interfaces/srv/AddTwoInts, as ROS 2 prints it."""
     types = dds.Types()
@@ -425,6 +455,45 @@ def test_without_the_extra_the_message_has_the_command_that_installs_it():
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False,
                           cwd=Path(__file__).parent.parent).stderr
     assert "the DDS transport needs cyclonedds: pip install 'robo_rl[robot]'" in said
+
+
+def test_rclpy_is_asked_for_the_qualities_that_crisp_needs():
+    with ros_pair() as (a, b, _):
+        import ros_stand_in as ros
+        ros.GRAPH.calls.clear()
+        a.publisher("target_pose", PoseStamped, "command")
+        b.subscription("joint_states", JointState, depth=3)
+        b.subscription("estop", Flag, "latched")
+        (_, _, command), (_, _, state), (_, _, latched) = ros.GRAPH.calls
+        assert (command.reliability, command.durability, command.depth) == (ros.Reliability.RELIABLE, ros.Durability.VOLATILE, 1)
+        assert (state.reliability, state.depth) == (ros.Reliability.BEST_EFFORT, 3)
+        assert (latched.reliability, latched.durability) == (ros.Reliability.RELIABLE, ros.Durability.TRANSIENT_LOCAL)
+
+
+def test_a_second_commander_changes_the_source_that_rclpy_gives():
+    with ros_pair() as (a, b, wait):
+        box, one = b.subscription("target", Flag, "command", depth=9), a.publisher("target", Flag, "command")
+        one.publish(Flag(True))
+        wait()
+        a.publisher("target", Flag, "command")
+        one.publish(Flag(True))
+        wait()
+        first, second = box.take()
+        assert first.source != second.source and second.source.count("+") == 1
+
+
+def test_a_message_package_that_the_workspace_lacks_is_named():
+    with ros_pair():
+        from controllers.ros import ros_class
+        with pytest.raises(UserError, match="no nothing_msgs/msg/X: install ros-.ROS_DISTRO-nothing-msgs"):
+            ros_class("nothing_msgs/msg/X")
+
+
+def test_without_a_workspace_the_ros_transport_says_what_to_source():
+    code = "import sys; sys.modules['rclpy'] = None; import controllers.ros"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False,
+                          cwd=Path(__file__).parent.parent).stderr
+    assert "source a ROS 2 workspace" in said
 
 
 # ---- the arm on the wire ---------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -225,7 +226,7 @@ def test_an_estop_reaches_both_governors(side):
 def test_a_second_commander_is_refused():
     body = there(0.25)
     body.bridge.transport.publisher("target_pose", PoseStamped, "command")
-    with pytest.raises(UserError, match="other publisher on target_pose: one commander at a time"):
+    with pytest.raises(UserError, match="other publisher on target_pose or target_joint: one commander at a time"):
         body.bridge.begin(body.arm.t)
 
 
@@ -307,12 +308,15 @@ def test_the_pace_is_the_governors_own_at_a_quarter_metre_per_second():
 
 
 def test_messages_survive_the_wire_in_pieces_and_nonsense_is_refused():
-    array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    raw = pack(array, t0=1.5) + pack(None, error="no")
-    assert unpack(raw[:3]) is None and unpack(raw[:20]) is None
+    array, image = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    raw = pack({"state": array, "image/front": image}, t0=1.5) + pack({}, error="no")
+    assert unpack(raw[:3]) is None and unpack(raw[:20]) is None and unpack(raw[:len(raw) - 100]) is None
     head, got, used = unpack(raw)
-    assert head["t0"] == 1.5 and np.array_equal(got, array) and unpack(raw[used:])[0] == {"error": "no"}
-    for bad in (b"GET / HTTP/1.1\r\n", b"\x02\x00\x00\x00{]", pack(None, shape=[10**9])):
+    assert head == {"t0": 1.5} and np.array_equal(got["state"], array) and np.array_equal(got["image/front"], image)
+    assert got["image/front"].dtype == np.uint8 and unpack(raw[used:])[0] == {"error": "no"}
+    huge = b'{"arrays": [["state", "f4", [1000000000]]]}'
+    for bad in (b"GET / HTTP/1.1\r\n", b"\x02\x00\x00\x00{]", len(huge).to_bytes(4, "little") + huge,
+                b"\x02\x00\x00\x00{}"):
         with pytest.raises(UserError):
             unpack(bad)
     for bad in ("here", "host:", "host:0", ":1", "host:port"):
@@ -331,7 +335,7 @@ def test_no_policy_at_an_address_says_how_to_start_one():
 def test_kill_9_of_the_bridge_in_motion_leaves_the_arm_braking_and_holding(tmp_path):
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
-    from controllers.loop import real_time
+    from controllers.loop import real_time, undisturbed
     from robo_rl.cli.wire import connect
     domain = 101 + os.getpid() % 100
     try:
@@ -341,16 +345,19 @@ def test_kill_9_of_the_bridge_in_motion_leaves_the_arm_braking_and_holding(tmp_p
     arm, node = build(SimArm(armed=True), wire)
     code = f"""
 import time
+from controllers.loop import undisturbed
 from controllers.transport import PoseStamped
 from robo_rl.cli.wire import connect
 wire = connect("commander", {domain})
+undisturbed().__enter__()
 pose, target = wire.subscription("current_pose", PoseStamped), wire.publisher("target_pose", PoseStamped, "command")
 while pose.latest() is None: time.sleep(0.01)
 at = pose.latest().message
 time.sleep(0.3)
-for k in range(10000):
-    target.publish(PoseStamped(wire.now(), "base", (at.pos[0], at.pos[1] - 0.005 * k, at.pos[2]), at.quat))
-    time.sleep(0.02)
+began = wire.now()
+while True:
+    target.publish(PoseStamped(wire.now(), "base", (at.pos[0], at.pos[1] - 0.26 * (wire.now() - began), at.pos[2]), at.quat))
+    time.sleep(0.015)
 """
     child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     killed, at, speeds = [], [], []
@@ -361,16 +368,23 @@ for k in range(10000):
         node.tick()
         speeds.append(float(np.linalg.norm(arm.twist()[:3])))
         at.append(arm.pose()[0])
-        if not killed and speeds[-1] > 0.15 and node.governor.state == "ACTIVE":
+        if not killed and speeds[-1] > 0.22 and node.governor.state == "ACTIVE":
             child.send_signal(signal.SIGKILL)
             killed.append(len(at))
     try:
-        real_time(tick, arm.dt, 25.0, going=lambda: not killed or len(at) < killed[0] + 800)
+        patience = time.monotonic() + 200  # on a busy machine the child begins late
+        while not wire.publishers("target_pose"):
+            assert child.poll() is None and time.monotonic() < patience, "the commander did not come"
+            time.sleep(0.05)
+        with undisturbed():
+            real_time(tick, arm.dt, 25.0, going=lambda: not killed or len(at) < killed[0] + 800)
     finally:
         child.kill()
         child.wait()
         wire.close()
-    assert killed, "the commander never moved the arm"
+    assert killed, f"the commander never moved the arm: {node.governor.state} {node.governor.reason}, {max(speeds):.3f} m/s"
     assert child.returncode == -9 and node.governor.state in ("HOLD", "STOPPED")
-    assert max(speeds[-100:]) < 0.01
-    assert np.linalg.norm(at[-1] - at[killed[0] - 1]) < 0.08
+    moving = np.flatnonzero(np.array(speeds) > 0.01)[-1] + 1 - killed[0]  # ticks of a millisecond
+    way = float(np.linalg.norm(at[-1] - at[killed[0] - 1]))
+    print(f"killed at {speeds[killed[0] - 1]:.3f} m/s: stopped after {moving} ms and {1e3 * way:.0f} mm")
+    assert moving <= 250 and way <= 0.04

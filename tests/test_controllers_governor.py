@@ -23,6 +23,7 @@ from controllers.governor import (
     State,
     replay,
 )
+from controllers.model import arm_model
 from controllers.robot import load_robot
 from controllers.trace import Trace, digest, first_broken, read
 from robo_rl import geometry as g
@@ -547,3 +548,91 @@ def test_wrong_limits_are_one_clear_line(call, says):
     with pytest.raises(UserError, match=says) as e:
         call()
     assert "\n" not in str(e.value)
+
+
+# ---- joint targets ---------------------------------------------------------------------------------------------------
+
+
+MEANT = arm_model(ROBOT)
+WIDE = replace(LIMITS, low=(0.2, -0.5, 0.0), high=(0.8, 0.5, 0.8), tilt=1.2)
+
+
+def meaning(q):
+    MEANT.place(np.array(q, float))
+    return tuple(MEANT.pos), tuple(MEANT.quat)
+
+
+def joints(t, q, source="policy", **kw):
+    return replace(Command(source, t, "base", *meaning(q), tuple(q)), **kw)
+
+
+def jointed(limits=WIDE):
+    pos, quat = meaning(ROBOT.home)
+    return armed(limits, pos=pos, quat=quat)
+
+
+def test_joint_targets_are_followed_within_the_speeds_of_joints_and_tool():
+    it, target = jointed(), np.array(ROBOT.home) + [0.04, 0.02, -0.03, 0.02, 0.03, -0.02, 0.05]
+    assert it.command(joints(1.0, target), 1.0).action == "allow" and it.state == ACTIVE
+    rows, tools = [np.array(ROBOT.home)], [np.array(meaning(ROBOT.home)[0])]
+    for k in range(400):
+        t = 1.0 + k * DT
+        pos, quat = meaning(rows[-1])
+        it.measure(state(pos=pos, quat=quat, q=rows[-1].tolist()), t)
+        if k % 20 == 0 and k:
+            it.command(joints(t, target), t)
+        out = it.tick(t, DT)
+        rows.append(np.array(out.joints))
+        tools.append(np.array(meaning(rows[-1])[0]))
+        assert np.linalg.norm(tools[-1] - out.pos) < 1e-3  # the straight line is near enough
+    assert np.allclose(rows[-1], target, atol=1e-9)
+    assert (np.abs(np.diff(rows, axis=0)) / DT <= 0.97 * np.array(ROBOT.velocity) + 1e-9).all()
+    assert np.linalg.norm(np.diff(tools, axis=0), axis=1).max() / DT <= 0.25 * 1.02
+
+
+@pytest.mark.parametrize(("q", "verdict", "contract"), [
+    ([0.0] * 6, "block", "dimensions"), ([math.nan] * 7, "block", "finite"), ([1.5, 0, 0, -2.37, 0, 2.37, 0.785], "block", "workspace"),
+])
+def test_joint_targets_that_break_a_contract_do_not_move_the_setpoint(q, verdict, contract):
+    it = jointed()
+    pos, quat = meaning(ROBOT.home if len(q) != 7 or not np.isfinite(q).all() else q)
+    said = it.command(Command("policy", 1.0, "base", pos, quat, tuple(q)), 1.0)
+    assert (said.action, said.contract) == (verdict, contract) and it.joint_target is None
+
+
+def test_a_joint_step_too_far_is_taken_part_of_the_way_and_limits_are_kept():
+    it, far = jointed(), np.array(ROBOT.home) + [0.3, 0, 0, 0, 0, 0, 0]
+    assert it.command(joints(1.0, far), 1.0).contract == "step"
+    share = (it.joint_target[0] - ROBOT.home[0]) / 0.3
+    assert 0 < share < 0.5 and math.dist(it.target[0], meaning(ROBOT.home)[0]) == pytest.approx(0.02, rel=0.01)
+    it = jointed()
+    beyond = [*ROBOT.home[:6], ROBOT.upper[6] + 1.0]
+    near = replace(joints(1.0, ROBOT.home), joints=tuple(beyond))  # a commander who lies about the pose gains nothing
+    assert it.command(near, 1.0).contract == "joint_range" and it.joint_target[6] == pytest.approx(ROBOT.upper[6] - 0.02)
+
+
+def test_holding_and_a_pose_end_the_joint_targets():
+    it = jointed()
+    it.command(joints(1.0, ROBOT.home), 1.0)
+    assert it.tick(1.001, DT).joints is not None
+    it.stop(1.002)
+    assert it.tick(1.002, DT).joints is None and it.joint_target is None
+    it = jointed()
+    it.command(joints(1.0, ROBOT.home), 1.0)
+    pos, quat = meaning(ROBOT.home)
+    assert it.command(Command("policy", 1.01, "base", pos, quat), 1.01).action == "allow" and it.tick(1.011, DT).joints is None
+
+
+def test_a_trace_with_joint_targets_replays():
+    trace = Trace()
+    it = Governor(WIDE, ROBOT, trace)
+    pos, quat = meaning(ROBOT.home)
+    it.measure(state(pos=pos, quat=quat), 1.0)
+    it.arm(1.0)
+    for k in range(50):
+        t = 1.0 + k * DT
+        it.measure(state(pos=pos, quat=quat), t)
+        if k % 10 == 0:
+            it.command(joints(t, np.array(ROBOT.home) + 0.001 * k), t)
+        it.tick(t, DT)
+    assert replay(json.loads(json.dumps(trace.events)), ROBOT) is None

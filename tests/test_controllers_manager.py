@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from controllers.arm import SimArm as Arm
 from controllers.live import LiveArm
 from controllers.manager import placed as row_of
 from controllers.manager import placement
@@ -10,7 +11,8 @@ from controllers.model import arm_model
 from controllers.pace import limits_at
 from controllers.robot import load_robot
 from controllers.services import PARAMETER_SERVICES, filled, parameter, value_of
-from controllers.transport import Clock, Loop
+from controllers.transport import Clock, Loop, WrenchStamped
+from controllers.wrench import Observer
 from robo_rl.cli.robots import BOX, STEP, expected, placed
 from robo_rl.cli.sim_arm import SimArm, build
 from robo_rl.errors import UserError
@@ -161,6 +163,45 @@ def test_a_message_has_the_fields_of_its_type_and_zeros_where_nothing_was_said()
     assert got["name"] == "" and got["numbers"] == [] and got["value"]["integer_value"] == 5 and got["value"]["double_value"] == 0.0
     with pytest.raises(UserError, match="no field nam in this message; it has name, value, numbers"):
         filled(text, {"nam": ""})
+
+
+# ---- what pushes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_push_is_felt_without_a_sensor_and_nothing_is_felt_without_one():
+    arm = Arm(load_robot("sim"))
+    arm.observer = Observer(arm.model)
+
+    def run(n):
+        for _ in range(n):
+            arm.sense()
+            arm.felt()
+            arm.act()
+        return np.array(arm.observer.wrench())
+    assert np.abs(run(300)).max() < 0.2
+    goal, quat = arm.pose()
+    arm.law.set_target(goal + [0, 0.08, 0.0], quat)
+    assert np.abs(run(150)[:3]).max() < 3  # it moves, nobody pushes
+    run(700)
+    push = np.array([5.0, 20.0, -10.0, 0.0, 0.0, 1.0])
+    arm.push(push)
+    assert np.abs(run(120) - push).max() < 1.0  # 6 time constants
+    assert np.abs(run(400) - push).max() < 0.3
+
+
+def test_a_force_beyond_the_limit_holds_the_arm_and_says_so():
+    there = There(speed=0.25, wrench=30.0, controller="cartesian")
+    felt = there.client.subscription("external_wrench", WrenchStamped)
+    there.run(0.6)
+    there.order("arm")
+    there.arm.push(np.array([0, 20.0, 0, 0, 0, 0]), 0.3)
+    there.run(0.25)
+    assert there.node.governor.state == "ARMED" and felt.latest().message.wrench[1] == pytest.approx(20, abs=2)
+    there.run(0.2)
+    there.arm.push(np.array([0, 45.0, 0, 0, 0, 0]), 0.3)
+    there.run(0.2)
+    assert there.node.governor.state == "HOLD" and "external force" in there.node.governor.reason
+    assert there.node.governor.counts["wrench"] == 1
 
 
 # ---- the scene and the clock -------------------------------------------------------------------------------------------

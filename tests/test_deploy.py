@@ -12,22 +12,29 @@ import numpy as np
 import pytest
 from commands import Command, robo_rl
 
+from controllers.bridge import camera_topic, picture
 from controllers.remote import Remote
 from robo_rl.checkpoint import name, save_checkpoint
+from robo_rl.cli.cameras import Cameras
 from robo_rl.cli.deploy import Deploy
 from robo_rl.cli.serve import Serve
+from robo_rl.cli.sim_arm import SimArm
 from robo_rl.cli.train import Train
+from robo_rl.data.reader import load
 from robo_rl.errors import UserError
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from sims.mujoco.env import axes_of
+from sims.mujoco.render import NO_GL, gl_backend
 
 
-def write_run(folder: Path, kind: str = "flow", state: int = 36, **config) -> Path:
+def write_run(folder: Path, kind: str = "flow", state: int = 36, views: tuple[str, ...] = (), language: bool = False,
+              **config) -> Path:
     """A run folder with one checkpoint of a policy that was never trained."""
     train = Train(**({"task": "pick_cube"} | config))
     names = tuple(a.name for a in axes_of(train.control or "ee_delta"))
-    policy = make_policy(PolicyOptions(kind=kind, hidden=32, layers=2), ObsSpec(state=state, action=len(names), action_names=names), 0)
+    policy = make_policy(PolicyOptions(kind=kind, hidden=32, layers=2), ObsSpec(
+        state=state, action=len(names), action_names=names, views=views, image_size=32 if views else 0, language=language), 0)
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"config": asdict(train), "name": folder.name}))
     save_checkpoint(folder / "checkpoints" / name(0), policy, {}, {"step": 0, "best": {"step": -1}})
@@ -62,18 +69,18 @@ def test_a_served_policy_answers_and_its_end_is_noticed(run, tmp_path):
     where = server.out.read_text().split(" on ")[-1].strip()
     assert where.startswith("127.0.0.1:")
     mind = Remote(where, patience=5.0)
-    mind.ask(np.zeros(36, np.float32), 1.25)
+    mind.ask({"state": np.zeros(36, np.float32)}, 1.25)
     rows, t0 = mind.poll(0.0)
     assert rows.shape == (8, 7) and t0 == 1.25 and mind.poll(0.0) is None
     with pytest.raises(UserError, match="the run's state has 36 numbers"):
-        mind.ask(np.zeros(5, np.float32), 2.0)
+        mind.ask({"state": np.zeros(5, np.float32)}, 2.0)
     mind.close()
     again = Remote(where, patience=5.0)
     server.signal(signal.SIGTERM)
     server.wait()
     with pytest.raises(UserError, match=f"the policy at {where} is lost"):
         for _ in range(100):
-            again.ask(np.zeros(36, np.float32), 1.0)
+            again.ask({"state": np.zeros(36, np.float32)}, 1.0)
             again.poll(0.0)
             time.sleep(0.01)
 
@@ -83,6 +90,81 @@ def test_eval_runs_the_policy_on_the_arm(run, tmp_path):
     assert done.code == 0, done
     result = json.loads(done.out)
     assert result["sim"] == "arm:pick_cube" and result["n"] == 2 and "eval-arm-" in result["file"]
+
+
+def test_a_deployment_is_kept_as_a_data_set_and_as_a_bag(run, tmp_path):
+    pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
+    from rosbags.highlevel import AnyReader
+    from rosbags.typesys import Stores, get_typestore
+    command = ["deploy", run, "--transport", "inprocess", "--seconds", "0.5", "--record", "data"]
+    done = robo_rl(tmp_path, *command, "--bag", "bag")
+    assert "recorded 2" in done.out and "bag with" in done.out, done
+    data = load(tmp_path / "data")
+    rows = int(re.search(r"rows (\d+) executed", done.out)[1])
+    assert data.meta.lengths.tolist() == [rows] and data.spec.sim == "arm" and data.spec.axes == axes_of("ee_delta")
+    assert np.isfinite(data.state).all() and np.abs(data.action).max() <= 1 and {data.sources[k] for k in data.source} == {"policy"}
+    with AnyReader([tmp_path / "bag"], default_typestore=get_typestore(Stores.ROS2_JAZZY)) as bag:
+        counts = {c.topic: c.msgcount for c in bag.connections}
+        at = [t for c, t, raw in bag.messages() if c.topic == "/target_joint"]
+    assert counts["/target_joint"] >= rows and {"/joint_states", "/objects/cube", "/gripper/joint_states"} <= set(counts)
+    assert np.diff(at).mean() == pytest.approx(2e7, rel=0.01) and abs(at[0] / 1e9 - time.time()) < 600
+    assert not list(tmp_path.glob(".*.tmp"))
+    assert "bag exists: a bag is written once" in robo_rl(tmp_path, *command, "--bag", "bag").mistake
+    robo_rl(tmp_path, *command)
+    assert len(load(tmp_path / "data")) == 2
+
+
+@pytest.mark.gl
+@pytest.mark.skipif(not gl_backend(), reason=NO_GL)
+def test_a_policy_of_pictures_sees_them_over_the_wire_and_is_filmed(tmp_path):
+    run = write_run(tmp_path / "run", state=30, views=("front", "wrist"), language=True, obs="rgb")
+    done = robo_rl(tmp_path, "deploy", run, "--transport", "inprocess", "--seconds", "0.3", "--record", "data", "--video", "a.mp4")
+    assert "chunks" in done.out and re.search(r"film of 1\d pictures", done.out), done
+    data = load(tmp_path / "data")
+    assert data.views == {"front": (32, 32), "wrist": (32, 32)}
+    assert data.frames("front", 0).std() > 10 and (tmp_path / "a.mp4").stat().st_size > 1000
+
+
+@pytest.mark.gl
+@pytest.mark.skipif(not gl_backend(), reason=NO_GL)
+def test_the_arms_cameras_see_what_the_simulators_see():
+    import sims
+    from controllers.transport import CompressedImage, Loop
+    from robo_rl.cli.cameras import Eyes
+    from robo_rl.cli.sim_arm import build
+    _, node = build(SimArm(lockstep=True, seconds=1, start=7))
+    wire = Loop(node.transport.bus, "client")
+    eyes = Eyes(wire, "pick_cube", ("front", "wrist"), 64)
+    box = wire.subscription(camera_topic("wrist"), CompressedImage)
+    assert not eyes.publish()
+    for _ in range(11):
+        node.tick()
+    assert eyes.publish()
+    node.tick()
+    env = sims.make("mujoco", "pick_cube", obs="rgb", image_size=64)
+    direct = env.reset(options={"starts": np.array([7])})[0]
+    for view, pixels in eyes.look()[1].items():
+        off = np.abs(pixels.astype(int) - direct[f"image/{view}"][0]).mean()
+        assert off < 1.5, f"{view} differs by {off:.2f} of 255"
+    assert np.array_equal(picture(box.latest().message), eyes.look()[1]["wrist"])
+    eyes.close()
+    env.close()
+
+
+def test_a_picture_of_another_size_is_cut_to_its_middle():
+    import io
+
+    from PIL import Image
+
+    from controllers.transport import CompressedImage
+    wide = np.zeros((20, 60, 3), np.uint8)
+    wide[:, 20:40] = 200
+    file = io.BytesIO()
+    Image.fromarray(wide).save(file, "png")
+    got = picture(CompressedImage(0.0, "front", "png", file.getvalue()), 10)
+    assert got.shape == (10, 10, 3) and got[:, 1:9].min() > 150
+    with pytest.raises(UserError, match="a picture of front cannot be read"):
+        picture(CompressedImage(0.0, "front", "png", b"nothing"))
 
 
 @pytest.mark.parametrize(("make", "argv", "says"), [
@@ -100,6 +182,8 @@ def test_eval_runs_the_policy_on_the_arm(run, tmp_path):
     ({"task": "Hopper-v5"}, [], "the run's task Hopper-v5 is no arm's"),
     ({"sim": "gym:Pendulum-v1", "task": ""}, [], "the run was trained in gym:Pendulum-v1"),
     ({"state": 12}, [], "the run's policy sees 12 numbers, its task has 36"),
+    ({"language": True, "task": "pick_by_name"}, [], "hears an instruction: say it with --instruction"),
+    ({}, ["--video", "a.avi"], "--video writes an mp4"),
 ])
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path, make, argv, says):
     run = write_run(tmp_path / "run", **make)
@@ -131,10 +215,14 @@ def test_two_terminals(run, tmp_path):
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
     domain = 103 + os.getpid() % 100
-    arm = Command(tmp_path, ["sim-arm", "--domain", domain, "--namespace", "left", "--seconds", "60"])
+    arm = Command(tmp_path, ["sim-arm", "--domain", domain, "--namespace", "left", "--seconds", "120"])
     arm.until(lambda: arm.out.exists() and "on the wire" in arm.out.read_text())
     done = robo_rl(tmp_path, "deploy", run, "--domain", domain, "--namespace", "left", "--seconds", "1")
     assert "commanding" in done.out and "chunks" in done.out, done
+    done = robo_rl(tmp_path, "eval", run, "--on", "dds", "--domain", domain, "--namespace", "left", "--episodes", "1", "--json")
+    assert done.code == 0, done
+    live = json.loads(Path(json.loads(done.out)["file"]).read_text())["live"]
+    assert live["steps"] > 0 and live["act_after_s"]["median"] < 0.02
     arm.signal(signal.SIGINT)
     end = arm.wait()
     assert end.code == 0 and "tool" in end.out and "ticks, period median" in end.out, end
@@ -142,6 +230,8 @@ def test_two_terminals(run, tmp_path):
 
 @pytest.mark.parametrize(("make", "says"), [
     (lambda: Serve(run="x", port=70000), "--port"), (lambda: Serve(run="x", seed=-1), "--seed"),
+    (lambda: Cameras(size=4), "--size"), (lambda: Cameras(format="gif"), "unknown --format 'gif'"),
+    (lambda: SimArm(cameras=("front",), scene="none"), "--cameras need a scene"),
     (lambda: Deploy(run="x", domain=300), "--domain"), (lambda: Deploy(run="x", start=-1), "--start"),
 ])
 def test_wrong_numbers_are_one_line(make, says):

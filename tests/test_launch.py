@@ -127,6 +127,7 @@ def test_on_hardware_the_driver_comes_up_and_the_controller_is_inactive(monkeypa
     assert text.count(f"joints: [{joints}]") == 3 and text.count(f"base_frame: {preset.base_frame}\n") == 3
     assert text.count(f"end_effector_frame: {preset.site}\n") == 3
     assert text.count(f"use_gravity_compensation: {str(preset.gravity).lower()}") == 2
+    assert text.count("nullspace: {") == text.count(", damping: ") == 2  # unset, it is -1 in CRISP and drives the arm
     assert f"k_pos_x: {preset.gains['stiffness'][0]:.1f}" in text
 
 

@@ -14,6 +14,7 @@ COMMANDS = {
     "collect": ("Collect", "record demonstrations of the scripted expert as a LeRobot v3 data set"),
     "wm": ("WmTrain", "world models: learn one from recorded episodes (train), and how far to trust it (eval)"),
     "sim-arm": ("SimArm", "a simulated torque-controlled arm on the ROS 2 wire, like a CRISP robot"),
+    "cameras": ("Cameras", "what the simulated arm's cameras see, as CompressedImage"),
     "deploy": ("Deploy", "run a run's policy on an arm, governed; --dry-run commands nothing"),
     "serve": ("Serve", "answer a run's policy over TCP, for a bridge on another machine"),
     "up": ("Up", "bring up a graph of commands without ROS: arm and bridge"),

@@ -1,4 +1,4 @@
-"""`robo_rl bench sim|policy|train|sync|async|control|scale|wm`: ours, the physical limit and a peer, side by side in one run.
+"""`robo_rl bench sim|policy|train|sync|async|control|bridge|scale|wm`: ours, the limit and a peer side by side in one run.
 
 Ours, the limit and the peer take turns in short slices, so that other load on the machine meets all of them; a ratio
 is the median of the ratios of neighbouring slices. Ratios carry over to other machines, absolute figures do not.
@@ -21,10 +21,11 @@ from robo_rl.errors import in_range
 class Bench:
     """Measure our speed against the physical limit and a peer, in one run."""
 
-    what: tyro.conf.Positional[Literal["sim", "policy", "train", "sync", "async", "control", "scale", "wm"]]
+    what: tyro.conf.Positional[Literal["sim", "policy", "train", "sync", "async", "control", "bridge", "scale", "wm"]]
     """sim: simulators and rendering; policy: sampling, re-scoring, one robot; train: RL end to end;
     sync: weights from the learner to the workers; async: workers beside the learner against taking turns;
-    control: the arm's control law and its 1 kHz loop; scale: the scheduler on paper, up to thousands of GPUs;
+    control: the arm's control law and its 1 kHz loop; bridge: DDS and how chunks join;
+    scale: the scheduler on paper, up to thousands of GPUs;
     wm: a world model as an env against the simulator it stands for."""
     seconds: float = 10.0
     """Time for each row, about; peers and set-up come on top."""
@@ -69,6 +70,8 @@ def run(args: Bench) -> int:
             from robo_rl.cli.bench_async import measure
         elif args.what == "control":
             from robo_rl.cli.bench_control import measure
+        elif args.what == "bridge":
+            from robo_rl.cli.bench_bridge import measure
         else:
             from robo_rl.cli.bench_train import measure
         before = machine()

@@ -38,6 +38,8 @@ class Eval:
     `robo_rl sim-arm --speed 1.5` over DDS, in real time."""
     domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
     """With --on dds: the ROS domain; -1: ROS_DOMAIN_ID, else 0."""
+    namespace: str = ""
+    """With --on dds: prefix of all topics."""
     json: bool = False
 
     def __post_init__(self) -> None:
@@ -97,7 +99,7 @@ def evaluate_checkpoint(args: Eval, path: str, name: str) -> dict:
     if args.on == "dds":
         from robo_rl.cli.robots import make_live_env
         from robo_rl.cli.wire import connect
-        wire, count = connect("robo_rl_eval", args.domain), 1
+        wire, count = connect("robo_rl_eval", args.domain, namespace=args.namespace), 1
         env, body = make_live_env(config, policy.spec, wire)
     elif args.on == "arm":
         from robo_rl.cli.robots import make_arm_env

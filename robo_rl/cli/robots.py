@@ -38,19 +38,19 @@ def expected(config, spec) -> Task:
     """What a run (its config, its policy's ObsSpec) expects of a robot. UserError: it does not fit any."""
     if config.sim != "mujoco":
         raise UserError(f"the run was trained in {config.sim}; only runs of --sim mujoco say what their state is made of")
-    if spec.views or spec.language:
-        raise UserError("the run sees images or words; the bridge carries states alone so far: train with --obs state")
     from sims.mujoco import LOCOMOTION, model
-    from sims.mujoco.env import CONTROLS, axes_of, state_names_of
+    from sims.mujoco.env import CONTROLS, PROPRIOCEPTION, axes_of, state_names_of
     from sims.mujoco.tasks import TASKS
     if config.task in LOCOMOTION:
         raise UserError(f"the run's task {config.task} is no arm's")
     names = state_names_of(TASKS[config.task or "pick_cube"])
+    if spec.views:  # where things are is for the cameras to tell
+        names = names[:PROPRIOCEPTION]
     if len(names) != spec.state:
         raise UserError(f"the run's policy sees {spec.state} numbers, its task has {len(names)}")
     axes = axes_of(config.control or CONTROLS[0])
     return Task(state_names=names, action_names=tuple(a.name for a in axes), scale=tuple(a.high for a in axes[:6]),
-                period=model.DT * model.SUBSTEPS)
+                period=model.DT * model.SUBSTEPS, views=spec.views, image_size=spec.image_size)
 
 
 def placed(robot: Robot, name: str, start: int) -> tuple[np.ndarray, dict]:
@@ -98,10 +98,11 @@ def sprung(robot: Robot, controller: str) -> Robot:
 
 
 def lockstep(robot: Robot, task: Task, speed: float, scene_name: str = "pick_cube", weather: Weather | None = None,
-             dry_run: bool = False, controller: str = "joint") -> Lockstep:
+             dry_run: bool = False, controller: str = "joint", wired=lambda wire: wire) -> Lockstep:
     """The governed arm with the bridge on one in-process wire."""
     return Lockstep(sprung(robot, controller), task, scene(robot, scene_name), law(controller, speed, 0.02),
-                    limits_at(speed, STEP, **BOX), arm_model(robot), weather, dry_run, controller == "joint")
+                    limits_at(speed, STEP, **BOX), arm_model(robot), weather, dry_run, controller == "joint", wired,
+                    joints=controller == "joint")
 
 
 def make_live_env(config, policy_spec, transport, speed: float = TRAINED, robot: str = "sim"):
@@ -110,7 +111,8 @@ def make_live_env(config, policy_spec, transport, speed: float = TRAINED, robot:
     from sims.mujoco.tasks import TASKS
     task, made = expected(config, policy_spec), load_robot(robot)
     name = choose("scene", config.task or "pick_cube", [s for s in SCENES if s != "none"])
-    body = LiveArm(made, task, transport, arm_model(made), limits_at(speed, STEP, **BOX))
+    body = LiveArm(made, task, transport, arm_model(made), limits_at(speed, STEP, **BOX),
+                   joints=True)
     return ArmEnv(TASKS[name], [body], config.max_steps), body
 
 

@@ -22,6 +22,8 @@ class Serve:
     """Address to listen on; the default is reached from this machine alone."""
     port: int = 7447
     """0: any free one."""
+    instruction: str = ""
+    """What to do, for a policy that hears an instruction."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -29,8 +31,11 @@ class Serve:
         in_range("--seed", self.seed, 0, 2**31)
 
 
-def actor(run: str, checkpoint: str, seed: int):
-    """(act: state [S] -> rows [E, A], run's config, ObsSpec) of a run: NumPy where that carries it, else torch."""
+def actor(run: str, checkpoint: str, seed: int, words: str = ""):
+    """(act: observation -> rows [E, A], run's config, ObsSpec) of a run: NumPy where that carries it, else torch.
+
+    words: the instruction, for a policy that hears one.
+    """
     import numpy as np
 
     from robo_rl import checkpoint as checkpoints
@@ -42,43 +47,65 @@ def actor(run: str, checkpoint: str, seed: int):
     where, folder = pick_checkpoint(Path(run), checkpoint)
     meta = checkpoints.read_meta(folder)
     spec = ObsSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in meta["policy"]["spec"].items()})
+    config = run_config(where)
+    if spec.language and not words:
+        words = only_instruction(config)
     if meta["policy"]["options"]["kind"] == "flow" and not spec.views and not spec.language:
         net, rng = NumpyActor.load(folder), np.random.default_rng(seed)
-        return lambda state: net.act(state, rng=rng), run_config(where), spec
+        return lambda obs: net.act(obs["state"], rng=rng), config, spec
     import torch
+
+    from robo_rl.policies import obs_tensors
     torch.set_num_threads(1)
     policy, _ = checkpoints.load_policy(folder)
     generator = torch.Generator().manual_seed(seed)
 
-    def act(state):
-        seen = {"state": torch.from_numpy(np.array(state, np.float32))[None]}
-        return policy.act(seen, generator, explore=False).actions[0].numpy()
-    return act, run_config(where), spec
+    def act(obs):
+        seen = {k: np.array(x)[None] for k, x in obs.items()} | {"task": np.array([words])}
+        return policy.act(obs_tensors(seen, policy.spec), generator, explore=False).actions[0].numpy()
+    return act, config, spec
 
 
-def answer(wire: socket.socket, act, size: int) -> int:
+def only_instruction(config) -> str:
+    """What a run's policy is told where its task has one instruction; UserError where it has several."""
+    from sims.mujoco.tasks import TASKS
+    known = TASKS[config.task or "pick_cube"].instructions if config.sim == "mujoco" else ()
+    if len(known) != 1:
+        raise UserError("the run's policy hears an instruction: say it with --instruction"
+                        + (f", for example {known[0]!r}" if known else ""))
+    return known[0]
+
+
+def misfit(obs: dict, spec) -> str:
+    """Why the policy cannot take an observation; "" where it can."""
+    wanted = {"state": (spec.state,)} | {f"image/{v}": (spec.image_size, spec.image_size, 3) for v in spec.views}
+    for name, shape in wanted.items():
+        got = obs[name].shape if name in obs else None
+        if got != shape:
+            return f"the run's {name} has {' x '.join(map(str, shape))} numbers, got {'none' if got is None else f'shape {got}'}"
+    return ""
+
+
+def answer(wire: socket.socket, act, spec) -> int:
     """Serve one client until it leaves -> chunks answered."""
     from controllers.remote import pack, unpack
     data, count = bytearray(), 0
     while piece := wire.recv(1 << 16):
         data += piece
         while (message := unpack(data)) is not None:
-            head, state, used = message
+            head, obs, used = message
             del data[:used]
-            if state is None or state.shape != (size,):
-                got = None if state is None else state.shape
-                wire.sendall(pack(None, error=f"the run's state has {size} numbers, got shape {got}"))
+            if bad := misfit(obs, spec):
+                wire.sendall(pack({}, error=bad))
                 continue
-            wire.sendall(pack(act(state), t0=head.get("t0")))
+            wire.sendall(pack({"rows": act(obs)}, t0=head.get("t0")))
             count += 1
     return count
 
 
 def run(args: Serve) -> int:
     """Listen until interrupted."""
-    act, config, spec = actor(args.run, args.checkpoint, args.seed)
-    if spec.views or spec.language:
-        raise UserError("the wire carries states alone so far: serve a run trained with --obs state")
+    act, config, spec = actor(args.run, args.checkpoint, args.seed, args.instruction)
     with socket.socket(socket.AF_INET6 if ":" in args.host else socket.AF_INET, socket.SOCK_STREAM) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -93,6 +120,6 @@ def run(args: Serve) -> int:
             with wire:
                 wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 try:
-                    print(f"{peer[0]}: {answer(wire, act, spec.state)} chunks", file=sys.stderr, flush=True)
+                    print(f"{peer[0]}: {answer(wire, act, spec)} chunks", file=sys.stderr, flush=True)
                 except (OSError, UserError) as e:
                     print(f"{peer[0]}: {e}", file=sys.stderr, flush=True)

@@ -1,7 +1,9 @@
 """`robo_rl sim-arm`: the 1 kHz governed arm over MuJoCo on the ROS 2 wire."""
 
 import math
+import os
 import signal
+import subprocess
 import sys
 from dataclasses import dataclass
 from typing import Annotated
@@ -29,6 +31,9 @@ class SimArm:
     """As fast as it goes, on simulated time, with /clock; on the wire only where --domain is given. Needs --seconds."""
     speed: float = 0.25
     """Limit of the tool [m/s]; a policy trained in sims/mujoco knows an arm of 1.0."""
+    wrench: float = 0.0
+    """Largest force at the tool [N], estimated from torques and motion, beyond which the arm holds, and a third of
+    the number as moment [N m]. 0: nothing is estimated. (Policies that press on the table know no such limit.)"""
     armed: bool = False
     """Arm the governor at the start; else a client's `arm` on safety_command does."""
     namespace: str = ""
@@ -49,20 +54,28 @@ class SimArm:
     """s that every command is late."""
     message_drop: float = 0.0
     """Share of commands that are lost."""
+    cameras: tuple[str, ...] = ()
+    """Cameras to publish from a process beside this one: front, wrist. It needs an off-screen OpenGL."""
+    image_size: int = 64
+    """Pixels of each side of their pictures."""
     quiet: bool = False
     """No status line."""
 
     def __post_init__(self) -> None:
         in_range("--seconds", self.seconds, 0, math.inf, open_low=True)
-        in_range("--start", self.start, 0, 2**31)
+        in_range("--start", self.start, 0, 2**33)
         in_range("--speed", self.speed, 0, 1.5, open_low=True)
         in_range("--domain", self.domain, -1, 232)
         in_range("--push", self.push, -200, 200)
+        in_range("--wrench", self.wrench, 0, 1000)
         in_range("--message-delay", self.message_delay, 0, 10)
         in_range("--message-drop", self.message_drop, 0, 1)
         in_range("--payload", self.payload, 0, 100)
         in_range("--joint-friction", self.joint_friction, 0, 20)
         in_range("--torque-delay", self.torque_delay, 0, 100)
+        in_range("--image-size", self.image_size, 16, 1024)
+        if self.cameras and (self.scene == "none" or self.lockstep):
+            raise UserError("--cameras need a scene and real time: leave --scene none and --lockstep out")
         if self.lockstep and self.seconds == math.inf:
             raise UserError("--lockstep needs --seconds: it does not wait for the clock")
 
@@ -78,6 +91,7 @@ def build(args: SimArm, transport=None):
     from controllers.pace import limits_at
     from controllers.robot import load_robot
     from controllers.transport import Bus, Loop, Weather
+    from controllers.wrench import Observer
     from robo_rl.cli.robots import BOX, STEP, WIRE_NAMES, controllers_of, law, placed, scene, sprung
     from robo_rl.cli.wire import connect, worse
 
@@ -89,6 +103,8 @@ def build(args: SimArm, transport=None):
     joints, objects = placed(robot, args.scene, args.start)
     arm.reset(joints, objects, opening=1.0)
     box = BOX if args.robot == "sim" else {}
+    if args.wrench:
+        arm.observer, box = Observer(arm.model), box | {"wrench": (args.wrench, args.wrench / 3)}
     governor = Governor(limits_at(args.speed, STEP, frame=robot.base_frame, **box), robot)
     weather = Weather(delay=args.message_delay, drop=args.message_drop)
     if transport is None:
@@ -111,11 +127,23 @@ def status(arm, node, timing: str = "") -> str:
     return f"{g.state}{f' ({g.reason})' if g.reason else ''} · tool {tool} m{bodies}{timing}"
 
 
+def looking(args: SimArm) -> "subprocess.Popen | None":
+    """The process of the cameras, or None."""
+    if not args.cameras:
+        return None
+    command = [sys.executable, "-m", "robo_rl", "cameras", "--views", *args.cameras, "--size", str(args.image_size), "--scene",
+               args.scene, "--robot", args.robot, "--domain", str(args.domain), "--parent", str(os.getpid())]
+    for name in ("namespace", "interface"):
+        command += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+
 def run(args: SimArm) -> int:
     """Until --seconds or Ctrl-C."""
     from controllers.loop import real_time, undisturbed
 
     arm, node = build(args)
+    eyes = looking(args)
     stop = []
     before = {s: signal.signal(s, lambda number, _: stop.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
     live = sys.stderr.isatty() and not args.quiet
@@ -143,6 +171,9 @@ def run(args: SimArm) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
         node.transport.close()
+        if eyes is not None:
+            eyes.terminate()
+            eyes.wait()
     if live:
         sys.stderr.write("\r\x1b[2K")
     print(status(arm, node, timing))

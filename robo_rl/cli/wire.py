@@ -1,19 +1,31 @@
 """Transports as the command line makes them: DDS with topic prefixes, and bad weather for those who ask for it."""
 
+import importlib.util
+import os
 import random
 from collections.abc import Callable
 
 from controllers.transport import Box, Received, Transport, Weather
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, choose
 
 
 def connect(name: str, domain: int = -1, interface: str = "", namespace: str = "") -> Transport:
-    """A DDS node. MissingDependency says how to install it."""
-    from controllers.dds import Dds
+    """A node on the wire that ROBO_RL_TRANSPORT names: dds, or rclpy, which is taken by itself in a sourced workspace
+    whose rclpy can be loaded. MissingDependency says how to install what is missing."""
     if namespace and not namespace.strip("/").replace("/", "_").isidentifier():
         raise UserError(f"a namespace is made of letters, digits and _, like left_arm, got {namespace!r}")
-    node = Dds(name, domain=None if domain < 0 else domain, interface=interface,
-               namespace=f"/{namespace.strip('/')}")
+    wanted = os.environ.get("ROBO_RL_TRANSPORT", "")
+    sourced = bool(os.environ.get("ROS_DISTRO")) and importlib.util.find_spec("rclpy") is not None
+    if choose("ROBO_RL_TRANSPORT", wanted, ("", "dds", "rclpy")) == "rclpy" or (not wanted and sourced):
+        from controllers.ros import Ros
+        if interface:
+            raise UserError("--interface is for DDS without ROS: in a ROS workspace name the interface in CYCLONEDDS_URI")
+        node: Transport = Ros(name, domain=None if domain < 0 else domain, namespace=f"/{namespace.strip('/')}")
+    else:
+        from controllers.dds import Dds
+        from controllers.loop import prompt
+        with prompt():
+            node = Dds(name, domain=None if domain < 0 else domain, interface=interface, namespace=f"/{namespace.strip('/')}")
     return Prefixed(node, namespace.strip("/")) if namespace else node
 
 

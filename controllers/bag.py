@@ -1,0 +1,98 @@
+"""A rosbag2 (MCAP) of what a node hears and says, written without ROS by rosbags. `ros2 bag play` and Foxglove read it.
+
+Times are the wall clock's at the receiver. The bag takes its place when it is closed and whole; until then it lies in
+.<name>.tmp beside it.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from controllers.codec import Codec
+from controllers.transport import ROS_TYPES, Box, Publisher, Received, Transport
+from robo_rl.errors import MissingDependency, UserError
+
+
+class Bag:
+    """One bag at `path`, a folder that must not exist. now(): monotonic seconds, of the times that `add` gets."""
+
+    def __init__(self, path: "str | Path", now: Callable[[], float] = time.monotonic):
+        try:
+            from rosbags.rosbag2 import StoragePlugin, Writer
+            from rosbags.typesys import Stores, get_typestore
+        except ImportError as e:
+            raise MissingDependency(f"a bag needs {e.name}: pip install 'robo_rl[robot]'") from None
+        self.path = Path(path)
+        self.draft = self.path.parent / f".{self.path.name}.tmp"
+        if self.path.exists():
+            raise UserError(f"{self.path} exists: a bag is written once, name another folder")
+        try:
+            if self.draft.exists():  # of one that was killed
+                shutil.rmtree(self.draft)
+            self.draft.mkdir(parents=True)
+            self.writer = Writer(self.draft / self.path.name, version=9, storage_plugin=StoragePlugin.MCAP)
+            self.writer.open()
+        except OSError as e:
+            raise UserError(f"cannot write the bag {self.path}: {e.strerror}") from None
+        self.store = get_typestore(Stores.ROS2_JAZZY)
+        self.codec = Codec(self.store.types.__getitem__, np.array)
+        self.topics: dict[str, Any] = {}
+        self.counts: dict[str, int] = {}
+        self.began = time.time() - now()
+
+    def add(self, topic: str, message: Any, at: float) -> None:
+        """One message of time `at`."""
+        ros = ROS_TYPES[type(message)]
+        if topic not in self.topics:
+            self.topics[topic] = self.writer.add_connection(f"/{topic}", ros, typestore=self.store)
+        self.counts[topic] = self.counts.get(topic, 0) + 1
+        raw = self.store.serialize_cdr(self.codec.to_ros(message), ros)
+        self.writer.write(self.topics[topic], round((self.began + at) * 1e9), raw)
+
+    def close(self) -> None:
+        """Make it whole, durable and known by its name."""
+        self.writer.close()
+        made = self.draft / self.path.name
+        for file in (*made.iterdir(), made):
+            fd = os.open(file, os.O_RDONLY)
+            os.fsync(fd)
+            os.close(fd)
+        made.rename(self.path)
+        self.draft.rmdir()
+
+
+class Taped:
+    """A transport whose messages, both ways, go into a bag as well."""
+
+    def __init__(self, wire: Transport, bag: Bag):
+        self.wire, self.bag = wire, bag
+        self.publishers, self.complaints, self.now = wire.publishers, wire.complaints, wire.now
+        self.service, self.serve, self.call, self.close = wire.service, wire.serve, wire.call, wire.close
+
+    def publisher(self, topic: str, kind: type, quality: str = "state") -> "Telling":
+        return Telling(self.wire.publisher(topic, kind, quality), topic, self.bag, self.now)
+
+    def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Box:
+        box = self.wire.subscription(topic, kind, quality, depth)
+
+        def heard() -> Iterable[Received]:
+            for got in box.take():
+                self.bag.add(topic, got.message, got.at)
+                yield got
+        return Box(depth, heard)
+
+
+class Telling:
+    """A publisher that is recorded."""
+
+    def __init__(self, publisher: Publisher, topic: str, bag: Bag, now: Callable[[], float]):
+        self.publisher, self.topic, self.bag, self.now = publisher, topic, bag, now
+
+    def publish(self, message: Any) -> None:
+        self.bag.add(self.topic, message, self.now())
+        self.publisher.publish(message)

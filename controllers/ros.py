@@ -1,0 +1,203 @@
+"""The ROS 2 wire through rclpy, inside a sourced workspace: any vendor of DDS, services included.
+
+rclpy spins in threads of its own; messages wait there until `take`, calls of services until `serve`, so that everything of
+ours runs in the caller's thread. rclpy does not say on every distribution who sent a message: the source is the set of all
+publishers of the topic at that moment, so a second commander changes it and is refused.
+
+Written against rclpy of Jazzy and tested on a stand-in that records its calls; no ROS ran while it was written.
+"""
+
+import array
+import importlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from controllers import transport as t
+from controllers.codec import Codec
+from controllers.services import REPLY, REQUEST, filled, text_of
+from controllers.transport import QUALITIES, Box, Received
+from robo_rl.errors import MissingDependency, UserError, choose, in_range
+
+try:
+    import rclpy
+    from rclpy.callback_groups import ReentrantCallbackGroup
+    from rclpy.executors import MultiThreadedExecutor
+    from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
+except ImportError as e:
+    raise MissingDependency(f"the ROS transport needs {e.name}: source a ROS 2 workspace (source /opt/ros/jazzy/setup.bash) "
+                            "and use its Python, or leave ROBO_RL_TRANSPORT unset for DDS without ROS") from None
+
+CODES = {"float64": "d", "float32": "f", "uint8": "B", "int64": "q", "uint64": "Q", "int32": "i", "uint32": "I"}
+PATIENCE = 5.0  # s that a caller of our service waits for `serve`
+THREADS = 4
+
+
+def ros_class(name: str) -> Any:
+    """pkg/msg/Name, pkg/srv/Name, or a part of one such as pkg/srv/Name_Request. UserError: it is not in the workspace."""
+    package, kind, short = name.split("/")
+    service, _, part = short.partition("_")
+    try:
+        found = getattr(importlib.import_module(f"{package}.{kind}"), service if kind == "srv" else short)
+    except (ImportError, AttributeError):
+        raise UserError(f"the ROS workspace has no {name}: install ros-$ROS_DISTRO-{package.replace('_', '-')}") from None
+    return getattr(found, part) if kind == "srv" and part else found
+
+
+def numbers(values: Any, kind: str) -> Any:
+    """A sequence as rclpy takes it: arrays of numbers, single bytes in a list."""
+    if kind == "byte":
+        return [bytes([x]) for x in values]
+    return array.array(CODES[kind], values.tobytes() if kind == "uint8" and hasattr(values, "tobytes") else values) \
+        if kind in CODES else list(values)
+
+
+class Ros:
+    """One rclpy node: `transport.Transport`."""
+
+    def __init__(self, name: str, *, domain: int | None = None, namespace: str = "/"):
+        if domain is not None:
+            in_range("ROS domain", domain, 0, 232)
+        self.context = rclpy.Context()
+        rclpy.init(args=[], context=self.context, domain_id=domain)
+        self.node = rclpy.create_node(name, namespace=namespace, context=self.context)
+        self.codec = Codec(ros_class, numbers)
+        self.group = ReentrantCallbackGroup()
+        self.kinds: dict[str, type] = {}
+        self.asked: deque[Asked] = deque()
+        self.served: set[str] = set()
+        self.clients: dict[str, Any] = {}
+        self.executor = MultiThreadedExecutor(num_threads=THREADS, context=self.context)
+        self.executor.add_node(self.node)
+        self.thread = threading.Thread(target=self.executor.spin, daemon=True)
+        self.thread.start()
+
+    def publisher(self, topic: str, kind: type, quality: str = "state") -> "Speaker":
+        made = self._join(topic, kind, quality)
+        return Speaker(self.node.create_publisher(made, f"/{topic}", self._qos(quality)), kind, self.codec, topic)
+
+    def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Box:
+        in_range("depth", depth, 1, 10**6)
+        made, inbox = self._join(topic, kind, quality), deque(maxlen=depth)
+        named = quality != "state"
+
+        def came(message: Any) -> None:
+            inbox.append((message, time.monotonic(), self._source(topic) if named else topic))
+        self.node.create_subscription(made, f"/{topic}", came, self._qos(quality, depth, reads=True), callback_group=self.group)
+
+        def pull() -> list[Received]:
+            out = []
+            while inbox:
+                message, at, source = inbox.popleft()
+                out.append(Received(self.codec.from_ros(kind, message), at, source))
+            return out
+        return Box(depth, pull)
+
+    def publishers(self, topic: str) -> int:
+        return self.node.count_publishers(f"/{topic}")
+
+    def complaints(self) -> list[str]:
+        """Types do not meet; hashes are rmw's to compare."""
+        out = []
+        for topic, kind in self.kinds.items():
+            ours = t.ROS_TYPES[kind]
+            for info in self.node.get_publishers_info_by_topic(f"/{topic}"):
+                if info.topic_type != ours:
+                    out.append(f"topic {topic} is {info.topic_type} elsewhere, here {ours}: they do not meet")
+        return sorted(set(out))
+
+    def service(self, name: str, kind: str, handler: Callable[[dict], dict]) -> None:
+        if name in self.served:
+            raise UserError(f"service {name} is offered already")
+        text_of(kind, REQUEST)
+        self.served.add(name)
+
+        def came(request: Any, response: Any) -> Any:
+            asked = Asked(self.codec.plain(text_of(kind, REQUEST), request), handler)
+            self.asked.append(asked)
+            if not asked.done.wait(PATIENCE) or asked.reply is None:
+                return response  # ROS has no way to say no: zeros
+            return self.codec.build(f"{kind}_{REPLY}", text_of(kind, REPLY), filled(text_of(kind, REPLY), asked.reply))
+        self.node.create_service(ros_class(kind), f"/{name}", came, callback_group=self.group)
+
+    def serve(self) -> None:
+        while self.asked:
+            asked = self.asked.popleft()
+            try:
+                asked.reply = asked.handler(asked.request)
+            finally:
+                asked.done.set()
+
+    def call(self, name: str, kind: str, request: dict, timeout: float = 5.0) -> dict:
+        given, end = filled(text_of(kind, REQUEST), request), self.now() + timeout
+        if name not in self.clients:
+            self.clients[name] = self.node.create_client(ros_class(kind), f"/{name}", callback_group=self.group)
+        client = self.clients[name]
+        while not client.wait_for_service(timeout_sec=min(0.05, timeout)):
+            self.serve()
+            if self.now() > end:
+                raise UserError(f"nobody answers the service {name} within {timeout:g} s")
+        future = client.call_async(self.codec.build(f"{kind}_{REQUEST}", text_of(kind, REQUEST), given))
+        while not future.done():
+            self.serve()
+            if self.now() > end:
+                future.cancel()
+                raise UserError(f"the service {name} did not answer within {timeout:g} s")
+            time.sleep(0.0005)
+        return filled(text_of(kind, REPLY), self.codec.plain(text_of(kind, REPLY), future.result()))
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def close(self) -> None:
+        """Leave the graph."""
+        self.executor.shutdown(timeout_sec=1.0)
+        self.thread.join(2.0)
+        self.node.destroy_node()
+        rclpy.shutdown(context=self.context)
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _source(self, topic: str) -> str:
+        """All publishers of the topic, as one name."""
+        found = self.node.get_publishers_info_by_topic(f"/{topic}")
+        return "+".join(sorted(bytes(i.endpoint_gid).hex() for i in found)) or "nobody"
+
+    def _join(self, topic: str, kind: type, quality: str) -> Any:
+        choose("quality of service", quality, QUALITIES)
+        if kind not in t.ROS_TYPES:
+            raise UserError(f"{getattr(kind, '__name__', kind)} is no message; messages are "
+                            f"{', '.join(k.__name__ for k in t.ROS_TYPES)}")
+        known = self.kinds.setdefault(topic, kind)
+        if known is not kind:
+            raise UserError(f"topic {topic} carries {known.__name__}, not {kind.__name__}")
+        return ros_class(t.ROS_TYPES[kind])
+
+    def _qos(self, quality: str, depth: int = 1, reads: bool = False) -> Any:
+        """As on DDS: a state is offered reliable and asked for best effort."""
+        best_effort = reads and quality == "state"
+        return QoSProfile(
+            depth=depth, history=HistoryPolicy.KEEP_LAST,
+            reliability=ReliabilityPolicy.BEST_EFFORT if best_effort else ReliabilityPolicy.RELIABLE,
+            durability=DurabilityPolicy.TRANSIENT_LOCAL if quality == "latched" else DurabilityPolicy.VOLATILE)
+
+
+class Asked:
+    """A call of our service that waits for `serve`."""
+
+    def __init__(self, request: dict, handler: Callable[[dict], dict]):
+        self.request, self.handler, self.reply, self.done = request, handler, None, threading.Event()
+
+
+class Speaker:
+    def __init__(self, publisher: Any, kind: type, codec: Codec, topic: str):
+        self.publisher, self.kind, self.codec, self.topic = publisher, kind, codec, topic
+
+    def publish(self, message: Any) -> None:
+        if type(message) is not self.kind:
+            raise UserError(f"topic {self.topic} carries {self.kind.__name__}, not {type(message).__name__}")
+        self.publisher.publish(self.codec.to_ros(message))
+
+
