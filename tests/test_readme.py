@@ -33,6 +33,13 @@ def budget(argv: list[str]) -> list[str]:
         if "rgb" in argv:  # an update costs a hundred times that of a state policy
             return [*argv, *tiny(*skip, "--bc.updates", "--steps"), "--bc.updates", "3", "--steps", "1000", "--no-video"]
         return [*argv, *tiny(*skip), "--torch-threads", "1", "--no-video"]
+    if argv[0] == "collect" and "rgb" in argv:
+        at = argv.index("--episodes")
+        return [*argv[:at], "--episodes", "16", *argv[at + 2:], "--envs", "16", "--threads", "1"]
+    if argv[:2] == ["wm", "train"] and "video" in argv:
+        return [*argv, "--fit.updates", "3", "--fit.arm", "5", "--fit.batch", "2", "--net.width", "16"]
+    if argv[:2] == ["wm", "eval"]:
+        return [*argv, "--windows", "8", "--horizon", "16", "--episodes", "4", "--inverse", "5"]
     if argv[0] == "collect" and "--policy" in argv:
         at = argv.index("--episodes")
         return [*argv[:at], "--episodes", "40", *argv[at + 2:], "--threads", "1"]
