@@ -12,7 +12,7 @@ from world_models import model as worlds
 from world_models.latent import LatentOptions
 from world_models.model import WorldSpec
 from world_models.recorded import Recorded
-from world_models.video import PATCH, Video, VideoOptions, build, to_frames, to_patches
+from world_models.video import PATCH, Video, VideoOptions, build, padded, to_frames, to_patches
 from world_models.video_fit import VideoFitOptions, VideoFitter
 
 AXES = tuple(ActionAxis(n, "m", -0.1, 0.1, "delta", "base") for n in "xy")
@@ -192,6 +192,16 @@ def test_it_learns_where_the_square_goes():
     mine, still = (np.sqrt(np.square(x.astype(float) - truth).mean((0, 2, 3, 4)))
                    for x in (p.obs["image/top"].numpy(), data.images["top"][rows][:, None]))
     assert (mine[1:] < 0.8 * still[1:]).all(), (mine, still)
+
+
+def test_a_part_of_a_chunk_is_learnt_as_it_is_stepped():
+    fitter = VideoFitter(Video(SPEC, options()), squares(), VideoFitOptions(), 0)
+    rows, e = fitter.rows[:3], torch.tensor([1, 3, 4])
+    states, actions, counts = fitter.part(rows, e)
+    assert counts.sum(1).tolist() == [1, 3, 4]
+    for i, (row, n) in enumerate(zip(rows.tolist(), e.tolist(), strict=True)):
+        assert torch.equal(actions[i], padded(fitter.action[None, row:row + n], 4)[0])
+        assert torch.equal(states[i], padded(fitter.state[None, row + 1:row + n + 1], 4)[0])
 
 
 def test_episodes_shorter_than_a_chunk_are_named():

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from robo_rl.errors import UserError, in_range
-from world_models.synther import Generator, Residual, SynthOptions, Transitions, denoise, learn
+from world_models.synther import PLAIN, Generator, Residual, SynthOptions, Transitions, denoise, learn
 
 Mean = Callable[[Tensor], Tensor]  # states [B,S] in env units -> the policy's mean actions [B,A] in env units
 
@@ -43,6 +43,9 @@ class GuideOptions:
     def __post_init__(self) -> None:
         in_range("guide.window", self.window, 2, 1024)
         in_range("guide.strength", self.strength, 0, 1e6)
+
+
+PLAIN_GUIDE = GuideOptions()
 
 
 class Flat(nn.Module):
@@ -78,8 +81,8 @@ def windows_of(state: np.ndarray, action: np.ndarray, reward: np.ndarray, termin
 class Guided:
     """Trajectories of recorded behaviour, and of those a policy would rather have."""
 
-    def __init__(self, windows: np.ndarray, state: int, action: int, options: GuideOptions = GuideOptions(),
-                 synth: SynthOptions = SynthOptions(), seed: int = 0, tick: Callable[[int, float], None] = lambda update, loss: None):
+    def __init__(self, windows: np.ndarray, state: int, action: int, options: GuideOptions = PLAIN_GUIDE,
+                 synth: SynthOptions = PLAIN, seed: int = 0, tick: Callable[[int, float], None] = lambda update, loss: None):
         if windows.ndim != 3 or windows.shape[2] != state + action + 2 or windows.shape[1] != options.window:
             raise UserError(f"windows must have shape [M, {options.window}, {state + action + 2}], got {list(windows.shape)}")
         self.state, self.action, self.options = state, action, options

@@ -16,6 +16,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -104,6 +105,9 @@ class SynthOptions:
         in_range("synth.sigma_min", self.sigma_min, 0, self.sigma_max, open_low=True)
 
 
+PLAIN = SynthOptions()
+
+
 class Residual(nn.Module):
     """F: x [B,D] and noise [B] -> [B,D]; the output layer begins at 0."""
 
@@ -157,7 +161,7 @@ def heun(net: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...], o: Syn
 
     def slope(x: Tensor, sigma: float) -> Tensor:
         return (x - denoise(net, x, torch.full((len(x),), sigma))) / sigma
-    for i, (sigma, after) in enumerate(zip(levels[:-1], levels[1:], strict=True)):
+    for i, (sigma, after) in enumerate(pairwise(levels)):
         if gamma and 0.05 <= sigma <= 50:
             raised = sigma * (1 + gamma)
             x = x + math.sqrt(raised**2 - sigma**2) * o.churn_noise * torch.randn(shape, generator=generator)
@@ -211,7 +215,7 @@ def learn(net: nn.Module, rows: Tensor, options: SynthOptions, seed: int = 0,
 class Upsampler:
     """SynthER on real transitions: `sample(n, seed)` gives as many as wanted."""
 
-    def __init__(self, real: Transitions, options: SynthOptions = SynthOptions(), seed: int = 0,
+    def __init__(self, real: Transitions, options: SynthOptions = PLAIN, seed: int = 0,
                  tick: Callable[[int, float], None] = lambda update, loss: None):
         if real.source != "real":
             raise UserError("synthetic transitions must not train the generator that made them: give the real ones")

@@ -10,6 +10,7 @@ every pixel to the last frame, y [V C 3, h, w], in patches of 4 x 4 pixels:
 
 The net is given (1-t) x_t: at t = 1 that is nothing at all, so K = 1, R = 0 is the one-step regression model, without any
 randomness. (3) is PDE-Refiner (arXiv 2308.05732, eq. 5-8) on this model's own noise levels, with y^ predicted, not eps.
+Fewer than C actions are made a chunk by repeating the last, in learning too (`video_fit`), so an env may step one by one.
 Reward, success and end are told from the frame and state before a step and its action, since nothing is recorded after an
 episode's last action. Uncertainty is that of the ensemble.
 
@@ -18,6 +19,7 @@ Departures: own convolutional net instead of parts of `diffusers` (the same bloc
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -129,6 +131,11 @@ class Heads(nn.Module):
         return self.tell(torch.cat([self.look(frame), state, action], -1))
 
 
+def padded(x: Tensor, chunk: int) -> Tensor:
+    """[B,E,D] with its last row repeated -> [B,C,D]."""
+    return torch.cat([x, x[:, -1:].expand(-1, chunk - x.shape[1], -1)], 1)
+
+
 def time_code(t: Tensor) -> Tensor:
     """t [B] in 0 .. 1 -> [B,8]."""
     angle = t[:, None] * (torch.pi * 2.0 ** torch.arange(4))
@@ -177,7 +184,7 @@ class Video(nn.Module):
         grid = time_grid(o.steps).tolist()
         shape = (b, 48 * len(self.spec.control.views) * o.chunk, *last.shape[2:])
         x = noise(0) if o.steps > 1 else torch.zeros(shape)
-        for t, after in zip(grid[:-1], grid[1:], strict=True):
+        for t, after in pairwise(grid):
             y = f(x, t)
             x = y + after / t * (x - y)
         for k in range(1, o.refine + 1):
@@ -215,14 +222,11 @@ class Video(nn.Module):
         states = p.obs["state"]
         keys, t = carry["key"].numpy(), carry["t"].numpy()
 
-        def padded(x: Tensor) -> Tensor:
-            return torch.cat([x, x[:, -1:].expand(-1, c - e, -1)], 1)
-
         def noise(k: int) -> Tensor:
             seeds = (hashed(keys, t, k, 71) >> np.uint64(1)).astype(np.int64)
             shape = (48 * len(views) * c, *last.shape[2:])
             return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(int(s))) for s in seeds])
-        y = self.sample(last, before, padded(states), padded(actions), noise) * self.spread
+        y = self.sample(last, before, padded(states, c), padded(actions, c), noise) * self.spread
         frames = (last[:, None] + y.view(n, c, -1, *last.shape[2:]))[:, :e].clamp(-1, 1)
         shown = torch.cat([last[:, None], frames[:, :-1]], 1).flatten(0, 1)
         stood = torch.cat([before[:, None], states[:, :-1]], 1).flatten(0, 1)

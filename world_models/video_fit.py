@@ -74,6 +74,13 @@ class VideoFitter:
         at = rows.numpy()
         return torch.cat([to_patches(torch.from_numpy(self.data.images[v][at])) for v in self.model.spec.control.views], 2)
 
+    def part(self, rows: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Chunks that begin in rows [B] of which e [B] steps are commanded: states after, actions [B,C,.] as
+        `video.padded` makes them, and which of their frames count, bool[B,C]."""
+        k = torch.arange(self.model.options.chunk)
+        steps = rows[:, None] + torch.minimum(k, e[:, None] - 1)
+        return self.state[steps + 1], self.action[steps], k < e[:, None]
+
     def loss(self, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """(1) on chunks that begin in rows [B], and the heads on the steps of them and on as many other steps."""
         m, o, b, c = self.model, self.options, len(rows), self.model.options.chunk
@@ -83,11 +90,13 @@ class VideoFitter:
         t[:round(o.plain * b)] = 1
         eps = torch.randn(y.shape, generator=self.generator)
         wide = t[:, None, None, None]
-        steps = rows[:, None] + torch.arange(c)
-        guess = m.clean((1 - wide) * y + wide * eps, t, last, self.state[rows], self.state[steps + 1], self.action[steps])
-        frames = (guess - y).square().mean()
-        # heads: one imagined and one real frame of each chunk, random steps, and every event as often as all those
-        k = torch.randint(0, c, (b,), generator=self.generator)
+        e = torch.randint(1, 2 * c + 1, (b,), generator=self.generator).clamp(max=c)  # every other chunk is whole
+        states, actions, counts = self.part(rows, e)
+        guess = m.clean((1 - wide) * y + wide * eps, t, last, self.state[rows], states, actions)
+        error = (guess - y).square().view(b, c, -1).mean(-1)
+        frames = (error * counts).sum() / counts.sum()
+        # heads: one imagined frame of each chunk, random steps, and every event as often as all those
+        k = (torch.rand(b, generator=self.generator) * e).long()
         seen = (last[:, None] + m.spread * guess.detach().view(b, c, -1, *last.shape[2:])).clamp(-1, 1)[torch.arange(b), k]
         some = self.any[torch.randint(0, len(self.any), (b,), generator=self.generator)]
         if len(self.events):
