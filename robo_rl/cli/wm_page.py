@@ -18,7 +18,7 @@ def side_by_side(folder: Path, arrays: dict) -> list[tuple[str, Path]]:
     from robo_rl.data.video import write_video
 
     w, p, model = arrays["windows"], arrays["predicted"], arrays["model"]
-    pick = np.flatnonzero(w.made[:, min(15, w.made.shape[1] - 1)])[:SHOWN]
+    pick = np.flatnonzero(w.made[:, min(15, w.made.shape[1] - 1)])[:SHOWN if w.images else SHOWN // 2]  # drawn panels are wide
     if not len(pick):
         return []
     steps = int(w.seen[pick].sum(1).max())
