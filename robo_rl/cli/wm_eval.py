@@ -235,7 +235,7 @@ def make_real(spec, runs: list[Path], num_envs: int):
     configs = [run_config(r) for r in runs]
     real = next((c for c in configs if not c.sim.startswith("wm:")), None)
     control = spec.control
-    config = real or replace(configs[0], sim=control.sim, task=control.task, obs="rgb" if control.views else "state")
+    config = real or replace(configs[0], sim=control.sim, task=control.task, judge="", obs="rgb" if control.views else "state")
     env = make_env(config, num_envs)
     for name, mine, theirs in (("action axes are", control.action_names, env.spec.action_names),
                                ("cameras are", control.views, env.spec.views), ("control period [s] is", control.period, env.spec.period),
