@@ -50,6 +50,7 @@ class WorldEnv(VectorEnv):
             raise UserError(f"--max-steps must be at most {spec.horizon}, the calibrated horizon of this world model, got "
                             f"{max_steps}; train it on longer episodes for more")
         self.model, self.num_envs, self.judge, self.difficulty = model, n, judge or judges.Head(), difficulty
+        self.bar = spec.bar if isinstance(self.judge, judges.Head) else 0.5
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
         self.render_mode = "rgb_array" if render else None
         if render and not spec.control.views:
@@ -125,7 +126,8 @@ class WorldEnv(VectorEnv):
         won = self._judge(known, late, before, actions, chance)
         self.success |= won
         spec = self.model.spec
-        self.terminated |= (won & spec.ends_on_success) | (known & (terminal > 0.5))
+        lost = terminal - chance > 0.5 if spec.ends_on_success else terminal > 0.5
+        self.terminated |= (won & spec.ends_on_success) | (known & lost)
         cut = alive & ~self.terminated & ((self.uncertainty > spec.threshold) | ~sound)
         self.truncated |= cut | (late & ~self.terminated)
         if self.difficulty is not None:
@@ -141,7 +143,7 @@ class WorldEnv(VectorEnv):
         won = np.zeros(self.num_envs, bool)
         if len(rows):
             won[rows] = self.judge(judges.Seen({k: v[rows] for k, v in before.items()}, {k: v[rows] for k, v in self.seen.items()},
-                                               self.words[self.task[rows]], actions[rows], chance[rows])) > 0.5
+                                               self.words[self.task[rows]], actions[rows], chance[rows])) > self.bar
         return won
 
     def _obs(self) -> dict[str, np.ndarray]:
