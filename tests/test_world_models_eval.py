@@ -1,7 +1,11 @@
 """`wm eval`: what it says of models whose faults are known."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +20,10 @@ from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
 from robo_rl.files import plain
 from world_models import imagine
-from world_models.model import Frames, Prediction, WorldSpec
+from world_models.latent import Latent, LatentOptions
+from world_models.model import Frames, Prediction, WorldSpec, save
+
+ROOT = Path(__file__).parent.parent
 
 ARGS = WmEval(model="m", dataset="d", windows=60, horizon=16, episodes=200, inverse=60, json=True)
 
@@ -238,3 +245,14 @@ def test_the_page_holds_every_number_and_needs_no_network(data, tmp_path):
     assert "Open-loop error, state" in html and "run/7" in html and "alarm" in html and "{{" not in html
     assert "http://" not in html.replace("http://www.w3.org", "") and "https://" not in html
     assert "Spearman" in wm_eval.table(doc) and "ALARM" in wm_eval.table(doc)
+
+
+def test_the_plain_script_prints_the_errors(data, tmp_path):
+    model = Latent(PointModel().spec, LatentOptions(members=2, hidden=8, layers=1))
+    model.frames = PointModel().frames
+    save(model, tmp_path / "model")
+    done = subprocess.run([sys.executable, "launch/evaluate_world_model.py", tmp_path / "model", data.meta.root, "--windows", "12",
+                           "--horizon", "4"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+                          timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("standing still") == 3 and "rightly denied" in done.stdout
