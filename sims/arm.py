@@ -10,13 +10,13 @@ from typing import Protocol
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from robo_rl.contract import action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import UserError
+from robo_rl.starts import StartStream, uniforms
 from robo_rl.types import ControlSpec
-from sims.contract import action_spaces, observation_spaces, read_actions, read_reset
 from sims.mujoco import model as m
 from sims.mujoco.env import HOME, JITTER, axes_of, state_names_of
 from sims.mujoco.tasks import Scene, Task
-from sims.starts import StartStream, uniforms
 
 F = np.float32
 Pose = tuple[np.ndarray, np.ndarray]  # pos [3] [m], quat [4] (w, x, y, z), in the base frame

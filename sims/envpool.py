@@ -17,11 +17,11 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from robo_rl.contract import action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import MissingDependency, UserError
+from robo_rl.starts import StartStream, hashed
 from robo_rl.types import ActionAxis, ControlSpec
-from sims.contract import action_spaces, observation_spaces, read_actions, read_reset
 from sims.gym import own_actions, own_only
-from sims.starts import StartStream, hashed
 
 MAX_STEPS = 1000  # where the env has no limit of its own
 

@@ -15,10 +15,10 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from robo_rl.contract import action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import MissingDependency, UserError
+from robo_rl.starts import StartStream
 from robo_rl.types import ActionAxis, ControlSpec
-from sims.contract import action_spaces, observation_spaces, read_actions, read_reset
-from sims.starts import StartStream
 
 MAX_STEPS = 1000  # where the env has no limit of its own
 

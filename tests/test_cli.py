@@ -140,14 +140,14 @@ def test_a_number_out_of_range_is_one_line_with_the_range(argv, says, here, caps
 @pytest.mark.parametrize("cls", [PolicyOptions, BcOptions, *RL_OPTIONS.values(), Train, Eval, Collect],
                          ids=lambda c: c.__name__)
 def test_every_number_among_the_options_has_a_range(cls):
-    """No field takes NaN, infinity, -1 or a number without end; the message names the field."""
+    """No field takes NaN, infinity, -1 (-2 where -1 is the default) or a number without end; the message names the field."""
     default = cls(run="x") if cls is Eval else cls()
     for field in dataclasses.fields(cls):
         now = getattr(default, field.name)
         now = 0 if field.name in ("workers", "max_staleness") else now  # None: chosen for this machine
         if isinstance(now, bool) or not isinstance(now, (int, float)):
             continue
-        for bad in (-1, 10**13) if isinstance(now, int) else (math.nan, math.inf, -1.0):
+        for bad in (min(now, 0) - 1, 10**13) if isinstance(now, int) else (math.nan, math.inf, -1.0):
             with pytest.raises(UserError) as e:
                 dataclasses.replace(default, **{field.name: bad})
             words = str(e.value)

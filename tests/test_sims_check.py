@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from robo_rl.contract import action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import UserError
+from robo_rl.starts import StartStream, uniforms
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.check import check_env
-from sims.contract import action_spaces, observation_spaces, read_actions, read_reset
-from sims.starts import StartStream, uniforms
 
 KEYS = ("pos", "age", "start", "terminated", "truncated", "success", "last")
 

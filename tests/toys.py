@@ -5,8 +5,8 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Text
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from robo_rl.starts import StartStream, uniforms
 from robo_rl.types import ActionAxis, ControlSpec
-from sims.starts import StartStream, uniforms
 
 
 class PointReach(VectorEnv):

@@ -57,9 +57,9 @@ def placed(robot: Robot, name: str, start: int) -> tuple[np.ndarray, dict]:
     """(joint angles, bodies' poses) of a start of a scene; the robot's home alone where there is none."""
     if name == "none" or robot.name != "sim":
         return np.array(robot.home), {}
+    from robo_rl.starts import uniforms
     from sims.mujoco.env import HOME, JITTER
     from sims.mujoco.tasks import TASKS
-    from sims.starts import uniforms
     u = uniforms(np.array([start]), 31)
     place, half = TASKS[name].place(u[:, 7:]), TASKS[name].place(u[:, 7:]).yaw[0] / 2
     return HOME + JITTER * (2 * u[0, :7] - 1), {

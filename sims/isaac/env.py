@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from robo_rl.contract import action_spaces, observation_spaces, read_reset
 from robo_rl.errors import UserError
 from robo_rl.types import ActionAxis, ControlSpec
-from sims.contract import action_spaces, observation_spaces, read_reset
 from sims.isaac.ports import GymPort, LabPort
 
 

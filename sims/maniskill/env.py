@@ -20,12 +20,12 @@ from typing import ClassVar
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from robo_rl.contract import action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import UserError
+from robo_rl.starts import StartStream
 from robo_rl.types import ActionAxis, ControlSpec
-from sims.contract import action_spaces, observation_spaces, read_actions, read_reset
 from sims.maniskill import wire
 from sims.maniskill.tasks import instruction
-from sims.starts import StartStream
 
 START_DEADLINE = 600.0  # s, importing ManiSkill and building the envs; a software renderer compiles for a minute
 STEP_DEADLINE = 120.0  # s, one round trip

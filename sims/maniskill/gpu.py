@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from robo_rl.contract import action_spaces, observation_spaces, read_reset
 from robo_rl.errors import UserError
+from robo_rl.starts import StartStream
 from robo_rl.types import ActionAxis, ControlSpec
-from sims.contract import action_spaces, observation_spaces, read_reset
 from sims.maniskill.build import (
     action_map,
     action_split,
@@ -29,7 +30,6 @@ from sims.maniskill.build import (
     without_renderer,
 )
 from sims.maniskill.tasks import instruction
-from sims.starts import StartStream
 
 
 def require_cuda(device: str) -> None:

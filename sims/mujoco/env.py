@@ -12,15 +12,15 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from mujoco.batch import Batch
 
+from robo_rl.contract import action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import UserError, choose
+from robo_rl.starts import StartStream, uniforms
 from robo_rl.types import ActionAxis, ControlSpec
-from sims.contract import action_spaces, observation_spaces, read_actions, read_reset
 from sims.mujoco import model as m
 from sims.mujoco.experts import EXPERTS
 from sims.mujoco.kinematics import Arm, contract, damped_step, rotation_error, turn, wrap
 from sims.mujoco.model import JOINT, MOVE, TURN
 from sims.mujoco.tasks import TASKS, Scene, Task
-from sims.starts import StartStream, uniforms
 
 F = np.float32
 CONTROLS = ("ee_delta", "joint_delta")

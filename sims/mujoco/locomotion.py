@@ -2,7 +2,7 @@
 
 From the same qpos and qvel the same actions give the same observations, rewards and terminations as
 Gymnasium's own env, bit for bit in float64 (returned as float32). The models are Gymnasium's XML files; starts
-follow Gymnasium's distributions, but come from a start id (`sims.starts`) in place of a generator. One
+follow Gymnasium's distributions, but come from a start id (`robo_rl.starts`) in place of a generator. One
 difference: actions outside [-1, 1] are clipped before the control cost, as most PPO codes do around Gymnasium.
 
 Ant's observation has the contact forces of `mj_rnePostConstraint` after the step, which Batch does not compute
@@ -21,10 +21,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from mujoco.batch import Batch
 
+from robo_rl.contract import action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import UserError, choose
+from robo_rl.starts import StartStream, uniforms
 from robo_rl.types import ActionAxis, ControlSpec
-from sims.contract import action_spaces, observation_spaces, read_actions, read_reset
-from sims.starts import StartStream, uniforms
 
 _ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 RENDER_SIZE = 256  # pixels of `render()`
