@@ -26,7 +26,7 @@ from controllers import services as srv
 from controllers import transport as t
 from controllers.codec import Codec
 from controllers.services import REPLY, REQUEST, filled, text_of
-from controllers.transport import QUALITIES, Box, Received
+from controllers.transport import Box, Received
 from robo_rl.errors import MissingDependency, UserError, choose, in_range
 
 try:
@@ -386,13 +386,7 @@ class Dds:
         return hash_fault(f"topic {topic}", ros, user_data(userdata_of(endpoint), "typehash"), self.types.hash(ros))
 
     def _join(self, topic: str, kind: type, quality: str) -> str:
-        choose("quality of service", quality, QUALITIES)
-        if kind not in t.ROS_TYPES:
-            raise UserError(f"{getattr(kind, '__name__', kind)} is no message; messages are "
-                            f"{', '.join(k.__name__ for k in t.ROS_TYPES)}")
-        known = self.kinds.setdefault(topic, kind)
-        if known is not kind:
-            raise UserError(f"topic {topic} carries {known.__name__}, not {kind.__name__}")
+        t.join(self.kinds, topic, kind, quality)
         return t.ROS_TYPES[kind]
 
     def _topic(self, name: str, ros: str) -> Any:

@@ -18,8 +18,8 @@ from typing import Any
 from controllers import transport as t
 from controllers.codec import Codec
 from controllers.services import REPLY, REQUEST, filled, text_of
-from controllers.transport import QUALITIES, Box, Received
-from robo_rl.errors import MissingDependency, UserError, choose, in_range
+from controllers.transport import Box, Received
+from robo_rl.errors import MissingDependency, UserError, in_range
 
 try:
     import rclpy
@@ -166,13 +166,7 @@ class Ros:
         return "+".join(sorted(bytes(i.endpoint_gid).hex() for i in found)) or "nobody"
 
     def _join(self, topic: str, kind: type, quality: str) -> Any:
-        choose("quality of service", quality, QUALITIES)
-        if kind not in t.ROS_TYPES:
-            raise UserError(f"{getattr(kind, '__name__', kind)} is no message; messages are "
-                            f"{', '.join(k.__name__ for k in t.ROS_TYPES)}")
-        known = self.kinds.setdefault(topic, kind)
-        if known is not kind:
-            raise UserError(f"topic {topic} carries {known.__name__}, not {kind.__name__}")
+        t.join(self.kinds, topic, kind, quality)
         return ros_class(t.ROS_TYPES[kind])
 
     def _qos(self, quality: str, depth: int = 1, reads: bool = False) -> Any:

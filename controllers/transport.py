@@ -187,6 +187,17 @@ class Weather:
             in_range(name, getattr(self, name), 0, 1)
 
 
+def join(kinds: dict[str, type], topic: str, kind: type, quality: str) -> None:
+    """Note in `kinds` that `topic` carries messages of `kind`; UserError for no message, another kind or quality."""
+    choose("quality of service", quality, QUALITIES)
+    if kind not in ROS_TYPES:
+        raise UserError(f"{getattr(kind, '__name__', kind)} is no message; messages are "
+                        f"{', '.join(k.__name__ for k in ROS_TYPES)}")
+    known = kinds.setdefault(topic, kind)
+    if known is not kind:
+        raise UserError(f"topic {topic} carries {known.__name__}, not {kind.__name__}")
+
+
 class Bus:
     """What the in-process transports of one test share. `clock` gives monotonic seconds, simulated ones too."""
 
@@ -201,13 +212,7 @@ class Bus:
         self.nodes = 0
 
     def join(self, topic: str, kind: type, quality: str) -> None:
-        choose("quality of service", quality, QUALITIES)
-        if kind not in ROS_TYPES:
-            raise UserError(f"{getattr(kind, '__name__', kind)} is no message; messages are "
-                            f"{', '.join(k.__name__ for k in ROS_TYPES)}")
-        known = self.kinds.setdefault(topic, kind)
-        if known is not kind:
-            raise UserError(f"topic {topic} carries {known.__name__}, not {kind.__name__}")
+        join(self.kinds, topic, kind, quality)
 
     def send(self, topic: str, message: Any, source: str, quality: str) -> None:
         if type(message) is not self.kinds[topic]:

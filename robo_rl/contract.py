@@ -41,8 +41,12 @@ def read_actions(actions, num_envs: int, action_dim: int) -> np.ndarray:
     return a.clip(-1.0, 1.0)
 
 
-def read_reset(seed, options: dict | None, num_envs: int) -> tuple[np.ndarray, "np.ndarray | None"]:
-    """(mask bool [N], starts int64 [N] or None) of a reset request, checked; entries outside mask are free."""
+def read_reset(seed, options: dict | None, num_envs: int,
+               ready: "np.ndarray | None" = None) -> tuple[np.ndarray, "np.ndarray | None"]:
+    """(mask bool [N], starts int64 [N] or None) of a reset request, checked; entries outside mask are free.
+
+    With `ready` bool[N], which envs have been reset before, the request must cover the others.
+    """
     options = options or {}
     unknown = [k for k in options if k not in RESET_OPTIONS]
     if unknown:
@@ -63,4 +67,6 @@ def read_reset(seed, options: dict | None, num_envs: int) -> tuple[np.ndarray, "
         s = np.asarray(seed)
         if s.dtype.kind not in "iu" or s.shape not in ((), (num_envs,)):
             raise UserError(f"seed must be one integer or {num_envs} integers, got {seed!r}")
+    if ready is not None and not (mask | ready).all():
+        raise UserError("the first reset must reset every env: leave reset_mask out")
     return mask, starts

@@ -54,6 +54,13 @@ class StartStream:
         self.seeds = np.where(mask, new, self.seeds)
         self.episodes = np.where(mask, 0, self.episodes)
 
+    def due(self, seed, mask: np.ndarray, starts: "np.ndarray | None") -> tuple[np.ndarray, np.ndarray]:
+        """A reset request as `contract.read_reset` gives it -> (ids [n] of the envs in `mask`, their starts [n])."""
+        if seed is not None:
+            self.seed(seed, mask)
+        ids = np.flatnonzero(mask)
+        return ids, self.draw(ids) if starts is None else starts[ids]
+
     def draw(self, ids: np.ndarray) -> np.ndarray:
         """Next start [len(ids)] int64 of the envs `ids`, in 0 .. 2^31-1."""
         out = hashed(self.seeds[ids], self.episodes[ids]) >> np.uint64(33)

@@ -71,14 +71,10 @@ class ArmEnv(VectorEnv):
         self.ready, self.terminated, self.truncated, self.success = (np.zeros(n, bool) for _ in range(4))
 
     def reset(self, *, seed=None, options=None):
-        mask, starts = read_reset(seed, options, self.num_envs)
-        if not (mask | self.ready).all():
-            raise UserError("the first reset must reset every env: leave reset_mask out")
-        if seed is not None:
-            self.stream.seed(seed, mask)
-        ids = np.flatnonzero(mask)
+        mask, starts = read_reset(seed, options, self.num_envs, self.ready)
+        ids, starts = self.stream.due(seed, mask, starts)
         if len(ids):
-            self.starts[ids] = self.stream.draw(ids) if starts is None else starts[ids]
+            self.starts[ids] = starts
             u = uniforms(self.starts[ids], 31)
             place = self.task.place(u[:, 7:])
             half = place.yaw / 2

@@ -117,10 +117,7 @@ class GymEnv(VectorEnv):
 
     def reset(self, *, seed=None, options=None):
         mask, starts = read_reset(seed, options, self.num_envs)
-        if seed is not None:
-            self._stream.seed(seed, mask)
-        ids = np.flatnonzero(mask)
-        starts = self._stream.draw(ids) if starts is None else starts[ids]
+        ids, starts = self._stream.due(seed, mask, starts)
         for i, start in zip(ids, starts, strict=True):
             x, _ = self._envs[i].reset(seed=int(start))
             self._state[i] = spaces.flatten(self._space, x)

@@ -11,8 +11,15 @@ from robo_rl.algos.onpolicy import Rules, surrogate
 from robo_rl.demos import demo_sampler, fit_normalisers, record
 from robo_rl.errors import UserError
 from robo_rl.evaluate import eval_starts, evaluate
-from robo_rl.options import (BcOptions, DppoOptions, NftOptions, PiRlOptions, PolicyOptions, PpoOptions,
-                             ReinFlowOptions)
+from robo_rl.options import (
+    BcOptions,
+    DppoOptions,
+    NftOptions,
+    PiRlOptions,
+    PolicyOptions,
+    PpoOptions,
+    ReinFlowOptions,
+)
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import Collector
 

@@ -19,7 +19,7 @@ from robo_rl.corrections import WeightAverage, min_prefix, per_episode, vtrace
 from robo_rl.demos import demo_sampler, fit_normalisers
 from robo_rl.errors import UserError
 from robo_rl.evaluate import eval_starts, evaluate
-from robo_rl.options import CORRECTIONS, PROXIMALS, BcOptions, OnPolicyOptions, PpoOptions
+from robo_rl.options import CORRECTIONS, PROXIMALS, BcOptions, OnPolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import Collector
 from robo_rl.stats import wilson

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_runtime import N, SPEC, T, build, make_learner, plain, train, weights
+from test_runtime import SPEC, N, T, build, make_learner, plain, train, weights
 
 from robo_rl.rollout import Collector
 from robo_rl.runtime.crewed import Crewed

@@ -6,8 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robo_rl.sampling import (chunk_logp, cosine_alphas, diffusion_table, flow_step, flow_table, gaussian_logp,
-                              time_grid)
+from robo_rl.sampling import (
+    chunk_logp,
+    cosine_alphas,
+    diffusion_table,
+    flow_step,
+    flow_table,
+    gaussian_logp,
+    time_grid,
+)
 
 
 def test_the_time_grid_falls_evenly_from_noise_to_action():

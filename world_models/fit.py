@@ -10,29 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from robo_rl.errors import in_range
 from world_models.latent import Latent
+from world_models.options import FitOptions
 from world_models.recorded import Recorded
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitOptions:
-    """How it is learnt."""
-
-    updates: int = 4000
-    batch: int = 256
-    """Windows per member and update; the members' windows differ."""
-    lr: float = 1e-3
-    weight_decay: float = 1e-5
-    unroll: int = 8
-    """Steps of its own rollout that a window of the second half of training is; the first half predicts one step."""
-    ema: float = 0.995
-
-    def __post_init__(self) -> None:
-        for name, low, high in (("updates", 1, 10**8), ("batch", 1, 10**6), ("unroll", 1, 256), ("weight_decay", 0, 1)):
-            in_range(f"fit.{name}", getattr(self, name), low, high)
-        in_range("fit.lr", self.lr, 0, 1, open_low=True)
-        in_range("fit.ema", self.ema, 0, 1, open_high=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +84,23 @@ def loss(model: Latent, w: Windows, rows: Tensor, unroll: int, generator: torch.
     return total, {k: v.detach() for k, v in parts.items()}
 
 
+def descend(value: Tensor, opt: torch.optim.Optimizer, params, most: float, pairs: list[tuple[Tensor, Tensor]],
+            decay: float) -> None:
+    """One step of `opt` down `value`, gradient norm of `params` at most `most`; of `pairs` (average, weight) the average follows."""
+    opt.zero_grad(set_to_none=True)
+    value.backward()
+    torch.nn.utils.clip_grad_norm_(params, most, foreach=True)
+    opt.step()
+    with torch.no_grad():
+        torch._foreach_lerp_([a for a, _ in pairs], [p for _, p in pairs], 1 - decay)
+
+
+def smooth(recent: dict[str, float], parts: dict[str, Tensor]) -> None:
+    """Let the running means `recent` follow `parts`."""
+    for k, v in parts.items():
+        recent[k] = float(v) if k not in recent else 0.98 * recent[k] + 0.02 * float(v)
+
+
 class Fitter:
     """A model being learnt: owns the optimizer, the averaged weights, the generator and the count of updates.
 
@@ -132,16 +129,9 @@ class Fitter:
             value, parts = loss(self.model, self.windows, rows, o.unroll if late else 1, self.generator)
             lr = o.lr * min(1.0, (self.update + 1) / 100) * 0.5 * (1 + math.cos(math.pi * self.update / o.updates))
             self.opt.param_groups[0]["lr"] = lr
-            self.opt.zero_grad(set_to_none=True)
-            value.backward()
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 10.0, foreach=True)
-            self.opt.step()
-            decay = min(o.ema, (1 + self.update) / (10 + self.update))
-            with torch.no_grad():
-                torch._foreach_lerp_([a for a, _ in pairs], [p for _, p in pairs], 1 - decay)
+            descend(value, self.opt, self.model.parameters(), 10.0, pairs, min(o.ema, (1 + self.update) / (10 + self.update)))
             self.update += 1
-            for k, v in parts.items():
-                recent[k] = float(v) if k not in recent else 0.98 * recent[k] + 0.02 * float(v)
+            smooth(recent, parts)
             if not tick(self.update, recent):
                 return False
         return True

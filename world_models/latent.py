@@ -17,42 +17,18 @@ Sources: PETS (Chua et al. 2018) and MBPO (Janner et al. 2019) for ensembles as 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from robo_rl.errors import in_range
 from robo_rl.starts import hashed, normals
 from world_models.model import Carry, Frames, Prediction, WorldSpec
+from world_models.options import LatentOptions
 
 HEADS = 3  # reward, success, end
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatentOptions:
-    """What the network is; a model's folder carries it."""
-
-    members: int = 5
-    """M: networks in the ensemble."""
-    hidden: int = 256
-    layers: int = 3
-    """Hidden layers of each."""
-    follow: Literal["member", "mean"] = "mean"
-    """What a lane's next state is: that of a member of its own, or of all together."""
-    refine: int = 0
-    """K: refinement steps after each prediction; 0: none."""
-    sigma: float = 0.05
-    """sigma_min of the refinement, in units of one step's change."""
-
-    def __post_init__(self) -> None:
-        for name, low, high in (("members", 1, 64), ("hidden", 8, 4096), ("layers", 1, 16), ("refine", 0, 16)):
-            in_range(f"net.{name}", getattr(self, name), low, high)
-        in_range("net.sigma", self.sigma, 0, 1, open_low=True)
 
 
 class Ensemble(nn.Module):

@@ -3,38 +3,17 @@
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from robo_rl.errors import UserError, in_range
-from world_models.fit import FitOptions, Fitter
+from robo_rl.errors import UserError
+from world_models.fit import Fitter, descend, smooth
+from world_models.options import FitOptions, VideoFitOptions
 from world_models.recorded import Recorded
 from world_models.video import Video, to_patches
-
-
-@dataclass(frozen=True, kw_only=True)
-class VideoFitOptions:
-    """How it is learnt."""
-
-    arm: int = 1500
-    """Updates of the arm's state first."""
-    updates: int = 1500
-    batch: int = 12
-    lr: float = 1e-3
-    plain: float = 0.4
-    """Share of the batch at t = 1, from which the mean frame is learnt; the rest is at uniform times."""
-    ema: float = 0.995
-
-    def __post_init__(self) -> None:
-        for name, low, high in (("arm", 1, 10**8), ("updates", 1, 10**8), ("batch", 1, 10**5)):
-            in_range(f"fit.{name}", getattr(self, name), low, high)
-        in_range("fit.lr", self.lr, 0, 1, open_low=True)
-        in_range("fit.plain", self.plain, 0, 1)
-        in_range("fit.ema", self.ema, 0, 1, open_high=True)
 
 
 class VideoFitter:
@@ -121,16 +100,9 @@ class VideoFitter:
             value, parts = self.loss(rows)
             self.opt.param_groups[0]["lr"] = o.lr * min(1.0, (self.update + 1) / 50) * \
                 (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * self.update / o.updates)))
-            self.opt.zero_grad(set_to_none=True)
-            value.backward()
-            torch.nn.utils.clip_grad_norm_(self.mine, 1.0, foreach=True)
-            self.opt.step()
-            decay = min(o.ema, (1 + self.update) / (10 + self.update))
-            with torch.no_grad():
-                torch._foreach_lerp_([a for a, _ in pairs], [p for _, p in pairs], 1 - decay)
+            descend(value, self.opt, self.mine, 1.0, pairs, min(o.ema, (1 + self.update) / (10 + self.update)))
             self.update += 1
-            for k, v in parts.items():
-                recent[k] = float(v) if k not in recent else 0.98 * recent[k] + 0.02 * float(v)
+            smooth(recent, parts)
             if not tick(o.arm + self.update, {"state": math.nan} | recent):
                 return False
         return True

@@ -23,6 +23,7 @@ class AloeLearner(OffPolicyLearner):
     """Owns critics and the flow's optimizer."""
 
     offline_actor = True
+    owns = ("critics", "head_opt")
 
     def __init__(self, policy, options: AloeOptions, seed: int):
         super().__init__(policy, options, seed)
@@ -52,14 +53,6 @@ class AloeLearner(OffPolicyLearner):
         loss = self.policy.imitation(rows.context, rows.actions, rows.own.float(), self.generator, weight=weight)
         descend(loss, self.head_params, self.head_opt, o.max_grad_norm)
         return {"flow_loss": loss.detach(), "weight": weight.mean()}
-
-    def state_dict(self) -> dict:
-        return super().state_dict() | {"critics": self.critics.state_dict(), "head_opt": self.head_opt.state_dict()}
-
-    def load_state_dict(self, state: dict) -> None:
-        super().load_state_dict(state)
-        self.critics.load_state_dict(state["critics"])
-        self.head_opt.load_state_dict(state["head_opt"])
 
 
 def make(policy, options: AloeOptions, seed: int, demos=None) -> AloeLearner:

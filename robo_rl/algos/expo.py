@@ -32,6 +32,8 @@ from robo_rl.policies.offpolicy import GuidedPolicy
 class ExpoLearner(OffPolicyLearner):
     """Owns the flow that learns, the critics and the edits' temperature; the policy's own flow follows slowly."""
 
+    owns = ("critics", "head", "head_opt")
+
     def __init__(self, policy: GuidedPolicy, options: ExpoOptions, seed: int):
         super().__init__(policy, options, seed)
         self.critics = CriticLearner(policy.trunk.size, policy.size, options, seed, policy.judge)
@@ -40,6 +42,7 @@ class ExpoLearner(OffPolicyLearner):
         self.head_opt = make_adam(self.head_params, options.lr)
         self.edits = policy.edit is not None
         if self.edits:
+            self.owns = (*self.owns, "edit_opt", "alpha")
             self.edit_params = list(policy.edit.parameters())
             self.edit_opt = make_adam(self.edit_params, options.lr)
             reach = policy.size * math.log(policy.options.edit_scale)
@@ -74,20 +77,6 @@ class ExpoLearner(OffPolicyLearner):
 
     def begin_online(self) -> None:
         self.policy.steered.fill_(True)
-
-    def state_dict(self) -> dict:
-        out = super().state_dict() | {"critics": self.critics.state_dict(), "head": self.head.state_dict(),
-                                      "head_opt": self.head_opt.state_dict()}
-        return out | ({"edit_opt": self.edit_opt.state_dict(), "alpha": self.alpha.state_dict()} if self.edits else {})
-
-    def load_state_dict(self, state: dict) -> None:
-        super().load_state_dict(state)
-        self.critics.load_state_dict(state["critics"])
-        self.head.load_state_dict(state["head"])
-        self.head_opt.load_state_dict(state["head_opt"])
-        if self.edits:
-            self.edit_opt.load_state_dict(state["edit_opt"])
-            self.alpha.load_state_dict(state["alpha"])
 
 
 def make(policy, options: ExpoOptions, seed: int, demos=None) -> ExpoLearner:

@@ -39,6 +39,7 @@ class HilSerlLearner(RlpdLearner):
         super().__init__(policy, options, seed)
         self.on = policy.gripper >= 0
         if self.on:
+            self.owns = (*self.owns, "grasp_target", "grasp_opt")
             self.grasp_target = copy.deepcopy(policy.grasp).requires_grad_(False)
             self.grasp_params = list(policy.grasp.parameters())
             self.grasp_opt = make_adam(self.grasp_params, options.critic_lr)
@@ -63,16 +64,6 @@ class HilSerlLearner(RlpdLearner):
 
     def critic_step(self, rows: Rows) -> dict[str, Tensor]:
         return super().critic_step(rows) | (self.grasp_step(rows) if self.on else {})
-
-    def state_dict(self) -> dict:
-        extra = {"grasp_target": self.grasp_target.state_dict(), "grasp_opt": self.grasp_opt.state_dict()} if self.on else {}
-        return super().state_dict() | extra
-
-    def load_state_dict(self, state: dict) -> None:
-        super().load_state_dict(state)
-        if self.on:
-            self.grasp_target.load_state_dict(state["grasp_target"])
-            self.grasp_opt.load_state_dict(state["grasp_opt"])
 
 
 def make(policy, options: HilSerlOptions, seed: int, demos=None) -> HilSerlLearner:

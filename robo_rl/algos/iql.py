@@ -31,6 +31,7 @@ class IqlLearner(OffPolicyLearner):
     """Owns critics, V and the flow's optimizer."""
 
     offline_actor = True
+    owns = ("critics", "value", "value_opt", "head_opt")
 
     def __init__(self, policy, options: IqlOptions, seed: int):
         super().__init__(policy, options, seed)
@@ -64,15 +65,6 @@ class IqlLearner(OffPolicyLearner):
         loss = self.policy.imitation(rows.context, rows.actions, rows.own.float(), self.generator, weight=weight)
         descend(loss, self.head_params, self.head_opt, o.max_grad_norm)
         return {"flow_loss": loss.detach(), "weight": weight.mean()}
-
-    def state_dict(self) -> dict:
-        return super().state_dict() | {"critics": self.critics.state_dict(), "value": self.value.state_dict(),
-                                       "value_opt": self.value_opt.state_dict(), "head_opt": self.head_opt.state_dict()}
-
-    def load_state_dict(self, state: dict) -> None:
-        super().load_state_dict(state)
-        for name in ("critics", "value", "value_opt", "head_opt"):
-            getattr(self, name).load_state_dict(state[name])
 
 
 def check_flow(name: str, policy) -> None:

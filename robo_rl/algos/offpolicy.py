@@ -172,16 +172,20 @@ class OffPolicyLearner:
         return {k: float(v) / times[k] for k, v in sums.items()}
 
     offline_actor = False  # whether the actor learns in the offline stage too
+    owns: tuple[str, ...] = ()  # attributes with a state_dict of their own, which a checkpoint carries
 
     def begin_online(self) -> None:
         """The critic is ready to be listened to: the offline stage is over."""
 
     def state_dict(self) -> dict:
-        return {"generator": self.generator.get_state(), "updates": self.updates}
+        return {"generator": self.generator.get_state(), "updates": self.updates} | {
+            name: getattr(self, name).state_dict() for name in self.owns}
 
     def load_state_dict(self, state: dict) -> None:
         self.generator.set_state(state["generator"])
         self.updates = state["updates"]
+        for name in self.owns:
+            getattr(self, name).load_state_dict(state[name])
 
 
 class Temperature:

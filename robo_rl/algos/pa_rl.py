@@ -23,6 +23,8 @@ from robo_rl.policies.offpolicy import GuidedPolicy, gumbel
 class PaRlLearner(OffPolicyLearner):
     """Owns critics and the flow's optimizer; the policy's flow is trained in place."""
 
+    owns = ("critics", "head_opt")
+
     def __init__(self, policy: GuidedPolicy, options: PaRlOptions, seed: int):
         super().__init__(policy, options, seed)
         self.critics = CriticLearner(policy.trunk.size, policy.size, options, seed, policy.judge)
@@ -68,14 +70,6 @@ class PaRlLearner(OffPolicyLearner):
 
     def begin_online(self) -> None:
         self.policy.steered.fill_(True)
-
-    def state_dict(self) -> dict:
-        return super().state_dict() | {"critics": self.critics.state_dict(), "head_opt": self.head_opt.state_dict()}
-
-    def load_state_dict(self, state: dict) -> None:
-        super().load_state_dict(state)
-        self.critics.load_state_dict(state["critics"])
-        self.head_opt.load_state_dict(state["head_opt"])
 
 
 def make(policy, options: PaRlOptions, seed: int, demos=None) -> PaRlLearner:

@@ -25,6 +25,8 @@ from robo_rl.replay import POLICY
 class RlpdLearner(OffPolicyLearner):
     """Owns critics, actor optimizer and temperature. The share of demonstrations is the sampler's affair."""
 
+    owns = ("critics", "actor_opt", "alpha")
+
     def __init__(self, policy: SquashedPolicy, options: RlpdOptions, seed: int):
         super().__init__(policy, options, seed)
         self.critics = CriticLearner(policy.trunk.size, policy.options.execute * policy.spec.action, options, seed)
@@ -66,16 +68,6 @@ class RlpdLearner(OffPolicyLearner):
         descend(loss, self.actor_params, self.actor_opt, o.max_grad_norm)
         self.alpha.step(logp)
         return {"actor_loss": loss.detach(), "entropy": -logp.detach().mean(), "alpha": self.alpha.value}
-
-    def state_dict(self) -> dict:
-        return super().state_dict() | {"critics": self.critics.state_dict(), "actor_opt": self.actor_opt.state_dict(),
-                                       "alpha": self.alpha.state_dict()}
-
-    def load_state_dict(self, state: dict) -> None:
-        super().load_state_dict(state)
-        self.critics.load_state_dict(state["critics"])
-        self.actor_opt.load_state_dict(state["actor_opt"])
-        self.alpha.load_state_dict(state["alpha"])
 
 
 def make(policy, options: RlpdOptions, seed: int, demos=None) -> RlpdLearner:

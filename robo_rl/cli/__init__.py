@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import io
 import re
+import signal
 import sys
 
 from robo_rl.errors import UserError, choose
@@ -56,6 +57,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"robo_rl: {' '.join(str(e).split())}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the same press, passed on by the guard
         print("robo_rl: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
     except BrokenPipeError:

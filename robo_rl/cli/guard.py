@@ -1,5 +1,6 @@
 """A small parent that outlives the learner: when a signal kills it, the run goes on from its last checkpoint."""
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -17,8 +18,8 @@ PR_SET_PDEATHSIG = 1
 def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Path], int]) -> int:
     """Run `first(tell)` in a child of its own -> its exit status; after a deadly signal, `again(folder)`.
 
-    `tell(folder)` says that the run now has a folder to go on from. Ctrl-C and SIGTERM are the child's to handle; if this
-    process dies, the child saves and ends.
+    `tell(folder)` says that the run now has a folder to go on from. SIGINT and SIGTERM are passed on, for the child to handle
+    (it takes two within a second for one, as from a terminal's Ctrl-C); if this process dies, the child saves and ends.
     """
     folder, restarts = None, 0
     while True:
@@ -31,8 +32,7 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
             _follow_parent()
             return first(functools.partial(_tell, writer)) if folder is None else again(folder)
         os.close(writer)
-        before = {s: signal.signal(s, h) for s, h in (
-            (signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, functools.partial(_pass_on, child)))}
+        before = {s: signal.signal(s, functools.partial(_pass_on, child)) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
             told = b""
             while part := os.read(reader, 4096):
@@ -62,7 +62,8 @@ def _tell(writer: int, folder: Path) -> None:
 
 
 def _pass_on(child: int, number: int, frame) -> None:
-    os.kill(child, number)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, number)
 
 
 def _follow_parent() -> None:

@@ -224,9 +224,14 @@ def newest_run(root: Path) -> Path:
 
 
 class Stop:
-    """While open: turns the first SIGINT or SIGTERM into a flag; a second one ends the process at once."""
+    """While open: turns the first SIGINT or SIGTERM into a flag; a second one ends the process at once.
+
+    The same signal again within a second is the same press: terminals and service managers tell whole process groups, and
+    the guard passes on what it is told.
+    """
 
     asked = 0  # number of the signal
+    at = 0.0
 
     @property
     def code(self) -> int:
@@ -243,8 +248,10 @@ class Stop:
 
     def _ask(self, number: int, frame) -> None:
         if self.asked:
-            raise KeyboardInterrupt
-        self.asked = number
+            if number != self.asked or time.monotonic() - self.at > 1.0:
+                raise KeyboardInterrupt
+            return
+        self.asked, self.at = number, time.monotonic()
         print("\nstopping: saving a checkpoint (press again to stop without)", file=sys.stderr)
 
 

@@ -6,43 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 import tyro
 
 from robo_rl.errors import UserError, choose, in_range
+from world_models.options import FitOptions, LatentOptions
 
 SUBCOMMANDS = {"train": "learn a model of recorded episodes", "eval": "say how far a model can be trusted",
                "judge": "train a classifier of success, or say what a judge is worth"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetOptions:
-    """The network, see `world_models.latent.LatentOptions`."""
-
-    members: int = 5
-    """M: networks in the ensemble; their disagreement is the uncertainty."""
-    hidden: int = 256
-    layers: int = 3
-    follow: Literal["member", "mean"] = "mean"
-    """What an episode's next state is: that of one member, drawn per episode, or the mean of all."""
-    refine: int = 0
-    """K: refinement steps after each prediction (PDE-Refiner); 0: none."""
-    sigma: float = 0.05
-    """Noise of the last refinement step, in units of one step's change."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnOptions:
-    """How it is learnt, see `world_models.fit.FitOptions`."""
-
-    updates: int = 4000
-    batch: int = 256
-    lr: float = 1e-3
-    weight_decay: float = 1e-5
-    unroll: int = 8
-    """Steps of its own rollout that are learnt from in the second half of training; 1: a one-step model."""
-    ema: float = 0.995
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +34,8 @@ class WmTrain:
     tolerance: float = 0.3
     """Error [std of the data] that the calibrated threshold of the uncertainty keeps nine in ten predictions below."""
     torch_threads: int = 1
-    net: NetOptions = field(default_factory=NetOptions)
-    fit: LearnOptions = field(default_factory=LearnOptions)
+    net: LatentOptions = field(default_factory=LatentOptions)
+    fit: FitOptions = field(default_factory=FitOptions)
 
     def __post_init__(self) -> None:
         choose("--kind", self.kind, ("latent", "video"))
@@ -96,7 +67,7 @@ def run(args) -> int:
     """Run the subcommand whose options these are."""
     import sys
     if isinstance(args, WmTrain):
-        return train(args)
+        return train(args, learn)
     return sys.modules[type(args).__module__].run(args)
 
 
@@ -163,20 +134,22 @@ def folder_of(args, data) -> Path:
     return folder
 
 
-def config(folder: Path) -> WmTrain:
-    """The options of a run folder."""
+def config(folder: Path, cls: type):
+    """The options of a run folder, an instance of `cls`."""
     from robo_rl import files
     saved = files.read_json(folder / "run.json")
+    known = {f.name: f for f in fields(cls)}
     try:
-        saved = {k: v for k, v in saved["config"].items() if k in {f.name for f in fields(WmTrain)}}
-        nested = {"net": NetOptions(**saved["net"]), "fit": LearnOptions(**saved["fit"]), "data": tuple(saved["data"])}
-        return WmTrain(**saved | nested)
-    except (TypeError, KeyError, AttributeError) as e:
-        raise UserError(f"{folder / 'run.json'} is no run of robo_rl wm train, or of another version ({e!r})") from e
+        saved = {k: v for k, v in saved["config"].items() if k in known}
+        nested = {k: known[k].default_factory(**saved[k]) for k in ("net", "fit")}
+        return cls(**saved | nested | {"data": tuple(saved["data"])})
+    except (TypeError, KeyError, AttributeError, UserError) as e:
+        what = "robo_rl wm train" + (" --kind video" if cls is not WmTrain else "")
+        raise UserError(f"{folder / 'run.json'} is no run of {what}, or of another version ({e!r})") from e
 
 
-def train(args: WmTrain) -> int:
-    """Learn, calibrate on held-out episodes, write OUT/model."""
+def train(args, learn, images: bool = False) -> int:
+    """Learn, calibrate on held-out episodes, write OUT/model: `learn(args, folder, data)` in its locked folder."""
     from robo_rl import files
     from robo_rl.cli.train import git_hash, versions
 
@@ -186,13 +159,16 @@ def train(args: WmTrain) -> int:
         if not (Path(resume) / "run.json").exists():
             raise UserError(f"--resume: {resume} has no run.json; give the folder of a run of robo_rl wm train")
         folder = Path(resume)
-        args = replace(config(folder), resume=resume)
+        args = replace(config(folder, type(args)), resume=resume)
     import torch
 
     from world_models import recorded
     torch.set_num_threads(args.torch_threads)
-    data = read(args.data)
+    data = read(args.data, images)
     recorded.check(data, " ".join(args.data))
+    if images and not data.images:
+        raise UserError(f"data set {' '.join(args.data)} has no cameras; record them with robo_rl collect --obs rgb, or train "
+                        "--kind latent")
     if not resume:
         folder = folder_of(args, data)
     with files.lock(folder):
@@ -210,11 +186,11 @@ def learn(args: WmTrain, folder: Path, data) -> int:
     from robo_rl.cli.train import Stop
     from robo_rl.log import Progress, RunLog
     from world_models import model as worlds
-    from world_models.fit import FitOptions, Fitter
-    from world_models.latent import Latent, LatentOptions
+    from world_models.fit import Fitter
+    from world_models.latent import Latent
 
-    model = Latent(world_spec(data, args.kind, " ".join(args.data)), LatentOptions(**asdict(args.net)), args.seed)
-    fitter = Fitter(model, data, FitOptions(**asdict(args.fit)), args.seed)
+    model = Latent(world_spec(data, args.kind, " ".join(args.data)), args.net, args.seed)
+    fitter = Fitter(model, data, args.fit, args.seed)
     saved = folder / "fit.safetensors"
     if saved.exists():
         load_fit(fitter, saved, len(data.action))

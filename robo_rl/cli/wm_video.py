@@ -2,12 +2,13 @@
 
 import math
 import time
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import tyro
 
-from robo_rl.errors import UserError, choose, in_range
+from robo_rl.errors import choose, in_range
+from world_models.options import VideoFitOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,20 +24,6 @@ class VideoNet:
     refine: int = 0
     """R: refinements after it (PDE-Refiner)."""
     sigma: float = 0.05
-
-
-@dataclass(frozen=True, kw_only=True)
-class VideoLearn:
-    """How it is learnt, see `world_models.video_fit.VideoFitOptions`."""
-
-    arm: int = 1500
-    """Updates of the arm's state first."""
-    updates: int = 1500
-    batch: int = 12
-    lr: float = 1e-3
-    plain: float = 0.4
-    """Share of every batch from which the mean frame is learnt."""
-    ema: float = 0.995
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +44,7 @@ class WmTrainVideo:
     """Error of the arm's state [std of the data] that the threshold of the uncertainty keeps nine in ten predictions below."""
     torch_threads: int = 1
     net: VideoNet = field(default_factory=VideoNet)
-    fit: VideoLearn = field(default_factory=VideoLearn)
+    fit: VideoFitOptions = field(default_factory=VideoFitOptions)
 
     def __post_init__(self) -> None:
         choose("--kind", self.kind, ("video",))
@@ -66,45 +53,10 @@ class WmTrainVideo:
         in_range("--tolerance", self.tolerance, 0, 100, open_low=True)
 
 
-def config(folder: Path) -> WmTrainVideo:
-    """The options of a run folder."""
-    from robo_rl import files
-    saved = files.read_json(folder / "run.json")
-    try:
-        saved = {k: v for k, v in saved["config"].items() if k in {f.name for f in fields(WmTrainVideo)}}
-        return WmTrainVideo(**saved | {"net": VideoNet(**saved["net"]), "fit": VideoLearn(**saved["fit"]), "data": tuple(saved["data"])})
-    except (TypeError, KeyError, AttributeError, UserError) as e:
-        raise UserError(f"{folder / 'run.json'} is no run of robo_rl wm train --kind video, or of another version ({e!r})") from e
-
-
 def run(args: WmTrainVideo) -> int:
     """Learn, calibrate on held-out episodes, write OUT/model."""
-    import torch
-
-    from robo_rl import files
     from robo_rl.cli import wm
-    from robo_rl.cli.train import git_hash, versions
-    from world_models import recorded
-    resume = args.resume
-    if resume:
-        if not (Path(resume) / "run.json").exists():
-            raise UserError(f"--resume: {resume} has no run.json; give the folder of a run of robo_rl wm train")
-        folder = Path(resume)
-        args = replace(config(folder), resume=resume)
-    torch.set_num_threads(args.torch_threads)
-    data = wm.read(args.data, images=True)
-    recorded.check(data, " ".join(args.data))
-    if not data.images:
-        raise UserError(f"data set {' '.join(args.data)} has no cameras; record them with robo_rl collect --obs rgb, or train "
-                        "--kind latent")
-    if not resume:
-        folder = wm.folder_of(args, data)
-    with files.lock(folder):
-        if not resume:
-            files.write_json(folder / "run.json", {
-                "name": folder.name, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "version": versions().get("robo_rl", ""),
-                "git": git_hash(), "seed": args.seed, "config": asdict(args), "versions": versions()})
-        return learn(args, folder, data)
+    return wm.train(args, learn, images=True)
 
 
 def learn(args: WmTrainVideo, folder: Path, data) -> int:
@@ -115,10 +67,10 @@ def learn(args: WmTrainVideo, folder: Path, data) -> int:
     from robo_rl.log import Progress, RunLog
     from world_models import model as worlds
     from world_models.video import Video, VideoOptions
-    from world_models.video_fit import VideoFitOptions, VideoFitter
+    from world_models.video_fit import VideoFitter
 
     model = Video(wm.world_spec(data, args.kind, " ".join(args.data)), VideoOptions(**asdict(args.net)), args.seed)
-    fitter = VideoFitter(model, data, VideoFitOptions(**asdict(args.fit)), args.seed)
+    fitter = VideoFitter(model, data, args.fit, args.seed)
     saved, total = folder / "fit.safetensors", args.fit.arm + args.fit.updates
     if saved.exists():
         wm.load_fit(fitter, saved, len(data.action))

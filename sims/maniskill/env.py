@@ -176,10 +176,8 @@ class ManiSkillEnv(VectorEnv):
         mask, starts = read_reset(seed, options, self.num_envs)
         if starts is not None and starts[mask].max(initial=0) >= 2**32:
             raise UserError(f"starts must be < 2^32 (ManiSkill's seeds), got {starts[mask].max()}")
-        if seed is not None:
-            self.stream.seed(seed, mask)
-        ids = np.flatnonzero(mask)
-        self.shared["starts"][ids] = self.stream.draw(ids) if starts is None else starts[ids]
+        ids, starts = self.stream.due(seed, mask, starts)
+        self.shared["starts"][ids] = starts
         self.shared["steps"][ids] = 0
         self._run(wire.RESET, mask)
         for flag in (self.terminated, self.truncated, self.success):

@@ -157,14 +157,10 @@ class MujocoArmEnv(VectorEnv):
     # ------------------------------------------------------------ the contract
 
     def reset(self, *, seed=None, options=None):
-        mask, starts = read_reset(seed, options, self.num_envs)
-        if not (mask | self.ready).all():
-            raise UserError("the first reset must reset every env: leave reset_mask out")
-        if seed is not None:
-            self.stream.seed(seed, mask)
-        ids = np.flatnonzero(mask)
+        mask, starts = read_reset(seed, options, self.num_envs, self.ready)
+        ids, starts = self.stream.due(seed, mask, starts)
         if len(ids):
-            self._begin(ids, self.stream.draw(ids) if starts is None else starts[ids])
+            self._begin(ids, starts)
         self._observe()
         self.target[:, ids], self.attitude[:, :, ids] = self.scene.tcp[:, ids], self.scene.frame[:, :, ids]
         self._draw(mask)

@@ -139,11 +139,8 @@ class LocomotionEnv(VectorEnv):
 
     def reset(self, *, seed=None, options=None):
         mask, starts = read_reset(seed, options, self.num_envs)
-        if seed is not None:
-            self._stream.seed(seed, mask)
-        ids = np.flatnonzero(mask)
-        qpos, qvel = start_state(self.spec.task, self.model,
-                                 self._stream.draw(ids) if starts is None else starts[ids])
+        ids, starts = self._stream.due(seed, mask, starts)
+        qpos, qvel = start_state(self.spec.task, self.model, starts)
         self.set_qpos_qvel(qpos, qvel, ids)
         return self._obs(), {"success": self._no_success.copy()}
 
