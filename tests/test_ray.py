@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_runtime import SPEC, N, T, build, make_learner, plain, train, weights
+from test_runtime import SPEC, N, T, build, make_learner, plain, taken_uids, train, want, weights
 
 from robo_rl.rollout import Collector
 from robo_rl.runtime.crewed import Crewed
@@ -70,3 +70,23 @@ def test_the_run_goes_on_when_a_node_is_killed(cluster, tmp_path):
         assert time.monotonic() - began < 200
     finally:
         feed.close()
+
+
+def test_actors_join_and_leave_while_the_run_goes_on(cluster, tmp_path):
+    learner = make_learner(epochs=1)
+    feed = feed_of(tmp_path, learner, 2, 1)
+    uids, end = taken_uids(feed), time.monotonic() + 200
+    try:
+        seen = train(learner, feed, 2)
+        for n in (3, 1, 2):
+            want(tmp_path, n)
+            while len(feed.ledger.shares) != n or len(feed.crew.actors) != n:
+                assert time.monotonic() < end, (n, feed.crew.actors.keys(), feed.ledger.shares)
+                seen += train(learner, feed, 1)
+            assert sorted(feed.crew.actors) == list(range(n))
+            seen += train(learner, feed, 3)
+        workers = {int(w) for w in feed.slots.head["worker"]}
+    finally:
+        feed.close()
+    assert max(s["stal/max"] for s in seen) <= 1
+    assert len(set(uids)) == len(uids) and workers >= {0, 1, 2}
