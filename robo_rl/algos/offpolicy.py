@@ -120,7 +120,7 @@ class CriticLearner:
     def least(self, context: Tensor, actions: Tensor, generator: torch.Generator) -> Tensor:
         """min over a random subset of the averaged critics, [B]."""
         with torch.no_grad():
-            return self.target(context, actions)[self.subset(generator)].min(0).values
+            return self.target(context, actions, self.subset(generator)).min(0).values
 
     def step(self, rows: Rows, y: Tensor, penalty: "Callable[[Tensor], Tensor] | None" = None) -> dict[str, Tensor]:
         """One step towards y [B]; `penalty(q_data[Q,B])` is added to the loss."""

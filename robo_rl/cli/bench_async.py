@@ -109,13 +109,13 @@ def computing(args: "Bench", report: "Report") -> None:
 class Waits:
     """A vector env whose steps take real time: each episode of each env has a pace of its own; the slowest counts."""
 
-    def __init__(self, env, seed: int):
-        self.env, self.seed, self.count = env, seed, 0
+    def __init__(self, env, seed: int, pace: float = PACE):
+        self.env, self.seed, self.count, self.median = env, seed, 0, pace
         self.pace = self._draw(env.num_envs)
 
     def _draw(self, n: int) -> np.ndarray:
         self.count += 1
-        return PACE * np.exp(SIGMA * np.random.default_rng(mix(self.seed, self.count)).standard_normal(n))
+        return self.median * np.exp(SIGMA * np.random.default_rng(mix(self.seed, self.count)).standard_normal(n))
 
     def __getattr__(self, name: str):
         return getattr(self.env, name)
@@ -130,9 +130,9 @@ class Waits:
         return self.env.step(actions)
 
 
-def slow(t: Train, n: int):
-    """The env of a run, made to wait."""
-    return Waits(make_env(t, n), mix(t.seed, time.monotonic_ns()))
+def slow(t: Train, n: int, pace: float = PACE):
+    """The env of a run, made to wait `pace` seconds per control step in the median."""
+    return Waits(make_env(t, n), mix(t.seed, time.monotonic_ns()), pace)
 
 
 def waiting(args: "Bench", report: "Report") -> None:

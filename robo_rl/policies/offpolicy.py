@@ -17,6 +17,7 @@ from robo_rl.policies.policy import ChainPolicy, Chunk, Obs, ObsSpec, _Base
 from robo_rl.sampling import Noise, randn
 
 LOG_STD = (-5.0, 1.0)  # of a squashed Gaussian, before the tanh
+ALL = slice(None)
 
 
 class Ensemble(nn.Module):
@@ -35,29 +36,30 @@ class Ensemble(nn.Module):
         self.shifts = nn.ParameterList(nn.Parameter(torch.zeros(heads, 1, b)) for b in sizes[1:] if norm)
         self.out, self.out_bias = _uniform(heads, hidden, 1), nn.Parameter(torch.zeros(heads, 1, 1))
 
-    def _rest(self, h: Tensor) -> Tensor:
+    def _rest(self, h: Tensor, only: "Tensor | slice") -> Tensor:
         """First layer's product [Q,B,hidden] -> [Q,B]."""
         for i in range(len(self.weights)):
             if i:
-                h = torch.baddbmm(self.biases[i], h, self.weights[i])
+                h = torch.baddbmm(self.biases[i][only], h, self.weights[i][only])
             if self.norm:
-                h = torch.addcmul(self.shifts[i], layer_norm(h, h.shape[-1:]), self.gains[i])
+                h = torch.addcmul(self.shifts[i][only], layer_norm(h, h.shape[-1:]), self.gains[i][only])
             h = torch.relu(h)
-        return torch.baddbmm(self.out_bias, h, self.out).squeeze(-1)
+        return torch.baddbmm(self.out_bias[only], h, self.out[only]).squeeze(-1)
 
-    def forward(self, context: Tensor, action: Tensor) -> Tensor:
-        """context [B,C], action [B,D] -> [Q,B]."""
-        x = torch.cat([context, action], -1).expand(self.heads, -1, -1)
-        return self._rest(torch.baddbmm(self.biases[0], x, self.weights[0]))
+    def forward(self, context: Tensor, action: Tensor, only: "Tensor | slice" = ALL) -> Tensor:
+        """context [B,C], action [B,D] -> [Q,B]; `only` these heads."""
+        w = self.weights[0][only]
+        x = torch.cat([context, action], -1).expand(len(w), -1, -1)
+        return self._rest(torch.baddbmm(self.biases[0][only], x, w), only)
 
-    def many(self, context: Tensor, actions: Tensor) -> Tensor:
-        """context [B,C], candidates [B,M,D] -> [Q,B,M]; the context's product is made once."""
+    def many(self, context: Tensor, actions: Tensor, only: "Tensor | slice" = ALL) -> Tensor:
+        """context [B,C], candidates [B,M,D] -> [Q,B,M], `only` these heads; the context's product is made once."""
         b, m, d = actions.shape
-        w = self.weights[0]
-        seen = torch.baddbmm(self.biases[0], context.expand(self.heads, -1, -1), w[:, :self.context])
-        h = actions.reshape(b * m, d).expand(self.heads, -1, -1) @ w[:, self.context:]
-        h = (h.view(self.heads, b, m, -1) + seen[:, :, None]).view(self.heads, b * m, -1)
-        return self._rest(h).view(self.heads, b, m)
+        w = self.weights[0][only]
+        seen = torch.baddbmm(self.biases[0][only], context.expand(len(w), -1, -1), w[:, :self.context])
+        h = actions.reshape(b * m, d).expand(len(w), -1, -1) @ w[:, self.context:]
+        h = (h.view(len(w), b, m, -1) + seen[:, :, None]).view(len(w), b * m, -1)
+        return self._rest(h, only).view(len(w), b, m)
 
 
 def _uniform(heads: int, a: int, b: int) -> nn.Parameter:
@@ -229,8 +231,8 @@ class GuidedPolicy(ChainPolicy):
         """-> the chosen actions [B,D] and their values [B]: least of the critics `heads` (None: the mean of all)."""
         found = self.candidates(context, generator, head)
         with torch.no_grad():
-            q = self.judge.many(context, found)
-            value = q.mean(0) if heads is None else q[heads].min(0).values
+            value = self.judge.many(context, found).mean(0) if heads is None else \
+                self.judge.many(context, found, heads).min(0).values
             if greedy:
                 best = value.argmax(1)
             else:
