@@ -5,7 +5,8 @@ somebody else decided, so that the chunk is cut at the seam and what follows a c
 
 An env that is wrapped for interventions says in `info` what ran: `executed` float32[N,A], `source` uint8[N] (0 policy,
 1 human) and `phase` uint8[N] (0 policy, 1 pause, 2 recovery, 3 correction). Human steps, those of recovery and correction,
-go to both stores: online as all steps do, and to the corrections with what followed, so that their chunks are whole.
+go to both stores: online as all steps do, and to the corrections with what followed, so that their chunks are whole. Help
+during which the episode failed leaves the corrections again: what did not help is nothing to imitate.
 """
 
 from collections.abc import Callable
@@ -89,7 +90,7 @@ class Gatherer:
             reward, terminated = claimed.astype(np.float32), claimed | terminated & ~success
             truncated = over & ~terminated  # a success that was not seen bootstraps, like a time limit
         self.online.add(self.lanes, self.obs, executed, reward, terminated, source, phase)
-        self._correct(executed, reward, terminated, truncated, source, phase, after)
+        self._correct(executed, reward, terminated, truncated, source, phase, after, success if self.judge is None else claimed)
         if self.record is not None:
             for i in range(self.n):
                 self.tapes[i].append((self.obs["state"][i], executed[i], reward[i], source[i], phase[i]))
@@ -106,8 +107,9 @@ class Gatherer:
             self._finish(done, terminated, success)
         self.timer.add("sim")
 
-    def _correct(self, executed, reward, terminated, truncated, source, phase, after) -> None:
-        """Human steps, and as many after them as their chunks reach, into the corrections."""
+    def _correct(self, executed, reward, terminated, truncated, source, phase, after, won) -> None:
+        """Human steps, and as many after them as their chunks reach, into the corrections; help in which the episode failed
+        is dropped again, for it is no demonstration (the online store has it)."""
         if self.corrections is None:
             return
         mine = (source == HUMAN) & (phase > PAUSE)
@@ -117,7 +119,10 @@ class Gatherer:
             return
         self.corrections.add(rows, {k: v[rows] for k, v in self.obs.items()}, executed[rows], reward[rows],
                              terminated[rows], source[rows], phase[rows], mine[rows])
-        over = rows[((terminated | truncated) | (self.follow == 1))[rows]]
+        ended = terminated | truncated
+        if len(lost := rows[(ended & ~won & mine)[rows]]):
+            self.corrections.drop(lost)
+        over = rows[(ended | (self.follow == 1))[rows]]
         if len(over):
             self.corrections.close(over, {k: v[over] for k, v in after.items()})
             self.follow[over] = 0

@@ -141,6 +141,8 @@ class OnPolicyOptions(MethodOptions):
     an episode by how likely it is now and by its decisions."""
     group: int = 8
     """G: episodes per start with a group advantage."""
+    whiten: Literal["batch", "minibatch"] = "batch"
+    """Over what advantages are brought to mean 0 and std 1: the rollout, or each minibatch anew (CleanRL, SB3)."""
     normalise_obs: bool = False
     """Running observation statistics, moved between rollouts only."""
     scale_reward: bool = False
@@ -173,6 +175,8 @@ class OnPolicyOptions(MethodOptions):
             in_range(f"rl.{name}", getattr(self, name), 0, high, open_low=True)
         if self.dual_clip:
             in_range("rl.dual_clip (0 turns it off)", self.dual_clip, 1, 1e6, open_low=True)
+        if self.whiten == "minibatch" and self.advantage != "gae":
+            raise UserError(f"rl.whiten minibatch goes with rl.advantage gae, got {self.advantage}, which is relative to a group")
         choose("rl.correction", self.correction, CORRECTIONS)
         choose("rl.proximal", self.proximal, PROXIMALS)
         in_range("rl.weight_cap", self.weight_cap, 1, 1e6)
@@ -399,6 +403,8 @@ class ExpoOptions(OffPolicyOptions):
     alpha_lr: float = 3e-4
     slow: float = 0.001
     """Share by which the flow that acts follows the one that learns, per update."""
+    imitate: Literal["success", "all"] = "success"
+    """What of the policy's own the flow imitates: episodes that ended in success, or all of replay, as the paper."""
 
     def __post_init__(self) -> None:
         OffPolicyOptions.__post_init__(self)

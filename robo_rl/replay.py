@@ -7,7 +7,7 @@ is evicted is never pointed to. An episode closes with a row of its last observa
     rewards = sum_k gamma^k r_k over the n steps that ran      n <= E: fewer where the episode ended inside
     discounts = gamma^n, 0 where it terminated (a time limit bootstraps from the observation it cut)
 
-`add`, `close` and `cut` are the only changes, and a `Journal` keeps exactly those calls: replaying them gives the same
+`add`, `close`, `drop` and `cut` are the only changes, and a `Journal` keeps exactly those calls: replaying them gives the same
 arrays, so what was added survives the death of the process. NumPy alone. Axes: B batch, E executed steps, A action.
 """
 
@@ -27,7 +27,7 @@ EXPERT = 2  # recorded demonstrations
 PAUSE = 1  # phases up to this one are no person's doing: a human step in them is the brake, or blends back to the policy
 MAGIC = 0x52504C31
 HEAD = struct.Struct("<IIIBI")  # magic, bytes of the body, CRC-32 of it, kind of call, rows
-ADD, CLOSE, CUT = 0, 1, 2
+ADD, CLOSE, CUT, DROP = 0, 1, 2, 3
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class Replay:
         self._forget()
         return self._made - self._gone
 
-    # ---- the three changes
+    # ---- the four changes
 
     def add(self, lanes: np.ndarray, obs: dict[str, np.ndarray], action: np.ndarray, reward: np.ndarray,
             terminated: np.ndarray, source: "np.ndarray | int" = POLICY, phase: "np.ndarray | int" = 0,
@@ -134,6 +134,13 @@ class Replay:
         if self.journal:
             self.journal.write(CLOSE, len(lanes), block.values())
         self._close(block)
+
+    def drop(self, lanes: np.ndarray) -> None:
+        """No transition of the open episodes of `lanes` is to be sampled, nor of what they may yet become."""
+        block = {"lanes": np.asarray(lanes, np.int64)}
+        if self.journal:
+            self.journal.write(DROP, len(lanes), block.values())
+        self._drop(block)
 
     def cut(self) -> None:
         """Whoever made the open episodes is gone: the newest row of each serves as the observation it ends in."""
@@ -175,6 +182,15 @@ class Replay:
             self.next[at], self.next[last], self.bound[at] = serial, serial, -np.inf
             self.total += 1
             self._finish(lane, trail)
+
+    def _drop(self, b: dict[str, np.ndarray]) -> None:
+        serials = np.array([s for lane in b["lanes"].tolist() for s in self.open[lane]], np.int64)
+        self.startable[serials[serials >= self.total - self.capacity] % self.capacity] = False
+        self._forget()
+        ready = self._ready[np.arange(self._gone, self._made) % self.capacity]
+        keep = ready[~np.isin(ready, serials)]
+        self._made = self._gone + len(keep)
+        self._ready[np.arange(self._gone, self._made) % self.capacity] = keep
 
     def _cut(self) -> None:
         for lane, trail in enumerate(self.open):
@@ -256,7 +272,8 @@ class Replay:
 
     def restore(self) -> int:
         """Replay the journal from the disk into this (empty) store -> control steps that came back."""
-        shapes = {"lanes": ((), np.dtype(np.int64)), **{f"obs/{k}": v for k, v in self.rows.items()}}
+        lanes = {"lanes": ((), np.dtype(np.int64))}
+        shapes = lanes | {f"obs/{k}": v for k, v in self.rows.items()}
         full = shapes | {"action": ((self.action.shape[1],), np.dtype(np.float32)), "reward": ((), np.dtype(np.float32)),
                          "terminated": ((), np.dtype(bool)), "source": ((), np.dtype(np.uint8)),
                          "phase": ((), np.dtype(np.uint8)), "startable": ((), np.dtype(bool))}
@@ -266,13 +283,13 @@ class Replay:
                 self._cut()
                 continue
             block, at = {}, 0
-            for name, (shape, dtype) in (full if kind == ADD else shapes).items():
+            for name, (shape, dtype) in (full if kind == ADD else lanes if kind == DROP else shapes).items():
                 size = int(np.prod(shape, dtype=np.int64)) * n * dtype.itemsize
                 block[name] = np.frombuffer(body[at:at + size], dtype).reshape(n, *shape)
                 at += size
             if at != len(body):
                 raise UserError(f"{self.journal.folder} holds steps of another env or horizon; start a new run")
-            (self._add if kind == ADD else self._close)(block)
+            {ADD: self._add, CLOSE: self._close, DROP: self._drop}[kind](block)
             steps += n * (kind == ADD)
         return steps
 

@@ -70,7 +70,7 @@ class Credit:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + 1)
             p = policy.options
-            self.critic = Critic(policy.trunk.size, p.hidden, p.layers, p.activation)
+            self.critic = Critic(policy.trunk.size, p.hidden, p.layers, p.activation, p.kind == "gaussian")
         self.params = list(self.critic.parameters())
         self.opt = make_adam(self.params, options.critic_lr)
         self.scale = torch.zeros(3, dtype=torch.float64)  # running count, mean, M2 of discounted returns

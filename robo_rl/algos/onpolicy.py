@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from robo_rl import losses
+from robo_rl.advantages import whiten
 from robo_rl.algos.credit import Credit, descend, flat, make_adam, pick, step_along
 from robo_rl.algos.stale import Corrector
 from robo_rl.options import OnPolicyOptions
@@ -107,7 +108,8 @@ class OnPolicyLearner:
         def actor() -> None:
             for epoch, order in enumerate(orders):
                 tails.clear()
-                for batch, row in minibatches(actor_columns | (obs if fixed else {}), order, o.minibatch, self.share):
+                for batch, row in minibatches(actor_columns | (obs if fixed else {}), order, o.minibatch, self.share,
+                                              o.whiten == "minibatch"):
                     context = row["context"] if fixed else policy.encode(pick(obs, batch))
                     step, log_ratio = self.actor_step(context, row, rules)
                     if not logs:
@@ -246,13 +248,15 @@ def scaled_lr(opt: torch.optim.Optimizer, scale: float):
             group["lr"] = lr
 
 
-def minibatches(columns: dict[str, Tensor], order: Tensor, size: int, share: slice = slice(None)):
+def minibatches(columns: dict[str, Tensor], order: Tensor, size: int, share: slice = slice(None), anew: bool = False):
     """(row indices, rows of every column) of each minibatch of `order`; a small remainder would step on noise.
 
     Columns are permuted once, so that a minibatch is a view. `share`: the rows of each that are this rank's, as many as
-    every other's: a remainder that does not divide evenly loses its last rows.
+    every other's: a remainder that does not divide evenly loses its last rows. `anew`: "adv" is whitened in each minibatch.
     """
     shuffled, world = pick(columns, order), share.step or 1
+    if anew:
+        shuffled["adv"] = torch.cat([whiten(x) if len(x) > 1 else x for x in shuffled["adv"].split(size)])
     for i in range(0, len(order), size):
         batch = order[i:i + size]
         if len(batch) >= min(size, len(order)) // 2:

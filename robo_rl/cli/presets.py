@@ -72,7 +72,7 @@ def locomotion(t: Train) -> Train:
         head = PolicyOptions(kind="gaussian", activation="tanh", layers=2, horizon=1, execute=1)
         return replace(t, policy=head, torch_threads=2, workers=0, rl=PpoOptions(  # on-policy, as its peers are
             decisions=32, minibatch=512, epochs=5, lr=1e-3, critic_lr=1e-3, dual_clip=0.0, critic_warmup=0,
-            normalise_obs=True, scale_reward=True, anneal_lr=True, max_grad_norm=0.5))
+            whiten="minibatch", normalise_obs=True, scale_reward=True, anneal_lr=True, max_grad_norm=0.5))
     return replace(t, envs=40, policy=replace(t.policy, horizon=4, execute=4, **HEADS.get(t.algo, {})),
                    rl=replace(t.rl, decisions=32, minibatch=1280, normalise_obs=True, scale_reward=True,
                               critic_warmup=0))

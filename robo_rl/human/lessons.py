@@ -1,7 +1,8 @@
 """Which frames of recorded episodes are learned from, and where a chunk of them must end.
 
 A frame is a lesson if a person (or the scripted expert) chose its action, or if it is the policy's own in an episode
-that succeeded without help and `own` asks for those (ARMADA). A chunk that begins in one segment (same episode, same
+that succeeded without help and `own` asks for those (ARMADA). Help during which the episode failed is none: what a person
+tried in vain, perhaps where nothing could be done any more, is nothing to imitate. A chunk that begins in one segment (same episode, same
 phase, same source) is masked from the next segment on: no chunk crosses from policy to person (RaC).
 """
 
@@ -30,10 +31,19 @@ def taught(dataset: Dataset, own: bool = False, phases: Sequence[str] = ("recove
         wanted = [PHASES.index(p) for p in phases]
         person = [i for i, name in enumerate(dataset.sources) if name == "human"]
         by_person &= ~np.isin(dataset.source, person) | np.isin(dataset.phase, wanted)
+        by_person &= ~np.isin(dataset.source, person) | ~in_vain(dataset)
     if own:
         alone = dataset.success & ~np.logical_or.reduceat(by_person, dataset.from_)
         by_person |= np.repeat(alone, dataset.to - dataset.from_)
     return by_person
+
+
+def in_vain(dataset: Dataset) -> np.ndarray:
+    """bool[F]: the frames of the segment that an episode without success ended in."""
+    last = dataset.to - 1
+    failed = np.zeros(len(dataset.action), bool)
+    failed[last[~np.asarray(dataset.success)]] = True
+    return failed[segment_ends(dataset) - 1]
 
 
 def segment_ends(dataset: Dataset) -> np.ndarray:

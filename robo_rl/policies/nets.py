@@ -53,6 +53,15 @@ def mlp(sizes: list[int], act: str) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def orthogonal(net: nn.Sequential, last: float) -> None:
+    """Orthogonal weights of gain sqrt 2, `last` in the last layer, and biases of 0: how PPO's networks begin (Andrychowicz et
+    al. 2021; the defaults of CleanRL and Stable-Baselines3)."""
+    linears = [m for m in net if isinstance(m, nn.Linear)]
+    for layer in linears:
+        nn.init.orthogonal_(layer.weight, last if layer is linears[-1] else 2**0.5)
+        nn.init.zeros_(layer.bias)
+
+
 class ChunkHead(nn.Module):
     """v(context, x, t): context [B,C], x [B,D], t -> [B,D]; `layers` hidden layers of `hidden` units."""
 
@@ -227,9 +236,11 @@ class NoiseNet(nn.Module):
 class Critic(nn.Module):
     """V(context) -> [B]; its own MLP on the (detached) context of the policy's trunk."""
 
-    def __init__(self, context: int, hidden: int, layers: int, act: str):
+    def __init__(self, context: int, hidden: int, layers: int, act: str, orthogonal_start: bool = False):
         super().__init__()
         self.net = mlp([context] + [hidden] * layers + [1], act)
+        if orthogonal_start:
+            orthogonal(self.net, 1.0)
 
     def forward(self, context: Tensor) -> Tensor:
         return self.net(context).squeeze(-1)

@@ -23,10 +23,20 @@ from robo_rl.policies.nets import (
     StateTrunk,
     VisionLanguageTrunk,
     mlp,
+    orthogonal,
     time_features,
     tokenize,
 )
-from robo_rl.sampling import LOG_2PI, ChainTable, Noise, chunk_logp, diffusion_table, flow_table, randint, randn
+from robo_rl.sampling import (
+    LOG_2PI,
+    ChainTable,
+    Noise,
+    chunk_logp,
+    diffusion_table,
+    flow_table,
+    randint,
+    randn,
+)
 
 Obs = dict[str, Tensor]  # state float32[B,S]; tokens int64[B,L]; image/<view> uint8[B,h,w,3]
 
@@ -307,10 +317,7 @@ class GaussianPolicy(_Base):
     def __init__(self, options: PolicyOptions, spec: ObsSpec):
         super().__init__(options, spec)
         self.net = mlp([self.trunk.size] + [options.hidden] * options.layers + [self.chunk], options.activation)
-        linears = [m for m in self.net if isinstance(m, nn.Linear)]
-        for layer in linears:
-            nn.init.orthogonal_(layer.weight, 0.01 if layer is linears[-1] else 2**0.5)
-            nn.init.zeros_(layer.bias)
+        orthogonal(self.net, 0.01)
         self.log_std = nn.Parameter(torch.full((self.chunk,), float(np.log(options.init_std))))
 
     @property
