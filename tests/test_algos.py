@@ -7,7 +7,7 @@ from toys import PointReach
 
 from robo_rl import checkpoint
 from robo_rl.algos import bc, dppo, reinflow
-from robo_rl.algos.onpolicy import Rules, surrogate
+from robo_rl.algos.onpolicy import Rules, minibatches, surrogate
 from robo_rl.demos import demo_sampler, fit_normalisers, record
 from robo_rl.errors import UserError
 from robo_rl.evaluate import eval_starts, evaluate
@@ -115,6 +115,20 @@ def test_flat_groups_are_dropped_and_leave_the_weights_alone():
     metrics, _ = step(env, learner, collector, options, np.random.default_rng(0))
     assert metrics["skipped"] == 1.0 and metrics["flat_groups"] == 1.0
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters()))
+
+
+def test_advantages_whitened_per_minibatch_have_mean_0_and_std_1_in_each_and_ranks_share_them():
+    columns, order = {"adv": torch.randn(40) * 3 + 1, "x": torch.arange(40.0)}, torch.randperm(40)
+    whole = list(minibatches(columns, order, 16, anew=True))
+    for rows, row in whole[:2]:
+        assert abs(float(row["adv"].mean())) < 1e-6 and abs(float(row["adv"].std()) - 1) < 1e-5
+        assert torch.equal(row["x"], rows.float())
+    parts = [list(minibatches(columns, order, 16, slice(rank, None, 2), True)) for rank in range(2)]
+    for k, (_, row) in enumerate(whole):
+        both = torch.stack([p[k][1]["adv"] for p in parts], 1).flatten()
+        assert torch.equal(both, row["adv"])
+    with pytest.raises(UserError, match="whiten minibatch goes with"):
+        PpoOptions(whiten="minibatch", advantage="grpo")
 
 
 def test_the_critic_warms_up_alone():

@@ -98,6 +98,12 @@ def test_blending_back_is_nobodys_lesson(tmp_path):
     assert taught(data).tolist() == [True, False, False]
 
 
+def test_help_in_which_the_episode_failed_is_no_lesson_but_what_was_handed_back_before_is(tmp_path):
+    data = data_set(tmp_path / "d", [episode([3, 3, 0, 3, 3], H * 2 + P + H * 2, success=False),
+                                     episode([3, 3], H * 2, base=1)])
+    assert taught(data).tolist() == [True, True, False, False, False, True, True]
+
+
 def test_shares_hold_in_every_batch_and_an_empty_source_leaves_its_share(tmp_path):
     demos = data_set(tmp_path / "a", [Episode(np.zeros((50, 3)), np.zeros((50, 1)))])
     mine = data_set(tmp_path / "b", [episode([3] * 4, H * 4, base=1)])

@@ -91,6 +91,9 @@ def test_an_ensemble_is_as_many_separate_networks(norm):
     with torch.no_grad():
         for p in [*q.gains, *q.shifts, *q.biases, q.out_bias]:
             p.add_(0.1 * torch.randn_like(p))
+    some = torch.tensor([3, 1])
+    assert torch.allclose(q(context, actions[:, 0], some), q(context, actions[:, 0])[some], atol=1e-6)
+    assert torch.allclose(q.many(context, actions, some), q.many(context, actions)[some], atol=1e-6)
     for i in range(4):
         layers: list[nn.Module] = []
         for k, (a, b) in enumerate([(8, 8), (8, 8)]):

@@ -224,6 +224,20 @@ def test_a_journal_replayed_is_the_same_store(tmp_path):
     assert np.array_equal(a.draw(50, np.random.default_rng(3)), b.draw(50, np.random.default_rng(3)))
 
 
+def test_help_in_vain_is_drawn_no_more_and_stays_so_after_a_kill(tmp_path):
+    a = small(journal=Journal(tmp_path / "j", 60))
+    lane_episode(a, 0, 5, 1, "terminated")
+    lane_episode(a, 1, 6, 2, "truncated", close=False)
+    assert {tag for tag, _ in everything(a)} == {1, 2}
+    a.drop(np.array([1]))
+    a.close(np.array([1]), {"state": np.array([[2, 6]], F)})
+    lane_episode(a, 1, 4, 3, "terminated")
+    assert sorted(everything(a)) == [(1, t) for t in range(5)] + [(3, t) for t in range(4)] and len(a) == 9
+    b = small(journal=Journal(tmp_path / "j", 60))
+    b.restore()
+    assert everything(b) == everything(a) and len(b) == 9
+
+
 def test_a_torn_end_of_a_journal_is_left_out(tmp_path):
     a = small(journal=Journal(tmp_path / "j", 60))
     lane_episode(a, 0, 6, 1, "terminated")

@@ -38,7 +38,7 @@ def preset(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
                     rl=rl(**CHUNKS | dict(decisions=13, minibatch=208, epochs=10, lr=4e-5, critic_warmup=5, gamma=0.98),
                           anneal_lr=True))
     if obs == "rgb":  # an image costs as much as twenty control steps
-        t = replace(t, envs=64, demos="100" if quick else "300", steps=50_000 if quick else 250_000,
+        t = replace(t, envs=64, torch_threads=2, demos="100" if quick else "300", steps=50_000 if quick else 250_000,
                     eval_envs=64, eval_every=50_000,
                     bc=replace(t.bc, updates=1500 if quick else 6000, batch=64),
                     rl=rl(**CHUNKS | dict(minibatch=256, epochs=2, lr=1e-4)))
