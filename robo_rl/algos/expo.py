@@ -6,7 +6,8 @@
     edits:  alpha (log pi_e(â|s,a) - D log beta_e) - mean_i Q_i(s, clip(a + beta_e â))      a: the batch's actions
 
 The flow that acts is a slow average of the one that learns and that the target samples. The paper's choices: 10 critics,
-UTD 20, half demonstrations. Where we differ: a flow instead of a DDPM; chunks; no entropy in the target, as in the paper.
+UTD 20, half demonstrations. Where we differ: a flow instead of a DDPM; chunks; of its own episodes the flow imitates those that
+succeeded (`imitate="all"`: the paper). No entropy in the target, as in the paper.
 """
 
 import copy

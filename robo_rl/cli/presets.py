@@ -12,7 +12,8 @@ LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 HEADS = {"ppo": dict(kind="gaussian", init_std=0.3), "reinflow": dict(noise="learned", noise_steps="all"),
          "dppo": dict(kind="diffusion", denoise_steps=10, logp_reduction="mean")}  # what a method can train
 SQUASHED = dict(kind="squashed", layers=2, init_std=0.1)
-REPLAY_HEADS = {"rlpd": SQUASHED, "hil_serl": SQUASHED | dict(gripper="toggle"), "calql": SQUASHED, "wsrl": SQUASHED,
+FINE = SQUASHED | dict(init_std=0.03)  # noise of 0.1 in every entry of a chunk loses what a supervised policy can do
+REPLAY_HEADS = {"rlpd": FINE, "hil_serl": FINE | dict(gripper="toggle"), "calql": SQUASHED, "wsrl": SQUASHED,
                 "expo": dict(kind="guided", edit_scale=0.1, init_std=0.5), "pa_rl": dict(kind="guided", local_steps=3),
                 "iql": {}, "aloe": {}}
 
@@ -61,7 +62,7 @@ def replay(t: Train, quick: bool) -> Train:
         return replace(t, demos="0", envs=8, reward="dense", eval_episodes=20,
                        policy=replace(t.policy, horizon=1, execute=1), rl=replace(t.rl, pretrain=0))
     if t.algo in ("rlpd", "hil_serl"):  # what the supervised actor knows is soon undone otherwise (README)
-        t = replace(t, rl=replace(t.rl, lr=3e-5, bc_coef=50.0))
+        t = replace(t, rl=replace(t.rl, lr=3e-5, bc_coef=2000.0, target_entropy=2.0))
     return replace(t, rl=replace(t.rl, max_target=1.0, floor=t.algo != "aloe"), eval_envs=50 if t.sim == "maniskill" else 0)
 
 
