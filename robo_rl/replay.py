@@ -328,7 +328,7 @@ class Journal:
             raise UserError(f"cannot write {self.folder}: {e.strerror} (what was recorded before is intact); free some "
                             "space and go on with --resume auto") from e
         self.size += len(data)
-        self.rows[self.number] += n
+        self.rows[self.number] += n * (kind in (ADD, CLOSE))  # the others write none
 
     def _begin(self) -> None:
         if self.file is not None:

@@ -2,8 +2,8 @@
 
 A frame is a lesson if a person (or the scripted expert) chose its action, or if it is the policy's own in an episode
 that succeeded without help and `own` asks for those (ARMADA). Help during which the episode failed is none: what a person
-tried in vain, perhaps where nothing could be done any more, is nothing to imitate. A chunk that begins in one segment (same episode, same
-phase, same source) is masked from the next segment on: no chunk crosses from policy to person (RaC).
+tried in vain, perhaps where nothing could be done any more, is nothing to imitate. A chunk that begins in one segment
+(same episode, same phase, same source) is masked from the next segment on: no chunk crosses from policy to person (RaC).
 """
 
 from collections.abc import Sequence
