@@ -18,15 +18,14 @@ import numpy as np
 
 def learn(run: Path, t, wrap, steps: int) -> tuple[float, dict]:
     """Online RL from the checkpoint of `run` -> (seconds, evaluation)."""
-    import importlib
-
     from robo_rl import checkpoint
+    from robo_rl.algos import pi_rl
     from robo_rl.cli.bench_async import ARMS
     from robo_rl.cli.feeds import make_feed
     from robo_rl.cli.train import make_env
     from robo_rl.evaluate import eval_starts, evaluate
     policy, _ = checkpoint.load_policy(checkpoint.checkpoints(run)[-1])
-    learner = importlib.import_module("robo_rl.algos.pi_rl").make(policy, t.rl, t.seed)
+    learner = pi_rl.make(policy, t.rl, t.seed)
     env = wrap(ARMS) if not t.workers else make_env(t, ARMS)
     with tempfile.TemporaryDirectory() as folder:
         feed, _ = make_feed(t, Path(folder), env, learner, None, wrap)

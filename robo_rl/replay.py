@@ -277,19 +277,20 @@ class Replay:
         full = shapes | {"action": ((self.action.shape[1],), np.dtype(np.float32)), "reward": ((), np.dtype(np.float32)),
                          "terminated": ((), np.dtype(bool)), "source": ((), np.dtype(np.uint8)),
                          "phase": ((), np.dtype(np.uint8)), "startable": ((), np.dtype(bool))}
+        calls = {ADD: (full, self._add), CLOSE: (shapes, self._close), DROP: (lanes, self._drop)}
         steps = 0
         for kind, n, body in self.journal.read():
             if kind == CUT:
                 self._cut()
                 continue
-            block, at = {}, 0
-            for name, (shape, dtype) in (full if kind == ADD else lanes if kind == DROP else shapes).items():
+            (parts, change), block, at = calls[kind], {}, 0
+            for name, (shape, dtype) in parts.items():
                 size = int(np.prod(shape, dtype=np.int64)) * n * dtype.itemsize
                 block[name] = np.frombuffer(body[at:at + size], dtype).reshape(n, *shape)
                 at += size
             if at != len(body):
                 raise UserError(f"{self.journal.folder} holds steps of another env or horizon; start a new run")
-            {ADD: self._add, CLOSE: self._close, DROP: self._drop}[kind](block)
+            change(block)
             steps += n * (kind == ADD)
         return steps
 

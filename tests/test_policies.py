@@ -36,6 +36,16 @@ def test_the_same_weights_give_the_stored_log_prob(kind):
     assert float((logp - chunk.logp).abs().max()) < 1e-5
 
 
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_the_gaussians_log_prob_is_chunk_logp_over_the_executed_entries(reduction):
+    policy = build("gaussian", logp_reduction=reduction)
+    with torch.no_grad():
+        policy.log_std.add_(0.3 * torch.randn_like(policy.log_std))
+        x, mean = torch.randn(7, 18), torch.randn(7, 18)
+        want = chunk_logp(x.view(7, 6, 3), mean.view(7, 6, 3), policy.log_std.exp().expand(7, 18).view(7, 6, 3), 4, reduction)
+        assert torch.allclose(policy._density(x, mean), want, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_log_prob_gradient_is_the_finite_difference(kind):
     policy = build(kind).double()

@@ -30,8 +30,7 @@ def taught(dataset: Dataset, own: bool = False, phases: Sequence[str] = ("recove
     if dataset.features.phases:
         wanted = [PHASES.index(p) for p in phases]
         person = [i for i, name in enumerate(dataset.sources) if name == "human"]
-        by_person &= ~np.isin(dataset.source, person) | np.isin(dataset.phase, wanted)
-        by_person &= ~np.isin(dataset.source, person) | ~in_vain(dataset)
+        by_person &= ~np.isin(dataset.source, person) | np.isin(dataset.phase, wanted) & ~in_vain(dataset)
     if own:
         alone = dataset.success & ~np.logical_or.reduceat(by_person, dataset.from_)
         by_person |= np.repeat(alone, dataset.to - dataset.from_)

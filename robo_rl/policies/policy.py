@@ -103,11 +103,6 @@ class _Base(nn.Module):
         x = x.view(len(x), self.options.horizon, self.spec.action)[:, :self.options.execute]
         return self.action_norm.inverse(x)
 
-    def _logp(self, x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        shape = (*x.shape[:-1], self.options.horizon, self.spec.action)
-        std = std.view(shape) if std.shape == x.shape else std.reshape(*std.shape[:-1], 1, 1)
-        return chunk_logp(x.view(shape), mean.view(shape), std, self.options.execute, self.options.logp_reduction)
-
 
 class ChainPolicy(_Base):
     """Flow matching, or DDPM/DDIM, over action chunks."""
@@ -179,6 +174,11 @@ class ChainPolicy(_Base):
         if self.noise is not None:
             return self.noise(embedded, time)
         return self.loud_s[k].reshape(-1, 1)
+
+    def _logp(self, x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        shape = (*x.shape[:-1], self.options.horizon, self.spec.action)
+        std = std.view(shape) if std.shape == x.shape else std.reshape(*std.shape[:-1], 1, 1)
+        return chunk_logp(x.view(shape), mean.view(shape), std, self.options.execute, self.options.logp_reduction)
 
     @torch.no_grad()
     def act(self, obs: Obs, generator: Noise, explore: bool = True) -> Chunk:
