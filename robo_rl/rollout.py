@@ -293,7 +293,7 @@ class Collector:
         c["discounts"][t], c["executed"][t] = np.where(terminated, 0, self.gamma**steps), steps
         c["success"][t], c["returns"][t], c["lengths"][t] = success, self.returns, self.lengths
         c["gains"][t] = self.gains
-        self.gains = self.gains * ~done
+        self.gains = np.where(done, np.float32(0), self.gains)  # not times 0: a number that is not finite ends with its episode
         self.obs = self._read(raw)
         if self.watched:  # what a person did is not the policy's to learn from, nor what came of it
             c["mask"][t] &= helped == 0

@@ -499,6 +499,63 @@ def hanging(n):
     return env
 
 
+class Feverish(PointReach):
+    """A reward that is no number in the fifth step of env 0, as long as there is a file `ill`; with `once` in it, once."""
+
+    def __init__(self, ill, n):
+        super().__init__(n, limit=12)
+        self.ill = ill
+
+    def step(self, actions):
+        obs, reward, *rest = super().step(actions)
+        if self.t[0] == 5 and self.ill.exists():
+            if self.ill.read_text() == "once":
+                self.ill.unlink()
+            reward = reward + np.where(np.arange(self.num_envs) == 0, np.nan, 0)
+        return obs, reward, *rest
+
+
+def test_numbers_of_a_worker_process_that_are_not_finite_are_made_anew_and_end_the_run_if_they_go_on(tmp_path):
+    learner, ill = make_learner(), tmp_path / "ill"
+    feed = processes(tmp_path / "run", learner, env=functools.partial(Feverish, ill))
+    try:
+        train(learner, feed, 1)
+        ill.write_text("once")
+        train(learner, feed, 3)
+        assert feed.stats()["health/refused"] > 0 and torch.isfinite(weights(learner)).all()
+        ill.write_text("always")
+        with pytest.raises(WorkerFailure, match="worker0 keeps giving numbers that are not finite"):
+            train(learner, feed, 20)
+    finally:
+        feed.close()
+    assert torch.isfinite(weights(learner)).all()
+
+
+def dying(marker, n):
+    """An env whose worker dies once, after it saved its state and before it handed over what it made."""
+    from robo_rl.runtime import worker
+    save = worker._save
+
+    def last(where, w):
+        save(where, w)
+        if w.last >= 0 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    worker._save = last
+    return build(n)
+
+
+def test_a_worker_that_dies_between_its_last_decision_and_the_hand_over_hands_over_what_it_made(tmp_path):
+    learner = make_learner()
+    feed = processes(tmp_path / "run", learner, env=functools.partial(dying, tmp_path / "died"))
+    try:
+        train(learner, feed, 3)
+        assert (tmp_path / "died").exists() and feed.stats()["health/restarts"] == 1
+    finally:
+        feed.close()
+    assert torch.equal(weights(learner), plain(3))
+
+
 def failing(n):
     raise ValueError("the gripper is on fire")
 
