@@ -10,15 +10,19 @@ from controllers.governor import Limits
 from controllers.law import LawOptions, joint_impedance
 from robo_rl.errors import in_range
 
-LAG = 0.05  # s, of the law's reference; the governors' ramps are the rest
+LAG = 0.06  # s, of the law's reference; the governors' ramps are the rest
 OVERSHOOT = 1.1  # of the joints' speeds: targets keep to 0.97 of them, stiff joints pass that when others pull at them
 STIFFNESS = (1500.0,) * 3 + (60.0,) * 3  # [N/m], [N m/rad]
 
 
 def law_at(speed: float, ramp: float = 0.5) -> LawOptions:
-    """Stiff enough to carry a tool's load without sag, reference at `speed` [m/s]; ramp: as in the law [s]."""
+    """Stiff enough to carry a tool's load without sag, reference at `speed` [m/s]; ramp: as in the law [s].
+
+    Above 0.25 m/s torques change as fast as the robot's own limit lets them: at half of it the arm swings by 3 cm.
+    """
+    more = {} if speed <= 0.25 else {"damping_ratio": 1.5, "torque_rate": None}
     return LawOptions(stiffness=STIFFNESS, filter_time=LAG, ramp=ramp, target_speed=1.5 * speed,
-                      target_turn=6 * speed, feed_acceleration=(16 * speed, 64 * speed))
+                      target_turn=6 * speed, feed_acceleration=(16 * speed, 64 * speed), **more)
 
 
 def joints_at(stiffness: tuple[float, ...], damping: tuple[float, ...], ramp: float = 0.5) -> LawOptions:

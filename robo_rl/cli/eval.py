@@ -36,6 +36,11 @@ class Eval:
     on: str = "sim"
     """sim: the run's own simulator; arm: the governed arm over the in-process wire, at 1 kHz in lockstep; dds: the arm of
     `robo_rl sim-arm --speed 1.5` over DDS, in real time."""
+    controller: str = "joint"
+    """With --on arm and dds: joint targets to joints as stiff as the simulator's; or cartesian: tool poses to Cartesian
+    impedance (`robo_rl sim-arm --controller` must be the same)."""
+    speed: float = 1.5
+    """With --on arm and dds: of the tool [m/s], as in `robo_rl sim-arm`; 1.5 is what a policy of sims/mujoco learnt with."""
     domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
     """With --on dds: the ROS domain; -1: ROS_DOMAIN_ID, else 0."""
     namespace: str = ""
@@ -44,6 +49,8 @@ class Eval:
 
     def __post_init__(self) -> None:
         choose("--on", self.on, ("sim", "arm", "dds"))
+        choose("--controller", self.controller, ("joint", "cartesian"))
+        in_range("--speed", self.speed, 0, 1.5, open_low=True)
         in_range("--domain", self.domain, -1, 232)
         in_range("--episodes", self.episodes, 1, 10**6)
         in_range("--seed", self.seed, 0, 2000)
@@ -100,11 +107,11 @@ def evaluate_checkpoint(args: Eval, path: str, name: str) -> dict:
         from robo_rl.cli.robots import make_live_env
         from robo_rl.cli.wire import connect
         wire, count = connect("robo_rl_eval", args.domain, namespace=args.namespace), 1
-        env, body = make_live_env(config, policy.spec, wire)
+        env, body = make_live_env(config, policy.spec, wire, args.speed, args.controller)
     elif args.on == "arm":
         from robo_rl.cli.robots import make_arm_env
         count = args.envs or min(args.episodes, ARMS)
-        env = make_arm_env(config, policy.spec, min(count, args.episodes))
+        env = make_arm_env(config, policy.spec, min(count, args.episodes), args.speed, args.controller)
     else:
         count = args.envs or config.eval_envs or (args.episodes if config.sim.startswith(("mujoco", "wm:")) else min(args.episodes, config.envs))
         env = make_env(config, min(count, args.episodes))
@@ -167,7 +174,7 @@ def run(args: Eval) -> int:
         pick_checkpoint(Path(args.against), args.checkpoint)  # a typo shows before the work
     result = evaluate_checkpoint(args, args.run, args.checkpoint)
     folder, _ = pick_checkpoint(Path(args.run), args.checkpoint)
-    where = "" if args.on == "sim" else f"{args.on}-"
+    where = "" if args.on == "sim" else f"{args.on}-{'cartesian-' if args.controller == 'cartesian' else ''}"
     where += f"{args.sim.split(':')[0]}-" if args.sim else ""
     out = folder / f"eval-{where}{result['checkpoint']}-{args.seed}-{args.episodes}.json"
     files.write_json(out, result)

@@ -105,18 +105,18 @@ def lockstep(robot: Robot, task: Task, speed: float, scene_name: str = "pick_cub
                     joints=controller == "joint")
 
 
-def make_live_env(config, policy_spec, transport, speed: float = TRAINED, robot: str = "sim"):
+def make_live_env(config, policy_spec, transport, speed: float = TRAINED, controller: str = "joint", robot: str = "sim"):
     """(env, body): the arm of `robo_rl sim-arm` behind a transport, in real time, as an env of the project's contract."""
     from sims.arm import ArmEnv
     from sims.mujoco.tasks import TASKS
     task, made = expected(config, policy_spec), load_robot(robot)
     name = choose("scene", config.task or "pick_cube", [s for s in SCENES if s != "none"])
     body = LiveArm(made, task, transport, arm_model(made), limits_at(speed, STEP, **BOX),
-                   joints=True)
+                   joints=controller == "joint")
     return ArmEnv(TASKS[name], [body], config.max_steps), body
 
 
-def make_arm_env(config, policy_spec, num_envs: int, speed: float = TRAINED, robot: str = "sim"):
+def make_arm_env(config, policy_spec, num_envs: int, speed: float = TRAINED, controller: str = "joint", robot: str = "sim"):
     """The governed arm as an env of the project's contract, for a run of sims/mujoco's pick_cube."""
     from sims.arm import ArmEnv
     from sims.mujoco.tasks import TASKS
@@ -125,4 +125,4 @@ def make_arm_env(config, policy_spec, num_envs: int, speed: float = TRAINED, rob
     if num_envs > 64:
         raise UserError(f"arms run one after the other in real physics: at most 64 envs, got {num_envs}")
     made = load_robot(robot)
-    return ArmEnv(TASKS[name], [lockstep(made, task, speed, name) for _ in range(num_envs)], config.max_steps)
+    return ArmEnv(TASKS[name], [lockstep(made, task, speed, name, controller=controller) for _ in range(num_envs)], config.max_steps)
