@@ -56,13 +56,11 @@ class Gatherer:
     def _read(self, raw: dict) -> dict[str, np.ndarray]:
         return {k: np.array(v) for k, v in obs_tensors(raw, self.spec).items()}
 
-    def run(self, policy: Policy, steps: int, explore: bool = True) -> int:
-        """`steps` control steps of every env -> decisions made."""
-        before = self.decisions
+    def run(self, policy: Policy, steps: int, explore: bool = True) -> None:
+        """`steps` control steps of every env."""
         with one_thread():
             for _ in range(steps):
                 self.step(policy, explore)
-        return self.decisions - before
 
     def step(self, policy: Policy, explore: bool = True) -> None:
         """One control step of every env."""

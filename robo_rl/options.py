@@ -293,7 +293,7 @@ class OffPolicyOptions(MethodOptions):
     """What every method that learns from replay shares (`robo_rl/algos/offpolicy.py`)."""
 
     utd: float = 1.0
-    """Critic updates per decision that was collected."""
+    """Critic updates per chunk of E control steps that was collected."""
     actor_every: int = 2
     """Critic updates per actor update."""
     batch: int = 256

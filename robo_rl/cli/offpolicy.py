@@ -189,12 +189,12 @@ class OffPolicyRun(Run):
         self.progress.start("rl", args.steps, "steps", done=self.step)
         while self.step < args.steps and not self.stop.asked:
             begin, before = time.perf_counter(), self.step
-            made = self.gatherer.run(self.learner.policy, ROUND * e)
+            self.gatherer.run(self.learner.policy, ROUND * e)
             self.step, mid, metrics = self.gatherer.steps, time.perf_counter(), {}
             if self.step >= o.warmup and len(self.online):
                 if not self.online_now:
                     self.go_online()
-                self.owed += o.utd * made
+                self.owed += o.utd * (self.step - before) / e
                 count = int(self.owed)
                 self.owed -= count
                 if self.synthetic is not None:

@@ -11,11 +11,13 @@ CHUNKS = dict(decisions=16, minibatch=1024, lr=3e-4)
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 HEADS = {"ppo": dict(kind="gaussian", init_std=0.3), "reinflow": dict(noise="learned", noise_steps="all"),
          "dppo": dict(kind="diffusion", denoise_steps=10, logp_reduction="mean")}  # what a method can train
-SQUASHED = dict(kind="squashed", layers=2, init_std=0.1)
-FINE = SQUASHED | dict(init_std=0.03)  # noise of 0.1 in every entry of a chunk loses what a supervised policy can do
-REPLAY_HEADS = {"rlpd": FINE, "hil_serl": FINE | dict(gripper="toggle"), "calql": SQUASHED, "wsrl": SQUASHED,
-                "expo": dict(kind="guided", edit_scale=0.1, init_std=0.5), "pa_rl": dict(kind="guided", local_steps=3),
-                "iql": {}, "aloe": {}}
+# Replay: chunks of 4, small networks and many updates on every step learn most in a minute of one core (README).
+SMALL = dict(horizon=4, execute=4, hidden=128, layers=2)
+SQUASHED = SMALL | dict(kind="squashed", init_std=0.1)
+GUIDED = SMALL | dict(kind="guided", denoise_steps=2, candidates=2, critics=2, critic_hidden=128)
+REPLAY_HEADS = {"rlpd": SQUASHED, "hil_serl": SQUASHED | dict(gripper="toggle"), "calql": SQUASHED, "wsrl": SQUASHED,
+                "expo": GUIDED | dict(edit_scale=0.3, init_std=0.3), "pa_rl": GUIDED | dict(candidates=4, local_steps=3),
+                "iql": SMALL, "aloe": SMALL}
 
 
 def preset(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
@@ -56,13 +58,15 @@ def replay(t: Train, quick: bool) -> Train:
     if t.algo == "wsrl":
         t = replace(t, rl=replace(t.rl, demo_share=0.0, warmup=5000))
     sparse = t.task not in LOCOMOTION and not t.sim.startswith(("gym:", "envpool:"))
-    t = replace(t, envs=16, steps=60_000 if quick else 300_000, eval_episodes=100 if quick else 200,
-                eval_every=20_000 if quick else 50_000, policy=PolicyOptions(**REPLAY_HEADS[t.algo]))
+    small = dict(critics=2, critic_hidden=128, utd=4.0, gamma=0.98, warmup=5000)
+    if t.algo in ("rlpd", "hil_serl", "expo", "pa_rl"):  # the others have an offline stage of their own
+        small["pretrain"] = 1000
+    t = replace(t, envs=16, steps=30_000 if quick else 80_000, eval_episodes=100 if quick else 200,
+                eval_every=10_000 if quick else 20_000, policy=PolicyOptions(**REPLAY_HEADS[t.algo]),
+                rl=replace(t.rl, **small))
     if not sparse:
-        return replace(t, demos="0", envs=8, reward="dense", eval_episodes=20,
-                       policy=replace(t.policy, horizon=1, execute=1), rl=replace(t.rl, pretrain=0))
-    if t.algo in ("rlpd", "hil_serl"):  # what the supervised actor knows is soon undone otherwise (README)
-        t = replace(t, rl=replace(t.rl, lr=3e-5, bc_coef=2000.0, target_entropy=2.0))
+        return replace(t, demos="0", envs=8, steps=300_000, reward="dense", eval_episodes=20, eval_every=50_000,
+                       policy=replace(t.policy, horizon=1, execute=1), rl=replace(t.rl, pretrain=0, utd=1.0, gamma=0.99))
     return replace(t, rl=replace(t.rl, max_target=1.0, floor=t.algo != "aloe"), eval_envs=50 if t.sim == "maniskill" else 0)
 
 
