@@ -45,7 +45,7 @@ class Gatherer:
         self.returns, self.lengths = np.zeros(n), np.zeros(n, np.int64)
         self.human = np.zeros(n, np.int64)  # human steps of the present episode
         self.follow = np.zeros(n, np.int64)  # steps, the present one too, that the last human one's chunk reaches
-        self.steps, self.decisions, self.help_steps = 0, 0, 0
+        self.steps, self.help_steps = 0, 0
         self.stats = self._zero()
 
     @staticmethod
@@ -71,7 +71,6 @@ class Gatherer:
             seen = {k: torch.from_numpy(v[need]) for k, v in self.obs.items()}
             self.chunk[need] = policy.act(seen, self.generator, explore).actions.numpy()
             self.at[need] = 0
-            self.decisions += int(need.sum())
         self.timer.add("policy")
         wanted = self.chunk[self.lanes, self.at]
         raw, reward, terminated, truncated, info = self.env.step(wanted)
@@ -174,7 +173,7 @@ class Gatherer:
             return {}
         names = ("chunk", "at", "returns", "lengths", "human", "follow")
         return {"env": self.env.get_state(), "obs": {k: v.copy() for k, v in self.obs.items()}, "steps": self.steps,
-                "decisions": self.decisions, "help_steps": self.help_steps, "stats": dict(self.stats)} | {k: getattr(self, k).copy() for k in names}
+                "help_steps": self.help_steps, "stats": dict(self.stats)} | {k: getattr(self, k).copy() for k in names}
 
     def set_state(self, state: dict) -> None:
         self.env.set_state(state["env"])
@@ -182,7 +181,7 @@ class Gatherer:
         self.tapes = [[] for _ in range(self.n)]  # episodes in flight are recorded from here on
         for name in ("chunk", "at", "returns", "lengths", "human", "follow"):
             setattr(self, name, np.array(state[name]))
-        self.steps, self.decisions, self.help_steps = state["steps"], state["decisions"], state["help_steps"]
+        self.steps, self.help_steps = state["steps"], state["help_steps"]
         self.stats = dict(state["stats"])
 
 

@@ -49,8 +49,10 @@ class PolicyOptions:
     """Over the executed E x A entries. Clip ranges do not carry over between the two."""
     gripper: Literal["continuous", "toggle"] = "continuous"
     """Squashed: the gripper is one more axis, or a discrete critic picks its commands."""
+    teacher: bool = False
+    """Squashed: the supervised actor stays as it is beside the learning one, and critics choose which of the two acts (IBRL)."""
     critics: int = 4
-    """Guided: critics that judge."""
+    """Guided, and squashed with a teacher: critics that judge."""
     critic_hidden: int = 256
     critic_layers: int = 2
     candidates: int = 8

@@ -215,6 +215,51 @@ def test_rlpd_without_demonstrations_layer_norm_and_ensemble_is_sac():
     assert all(p.requires_grad for p in learner.critics.params)
 
 
+@pytest.mark.parametrize("name", ["rlpd", "hil_serl"])
+def test_with_a_teacher_the_better_of_two_acts_and_makes_the_target(name):
+    """a' = argmax over the teacher's and the actor's action of the least critic (IBRL, eq. 3 and 4)."""
+    options = (RlpdOptions if name == "rlpd" else HilSerlOptions)(**RL | dict(critics=2), subset=2)
+    learner = build(name, GRIP, METHODS[name][0] | dict(teacher=True, **NET | dict(critics=2)), options)
+    policy, rows = learner.policy, batch(learner)
+    assert torch.equal(policy.teacher[0].net[0].weight, policy.actor.net[0].weight)
+    with torch.no_grad():
+        policy.actor.net[-1].bias.add_(1.0)  # it has learnt something else
+    own = policy.commands_of(torch.tanh(policy.actor(rows.context)[0]), rows.context)
+    old = policy.commands_of(torch.tanh(policy.teacher[0](rows.context)[0]), rows.context, policy.teacher[-1])
+    q = torch.stack([policy.judge(rows.context, a.flatten(1)).min(0).values for a in (own, old)])
+    assert 0 < (q[0] >= q[1]).sum() < len(own)  # both turn up
+    want = torch.where((q[0] >= q[1])[:, None, None], own, old)
+    assert torch.equal(policy.act(rows.obs, learner.generator, explore=False).actions, want)
+
+    g, target = learner.generator.get_state(), copy.deepcopy(policy.judge)
+    actor = copy.deepcopy(policy)
+    step = learner.critic_step(rows)
+    noise = torch.Generator()
+    noise.set_state(g)
+    with torch.no_grad():
+        seen = rows.next_context
+        own = actor.commands_of(actor.actor.sample(seen, noise)[0], seen)
+        old = actor.commands_of(torch.tanh(actor.teacher[0](seen)[0]), seen, actor.teacher[-1])
+        v = torch.maximum(*(target(seen, a.flatten(1)).min(0).values for a in (own, old)))
+    torch.testing.assert_close(step["q_target"], (rows.rewards + rows.discounts * v).mean())
+    before = copy.deepcopy(policy.teacher.state_dict())
+    learner.actor_step(rows)
+    assert all(torch.equal(v, before[k]) for k, v in policy.teacher.state_dict().items())
+    again = make_policy(policy.options, policy.spec, 5)
+    again.load_state_dict(policy.state_dict())
+    assert again.taught and all(torch.equal(v, before[k]) for k, v in again.teacher.state_dict().items())
+
+
+def test_before_a_learner_takes_it_up_a_policy_with_a_teacher_acts_alone():
+    plain = make_policy(PolicyOptions(**SMALL, kind="squashed"), SPEC, 0)
+    policy = make_policy(PolicyOptions(**SMALL, kind="squashed", teacher=True, **NET), SPEC, 0)
+    policy.actor.load_state_dict(plain.actor.state_dict())
+    obs = {"state": torch.randn(5, S)}
+    for explore in (False, True):
+        got = [p.act(obs, torch.Generator().manual_seed(1), explore).actions for p in (plain, policy)]
+        assert torch.equal(*got)
+
+
 def test_hil_serl_without_a_gripper_is_rlpd():
     a, b = build("rlpd"), build("hil_serl", policy=dict(gripper="continuous"), options=HilSerlOptions(**RL))
     for i in range(4):

@@ -115,8 +115,8 @@ def test_a_classifier_trained_from_marks_pays_the_reward(tmp_path):
     ("--algo rlpd --policy.kind flow", "rlpd needs --policy.kind squashed"),
     ("--algo expo --rl.critics 9", "must equal those of --rl"),
     ("--algo wsrl --rl.demo-share 0.5", "wsrl keeps no offline data online"),
-    ("--algo rlpd --rl.capacity 200", "replay capacity must be at least"),
-    ("--algo rlpd --rl.subset 9", "rl.subset (<= critics) must be in [1, 4]"),
+    ("--algo rlpd --rl.capacity 150", "replay capacity must be at least"),
+    ("--algo rlpd --rl.subset 9", "rl.subset (<= critics) must be in [1, 2]"),
 ])
 def test_a_mistake_is_one_line_and_leaves_nothing(argv, says, tmp_path):
     assert says in robo_rl(tmp_path, "train", *argv.split()).mistake

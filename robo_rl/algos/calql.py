@@ -37,7 +37,7 @@ class CalQlLearner(RlpdLearner):
         if not (self.conservative and o.cql_alpha):
             return super().critic_step(rows)
         action, logp = self.next_action(rows.next_context)
-        v = self.critics.least(rows.next_context, action, self.generator)
+        v = self.critics.least(rows.next_context, action.flatten(1), self.generator)
         if o.entropy_backup:
             v = v - self.alpha.value * logp
         return self.critics.step(rows, td_target(rows, v, o),
@@ -49,6 +49,8 @@ def check_squashed(name: str, policy) -> None:
     if policy.options.kind != "squashed" or policy.options.gripper != "continuous":
         raise UserError(f"{name} needs --policy.kind squashed with --policy.gripper continuous, got "
                         f"{policy.options.kind} with {policy.options.gripper}")
+    if policy.teacher is not None:
+        raise UserError(f"{name} starts from an offline stage, not from a teacher: leave --policy.teacher out")
 
 
 def make(policy, options: CalQlOptions, seed: int, demos=None) -> CalQlLearner:

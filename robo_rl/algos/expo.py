@@ -21,6 +21,7 @@ from robo_rl.algos.offpolicy import (
     OffPolicyLearner,
     Rows,
     Temperature,
+    check_judge,
     frozen,
     polyak,
     td_target,
@@ -95,8 +96,4 @@ def check_guided(name: str, policy, options) -> None:
     p = policy.options
     if p.kind != "guided":
         raise UserError(f"{name} needs --policy.kind guided, got {p.kind}")
-    here, there = ((p.critics, p.critic_hidden, p.critic_layers),
-                   (options.critics, options.critic_hidden, options.critic_layers))
-    if here != there or not options.layer_norm:
-        raise UserError(f"{name}: the policy carries its critics: --policy.critics, critic-hidden and critic-layers must equal "
-                        f"those of --rl and --rl.layer-norm stay on, got {here} and {there}")
+    check_judge(name, policy, options)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from robo_rl.algos.credit import descend, make_adam
-from robo_rl.algos.offpolicy import Rows, polyak, td_target
+from robo_rl.algos.offpolicy import Rows, check_judge, polyak, td_target
 from robo_rl.algos.rlpd import RlpdLearner
 from robo_rl.errors import UserError
 from robo_rl.options import HilSerlOptions
@@ -44,9 +44,6 @@ class HilSerlLearner(RlpdLearner):
             self.grasp_params = list(policy.grasp.parameters())
             self.grasp_opt = make_adam(self.grasp_params, options.critic_lr)
 
-    def grasp(self, context: Tensor) -> Tensor | None:
-        return self.policy.sequences[self.policy.grasp(context).argmax(1)] if self.on else None
-
     def grasp_step(self, rows: Rows) -> dict[str, Tensor]:
         """One DQN step on the gripper's commands of the batch."""
         o, g = self.options, self.policy.gripper
@@ -70,4 +67,5 @@ def make(policy, options: HilSerlOptions, seed: int, demos=None) -> HilSerlLearn
     """Learner for a squashed Gaussian policy, with or without a discrete gripper."""
     if policy.options.kind != "squashed":
         raise UserError(f"hil_serl needs --policy.kind squashed, got {policy.options.kind}")
+    check_judge("hil_serl", policy, options)
     return HilSerlLearner(policy, options, seed)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from robo_rl.algos.credit import descend, make_adam
+from robo_rl.errors import UserError
 from robo_rl.options import OffPolicyOptions
 from robo_rl.policies.offpolicy import Ensemble
 from robo_rl.policies.policy import Obs
@@ -186,6 +187,16 @@ class OffPolicyLearner:
         self.updates = state["updates"]
         for name in self.owns:
             getattr(self, name).load_state_dict(state[name])
+
+
+def check_judge(name: str, policy, options) -> None:
+    """Raise UserError unless the critics that the policy carries, if it does, are those of `options`."""
+    p = policy.options
+    here, there = ((p.critics, p.critic_hidden, p.critic_layers),
+                   (options.critics, options.critic_hidden, options.critic_layers))
+    if policy.judge is not None and (here != there or not options.layer_norm):
+        raise UserError(f"{name}: the policy carries its critics: --policy.critics, critic-hidden and critic-layers must equal "
+                        f"those of --rl and --rl.layer-norm stay on, got {here} and {there}")
 
 
 class Temperature:

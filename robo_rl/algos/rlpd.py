@@ -8,14 +8,25 @@ Over chunks: one action is E control steps. The paper's choices: 10 critics, sub
 
 Where we differ: the actor may start from the supervised stage (`--bc.updates 0` starts from scratch, as the paper does);
 it then waits until the critics have learnt what it is worth (`warmup`, `pretrain`) and may be held near the demonstrations
-(`bc_coef`), for a fresh critic undoes an actor that knows more; targets may be clamped to the known range of returns.
+(`bc_coef`), for a fresh critic undoes an actor that knows more; targets may be clamped to the known range of returns. With
+`--policy.teacher` (the preset) the supervised actor stays, and the critics choose who acts, here and in the target:
+
+    a' = argmax_{a in {a_teacher, a_pi}} min_j Q'_j(s', a)        IBRL (Hu et al. 2023, arXiv 2311.02198, eq. 3 and 4)
 """
 
 import torch
 from torch import Tensor
 
 from robo_rl.algos.credit import descend, make_adam
-from robo_rl.algos.offpolicy import CriticLearner, OffPolicyLearner, Rows, Temperature, frozen, td_target
+from robo_rl.algos.offpolicy import (
+    CriticLearner,
+    OffPolicyLearner,
+    Rows,
+    Temperature,
+    check_judge,
+    frozen,
+    td_target,
+)
 from robo_rl.errors import UserError
 from robo_rl.options import RlpdOptions
 from robo_rl.policies.offpolicy import SquashedPolicy
@@ -29,36 +40,37 @@ class RlpdLearner(OffPolicyLearner):
 
     def __init__(self, policy: SquashedPolicy, options: RlpdOptions, seed: int):
         super().__init__(policy, options, seed)
-        self.critics = CriticLearner(policy.trunk.size, policy.options.execute * policy.spec.action, options, seed)
+        self.critics = CriticLearner(policy.trunk.size, policy.options.execute * policy.spec.action, options, seed, policy.judge)
+        if policy.teacher is not None and not policy.taught:
+            policy.remember()
         self.actor_params = list(policy.actor.parameters())
         self.actor_opt = make_adam(self.actor_params, options.lr)
         self.alpha = Temperature(options.alpha, options.alpha_lr, -options.target_entropy * policy.size)
 
     def next_action(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        """a' ~ pi [B,E*A] and log pi(a') [B]."""
+        """a' ~ pi [B,E,A] and log pi(a') [B]."""
         with torch.no_grad():
             moves, logp = self.policy.actor.sample(context, self.generator)
-            return self.policy.whole(moves, self.grasp(context)).flatten(1), logp
-
-    def grasp(self, context: Tensor) -> Tensor | None:
-        """Gripper commands [B,E] that are not the Gaussian's."""
-        return None
+            return self.policy.commands_of(moves, context), logp
 
     def critic_step(self, rows: Rows) -> dict[str, Tensor]:
-        o = self.options
+        o, policy = self.options, self.policy
         action, logp = self.next_action(rows.next_context)
-        v = self.critics.least(rows.next_context, action, self.generator)
+        if policy.teacher is None:
+            v, mine = self.critics.least(rows.next_context, action.flatten(1), self.generator), None
+        else:
+            with torch.no_grad():
+                _, v, mine = policy.better(rows.next_context, action, self.critics.subset(self.generator))
         if o.entropy_backup:
-            v = v - self.alpha.value * logp
-        return self.critics.step(rows, td_target(rows, v, o))
+            v = v - self.alpha.value * (logp if mine is None else logp * mine)
+        out = self.critics.step(rows, td_target(rows, v, o))
+        return out if mine is None else out | {"own": mine.float().mean()}
 
     def actor_step(self, rows: Rows) -> dict[str, Tensor]:
         o, policy = self.options, self.policy
         moves, logp = policy.actor.sample(rows.context, self.generator)
-        with torch.no_grad():
-            grasp = self.grasp(rows.context)
         with frozen(self.critics.params):
-            q = self.critics.critic(rows.context, policy.whole(moves, grasp).flatten(1)).mean(0)
+            q = self.critics.critic(rows.context, policy.commands_of(moves, rows.context).flatten(1)).mean(0)
         loss = (self.alpha.value * logp - q).mean()
         if o.bc_coef:
             mask = rows.own.float() * (rows.source > POLICY)[:, None]
@@ -75,4 +87,5 @@ def make(policy, options: RlpdOptions, seed: int, demos=None) -> RlpdLearner:
     if policy.options.kind != "squashed" or policy.options.gripper != "continuous":
         raise UserError(f"rlpd needs --policy.kind squashed with --policy.gripper continuous, got "
                         f"{policy.options.kind} with {policy.options.gripper}")
+    check_judge("rlpd", policy, options)
     return RlpdLearner(policy, options, seed)

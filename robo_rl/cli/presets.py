@@ -13,9 +13,11 @@ HEADS = {"ppo": dict(kind="gaussian", init_std=0.3), "reinflow": dict(noise="lea
          "dppo": dict(kind="diffusion", denoise_steps=10, logp_reduction="mean")}  # what a method can train
 # Replay: chunks of 4, small networks and many updates on every step learn most in a minute of one core (README).
 SMALL = dict(horizon=4, execute=4, hidden=128, layers=2)
+JUDGE = dict(critics=2, critic_hidden=128)
 SQUASHED = SMALL | dict(kind="squashed", init_std=0.1)
-GUIDED = SMALL | dict(kind="guided", denoise_steps=2, candidates=2, critics=2, critic_hidden=128)
-REPLAY_HEADS = {"rlpd": SQUASHED, "hil_serl": SQUASHED | dict(gripper="toggle"), "calql": SQUASHED, "wsrl": SQUASHED,
+TAUGHT = SQUASHED | JUDGE | dict(teacher=True)
+GUIDED = SMALL | dict(kind="guided", denoise_steps=2, candidates=2) | JUDGE
+REPLAY_HEADS = {"rlpd": TAUGHT, "hil_serl": TAUGHT | dict(gripper="toggle"), "calql": SQUASHED, "wsrl": SQUASHED,
                 "expo": GUIDED | dict(edit_scale=0.3, init_std=0.3), "pa_rl": GUIDED | dict(candidates=4, local_steps=3),
                 "iql": SMALL, "aloe": SMALL}
 
@@ -58,7 +60,7 @@ def replay(t: Train, quick: bool) -> Train:
     if t.algo == "wsrl":
         t = replace(t, rl=replace(t.rl, demo_share=0.0, warmup=5000))
     sparse = t.task not in LOCOMOTION and not t.sim.startswith(("gym:", "envpool:"))
-    small = dict(critics=2, critic_hidden=128, utd=4.0, gamma=0.98, warmup=5000)
+    small = dict(**JUDGE, utd=4.0, gamma=0.98, warmup=5000)
     if t.algo in ("rlpd", "hil_serl", "expo", "pa_rl"):  # the others have an offline stage of their own
         small["pretrain"] = 1000
     t = replace(t, envs=16, steps=30_000 if quick else 80_000, eval_episodes=100 if quick else 200,
@@ -66,7 +68,7 @@ def replay(t: Train, quick: bool) -> Train:
                 rl=replace(t.rl, **small))
     if not sparse:
         return replace(t, demos="0", envs=8, steps=300_000, reward="dense", eval_episodes=20, eval_every=50_000,
-                       policy=replace(t.policy, horizon=1, execute=1), rl=replace(t.rl, pretrain=0, utd=1.0, gamma=0.99))
+                       policy=replace(t.policy, horizon=1, execute=1, teacher=False), rl=replace(t.rl, pretrain=0, utd=1.0, gamma=0.99))
     return replace(t, rl=replace(t.rl, max_target=1.0, floor=t.algo != "aloe"), eval_envs=50 if t.sim == "maniskill" else 0)
 
 

@@ -4,6 +4,7 @@ Actions here are the executed entries of a chunk in the env's -1..1 units, flat:
 C context, E executed steps, Q critics of the ensemble (called heads here), O options of the gripper.
 """
 
+import copy
 import itertools
 import math
 
@@ -122,7 +123,8 @@ class SquashedPolicy(_Base):
     """tanh(N(mean, std^2)) over the executed entries of a chunk, as in SAC; std depends on the state.
 
     With `gripper "toggle"` a discrete critic of its own picks the gripper's commands among `gripper_options`
-    (HIL-SERL's grasp critic, for chunks), and the Gaussian covers the other axes.
+    (HIL-SERL's grasp critic, for chunks), and the Gaussian covers the other axes. With a `teacher` the actor as it was when
+    `remember` was called proposes too, and the critics in `judge` choose (IBRL, Hu et al. 2023, arXiv 2311.02198, eq. 3).
     """
 
     factors = 1
@@ -137,6 +139,19 @@ class SquashedPolicy(_Base):
         if self.gripper >= 0:
             self.grasp = mlp([self.trunk.size] + [options.hidden] * options.layers + [2 * e], "relu")
             self.register_buffer("sequences", gripper_options(e), persistent=False)
+        self.judge = self.teacher = None
+        if options.teacher:
+            self.judge = Ensemble(self.trunk.size, e * spec.action, options.critic_hidden, options.critic_layers, options.critics)
+            self.judge.requires_grad_(False)
+            self.register_buffer("taught", torch.zeros((), dtype=torch.bool))
+            self.remember()
+            self.taught.fill_(False)
+
+    def remember(self) -> None:
+        """The actor (and the gripper's critic) of now are the teacher from here on."""
+        self.teacher = copy.deepcopy(nn.ModuleList([self.actor] + ([self.grasp] if self.gripper >= 0 else [])))
+        self.teacher.requires_grad_(False)
+        self.taught.fill_(True)
 
     @property
     def noise_scale(self) -> float:
@@ -160,6 +175,19 @@ class SquashedPolicy(_Base):
         """Actions [B,E,A] -> the Gaussian's entries [B,size]."""
         return (actions if self.gripper < 0 else actions[..., self.axes]).flatten(1)
 
+    def commands_of(self, moves: Tensor, context: Tensor, grasp: "nn.Module | None" = None) -> Tensor:
+        """The Gaussian's entries [B,size] with the gripper as its critic (`grasp`: another one) has it -> [B,E,A]."""
+        if self.gripper < 0:
+            return self.whole(moves, None)
+        return self.whole(moves, self.sequences[(grasp or self.grasp)(context).argmax(1)])
+
+    def better(self, context: Tensor, own: Tensor, heads: "Tensor | slice" = ALL) -> tuple[Tensor, Tensor, Tensor]:
+        """Own chunk [B,E,A] or the teacher's, by the least of the critics `heads` -> it, its value [B], whether it is own [B]."""
+        old = self.commands_of(torch.tanh(self.teacher[0](context)[0]), context, self.teacher[-1])
+        value = self.judge.many(context, torch.stack([own, old], 1).flatten(2), heads).min(0).values
+        mine = value[:, 0] >= value[:, 1]
+        return torch.where(mine[:, None, None], own, old), value.amax(1), mine
+
     @torch.no_grad()
     def act(self, obs: Obs, generator: Noise, explore: bool = True) -> Chunk:
         context = self.encode(obs)
@@ -167,8 +195,9 @@ class SquashedPolicy(_Base):
             moves, logp = self.actor.sample(context, generator)
         else:
             moves, logp = torch.tanh(self.actor(context)[0]), context.new_empty(len(context), 0)
-        grasp = self.sequences[self.grasp(context).argmax(1)] if self.gripper >= 0 else None
-        actions = self.whole(moves, grasp)
+        actions = self.commands_of(moves, context)
+        if self.teacher is not None and self.taught:
+            actions, _, _ = self.better(context, actions)
         return Chunk(actions, actions, logp[:, None] if explore else logp, {})
 
     def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,16 @@ from robo_rl.policies.nets import (
     time_features,
     tokenize,
 )
-from robo_rl.sampling import LOG_2PI, ChainTable, Noise, chunk_logp, diffusion_table, flow_table, randint, randn
+from robo_rl.sampling import (
+    LOG_2PI,
+    ChainTable,
+    Noise,
+    chunk_logp,
+    diffusion_table,
+    flow_table,
+    randint,
+    randn,
+)
 
 Obs = dict[str, Tensor]  # state float32[B,S]; tokens int64[B,L]; image/<view> uint8[B,h,w,3]
 
