@@ -18,6 +18,7 @@ from robo_rl.policies.policy import ChainPolicy, Chunk, Obs, ObsSpec, _Base
 from robo_rl.sampling import Noise, randn
 
 LOG_STD = (-5.0, 1.0)  # of a squashed Gaussian, before the tanh
+GRASP = 0.05  # temperature of supervised gripper options: what they are worth begins below what a taken one is found to be
 ALL = slice(None)
 
 
@@ -211,7 +212,7 @@ class SquashedPolicy(_Base):
         err = (moves - (chunk if self.gripper < 0 else chunk[..., self.axes])).square().mean(-1) * mask
         loss = err.sum() / mask.sum().clamp(min=1)
         if self.gripper >= 0:
-            loss = loss + 0.1 * nn.functional.cross_entropy(self.grasp(context), gripper_label(chunk[..., self.gripper]))
+            loss = loss + 0.1 * nn.functional.cross_entropy(self.grasp(context) / GRASP, gripper_label(chunk[..., self.gripper]))
         return loss
 
 
