@@ -59,19 +59,20 @@ def replay(t: Train, quick: bool) -> Train:
     """Methods that learn from replay: few envs, many updates per step."""
     if t.algo == "wsrl":
         t = replace(t, rl=replace(t.rl, demo_share=0.0, warmup=5000))
-    sparse = t.task not in LOCOMOTION and not t.sim.startswith(("gym:", "envpool:"))
-    small = dict(**JUDGE, utd=4.0, gamma=0.98, warmup=5000)
-    if t.algo in ("rlpd", "hil_serl", "expo", "pa_rl"):  # the others have an offline stage of their own
-        small["pretrain"] = 1000
-    if t.algo in ("rlpd", "hil_serl"):  # faster or freer, and the actor leaves what the critics know
-        small |= dict(lr=1e-4, bc_coef=4.0)
-    t = replace(t, envs=16, steps=30_000 if quick else 80_000, eval_episodes=100 if quick else 200,
-                eval_every=10_000 if quick else 20_000, policy=PolicyOptions(**REPLAY_HEADS[t.algo]),
-                rl=replace(t.rl, **small))
-    if not sparse:
+    head = PolicyOptions(**REPLAY_HEADS[t.algo])
+    if t.task in LOCOMOTION or t.sim.startswith(("gym:", "envpool:")):  # from scratch, on the task's dense reward
+        wide = dict(critics=2, critic_hidden=256)
         return replace(t, demos="0", envs=8, steps=300_000, reward="dense", eval_episodes=20, eval_every=50_000,
-                       policy=replace(t.policy, horizon=1, execute=1, teacher=False), rl=replace(t.rl, pretrain=0, utd=1.0, gamma=0.99, bc_coef=0.0))
-    return replace(t, rl=replace(t.rl, max_target=1.0, floor=t.algo != "aloe"), eval_envs=50 if t.sim == "maniskill" else 0)
+                       policy=replace(head, horizon=1, execute=1, hidden=256, teacher=False, **wide),
+                       rl=replace(t.rl, pretrain=0, **wide))
+    few = dict(**JUDGE, utd=4.0, gamma=0.98, warmup=5000, max_target=1.0, floor=t.algo != "aloe")
+    if t.algo in ("rlpd", "hil_serl", "expo", "pa_rl"):  # the others have an offline stage of their own
+        few["pretrain"] = 1000
+    if t.algo in ("rlpd", "hil_serl"):  # faster or freer, and the actor leaves what the critics know
+        few |= dict(lr=1e-4, bc_coef=4.0)
+    return replace(t, envs=16, steps=30_000 if quick else 80_000, eval_episodes=100 if quick else 200,
+                   eval_every=10_000 if quick else 20_000, eval_envs=50 if t.sim == "maniskill" else 0, policy=head,
+                   rl=replace(t.rl, **few))
 
 
 def locomotion(t: Train) -> Train:
