@@ -9,7 +9,8 @@ actions that ran (`robo_rl/gather.py`). Half of every batch comes from each. The
 The paper's choices: gamma 0.97 at 10 Hz, 2 critics, UTD 2 with one of two updates on the critic alone, alpha from 0.01.
 
 Where we differ: over chunks the gripper has 2E options instead of {close, stay, open} per step (E = 1: close, open, and
-staying is repeating); the arm's critics see the gripper's commands; one process collects and learns in turn.
+staying is repeating); its critic begins with supervised options on the scale of values (`policies.offpolicy.GRASP`); the arm's
+critics see the gripper's commands; the supervised actor stays as a teacher (see rlpd); one process collects and learns in turn.
 """
 
 import copy
