@@ -6,7 +6,8 @@ executed before it,
 
     executed_k = u_k + (1 - k/B) (a - u_1)   for k < B,   u_k afterwards,
 
-so that no step changes the command by more than its driver does plus |a - u_1| / B. B = 1 does not blend.
+so that no step changes the command by more than its driver does plus |a - u_1| / B. B = 1 does not blend. A blended command
+is nobody's lesson: until k = B a person's phase is told as pause.
 """
 
 from dataclasses import dataclass
@@ -168,7 +169,7 @@ class Intervene(VectorWrapper):
         r["steps"] += alive & ~still
         r["over"] = _bools(terminated) | _bools(truncated)
         self._help = None
-        phase = np.where(alive, help.phase, 0).astype(np.uint8)
+        phase = np.where(alive, np.where(weight > 0, np.minimum(help.phase, PAUSE), help.phase), 0).astype(np.uint8)
         info = {**info, "executed": executed.astype(np.float32), "source": source.astype(np.uint8), "phase": phase}
         return obs, reward, terminated, truncated, info
 
