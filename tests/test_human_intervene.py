@@ -81,6 +81,15 @@ def test_the_persons_action_replaces_the_policys_from_the_next_step_and_is_recor
     assert source.dtype == phase.dtype == np.uint8 and infos[0]["executed"].dtype == np.float32
 
 
+def test_while_a_command_is_blended_it_is_nobodys_lesson():
+    env = Intervene(far(), Plan({t: (CORRECTION, (-1, 1)) for t in range(3, 10)}), blend=0.4)  # four steps of 0.1 s
+    infos = drive(env, 12)
+    assert [int(i["phase"][0]) for i in infos] == [0, 0, 0] + [PAUSE] * 3 + [CORRECTION] * 4 + [0, 0]
+    own = [np.allclose(i["executed"][0], (-1, 1)) for i in infos]
+    assert own == [i["phase"][0] == CORRECTION for i in infos]
+    assert [int(i["source"][0]) for i in infos[3:12]] == [1] * 9  # blends back to the policy too
+
+
 def test_who_acts_next_is_known_before_the_step():
     env = Intervene(far(), Plan({2: (CORRECTION, (1, 1))}), blend=0.3)
     env.reset(seed=0)
