@@ -95,9 +95,9 @@ class Gatherer:
         self.steps += self.n
         self.returns += reward
         self.lengths += 1
-        mine = (source == HUMAN) & (phase > PAUSE)
-        self.human += mine
-        self.help_steps += int(mine.sum())
+        held = np.asarray(info.get("held", (source == HUMAN) & (phase > PAUSE)))
+        self.human += held
+        self.help_steps += int(held.sum())
         done = terminated | truncated
         self.obs = after
         if done.any():

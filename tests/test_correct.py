@@ -1,6 +1,7 @@
 """`robo_rl correct` as a user runs it, small; and the lessons it learns from."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -40,6 +41,15 @@ def test_a_round_practises_with_help_learns_and_is_a_run_of_its_own(run, protoco
     assert json.loads((out / "rounds.json").read_text())[1]["account"]["operator_minutes"] > 0
     again = robo_rl(run, "eval", out, "--episodes", "4", "--json")
     assert again.code == 0 and json.loads(again.out)["checkpoint"].startswith("step_")
+
+
+def test_with_a_twin_help_is_spent_where_the_policy_fails(run):
+    done = robo_rl(run, "correct", "runs/weak", "--protocol", "twin_rl", "--twin-starts", 40, "--twin-trials", 2, *FAST, "--json")
+    assert done.code == 0, done.err
+    failed = re.search(r"fails at (\d+) of 40 starts in the twin", done.err)
+    assert failed and json.loads(done.out)[1]["interventions"] > 0
+    account = load(run / "runs/weak-twin_rl-s0" / "corrections")
+    assert len(account) == 4
 
 
 def test_a_finished_result_goes_on_with_more_rounds_and_refuses_other_options(run):

@@ -15,7 +15,7 @@ import tyro
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.options import BcOptions, Person
 
-PROTOCOLS = ("hg_dagger", "rac", "armada")
+PROTOCOLS = ("hg_dagger", "rac", "armada", "twin_rl")
 PRACTICE_START = 1_200_000_000  # starts of practice: below those of demonstrations and evaluation
 
 
@@ -27,7 +27,8 @@ class Correct:
     """Run folder whose policy practises."""
     protocol: str = "hg_dagger"
     """hg_dagger: help until policy and person agree; rac: recovery, then correction to the end of the episode; armada:
-    a detector calls one of few operators, who rewind and correct.
+    a detector calls one of few operators, who rewind and correct; twin_rl: hg_dagger from those starts alone at which the
+    policy fails in a twin, which is the run's own simulator.
     """
     operator: str = "scripted"
     """scripted; console: no practice, one round of learning from what people did in robo_rl console RUN."""
@@ -44,6 +45,10 @@ class Correct:
     """Share of successful episodes in which the detector may call (armada)."""
     calibration: int = 200
     """Episodes without help before each round that calibrate the detector (armada)."""
+    twin_starts: int = 200
+    """Starts that the twin tries before each round (twin_rl)."""
+    twin_trials: int = 4
+    """How often each; those with less than half successes are practised, first those that succeed at times."""
     rewind: bool = True
     """Armada: go back to before the failure (simulators with snapshots)."""
     own: bool | None = None
@@ -68,7 +73,7 @@ class Correct:
                                                                                                           4096),
                                 ("operators", 1, 4096), ("false_alarms", 0, 0.5), ("demo_share", 0, 1), ("max_steps", 0,
                                                                                                          10**7),
-                                ("eval_episodes", 1, 10**6), ("calibration", 1, 10**6), ("seed", 0, 2000), ("threads",
+                                ("eval_episodes", 1, 10**6), ("twin_starts", 1, 5000), ("twin_trials", 1, 1000), ("calibration", 1, 10**6), ("seed", 0, 2000), ("threads",
                                                                                                             0, 4096)):
             in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
 
@@ -186,7 +191,7 @@ class Rounds:
             before = files.read_json(kept) if kept.exists() else {}
             resumed = before.get("round") == r
             done = before.get("done", []) if resumed else []
-            wanted = [s for s in practice_starts(args.seed, r, args.episodes) if s not in done]
+            wanted = [s for s in self.starts(r) if s not in done]
             robots: Robots | None = None
 
             def starts():
@@ -217,6 +222,24 @@ class Rounds:
         helped = max(1.0, float(stats["helped"].sum()))
         robots.account.reaction = float(stats["reaction"].sum()) / max(1.0, float(stats["asked"].sum())) * helped
         return robots.account.summary()
+
+    def starts(self, r: int) -> list[int]:
+        """Where round r practises."""
+        import numpy as np
+
+        from robo_rl.evaluate import evaluate
+        from robo_rl.human.protocols import target_starts
+        args = self.args
+        if args.protocol != "twin_rl":
+            return practice_starts(args.seed, r, args.episodes)
+        pool, won = practice_starts(args.seed, r, args.twin_starts), 0
+        self.progress.start("twin", args.twin_trials, "trials")
+        for trial in range(args.twin_trials):
+            won = won + np.array(evaluate(self.eval_env, self.policy, np.array(pool), trial)["success"], int)
+            self.progress.update(trial + 1, won.sum() / (len(pool) * (trial + 1)))
+        low = target_starts(won, np.full(len(pool), args.twin_trials))
+        self.progress.say(f"round {r}: the policy fails at {len(low)} of {len(pool)} starts in the twin more often than not")
+        return [pool[i] for i in (low if len(low) else range(len(pool)))[:args.episodes]]
 
     def people(self, r: int):
         """(who helps, whether time stands still while a robot waits)."""

@@ -7,7 +7,7 @@ executed before it,
     executed_k = u_k + (1 - k/B) (a - u_1)   for k < B,   u_k afterwards,
 
 so that no step changes the command by more than its driver does plus |a - u_1| / B. B = 1 does not blend. A blended command
-is nobody's lesson: until k = B a person's phase is told as pause.
+is nobody's lesson: until k = B a person's phase is told as pause. `held` in info: a person is at the controls.
 """
 
 from dataclasses import dataclass
@@ -170,7 +170,8 @@ class Intervene(VectorWrapper):
         r["over"] = _bools(terminated) | _bools(truncated)
         self._help = None
         phase = np.where(alive, np.where(weight > 0, np.minimum(help.phase, PAUSE), help.phase), 0).astype(np.uint8)
-        info = {**info, "executed": executed.astype(np.float32), "source": source.astype(np.uint8), "phase": phase}
+        info = {**info, "executed": executed.astype(np.float32), "source": source.astype(np.uint8), "phase": phase,
+                "held": (driver == 2) & alive}
         return obs, reward, terminated, truncated, info
 
     @property

@@ -141,8 +141,8 @@ class Robots:
                 tape.obs.append({k: v[i].copy() if hasattr(v[i], "copy") else v[i] for k, v in before.items()})
         came = self.busy & (phase > PAUSE) & (self.phase <= PAUSE)
         a.steps += int(self.busy.sum())
-        a.human_steps += int((self.busy & (phase > PAUSE)).sum())
-        a.pause_steps += int((self.busy & (phase == PAUSE)).sum())
+        a.human_steps += int((self.busy & info["held"]).sum())
+        a.pause_steps += int((self.busy & (phase == PAUSE) & ~info["held"]).sum())
         a.interventions += int(came.sum())
         a.recoveries += int((came & (phase == 2)).sum())
         self.phase = phase
