@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -171,6 +172,29 @@ def test_the_control_spec_travels_with_the_data(tmp_path):
         w.add(episode(0))
     data = load(tmp_path / "d")
     assert data.spec == spec() and data.features.action == ("x", "y", "z") and data.features.fps == 20
+
+
+def test_the_state_after_the_last_action_travels_where_it_is_known(tmp_path):
+    known = replace(episode(0), final=np.arange(6.0))
+    with Writer(tmp_path / "new", FEATURES) as w:
+        w.add(known)
+        w.add(episode(1))
+    data = load(tmp_path / "new")
+    assert (data.final[0] == np.arange(6)).all() and np.isnan(data.final[1]).all()
+    assert (data.episode(0).final == known.final).all() and data.episode(1).final is None
+    with pytest.raises(UserError, match="final must be 6 finite numbers"):
+        replace(known, final=np.zeros(5))
+
+
+def test_a_data_set_without_final_states_is_continued_without(tmp_path):
+    fill(tmp_path, 2)
+    path = tmp_path / EPISODES
+    pq.write_table(pq.read_table(path, partitioning=None).drop_columns("final_state"), path)
+    with Writer(tmp_path, FEATURES) as w:
+        w.add(replace(episode(2), final=np.arange(6.0)))
+    data = load(tmp_path)
+    same(data, 3)
+    assert data.meta.final is None and np.isnan(data.final).all()
 
 
 def test_files_are_split_by_size(tmp_path):

@@ -10,6 +10,7 @@ from toys import PointReach
 
 from robo_rl.algos import pi_rl
 from robo_rl.cli.wm import world_spec
+from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError
 from robo_rl.options import PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -47,7 +48,8 @@ def of_episodes(episodes, control) -> Recorded:
     return Recorded(np.concatenate([e.state for e in episodes]), np.concatenate([e.action for e in episodes]),
                     np.concatenate([e.reward for e in episodes]), end - lengths, end,
                     np.array([e.success for e in episodes]), np.array([e.terminated for e in episodes]),
-                    np.array([tasks.index(e.task) for e in episodes]), tasks, control, {})
+                    np.array([tasks.index(e.task) for e in episodes]), tasks, control, {},
+                    np.stack([np.full(e.state.shape[1], np.nan) if e.final is None else e.final for e in episodes]))
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +84,7 @@ def test_a_recorder_keeps_failures_too_and_the_actions_that_ran():
     for e in kept:  # the toy moves by 0.2 times the executed action
         assert np.allclose(np.diff(e.state[:, :2], axis=0), 0.2 * e.action[:-1], atol=1e-5)
         assert e.success == e.terminated == bool(e.reward[-1]) and (e.success or len(e) == LIMIT)
+        assert np.allclose(e.final[:2] - e.state[-1, :2], 0.2 * e.action[-1], atol=1e-5)
     assert {e.start for e in kept} == {1_500_000_000 + i for i in range(10)}
 
 
@@ -144,7 +147,6 @@ def test_data_that_is_too_little_or_out_of_range_is_refused(data):
 
 
 def _episode(t: int):
-    from robo_rl.data.episode import Episode
     return Episode(np.zeros((t, 4)), np.zeros((t, 2)))
 
 
@@ -296,6 +298,44 @@ def test_the_loss_looks_at_no_state_beyond_an_episodes_end(data):
     w.state[torch.from_numpy(ends)] += 100  # first of the episodes after them
     got, _ = loss(model, w, rows, 4, torch.Generator().manual_seed(0))
     assert torch.equal(want, got)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_heads_learn_from_where_a_success_led_if_that_was_recorded(data, told):
+    from world_models.fit import loss, windows
+    data = data if told else replace(data, final=np.where(np.arange(len(data))[:, None] % 2, data.final, np.nan))
+    model = latent(data)
+    w = windows(data, model)
+    assert w.told == told and bool(w.seen.all()) == told
+    rows = torch.from_numpy(data.end[~data.held & data.success] - 1).expand(3, -1)
+    parts = loss(model, w, rows, 1, torch.Generator().manual_seed(0))[1]
+    with torch.no_grad():
+        model.net.weights[-1].add_(1.0)  # other predictions
+    moved = loss(model, w, rows, 1, torch.Generator().manual_seed(0))[1]
+    assert not torch.equal(parts["state"], moved["state"]) and torch.equal(parts["success"], moved["success"]) == told
+
+
+def test_the_heads_find_a_goal_a_few_steps_wide_in_a_world_hundreds_wide():
+    rng, c = np.random.default_rng(0), PointReach(1, LIMIT).spec
+    episodes = []
+    for _ in range(300):  # towards the origin in steps of 0.01, past it by up to 0.06; the goal is 0.02 around it
+        turn = rng.uniform(0, 2 * np.pi)
+        along = np.array([np.cos(turn), np.sin(turn)])
+        path = rng.uniform(0.2, 1) * along + rng.uniform(-0.06, 0.06) * np.array([-along[1], along[0]]) - 0.01 * np.arange(110)[:, None] * along
+        won = np.linalg.norm(path[1:], axis=1) < 0.02
+        t = int(won.argmax()) + 1 if won.any() else 109
+        state = np.concatenate([path, path], 1)
+        episodes.append(Episode(state[:t], -np.tile(along, (t, 1)), success=bool(won.any()), terminated=bool(won.any()),
+                                reward=np.arange(t) == t - 1 if won.any() else None, final=state[t]))
+    data = of_episodes(episodes, c)
+    model = latent(data)
+    Fitter(model, data, FitOptions(updates=500, batch=128, unroll=1, lr=3e-3, ema=0), 0).fit()
+    rows = np.repeat(data.held, data.lengths)
+    won = np.isin(np.arange(len(rows)), data.end[data.success] - 1)
+    with torch.no_grad():
+        logits = model.outcome(*(torch.from_numpy(x[rows]) for x in (data.after, data.state, data.action)))[..., 1] - model.balance[0].log()
+    said = logits.sigmoid().mean(0).numpy() > 0.5
+    assert said[won[rows]].mean() > 0.8 and won[rows][said].mean() > 0.8 and won[rows].sum() > 3
 
 
 def test_the_threshold_is_the_greatest_uncertainty_with_few_enough_mistakes():

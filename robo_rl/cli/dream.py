@@ -59,7 +59,7 @@ def spool(folder: Path, episode: Episode) -> None:
     """Hand an episode over through a file, whole or not at all; any process may."""
     data = io.BytesIO()
     np.savez(data, state=episode.state, action=episode.action, reward=episode.reward, task=np.array(episode.task),
-             flags=np.array([episode.success, episode.terminated]))
+             flags=np.array([episode.success, episode.terminated]), **{} if episode.final is None else {"final": episode.final})
     spool.count = getattr(spool, "count", 0) + 1
     name = f"{os.getpid()}-{spool.count:08d}"
     temp = folder / f".{name}.tmp"
@@ -73,7 +73,7 @@ def spooled(folder: Path) -> list[Episode]:
     for path in sorted(folder.glob("*.npz")):
         with np.load(path) as f:
             out.append(Episode(f["state"], f["action"], task=str(f["task"]), success=bool(f["flags"][0]), reward=f["reward"],
-                               source="policy", terminated=bool(f["flags"][1])))
+                               source="policy", terminated=bool(f["flags"][1]), final=f.get("final")))
         path.unlink()
     return out
 

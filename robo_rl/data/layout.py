@@ -31,6 +31,7 @@ BOOKKEEPING = {"timestamp": "float32", "frame_index": "int64", "episode_index": 
                "task_index": "int64"}
 SCALARS = {"next.reward": "float32", "next.done": "bool", "next.truncated": "bool", "next.success": "bool",
            "complementary_info.source": "int64", "complementary_info.start": "int64"}
+FINAL = "final_state"  # column of the episodes table: the state after the last action, or empty (LeRobot ignores it)
 PHASE = "complementary_info.phase"  # int64, only in data sets recorded with a person in the loop
 
 
@@ -274,8 +275,9 @@ def info_to_json(info: dict, episodes: int, frames: int, tasks: int) -> str:
 
 def episode_table(f: Features, first_episode: int, first_frame: int, lengths: np.ndarray, tasks: list[str],
                   data_file: int, videos: dict[str, tuple[int, int]], stats: dict, meta_file: int,
-                  per_chunk: int = CHUNK_FILES):
-    """Arrow table, one row per episode. videos: view -> (file index, frames already in that file)."""
+                  per_chunk: int = CHUNK_FILES, final: list[np.ndarray | None] | None = None):
+    """Arrow table, one row per episode. videos: view -> (file index, frames already in that file). final: None leaves the
+    column out."""
     import pyarrow as pa
     n = len(lengths)
     ends = np.cumsum(lengths)
@@ -300,6 +302,8 @@ def episode_table(f: Features, first_episode: int, first_frame: int, lengths: np
         columns |= both(key, index)
         columns[f"{key}/from_timestamp"] = pa.array((frames + ends - lengths) / f.fps)
         columns[f"{key}/to_timestamp"] = pa.array((frames + ends) / f.fps)
+    if final is not None:
+        columns[FINAL] = pa.array([None if x is None else x.tolist() for x in final], pa.list_(pa.float32()))
     columns |= {f"stats/{key}/{s}": _nested(x) for key, per in stats.items() for s, x in per.items()}
     return pa.table(columns | both("meta/episodes", meta_file))
 

@@ -43,6 +43,7 @@ class Meta:
     video_file: dict[str, np.ndarray]  # view -> int64[E]
     video_start: dict[str, np.ndarray]  # view -> int64[E] first frame in that file
     meta_file: np.ndarray  # int64[E]
+    final: np.ndarray | None  # float32[E,S] state after the last action, nan where not recorded; None: no such column
 
     def data_path(self, episode: int) -> Path:
         return layout.data_path(self.root, *self._place(self.data_file[episode]))
@@ -115,17 +116,19 @@ def load_meta(root: Path | str, episodes: int = 0) -> Meta:
               *(f"{p}/{kind}_index" for p in prefixes for kind in ("chunk", "file"))]
     parts: dict[str, list] = {key: [] for key in wanted}
     meta_file: list[np.ndarray] = []
+    final: list | None = []
     have = 0
     folder = root / "meta" / "episodes"
     for path in sorted(folder.glob("chunk-*/file-*.parquet")) if count else ():
         try:
-            table = _parquet(path, wanted)
+            table = _parquet(path, [*wanted, layout.FINAL])
         except ValueError as e:
             raise BrokenDataset(path, str(e), root, have) from None
         if absent := set(wanted) - set(table.column_names):
             raise BrokenDataset(path, f"it has no column {min(absent)!r}", root, have)
         for key in wanted:
             parts[key].append(table[key].to_numpy())
+        final = final + table[layout.FINAL].to_pylist() if layout.FINAL in table.column_names and final is not None else None
         index = int(path.parent.name[6:]) * per_chunk + int(path.stem[5:])
         meta_file.append(np.full(table.num_rows, index))
         have += table.num_rows
@@ -139,6 +142,12 @@ def load_meta(root: Path | str, episodes: int = 0) -> Meta:
     def running(prefix: str) -> np.ndarray:
         return (columns[f"{prefix}/chunk_index"] * per_chunk + columns[f"{prefix}/file_index"]).astype(int)
 
+    if final is not None:
+        unknown = [np.nan] * len(features.state)
+        try:
+            final = np.array([unknown if x is None else x for x in final[:count]], np.float32).reshape(count, len(unknown))
+        except ValueError:
+            raise BrokenDataset(folder, f"its column {layout.FINAL!r} does not hold {len(unknown)} numbers per episode", root) from None
     lengths, starts = columns["length"].astype(int), columns["dataset_from_index"].astype(int)
     bad = np.flatnonzero((lengths < 1) | (starts != np.cumsum(lengths) - lengths))
     if len(bad) or (lengths.sum() != frames and not episodes):
@@ -152,7 +161,7 @@ def load_meta(root: Path | str, episodes: int = 0) -> Meta:
     return Meta(
         root=root, info=info, features=features, tasks=tasks, spec=spec, sources=sources, lengths=lengths,
         starts=starts, data_file=running("data"), video_file=files, video_start=frames,
-        meta_file=np.concatenate([empty, *meta_file])[:count].astype(int),
+        meta_file=np.concatenate([empty, *meta_file])[:count].astype(int), final=final,
     )
 
 
@@ -204,6 +213,12 @@ class Dataset:
         """view -> (height, width)."""
         return {view: (h, w) for view, h, w in self.features.views}
 
+    @property
+    def final(self) -> np.ndarray:
+        """float32[E,S]: the state after each episode's last action, nan where it was not recorded."""
+        nowhere = np.full((len(self), self.state.shape[1]), np.nan, np.float32)
+        return nowhere if self.meta.final is None else self.meta.final
+
     @cached_property
     def episode_index(self) -> np.ndarray:
         return np.repeat(np.arange(len(self)), self.to - self.from_)
@@ -246,7 +261,8 @@ class Dataset:
             images={view: self.frames(view, e) for view in self.views}, success=bool(self.success[e]),
             source=[self.sources[c] if self.sources[c] in SOURCES else "unknown" for c in self.source[rows]],
             start=int(self.start[e]), terminated=bool(self.terminated[e]),
-            phase=self.phase[rows] if self.features.phases else None)
+            phase=self.phase[rows] if self.features.phases else None,
+            final=self.final[e] if np.isfinite(self.final[e]).all() else None)
 
 
 def load(root: Path | str, episodes: int = 0) -> Dataset:

@@ -147,6 +147,7 @@ class Writer:
         self._buffer: list[Episode] = []
         self._state = _State()
         self._info: dict = {}
+        self._final = True  # whether the episodes table has the column of final states
         self._held: ExitStack | None = claim(self.root)
         try:
             if (self.root / layout.INFO).exists():
@@ -248,6 +249,7 @@ class Writer:
             raise UserError(f"the data set {self.root} was made otherwise: {'; '.join(bad)}. "
                             "Choose another folder")
         self.features, self.spec, self._info = meta.features, self.spec or meta.spec, meta.info
+        self._final = meta.final is not None  # one schema for all files of a data set
         trim(meta, lambda path, copy: None if copy else path.unlink())
 
         def last(files: np.ndarray) -> _Tail:
@@ -300,7 +302,8 @@ class Writer:
         totals = layout.total_stats(layout.merge_stats(old.totals, stats))
         meta = old.meta.next(self._limit)
         rows = layout.episode_table(f, old.episodes, old.frames, lengths, [e.task for e in episodes],
-                                    data.index, clips_at, stats, meta.index, per_chunk)
+                                    data.index, clips_at, stats, meta.index, per_chunk,
+                                    [e.final for e in episodes] if self._final else None)
         table = rows if meta.table is None else pa.concat_tables([meta.table, rows]).combine_chunks()
 
         if len(tasks) > len(old.tasks):
