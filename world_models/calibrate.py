@@ -14,7 +14,7 @@ import torch
 from world_models.model import WorldModel
 from world_models.recorded import Recorded
 
-TOLERANCE = 0.3  # std
+TOLERANCE = 0.75  # std
 ALLOWED = 0.1  # share of predictions within the threshold that may be off by more
 
 

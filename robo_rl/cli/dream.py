@@ -29,7 +29,6 @@ from robo_rl.rollout import Collector, Rollout
 LEAST = 64  # episodes before a first model
 HORIZON = 32  # steps of its held-out calibration
 WITHIN = 0.25  # share of held-out predictions within the threshold that a model must reach to be used
-TOLERANCE = 0.75  # error [std of the data] that the threshold of the uncertainty keeps nine in ten predictions below
 
 
 def lanes(args: Train) -> int:
@@ -165,7 +164,7 @@ class DreamFeed:
         """Learn on from the present weights on everything recorded; the lanes go on in the new model."""
         from robo_rl.cli.wm import calibrated, read, world_spec
         from world_models import recorded
-        from world_models.calibrate import success_bar
+        from world_models.calibrate import TOLERANCE, success_bar
         from world_models.fit import FitOptions, Fitter
         from world_models.latent import Latent, LatentOptions
 

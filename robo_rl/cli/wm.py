@@ -31,7 +31,7 @@ class WmTrain:
     seed: int = 0
     horizon: int = 64
     """Control steps to which the error is measured on held-out episodes (one in ten)."""
-    tolerance: float = 0.3
+    tolerance: float = 0.75
     """Error [std of the data] that the calibrated threshold of the uncertainty keeps nine in ten predictions below."""
     torch_threads: int = 1
     net: LatentOptions = field(default_factory=LatentOptions)
