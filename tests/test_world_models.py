@@ -20,11 +20,10 @@ from robo_rl.runtime.local import Local
 from robo_rl.runtime.worker import Worker
 from sims.check import check_env
 from world_models import model as worlds
-from world_models.calibrate import calibrate, open_loop, success_bar, threshold
+from world_models.calibrate import calibrate, open_loop, threshold
 from world_models.env import WorldEnv, frame_of
 from world_models.fit import FitOptions, Fitter
 from world_models.latent import Latent, LatentOptions
-from world_models.model import Prediction
 from world_models.oracle import Oracle
 from world_models.recorded import Recorded, check, check_fits
 
@@ -343,27 +342,6 @@ def test_the_threshold_is_the_greatest_uncertainty_with_few_enough_mistakes():
     assert threshold(u, e, 0.5, 0.25) == 0.4  # 1 of 4
     assert threshold(u, e, 0.5, 0.3) == 0.4 and threshold(u, e, 0.5, 0.4) == 0.5
     assert threshold(u, e, 0.5, 0.0) == 0.1 and threshold(u, e + 1, 0.5, 0.3) == 0.0
-
-
-def test_the_bar_of_success_lets_as_many_held_out_episodes_win_as_did(data):
-    held = np.flatnonzero(data.held)
-    tops = np.linspace(0.1, 0.4, len(held))
-
-    class Says:
-        """A chance of its own for each episode, in its last step, and little before."""
-
-        def start(self, obs, keys):
-            return {"row": torch.from_numpy(keys)}
-
-        def step(self, carry, actions):
-            chance = np.full(len(data.state), 0.01)
-            chance[data.end[held] - 1] = tops
-            chance = torch.from_numpy(chance)[carry["row"]][:, None]
-            return carry, Prediction({}, chance, chance, chance, chance)
-    bar = success_bar(Says(), data)
-    wins = data.success[held].sum()
-    assert 0 < wins < len(held) and (tops > bar).sum() == wins
-    assert success_bar(Says(), replace(data, success=data.success | True)) == 0.5
 
 
 def test_a_model_that_knows_nothing_is_calibrated_to_no_horizon_and_refused_as_an_env(data):

@@ -164,7 +164,7 @@ class DreamFeed:
         """Learn on from the present weights on everything recorded; the lanes go on in the new model."""
         from robo_rl.cli.wm import calibrated, read, world_spec
         from world_models import recorded
-        from world_models.calibrate import TOLERANCE, success_bar
+        from world_models.calibrate import TOLERANCE
         from world_models.fit import FitOptions, Fitter
         from world_models.latent import Latent, LatentOptions
 
@@ -196,9 +196,7 @@ class DreamFeed:
                      "within its threshold): batches have no dreamt share until the next refit")
             self.collector, self.model = None, model
             return
-        model.spec = replace(model.spec.calibrated(max(model.spec.horizon, steps), model.spec.threshold),
-                             bar=success_bar(model, data))
-        self.stats_["dream/bar"] = model.spec.bar
+        model.spec = model.spec.calibrated(max(model.spec.horizon, steps), model.spec.threshold)
         self.model = model
         self.stats_ |= {"dream/error_1": report["error"][0], "dream/error_8": report["error"][min(7, len(report["error"]) - 1)],
                         "dream/threshold": model.spec.threshold, "dream/kept": float(self.kept),
@@ -206,7 +204,7 @@ class DreamFeed:
         if first or before is None or before.spec.tasks != model.spec.tasks:
             self._enter(None, None)
         else:
-            self.collector.env.model, self.collector.env.bar = model, model.spec.bar
+            self.collector.env.model = model
             if self.difficulty is not None:
                 self.difficulty.grow(len(model.frames))
 
