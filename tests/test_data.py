@@ -186,15 +186,20 @@ def test_the_state_after_the_last_action_travels_where_it_is_known(tmp_path):
         replace(known, final=np.zeros(5))
 
 
-def test_a_data_set_without_final_states_is_continued_without(tmp_path):
+def test_final_states_follow_their_episodes_through_continuations(tmp_path):
     fill(tmp_path, 2)
-    path = tmp_path / EPISODES
-    pq.write_table(pq.read_table(path, partitioning=None).drop_columns("final_state"), path)
+    assert not (tmp_path / "meta/final_states.npy").exists() and np.isnan(load(tmp_path).final).all()
     with Writer(tmp_path, FEATURES) as w:
         w.add(replace(episode(2), final=np.arange(6.0)))
+    rows = np.load(tmp_path / "meta/final_states.npy")
+    np.save(tmp_path / "meta/final_states.npy", np.concatenate([rows, rows]))  # of a flush that was killed
+    fill(tmp_path, 1, first=3)
     data = load(tmp_path)
-    same(data, 3)
-    assert data.meta.final is None and np.isnan(data.final).all()
+    same(data, 4)
+    assert np.isfinite(data.final).all(1).tolist() == [False, False, True, False]
+    (tmp_path / "meta/final_states.npy").write_bytes(b"x")
+    with pytest.raises(BrokenDataset, match=r"final_states\.npy"):
+        load(tmp_path)
 
 
 def test_files_are_split_by_size(tmp_path):

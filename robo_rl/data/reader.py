@@ -43,7 +43,7 @@ class Meta:
     video_file: dict[str, np.ndarray]  # view -> int64[E]
     video_start: dict[str, np.ndarray]  # view -> int64[E] first frame in that file
     meta_file: np.ndarray  # int64[E]
-    final: np.ndarray | None  # float32[E,S] state after the last action, nan where not recorded; None: no such column
+    final: np.ndarray  # float32[E,S] state after the last action, nan where it was not recorded
 
     def data_path(self, episode: int) -> Path:
         return layout.data_path(self.root, *self._place(self.data_file[episode]))
@@ -116,19 +116,17 @@ def load_meta(root: Path | str, episodes: int = 0) -> Meta:
               *(f"{p}/{kind}_index" for p in prefixes for kind in ("chunk", "file"))]
     parts: dict[str, list] = {key: [] for key in wanted}
     meta_file: list[np.ndarray] = []
-    final: list | None = []
     have = 0
     folder = root / "meta" / "episodes"
     for path in sorted(folder.glob("chunk-*/file-*.parquet")) if count else ():
         try:
-            table = _parquet(path, [*wanted, layout.FINAL])
+            table = _parquet(path, wanted)
         except ValueError as e:
             raise BrokenDataset(path, str(e), root, have) from None
         if absent := set(wanted) - set(table.column_names):
             raise BrokenDataset(path, f"it has no column {min(absent)!r}", root, have)
         for key in wanted:
             parts[key].append(table[key].to_numpy())
-        final = final + table[layout.FINAL].to_pylist() if layout.FINAL in table.column_names and final is not None else None
         index = int(path.parent.name[6:]) * per_chunk + int(path.stem[5:])
         meta_file.append(np.full(table.num_rows, index))
         have += table.num_rows
@@ -142,12 +140,6 @@ def load_meta(root: Path | str, episodes: int = 0) -> Meta:
     def running(prefix: str) -> np.ndarray:
         return (columns[f"{prefix}/chunk_index"] * per_chunk + columns[f"{prefix}/file_index"]).astype(int)
 
-    if final is not None:
-        unknown = [np.nan] * len(features.state)
-        try:
-            final = np.array([unknown if x is None else x for x in final[:count]], np.float32).reshape(count, len(unknown))
-        except ValueError:
-            raise BrokenDataset(folder, f"its column {layout.FINAL!r} does not hold {len(unknown)} numbers per episode", root) from None
     lengths, starts = columns["length"].astype(int), columns["dataset_from_index"].astype(int)
     bad = np.flatnonzero((lengths < 1) | (starts != np.cumsum(lengths) - lengths))
     if len(bad) or (lengths.sum() != frames and not episodes):
@@ -161,8 +153,21 @@ def load_meta(root: Path | str, episodes: int = 0) -> Meta:
     return Meta(
         root=root, info=info, features=features, tasks=tasks, spec=spec, sources=sources, lengths=lengths,
         starts=starts, data_file=running("data"), video_file=files, video_start=frames,
-        meta_file=np.concatenate([empty, *meta_file])[:count].astype(int), final=final,
+        meta_file=np.concatenate([empty, *meta_file])[:count].astype(int),
+        final=_finals(root, count, len(features.state)),
     )
+
+
+def _finals(root: Path, count: int, size: int) -> np.ndarray:
+    """float32[count,size] of the file of final states, nan where it says nothing."""
+    out, path = np.full((count, size), np.nan, np.float32), root / layout.FINAL
+    if path.is_file():
+        try:
+            rows = np.load(path)[:count]
+            out[:len(rows)] = rows
+        except (ValueError, OSError, EOFError) as e:
+            raise BrokenDataset(path, f"it is malformed ({e}); the data reads without it", root) from None
+    return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,8 +221,7 @@ class Dataset:
     @property
     def final(self) -> np.ndarray:
         """float32[E,S]: the state after each episode's last action, nan where it was not recorded."""
-        nowhere = np.full((len(self), self.state.shape[1]), np.nan, np.float32)
-        return nowhere if self.meta.final is None else self.meta.final
+        return self.meta.final
 
     @cached_property
     def episode_index(self) -> np.ndarray:
