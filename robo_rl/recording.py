@@ -76,7 +76,7 @@ class Recorder(VectorEnv):
                 **{k: self._rows[k][i, :t].copy() for k in ("state", "action", "reward")}, task=str(self._obs["task"][i]),
                 images={v: self._rows[f"image/{v}"][i, :t].copy() for v in self.spec.views},
                 success=bool(info["success"][i]), source=self.source, start=int(self._starts[i]),
-                terminated=bool(terminated[i])))
+                terminated=bool(terminated[i]), final=np.array(self._obs["state"][i])))
         self.whole &= ~over
         return self._obs, reward, terminated, truncated, info
 

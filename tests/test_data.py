@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -171,6 +172,34 @@ def test_the_control_spec_travels_with_the_data(tmp_path):
         w.add(episode(0))
     data = load(tmp_path / "d")
     assert data.spec == spec() and data.features.action == ("x", "y", "z") and data.features.fps == 20
+
+
+def test_the_state_after_the_last_action_travels_where_it_is_known(tmp_path):
+    known = replace(episode(0), final=np.arange(6.0))
+    with Writer(tmp_path / "new", FEATURES) as w:
+        w.add(known)
+        w.add(episode(1))
+    data = load(tmp_path / "new")
+    assert (data.final[0] == np.arange(6)).all() and np.isnan(data.final[1]).all()
+    assert (data.episode(0).final == known.final).all() and data.episode(1).final is None
+    with pytest.raises(UserError, match="final must be 6 finite numbers"):
+        replace(known, final=np.zeros(5))
+
+
+def test_final_states_follow_their_episodes_through_continuations(tmp_path):
+    fill(tmp_path, 2)
+    assert not (tmp_path / "meta/final_states.npy").exists() and np.isnan(load(tmp_path).final).all()
+    with Writer(tmp_path, FEATURES) as w:
+        w.add(replace(episode(2), final=np.arange(6.0)))
+    rows = np.load(tmp_path / "meta/final_states.npy")
+    np.save(tmp_path / "meta/final_states.npy", np.concatenate([rows, rows]))  # of a flush that was killed
+    fill(tmp_path, 1, first=3)
+    data = load(tmp_path)
+    same(data, 4)
+    assert np.isfinite(data.final).all(1).tolist() == [False, False, True, False]
+    (tmp_path / "meta/final_states.npy").write_bytes(b"x")
+    with pytest.raises(BrokenDataset, match=r"final_states\.npy"):
+        load(tmp_path)
 
 
 def test_files_are_split_by_size(tmp_path):

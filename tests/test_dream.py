@@ -36,14 +36,15 @@ def test_two_rollouts_side_by_side_are_the_rollout_of_all_their_lanes():
 
 
 def test_episodes_pass_through_the_spool_whole_and_once(tmp_path):
-    e = Episode(np.arange(8.0).reshape(4, 2), np.ones((4, 1)) / 2, task="do", success=True, reward=np.arange(4.0), terminated=True)
+    e = Episode(np.arange(8.0).reshape(4, 2), np.ones((4, 1)) / 2, task="do", success=True, reward=np.arange(4.0), terminated=True,
+                final=np.array([7.0, 8.0]))
     dream.spool(tmp_path, e)
     dream.spool(tmp_path, Episode(e.state + 1, e.action))
     (tmp_path / ".half.tmp").write_bytes(b"x")
     a, b = dream.spooled(tmp_path)
-    for k in ("state", "action", "reward", "task", "success", "terminated"):
+    for k in ("state", "action", "reward", "task", "success", "terminated", "final"):
         assert np.array_equal(getattr(a, k), getattr(e, k))
-    assert np.array_equal(b.state, e.state + 1) and not b.success and dream.spooled(tmp_path) == []
+    assert np.array_equal(b.state, e.state + 1) and not b.success and b.final is None and dream.spooled(tmp_path) == []
 
 
 @pytest.mark.parametrize(("argv", "words"), [

@@ -10,6 +10,7 @@ from toys import PointReach
 
 from robo_rl.algos import pi_rl
 from robo_rl.cli.wm import world_spec
+from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError
 from robo_rl.options import PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -19,11 +20,10 @@ from robo_rl.runtime.local import Local
 from robo_rl.runtime.worker import Worker
 from sims.check import check_env
 from world_models import model as worlds
-from world_models.calibrate import calibrate, open_loop, success_bar, threshold
+from world_models.calibrate import calibrate, open_loop, threshold
 from world_models.env import WorldEnv, frame_of
 from world_models.fit import FitOptions, Fitter
 from world_models.latent import Latent, LatentOptions
-from world_models.model import Prediction
 from world_models.oracle import Oracle
 from world_models.recorded import Recorded, check, check_fits
 
@@ -47,7 +47,8 @@ def of_episodes(episodes, control) -> Recorded:
     return Recorded(np.concatenate([e.state for e in episodes]), np.concatenate([e.action for e in episodes]),
                     np.concatenate([e.reward for e in episodes]), end - lengths, end,
                     np.array([e.success for e in episodes]), np.array([e.terminated for e in episodes]),
-                    np.array([tasks.index(e.task) for e in episodes]), tasks, control, {})
+                    np.array([tasks.index(e.task) for e in episodes]), tasks, control, {},
+                    np.stack([np.full(e.state.shape[1], np.nan) if e.final is None else e.final for e in episodes]))
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +83,7 @@ def test_a_recorder_keeps_failures_too_and_the_actions_that_ran():
     for e in kept:  # the toy moves by 0.2 times the executed action
         assert np.allclose(np.diff(e.state[:, :2], axis=0), 0.2 * e.action[:-1], atol=1e-5)
         assert e.success == e.terminated == bool(e.reward[-1]) and (e.success or len(e) == LIMIT)
+        assert np.allclose(e.final[:2] - e.state[-1, :2], 0.2 * e.action[-1], atol=1e-5)
     assert {e.start for e in kept} == {1_500_000_000 + i for i in range(10)}
 
 
@@ -144,7 +146,6 @@ def test_data_that_is_too_little_or_out_of_range_is_refused(data):
 
 
 def _episode(t: int):
-    from robo_rl.data.episode import Episode
     return Episode(np.zeros((t, 4)), np.zeros((t, 2)))
 
 
@@ -298,32 +299,38 @@ def test_the_loss_looks_at_no_state_beyond_an_episodes_end(data):
     assert torch.equal(want, got)
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_the_heads_learn_from_where_a_success_led_if_that_was_recorded(data, told):
+    from world_models.fit import loss, windows
+    data = data if told else replace(data, final=np.where(np.arange(len(data))[:, None] % 2, data.final, np.nan))
+    model = latent(data)
+    w = windows(data, model)
+    assert w.told == told and bool(w.seen.all()) == told
+    rows = torch.from_numpy(data.end[~data.held & data.success] - 1).expand(3, -1)
+    parts = loss(model, w, rows, 1, torch.Generator().manual_seed(0))[1]
+    with torch.no_grad():
+        model.net.weights[-1].add_(1.0)  # other predictions
+    moved = loss(model, w, rows, 1, torch.Generator().manual_seed(0))[1]
+    assert not torch.equal(parts["state"], moved["state"]) and torch.equal(parts["success"], moved["success"]) == told
+
+
+def test_the_heads_see_one_step_near_zero_as_large_as_the_spread_of_the_data(data):
+    model = latent(data)
+    model.std.fill_(1.0)
+    model.scale.fill_(0.01)
+    model.heads = torch.nn.Identity()
+    state, zeros = torch.tensor([0.0, 0.01, 1.0, 2.0, 2.01])[:, None].expand(5, 4), torch.zeros(5, 2)
+    seen = model.outcome(state, state, zeros)
+    steps = (seen[1:] - seen[:-1]).abs().amax(1)
+    assert torch.allclose(steps[0], torch.tensor(1.0)) and steps[2] > 0.9  # one step at the goal; one spread anywhere
+    assert steps[3] < 0.1  # one step far from zero is nothing
+
+
 def test_the_threshold_is_the_greatest_uncertainty_with_few_enough_mistakes():
     u, e = np.array([0.1, 0.2, 0.3, 0.4, 0.5]), np.array([0.0, 1.0, 0.0, 0.0, 1.0])
     assert threshold(u, e, 0.5, 0.25) == 0.4  # 1 of 4
     assert threshold(u, e, 0.5, 0.3) == 0.4 and threshold(u, e, 0.5, 0.4) == 0.5
     assert threshold(u, e, 0.5, 0.0) == 0.1 and threshold(u, e + 1, 0.5, 0.3) == 0.0
-
-
-def test_the_bar_of_success_lets_as_many_held_out_episodes_win_as_did(data):
-    held = np.flatnonzero(data.held)
-    tops = np.linspace(0.1, 0.4, len(held))
-
-    class Says:
-        """A chance of its own for each episode, in its last step, and little before."""
-
-        def start(self, obs, keys):
-            return {"row": torch.from_numpy(keys)}
-
-        def step(self, carry, actions):
-            chance = np.full(len(data.state), 0.01)
-            chance[data.end[held] - 1] = tops
-            chance = torch.from_numpy(chance)[carry["row"]][:, None]
-            return carry, Prediction({}, chance, chance, chance, chance)
-    bar = success_bar(Says(), data)
-    wins = data.success[held].sum()
-    assert 0 < wins < len(held) and (tops > bar).sum() == wins
-    assert success_bar(Says(), replace(data, success=data.success | True)) == 0.5
 
 
 def test_a_model_that_knows_nothing_is_calibrated_to_no_horizon_and_refused_as_an_env(data):

@@ -49,7 +49,7 @@ def squares(episodes=24, steps=16, seed=0) -> Recorded:
     end = np.array(ends)
     won = reward[end - 1] > 0
     return Recorded(state, action, reward, np.concatenate([[0], end[:-1]]), end, won, won, np.zeros(episodes, np.int64), ("",),
-                    CONTROL, {"top": picture})
+                    CONTROL, {"top": picture}, np.full((episodes, 2), np.nan, np.float32))
 
 
 def observations(n=3, seed=0):

@@ -14,7 +14,7 @@ import torch
 from world_models.model import WorldModel
 from world_models.recorded import Recorded
 
-TOLERANCE = 0.3  # std
+TOLERANCE = 0.75  # std
 ALLOWED = 0.1  # share of predictions within the threshold that may be off by more
 
 
@@ -80,22 +80,3 @@ def threshold(uncertainty: np.ndarray, error: np.ndarray, tolerance: float, allo
     share = np.cumsum(error[order] > tolerance) / np.arange(1, len(order) + 1)
     good = np.flatnonzero(share <= allowed)
     return float(uncertainty[order[good[-1]]]) if len(good) else 0.0
-
-
-def success_bar(model: WorldModel, data: Recorded) -> float:
-    """The chance of success above which an episode counts as won, such that of the held-out episodes, judged step by step from
-    their recorded states, as many count as really were; in [0.05, 0.5], and 0.5 where all or none succeeded.
-
-    For episodes of the very policies that will act in the model: others linger elsewhere.
-    """
-    held = np.flatnonzero(data.held)
-    wins = int(data.success[held].sum())
-    if wins in (0, len(held)):
-        return 0.5
-    rows = np.concatenate([np.arange(data.first[e], data.end[e]) for e in held])
-    obs = {"state": data.state[rows]} | {f"image/{v}": x[rows] for v, x in data.images.items()}
-    carry = _in_motion(model.start(obs, rows.astype(np.int64)), data, rows)
-    _, p = model.step(carry, torch.from_numpy(data.action[rows])[:, None])
-    starts = np.cumsum(data.lengths[held]) - data.lengths[held]
-    top = np.sort(np.maximum.reduceat(p.success[:, 0].numpy(), starts))[::-1]
-    return float(np.clip((top[wins - 1] + top[wins]) / 2, 0.05, 0.5))

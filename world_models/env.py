@@ -50,7 +50,6 @@ class WorldEnv(VectorEnv):
             raise UserError(f"--max-steps must be at most {spec.horizon}, the calibrated horizon of this world model, got "
                             f"{max_steps}; train it on longer episodes for more")
         self.model, self.num_envs, self.judge, self.difficulty = model, n, judge or judges.Head(), difficulty
-        self.bar = spec.bar if isinstance(self.judge, judges.Head) else 0.5
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
         self.render_mode = "rgb_array" if render else None
         if render and not spec.control.views:
@@ -139,7 +138,7 @@ class WorldEnv(VectorEnv):
         won = np.zeros(self.num_envs, bool)
         if len(rows):
             won[rows] = self.judge(judges.Seen({k: v[rows] for k, v in before.items()}, {k: v[rows] for k, v in self.seen.items()},
-                                               self.words[self.task[rows]], actions[rows], chance[rows])) > self.bar
+                                               self.words[self.task[rows]], actions[rows], chance[rows])) > 0.5
         return won
 
     def _obs(self) -> dict[str, np.ndarray]:

@@ -23,8 +23,11 @@ class Windows:
     action: Tensor
     heads: Tensor  # [F,3] reward / gain, success, end
     before: Tensor  # [F,S] the state before, or itself where the episode begins
+    after: Tensor  # [F,S] the state after the action
+    seen: Tensor  # bool[F] whether that was recorded
     ends: Tensor  # int64[F]
     rows: Tensor  # int64[R] rows of the training episodes
+    told: bool  # the state that every success and end led to was recorded: the heads learn from states, not from predictions
 
 
 def windows(data: Recorded, model: Latent, statistics: bool = True) -> Windows:
@@ -32,19 +35,20 @@ def windows(data: Recorded, model: Latent, statistics: bool = True) -> Windows:
     state, reward = torch.from_numpy(data.state), torch.from_numpy(data.reward)
     episode = np.repeat(np.arange(len(data)), data.lengths)
     train = ~data.held[episode]
-    inner = np.arange(len(episode)) != data.end[episode] - 1
-    at = torch.from_numpy(np.flatnonzero(train & inner))
+    seen = np.isfinite(data.after).all(1)
+    after, at = torch.from_numpy(data.after).nan_to_num(), torch.from_numpy(np.flatnonzero(train & seen))
     heads = torch.zeros(len(state), 3)
     heads[torch.from_numpy(data.end[data.success] - 1), 1] = 1
     heads[torch.from_numpy(data.end[data.terminated] - 1), 2] = 1
     mine = torch.from_numpy(train)
     if statistics:
-        model.fit(state[mine], state[at + 1] - state[at], reward[mine], heads[mine, 1:])
+        model.fit(state[mine], after[at] - state[at], reward[mine], heads[mine, 1:])
     heads[:, 0] = reward / model.gain
     before = state.roll(1, 0)
     before[torch.from_numpy(data.first)] = state[torch.from_numpy(data.first)]
-    return Windows(state, torch.from_numpy(data.action), heads, before, torch.from_numpy(data.end[episode]),
-                   torch.from_numpy(np.flatnonzero(train)))
+    return Windows(state, torch.from_numpy(data.action), heads, before, after, torch.from_numpy(seen),
+                   torch.from_numpy(data.end[episode]), torch.from_numpy(np.flatnonzero(train)),
+                   bool(seen[data.end[data.success | data.terminated] - 1].all()))
 
 
 def loss(model: Latent, w: Windows, rows: Tensor, unroll: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
@@ -56,19 +60,19 @@ def loss(model: Latent, w: Windows, rows: Tensor, unroll: int, generator: torch.
         at = rows + k
         live = (at <= last).float()
         at = torch.minimum(at, last)
-        moves = (live > 0) & (at < last)  # the state after the last action is not recorded
-        a = w.action[at]
+        moves = (live > 0) & w.seen[at]
+        a, target = w.action[at], w.after[at]
         inputs = model.inputs(s, before, a)
         after = s + model.net(inputs) * model.scale
-        heads = model.outcome(after.detach(), s.detach(), a)
-        target = w.state[torch.minimum(at + 1, last)]
+        known = moves.float() if w.told else live
+        heads = model.outcome(target, w.state[at], a) if w.told else model.outcome(after.detach(), s.detach(), a)
         error = ((after - target) / model.scale).square().mean(-1)
         parts["state"] = parts["state"] + (error * moves).sum() / (k + 1)
         weight = weight + moves.sum()
         want = w.heads[at]
-        parts["reward"] = parts["reward"] + ((heads[..., 0] - want[..., 0]).square() * live).sum()
+        parts["reward"] = parts["reward"] + ((heads[..., 0] - want[..., 0]).square() * known).sum()
         bce = F.binary_cross_entropy_with_logits(heads[..., 1:], want[..., 1:], reduction="none",
-                                                 pos_weight=model.balance) * live[..., None]
+                                                 pos_weight=model.balance) * known[..., None]
         parts["success"], parts["end"] = parts["success"] + bce[..., 0].sum(), parts["end"] + bce[..., 1].sum()
         if model.refiner is not None and k == 0:  # member 0's rows: eps at a drawn level, on the true change
             level = torch.randint(0, model.options.refine, (rows.shape[1],), generator=generator)

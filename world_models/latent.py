@@ -1,9 +1,11 @@
 """State dynamics as an ensemble of M residual networks, all members in one batched product per layer.
 
     delta = net(s, s - s_before, a)                   s' = s + scale * delta, per dimension, in the data's own units
-    reward, success, end = heads(s', s'^2, s' - s, a)    the squares make "near the goal" a plane
+    reward, success, end = heads(f(s' / std), f(s' / scale), s' - s, a),  f(x) = (x, x^2)
     loss = mean_k |s^_k - s_k|^2 / (scale^2 k) + reward + success + end      along k = 1 .. unroll steps of its own
 
+The heads see the state twice, for a goal is a small place: in units of the data's std, and, near zero, in units of one
+step's change (offsets to a goal are such numbers); with the squares "near" is a plane.
 The difference to the state before stands for the velocities a state leaves out (it is 0 where an episode begins).
 A lane follows one member, drawn from its key, or the members' mean. Uncertainty is the members' disagreement on the
 followed state, in units of the state's std, summed along the episode.
@@ -64,7 +66,7 @@ class Latent(nn.Module):
         s, a, o = spec.state, spec.action, options
         generator = torch.Generator().manual_seed(seed)
         self.net = Ensemble(o.members, 2 * s + a, o.hidden, o.layers, s, generator)
-        self.heads = Ensemble(o.members, 3 * s + a, max(o.hidden // 2, 8), 2, HEADS, generator)
+        self.heads = Ensemble(o.members, 5 * s + a, max(o.hidden // 2, 8), 2, HEADS, generator)
         self.refiner = Ensemble(1, 3 * s + a + max(o.refine, 1), o.hidden, o.layers, s, generator) if o.refine else None
         for name, value in (("mean", 0.0), ("std", 1.0), ("scale", 1.0), ("low", -np.inf), ("high", np.inf)):
             self.register_buffer(name, torch.full((s,), value))
@@ -90,8 +92,9 @@ class Latent(nn.Module):
     def outcome(self, after: Tensor, s: Tensor, a: Tensor) -> Tensor:
         """Of steps s -> after by actions [B,.] or [M,B,.]: reward / gain, logits of success and end (as weighted in the
         loss), [M,B,3]."""
-        z = (after - self.mean) / self.std
-        return self.heads(torch.cat([z, z.square().clamp(max=25), ((after - s) / self.scale).clamp(-10, 10), a], -1))
+        far, near = ((after - self.mean) / self.std).clamp(-5, 5), (after / self.scale).clamp(-5, 5)
+        moved = ((after - s) / self.scale).clamp(-10, 10)
+        return self.heads(torch.cat([far, far.square(), near, near.square(), moved, a], -1))
 
     def clip(self, s: Tensor) -> Tensor:
         return torch.maximum(torch.minimum(s, self.high), self.low)

@@ -47,7 +47,6 @@ class WorldSpec:
     ends_on_success: bool = True  # every recorded success ended its episode
     horizon: int = 0  # control steps to which it was calibrated on held-out episodes; 0: not calibrated
     threshold: float = math.inf  # uncertainty beyond which an episode is cut
-    bar: float = 0.5  # chance of success above which the model's own head counts a step as one
     data: str = ""  # what it learnt from, as words
 
     def __post_init__(self) -> None:

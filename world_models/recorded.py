@@ -19,8 +19,8 @@ class Recorded:
     """E episodes of F frames in all: what was observed, the action then executed and its reward.
 
     state float32[F,S], action float32[F,A], reward float32[F]; episode e owns rows first[e] .. end[e]-1; success and
-    terminated bool[E]; task int64[E] into `tasks`; images {view: uint8[F,h,w,3]}. The state after an episode's last
-    action is not recorded.
+    terminated bool[E]; task int64[E] into `tasks`; images {view: uint8[F,h,w,3]}; final float32[E,S] the state after
+    an episode's last action, nan where it is not recorded.
     """
 
     state: np.ndarray
@@ -34,6 +34,7 @@ class Recorded:
     tasks: tuple[str, ...]
     control: ControlSpec
     images: Mapping[str, np.ndarray]
+    final: np.ndarray
 
     def __len__(self) -> int:
         return len(self.first)
@@ -41,6 +42,13 @@ class Recorded:
     @property
     def lengths(self) -> np.ndarray:
         return self.end - self.first
+
+    @property
+    def after(self) -> np.ndarray:
+        """float32[F,S]: the state after every action, nan where it is not recorded."""
+        out = np.roll(self.state, -1, 0)
+        out[self.end - 1] = self.final
+        return out
 
     @property
     def held(self) -> np.ndarray:

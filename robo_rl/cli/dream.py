@@ -29,7 +29,6 @@ from robo_rl.rollout import Collector, Rollout
 LEAST = 64  # episodes before a first model
 HORIZON = 32  # steps of its held-out calibration
 WITHIN = 0.25  # share of held-out predictions within the threshold that a model must reach to be used
-TOLERANCE = 0.75  # error [std of the data] that the threshold of the uncertainty keeps nine in ten predictions below
 
 
 def lanes(args: Train) -> int:
@@ -59,7 +58,7 @@ def spool(folder: Path, episode: Episode) -> None:
     """Hand an episode over through a file, whole or not at all; any process may."""
     data = io.BytesIO()
     np.savez(data, state=episode.state, action=episode.action, reward=episode.reward, task=np.array(episode.task),
-             flags=np.array([episode.success, episode.terminated]))
+             flags=np.array([episode.success, episode.terminated]), **{} if episode.final is None else {"final": episode.final})
     spool.count = getattr(spool, "count", 0) + 1
     name = f"{os.getpid()}-{spool.count:08d}"
     temp = folder / f".{name}.tmp"
@@ -73,7 +72,7 @@ def spooled(folder: Path) -> list[Episode]:
     for path in sorted(folder.glob("*.npz")):
         with np.load(path) as f:
             out.append(Episode(f["state"], f["action"], task=str(f["task"]), success=bool(f["flags"][0]), reward=f["reward"],
-                               source="policy", terminated=bool(f["flags"][1])))
+                               source="policy", terminated=bool(f["flags"][1]), final=f.get("final")))
         path.unlink()
     return out
 
@@ -165,7 +164,7 @@ class DreamFeed:
         """Learn on from the present weights on everything recorded; the lanes go on in the new model."""
         from robo_rl.cli.wm import calibrated, read, world_spec
         from world_models import recorded
-        from world_models.calibrate import success_bar
+        from world_models.calibrate import TOLERANCE
         from world_models.fit import FitOptions, Fitter
         from world_models.latent import Latent, LatentOptions
 
@@ -197,9 +196,7 @@ class DreamFeed:
                      "within its threshold): batches have no dreamt share until the next refit")
             self.collector, self.model = None, model
             return
-        model.spec = replace(model.spec.calibrated(max(model.spec.horizon, steps), model.spec.threshold),
-                             bar=success_bar(model, data))
-        self.stats_["dream/bar"] = model.spec.bar
+        model.spec = model.spec.calibrated(max(model.spec.horizon, steps), model.spec.threshold)
         self.model = model
         self.stats_ |= {"dream/error_1": report["error"][0], "dream/error_8": report["error"][min(7, len(report["error"]) - 1)],
                         "dream/threshold": model.spec.threshold, "dream/kept": float(self.kept),
@@ -207,7 +204,7 @@ class DreamFeed:
         if first or before is None or before.spec.tasks != model.spec.tasks:
             self._enter(None, None)
         else:
-            self.collector.env.model, self.collector.env.bar = model, model.spec.bar
+            self.collector.env.model = model
             if self.difficulty is not None:
                 self.difficulty.grow(len(model.frames))
 

@@ -100,7 +100,7 @@ class Train:
     """Folder of a world model to begin with (robo_rl wm train); empty: one is learnt from the first episodes."""
     dream_refit: int = 50_000
     """Control steps of the simulator between refits of the model."""
-    dream_updates: int = 300
+    dream_updates: int = 1000
     """Updates of each refit; the first has three times as many."""
     dream_hard: float = 0.0
     """Share of dreamt episodes that begin where success is most uncertain (DreamGym), not just anywhere."""

@@ -31,7 +31,7 @@ class WmTrain:
     seed: int = 0
     horizon: int = 64
     """Control steps to which the error is measured on held-out episodes (one in ten)."""
-    tolerance: float = 0.3
+    tolerance: float = 0.75
     """Error [std of the data] that the calibrated threshold of the uncertainty keeps nine in ten predictions below."""
     torch_threads: int = 1
     net: LatentOptions = field(default_factory=LatentOptions)
@@ -94,7 +94,7 @@ def read(paths: Sequence[str], images: bool = False):
         pictures = {v: d.images(v) for v in d.views} if images else {}
         task = d.task_index[d.from_]
         parts.append(Recorded(d.state, d.action, d.reward, d.from_, d.to, d.success, d.terminated, task, tuple(d.tasks),
-                              control, pictures))
+                              control, pictures, d.final))
     return parts[0] if len(parts) == 1 else joined(parts, np)
 
 
@@ -106,7 +106,7 @@ def joined(parts: Sequence, np):
     def all_of(rows) -> "np.ndarray":
         return np.concatenate([rows(p, o) for p, o in zip(parts, offsets, strict=True)])
     return type(parts[0])(
-        **{k: all_of(lambda p, o, k=k: getattr(p, k)) for k in ("state", "action", "reward", "success", "terminated")},
+        **{k: all_of(lambda p, o, k=k: getattr(p, k)) for k in ("state", "action", "reward", "success", "terminated", "final")},
         **{k: all_of(lambda p, o, k=k: getattr(p, k) + o) for k in ("first", "end")},
         task=all_of(lambda p, o: np.array([tasks.index(t) for t in p.tasks], np.int64)[p.task]), tasks=tasks,
         control=replace(parts[0].control, max_steps=max(p.control.max_steps for p in parts)),

@@ -40,7 +40,7 @@ class WmTrainVideo:
     seed: int = 0
     horizon: int = 64
     """Control steps to which the arm's error is measured on held-out episodes (one in ten)."""
-    tolerance: float = 0.3
+    tolerance: float = 0.75
     """Error of the arm's state [std of the data] that the threshold of the uncertainty keeps nine in ten predictions below."""
     torch_threads: int = 1
     net: VideoNet = field(default_factory=VideoNet)

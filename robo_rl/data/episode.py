@@ -15,11 +15,12 @@ PHASES = ("policy", "pause", "recovery", "correction")  # of an episode in which
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Episode:
-    """T frames, each what was observed and the action then taken (not the state after the last action).
+    """T frames, each what was observed and the action then taken.
 
     state float32[T, S], action float32[T, A] in [-1, 1], images {view: uint8[T, h, w, 3]},
     reward float32[T] (None: zeros), source one of SOURCES for all frames or T of them, start the id of the
     initial state (-1 unknown), phase one of PHASES' indices per frame (None: not recorded, read as policy). terminated: it ended by the task's own rule, not cut by time or operator.
+    final float32[S] is the state after the last action (None: not recorded).
     Raises UserError for other shapes, NaN or infinity.
     """
 
@@ -33,6 +34,7 @@ class Episode:
     start: int = -1
     terminated: bool = False
     phase: np.ndarray | None = None
+    final: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -59,6 +61,10 @@ class Episode:
             put(self, "phase", np.asarray(self.phase, np.int64))
             if self.phase.shape != (T,) or self.phase.min() < 0 or self.phase.max() >= len(PHASES):
                 raise UserError(f"episode: phase must be {T} numbers in 0 .. {len(PHASES) - 1} ({', '.join(PHASES)})")
+        if self.final is not None:
+            put(self, "final", np.asarray(self.final, np.float32))
+            if self.final.shape != self.state.shape[1:] or not np.isfinite(self.final).all():
+                raise UserError(f"episode: final must be {self.state.shape[1]} finite numbers, got {list(self.final.shape)}")
         words = {self.source} if isinstance(self.source, str) else set(self.source)
         if not isinstance(self.source, str) and len(self.source) != T:
             raise UserError(f"episode: source must be one word or {T} words, got {len(self.source)}")

@@ -5,6 +5,7 @@
     meta/tasks.parquet                            instruction -> task_index
     meta/episodes/chunk-000/file-000.parquet      one row per episode: length, files, rows, statistics
     meta/robo_rl.json                             ours: the env's ControlSpec (LeRobot ignores it)
+    meta/final_states.npy                         ours: the state after each episode's last action, nan where unknown
     data/chunk-000/file-000.parquet               one row per frame, many episodes per file
     videos/observation.images.VIEW/chunk-000/file-000.mp4      many episodes per file, one after the other
 
@@ -12,6 +13,7 @@ A file index runs on: index 1234 with 1000 files per chunk is chunk-001/file-234
 Format as LeRobot 0.4.4 reads and writes it: https://github.com/huggingface/lerobot (src/lerobot/datasets).
 """
 
+import io
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +25,7 @@ from robo_rl.types import ActionAxis, ControlSpec
 
 VERSION = "v3.0"
 INFO, STATS, TASKS, OURS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet", "meta/robo_rl.json"
+FINAL = "meta/final_states.npy"  # float32[episodes, S]; absent, or shorter than the data set, where nothing is known
 IMAGES = "observation.images."
 CHUNK_FILES = 1000
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
@@ -127,6 +130,13 @@ def spec_from_json(text: str) -> tuple[ControlSpec | None, tuple[str, ...]]:
         s = ControlSpec(**{**s, "axes": tuple(ActionAxis(**a) for a in s["axes"]),
                            "state_names": tuple(s["state_names"]), "views": tuple(s["views"])})
     return s, tuple(d["sources"])
+
+
+def array_bytes(x: np.ndarray) -> bytes:
+    """The .npy file of x."""
+    out = io.BytesIO()
+    np.save(out, x)
+    return out.getvalue()
 
 
 def frame_table(episodes: list[Episode], tasks: list[int], f: Features, first_episode: int, first_frame: int):

@@ -43,6 +43,7 @@ class Meta:
     video_file: dict[str, np.ndarray]  # view -> int64[E]
     video_start: dict[str, np.ndarray]  # view -> int64[E] first frame in that file
     meta_file: np.ndarray  # int64[E]
+    final: np.ndarray  # float32[E,S] state after the last action, nan where it was not recorded
 
     def data_path(self, episode: int) -> Path:
         return layout.data_path(self.root, *self._place(self.data_file[episode]))
@@ -153,7 +154,20 @@ def load_meta(root: Path | str, episodes: int = 0) -> Meta:
         root=root, info=info, features=features, tasks=tasks, spec=spec, sources=sources, lengths=lengths,
         starts=starts, data_file=running("data"), video_file=files, video_start=frames,
         meta_file=np.concatenate([empty, *meta_file])[:count].astype(int),
+        final=_finals(root, count, len(features.state)),
     )
+
+
+def _finals(root: Path, count: int, size: int) -> np.ndarray:
+    """float32[count,size] of the file of final states, nan where it says nothing."""
+    out, path = np.full((count, size), np.nan, np.float32), root / layout.FINAL
+    if path.is_file():
+        try:
+            rows = np.load(path)[:count]
+            out[:len(rows)] = rows
+        except (ValueError, OSError, EOFError) as e:
+            raise BrokenDataset(path, f"it is malformed ({e}); the data reads without it", root) from None
+    return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,6 +218,11 @@ class Dataset:
         """view -> (height, width)."""
         return {view: (h, w) for view, h, w in self.features.views}
 
+    @property
+    def final(self) -> np.ndarray:
+        """float32[E,S]: the state after each episode's last action, nan where it was not recorded."""
+        return self.meta.final
+
     @cached_property
     def episode_index(self) -> np.ndarray:
         return np.repeat(np.arange(len(self)), self.to - self.from_)
@@ -246,7 +265,8 @@ class Dataset:
             images={view: self.frames(view, e) for view in self.views}, success=bool(self.success[e]),
             source=[self.sources[c] if self.sources[c] in SOURCES else "unknown" for c in self.source[rows]],
             start=int(self.start[e]), terminated=bool(self.terminated[e]),
-            phase=self.phase[rows] if self.features.phases else None)
+            phase=self.phase[rows] if self.features.phases else None,
+            final=self.final[e] if np.isfinite(self.final[e]).all() else None)
 
 
 def load(root: Path | str, episodes: int = 0) -> Dataset:

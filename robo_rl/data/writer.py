@@ -127,6 +127,7 @@ class _State:
     data: _Tail = _Tail()
     meta: _Tail = _Tail()
     videos: dict[str, _Tail] = field(default_factory=dict)
+    final: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
 
 
 class Writer:
@@ -232,7 +233,8 @@ class Writer:
                 if path.suffix in (".parquet", ".mp4"):
                     path.rename(path.with_name(path.name + ".orphan"))
         self._info = layout.new_info(features, codec=video.codec_name() if features.views else "")
-        self._state = _State(videos={view: _Tail() for view, _, _ in features.views})
+        self._state = _State(videos={view: _Tail() for view, _, _ in features.views},
+                             final=np.zeros((0, len(features.state)), np.float32))
 
     def _resume(self) -> None:
         meta = load_meta(self.root)
@@ -257,7 +259,7 @@ class Writer:
             episodes=len(meta.lengths), frames=int(meta.lengths.sum()), tasks=tuple(meta.tasks),
             totals=read_totals(meta) if len(meta.lengths) else {},
             data=last(meta.data_file), meta=last(meta.meta_file),
-            videos={view: last(files) for view, files in meta.video_file.items()})
+            videos={view: last(files) for view, files in meta.video_file.items()}, final=meta.final)
 
     @staticmethod
     def spec_differences(here: ControlSpec, there: ControlSpec) -> list[str]:
@@ -308,9 +310,13 @@ class Writer:
         if not old.episodes:
             write_text(root / layout.OURS, layout.spec_to_json(self.spec))
         write_text(root / layout.STATS, layout.stats_to_json(totals))
+        unknown = np.full(len(f.state), np.nan, np.float32)
+        final = np.concatenate([old.final, np.stack([unknown if e.final is None else e.final for e in episodes])])
+        if np.isfinite(final).any() or (root / layout.FINAL).exists():
+            write_bytes(root / layout.FINAL, layout.array_bytes(final))
         size = write_table(layout.episodes_path(root, *layout.place(meta.index, per_chunk)), table)
         meta = _Tail(meta.index, table.num_rows, size, table, True)
         new = _State(old.episodes + len(episodes), old.frames + int(lengths.sum()), tuple(tasks), totals,
-                     data, meta, videos)
+                     data, meta, videos, final)
         write_text(root / layout.INFO, layout.info_to_json(self._info, new.episodes, new.frames, len(tasks)))
         return new
