@@ -265,8 +265,8 @@ class Person:
 
     reaction: float = 0.4
     """Median time from deciding to acting; log-normal with sigma 0.3."""
-    error: float = 0.01
-    """Chance per step at the controls that a slip begins; for 0.25 s the person then moves the wrong way."""
+    error: float = 0.1
+    """Slips per second at the controls; for 0.25 s the person then moves the wrong way."""
     fatigue: float = 0.0
     """Share by which reaction time and error grow per minute already spent at the controls in this episode and before."""
     notice: float = 0.5
@@ -285,7 +285,7 @@ class Person:
     """Keep the controls to the end of the episode."""
 
     def __post_init__(self) -> None:
-        for name, high in (("reaction", 60), ("error", 1), ("fatigue", 100), ("notice", 60), ("gate", 2), ("late", 1),
+        for name, high in (("reaction", 60), ("error", 100), ("fatigue", 100), ("notice", 60), ("gate", 2), ("late", 1),
                            ("agree", 60), ("least", 60), ("recovery", MEMORY / 2)):
             in_range(f"person.{name}", getattr(self, name), 0, high)
 

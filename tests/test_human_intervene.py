@@ -52,7 +52,7 @@ def test_with_nobody_the_env_is_itself_and_the_contract_holds():
 
 
 def test_with_a_scripted_person_the_contract_holds_too():
-    person = Person(notice=0.1, gate=0.3, reaction=0.1, error=0.2, recovery=0.15, fatigue=1.0, agree=0.1, least=0.2)
+    person = Person(notice=0.1, gate=0.3, reaction=0.1, error=2.0, recovery=0.15, fatigue=1.0, agree=0.1, least=0.2)
     helped = []
 
     def make(n):
@@ -220,7 +220,7 @@ def test_driving_back_undoes_the_last_steps():
 
 def test_slips_come_at_their_rate_and_the_seed_decides_them():
     def slips(seed):
-        env, _ = scripted(n=16, limit=300, error=0.05, notice=0.1, gate=0.1, reaction=0.1, agree=60, late=1, seed=seed)
+        env, _ = scripted(n=16, limit=300, error=0.5, notice=0.1, gate=0.1, reaction=0.1, agree=60, late=1, seed=seed)
         env.reset(options={"starts": np.arange(16)})
         env.goal[:] = 99
         out = []

@@ -140,9 +140,9 @@ class Scripted:
         r["slip"] = np.maximum(r["slip"] - 1, 0) * helping
         if not self.person.error:
             return out
+        chance = np.minimum(self.person.error * self.env.spec.period * tired, 1)
         for i in np.flatnonzero(helping):
-            if r["slip"][i] == 0 and _uniform(self.seed, r["key"][i], steps[i], 3) < min(1,
-                                                                                         self.person.error * tired[i]):
+            if r["slip"][i] == 0 and _uniform(self.seed, r["key"][i], steps[i], 3) < chance[i]:
                 r["slip"][i] = self.slip_steps
             if r["slip"][i]:
                 out[i] = np.where(self.absolute, out[i], -out[i])
