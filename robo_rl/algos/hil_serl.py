@@ -1,7 +1,7 @@
 """HIL-SERL: RLPD with human corrections, and a critic of its own for the gripper (Luo et al. 2024, arXiv 2410.21845).
 
 Two buffers: every step goes to the online one; steps that a person chose also to that of the demonstrations, as the
-actions that ran (`robo_rl/gather.py`). Half of every batch comes from each. The gripper is discrete:
+actions that ran (`robo_rl/gather.py`). Half of every batch comes from each. With `--policy.gripper toggle` the gripper is discrete:
 
     y_g = r - penalty * changes + gamma^n (1 - terminated) Q'_g(s', argmax_o Q_g(s', o))       double DQN
     o: one of 2E command sequences that change at most once in a chunk (`policies.offpolicy.gripper_options`)
@@ -10,7 +10,8 @@ The paper's choices: gamma 0.97 at 10 Hz, 2 critics, UTD 2 with one of two updat
 
 Where we differ: over chunks the gripper has 2E options instead of {close, stay, open} per step (E = 1: close, open, and
 staying is repeating); its critic begins with supervised options on the scale of values (`policies.offpolicy.GRASP`); the arm's
-critics see the gripper's commands; the supervised actor stays as a teacher (see rlpd); one process collects and learns in turn.
+critics see the gripper's commands. The preset leaves the gripper to the Gaussian: options that nobody tried cost it more here than
+they gain (README). The supervised actor stays as a teacher (see rlpd); one process collects and learns in turn.
 """
 
 import copy

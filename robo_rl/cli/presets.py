@@ -17,7 +17,7 @@ JUDGE = dict(critics=2, critic_hidden=128)
 SQUASHED = SMALL | dict(kind="squashed", init_std=0.1)
 TAUGHT = SQUASHED | JUDGE | dict(teacher=True)
 GUIDED = SMALL | dict(kind="guided", denoise_steps=2, candidates=2) | JUDGE
-REPLAY_HEADS = {"rlpd": TAUGHT, "hil_serl": TAUGHT | dict(gripper="toggle"), "calql": SQUASHED, "wsrl": SQUASHED,
+REPLAY_HEADS = {"rlpd": TAUGHT, "hil_serl": TAUGHT, "calql": SQUASHED, "wsrl": SQUASHED,
                 "expo": GUIDED | dict(edit_scale=0.3, init_std=0.3), "pa_rl": GUIDED | dict(candidates=4, local_steps=3),
                 "iql": SMALL, "aloe": SMALL}
 
