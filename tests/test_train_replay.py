@@ -83,7 +83,7 @@ def test_kill_minus_nine_while_it_learns_loses_no_journaled_step(demos, tmp_path
 
 def test_a_scripted_person_s_steps_are_counted_and_go_to_the_demonstrations(demos, tmp_path):
     result = robo_rl(tmp_path, "train", *TINY_REPLAY, "--algo", "hil_serl", "--demos", demos, "--out", "run", "--rl.operator",
-                     "scripted", "--rl.person.notice", 0.1, "--rl.person.reaction", 0.1)
+                     "scripted", "--policy.gripper", "toggle", "--rl.person.notice", 0.1, "--rl.person.reaction", 0.1)
     assert result.code == 0 and "operator min" in result.err + result.out, result
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     rows = [r for r in rows if "human/operator_minutes" in r]
