@@ -377,12 +377,15 @@ class RlpdOptions(OffPolicyOptions):
     """The target entropy is minus this per action entry."""
     entropy_backup: bool = False
     """Whether the target counts the entropy of the next action."""
+    ramp: int = 0
+    """Actor updates over which its learning rate grows to --rl.lr: the slopes of young critics are no guide."""
 
     def __post_init__(self) -> None:
         OffPolicyOptions.__post_init__(self)
         in_range("rl.alpha", self.alpha, 0, 100)
         in_range("rl.alpha_lr", self.alpha_lr, 0, 1)
         in_range("rl.target_entropy", self.target_entropy, 0, 100)
+        in_range("rl.ramp", self.ramp, 0, 10**9)
 
 
 @dataclass(frozen=True, kw_only=True)

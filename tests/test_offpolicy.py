@@ -250,6 +250,19 @@ def test_with_a_teacher_the_better_of_two_acts_and_makes_the_target(name):
     assert again.taught and all(torch.equal(v, before[k]) for k, v in again.teacher.state_dict().items())
 
 
+def test_an_actor_may_begin_slowly_and_goes_on_at_its_pace_after_a_checkpoint():
+    a, b = build("rlpd", options=RlpdOptions(**RL, lr=1e-3, ramp=4)), build("rlpd", options=RlpdOptions(**RL, lr=1e-3, ramp=4))
+    rows, paces = batch(a), []
+    for i in range(6):
+        a.actor_step(rows)
+        paces.append(a.actor_opt.param_groups[0]["lr"])
+        if i == 1:
+            b.load_state_dict(copy.deepcopy(a.state_dict()))
+    assert paces == [2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3]
+    b.actor_step(rows)
+    assert b.actor_opt.param_groups[0]["lr"] == 7.5e-4
+
+
 def test_before_a_learner_takes_it_up_a_policy_with_a_teacher_acts_alone():
     plain = make_policy(PolicyOptions(**SMALL, kind="squashed"), SPEC, 0)
     policy = make_policy(PolicyOptions(**SMALL, kind="squashed", teacher=True, **NET), SPEC, 0)

@@ -7,8 +7,8 @@ Over chunks: one action is E control steps. The paper's choices: 10 critics, sub
 `utd` critic updates, alpha from 1; its sparse tasks leave the entropy out of the target, as here by default.
 
 Where we differ: the actor may start from the supervised stage (`--bc.updates 0` starts from scratch, as the paper does);
-it then waits until the critics have learnt what it is worth (`warmup`, `pretrain`) and may be held near the demonstrations
-(`bc_coef`), for a fresh critic undoes an actor that knows more; targets may be clamped to the known range of returns. With
+it then waits until the critics have learnt what it is worth (`warmup`, `pretrain`), begins slowly (`ramp`) and may be held near
+the demonstrations (`bc_coef`), for a fresh critic undoes an actor that knows more; targets may be clamped to the known range of returns. With
 `--policy.teacher` (the preset) the supervised actor stays, and the critics choose who acts, here and in the target:
 
     a' = argmax_{a in {a_teacher, a_pi}} min_j Q'_j(s', a)        IBRL (Hu et al. 2023, arXiv 2311.02198, eq. 3 and 4)
@@ -77,6 +77,9 @@ class RlpdLearner(OffPolicyLearner):
             mean = torch.tanh(policy.actor(rows.context)[0]).view(len(mask), mask.shape[1], -1)
             err = (mean - policy.moves(rows.actions).view_as(mean)).square().mean(-1) * mask
             loss = loss + o.bc_coef * err.sum() / mask.sum().clamp(min=1)
+        if o.ramp:
+            made = self.actor_opt.state.get(self.actor_params[0], {}).get("step", 0)
+            self.actor_opt.param_groups[0]["lr"] = o.lr * min(1.0, (int(made) + 1) / o.ramp)
         descend(loss, self.actor_params, self.actor_opt, o.max_grad_norm)
         self.alpha.step(logp)
         return {"actor_loss": loss.detach(), "entropy": -logp.detach().mean(), "alpha": self.alpha.value}

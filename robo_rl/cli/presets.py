@@ -69,7 +69,7 @@ def replay(t: Train, quick: bool) -> Train:
     if t.algo in ("rlpd", "hil_serl", "expo", "pa_rl"):  # the others have an offline stage of their own
         few["pretrain"] = 1000
     if t.algo in ("rlpd", "hil_serl"):  # faster or freer, and the actor leaves what the critics know
-        few |= dict(lr=1e-4, bc_coef=4.0)
+        few |= dict(lr=1e-4, bc_coef=4.0, ramp=4000)
     return replace(t, envs=16, steps=30_000 if quick else 80_000, eval_episodes=100 if quick else 200,
                    eval_every=10_000 if quick else 20_000, eval_envs=50 if t.sim == "maniskill" else 0, policy=head,
                    rl=replace(t.rl, **few))
