@@ -110,7 +110,7 @@ class VideoFitter:
             if self.more is not None:
                 extra, told = self.more()
                 value, parts = value + extra, parts | told
-            if not math.isfinite(float(value)):
+            if not math.isfinite(float(value.detach())):
                 raise UserError(f"the loss of the video model is no longer finite after {self.update} updates; start again with a "
                                 "smaller learning rate")
             self.opt.param_groups[0]["lr"] = o.lr * min(1.0, (self.update + 1) / 50) * \

@@ -1,7 +1,7 @@
 """Fine-tuning a `video` model with EVA: the frames it imagines shall decode to motion that the arm can follow.
 
     y = sample(last frame, arm, actions)                    all K Euler steps and R refinements of `world_models.video`
-    a_t = inverse(frame t, frame t+1)                       frozen, learnt from recorded frames alone
+    a = inverse(frames)                                     frozen, learnt from recorded frames alone
     loss = loss of `video_fit` on recorded chunks + weight (1 - score(a)/10)                          score: `world_models.eva`
 
 The first term holds the model near the data; at weight 0 this is training it further, to the bit. The gradient goes through
@@ -14,7 +14,7 @@ pixel errors, and the decoded against the given commands, tell.
 Axes: `B` chunks, `C` frames of a chunk, `T` steps, `V` views, `A` action; frames as patches [V 48, g, g], g = size/4.
 
 Departures: the paper aligns a diffusion generator by RL on the score; K is small here, so its gradient is taken. Its inverse
-model sees clips of a fixed arm in rad, ours pairs of frames. Rounding to bytes is left out of the gradient (not of what
+model decodes joints in rad, ours the commands of the data. Rounding to bytes is left out of the gradient (not of what
 is measured). Limits are those of the action axes, the score's scale is `eva.reference`.
 """
 
@@ -39,24 +39,24 @@ STEPS = 16  # control steps of a measured window
 # ---- inverse dynamics of frames ----------------------------------------------------------------------------------
 
 class FrameInverse(nn.Module):
-    """What was commanded between two frames [B,V 48,g,g]: actions in [-1, 1], [B,A]."""
+    """What was commanded between the frames of a clip [B,T+1,V 48,g,g]: actions in [-1, 1], [B,T,A].
+
+    Every change of frame is looked at alone, then up to four before and after it: an arm follows its commands late.
+    """
 
     def __init__(self, views: int, grid: int, action: int, width: int = 32):
         super().__init__()
-        size = -(-grid // 4)
+        size, w = -(-grid // 4), 2 * width
         self.register_buffer("spread", torch.ones(()))  # std of the change of a pixel in a step
-        self.net = nn.Sequential(
-            nn.Conv2d(96 * views, width, 1), nn.SiLU(), nn.Conv2d(width, 2 * width, 3, 2, 1), nn.SiLU(),
-            nn.Conv2d(2 * width, 2 * width, 3, 2, 1), nn.SiLU(), nn.Flatten(),
-            nn.Linear(2 * width * size * size, 128), nn.SiLU(), nn.Linear(128, action))
+        self.look = nn.Sequential(
+            nn.Conv2d(96 * views, width, 1), nn.SiLU(), nn.Conv2d(width, w, 3, 2, 1), nn.SiLU(),
+            nn.Conv2d(w, w, 3, 2, 1), nn.SiLU(), nn.Flatten(), nn.Linear(w * size * size, 2 * w), nn.SiLU())
+        self.along = nn.Sequential(nn.Conv1d(2 * w, 2 * w, 5, padding=2), nn.SiLU(), nn.Conv1d(2 * w, action, 5, padding=2))
 
-    def forward(self, before: Tensor, after: Tensor) -> Tensor:
-        return self.net(torch.cat([before, (after - before) / self.spread], 1)).clamp(-1.2, 1.2)
-
-    def decode(self, clip: Tensor) -> Tensor:
-        """Frames [B,T+1,V 48,g,g] -> the actions between them [B,T,A]."""
-        b, t = len(clip), clip.shape[1] - 1
-        return self(clip[:, :-1].flatten(0, 1), clip[:, 1:].flatten(0, 1)).view(b, t, -1)
+    def forward(self, clip: Tensor) -> Tensor:
+        before, change = clip[:, :-1], clip.diff(dim=1) / self.spread
+        seen = self.look(torch.cat([before, change], 2).flatten(0, 1)).unflatten(0, change.shape[:2])
+        return self.along(seen.transpose(1, 2)).transpose(1, 2).clamp(-1.2, 1.2)
 
 
 def patches_of(images: dict[str, np.ndarray], views: tuple[str, ...]) -> Tensor:
@@ -64,43 +64,44 @@ def patches_of(images: dict[str, np.ndarray], views: tuple[str, ...]) -> Tensor:
     return torch.cat([to_patches(torch.from_numpy(np.ascontiguousarray(images[v]))) for v in views], -3)
 
 
-def fit_inverse(data: Recorded, updates: int, seed: int = 0, width: int = 32, batch: int = 64,
+def fit_inverse(data: Recorded, updates: int, seed: int = 0, width: int = 32, steps: int = 8, batch: int = 8,
                 lr: float = 1e-3) -> tuple[FrameInverse, dict[str, float]]:
-    """Learn from the training episodes -> (frozen model, errors on the held-out ones: rmse, r2, held steps)."""
-    views, held = data.control.views, np.repeat(data.held, data.lengths)
-    inner = np.ones(len(data.action), bool)
-    inner[data.end - 1] = False
-    mine, other = np.flatnonzero(inner & ~held), np.flatnonzero(inner & held)
+    """Learn from clips of the training episodes -> (frozen model, errors on the held-out ones: rmse, r2, held steps)."""
+    views, action = data.control.views, torch.from_numpy(data.action)
+    mine, other = (np.concatenate([np.arange(a, b - steps, 1 if not h else steps) for a, b, h in
+                                   zip(data.first, data.end, data.held, strict=True) if h == want] or [np.zeros(0, np.int64)])
+                   for want in (False, True))
     if len(mine) < 64 or not len(other):
-        raise UserError(f"an inverse-dynamics model needs at least 64 recorded steps and 10 episodes, got {len(mine)} steps; "
-                        "record more: robo_rl collect --obs rgb")
-    grid = next(iter(data.images.values())).shape[1] // PATCH
-    action = torch.from_numpy(data.action)
+        raise UserError(f"an inverse-dynamics model of frames needs more than {steps} steps in 64 places and in a held-out episode, "
+                        f"got {len(mine)} and {len(other)}; record more: robo_rl collect --obs rgb")
 
-    def pair(rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        return tuple(patches_of({v: data.images[v][rows + k] for v in views}, views) for k in (0, 1))
+    def clip(rows: np.ndarray) -> Tensor:
+        at = rows[:, None] + np.arange(steps + 1)
+        return patches_of({v: data.images[v][at] for v in views}, views)
+
+    def given(rows: np.ndarray) -> Tensor:
+        return action[rows[:, None] + np.arange(steps)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = FrameInverse(len(views), grid, data.action.shape[1], width)
+        model = FrameInverse(len(views), next(iter(data.images.values())).shape[1] // PATCH, action.shape[1], width)
     rng = np.random.default_rng([seed, 41])
-    a, b = pair(rng.choice(mine, min(256, len(mine)), replace=False))
-    model.spread.copy_((b - a).std().clamp(min=1e-3))
+    model.spread.copy_(clip(rng.choice(mine, 32)).diff(dim=1).std().clamp(min=1e-3))
     opt = torch.optim.AdamW(model.parameters(), lr, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(opt, lr, max(updates, 2))
     for _ in range(updates):
         rows = rng.choice(mine, batch)
-        loss = (model(*pair(rows)) - action[rows]).square().mean()
+        loss = (model(clip(rows)) - given(rows)).square().mean()
         opt.zero_grad()
         loss.backward()
         opt.step()
         schedule.step()
     model.requires_grad_(False).eval()
-    parts = np.array_split(other, -(-len(other) // 256))
-    error = torch.cat([(model(*pair(rows)) - action[rows]).square() for rows in parts]).mean(0)
-    spread = action[other].var(0, unbiased=False)
+    parts = np.array_split(other, -(-len(other) // 32))
+    error = torch.cat([(model(clip(rows)) - given(rows)).square().flatten(0, 1) for rows in parts]).mean(0)
+    spread = given(other).flatten(0, 1).var(0, unbiased=False)
     used = spread > 1e-6
     r2 = float((1 - error[used] / spread[used]).mean()) if used.any() else 0.0
-    return model, {"rmse": float(error.mean().sqrt()), "r2": r2, "held": len(other)}
+    return model, {"rmse": float(error.mean().sqrt()), "r2": r2, "held": steps * len(other)}
 
 
 # ---- tuning ------------------------------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ class Reward:
         return imagined(f.model, f.patches(rows[:, None])[:, 0], f.state[rows], before, actions, self.generator)
 
     def __call__(self) -> tuple[Tensor, dict[str, Tensor]]:
-        at = eva.positions(self.inverse.decode(self.clip()), self.control)
+        at = eva.positions(self.inverse(self.clip()), self.control)
         score = eva.score(at, self.control.period, self.limits, self.penalties).mean()
         return self.weight * (1 - score / 10), {"eva": score.detach()}
 
@@ -192,4 +193,4 @@ def references(w: Windows, inverses: dict[str, FrameInverse], control) -> dict[s
 def decoded(inverse: FrameInverse, w: Windows, images: dict[str, np.ndarray], views: tuple[str, ...]) -> Tensor:
     """Frames {view: uint8[B,T,h,w,3]} after the windows' first one, decoded [B,T,A]."""
     clips = {v: np.concatenate([w.start[f"image/{v}"][:, None], images[v]], 1) for v in views}
-    return torch.cat([inverse.decode(patches_of({v: x[i:i + 16] for v, x in clips.items()}, views)) for i in range(0, len(w), 16)])
+    return torch.cat([inverse(patches_of({v: x[i:i + 16] for v, x in clips.items()}, views)) for i in range(0, len(w), 16)])
