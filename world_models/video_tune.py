@@ -65,7 +65,7 @@ def patches_of(images: dict[str, np.ndarray], views: tuple[str, ...]) -> Tensor:
 
 
 def fit_inverse(data: Recorded, updates: int, seed: int = 0, width: int = 32, steps: int = 8, batch: int = 8,
-                lr: float = 1e-3) -> tuple[FrameInverse, dict[str, float]]:
+                lr: float = 1e-3, tick: Callable[[int], object] = lambda update: None) -> tuple[FrameInverse, dict[str, float]]:
     """Learn from clips of the training episodes -> (frozen model, errors on the held-out ones: rmse, r2, held steps)."""
     views, action = data.control.views, torch.from_numpy(data.action)
     mine, other = (np.concatenate([np.arange(a, b - steps, 1 if not h else steps) for a, b, h in
@@ -88,13 +88,14 @@ def fit_inverse(data: Recorded, updates: int, seed: int = 0, width: int = 32, st
     model.spread.copy_(clip(rng.choice(mine, 32)).diff(dim=1).std().clamp(min=1e-3))
     opt = torch.optim.AdamW(model.parameters(), lr, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(opt, lr, max(updates, 2))
-    for _ in range(updates):
+    for n in range(updates):
         rows = rng.choice(mine, batch)
         loss = (model(clip(rows)) - given(rows)).square().mean()
         opt.zero_grad()
         loss.backward()
         opt.step()
         schedule.step()
+        tick(n + 1)
     model.requires_grad_(False).eval()
     parts = np.array_split(other, -(-len(other) // 32))
     error = torch.cat([(model(clip(rows)) - given(rows)).square().flatten(0, 1) for rows in parts]).mean(0)

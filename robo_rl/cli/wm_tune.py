@@ -95,18 +95,20 @@ def run(args: WmTune) -> int:
     recorded.check(data, args.dataset)
     recorded.check_fits(model.spec, data, args.dataset)
     windows, scale = check_windows(args, model, data, vt.STEPS)
-    with files.lock(folder), Progress() as progress, Stop() as stop:
-        progress.say(f"run {folder}: learning two inverse-dynamics models of {len(data.action)} frames")
-        inverses, errors = {}, {}
-        for name, seed, width in (("tuned_with", args.seed, 32), ("other", args.seed + FRESH, 48)):
-            inverses[name], errors[name] = vt.fit_inverse(data, args.fit.inverse, seed, width)
+    with files.lock(folder), Progress() as progress:
+        progress.say(f"run {folder}: two inverse-dynamics models of {len(data.action)} frames first")
+        inverses, errors, n = {}, {}, args.fit.inverse
+        progress.start("inverse", 2 * n, "updates")
+        for i, (name, seed, width) in enumerate((("tuned_with", args.seed, 32), ("other", args.seed + FRESH, 48))):
+            inverses[name], errors[name] = vt.fit_inverse(data, n, seed, width, tick=lambda k, i=i: progress.update(i * n + k))
         before = vt.measure(model, windows, inverses, scale, args.seed)
         progress.start("eva", args.fit.updates, "updates")
 
         def tick(update: int, parts: dict[str, float]) -> bool:
             progress.update(update, note=f"frames {parts['frames']:.4f}" + (f" score {parts['eva']:.3f}" if "eva" in parts else ""))
             return not stop.asked
-        tuned = vt.tune(model, data, inverses["tuned_with"], args.fit, args.seed, tick)
+        with Stop() as stop:
+            tuned = vt.tune(model, data, inverses["tuned_with"], args.fit, args.seed, tick)
         progress.close()
         if tuned is None:
             progress.say(f"stopped; nothing was written to {folder}")
