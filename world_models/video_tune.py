@@ -145,7 +145,7 @@ class Reward:
 
 def tune(model: Video, data: Recorded, inverse: FrameInverse, options: TuneOptions, seed: int = 0,
          tick: Callable[[int, dict[str, float]], bool] = lambda update, parts: True) -> "Video | None":
-    """A tuned copy of the model, or None if `tick(updates made, running means)` said False."""
+    """A tuned copy of the model (at 0 updates a plain copy), or None if `tick(updates made, running means)` said False."""
     if model.options.chunk < 4:
         raise UserError(f"EVA judges motion over 4 steps or more, this model makes {model.options.chunk} frames at once; train one "
                         "with --net.chunk 8")
@@ -156,17 +156,28 @@ def tune(model: Video, data: Recorded, inverse: FrameInverse, options: TuneOptio
                          fresh=False)
     if options.weight:
         fitter.more = Reward(fitter, inverse, options.weight, seed + 1)
-    return fitter.result() if fitter.fit(lambda n, parts: tick(n - 1, parts)) else None
+    if not fitter.fit(lambda n, parts: tick(n - 1, parts)):
+        return None
+    tuned = fitter.result()
+    if not all(bool(p.isfinite().all()) for p in tuned.parameters()):
+        raise UserError("the tuned weights are not finite; start again with a smaller --fit.lr or --fit.weight")
+    return tuned
 
 
 # ---- what it did -------------------------------------------------------------------------------------------------
 
 def judged(actions: Tensor, given: np.ndarray, control) -> dict[str, np.ndarray]:
-    """Of actions [B,T,A]: EVA score, share of steps and dimensions beyond each limit, RMS against those given; [B] each."""
+    """Of actions [B,T,A]: EVA score, share of steps and dimensions beyond each limit, RMS against those given; [B] each.
+
+    "arm": beyond speed or acceleration on the axes that move it, leaving out those that are set at once (a gripper)."""
     limits = eva.limits_of(control)
     at = eva.positions(actions, control)
-    out = {"score": eva.score(at, control.period, limits, eva.reference(limits, control.period)),
-           **eva.beyond(at, control.period, limits), "any": eva.violations(at, control.period, limits),
+    moves = [i for i, a in enumerate(control.axes) if a.kind in ("delta", "rate")] or list(range(len(control.axes)))
+    arm = eva.Limits(**{k: tuple(getattr(limits, k)[i] for i in moves) for k in ("speed", "acceleration", "weight")})
+    dt = control.period
+    out = {"score": eva.score(at, dt, limits, eva.reference(limits, dt)), **eva.beyond(at, dt, limits),
+           "any": eva.violations(at, dt, limits), "arm": eva.violations(at[..., moves], dt, arm),
+           "arm_jerk": eva.beyond(at[..., moves], dt, arm)["jerk"],
            "command_error": (actions.clamp(-1, 1) - torch.from_numpy(given)).square().mean((1, 2)).sqrt()}
     return {k: v.numpy() for k, v in out.items()}
 

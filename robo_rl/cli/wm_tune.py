@@ -140,7 +140,8 @@ def table(doc: dict, folder: Path) -> str:
     for name, words in (("other", "an inverse model it never saw"), ("tuned_with", "the inverse model it was tuned with")):
         e, r = doc["inverse"][name], doc["recorded"]
         lines.append(f"decoded by {words} (R2 {e['r2']:.2f} on held-out frames); of recorded frames and of the commands themselves:")
-        for k, label in (("score", "EVA score"), ("any", "beyond speed or acceleration"), ("jerk", "beyond jerk"),
+        for k, label in (("score", "EVA score"), ("any", "beyond speed or acceleration"), ("arm", "  of the arm's axes alone"),
+                         ("arm_jerk", "  beyond jerk, of the arm's axes"),
                          ("command_error", "RMS against the commands")):
             more = f"   ({r[f'{name}/{k}']:.3f}, {r[f'commands/{k}']:.3f})"
             lines.append(row(label, change[f"{name}/{k}"], 3) + more)
