@@ -230,7 +230,7 @@ def test_the_inverse_model_of_frames_tells_commands_of_new_episodes(tuning):
     assert errors["r2"] > 0.3 and not any(p.requires_grad for p in inverse.parameters())
 
 
-def test_tuning_raises_the_score_of_imagined_motion_and_leaves_the_arm_alone(tuning):
+def test_a_few_updates_take_penalty_off_imagined_motion_and_leave_the_arm_alone(tuning):
     from world_models.video_tune import Reward, TuneOptions, tune
     data, model, inverse, _ = tuning
     tuned = tune(model, data, inverse, TuneOptions(weight=30, updates=12, batch=8, lr=3e-3))
@@ -238,7 +238,7 @@ def test_tuning_raises_the_score_of_imagined_motion_and_leaves_the_arm_alone(tun
     def score(m):
         reward = Reward(VideoFitter(copy.deepcopy(m), data, VideoFitOptions(batch=64), 0, fresh=False), inverse, 1.0, 7)
         return float(reward()[1]["eva"])
-    assert score(tuned) > score(model) + 0.05
+    assert 10 - score(tuned) < 0.6 * (10 - score(model))
     for a, b in zip(model.proprio.state_dict().values(), tuned.proprio.state_dict().values(), strict=True):
         assert torch.equal(a, b)
     obs, actions = observations(), torch.rand(3, 8, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
