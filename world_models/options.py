@@ -73,13 +73,13 @@ class VideoFitOptions:
 class TuneOptions:
     """How a `video` model is tuned with EVA (`world_models.video_tune`)."""
 
-    weight: float = 1.0
+    weight: float = 0.5
     """Of 1 - score/10 beside the model's own loss on recorded chunks; 0: training goes on without EVA."""
-    updates: int = 300
+    updates: int = 80
     batch: int = 12
     """Recorded chunks of the model's own loss, and as many imagined ones, per update."""
     lr: float = 2e-4
-    inverse: int = 1500
+    inverse: int = 800
     """Updates of each of the two inverse-dynamics models: one to tune with, one to measure with."""
 
     def __post_init__(self) -> None:
