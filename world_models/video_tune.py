@@ -4,12 +4,14 @@
     a = inverse(frames)                                     frozen, learnt from recorded frames alone
     loss = loss of `video_fit` on recorded chunks + weight (1 - score(a)/10)                          score: `world_models.eva`
 
-The first term holds the model near the data; at weight 0 this is training it further, to the bit. The gradient goes through
-the sampler and the inverse model into the frames' network alone: the arm's state is the ensemble's and stays as it was.
+The first term holds the model, its heads too, near the data; at weight 0 this is training it further, to the bit. The gradient
+of the second goes through the sampler and the inverse model into the frames' network alone: the arm's state is the
+ensemble's and stays as it was.
 
-An inverse model can be pleased by pixels that mean nothing, so a second one (another seed and width), never tuned against,
-measures. Recorded commands may break the limits themselves (noise does); there a smooth picture is a wrong one, which
-pixel errors, and the decoded against the given commands, tell.
+What it can take away is jerk that sampling adds (K > 1); the mean frame of K = 1 is smooth already. An inverse model can be
+pleased by pixels that mean nothing, so a second one (another seed and width), never tuned against, measures. Recorded commands
+may break the limits themselves (noise does); there a smooth picture is a wrong one, which pixel errors, and the decoded
+against the given commands, tell.
 
 Axes: `B` chunks, `C` frames of a chunk, `T` steps, `V` views, `A` action; frames as patches [V 48, g, g], g = size/4.
 

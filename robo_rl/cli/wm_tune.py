@@ -66,7 +66,8 @@ def compare(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> dict
     def row(a: np.ndarray, b: np.ndarray) -> dict:
         return {"before": float(a.mean()), "after": float(b.mean()), "change": bootstrap_mean(b - a)._asdict()}
     return {k: row(a, after[k]) if a.ndim == 1 else
-            {str(h): row(a[:, h - 1], after[k][:, h - 1]) for h in (1, 2, 4, 8, 16) if h <= a.shape[1]}
+            {f"{h} steps": row(a[:, h - 1], after[k][:, h - 1]) for h in (1, 2, 4, 8, 16) if h <= a.shape[1]}
+            | {"mean": row(a.mean(1), after[k].mean(1))}
             for k, a in before.items()}
 
 
@@ -147,5 +148,5 @@ def table(doc: dict, folder: Path) -> str:
             lines.append(row(label, change[f"{name}/{k}"], 3) + more)
     for k, rows in change.items():
         if k == "state" or k.startswith("image/"):
-            lines += [row(f"error of {k}, {h} steps", r, 4) for h, r in rows.items()]
+            lines += [row(f"error of {k}, {h}", r, 4) for h, r in rows.items()]
     return "\n".join([*lines, f"use it: robo_rl wm eval {folder} DATASET"])
