@@ -83,6 +83,9 @@ def test_a_classifier_is_trained_and_judges(place):
 @pytest.mark.parametrize(("argv", "words"), [
     (["wm", "train"], "name a data set"), (["wm", "train", "nowhere"], "no data set at nowhere"),
     (["wm", "train", "demos"], "4 episodes"), (["wm", "fly"], "unknown wm command 'fly'"),
+    (["wm", "tune", "wm", "plays"], "wm is a latent model; EVA tunes"), (["wm", "tune", "nowhere", "plays"], "nowhere holds no"),
+    (["wm", "tune", "wm", "plays", "--fit.weight", "-1"], "fit.weight must be in"),
+    (["wm", "tune", "wm", "plays", "--windows", "2"], "--windows must be in"),
     (["train", "--sim", "wm:nowhere"], "nowhere holds no world model"),
     (["train", "--sim", "wm:wm"], "no scripted expert"), (["train", "--sim", "wm:wm", "--task", "pick_cube"], "Allowed: reach"),
     (["train", "--sim", "wm:wm", "--obs", "rgb"], "predicts state observations"),

@@ -38,6 +38,8 @@ def budget(argv: list[str]) -> list[str]:
         return [*argv[:at], "--episodes", "16", *argv[at + 2:], "--envs", "16", "--threads", "1"]
     if argv[:2] == ["wm", "train"] and "video" in argv:
         return [*argv, "--fit.updates", "3", "--fit.arm", "5", "--fit.batch", "2", "--net.width", "16"]
+    if argv[:2] == ["wm", "tune"]:
+        return [*argv, "--fit.updates", "2", "--fit.batch", "2", "--fit.inverse", "5", "--windows", "4"]
     if argv[:2] == ["wm", "eval"]:
         return [*argv, "--windows", "8", "--horizon", "16", "--episodes", "4", "--inverse", "5"]
     if argv[0] == "collect" and "--policy" in argv:

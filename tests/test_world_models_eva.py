@@ -65,6 +65,14 @@ def test_every_penalty_by_hand():
     assert float(got) == pytest.approx(10 / math.sqrt(1 + p))
 
 
+def test_shares_beyond_each_limit_by_hand():
+    """Positions 0 0 1 1 at dt 1: v = 0 1 0, acc = 1 -1, jerk = -2, whose limit is a_max/dt."""
+    a = torch.tensor([[[0.0], [0], [1], [1]]])
+    for v_max, a_max, want in ((0.5, 0.4, (1 / 3, 1, 1)), (1.0, 1.5, (0, 0, 1)), (2.0, 2.0, (0, 0, 0))):
+        got = eva.beyond(a, 1.0, eva.Limits(speed=(v_max,), acceleration=(a_max,), weight=(1.0,)))
+        assert [float(got[k]) for k in ("speed", "acceleration", "jerk")] == pytest.approx(want)
+
+
 def test_the_reference_scale_is_the_penalty_of_full_acceleration_on_and_off_at_every_step():
     """acc alternates 0, 2 (a_max 2, dt 0.5): jerk +-4; the mean of the acceleration penalty is half that of always on."""
     limits = eva.Limits(speed=(1e6, 1e6), acceleration=(2.0, 2.0), weight=(1.0, 3.0))

@@ -207,3 +207,106 @@ def test_a_part_of_a_chunk_is_learnt_as_it_is_stepped():
 def test_episodes_shorter_than_a_chunk_are_named():
     with pytest.raises(UserError, match="longer than 4 steps"):
         VideoFitter(Video(SPEC, options()), squares(steps=3), VideoFitOptions(), 0)
+
+
+# ---- tuning with EVA -----------------------------------------------------------------------------------------------
+
+def inverse_of(data, updates=150):
+    from world_models.video_tune import fit_inverse
+    return fit_inverse(data, updates, seed=0, width=16)
+
+
+@pytest.fixture(scope="module")
+def tuning():
+    """(data, a model that moves its square at random, an inverse model of the data's frames and its errors)."""
+    data = squares()
+    model = stirred()
+    VideoFitter(model, data, VideoFitOptions(arm=1, updates=1), 0)  # statistics
+    return data, model, *inverse_of(data)
+
+
+def test_the_inverse_model_of_frames_tells_commands_of_new_episodes(tuning):
+    *_, inverse, errors = tuning
+    assert errors["r2"] > 0.3 and not any(p.requires_grad for p in inverse.parameters())
+
+
+def test_a_few_updates_take_penalty_off_imagined_motion_and_leave_the_arm_alone(tuning):
+    from world_models.video_tune import Reward, TuneOptions, tune
+    data, model, inverse, _ = tuning
+    tuned = tune(model, data, inverse, TuneOptions(weight=30, updates=12, batch=8, lr=3e-3))
+
+    def score(m):
+        reward = Reward(VideoFitter(copy.deepcopy(m), data, VideoFitOptions(batch=64), 0, fresh=False), inverse, 1.0, 7)
+        return float(reward()[1]["eva"])
+    assert 10 - score(tuned) < 0.6 * (10 - score(model))
+    for a, b in zip(model.proprio.state_dict().values(), tuned.proprio.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    obs, actions = observations(), torch.rand(3, 8, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    a, b = (m.step(m.start(obs, np.arange(3)), actions)[1] for m in (model, tuned))
+    assert torch.equal(a.obs["state"], b.obs["state"]) and not torch.equal(a.obs["image/top"], b.obs["image/top"])
+
+
+@pytest.mark.parametrize("more", [{}, {"steps": 2, "refine": 1}])
+def test_the_chunk_that_is_tuned_is_the_one_that_is_shown(tuning, more):
+    from world_models.video_tune import imagined
+    model, obs = stirred(**more), observations()
+    actions = torch.rand(3, 4, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    last, state = to_patches(torch.from_numpy(obs["image/top"])), torch.from_numpy(obs["state"])
+    clip = imagined(model, last, state, state, actions, torch.Generator().manual_seed(0))
+    assert clip.requires_grad and torch.equal(clip[:, 0], last)
+    if not more:  # without noise: the same frames
+        shown = model.step(model.start(obs, np.arange(3)), actions)[1].obs["image/top"]
+        assert torch.equal(to_frames(clip[:, 1:].detach()), shown)
+
+
+def test_at_weight_0_tuning_is_plain_training_and_at_0_updates_the_model(tuning):
+    from world_models.video_tune import TuneOptions, tune
+    data, model, inverse, _ = tuning
+    o = TuneOptions(weight=0, updates=4, batch=2, lr=1e-3)
+    plain = VideoFitter(copy.deepcopy(model), data, VideoFitOptions(arm=1, updates=4, batch=2, lr=1e-3), 0, fresh=False)
+    assert plain.fit()
+    for got, want in ((tune(model, data, inverse, o), plain.result()), (tune(model, data, inverse, TuneOptions(updates=0)), model)):
+        for a, b in zip(got.state_dict().values(), want.state_dict().values(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_the_term_of_eva_does_not_change_what_the_own_loss_draws(tuning):
+    from world_models.video_tune import Reward
+    data, model, inverse, _ = tuning
+    draws = []
+    for more in (False, True):
+        fitter = VideoFitter(copy.deepcopy(model), data, VideoFitOptions(arm=1, updates=2, batch=2), 0, fresh=False)
+        fitter.more = Reward(fitter, inverse, 1.0, 1) if more else None
+        assert fitter.fit()
+        draws.append(fitter.generator.get_state())
+    assert torch.equal(*draws)
+
+
+def test_tuning_can_be_stopped_and_a_loss_that_is_not_finite_ends_it(tuning):
+    from world_models.video_tune import TuneOptions, tune
+    data, model, inverse, _ = tuning
+    assert tune(model, data, inverse, TuneOptions(updates=9, batch=2), tick=lambda n, parts: n != 2) is None
+    broken = copy.deepcopy(inverse)
+    broken.spread.fill_(float("nan"))
+    with pytest.raises(UserError, match="no longer finite after 0 updates"):
+        tune(model, data, broken, TuneOptions(updates=2, batch=2))
+
+
+def test_tuning_names_what_it_cannot_do(tuning):
+    from world_models.video_tune import TuneOptions, tune
+    data, _, inverse, _ = tuning
+    with pytest.raises(UserError, match="EVA judges motion over 4 steps or more, this model makes 2"):
+        tune(stirred(chunk=2), data, inverse, TuneOptions())
+    for wrong in ({"weight": -1.0}, {"weight": float("nan")}, {"lr": 0.0}, {"batch": 0}, {"updates": -1}, {"inverse": 0}):
+        with pytest.raises(UserError, match=f"fit.{next(iter(wrong))} must be in"):
+            TuneOptions(**wrong)
+
+
+def test_decoded_commands_are_judged_by_hand():
+    """Full commands held break nothing, flipping ones break acceleration and jerk; they are 2 off where they differ."""
+    from world_models.video_tune import judged
+    held, flips = np.ones((1, 8, 2), np.float32), np.tile(np.array([1, -1], np.float32), (1, 4))[..., None].repeat(2, 2)
+    a, b = (judged(torch.from_numpy(x), held, CONTROL) for x in (held, flips))
+    assert a["any"] == a["speed"] == a["jerk"] == a["command_error"] == 0
+    assert b["any"] == b["acceleration"] == b["jerk"] == 1 and b["speed"] == 0
+    assert b["command_error"] == pytest.approx(2**0.5) and a["score"] > b["score"]

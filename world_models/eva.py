@@ -142,6 +142,15 @@ def violations(a: Tensor, dt: float, limits: Limits) -> Tensor:
     return ((v.abs()[:, 1:] > just * v_max) | (acc.abs() > just * a_max)).to(a.dtype).mean((1, 2))
 
 
+def beyond(a: Tensor, dt: float, limits: Limits) -> dict[str, Tensor]:
+    """Share of steps and dimensions of positions [B,T,A] beyond each limit -> [B]; of jerk: more than from rest to full
+    acceleration within one step, a_max/dt."""
+    v_max, a_max = (torch.tensor(x, dtype=a.dtype) for x in (limits.speed, limits.acceleration))
+    just = 1 + 1e-4
+    return {k: (x.abs() > just * most).to(a.dtype).mean((1, 2)) for k, x, most in
+            zip(("speed", "acceleration", "jerk"), differences(a, dt), (v_max, a_max, a_max / dt), strict=True)}
+
+
 # ---- inverse dynamics --------------------------------------------------------------------------------------------
 
 class InverseDynamics(nn.Module):

@@ -67,3 +67,23 @@ class VideoFitOptions:
         in_range("fit.lr", self.lr, 0, 1, open_low=True)
         in_range("fit.plain", self.plain, 0, 1)
         in_range("fit.ema", self.ema, 0, 1, open_high=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """How a `video` model is tuned with EVA (`world_models.video_tune`)."""
+
+    weight: float = 0.5
+    """Of 1 - score/10 beside the model's own loss on recorded chunks; 0: training goes on without EVA."""
+    updates: int = 80
+    batch: int = 12
+    """Recorded chunks of the model's own loss, and as many imagined ones, per update."""
+    lr: float = 2e-4
+    inverse: int = 800
+    """Updates of each of the two inverse-dynamics models: one to tune with, one to measure with."""
+
+    def __post_init__(self) -> None:
+        in_range("fit.weight", self.weight, 0, 1e6)
+        for name, low, high in (("updates", 0, 10**8), ("batch", 1, 10**5), ("inverse", 1, 10**8)):
+            in_range(f"fit.{name}", getattr(self, name), low, high)
+        in_range("fit.lr", self.lr, 0, 1, open_low=True)

@@ -17,11 +17,19 @@ from world_models.video import Video, to_patches
 
 
 class VideoFitter:
-    """A model being learnt: owns the optimizer, the averaged weights, the generator and the count of updates."""
+    """A model being learnt: owns the optimizer, the averaged weights, the generator and the count of updates.
 
-    def __init__(self, model: Video, data: Recorded, options: VideoFitOptions, seed: int):
+    `fresh` False: it goes on from the model's weights, in the units they were learnt in, and leaves the arm as it is.
+    `more`: a further term of the loss of frames, () -> (value, parts).
+    """
+
+    def __init__(self, model: Video, data: Recorded, options: VideoFitOptions, seed: int, fresh: bool = True):
         self.model, self.data, self.options = model, data, options
-        self.arm = Fitter(model.proprio, data, FitOptions(updates=options.arm, batch=128), seed)
+        self.more: Callable[[], tuple[Tensor, dict[str, Tensor]]] | None = None
+        self.arm = Fitter(model.proprio, data, FitOptions(updates=options.arm, batch=128), seed, fresh)
+        if not fresh:
+            self.arm.update = options.arm
+            model.proprio.requires_grad_(False)
         self.generator = torch.Generator().manual_seed(seed)
         self.update, c = 0, model.options.chunk
         self.last = np.repeat(data.end - 1, data.lengths)
@@ -41,9 +49,10 @@ class VideoFitter:
         rare = heads[self.any, 1:].mean(0).clamp(1e-6, 1 - 1e-6)
         often = (2 * rare + (heads[self.events, 1:].mean(0) if len(self.events) else rare)) / 3
         model.shift.copy_(torch.logit(often.clamp(max=1 - 1e-6)) - torch.logit(rare))
-        pick = self.rows[torch.randint(0, len(self.rows), (min(64, len(self.rows)),), generator=self.generator)]
-        change = self.patches(pick[:, None] + c) - self.patches(pick[:, None])
-        model.spread.copy_(change.std().clamp(min=1e-2))
+        if fresh:
+            pick = self.rows[torch.randint(0, len(self.rows), (min(64, len(self.rows)),), generator=self.generator)]
+            change = self.patches(pick[:, None] + c) - self.patches(pick[:, None])
+            model.spread.copy_(change.std().clamp(min=1e-2))
         self.average = copy.deepcopy(model)
         self.mine = [*model.net.parameters(), *model.heads.parameters()]
         self.opt = torch.optim.AdamW(self.mine, lr=options.lr, weight_decay=1e-4, foreach=True)
@@ -98,6 +107,12 @@ class VideoFitter:
         while self.update < o.updates:
             rows = self.rows[torch.randint(0, len(self.rows), (o.batch,), generator=self.generator)]
             value, parts = self.loss(rows)
+            if self.more is not None:
+                extra, told = self.more()
+                value, parts = value + extra, parts | told
+            if not math.isfinite(float(value.detach())):
+                raise UserError(f"the loss of the video model is no longer finite after {self.update} updates; start again with a "
+                                "smaller learning rate")
             self.opt.param_groups[0]["lr"] = o.lr * min(1.0, (self.update + 1) / 50) * \
                 (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * self.update / o.updates)))
             descend(value, self.opt, self.mine, 1.0, pairs, min(o.ema, (1 + self.update) / (10 + self.update)))

@@ -1,4 +1,4 @@
-"""`robo_rl wm train DATASET…` and `robo_rl wm eval MODEL DATASET`: learn a world model, and find out how far to trust it."""
+"""`robo_rl wm train DATASET…`, `robo_rl wm eval MODEL DATASET` and the like: learn a world model, and find out how far to trust it."""
 
 import os
 import time
@@ -13,6 +13,7 @@ from robo_rl.errors import UserError, choose, in_range
 from world_models.options import FitOptions, LatentOptions
 
 SUBCOMMANDS = {"train": "learn a model of recorded episodes", "eval": "say how far a model can be trusted",
+               "tune": "make what a video model imagines smoother to act (EVA)",
                "judge": "train a classifier of success, or say what a judge is worth"}
 
 
@@ -56,6 +57,8 @@ def parse(argv: list[str]):
     name = choose("wm command", argv[0], SUBCOMMANDS)
     if name == "eval":
         return parse_options(importlib.import_module("robo_rl.cli.wm_eval").WmEval, "wm eval", argv[1:])
+    if name == "tune":
+        return parse_options(importlib.import_module("robo_rl.cli.wm_tune").WmTune, "wm tune", argv[1:])
     if name == "judge":
         return parse_options(importlib.import_module("robo_rl.cli.wm_judge").WmJudge, "wm judge", argv[1:])
     if "--kind=video" in argv or "video" in [b for a, b in pairwise(argv) if a == "--kind"]:
