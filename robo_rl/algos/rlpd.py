@@ -7,9 +7,9 @@ Over chunks: one action is E control steps. The paper's choices: 10 critics, sub
 `utd` critic updates, alpha from 1; its sparse tasks leave the entropy out of the target, as here by default.
 
 Where we differ: the actor may start from the supervised stage (`--bc.updates 0` starts from scratch, as the paper does);
-it then waits until the critics have learnt what it is worth (`warmup`, `pretrain`), begins slowly (`ramp`) and may be held near
-the demonstrations (`bc_coef`), for a fresh critic undoes an actor that knows more; targets may be clamped to the known range of returns. With
-`--policy.teacher` (the preset) the supervised actor stays, and the critics choose who acts, here and in the target:
+it then waits until the critics have learnt what it is worth (`warmup`, `pretrain`), begins slowly (`ramp`) and may be held
+near the demonstrations (`bc_coef`), for a fresh critic undoes an actor that knows more; targets may be clamped to the known
+range of returns. With `--policy.teacher` (the preset) the supervised actor stays, and the critics choose who acts:
 
     a' = argmax_{a in {a_teacher, a_pi}} min_j Q'_j(s', a)        IBRL (Hu et al. 2023, arXiv 2311.02198, eq. 3 and 4)
 """

@@ -69,12 +69,10 @@ class Correct:
     def __post_init__(self) -> None:
         choose("protocol", self.protocol, PROTOCOLS)
         choose("operator", self.operator, ("scripted", "console"))
-        for name, low, high in (("rounds", 1, 1000), ("episodes", 1, 99_999), ("human_steps", 0, 10**9), ("robots", 1,
-                                                                                                          4096),
-                                ("operators", 1, 4096), ("false_alarms", 0, 0.5), ("demo_share", 0, 1), ("max_steps", 0,
-                                                                                                         10**7),
-                                ("eval_episodes", 1, 10**6), ("twin_starts", 1, 5000), ("twin_trials", 1, 1000), ("calibration", 1, 10**6), ("seed", 0, 2000), ("threads",
-                                                                                                            0, 4096)):
+        for name, low, high in (
+                ("rounds", 1, 1000), ("episodes", 1, 99_999), ("human_steps", 0, 10**9), ("robots", 1, 4096), ("operators", 1, 4096),
+                ("false_alarms", 0, 0.5), ("demo_share", 0, 1), ("max_steps", 0, 10**7), ("eval_episodes", 1, 10**6),
+                ("twin_starts", 1, 5000), ("twin_trials", 1, 1000), ("calibration", 1, 10**6), ("seed", 0, 2000), ("threads", 0, 4096)):
             in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
 
 
