@@ -201,7 +201,12 @@ def test_a_chunk_is_cut_where_somebody_else_decides_and_planned_anew_after():
     env = Person(1, lambda i, t: t in (2, 3))
     online = Replay({"state": ((4,), F)}, 2, 5, 0.9, 500, 1)
     gatherer = Gatherer(env, policy, online, None, 0)
-    made = [gatherer.run(policy, 1) for _ in range(12)]
+    act, plans, made = policy.act, [], []
+    policy.act = lambda *a: plans.append(0) or act(*a)
+    for _ in range(12):
+        before = len(plans)
+        gatherer.run(policy, 1)
+        made.append(len(plans) - before)
     # plans at 0; the person decides 2 and 3, after each of which it plans anew; then every five steps
     assert made == [1, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 0]
     b = online.gather(np.arange(1, 2))
@@ -327,10 +332,11 @@ def test_with_the_projects_own_intervention_the_corrections_are_the_persons_step
     told = gatherer.help_steps
     have = np.arange(online.total)
     have = have[~online.final[have]]
-    assert told == ((online.source[have] == HUMAN) & (online.phase[have] == 3)).sum() > 50
+    own = ((online.source[have] == HUMAN) & (online.phase[have] == 3)).sum()
+    assert told == 2 * own > 100  # of four steps at the controls two are blended
     assert ((online.source[have] == HUMAN) & (online.phase[have] == 0)).any()  # the blend back
     rows = np.unique(demos.draw(20_000, np.random.default_rng(0)))
-    assert (demos.phase[rows] == 3).all() and abs(len(rows) - told) <= 4 * 3
+    assert (demos.phase[rows] == 3).all() and abs(len(rows) - own) <= 4 * 3
     b = demos.gather(rows)
     assert not b.own.all() and (b.own[:, 0]).all()
     whole = online.gather(np.unique(online.draw(20_000, np.random.default_rng(0))))
