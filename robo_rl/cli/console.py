@@ -234,8 +234,9 @@ class Floor:
             self.detect()
         self.write()
         self.rate = 0.95 * self.rate + 0.05 / max(self.pace, time.monotonic() - began)
-        if time.monotonic() - self.drawn >= 1 / self.args.fps:
-            self.drawn = time.monotonic()
+        now, gap = time.monotonic(), 1 / self.args.fps
+        if now - self.drawn >= gap:  # late pictures are made up for by one, so that --fps holds on average
+            self.drawn = max(self.drawn + gap, now - gap)
             self.draw()
 
     def handheld(self) -> None:
