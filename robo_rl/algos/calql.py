@@ -10,8 +10,8 @@ actor too; online it goes on with half demonstrations. Eq. 5; the mean of the lo
 import torch
 from torch import Tensor
 
-from robo_rl.algos.offpolicy import Rows, cql_penalty, td_target
-from robo_rl.algos.rlpd import RlpdLearner
+from robo_rl.algos.offpolicy import Rows, cql_penalty
+from robo_rl.algos.rlpd import RlpdLearner, check_squashed
 from robo_rl.errors import UserError
 from robo_rl.options import CalQlOptions
 
@@ -36,24 +36,18 @@ class CalQlLearner(RlpdLearner):
         o = self.options
         if not (self.conservative and o.cql_alpha):
             return super().critic_step(rows)
-        action, logp = self.next_action(rows.next_context)
-        v = self.critics.least(rows.next_context, action.flatten(1), self.generator)
-        if o.entropy_backup:
-            v = v - self.alpha.value * logp
-        return self.critics.step(rows, td_target(rows, v, o),
-                                 lambda q: self.penalty(rows, q))
+        y, _ = self.target(rows)
+        return self.critics.step(rows, y, lambda q: self.penalty(rows, q))
 
 
-def check_squashed(name: str, policy) -> None:
-    """Raise UserError unless the policy is one squashed Gaussian over every axis."""
-    if policy.options.kind != "squashed" or policy.options.gripper != "continuous":
-        raise UserError(f"{name} needs --policy.kind squashed with --policy.gripper continuous, got "
-                        f"{policy.options.kind} with {policy.options.gripper}")
+def check_offline(name: str, policy) -> None:
+    """Raise UserError unless the policy is one squashed Gaussian over every axis, without a teacher."""
+    check_squashed(name, policy)
     if policy.teacher is not None:
         raise UserError(f"{name} starts from an offline stage, not from a teacher: leave --policy.teacher out")
 
 
 def make(policy, options: CalQlOptions, seed: int, demos=None) -> CalQlLearner:
     """Learner for a squashed Gaussian policy."""
-    check_squashed("calql", policy)
+    check_offline("calql", policy)
     return CalQlLearner(policy, options, seed)

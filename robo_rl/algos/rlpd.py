@@ -53,18 +53,23 @@ class RlpdLearner(OffPolicyLearner):
             moves, logp = self.policy.actor.sample(context, self.generator)
             return self.policy.commands_of(moves, context), logp
 
-    def critic_step(self, rows: Rows) -> dict[str, Tensor]:
-        o, policy = self.options, self.policy
+    def target(self, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
+        """y [B], and what is told of it: `own`, how often the learning actor's action was the better one."""
+        o, policy, told = self.options, self.policy, {}
         action, logp = self.next_action(rows.next_context)
         if policy.teacher is None:
-            v, mine = self.critics.least(rows.next_context, action.flatten(1), self.generator), None
+            v = self.critics.least(rows.next_context, action.flatten(1), self.generator)
         else:
             with torch.no_grad():
                 _, v, mine = policy.better(rows.next_context, action, self.critics.subset(self.generator))
+            logp, told = logp * mine, {"own": mine.float().mean()}
         if o.entropy_backup:
-            v = v - self.alpha.value * (logp if mine is None else logp * mine)
-        out = self.critics.step(rows, td_target(rows, v, o))
-        return out if mine is None else out | {"own": mine.float().mean()}
+            v = v - self.alpha.value * logp
+        return td_target(rows, v, o), told
+
+    def critic_step(self, rows: Rows) -> dict[str, Tensor]:
+        y, told = self.target(rows)
+        return self.critics.step(rows, y) | told
 
     def actor_step(self, rows: Rows) -> dict[str, Tensor]:
         o, policy = self.options, self.policy
@@ -85,10 +90,15 @@ class RlpdLearner(OffPolicyLearner):
         return {"actor_loss": loss.detach(), "entropy": -logp.detach().mean(), "alpha": self.alpha.value}
 
 
+def check_squashed(name: str, policy) -> None:
+    """Raise UserError unless the policy is one squashed Gaussian over every axis."""
+    if policy.options.kind != "squashed" or policy.options.gripper != "continuous":
+        raise UserError(f"{name} needs --policy.kind squashed with --policy.gripper continuous, got "
+                        f"{policy.options.kind} with {policy.options.gripper}")
+
+
 def make(policy, options: RlpdOptions, seed: int, demos=None) -> RlpdLearner:
     """Learner for a squashed Gaussian policy."""
-    if policy.options.kind != "squashed" or policy.options.gripper != "continuous":
-        raise UserError(f"rlpd needs --policy.kind squashed with --policy.gripper continuous, got "
-                        f"{policy.options.kind} with {policy.options.gripper}")
+    check_squashed("rlpd", policy)
     check_judge("rlpd", policy, options)
     return RlpdLearner(policy, options, seed)

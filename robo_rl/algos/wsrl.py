@@ -8,7 +8,7 @@ The warm-up keeps the critics from falling apart at the switch: their first onli
 The paper's choices: 5,000 warm-up steps, UTD 4, 10 critics, actor lr 1e-4.
 """
 
-from robo_rl.algos.calql import CalQlLearner, check_squashed
+from robo_rl.algos.calql import CalQlLearner, check_offline
 from robo_rl.algos.credit import make_adam
 from robo_rl.algos.offpolicy import Temperature
 from robo_rl.errors import UserError
@@ -38,7 +38,7 @@ class WsrlLearner(CalQlLearner):
 
 def make(policy, options: WsrlOptions, seed: int, demos=None) -> WsrlLearner:
     """Learner for a squashed Gaussian policy."""
-    check_squashed("wsrl", policy)
+    check_offline("wsrl", policy)
     if options.demo_share:
         raise UserError(f"wsrl keeps no offline data online: --rl.demo-share must be 0, got {options.demo_share}")
     return WsrlLearner(policy, options, seed)
