@@ -1,4 +1,4 @@
-"""Every command the README shows is run here, with budgets cut to seconds; `.ci/run` runs the test command itself."""
+"""Every command that the README and docs/ show is run here, with budgets cut to seconds; `.ci/run` runs the test command itself."""
 
 import re
 import shlex
@@ -10,11 +10,14 @@ from commands import TINY, TINY_REPLAY, robo_rl
 
 from robo_rl.cli.train import OFF_POLICY
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
-BLOCKS = re.findall(r"```bash\n(.*?)```", README, re.S)
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+PAGES = [README, *(p.read_text() for p in sorted((ROOT / "docs").glob("*.md"), key=lambda p: p.name))]
+BLOCKS = [b for page in PAGES for b in re.findall(r"```bash\n(.*?)```", page, re.S)]
 LINES = [line.split("#")[0].strip() for block in BLOCKS for line in block.splitlines() if line.split("#")[0].strip()]
 PARTS = [part.strip() for line in LINES for part in line.split("&&")]
-COMMANDS = [shlex.split(p)[1:] for p in PARTS if p.startswith((".venv/bin/robo_rl ", "robo_rl "))]
+SHOWN = [tuple(shlex.split(p)[1:]) for p in PARTS if p.startswith((".venv/bin/robo_rl ", "robo_rl "))]
+COMMANDS = [list(c) for c in dict.fromkeys(SHOWN)]  # a page may repeat what another shows
 
 
 def budget(argv: list[str]) -> list[str]:
@@ -67,6 +70,17 @@ def test_the_readme_shows_the_two_commands_and_they_use_the_pins():
     main, tests = (re.search(rf"<!-- {n} -->\n```bash\n(.*?)\n```", README, re.S)[1] for n in ("main", "tests"))
     assert "\n" not in main and "-c constraints.txt" in main and "robo_rl train" in main
     assert "\n" not in tests and "-c constraints.txt" in tests and "pytest" in tests
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))])
+def test_links_between_the_pages_lead_somewhere(page):
+    for link in re.findall(r"\]\((?!http)([^)]+)\)", (ROOT / page).read_text()):
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), link
+        heads = [re.sub(r"[^a-z0-9 -]", "", h.lower()).strip().replace(" ", "-")
+                 for h in re.findall(r"(?m)^#+ (.*)$", target.read_text())] if anchor else []
+        assert not anchor or anchor in heads, f"{link}: {heads}"
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ CHUNKS = dict(decisions=16, minibatch=1024, lr=3e-4)
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 HEADS = {"ppo": dict(kind="gaussian", init_std=0.3), "reinflow": dict(noise="learned", noise_steps="all"),
          "dppo": dict(kind="diffusion", denoise_steps=10, logp_reduction="mean")}  # what a method can train
-# Replay: chunks of 4, small networks and many updates on every step learn most in a minute of one core (README).
+# Replay: chunks of 4, small networks and many updates on every step learn most in a minute of one core.
 SMALL = dict(horizon=4, execute=4, hidden=128, layers=2)
 JUDGE = dict(critics=2, critic_hidden=128)
 SQUASHED = SMALL | dict(kind="squashed", init_std=0.1)
