@@ -80,7 +80,7 @@ class SimArm:
     def reset(self, q: np.ndarray, objects: "dict[str, tuple[np.ndarray, np.ndarray]] | None" = None,
               opening: float = 0.0) -> None:
         """Put the arm at rest at joint angles q [n] [rad], with the gripper at `opening` (0 closed, 1 open) and free
-        bodies at (pos [3] [m], quat [4]), and activate the law there."""
+        bodies at (pos [3] [m], quat [4]), under the law at full stiffness: nothing pulls there, so nothing jumps."""
         mujoco.mj_resetData(self.mj, self.data)
         self.data.qpos[self._qpos] = vector("joint angles", q, len(self._qpos))
         self.data.qpos[self._finger_q] = opening * FINGER_TRAVEL
@@ -92,6 +92,7 @@ class SimArm:
         self.t = 0.0
         self.sense()
         self.law.activate(self.model)
+        self.law.stand()
         if self.servo:
             self.servo.rest(self.model)
         self._late = deque([self.model.bias.copy()] * len(self._late))

@@ -247,6 +247,11 @@ class Law:
         self._pull()
         self.activated = True
 
+    def stand(self) -> None:
+        """Springs at full stiffness at once: for an arm that was put at its targets, at rest."""
+        self.gain, self.k = 1.0, list(self.k_target)
+        self._pull()
+
     def set_target(self, pos: np.ndarray, quat: np.ndarray) -> None:
         """Tool pose in the base frame: pos [m], quat (w, x, y, z) of length 1."""
         p, q = vector("target position", pos, 3), vector("target quaternion", quat, 4)

@@ -53,6 +53,7 @@ class LiveArm:
         self.bridge.governor = Governor(self.limits, self.robot)
         self.until(lambda: self.bridge.measure(self.clock()), "no joint states")
         self.bridge.begin(self.clock())
+        self.safety.take()  # what was said until now is not about this episode
         self.due = self.clock()
 
     def there(self, placed: float, joints: np.ndarray, objects: dict) -> bool:

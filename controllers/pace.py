@@ -15,22 +15,22 @@ OVERSHOOT = 1.1  # of the joints' speeds: targets keep to 0.97 of them, stiff jo
 STIFFNESS = (1500.0,) * 3 + (60.0,) * 3  # [N/m], [N m/rad]
 
 
-def law_at(speed: float, ramp: float = 0.5) -> LawOptions:
-    """Stiff enough to carry a tool's load without sag, reference at `speed` [m/s]; ramp: as in the law [s].
+def law_at(speed: float) -> LawOptions:
+    """Stiff enough to carry a tool's load without sag, reference at `speed` [m/s].
 
     Above 0.25 m/s torques change as fast as the robot's own limit lets them: at half of it the arm swings by 3 cm.
     """
     more = {} if speed <= 0.25 else {"damping_ratio": 1.5, "torque_rate": None}
-    return LawOptions(stiffness=STIFFNESS, filter_time=LAG, ramp=ramp, target_speed=1.5 * speed,
+    return LawOptions(stiffness=STIFFNESS, filter_time=LAG, target_speed=1.5 * speed,
                       target_turn=6 * speed, feed_acceleration=(16 * speed, 64 * speed), **more)
 
 
-def joints_at(stiffness: tuple[float, ...], damping: tuple[float, ...], ramp: float = 0.5) -> LawOptions:
+def joints_at(stiffness: tuple[float, ...], damping: tuple[float, ...]) -> LawOptions:
     """Joints as stiff and as damped as a simulator's position servos [N m/rad], [N m s/rad], for `arm.JointServo`.
 
     Only for an arm whose `torque_rate` lets them: with 1000 N m/s, a real arm's, such gains swing in HOLD.
     """
-    return joint_impedance(stiffness, damping, ramp=ramp, posture_speed=100.0, torque_rate=None, torque_fraction=1.0)
+    return joint_impedance(stiffness, damping, posture_speed=100.0, torque_rate=None, torque_fraction=1.0)
 
 
 def limits_at(speed: float, step: tuple[float, float] = (0.02, 0.105), frame: str = "base", **more) -> Limits:

@@ -99,6 +99,20 @@ def test_the_arm_runs_in_real_time():
     assert 0 < timing.core_share <= 1.05
 
 
+def test_an_arm_that_is_placed_follows_at_once_like_one_that_has_stood_there():
+    """A policy on the wire is given the arm it learnt with from its first action on."""
+    ways = []
+    for wait in (0.0, 1.0):
+        arm = SimArm(ROBOT, LawOptions(ramp=0.5))
+        arm.reset(ROBOT.home)
+        arm.run(wait)
+        pos, quat = arm.pose()
+        arm.law.set_target(pos + [0.0, 0.05, 0.0], quat)
+        arm.run(0.2)
+        ways.append(arm.pose()[0] - pos)
+    assert np.allclose(*ways, atol=1e-4) and ways[0][1] > 0.03
+
+
 # ---- transports: one contract ----------------------------------------------------------------------------------------
 
 

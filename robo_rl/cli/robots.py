@@ -67,12 +67,12 @@ def placed(robot: Robot, name: str, start: int) -> tuple[np.ndarray, dict]:
         for j, body in enumerate(TASKS[name].objects)}
 
 
-def law(controller: str, speed: float, ramp: float = 0.5):
+def law(controller: str, speed: float):
     """The law's options of a controller's name."""
     if choose("controller", controller, CONTROLLERS) == "cartesian":
-        return law_at(speed, ramp)
+        return law_at(speed)
     from sims.mujoco.model import DAMPING, STIFFNESS
-    return joints_at(STIFFNESS, DAMPING, ramp)
+    return joints_at(STIFFNESS, DAMPING)
 
 
 def controllers_of(robot: Robot, speed: float) -> dict[str, Controller]:
@@ -100,7 +100,7 @@ def sprung(robot: Robot, controller: str) -> Robot:
 def lockstep(robot: Robot, task: Task, speed: float, scene_name: str = "pick_cube", weather: Weather | None = None,
              dry_run: bool = False, controller: str = "joint", wired=lambda wire: wire) -> Lockstep:
     """The governed arm with the bridge on one in-process wire."""
-    return Lockstep(sprung(robot, controller), task, scene(robot, scene_name), law(controller, speed, 0.02),
+    return Lockstep(sprung(robot, controller), task, scene(robot, scene_name), law(controller, speed),
                     limits_at(speed, STEP, **BOX), arm_model(robot), weather, dry_run, controller == "joint", wired,
                     joints=controller == "joint")
 
