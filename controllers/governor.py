@@ -300,6 +300,13 @@ class Governor:
             raise UserError(f"nothing to reset: {self.state}")
         self._go(DISARMED, now, "reset")
 
+    def moved(self, now: float) -> None:
+        """Someone put the disarmed arm elsewhere: where it braked before is nothing to it."""
+        self._log("moved", now, {})
+        self._clock(now)
+        if self.state == DISARMED:
+            self.pos, self._v, self._w = None, (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)
+
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def measure(self, state: State, now: float) -> Verdict:
@@ -575,6 +582,7 @@ def replay(events: list[dict], robot: Robot) -> int | None:
                 case "disarm": governor.disarm(now)
                 case "stop": governor.stop(now, d["reason"])
                 case "reset": governor.reset(now)
+                case "moved": governor.moved(now)
                 case "tick": governor.tick(now, d["dt"])
                 case "state":
                     governor.measure(State(**{k: _numbers(v) for k, v in d.items()}), now)

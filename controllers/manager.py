@@ -136,6 +136,8 @@ class Manager:
             self.number = value
         else:
             self.place(value)
+        if governor is not None:
+            governor.moved(self.node.transport.now())
 
     # ---- safety -----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """`robo_rl eval RUN`: the honest number. Fixed starts, paired noise, Wilson intervals, paired differences."""
 
 import json
+from collections import Counter
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -199,6 +200,12 @@ def run(args: Eval) -> int:
     for task, row in [*result["tasks"].items(), ("all", result)][: None if len(result["tasks"]) > 1 else 1]:
         rate = row.get("success_rate", row.get("success"))
         print(f"  {task:<{width}}  {rate:7.3f}   [{row['low']:.3f}, {row['high']:.3f}]  {row['n']:>4}")
+    if live := result.get("live"):
+        after = live["act_after_s"]
+        print(f"  {live['late']} of {live['steps']} actions later than a period; after its beginning: median "
+              f"{1e3 * after['median']:.1f} ms, p99 {1e3 * after['p99']:.1f} ms")
+        for reason, count in Counter(live["stops"]).most_common():
+            print(f"  held {count} times by the {reason}")
     if args.against:
         a = document["against"]
         print(f"  difference to {a['run']} ({a['success_rate']:.3f}), paired: "
