@@ -1,8 +1,8 @@
 """`robo_rl eval RUN`: the honest number. Fixed starts, paired noise, Wilson intervals, paired differences."""
 
 import json
-from collections import Counter
 import sys
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
