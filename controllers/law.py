@@ -29,8 +29,9 @@ import numpy as np
 from controllers.model import ArmModel
 from controllers.robot import Robot
 from robo_rl.errors import UserError, choose, in_range
-from robo_rl.geometry import Floats, rotate1, turn_between, turned, unit
+from robo_rl.geometry import Floats, rotate1, turn_between, turned, turned_towards, unit
 
+SIX = np.eye(6)
 SMALL = 1e-10  # m or rad; nearer than this the reference has arrived
 MASS_AGE = 0.02  # s between two looks at W_ii; joints turn 2 degrees in that time
 
@@ -142,16 +143,6 @@ def toward(now: Floats, target: Floats, most: float) -> Floats:
     return now[0] + s * x, now[1] + s * y, now[2] + s * z
 
 
-def turn_toward(now: Floats, target: Floats, most: float) -> Floats:
-    """The orientation at angle `most` [rad] from `now` on the geodesic to `target`; `target` when that is nearer."""
-    x, y, z = turn_between(target, now)
-    far = math.sqrt(x * x + y * y + z * z)
-    if far <= most:
-        return target
-    s = most / far
-    return turned(now, s * x, s * y, s * z)
-
-
 class Reference:
     """What the springs pull to: follows the target at a limited speed through a low pass, on the geodesic."""
 
@@ -161,38 +152,49 @@ class Reference:
         self.velocity = (0.0,) * 6  # [m/s], [rad/s], base axes
         self.acceleration = (0.0,) * 6
         self.settled = True
+        self._axis: Floats | None = None  # of the turn that limited_quat has yet to make,
+        self._left = 0.0  # and its angle [rad]
 
     def aim(self, pos: Floats, quat: Floats) -> None:
-        self.target_pos, self.target_quat, self.settled = pos, quat, False
+        self.target_pos, self.target_quat, self.settled, self._axis = pos, quat, False, None
 
     def tick(self, dt: float, o: LawOptions, keep: float) -> None:
         """Advance by dt; keep = exp(-dt/T)."""
-        if self.settled:
-            return
-        go = 1 - keep
+        go, rate = 1 - keep, 1 / dt
         if self.limited_pos is not self.target_pos:
             self.limited_pos = toward(self.limited_pos, self.target_pos, o.target_speed * dt)
         (ax, ay, az), (bx, by, bz) = self.limited_pos, self.pos
         x, y, z = go * (ax - bx), go * (ay - by), go * (az - bz)
         self.pos = (bx + x, by + y, bz + z)
         if self.limited_quat is not self.target_quat:
-            self.limited_quat = turn_toward(self.limited_quat, self.target_quat, o.target_turn * dt)
+            self._turn(o.target_turn * dt)
         a = b = c = 0.0
         if self.quat is not self.target_quat:
-            a, b, c = turn_between(self.limited_quat, self.quat)
-            if a * a + b * b + c * c < SMALL * SMALL and self.limited_quat is self.target_quat:
+            self.quat, a, b, c = turned_towards(self.quat, self.limited_quat, go)
+            if a * a + b * b + c * c < SMALL * SMALL * go * go and self.limited_quat is self.target_quat:
                 self.quat = self.target_quat
-            a, b, c = go * a, go * b, go * c
-            if self.quat is not self.target_quat:
-                self.quat = turned(self.quat, a, b, c)
-        x, y, z, a, b, c = x / dt, y / dt, z / dt, a / dt, b / dt, c / dt
+        x, y, z, a, b, c = rate * x, rate * y, rate * z, rate * a, rate * b, rate * c
         u, v, w, p, q, r = self.velocity
         self.velocity = (x, y, z, a, b, c)
-        self.acceleration = ((x - u) / dt, (y - v) / dt, (z - w) / dt, (a - p) / dt, (b - q) / dt, (c - r) / dt)
+        self.acceleration = (rate * (x - u), rate * (y - v), rate * (z - w), rate * (a - p), rate * (b - q), rate * (c - r))
         if self.quat is self.target_quat and self.limited_pos is self.target_pos and \
                 x * x + y * y + z * z < SMALL * SMALL / (dt * dt):
             self.pos, self.velocity, self.acceleration = self.target_pos, (0.0,) * 6, (0.0,) * 6
             self.settled = True
+
+    def _turn(self, most: float) -> None:
+        """Turn limited_quat by at most `most` [rad] on the geodesic to the target: all the way about one axis."""
+        if self._axis is None:
+            x, y, z = turn_between(self.target_quat, self.limited_quat)
+            self._left = math.sqrt(x * x + y * y + z * z)
+            s = 1 / max(self._left, SMALL)
+            self._axis = s * x, s * y, s * z
+        if self._left <= most:
+            self.limited_quat = self.target_quat
+            return
+        self._left -= most
+        x, y, z = self._axis
+        self.limited_quat = turned(self.limited_quat, most * x, most * y, most * z)
 
 
 class Law:
@@ -215,8 +217,13 @@ class Law:
         self._cap = math.inf if options.posture_torque is None else options.posture_torque
         self._keep, self._keep_dt = 0.0, -1.0
         self._a, self._x = np.zeros((6, 6)), np.zeros(6)
-        self._a_diagonal = self._a.reshape(-1)[::7]
+        self._twelve = np.zeros(12)  # a wrench and an acceleration
+        self._wrench, self._move = self._twelve[:6], self._twelve[6:]
+        self._twist, self._none = np.zeros(6), [0.0] * n
+        self._epsilon = options.regularisation * np.eye(6)
         self._rigid = any(options.stiffness) or options.nullspace == "dynamic"  # W is needed
+        self._holds = self._rigid or options.nullspace == "kinematic"  # there is a wrench at the tool, always
+        self._weighs = options.damping is None and options.task == "impedance"  # damping goes by W_ii
         self._lowest, self._highest = np.array(robot.lower), np.array(robot.upper)
         self.activated = False
 
@@ -322,30 +329,34 @@ class Law:
         if dt != self._keep_dt:
             self._keep_dt, self._keep = dt, math.exp(-dt / o.filter_time) if o.filter_time else 0.0
         self._age(dt)
-        self.reference.tick(dt, o, self._keep)
+        if not self.reference.settled:
+            self.reference.tick(dt, o, self._keep)
         self._mass_age += dt
-        if self._mass_age >= MASS_AGE:
+        if self._mass_age >= MASS_AGE and self._weighs and any(self.k):
             self._weigh(model)
-        wrench = np.array(self._force(model, jac.dot(model.dq).tolist()))
+        wrench, move, pulled = self._wrench, self._move, self._holds or self.feed is not None or any(self.k) or any(self.d)
+        if pulled:
+            self._twelve[:] = self._force(model, jac.dot(model.dq, self._twist).tolist()) + self._acceleration()
 
         # t = J^T (F + W (a_d - J M^-1 t_0)) + t_0: acceleration and projection share one solve
-        posture = self._pull_to - self._posture.dot(model.state)
+        posture = self._posture.dot(model.state)
+        np.subtract(self._pull_to, posture, posture)
         small = posture.tolist()
         if max(small) > self._cap or min(small) < -self._cap:
             posture = posture.clip(-self._cap, self._cap)
             small = posture.tolist()
         if self._rigid:
             jac.dot(model.minv_j, a)
-            self._a_diagonal += o.regularisation
+            np.add(a, self._epsilon, a)
             mujoco.mju_cholFactor(a, 1e-12)
-            move = self._acceleration()
             if o.nullspace == "dynamic":
                 move -= model.minv_jt.dot(posture)
             if o.task == "impedance":
                 mujoco.mju_cholSolve(self._x, a, move)
                 wrench += self._x
             else:
-                mujoco.mju_cholSolve(wrench, a, wrench + move)
+                move += wrench
+                mujoco.mju_cholSolve(wrench, a, move)
         if o.nullspace == "kinematic":
             wrench -= through(jac, posture)
 
@@ -353,7 +364,8 @@ class Law:
         if o.friction:
             small = [p + f for p, f in zip(small, friction_torque(model.dq.tolist(), **self.robot.friction), strict=True)]
         step, out = self.rate * dt, []
-        for t, p, b, x, low, high, last, most in zip(wrench.dot(jac).tolist(), small, model.bias.tolist(), q, self.low,
+        pull = wrench.dot(jac).tolist() if pulled else self._none
+        for t, p, b, x, low, high, last, most in zip(pull, small, model.bias.tolist(), q, self.low,
                                                      self.high, self.tau, self.most, strict=True):
             t += p + b
             if x < low or x > high:
@@ -412,7 +424,7 @@ class Law:
         if self._dq_age < math.inf:
             self._pull_to += self.dn * self.dq_ref
 
-    def _force(self, model: ArmModel, twist: list[float]) -> list[float]:
+    def _force(self, model: ArmModel, twist: list[float]) -> Floats:
         """F [6] in base axes."""
         o, r = self.options, self.reference
         px, py, pz = model.pos
@@ -431,25 +443,24 @@ class Law:
                 a, b, c, d, e, f = (min(max(x, -y), y) for x, y in zip((a, b, c, d, e, f), o.error_clip, strict=True))
         g, h, i, j, k, m = self.k
         ga, ha, ia, ja, ka, ma = self.d
-        force = [g * a + ga * p, h * b + ha * q, i * c + ia * s, j * d + ja * t, k * e + ka * u, m * f + ma * v]
+        force = (g * a + ga * p, h * b + ha * q, i * c + ia * s, j * d + ja * t, k * e + ka * u, m * f + ma * v)
         if o.frame == "tool":
-            force = [*rotate1(quat, force[:3]), *rotate1(quat, force[3:])]
+            force = (*rotate1(quat, force[:3]), *rotate1(quat, force[3:]))
         if self.feed is not None:
             feed = self.feed
             if self.feed_frame == "tool":
                 feed = [*rotate1(model.quat, feed[:3]), *rotate1(model.quat, feed[3:])]
-            force = [f + x for f, x in zip(force, feed, strict=True)]
+            force = tuple(f + x for f, x in zip(force, feed, strict=True))
         return force
 
-    def _acceleration(self) -> np.ndarray:
+    def _acceleration(self) -> Floats:
         """a_d [6], bounded."""
         linear, angular = self.options.feed_acceleration
-        a, b, c, d, e, f = self.reference.acceleration
-        if not (-linear <= a <= linear and -linear <= b <= linear and -linear <= c <= linear):
-            a, b, c = (min(max(x, -linear), linear) for x in (a, b, c))
-        if not (-angular <= d <= angular and -angular <= e <= angular and -angular <= f <= angular):
-            d, e, f = (min(max(x, -angular), angular) for x in (d, e, f))
-        return np.array((a, b, c, d, e, f))
+        a, b, c, d, e, f = now = self.reference.acceleration
+        if -linear <= a <= linear and -linear <= b <= linear and -linear <= c <= linear and \
+                -angular <= d <= angular and -angular <= e <= angular and -angular <= f <= angular:
+            return now
+        return (*(min(max(x, -linear), linear) for x in (a, b, c)), *(min(max(x, -angular), angular) for x in (d, e, f)))
 
     def _damping(self) -> list[float]:
         """D's diagonal for the stiffness of this moment."""
@@ -462,15 +473,18 @@ class Law:
 
     def _weigh(self, model: ArmModel) -> None:
         """Look at W_ii [kg], [kg m^2] in the axes of the stiffness, at most 4/A_ii, and set the damping."""
-        a = model.jac.dot(model.minv_jt.T)
+        a = model.jac.dot(model.minv_j)
         if self.options.frame == "tool":
             turn = np.zeros((6, 6))
             turn[:3, :3] = turn[3:, 3:] = model.rotation
             a = turn.T @ a @ turn
-        diagonal = a.diagonal().copy()
-        a.reshape(-1)[::7] += self.options.regularisation
-        if np.isfinite(a).all():
-            self._masses = np.minimum(np.linalg.inv(a).diagonal(), 4 / np.maximum(diagonal, 1e-6)).tolist()
+        diagonal = a.diagonal().tolist()
+        if math.isfinite(sum(diagonal)):
+            a += self._epsilon
+            mujoco.mju_cholFactor(a, 1e-12)
+            for i, row in enumerate(SIX):
+                mujoco.mju_cholSolve(self._x, a, row)
+                self._masses[i] = min(float(self._x[i]), 4 / max(diagonal[i], 1e-6))
             self._mass_age, self.d = 0.0, self._damping()
 
 

@@ -532,6 +532,28 @@ def test_damping_follows_a_commanded_stiffness():
     assert law.k == [3000.0] * 3 + [300.0] * 3
 
 
+@pytest.mark.parametrize("nullspace", ["none", "kinematic"])
+def test_a_wrench_that_has_expired_leaves_the_joints_springs_alone(nullspace):
+    """Without springs at the tool its part of the tick is left out: nothing of an earlier wrench may stay."""
+    law, never = (law_at(HOME, LawOptions(stiffness=(0.0,) * 6, nullspace=nullspace, posture_stiffness=100.0,
+                                          command_timeout=0.01), dq=np.full(7, 0.01)) for _ in range(2))
+    law.set_wrench(np.full(6, 5.0))
+    apart = [float(np.abs(law.tick(MODEL, 1e-3) - never.tick(MODEL, 1e-3)).max()) for _ in range(40)]
+    assert max(apart[:5]) > 1 and apart[-1] == 0
+
+
+def test_the_reference_turns_at_its_pace_on_the_geodesic_and_stops_at_the_target():
+    law = law_at(HOME, LawOptions(target_turn=1.0, filter_time=0.0))
+    start, reference = law.reference.quat, law.reference
+    goal = g.turned(start, 0.1, -0.2, 0.2)
+    law.set_target(np.array(reference.pos), np.array(goal))
+    for k in range(1, 400):
+        law.tick(MODEL, 1e-3)
+        way = min(1e-3 * k, 0.3) / 0.3
+        assert np.allclose(g.turn_between(reference.quat, start), way * np.array([0.1, -0.2, 0.2]), atol=1e-12)
+    assert reference.quat == reference.target_quat and reference.settled
+
+
 def test_damping_of_zero_is_none():
     law = law_at(HOME, LawOptions(damping=(0.0,) * 6, nullspace="none", posture_stiffness=0.0, **AT_ONCE),
                  dq=np.full(7, 0.3))
