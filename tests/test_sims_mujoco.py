@@ -11,6 +11,7 @@ from sims.mujoco import LOCOMOTION, TASKS, model, rates, raw_rate
 from sims.mujoco.env import parse_randomise
 from sims.mujoco.kinematics import Arm, damped_step, rotation_error, turn
 from sims.mujoco.tasks import TASKS as ARM
+from sims.mujoco.tasks import pair, placed
 
 ARM_TASKS = [t for t in TASKS if t not in LOCOMOTION]
 
@@ -184,6 +185,18 @@ def test_lifting_another_object_than_the_named_one_ends_the_episode_without_succ
 
     success, length = run_expert(env, np.arange(30), wrong)
     assert not success.any() and env.terminated.mean() > 0.9 and length.max() <= env.spec.max_steps
+
+
+def test_a_stacked_pair_is_no_success_before_it_lies_on_the_mark_and_is_let_go():
+    env = make("stack_place", 8)
+    env.reset(options={"starts": np.arange(8)})
+    stood, over = np.zeros(8, int), np.zeros(8, bool)
+    while not over.all():
+        stood += pair(env.scene) & (env.scene.opening > 0.65) & ~over
+        _, _, terminated, truncated, info = env.step(env.expert_action())
+        over = terminated | truncated
+    assert info["success"].all() and (pair(env.scene) & placed(env.scene)).all()
+    assert stood.min() > 5  # stacked and free, and yet not over
 
 
 def test_the_state_of_pick_by_name_does_not_tell_which_object_is_named():

@@ -3,7 +3,7 @@
 from robo_rl.errors import UserError, choose, in_range
 
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
-TASKS = ("pick_cube", "reach", "push_cube", "stack_cube", "peg_insert", "open_drawer", "pick_by_name", *LOCOMOTION)
+TASKS = ("pick_cube", "reach", "push_cube", "stack_cube", "peg_insert", "open_drawer", "pick_by_name", "stack_place", *LOCOMOTION)
 
 
 def make_mujoco(

@@ -8,11 +8,12 @@ import numpy as np
 
 from sims.mujoco.kinematics import rotation_error, wrap
 from sims.mujoco.model import MOVE, TURN
-from sims.mujoco.tasks import CUBE, HANDLE, PEG, Scene, chosen, handle
+from sims.mujoco.tasks import CUBE, HANDLE, PEG, SMALL, Scene, chosen, distance, handle
 
 F = np.float32
 GAIN = 0.22  # share of the remaining way per control step
 TOP = 0.85  # largest share of full speed
+CALM = 0.03  # a loose load is carried no faster than towards a goal this far away [m]
 
 
 def steer(env, goal: np.ndarray, close: np.ndarray, yaw: "np.ndarray | None" = None) -> np.ndarray:
@@ -35,11 +36,11 @@ def steer(env, goal: np.ndarray, close: np.ndarray, yaw: "np.ndarray | None" = N
     return np.ascontiguousarray(out.T)
 
 
-def square_yaw(quat: np.ndarray) -> np.ndarray:
-    """Yaw [N] of a box in [-pi/4, pi/4): the front nearest to the hand's home attitude."""
+def square_yaw(quat: np.ndarray, near: "np.ndarray | float" = 0.0) -> np.ndarray:
+    """Yaw [N] of a box within pi/4 of `near`: the front nearest to the hand's home attitude, or to that yaw."""
     w, x, y, z = quat
-    yaw = np.arctan2(F(2) * (x * y + w * z), F(1) - F(2) * (y * y + z * z))
-    return (yaw + F(np.pi / 4)) % F(np.pi / 2) - F(np.pi / 4)
+    yaw = np.arctan2(F(2) * (x * y + w * z), F(1) - F(2) * (y * y + z * z)) - near
+    return (yaw + F(np.pi / 4)) % F(np.pi / 2) - F(np.pi / 4) + near
 
 
 def yaw_of(frame: np.ndarray) -> np.ndarray:
@@ -125,6 +126,29 @@ def stack_cube(env) -> np.ndarray:
     return steer(env, np.where(done, s.tcp, goal), close & ~done, yaw)
 
 
+def stack_place(env) -> np.ndarray:
+    s = env.scene
+    red, green = s.pos
+    here = F(0.5) * yaw_of(s.frame)  # which of two fronts is not decided anew on the way
+    base, turned = square_yaw(s.quat[1], here), square_yaw(s.quat[0], here)
+    top = green.copy()
+    top[2] += F(CUBE + SMALL + 0.001)
+    # first the small cube onto the other, its sides along the other's
+    goal, close, holds = grasp(s, red, turned, 2 * SMALL)
+    goal, yaw = np.where(holds, carry(s, red, top, 0.06, 0.005, 5), goal), np.where(holds, base, turned)
+    on = (np.hypot(*(red - green)[:2]) < 0.015) & (np.abs(red[2] - top[2]) < 0.006)
+    # then both: let go, down to the lower one, and over to the mark
+    low, grip, has = grasp(s, green, base, 2 * CUBE)
+    mark = s.goal.copy()
+    mark[2] = F(CUBE + 0.001)
+    way = carry(s, green, mark, 0.03, 0.006, 4) - s.tcp
+    low = np.where(has, s.tcp + way * np.minimum(F(CALM) / np.maximum(distance(way, F(0)), F(CALM)), 1), low)
+    there = (np.hypot(*(green - mark)[:2]) < 0.012) & (green[2] < CUBE + 0.004)
+    wait = there | ~grip & (s.opening < 0.7)  # until the fingers are open
+    goal = np.where(on, np.where(wait, s.tcp, low), goal)
+    return steer(env, goal, np.where(on, grip & ~there, close), np.where(on, base, yaw))
+
+
 def peg_insert(env) -> np.ndarray:
     s, yaw = env.scene, square_yaw(env.scene.quat[0])
     grip = s.pos[0].copy()
@@ -145,4 +169,5 @@ def open_drawer(env) -> np.ndarray:
     return steer(env, np.where(holds, pull, goal), close)
 
 
-EXPERTS = {f.__name__: f for f in (pick_cube, reach, push_cube, stack_cube, peg_insert, open_drawer, pick_by_name)}
+EXPERTS = {f.__name__: f for f in (pick_cube, reach, push_cube, stack_cube, peg_insert, open_drawer, pick_by_name,
+                                 stack_place)}

@@ -163,10 +163,10 @@ def _stack_place(u):
                   [_between(u[:, 5], -np.pi / 4, np.pi / 4), _between(u[:, 6], -np.pi / 4, np.pi / 4)])
 
 
-def stacked(s: Scene):
-    """bool [N]: the first cube lies on the second, wherever the gripper is."""
-    up = s.pos[0][2] - s.pos[1][2]
-    return (distance(s.pos[0][:2], s.pos[1][:2]) < 0.018) & (np.abs(up - F(2 * CUBE)) < 0.004)
+def stacked(s: Scene, up: float = 2 * CUBE):
+    """bool [N]: the first object lies on the second, its centre `up` above that one's, wherever the gripper is."""
+    return ((distance(s.pos[0][:2], s.pos[1][:2]) < 0.018)
+            & (np.abs(s.pos[0][2] - s.pos[1][2] - F(up)) < 0.004))
 
 
 def _stack_success(s: Scene):
@@ -184,6 +184,47 @@ STACK = Task(
     "stack_cube", 150, block_xml("red", (CUBE,) * 3, "red", 0.08) + block_xml("green", (CUBE,) * 3, "green", 0.08),
     ("red", "green"), _stack_place, success=_stack_success, progress=_stack_progress,
     instructions=("stack the red cube on the green cube",))
+
+# ---------------------------------------------------------------- stack_place
+
+SMALL = 0.015  # half size of the upper cube [m]: between fingers that hold the lower one it is free
+PLACED = 0.025  # the lower cube is there when its centre is this close to the mark [m]
+
+
+def _stack_place_place(u):
+    start, side = _stack_place(u), np.where(u[:, 0] < 0.5, -1.0, 1.0)
+    start.centre[:, 0, 2] = SMALL
+    start.goal[:, 0], start.goal[:, 1], start.goal[:, 2] = _between(u[:, 7], 0.41, 0.60), side * _between(u[:, 8], 0.05, 0.15), 0.001
+    return start
+
+
+def pair(s: Scene):
+    """bool [N]: the small cube lies on the other."""
+    return stacked(s, CUBE + SMALL)
+
+
+def placed(s: Scene):
+    """bool [N]: the lower cube lies on the mark."""
+    return (distance(s.pos[1][:2], s.goal[:2]) < PLACED) & (s.pos[1][2] < CUBE + 0.004)
+
+
+def _pair_success(s: Scene):
+    still = (distance(s.vel[0], F(0)) < 0.05) & (distance(s.vel[1], F(0)) < 0.05)
+    return pair(s) & placed(s) & still & (s.opening > 0.65)
+
+
+def _pair_progress(s: Scene):
+    top = np.stack([s.pos[1][0], s.pos[1][1], s.pos[1][2] + F(CUBE + SMALL)])
+    first = F(0.1) * near(distance(s.tcp, s.pos[0]), 0.08) + held(s, 0) * (F(0.1) + F(0.2) * near(distance(s.pos[0], top), 0.08))
+    then = F(0.5) + F(0.1) * near(distance(s.tcp, s.pos[1]), 0.08) + F(0.25) * near(distance(s.pos[1][:2], s.goal[:2]), 0.08)
+    return np.where(pair(s), then + placed(s) * F(0.1) * s.opening, first)
+
+
+STACK_PLACE = Task(
+    "stack_place", 300, block_xml("red", (SMALL,) * 3, "red", 0.04) + block_xml("green", (CUBE,) * 3, "green", 0.08)
+    + goal_xml("cylinder", "0.03 0.001"), ("red", "green"), _stack_place_place, success=_pair_success,
+    progress=_pair_progress, instructions=("stack the red cube on the green cube and carry both to the green mark",),
+    uses_goal=True)
 
 # ---------------------------------------------------------------- peg_insert
 
@@ -305,4 +346,4 @@ PICK_BY_NAME = Task(
     success=lambda s: chosen(s, [_lifted(s, k) for k in range(3)]), progress=_named_progress, failure=_wrong_one,
     instructions=tuple(f"pick up the {c} cube" for c in NAMES))
 
-TASKS = {t.name: t for t in (PICK, REACH, PUSH, STACK, PEG_INSERT, DRAWER, PICK_BY_NAME)}
+TASKS = {t.name: t for t in (PICK, REACH, PUSH, STACK, PEG_INSERT, DRAWER, PICK_BY_NAME, STACK_PLACE)}
