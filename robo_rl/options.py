@@ -256,9 +256,6 @@ class NftOptions(OnPolicyOptions):
         in_range("rl.old_decay", self.old_decay, 0, 1, open_high=True)
 
 
-MEMORY = 6.0  # s of commands that a scripted person remembers
-
-
 @dataclass(frozen=True, kw_only=True)
 class Person:
     """How a scripted person behaves (`robo_rl/human/operators.py`); times in seconds."""
@@ -280,13 +277,15 @@ class Person:
     least: float = 0.5
     """Shortest help."""
     recovery: float = 0.0
-    """How long the person drives back before correcting (RaC); 0: correct at once."""
+    """Longest time the person backs out before correcting (RaC); 0: correct at once."""
     finish: bool = False
     """Keep the controls to the end of the episode."""
+    leave: float = 0.0
+    """Minutes at the controls, over all robots, after which the person has gone for good (correct: until the next round); 0: never."""
 
     def __post_init__(self) -> None:
         for name, high in (("reaction", 60), ("error", 100), ("fatigue", 100), ("notice", 60), ("gate", 2), ("late", 1),
-                           ("agree", 60), ("least", 60), ("recovery", MEMORY / 2)):
+                           ("agree", 60), ("least", 60), ("recovery", 60), ("leave", 1e6)):
             in_range(f"person.{name}", getattr(self, name), 0, high)
 
 

@@ -197,6 +197,14 @@ def test_the_person_hands_back_once_policy_and_person_agree():
     assert CORRECTION in phases and phases[-1] == POLICY
 
 
+def test_a_person_who_has_given_their_time_lets_go_and_does_not_come_back():
+    env, _ = scripted(n=4, limit=400, notice=0.1, gate=0.1, reaction=0.1, agree=60, late=0, leave=0.1)
+    env.reset(options={"starts": np.arange(4)})
+    env.goal[:] = 99
+    held = np.array([env.step(-env.expert_action())[4]["phase"] > 0 for _ in range(100)]).sum(1)
+    assert 60 <= held.sum() < 60 + 4 and not held[-50:].any()  # 6 s of 0.1 s, by whole steps of four robots
+
+
 def test_a_tired_person_reacts_later():
     fresh, tired = scripted(n=32, limit=200, late=1)[1], scripted(n=32, limit=200, fatigue=2.0, late=1)[1]
     for op in (fresh, tired):
@@ -205,17 +213,26 @@ def test_a_tired_person_reacts_later():
     assert tired.stats["reaction"].sum() == pytest.approx(3 * fresh.stats["reaction"].sum())
 
 
-def test_driving_back_undoes_the_last_steps():
-    env, _operator = scripted(notice=0.6, gate=0.3, reaction=0.1, recovery=0.5, late=1)
-    env.reset(options={"starts": np.arange(1)})
-    track, phases = [env.pos[0].copy()], []
-    for _ in range(16):
-        phases.append(env.step(-env.expert_action())[4]["phase"][0])
-        track.append(env.pos[0].copy())
-    first = phases.index(RECOVERY)
-    assert phases[first:first + 6] == [RECOVERY] * 5 + [CORRECTION]
-    for j in range(6):
-        assert np.allclose(track[first + j], track[first - j])
+def test_a_person_who_recovers_backs_out_first_and_corrects_once_there_or_out_of_time():
+    for limit, most in ((30.0, 25), (0.3, 3)):
+        env, operator = scripted(notice=0.6, gate=0.3, reaction=0.1, recovery=limit, late=1)
+        env.reset(options={"starts": np.arange(1)})
+        env.goal[:] = 9
+        track, phases = [], []
+        for _ in range(40):
+            phases.append(env.step(-env.expert_action())[4]["phase"][0])
+            track.append(np.abs(env.pos).max())
+        first, then = phases.index(RECOVERY), phases.index(CORRECTION)
+        assert RECOVERY not in phases[then:] and 0 < then - first <= most
+        assert (track[then - 1] < 0.03) == (limit == 30.0)
+
+
+def test_an_env_without_a_recovery_has_no_one_who_recovers():
+    class NoWayBack(PointReach):
+        recovery_action = property(lambda self: (_ for _ in ()).throw(AttributeError("recovery_action")))
+    Scripted(NoWayBack(1), Person())
+    with pytest.raises(UserError, match="no scripted recovery"):
+        Scripted(NoWayBack(1), Person(recovery=1.0))
 
 
 def test_slips_come_at_their_rate_and_the_seed_decides_them():

@@ -82,6 +82,19 @@ def test_the_expert_works_with_joint_control_too(task):
     assert success.mean() >= 0.93
 
 
+@pytest.mark.parametrize("control", ["ee_delta", "joint_delta"])
+def test_backing_out_of_an_attempt_ends_above_the_objects_with_open_fingers(control):
+    env = make("stack_place", 6, control=control)
+    env.reset(options={"starts": np.arange(6)})
+    for _ in range(22):
+        env.step(env.expert_action())
+    assert (env.scene.tcp[2] < 0.12).any()
+    for _ in range(40):
+        env.step(env.recovery_action())
+    assert (np.abs(env.scene.tcp[2] - 0.16) < 0.01).all() and (env.scene.opening > 0.9).all()
+    assert np.abs(env.recovery_action()[:, :6]).max() < 0.1
+
+
 def test_the_expert_succeeds_when_mass_and_friction_vary():
     success, _ = run_expert(make("pick_cube", 60, randomise="mass,friction"), 2000 + np.arange(60))
     assert success.mean() >= 0.93

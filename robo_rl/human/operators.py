@@ -3,9 +3,8 @@ measured.
 
 The person watches how far the policy's commands are from what they would do. Once that stays large for `notice`
 seconds, or the episode is late, they decide to help, act after a reaction time, and hand back once policy and person
-have agreed for `agree` seconds (or, with `finish`, only when the episode is over). With `recovery` they first drive
-the last seconds of the episode backwards, which leads to a state the policy has been in, and then correct: RaC's two
-phases.
+have agreed for `agree` seconds (or, with `finish`, only when the episode is over). With `recovery` they first back out
+(the env's `recovery_action`) to where attempts begin, which the demonstrations know, and then correct: RaC's two phases.
 
 Every draw is a hash of (seed, first observation of the episode, step), so an episode is the same at any env index.
 """
@@ -16,17 +15,18 @@ import numpy as np
 
 from robo_rl.errors import UserError
 from robo_rl.human.intervene import CORRECTION, POLICY, RECOVERY, Help, Look
-from robo_rl.options import MEMORY, Person
+from robo_rl.options import Person
 from robo_rl.rollout import mix
 
 SLIP = 0.25  # s
+ARRIVED = 0.1  # a recovery is over when no axis of it asks for more than this
 
 
 class Scripted:
     """One scripted person per robot of `env` (which needs `expert_action`); `wanted[N]` may bar them from helping.
 
     stats[N]: `asked` decisions to help, `helped` take-overs, `reaction` their summed reaction times [s], `seconds` at
-    the controls. Raises UserError if the env has no expert.
+    the controls. Raises UserError if the env has no expert, or no recovery where the person is to recover.
     """
 
     def __init__(self, env, person: Person | None = None, seed: int = 0):
@@ -34,19 +34,19 @@ class Scripted:
             raise UserError(f"{env.spec.sim}:{env.spec.task} has no scripted expert to stand in for the person; "
                             "use --operator keyboard, gamepad or the console")
         person = person or Person()
+        if person.recovery and not hasattr(env, "recovery_action"):
+            raise UserError(f"{env.spec.sim}:{env.spec.task} has no scripted recovery; leave --person.recovery and --protocol rac")
         self.env, self.person, self.seed = env, person, seed
-        n, a, period = env.num_envs, env.single_action_space.shape[0], env.spec.period
+        n, period = env.num_envs, env.spec.period
         self.absolute = np.array([x.kind == "absolute" for x in env.spec.axes])
         self.wait = {k: max(1, round(getattr(person, k) / period)) for k in ("notice", "agree", "least")}
-        self.slip_steps, self.memory = max(1, round(SLIP / period)), max(1, round(MEMORY / period))
+        self.slip_steps = max(1, round(SLIP / period))
         self.back_steps = round(person.recovery / period)
         self.wanted = np.ones(n, bool)
         self.stats = {k: np.zeros(n) for k in ("asked", "helped", "reaction", "seconds")}
         self.rows = {"key": np.zeros(n, np.int64), "wrong": np.zeros(n, np.int64), "right": np.zeros(n, np.int64),
                      "until": np.zeros(n, np.int64), "phase": np.zeros(n, np.uint8), "held": np.zeros(n, np.int64),
-                     "now": np.zeros(n, np.int64), "begun": np.zeros(n, np.int64), "plan": np.zeros(n, np.int64),
-                     "slip": np.zeros(n, np.int64), "work": np.zeros(n, np.int64), "back": np.zeros(n, np.int64),
-                     "path": np.zeros((n, self.memory, a), np.float32), "made": np.zeros(n, np.int64)}
+                     "now": np.zeros(n, np.int64), "slip": np.zeros(n, np.int64), "work": np.zeros(n, np.int64)}
 
     def begin(self, mask, obs):
         r, state = self.rows, np.ascontiguousarray(obs["state"], np.float32)
@@ -62,33 +62,35 @@ class Scripted:
 
     def send_away(self, mask: np.ndarray) -> None:
         """The persons of `mask` let go."""
-        for name in ("wrong", "right", "until", "phase", "held", "slip", "back"):
+        for name in ("wrong", "right", "until", "phase", "held", "slip"):
             self.rows[name][mask] = 0
 
     def help(self, look: Look) -> Help:
         r, p, n = self.rows, self.person, len(look.over)
+        wanted = self.wanted & ~self.gone
+        if self.gone:
+            self.send_away(np.ones(n, bool))
         r["now"] += 1  # goes on while the episode's clock stands still
         alive = ~look.over
         expert = np.asarray(self.env.expert_action(), np.float32)
         ran = alive & (look.steps > 0)
-        fresh = ran & (r["made"] < look.steps)
-        at = (r["made"] % self.memory)[fresh]
-        r["path"][np.flatnonzero(fresh), at] = look.executed[fresh]
-        r["made"][fresh] += 1
         gap = np.sqrt(((look.proposed.clip(-1, 1) - expert) ** 2).mean(1))
         far = gap > p.gate
         free = (r["phase"] == POLICY) & alive
         r["wrong"] = np.where(free & ran & far, r["wrong"] + 1, 0)
         r["right"] = np.where(~free & ran & ~far, r["right"] + 1, 0)
         late = look.steps >= p.late * self.env.spec.max_steps if p.late < 1 else np.zeros(n, bool)
-        self._decide(self.wanted & free & (r["until"] == 0) & ((r["wrong"] >= self.wait["notice"]) | late), r["now"])
+        self._decide(wanted & free & (r["until"] == 0) & ((r["wrong"] >= self.wait["notice"]) | late), r["now"])
         come = free & (r["until"] > 0) & (r["now"] >= r["until"])
         self.stats["helped"][come] += 1
         r["phase"][come] = RECOVERY if self.back_steps else CORRECTION
         r["held"][come], r["until"][come], r["right"][come] = 0, 0, 0
-        r["begun"][come] = r["made"][come]
-        r["plan"][come] = r["back"][come] = np.minimum(self.back_steps, r["made"])[come]
-        r["phase"][(r["phase"] == RECOVERY) & (r["back"] == 0)] = CORRECTION
+        actions = expert
+        if (recover := r["phase"] == RECOVERY).any():
+            back = np.asarray(self.env.recovery_action(), np.float32)
+            out = recover & ((r["held"] >= self.back_steps) | (np.abs(back[:, ~self.absolute]).max(1) < ARRIVED))
+            r["phase"][out] = CORRECTION
+            actions = np.where((recover & ~out)[:, None], back, expert)
         done = ((r["phase"] == CORRECTION) & (r["held"] >= self.wait["least"]) & (r["right"] >= self.wait["agree"])
                 & ~late & (not p.finish))
         r["phase"][done | look.over] = POLICY
@@ -96,7 +98,6 @@ class Scripted:
         r["held"] += helping
         r["work"] += helping
         self.stats["seconds"] += helping * self.env.spec.period
-        actions = np.where((r["phase"] == RECOVERY)[:, None], self._backwards(), expert)
         return Help(self._slips(actions, helping, r["now"]), np.where(alive, r["phase"], 0).astype(np.uint8))
 
     def get_state(self):
@@ -107,6 +108,11 @@ class Scripted:
             v[mask] = np.asarray(state[k])[mask]
 
     # ------------------------------------------------------------ parts
+
+    @property
+    def gone(self) -> bool:
+        """Whether the persons have given all the time they had."""
+        return 0 < self.person.leave * 60 <= self.rows["work"].sum() * self.env.spec.period
 
     def tired(self) -> np.ndarray:
         """Factor [N] on reaction time and error: 1 when fresh."""
@@ -122,17 +128,6 @@ class Scripted:
             self.rows["until"][i] = steps[i] + max(1, round(reaction / self.env.spec.period))
             self.stats["asked"][i] += 1
             self.stats["reaction"][i] += reaction
-
-    def _backwards(self) -> np.ndarray:
-        """Commands [N,A] that undo the newest step not yet undone; absolute axes go to where they were at its end."""
-        r = self.rows
-        out = np.zeros_like(r["path"][:, 0])
-        for i in np.flatnonzero(r["phase"] == RECOVERY):
-            undone = r["plan"][i] - r["back"][i]
-            was = r["path"][i, (r["begun"][i] - 1 - undone) % self.memory]
-            out[i] = np.where(self.absolute, r["path"][i, (r["begun"][i] - r["plan"][i]) % self.memory], -was)
-            r["back"][i] -= 1
-        return out
 
     def _slips(self, actions: np.ndarray, helping: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """`actions` with slips: bursts of the command turned round (absolute axes stay)."""

@@ -17,7 +17,7 @@ from robo_rl.errors import UserError, choose
 from robo_rl.starts import StartStream, uniforms
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.mujoco import model as m
-from sims.mujoco.experts import EXPERTS
+from sims.mujoco.experts import EXPERTS, back_out
 from sims.mujoco.kinematics import Arm, contract, damped_step, rotation_error, turn, wrap
 from sims.mujoco.model import JOINT, MOVE, TURN
 from sims.mujoco.tasks import TASKS, Scene, Task
@@ -227,7 +227,14 @@ class MujocoArmEnv(VectorEnv):
 
     def expert_action(self) -> np.ndarray:
         """float32 [N, A]: what the scripted expert does in the present states."""
-        hand = EXPERTS[self.task.name](self)
+        return self._as_commands(EXPERTS[self.task.name](self))
+
+    def recovery_action(self) -> np.ndarray:
+        """float32 [N, A]: how to leave a failed attempt, towards a state from which the next may begin."""
+        return self._as_commands(back_out(self))
+
+    def _as_commands(self, hand: np.ndarray) -> np.ndarray:
+        """Actions [N, 7] of the hand in the env's own control."""
         if self.control == "ee_delta":
             return hand
         twist = hand[:, :6].T * np.array([[MOVE]] * 3 + [[TURN]] * 3, F)

@@ -13,6 +13,7 @@ from sims.mujoco.tasks import CUBE, HANDLE, PEG, SMALL, Scene, chosen, distance,
 F = np.float32
 GAIN = 0.22  # share of the remaining way per control step
 TOP = 0.85  # largest share of full speed
+SAFE = 0.16  # height of the hand over all objects [m]
 CALM = 0.03  # a loose load is carried no faster than towards a goal this far away [m]
 
 
@@ -167,6 +168,12 @@ def open_drawer(env) -> np.ndarray:
     pull = at.copy()
     pull[0] -= F(0.06)
     return steer(env, np.where(holds, pull, goal), close)
+
+
+def back_out(env) -> np.ndarray:
+    """What somebody does whose attempt failed: straight up to where attempts begin, the fingers as the expert has them."""
+    close = EXPERTS[env.task.name](env)[:, 6] < 0
+    return steer(env, above(env, SAFE), close, yaw_of(env.scene.frame))
 
 
 EXPERTS = {f.__name__: f for f in (pick_cube, reach, push_cube, stack_cube, peg_insert, open_drawer, pick_by_name,
