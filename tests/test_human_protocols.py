@@ -3,7 +3,7 @@ import pytest
 from toys import PointReach
 
 from robo_rl.errors import UserError
-from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, Intervene, Nobody
+from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, Help, Intervene, Nobody
 from robo_rl.human.operators import Scripted
 from robo_rl.human.practice import Account, Robots
 from robo_rl.human.protocols import NOBODY, Dispatch, assign, target_starts
@@ -80,6 +80,23 @@ def test_steps_of_help_are_recorded_and_accounted():
     assert a["interventions_per_hour"] == pytest.approx(a["interventions"] / (a["steps"] * 0.1 / 3600))
     for e in episodes:
         assert all((w == "human") == (p > 0) for w, p in zip(e.source, e.phase, strict=True))
+
+
+def test_an_episode_that_is_cut_ends_with_the_step_after_the_hand_back_and_its_help_stays_a_lesson():
+    class Once(Nobody):
+        def help(self, look):
+            wanted = (look.steps >= 3) & (look.steps < 7) | (look.steps > 12)
+            return Help(np.ones_like(look.proposed) * 0.3, np.where(wanted, CORRECTION, POLICY).astype(np.uint8))
+    for cut in (True, False):
+        env, wrapped = points(2, lambda e: Once(), limit=20)
+        episodes = []
+        robots = Robots(wrapped, policy(), range(4), done=lambda e, i, to=episodes: to.append(e), cut=cut)
+        env.goal[:] = 99
+        while robots.working:
+            robots.step()
+            env.goal[:] = 99
+        assert {len(e) for e in episodes} == ({8} if cut else {20})
+        assert all((e.phase[-1] == POLICY) == cut and not e.success for e in episodes)
 
 
 def test_waiting_uses_up_no_steps_and_is_not_recorded():

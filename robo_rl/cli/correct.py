@@ -26,7 +26,7 @@ class Correct:
     run: tyro.conf.Positional[str]
     """Run folder whose policy practises."""
     protocol: str = "hg_dagger"
-    """hg_dagger: help until policy and person agree; rac: recovery, then correction to the end of the episode; armada:
+    """hg_dagger: help until policy and person agree; rac: recovery, then correction until they agree, which ends the episode; armada:
     a detector calls one of few operators, who rewind and correct; twin_rl: hg_dagger from those starts alone at which the
     policy fails in a twin, which is the run's own simulator.
     """
@@ -37,7 +37,7 @@ class Correct:
     episodes: int = 24
     """Episodes of practice per round."""
     human_steps: int = 0
-    """End a round's practice after this many steps of human control; 0: after its episodes."""
+    """A round lasts until people have helped for so many control steps, however many episodes that takes; 0: for its episodes."""
     robots: int = 8
     operators: int = 1
     """Operators for all robots (armada; elsewhere every robot has one)."""
@@ -49,6 +49,8 @@ class Correct:
     """Starts that the twin tries before each round (twin_rl)."""
     twin_trials: int = 4
     """How often each; those with less than half successes are practised, first those that succeed at times."""
+    cut: bool | None = None
+    """End an episode once the person has corrected and handed back (RaC's second rule); None: only with rac."""
     rewind: bool = True
     """Armada: go back to before the failure (simulators with snapshots)."""
     own: bool | None = None
@@ -79,7 +81,7 @@ class Correct:
 def person_of(args: Correct) -> Person:
     """The person as the protocol has them."""
     if args.protocol == "rac":
-        return replace(args.person, recovery=args.person.recovery or 1.5, finish=True)
+        return replace(args.person, recovery=args.person.recovery or 1.5)
     if args.protocol == "armada":
         return replace(args.person, finish=True, late=1.0)
     return args.person
@@ -182,12 +184,12 @@ class Rounds:
         from robo_rl.human.practice import Account, Robots
 
         args = self.args
-        operator, freeze = self.people(r)
-        env = Intervene(self.env, operator, freeze=freeze)
         kept = self.out / "account.json"
+        before = files.read_json(kept) if kept.exists() else {}
+        resumed = before.get("round") == r
+        operator, freeze = self.people(r, before["account"]["human_steps"] if resumed else 0)
+        env = Intervene(self.env, operator, freeze=freeze)
         with Writer(self.out / "corrections", spec=self.env.spec) as writer:
-            before = files.read_json(kept) if kept.exists() else {}
-            resumed = before.get("round") == r
             done = before.get("done", []) if resumed else []
             wanted = [s for s in self.starts(r) if s not in done]
             robots: Robots | None = None
@@ -203,7 +205,8 @@ class Rounds:
                 done.append(episode.start)
                 writer.flush()  # durable before it counts
                 files.write_json(kept, {"round": r, "done": done, "account": asdict(robots.account)})
-            robots = Robots(env, self.policy, starts(), seed=args.seed * 1000 + r, done=add, rewindable=freeze)
+            robots = Robots(env, self.policy, starts(), seed=args.seed * 1000 + r, done=add, rewindable=freeze,
+                            cut=args.protocol == "rac" if args.cut is None else args.cut)
             robots.account.operators = args.operators if args.protocol == "armada" else args.robots
             if resumed:
                 robots.account = Account(**before["account"])
@@ -229,7 +232,7 @@ class Rounds:
         from robo_rl.human.protocols import target_starts
         args = self.args
         if args.protocol != "twin_rl":
-            return practice_starts(args.seed, r, args.episodes)
+            return practice_starts(args.seed, r, 5_000 if args.human_steps else args.episodes)
         pool, won = practice_starts(args.seed, r, args.twin_starts), 0
         self.progress.start("twin", args.twin_trials, "trials")
         for trial in range(args.twin_trials):
@@ -239,11 +242,14 @@ class Rounds:
         self.progress.say(f"round {r}: the policy fails at {len(low)} of {len(pool)} starts in the twin more often than not")
         return [pool[i] for i in (low if len(low) else range(len(pool)))[:args.episodes]]
 
-    def people(self, r: int):
-        """(who helps, whether time stands still while a robot waits)."""
+    def people(self, r: int, given: int):
+        """(who helps, whether time stands still while a robot waits); `given`: steps of this round's help that are done."""
         from robo_rl.human.operators import Scripted
         from robo_rl.human.protocols import Dispatch
-        persons = Scripted(self.env, person_of(self.args), self.args.seed * 1000 + r)
+        person = person_of(self.args)
+        if self.args.human_steps:
+            person = replace(person, leave=max(1, self.args.human_steps - given) * self.env.spec.period / 60)
+        persons = Scripted(self.env, person, self.args.seed * 1000 + r)
         if self.args.protocol != "armada":
             return persons, False
         return Dispatch(persons, self.args.operators), hasattr(self.env, "get_state")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from robo_rl.data.episode import Episode
-from robo_rl.human.intervene import PAUSE, Intervene
+from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, Intervene
 from robo_rl.policies import obs_tensors
 
 HUMAN = ("policy", "human")  # source codes of Intervene as words of an Episode
@@ -65,12 +65,15 @@ class Robots:
     """The robots of `env` under `policy`; owns their tapes. `starts` feeds episodes; a robot without one idles.
 
     done(episode, robot, success, helped): called with every finished episode (pauses left out). rewindable: keep
-    snapshots, so that `rewind` works. Chunks are drawn without exploration noise from `seed`. `seen(mask)`, if set,
-    hears of every decision before it is made.
+    snapshots, so that `rewind` works. cut: an episode ends once a person has corrected and handed back (RaC's second rule: what
+    would follow is of mixed making). Chunks are drawn without exploration noise from `seed`. `seen(mask)`, if set, hears of
+    every decision before it is made.
     """
 
     def __init__(self, env: Intervene, policy, starts: Iterable[int], seed: int = 0,
-                 done: Callable[[Episode, int], None] = lambda episode, robot: None, rewindable: bool = False):
+                 done: Callable[[Episode, int], None] = lambda episode, robot: None, rewindable: bool = False,
+                 cut: bool = False):
+        self.cut = cut
         self.env, self.policy, self.done, self.rewindable = env, policy, done, rewindable
         self.starts, n = iter(starts), env.num_envs
         self.seen: Callable[[np.ndarray], None] | None = None
@@ -83,6 +86,7 @@ class Robots:
         self.chunk = np.zeros((n, self.execute, env.single_action_space.shape[0]), np.float32)
         self.source, self.phase = np.zeros(n, np.uint8), np.zeros(n, np.uint8)
         self.executed = np.zeros_like(self.chunk[:, 0])
+        self.helped = np.zeros(n, bool)  # somebody has corrected in this episode
         self.account = Account(env.spec.period, robots=n)
         self.obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": self._starts(np.ones(n, bool))})
         self._begin(np.ones(n, bool))
@@ -101,6 +105,7 @@ class Robots:
             self.tapes[i].task = str(self.obs["task"][i])
         self.cursor[mask] = self.execute
         self.phase[mask] = self.source[mask] = 0
+        self.helped[mask] = False
 
     @property
     def working(self) -> bool:
@@ -148,6 +153,9 @@ class Robots:
         self.phase = phase
         self.cursor += 1
         self.cursor[self.source != 0] = self.execute
+        if self.cut:
+            self.helped |= self.busy & (phase == CORRECTION)
+            ended |= self.helped & (phase == POLICY)
         self.won = np.asarray(info["success"]) & ended
         for i in np.flatnonzero(ended):
             self.finish(int(i), bool(info["success"][i]), bool(terminated[i]))
