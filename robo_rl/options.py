@@ -280,12 +280,14 @@ class Person:
     """Longest time the person backs out before correcting (RaC); 0: correct at once."""
     finish: bool = False
     """Keep the controls to the end of the episode."""
+    attend: float = 1.0
+    """Share of the episodes that the person watches; in the others nobody comes."""
     leave: float = 0.0
     """Minutes at the controls, over all robots, after which the person has gone for good (correct: until the next round); 0: never."""
 
     def __post_init__(self) -> None:
         for name, high in (("reaction", 60), ("error", 100), ("fatigue", 100), ("notice", 60), ("gate", 2), ("late", 1),
-                           ("agree", 60), ("least", 60), ("recovery", 60), ("leave", 1e6)):
+                           ("agree", 60), ("least", 60), ("attend", 1), ("recovery", 60), ("leave", 1e6)):
             in_range(f"person.{name}", getattr(self, name), 0, high)
 
 

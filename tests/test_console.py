@@ -9,16 +9,21 @@ import signal
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from browser import BINARY, Browser
 from commands import TINY, Command, robo_rl
 
+from robo_rl.cli.console import Console, Floor
+from robo_rl.cli.eval import pick_checkpoint
+from robo_rl.cli.train import run_config
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
 from robo_rl.human import journal
 from robo_rl.human.desk import DEADLINE, GRACE, Desk
+from robo_rl.human.devices import LeaderArm, tool_of
 from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, RECOVERY, Look
 
 KILLS = int(os.environ.get("KILLS", "5"))
@@ -322,6 +327,34 @@ def test_a_lost_connection_holds_the_robot_and_a_second_tab_replaces_the_first(r
             return stopped
     with console(run, "--speed", "0.5") as (_, addresses):
         assert asyncio.run(lose(addresses)) < 3  # 0.2 s on an idle machine
+
+
+def test_a_leader_arm_leads_what_the_first_operator_holds_once_it_is_there(run):
+    source, checkpoint = pick_checkpoint(run / "run", "best")
+    args = Console(run=str(source), robots=2, operators="ann,bob")
+    floor = Floor(args, replace(run_config(source), threads=1), source, checkpoint)
+    try:
+        here = [np.array([0.3, 0.4, 0.5]), np.array([0.0, 1.0, 0, 0]), -1.0]
+        floor.device = LeaderArm(lambda: here, (0.02, 0.1))
+        floor.desk.take("bob", 1)
+        floor.handheld()
+        assert floor.state("ann")["robots"][1]["task"] == "reach the green mark"  # the second operator's is nobody's to lead
+        floor.desk.take("ann", 0)
+        floor.handheld()
+        assert re.fullmatch(r"bring the leader arm to the robot's tool: \d+ cm and \d+ degrees away", floor.state("ann")["robots"][0]["task"])
+        assert floor.desk.holds[0].phase == PAUSE
+        here[0], here[1] = tool_of(floor.robots.obs["state"][0], floor.spec.state_names)
+        floor.handheld()
+        here[0] = here[0] + [0.01, 0, 0]
+        floor.handheld()
+        hold = floor.desk.holds[0]
+        assert hold.phase == CORRECTION and np.allclose(hold.action, [0.5, 0, 0, 0, 0, 0, -1], atol=1e-5)
+        assert floor.state("ann")["robots"][0]["task"] == "reach the green mark" and floor.desk.holds[1].phase == PAUSE
+        floor.device.pose = lambda: None
+        floor.handheld()
+        assert floor.state("ann")["robots"][0]["task"] == "the leader arm is silent"
+    finally:
+        floor.close()
 
 
 @pytest.mark.parametrize("argv, words", [

@@ -5,7 +5,11 @@ import numpy as np
 import pytest
 from toys import PointReach
 
+import sims
+from controllers.transport import Bus, JointState, Loop, PoseStamped
+from robo_rl.cli.console import Heard
 from robo_rl.errors import UserError
+from robo_rl.geometry import matrix
 from robo_rl.human.devices import (
     Gamepad,
     Handheld,
@@ -15,6 +19,7 @@ from robo_rl.human.devices import (
     SpaceMouse,
     command,
     open_device,
+    tool_of,
 )
 from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, Intervene
 from robo_rl.types import ActionAxis, ControlSpec
@@ -128,6 +133,42 @@ def test_a_leader_that_turns_turns_the_robot():
     arm.read()
     turn[0] = np.array([np.cos(0.05), 0, 0, np.sin(0.05)])
     assert np.allclose(arm.read().twist, [0, 0, 0, 0, 0, 0.5]) and arm.read().grip == -1
+
+
+def test_a_leader_that_is_faster_than_the_robot_is_caught_up_with():
+    at = [np.zeros(3)]
+    arm = LeaderArm(lambda: (at[0], np.array([1.0, 0, 0, 0]), 1.0), (0.02, 0.1))
+    arm.align(np.zeros(3), np.array([1.0, 0, 0, 0]))
+    at[0] = np.array([0.05, 0, 0])
+    assert np.allclose([arm.read().twist[0] for _ in range(4)], [1, 1, 0.5, 0])
+
+
+def test_the_tools_pose_is_read_off_the_state():
+    env = sims.make("mujoco", "pick_cube", 3, threads=1)
+    obs, _ = env.reset(seed=0)
+    for _ in range(20):
+        obs, *_ = env.step(np.random.default_rng(0).uniform(-1, 1, (3, 7)).astype(np.float32))
+    for i in range(3):
+        position, quat = tool_of(obs["state"][i], env.spec.state_names)
+        assert np.allclose(position, env.scene.tcp[:, i], atol=1e-6)
+        assert np.allclose(matrix(quat), env.scene.frame[:, :3, i].T, atol=1e-4)
+    with pytest.raises(UserError, match="a leader arm needs a state"):
+        tool_of(np.zeros(2), ("x", "y"))
+
+
+def test_an_arm_on_the_wire_that_falls_silent_is_no_leader():
+    now = [5.0]
+    bus = Bus(lambda: now[0])
+    arm, ours = Loop(bus, "arm"), Loop(bus, "console")
+    pose, grip = arm.publisher("current_pose", PoseStamped), arm.publisher("gripper/joint_states", JointState)
+    heard = Heard(ours)
+    assert heard() is None
+    pose.publish(PoseStamped(0.0, "base", (0.4, 0.0, 0.2), (0.0, 1.0, 0.0, 0.0)))
+    assert heard() == ((0.4, 0.0, 0.2), (0.0, 1.0, 0.0, 0.0), 1.0)
+    grip.publish(JointState(0.0, ("gripper",), (0.2,)))
+    assert heard()[2] == -1.0
+    now[0] += 0.3
+    assert heard() is None
 
 
 def test_a_reading_becomes_a_command_of_the_envs_axes():

@@ -205,6 +205,12 @@ def test_a_person_who_has_given_their_time_lets_go_and_does_not_come_back():
     assert 60 <= held.sum() < 60 + 4 and not held[-50:].any()  # 6 s of 0.1 s, by whole steps of four robots
 
 
+def test_a_person_who_watches_a_third_of_the_episodes_helps_in_a_third_of_them():
+    env, operator = scripted(n=300, notice=0.1, gate=0.1, reaction=0.1, attend=0.33, late=0.2)
+    came = (helped(env, 30) > 0).any(0)
+    assert 0.25 < came.mean() < 0.42 and (operator.stats["asked"] > 0).tolist() == came.tolist()
+
+
 def test_a_tired_person_reacts_later():
     fresh, tired = scripted(n=32, limit=200, late=1)[1], scripted(n=32, limit=200, fatigue=2.0, late=1)[1]
     for op in (fresh, tired):

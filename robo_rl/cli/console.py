@@ -53,8 +53,8 @@ class Console:
     patience: float = 60.0
     """Seconds that a robot waits for help before its episode is given up as a failure."""
     device: str = ""
-    """gamepad:/dev/input/js0 or spacemouse:/dev/hidraw0 on this machine: drives what the first operator holds. (A
-    gamepad on the browser's machine needs no option.)
+    """gamepad:/dev/input/js0 or spacemouse:/dev/hidraw0 on this machine, or leader:NAMESPACE, an arm on the wire that publishes
+    its pose (robo_rl sim-arm, a real one): drives what the first operator holds. (A gamepad on the browser's machine needs no option.)
     """
     seed: int = 0
     threads: int = 1
@@ -164,7 +164,8 @@ class Floor:
         self.robots = Robots(self.env, self.policy, iter(range(first, first + 10**9)), seed=args.seed, done=self.keep,
                              rewindable=self.env.freeze)
         self.robots.account.operators = len(args.operators.split(","))
-        self.device = open_device(args.device) if args.device else None
+        self.device = open_device(args.device, self.leader) if args.device else None
+        self.led = 0  # number of the hold that a leader arm is aligned with
         self.orders: list[tuple] = []  # (what, robot, ...) for the stepping thread
         self.pictures: list[tuple[int, bytes]] = [(0, b"")] * args.robots
         self.results = np.zeros((args.robots, 2), int)  # successes, failures
@@ -174,6 +175,16 @@ class Floor:
         self.shown = self.robots.account.summary()
         for i in range(args.robots):
             self.name(i)
+
+    def leader(self, namespace: str):
+        """A leader arm whose topics begin with `namespace` ("": with none)."""
+        from robo_rl.cli.wire import connect
+        from robo_rl.human.devices import LeaderArm, tool_of
+        tool_of(self.robots.obs["state"][0], self.spec.state_names)
+        steps = [next((a.high for a in self.spec.axes if a.kind == "delta" and a.unit == unit), 0.0) for unit in ("m", "rad")]
+        if not all(steps):
+            raise UserError("a leader arm moves the hand: it needs a run of --control ee_delta")
+        return LeaderArm(Heard(connect("robo_rl_console", namespace=namespace)), (steps[0], steps[1]))
 
     def name(self, i: int) -> None:
         """A name for robot i's episode in the journal, with nothing written yet."""
@@ -243,16 +254,21 @@ class Floor:
         """The device at this machine drives what the first operator holds; unplugged, it stops that robot."""
         if self.device is None:
             return
-        from robo_rl.human.devices import command
+        from robo_rl.human.devices import LeaderArm, command, tool_of
         reading, first = self.device.read(), self.args.operators.split(",")[0]
+        leads = isinstance(self.device, LeaderArm)
         for i, hold in enumerate(self.desk.holds):
             if hold is None or hold.operator != first:
+                continue
+            if leads and not (self.device.aligned and self.led == hold.number):
+                self.device.align(*tool_of(self.robots.obs["state"][i], self.spec.state_names))
+                self.led = hold.number
                 continue
             if self.device.gone:
                 self.desk.pause("the device, which is gone", i, True)
             elif reading.engaged:
-                hold.action, hold.heard, hold.phase = command(reading, self.spec,
-                                                              0.5), self.desk.clock(), max(hold.phase, 2)
+                hold.action = command(reading, self.spec, 1.0 if leads else 0.5)
+                hold.heard, hold.phase = self.desk.clock(), max(hold.phase, 2)
         if self.device.gone:
             self.device = None
 
@@ -345,6 +361,14 @@ class Floor:
             self.pictures[i] = (self.pictures[i][0] + 1, out.getvalue())
         self.frames += 1
 
+    def apart(self, i: int) -> str:
+        """How far a leader arm is from the robot it is to lead; "" where it is there, or leads none."""
+        hold, away = self.desk.holds[i], getattr(self.device, "away", None)
+        if away is None or hold is None or hold.operator != self.args.operators.split(",")[0] or self.device.aligned:
+            return ""
+        return "the leader arm is silent" if away[0] == float("inf") else (
+            f"bring the leader arm to the robot's tool: {away[0] * 100:.0f} cm and {away[1] * 57.3:.0f} degrees away")
+
     def state(self, who: str) -> dict:
         """What operator `who` sees; call it under the lock."""
         from robo_rl.data.episode import PHASES
@@ -355,7 +379,7 @@ class Floor:
                         "number": hold.number if mine else 0, "why": desk.why[i], "paused": desk.paused[i],
                         "waiting": round(now - desk.asked[i], 1) if desk.why[i] else 0.0,
                         "episode": int(desk.episode[i]),
-                        "time": round(int(steps[i]) * self.spec.period, 2), "task": self.robots.tapes[i].task,
+                        "time": round(int(steps[i]) * self.spec.period, 2), "task": self.apart(i) or self.robots.tapes[i].task,
                         "successes": int(self.results[i, 0]), "failures": int(self.results[i, 1])})
         s = self.shown
         total = self.results.sum(0)
@@ -368,6 +392,24 @@ class Floor:
                                                                           for x in desk.latencies[-20:]],
                             "reaction": round(sum(desk.reactions) / len(desk.reactions), 1) if desk.reactions else 0,
                             "successes": int(total[0]), "episodes": int(total.sum()), "kept": self.kept}}
+
+
+class Heard:
+    """() -> (position, quaternion, gripper -1 .. 1) that an arm on the wire said last; None once it is silent."""
+
+    def __init__(self, wire):
+        from controllers.node import GRIPPER_STATE
+        from controllers.transport import JointState, PoseStamped
+        self.wire = wire
+        self.pose, self.gripper = wire.subscription("current_pose", PoseStamped), wire.subscription(GRIPPER_STATE, JointState)
+
+    def __call__(self):
+        from robo_rl.human.devices import SILENCE
+        got, grip = self.pose.latest(), self.gripper.latest()
+        if got is None or self.wire.now() - got.at > SILENCE:
+            return None
+        opening = grip.message.position[0] if grip is not None and grip.message.position else 1.0
+        return got.message.pos, got.message.quat, 1.0 if opening > 0.5 else -1.0
 
 
 # ---------------------------------------------------------------------------------------------------- the page

@@ -17,12 +17,12 @@ from typing import Protocol
 import numpy as np
 
 from robo_rl.errors import UserError, choose
-from robo_rl.geometry import conjugate, log, multiply
+from robo_rl.geometry import conjugate, exp, from_matrix, log, multiply
 from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, Help, Look
 from robo_rl.types import ControlSpec
 
-KINDS = ("gamepad", "spacemouse")
-SILENCE = 0.2  # s
+KINDS = ("gamepad", "spacemouse", "leader")
+SILENCE = 0.2  # s without a word after which a leader arm counts as gone
 REST = 0.08  # share of full deflection that counts as none
 
 
@@ -176,23 +176,25 @@ class LeaderArm:
     """A second arm that the person moves; `pose()` gives its tool (position [3], quaternion wxyz [4], gripper -1 .. 1)
     or None.
 
-    The robot is to move as the leader does: twist = (leader's motion since the last reading) / (full command of the
-    axis). It engages only once the leader is within `near` [m] and `turned` [rad] of the robot's own tool, `align()`:
-    taking over from another pose would make the robot jump. `full`: metres and radians of a full command.
+    The robot is to move as the leader does: twist = (the leader's motion that the robot has not made) / (full command of the
+    axis), so that a fast one is caught up with. It engages only once the leader is within `near` [m] and `turned` [rad] of the
+    robot's own tool, `align()`: taking over from another pose would make the robot jump. `full`: metres and radians of a full
+    command. After a silence it must be aligned anew. away: how far off it was when last asked, [m] and [rad].
     """
 
     def __init__(self, pose: Callable[[], tuple | None], full: tuple[float, float], near: float = 0.02,
                  turned: float = 0.2):
         self.pose, self.full, self.near, self.turned = pose, full, near, turned
-        self.last, self.aligned, self.gone, self.heard = None, False, False, -math.inf
+        self.last, self.aligned, self.gone, self.away = None, False, False, (math.inf, math.inf)
 
     def align(self, position: np.ndarray, quat: np.ndarray) -> bool:
         """Whether the leader is where the robot's tool is; only then it engages."""
         now = self.pose()
-        self.aligned = now is not None and bool(
-            np.linalg.norm(np.asarray(now[0]) - position) <= self.near
-            and np.linalg.norm(log(multiply(np.asarray(now[1]), conjugate(quat)))) <= self.turned)
-        self.last = now
+        self.away = (math.inf, math.inf) if now is None else (
+            float(np.linalg.norm(np.asarray(now[0]) - position)),
+            float(np.linalg.norm(log(multiply(np.asarray(now[1]), conjugate(quat))))))
+        self.aligned = self.away[0] <= self.near and self.away[1] <= self.turned
+        self.last = None if now is None else (np.asarray(now[0]), np.asarray(now[1]))
         return self.aligned
 
     def read(self) -> Reading:
@@ -202,13 +204,30 @@ class LeaderArm:
             return Reading(np.zeros(6, np.float32), 0.0, False)
         twist = np.zeros(6, np.float32)
         if self.aligned and self.last is not None:
-            twist[:3] = (np.asarray(now[0]) - np.asarray(self.last[0])) / self.full[0]
-            twist[3:] = log(multiply(np.asarray(now[1]), conjugate(np.asarray(self.last[1])))) / self.full[1]
-        self.last = now
-        return Reading(twist.clip(-1, 1), float(now[2]), self.aligned)
+            at, turn = self.last
+            twist[:3] = (np.asarray(now[0]) - at) / self.full[0]
+            twist[3:] = log(multiply(np.asarray(now[1]), conjugate(turn))) / self.full[1]
+            twist = twist.clip(-1, 1)
+            self.last = at + twist[:3] * self.full[0], multiply(exp(twist[3:] * self.full[1]), turn)
+        return Reading(twist, float(now[2]), self.aligned)
 
     def close(self) -> None:
         self.gone = True
+
+
+def tool_of(state: np.ndarray, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """(position [3], quaternion wxyz [4]) of the tool in a state that tells `ee_x ee_y ee_z`, two entries of the hand's first
+    axis (`ee_axis_x ee_axis_y`) and two of its third, which points down (`ee_tilt_x ee_tilt_y`). UserError: it does not."""
+    try:
+        at = {n: float(state[names.index(n)]) for n in ("ee_x", "ee_y", "ee_z", "ee_axis_x", "ee_axis_y", "ee_tilt_x", "ee_tilt_y")}
+    except ValueError as e:
+        raise UserError(f"a leader arm needs a state that tells where the robot's tool is: {e}; use --sim mujoco") from None
+    z = np.array([at["ee_tilt_x"], at["ee_tilt_y"], 0.0])
+    z[2] = -math.sqrt(max(0.0, 1 - z @ z))
+    x = np.array([at["ee_axis_x"], at["ee_axis_y"], 0.0])
+    x[2] = -(x @ z) / z[2]
+    x /= np.linalg.norm(x)
+    return np.array([at["ee_x"], at["ee_y"], at["ee_z"]]), from_matrix(np.stack([x, np.cross(z, x), z], 1))
 
 
 def command(reading: Reading, spec: ControlSpec, speed: float = 1.0) -> np.ndarray:
@@ -222,12 +241,16 @@ def command(reading: Reading, spec: ControlSpec, speed: float = 1.0) -> np.ndarr
     return out.clip(-1, 1)
 
 
-def open_device(text: str) -> Device:
-    """`gamepad:/dev/input/js0` or `spacemouse:/dev/hidraw0`; UserError with what there is."""
+def open_device(text: str, leader: "Callable[[str], LeaderArm] | None" = None) -> Device:
+    """`gamepad:/dev/input/js0`, `spacemouse:/dev/hidraw0`, or `leader:NAMESPACE`, which `leader` opens; UserError with what there is."""
     kind, colon, path = text.partition(":")
     choose("device", kind, KINDS)
     if not colon:
         raise UserError(f"a device is kind:file, for example gamepad:/dev/input/js0, got {text!r}")
+    if kind == "leader":
+        if leader is None:
+            raise UserError("a leader arm is heard by robo_rl console alone")
+        return leader(path)
     return Gamepad(path) if kind == "gamepad" else SpaceMouse(path)
 
 

@@ -46,7 +46,8 @@ class Scripted:
         self.stats = {k: np.zeros(n) for k in ("asked", "helped", "reaction", "seconds")}
         self.rows = {"key": np.zeros(n, np.int64), "wrong": np.zeros(n, np.int64), "right": np.zeros(n, np.int64),
                      "until": np.zeros(n, np.int64), "phase": np.zeros(n, np.uint8), "held": np.zeros(n, np.int64),
-                     "now": np.zeros(n, np.int64), "slip": np.zeros(n, np.int64), "work": np.zeros(n, np.int64)}
+                     "now": np.zeros(n, np.int64), "slip": np.zeros(n, np.int64), "work": np.zeros(n, np.int64),
+                     "away": np.zeros(n, bool)}
 
     def begin(self, mask, obs):
         r, state = self.rows, np.ascontiguousarray(obs["state"], np.float32)
@@ -55,6 +56,7 @@ class Scripted:
                 r[name][mask] = 0
         for i in np.flatnonzero(mask):
             r["key"][i] = zlib.crc32(state[i].tobytes())
+            r["away"][i] = _uniform(self.seed, r["key"][i], 0, 4) >= self.person.attend
 
     def call(self, mask: np.ndarray) -> None:
         """Somebody asks the persons of `mask` to help; they come after their reaction time."""
@@ -67,7 +69,7 @@ class Scripted:
 
     def help(self, look: Look) -> Help:
         r, p, n = self.rows, self.person, len(look.over)
-        wanted = self.wanted & ~self.gone
+        wanted = self.wanted & ~r["away"] & ~self.gone
         if self.gone:
             self.send_away(np.ones(n, bool))
         r["now"] += 1  # goes on while the episode's clock stands still
