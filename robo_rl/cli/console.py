@@ -255,6 +255,7 @@ class Floor:
         if self.device is None:
             return
         from robo_rl.human.devices import LeaderArm, command, tool_of
+        from robo_rl.human.intervene import CORRECTION, PAUSE
         reading, first = self.device.read(), self.args.operators.split(",")[0]
         leads = isinstance(self.device, LeaderArm)
         for i, hold in enumerate(self.desk.holds):
@@ -268,7 +269,7 @@ class Floor:
                 self.desk.pause("the device, which is gone", i, True)
             elif reading.engaged:
                 hold.action = command(reading, self.spec, 1.0 if leads else 0.5)
-                hold.heard, hold.phase = self.desk.clock(), max(hold.phase, 2)
+                hold.heard, hold.phase = self.desk.clock(), hold.phase if hold.phase > PAUSE else CORRECTION
         if self.device.gone:
             self.device = None
 
