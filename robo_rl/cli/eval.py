@@ -42,6 +42,8 @@ class Eval:
     impedance (`robo_rl sim-arm --controller` must be the same)."""
     speed: float = 1.5
     """With --on arm and dds: of the tool [m/s], as in `robo_rl sim-arm`; 1.5 is what a policy of sims/mujoco learnt with."""
+    max_steps: int = 0
+    """Control steps of an episode, where a slow arm needs more of them; 0: as the run was trained."""
     domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
     """With --on dds: the ROS domain; -1: ROS_DOMAIN_ID, else 0."""
     namespace: str = ""
@@ -56,6 +58,7 @@ class Eval:
         in_range("--episodes", self.episodes, 1, 10**6)
         in_range("--seed", self.seed, 0, 2000)
         in_range("--envs", self.envs, 0, 10**6)
+        in_range("--max-steps", self.max_steps, 0, 10**6)
         in_range("--threads", self.threads, 0, 4096)
 
 
@@ -99,6 +102,8 @@ def evaluate_checkpoint(args: Eval, path: str, name: str) -> dict:
         config = replace(config, threads=args.threads)
     if args.sim:
         config = replace(config, sim=args.sim, judge="")
+    if args.max_steps:
+        config = replace(config, max_steps=args.max_steps)
     torch.set_num_threads(config.torch_threads)
     policy, meta = checkpoint.load_policy(folder)
     if args.on != "sim" and args.video:
