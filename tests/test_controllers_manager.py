@@ -13,6 +13,7 @@ from controllers.robot import load_robot
 from controllers.services import PARAMETER_SERVICES, filled, parameter, value_of
 from controllers.transport import Clock, Loop, WrenchStamped
 from controllers.wrench import Observer
+from robo_rl.cli.deploy import put
 from robo_rl.cli.robots import BOX, STEP, expected, placed
 from robo_rl.cli.sim_arm import SimArm, build
 from robo_rl.errors import UserError
@@ -216,6 +217,16 @@ def test_a_start_is_the_simulators_and_a_placement_survives_its_row():
     again, bodies = row_of(tuple(placement(joints, objects)), 7, ["cube"])
     assert again == pytest.approx(list(joints)) and bodies["cube"][1] == pytest.approx(objects["cube"][1])
     assert "7 numbers for each of cube, got 3 numbers" in there.put("sim_arm", placement=(0.0, 1.0, 2.0))[0]
+
+
+def test_a_deployment_puts_the_scene_to_its_start_but_never_under_a_commander():
+    there = There()
+    put(there.client, 7)
+    assert np.allclose(there.arm.data.qpos[there.arm._qpos], placed(load_robot("sim"), "pick_cube", 7)[0])
+    there.run(0.05)
+    there.order("arm")
+    with pytest.raises(UserError, match="--start 8: the arm is ARMED: disarm it"):
+        put(there.client, 8)
 
 
 def test_an_arm_that_is_placed_in_motion_stands_there_at_once():

@@ -38,8 +38,8 @@ class Deploy:
     seconds: float = 10.0
     reset: bool = False
     """Take the arm out of STOPPED first: after someone looked why it stopped."""
-    start: int = 0
-    """With --transport inprocess: which start of the scene."""
+    start: int = -1
+    """Put a simulated arm's scene to this start first, 0 or above; -1: as it is (--transport inprocess: start 0)."""
     namespace: str = ""
     domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
     """ROS domain; -1: ROS_DOMAIN_ID, else 0."""
@@ -64,7 +64,7 @@ class Deploy:
         choose("transport", self.transport, ("dds", "inprocess"))
         in_range("--speed", self.speed, 0, 1.5, open_low=True)
         in_range("--seconds", self.seconds, 0, 86400, open_low=True)
-        in_range("--start", self.start, 0, 2**33)
+        in_range("--start", self.start, -1, 2**33)
         in_range("--domain", self.domain, -1, 232)
         in_range("--seed", self.seed, 0, 2**31)
 
@@ -222,7 +222,7 @@ def inprocess(args: Deploy, robot, task, model, mind, notes: Notes) -> int:
     if views:
         size = task.image_size or FILM
         body.eyes = lambda bus: Eyes(Loop(bus, "cameras"), "pick_cube", views, size)
-    body.begin(*placed(robot, "pick_cube", args.start))
+    body.begin(*placed(robot, "pick_cube", max(args.start, 0)))
     eyes = body.seeing
     notes.watch(body.bridge, body.wire)
     while body.arm.t < args.seconds and not body.bridge.lost and body.bridge.governor.state in ("ARMED", "ACTIVE"):
@@ -275,6 +275,8 @@ def on_the_wire(args: Deploy, robot, task, model, mind, notes: Notes) -> int:
         if governed and not args.dry_run:
             if args.reset and state.latest().message.data.startswith("STOPPED"):
                 order("reset", "DISARMED")
+            if args.start >= 0:
+                put(wire, args.start)
             if not state.latest().message.data.startswith(("ARMED", "ACTIVE")):
                 order("arm", "ARMED")
         bridge.begin(wire.now())
@@ -298,7 +300,11 @@ def on_the_wire(args: Deploy, robot, task, model, mind, notes: Notes) -> int:
                 bridge.governor.disarm(wire.now())
             if not began:
                 began.append(wire.now())
-            bridge.tick(mind, wire.now())
+            if settle:
+                bridge.measure(wire.now())
+                bridge.publish(wire.now())
+            else:
+                bridge.tick(mind, wire.now())
             if notes.after_tick(wire.now() - began[0]):
                 done.append(1)
         with undisturbed():
@@ -312,6 +318,16 @@ def on_the_wire(args: Deploy, robot, task, model, mind, notes: Notes) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
         wire.close()
+
+
+def put(wire, start: int) -> None:
+    """Put the scene of a simulated arm to a start. UserError: it is none, or it is commanded."""
+    from controllers.services import parameter
+    [said] = wire.call("sim_arm/set_parameters", "rcl_interfaces/srv/SetParameters", {
+        "parameters": [{"name": "start", "value": parameter(start)}]}, WAIT)["results"]
+    if not said["successful"]:
+        raise UserError(f"--start {start}: {said['reason']}")
+    time.sleep(0.1)  # the arm's new state is on its way
 
 
 def finished(args: Deploy, bridge, notes: Notes, seconds: float) -> int:
