@@ -16,9 +16,26 @@ import torch
 
 from robo_rl.data.episode import Episode
 from robo_rl.policies import Policy, obs_tensors
-from robo_rl.replay import HUMAN, PAUSE, Replay
+from robo_rl.replay import HUMAN, PAUSE, Tape
 from robo_rl.rewards import Judge, Marked
 from robo_rl.rollout import Timer, mix, one_thread
+
+
+SUMS = ("episodes", "success", "return", "length", "human_steps", "helped", "alone", "judge/false", "judge/missed")
+
+
+def means(sums: dict[str, float], judged: bool = False, helped: bool = False) -> dict[str, float]:
+    """Means over the episodes of a Gatherer's sums; judged, helped: whether a judge or a person was there at all."""
+    n = sums["episodes"]
+    out = {"episodes": float(n)}
+    if n:
+        out |= {"success": sums["success"] / n, "return": sums["return"] / n, "length": sums["length"] / n}
+        if judged:
+            out |= {k: sums[k] / n for k in ("judge/false", "judge/missed")}
+        if helped or sums["helped"]:
+            out |= {"human/share": sums["human_steps"] / max(1, sums["length"]), "human/helped": sums["helped"] / n,
+                    "human/alone": sums["alone"] / n}
+    return out
 
 
 class Gatherer:
@@ -29,7 +46,7 @@ class Gatherer:
     is drawn from (seed, control step) alone.
     """
 
-    def __init__(self, env, policy: Policy, online: Replay, corrections: Replay | None, seed: int,
+    def __init__(self, env, policy: Policy, online: Tape, corrections: Tape | None, seed: int,
                  judge: Judge | None = None, record: "Callable[[Episode], None] | None" = None):
         self.env, self.online, self.corrections, self.seed, self.judge = env, online, corrections, seed, judge
         self.record = record
@@ -50,8 +67,7 @@ class Gatherer:
 
     @staticmethod
     def _zero() -> dict[str, float]:
-        return {"episodes": 0, "success": 0, "return": 0.0, "length": 0, "human_steps": 0, "helped": 0, "alone": 0,
-                "judge/false": 0, "judge/missed": 0}
+        return dict.fromkeys(SUMS, 0)
 
     def _read(self, raw: dict) -> dict[str, np.ndarray]:
         return {k: np.array(v) for k, v in obs_tensors(raw, self.spec).items()}
@@ -154,18 +170,9 @@ class Gatherer:
                                     success=bool(success[i]), terminated=bool(terminated[i])))
 
     def take(self) -> dict[str, float]:
-        """Means over the episodes that ended since the last call."""
+        """Sums over the episodes that ended since the last call (`means` of them are for people)."""
         s, self.stats = self.stats, self._zero()
-        n = s["episodes"]
-        out = {"episodes": float(n)}
-        if n:
-            out |= {"success": s["success"] / n, "return": s["return"] / n, "length": s["length"] / n}
-            if self.judge is not None:
-                out |= {k: s[k] / n for k in ("judge/false", "judge/missed")}
-            if s["helped"] or self.corrections is not None and len(self.corrections):
-                out |= {"human/share": s["human_steps"] / max(1, s["length"]), "human/helped": s["helped"] / n,
-                        "human/alone": s["alone"] / n}
-        return out
+        return s
 
     def state(self) -> dict:
         """Everything needed to go on exactly, or {} where the env cannot be snapshotted."""

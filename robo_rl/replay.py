@@ -77,37 +77,18 @@ def counts(batch: int, shares: Sequence[float], sizes: Sequence[int]) -> list[in
     return out
 
 
-class Replay:
-    """A ring of `capacity` control steps of several lanes. `rows` gives shape and dtype of each observation entry.
+class Tape:
+    """What a journal hears of the four changes, checked and in its types; nothing is kept in memory, for who only acts.
 
-    `horizon` is E, `gamma` the discount of one control step. `journal`, if given, hears of every change first.
+    `rows` gives shape and dtype of each observation entry. `journal`, if given, hears of every change first.
     """
 
-    def __init__(self, rows: dict[str, tuple[tuple[int, ...], np.dtype]], action: int, horizon: int, gamma: float,
-                 capacity: int, lanes: int, journal: "Journal | None" = None):
-        if capacity < 2 * lanes * (horizon + 2):
-            raise UserError(f"replay capacity must be at least {2 * lanes * (horizon + 2)} control steps for {lanes} envs "
-                            f"and chunks of {horizon}, got {capacity}")
-        self.horizon, self.gamma, self.capacity, self.lanes, self.journal = horizon, gamma, capacity, lanes, journal
-        self.rows = {k: (tuple(shape), np.dtype(d)) for k, (shape, d) in rows.items()}
-        self.obs = {k: np.zeros((capacity, *shape), d) for k, (shape, d) in self.rows.items()}
-        self.action = np.zeros((capacity, action), np.float32)
-        self.reward = np.zeros(capacity, np.float32)
-        self.terminated, self.final = np.zeros(capacity, bool), np.zeros(capacity, bool)
-        self.source, self.phase = np.zeros(capacity, np.uint8), np.zeros(capacity, np.uint8)
-        self.startable = np.zeros(capacity, bool)
-        self.next = np.full(capacity, -1, np.int64)  # serial number of the successor
-        self.bound = np.full(capacity, -np.inf, np.float32)
-        self.before = np.zeros((capacity, action), np.float32)
-        self.total = 0  # rows ever written; the serial number of the next one
-        self.open: list[list[int]] = [[] for _ in range(lanes)]  # serials of each lane's unfinished episode
-        self._ready = np.zeros(capacity, np.int64)  # ring of serials that may begin a transition
-        self._made, self._gone = 0, 0  # entries ever written to it, and evicted from it
+    def __init__(self, rows: dict[str, tuple[tuple[int, ...], np.dtype]], journal: "Journal | None" = None):
+        self.rows, self.journal = {k: (tuple(shape), np.dtype(d)) for k, (shape, d) in rows.items()}, journal
+        self.steps = 0  # control steps added
 
     def __len__(self) -> int:
-        """Transitions that can be sampled."""
-        self._forget()
-        return self._made - self._gone
+        return self.steps
 
     # ---- the four changes
 
@@ -147,6 +128,43 @@ class Replay:
         if self.journal:
             self.journal.write(CUT, 0, ())
         self._cut()
+
+    def _add(self, b: dict[str, np.ndarray]) -> None:
+        self.steps += len(b["lanes"])
+
+    def _close(self, b: dict[str, np.ndarray]) -> None: ...
+    def _drop(self, b: dict[str, np.ndarray]) -> None: ...
+    def _cut(self) -> None: ...
+
+
+class Replay(Tape):
+    """A ring of `capacity` control steps of several lanes. `horizon` is E, `gamma` the discount of one control step."""
+
+    def __init__(self, rows: dict[str, tuple[tuple[int, ...], np.dtype]], action: int, horizon: int, gamma: float,
+                 capacity: int, lanes: int, journal: "Journal | None" = None):
+        if capacity < 2 * lanes * (horizon + 2):
+            raise UserError(f"replay capacity must be at least {2 * lanes * (horizon + 2)} control steps for {lanes} envs "
+                            f"and chunks of {horizon}, got {capacity}")
+        super().__init__(rows, journal)
+        self.horizon, self.gamma, self.capacity, self.lanes = horizon, gamma, capacity, lanes
+        self.obs = {k: np.zeros((capacity, *shape), d) for k, (shape, d) in self.rows.items()}
+        self.action = np.zeros((capacity, action), np.float32)
+        self.reward = np.zeros(capacity, np.float32)
+        self.terminated, self.final = np.zeros(capacity, bool), np.zeros(capacity, bool)
+        self.source, self.phase = np.zeros(capacity, np.uint8), np.zeros(capacity, np.uint8)
+        self.startable = np.zeros(capacity, bool)
+        self.next = np.full(capacity, -1, np.int64)  # serial number of the successor
+        self.bound = np.full(capacity, -np.inf, np.float32)
+        self.before = np.zeros((capacity, action), np.float32)
+        self.total = 0  # rows ever written; the serial number of the next one
+        self.open: list[list[int]] = [[] for _ in range(lanes)]  # serials of each lane's unfinished episode
+        self._ready = np.zeros(capacity, np.int64)  # ring of serials that may begin a transition
+        self._made, self._gone = 0, 0  # entries ever written to it, and evicted from it
+
+    def __len__(self) -> int:
+        """Transitions that can be sampled."""
+        self._forget()
+        return self._made - self._gone
 
     def _add(self, b: dict[str, np.ndarray]) -> None:
         lanes, n = b["lanes"], len(b["lanes"])
@@ -272,6 +290,10 @@ class Replay:
 
     def restore(self) -> int:
         """Replay the journal from the disk into this (empty) store -> control steps that came back."""
+        return self.follow(self.journal)
+
+    def follow(self, journal: "Journal") -> int:
+        """Make the changes that another process wrote since the last call -> control steps among them."""
         lanes = {"lanes": ((), np.dtype(np.int64))}
         shapes = lanes | {f"obs/{k}": v for k, v in self.rows.items()}
         full = shapes | {"action": ((self.action.shape[1],), np.dtype(np.float32)), "reward": ((), np.dtype(np.float32)),
@@ -279,7 +301,7 @@ class Replay:
                          "phase": ((), np.dtype(np.uint8)), "startable": ((), np.dtype(bool))}
         calls = {ADD: (full, self._add), CLOSE: (shapes, self._close), DROP: (lanes, self._drop)}
         steps = 0
-        for kind, n, body in self.journal.read():
+        for kind, n, body in journal.read():
             if kind == CUT:
                 self._cut()
                 continue
@@ -289,7 +311,7 @@ class Replay:
                 block[name] = np.frombuffer(body[at:at + size], dtype).reshape(n, *shape)
                 at += size
             if at != len(body):
-                raise UserError(f"{self.journal.folder} holds steps of another env or horizon; start a new run")
+                raise UserError(f"{journal.folder} holds steps of another env or horizon; start a new run")
             change(block)
             steps += n * (kind == ADD)
         return steps
@@ -306,6 +328,7 @@ class Journal:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.rows: dict[int, int] = {}  # file -> rows in it
         self.file, self.size, self.number = None, 0, 0
+        self.read_to = (-1, 0)  # file and byte up to which `read` has come
 
     def path(self, number: int) -> Path:
         return self.folder / f"steps-{number:06d}.log"
@@ -347,18 +370,27 @@ class Journal:
             del self.rows[old]
 
     def read(self):
-        """(kind, rows, body) of every sound call, oldest first; a torn end is left out."""
-        for number in self.numbers():
-            blob, at = self.path(number).read_bytes(), 0
-            self.rows[number] = 0
+        """(kind, rows, body) of every sound call since the last `read`, oldest first.
+
+        A torn end is left out. While another process writes, it is a call that is being written: it comes next time, unless
+        a later file shows that who wrote it died.
+        """
+        for number in [n for n in self.numbers() if n >= self.read_to[0]]:
+            if number > self.read_to[0]:
+                self.read_to = (number, 0)
+            self.rows.setdefault(number, 0)
+            with open(self.path(number), "rb") as f:
+                f.seek(self.read_to[1])
+                blob, at = f.read(), 0
             while at + HEAD.size <= len(blob):
                 magic, size, crc, kind, n = HEAD.unpack_from(blob, at)
                 body = blob[at + HEAD.size:at + HEAD.size + size]
                 if magic != MAGIC or len(body) != size or zlib.crc32(body) != crc:
                     break
-                yield kind, n, body
-                self.rows[number] += n
                 at += HEAD.size + size
+                self.rows[number] += n * (kind in (ADD, CLOSE))
+                self.read_to = (number, self.read_to[1] + HEAD.size + size)
+                yield kind, n, body
 
     def mark(self) -> list[int]:
         """Where the journal ends: the last file that holds something and its size."""
@@ -366,9 +398,12 @@ class Journal:
         return list(max(((n, s) for n, s in sizes if s), default=(0, 0)))
 
     def sync(self) -> None:
-        """Durable against a power cut from here on."""
+        """Durable against a power cut from here on, whoever writes."""
         if self.file is not None:
             os.fsync(self.file)
+        elif have := self.numbers():
+            with open(self.path(have[-1]), "rb") as f:
+                os.fsync(f.fileno())
 
     def close(self) -> None:
         if self.file is not None:

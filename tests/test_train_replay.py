@@ -110,7 +110,7 @@ def test_a_classifier_trained_from_marks_pays_the_reward(tmp_path):
 
 @pytest.mark.parametrize(("argv", "says"), [
     ("--algo rlpd --obs rgb", "learns from --obs state"),
-    ("--algo expo --workers 2", "collects and learns in one process"),
+    ("--algo expo --workers 2", "learns beside one actor"),
     ("--algo pa_rl --policy.horizon 8 --policy.execute 4", "--policy.horizon must equal --policy.execute"),
     ("--algo rlpd --policy.kind flow", "rlpd needs --policy.kind squashed"),
     ("--algo expo --rl.critics 9", "must equal those of --rl"),

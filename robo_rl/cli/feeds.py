@@ -22,10 +22,10 @@ def group_size(args: Train) -> int:
 
 def workers(args: Train) -> int:
     """Worker processes of this run; 0: everything in one process."""
-    if args.algo in OFF_POLICY:
-        return 0
     if args.workers is not None:
         return args.workers
+    if args.algo in OFF_POLICY:
+        return 0  # simulators take a twentieth of the time: with --workers 1 acting goes on beside, as an arm must
     units = args.envs // (group_size(args) or 1)
     on_gpu = args.sim in ("isaacgym", "isaaclab")
     return 0 if cores() < 2 or on_gpu else min(cores(), units)

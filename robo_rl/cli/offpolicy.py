@@ -4,16 +4,19 @@
     replay/corrections   human steps with what followed; demonstrations join them in memory
     corrections/         episodes with help as a LeRobot v3 data set, with source and phase of every step
 
-A run that was stopped goes on exactly; one that was killed keeps every step it had journaled and starts new episodes.
+Acting is a process beside the learner (`robo_rl/runtime/actor.py`) where there is a second core. With --workers 0 both take turns in
+one process: then a run that was stopped goes on exactly. One that was killed, or has an actor beside it, keeps every step it had
+journaled and starts new episodes.
 """
 
+import functools
 import importlib
 import time
 from pathlib import Path
 
 import numpy as np
 
-from robo_rl.cli.train import Run, Train
+from robo_rl.cli.train import Run, Train, make_env
 from robo_rl.errors import UserError
 
 ROUND = 4  # decisions of every env between updates
@@ -23,8 +26,9 @@ def check(args: Train, env) -> None:
     """Raise UserError for options that methods of replay do not take."""
     if args.obs != "state":
         raise UserError(f"--algo {args.algo} learns from --obs state; with images train bc, pi_rl or nft")
-    if args.workers or args.server or args.backend != "processes":
-        raise UserError(f"--algo {args.algo} collects and learns in one process: leave --workers, --server and --backend out")
+    if (args.workers or 0) > 1 or args.server or args.backend != "processes":
+        raise UserError(f"--algo {args.algo} learns beside one actor with all --envs (--workers 1) or takes turns with it "
+                        "(--workers 0): leave --server and --backend out")
     if args.policy.horizon != args.policy.execute:
         raise UserError(f"--algo {args.algo} judges the chunk that runs: --policy.horizon must equal --policy.execute, got "
                         f"{args.policy.horizon} and {args.policy.execute}")
@@ -35,6 +39,47 @@ def check(args: Train, env) -> None:
     if args.rl.capacity < least:
         raise UserError(f"--rl.capacity: replay capacity must be at least {least} control steps for --envs {args.envs} and "
                         f"chunks of {args.policy.execute}, got {args.rl.capacity}")
+
+
+def judge_of(args: Train, folder: Path, lanes: int):
+    """The success classifier of a run, once it is trained; None: the env says what a success is."""
+    from safetensors.torch import load
+
+    from robo_rl.rewards import Judge, SuccessClassifier
+
+    if args.rl.judge == "env":
+        return None
+    weights = load((folder / "judge.safetensors").read_bytes())
+    model = SuccessClassifier(weights["net.0.weight"].shape[1])
+    model.load_state_dict(weights)
+    return Judge(model.eval(), lanes)
+
+
+def stage(args: Train, folder: Path, env=None):
+    """What the actor acts in: `env` or one of its own, with a scripted person beside it if asked, the judge, the keeper of episodes
+    with help."""
+    from robo_rl.data.writer import Writer
+    from robo_rl.runtime.actor import Stage
+
+    env, leave = (make_env(args, args.envs), True) if env is None else (env, False)
+    judge = judge_of(args, folder, env.num_envs)
+    if args.rl.operator == "none":
+        return Stage(env, judge, None, env.close if leave else lambda: None)
+    from robo_rl.human.intervene import Intervene
+    from robo_rl.human.operators import Scripted
+    env = Intervene(env, Scripted(env, args.rl.person, args.seed + 2))
+    writer = Writer(folder / "corrections", spec=env.spec)
+
+    def keep(episode) -> None:
+        """Durable in corrections/ at once."""
+        writer.add(episode)
+        writer.flush()
+
+    def close() -> None:
+        writer.close()
+        if leave:
+            env.close()
+    return Stage(env, judge, keep, close)
 
 
 class OffPolicyRun(Run):
@@ -70,22 +115,14 @@ class OffPolicyRun(Run):
 
     def reinforce(self, resume: Path | None) -> int:
         from robo_rl import checkpoint
-        from robo_rl.data.writer import Writer
-        from robo_rl.gather import Gatherer
         from robo_rl.replay import Mixture
 
-        args, o, self.writer = self.args, self.args.rl, None
+        args, o = self.args, self.args.rl
         self.policy.eval()
         self.stores()
         self.learner = importlib.import_module(f"robo_rl.algos.{args.algo}").make(self.policy, o, args.seed)
         self.rng, self.owed, self.online_now = np.random.default_rng([args.seed, 11]), 0.0, False
-        if o.operator == "scripted":
-            from robo_rl.human.intervene import Intervene
-            from robo_rl.human.operators import Scripted
-            self.env = Intervene(self.env, Scripted(self.env, o.person, args.seed + 2))
-            self.writer = Writer(self.folder / "corrections", spec=self.env.spec)
-        self.gatherer = Gatherer(self.env, self.policy, self.online, self.demos, args.seed + 1, self.judge(),
-                                 None if self.writer is None else self.keep)
+        self.train_judge()
         state = checkpoint.load_train(resume)[0] if resume is not None else {}
         exact = False
         if state:
@@ -93,14 +130,10 @@ class OffPolicyRun(Run):
             self.rng.bit_generator.state = state["rng"]
             self.owed, self.online_now = state["owed"], state["online"]
             exact = state["marks"] == self.marks and bool(state["gatherer"])
-        if exact:
-            self.gatherer.set_state(state["gatherer"])
-        elif any(self.kept):
-            self.demos.cut()
-            self.online.cut()
-            self.gatherer.steps = self.step
+        if any(self.kept) and not exact:
             self.progress.say(f"replay keeps {self.kept[1]} steps that were journaled, {self.kept[0]} around corrections; "
                               "episodes in flight start anew")
+        self.actor = self.act(state, exact)
         rest = 1 - o.synthetic
         sources = {"demonstrations": (self.demos, rest * o.demo_share), "online": (self.online, rest * (1 - o.demo_share))}
         self.real, self.synthetic = Mixture(sources), None
@@ -116,38 +149,50 @@ class OffPolicyRun(Run):
                 self.pretrain(lambda n: self.demos.sample(n, self.rng))
             return self.learn()
         finally:
+            self.actor.end()
             for store in (self.demos, self.online):
                 store.journal.close()
-            if self.writer is not None:  # an empty one is false
-                self.writer.close()
 
-    def keep(self, episode) -> None:
-        """An episode with help, durable in corrections/ at once."""
-        self.writer.add(episode)
-        self.writer.flush()
+    def act(self, state: dict, exact: bool):
+        """The actor, here or in a process of its own; `exact`: it goes on where the checkpoint's was."""
+        from robo_rl.cli import feeds
+        from robo_rl.gather import Gatherer
+        from robo_rl.runtime.actor import ActorJob, Beside, Here
 
-    def judge(self):
-        """The classifier of `--rl.judge classifier`, trained and guarded once per run; None: the env says what a success is."""
-        from safetensors.torch import load, save
+        args, policy, e = self.args, self.learner.policy, self.args.policy.execute
+        helped = int(state.get("helped", 0))
+        if feeds.workers(args):
+            job = ActorJob(functools.partial(stage, args, self.folder), policy.options, policy.spec, self.online.rows, args.seed + 1,
+                           args.rl.capacity, self.folder / "replay", self.folder / "flight", self.step, helped,
+                           int(time.time()) if any(self.kept) else 0)
+            return Beside(job, policy, (self.online, self.demos), ROUND * e * args.envs, args.hang)
+        here = stage(args, self.folder, self.env)
+        gatherer = Gatherer(here.env, policy, self.online, self.demos, args.seed + 1, here.judge, here.record)
+        if exact:
+            gatherer.set_state(state["gatherer"])
+        elif any(self.kept):
+            self.demos.cut()
+            self.online.cut()
+            gatherer.steps, gatherer.help_steps = self.step, helped
+        return Here(gatherer, ROUND * e, here.close)
+
+    def train_judge(self) -> None:
+        """The classifier of `--rl.judge classifier`, trained and guarded once per run."""
+        from safetensors.torch import save
 
         from robo_rl import files
         from robo_rl.gather import marked_episodes
-        from robo_rl.rewards import Judge, SuccessClassifier, train
+        from robo_rl.rewards import train
 
         o, path = self.args.rl, self.folder / "judge.safetensors"
-        if o.judge == "env":
-            return None
-        if path.exists():
-            model = SuccessClassifier(self.policy.spec.state)
-            model.load_state_dict(load(path.read_bytes()))
-        else:
-            marks = marked_episodes(self.env, self.policy, o.judge_episodes, self.args.seed + 3)
-            model, said = train(marks, o.judge_rate, o.judge_hold, self.args.seed)
-            files.write_bytes(path, save(model.state_dict()))
-            self.log.log(self.args.bc.updates, {f"judge/{k}": v for k, v in said.items()}, stage="sft")
-            self.progress.say(f"success classifier: threshold {said['threshold']:.3f} from {said['failures']} held-out failures, "
-                              f"recall {said['recall']:.2f} of {said['successes']} held-out successes")
-        return Judge(model.eval(), self.env.num_envs)
+        if o.judge == "env" or path.exists():
+            return
+        marks = marked_episodes(self.env, self.policy, o.judge_episodes, self.args.seed + 3)
+        model, said = train(marks, o.judge_rate, o.judge_hold, self.args.seed)
+        files.write_bytes(path, save(model.state_dict()))
+        self.log.log(self.args.bc.updates, {f"judge/{k}": v for k, v in said.items()}, stage="sft")
+        self.progress.say(f"success classifier: threshold {said['threshold']:.3f} from {said['failures']} held-out failures, "
+                          f"recall {said['recall']:.2f} of {said['successes']} held-out successes")
 
     def pretrain(self, sample) -> None:
         """The critic's first updates, while the actor waits; for a method with an offline stage, all of that stage."""
@@ -175,13 +220,15 @@ class OffPolicyRun(Run):
         """Checkpoint with everything but the steps themselves, which the journals hold."""
         for store in (self.demos, self.online):
             store.journal.sync()
-        self.save({"learner": self.learner.state_dict(), "gatherer": self.gatherer.state(), "owed": self.owed,
+        self.save({"learner": self.learner.state_dict(), "gatherer": self.actor.state(), "helped": self.actor.help_steps, "owed": self.owed,
                    "online": self.online_now, "rng": self.rng.bit_generator.state,
                    "marks": [s.journal.mark() for s in (self.demos, self.online)],
                    "synthetic": {} if self.synthetic is None else self.synthetic.state()}, finished)
 
     def learn(self) -> int:
         """Collect, learn from both stores, evaluate and save on the way."""
+        from robo_rl.gather import means
+
         args, o = self.args, self.args.rl
         every = args.eval_every or max(1, args.steps // 10)
         next_eval = (self.step // every + 1) * every
@@ -189,8 +236,8 @@ class OffPolicyRun(Run):
         self.progress.start("rl", args.steps, "steps", done=self.step)
         while self.step < args.steps and not self.stop.asked:
             begin, before = time.perf_counter(), self.step
-            self.gatherer.run(self.learner.policy, ROUND * e)
-            self.step, mid, metrics = self.gatherer.steps, time.perf_counter(), {}
+            self.actor.collect(self.learner.policy, lambda: self.stop.asked)
+            self.step, mid, metrics = self.actor.steps, time.perf_counter(), {}
             if self.step >= o.warmup and len(self.online):
                 if not self.online_now:
                     self.go_online()
@@ -201,13 +248,14 @@ class OffPolicyRun(Run):
                     self.synthetic.renew(self.step, self.real.sample, len(self.demos) + len(self.online))
                 metrics = self.learner.update(lambda n: self.mixture.sample(n, self.rng), count) if count else {}
             end = time.perf_counter()
-            episodes = self.gatherer.take()
+            episodes = means(self.actor.take(), o.judge != "env", o.operator != "none")
             row = {f"train/{k}" if "/" not in k else k: v for k, v in (metrics | episodes).items()}
             row |= {"train/updates": self.learner.updates, "replay/online": len(self.online),
                     "replay/demonstrations": len(self.demos), "time/update": end - mid, "time/collect": mid - begin,
+                    "util/learner_wait": (mid - begin) / (end - begin), "health/restarts": self.actor.restarts,
                     "rate/steps_per_s": (self.step - before) / (end - begin)}
             if o.operator != "none":
-                row["human/operator_minutes"] = self.gatherer.help_steps * self.env.spec.period / 60
+                row["human/operator_minutes"] = self.actor.help_steps * self.env.spec.period / 60
             self.log.log(self.step, row)
             self.progress.update(self.step, episodes.get("success"), self.note(metrics))
             if self.step >= next_eval and self.step < args.steps:
@@ -234,5 +282,5 @@ class OffPolicyRun(Run):
         words = f"q {metrics['q']:.2f} · {self.learner.updates} updates" if metrics else "filling replay"
         if self.args.rl.operator == "none":
             return words
-        minutes = self.gatherer.help_steps * self.env.spec.period / 60
+        minutes = self.actor.help_steps * self.env.spec.period / 60
         return f"{words} · {minutes:.1f} operator min"

@@ -1,0 +1,312 @@
+"""Learning from replay with the actor in a process beside the learner: what they hand over is the journal of replay.
+
+The actor steps the env and writes each change of the stores into their journals, one write each; the learner reads on in the
+same files and makes the same changes to its own. There is no queue to fill or to lose: `kill -9` of either costs no control
+step that was written, and who comes next goes on from the files. The learner grants control steps, so the actor is never
+further ahead than `LEAD` rounds; weights change between control steps (`robo_rl.runtime.weights`).
+
+`Here` is the same in one process, which repeats exactly for a seed.
+"""
+
+import contextlib
+import faulthandler
+import mmap
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing import connection as mpc
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from robo_rl.errors import UserError
+from robo_rl.gather import SUMS, Gatherer
+from robo_rl.options import PolicyOptions
+from robo_rl.policies import ObsSpec, Policy, make_policy
+from robo_rl.replay import Journal, Replay, Tape
+from robo_rl.rollout import mix
+from robo_rl.runtime import snapshot
+from robo_rl.runtime.crewed import BACK_OFF, DEATHS, WorkerFailure
+from robo_rl.runtime.processes import START_LIMIT, context
+from robo_rl.runtime.weights import WeightReader, WeightWriter
+
+if TYPE_CHECKING:
+    from robo_rl.rewards import Judge
+
+LEAD = 2  # rounds that the actor may be ahead of what the learner has read
+GRANT, MADE, HELP, BEAT = range(4)  # words they share: control steps allowed and made, human steps, time [ns]
+WAIT = 0.001  # seconds between looks at the grant
+TELL = 0.2  # seconds between sums told to the learner
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What an actor acts in: the env, who judges success (None: the env), who keeps episodes with help, how to leave."""
+
+    env: object
+    judge: "Judge | None"
+    record: "Callable[[object], None] | None"
+    close: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class ActorJob:
+    """What the actor process is told once; it travels by pickle to a child of our own."""
+
+    build: Callable[[], Stage]
+    options: PolicyOptions
+    spec: ObsSpec
+    rows: dict
+    seed: int
+    capacity: int  # rows of each store
+    replay: Path  # journals
+    flight: Path  # words, weights, who is at work
+    steps: int = 0  # control steps made before
+    helped: int = 0  # human steps among them
+    incarnation: int = 0  # > 0: another one was at it before
+
+    @property
+    def weights(self) -> Path:
+        return self.flight / "weights.bin"
+
+    @property
+    def words(self) -> Path:
+        return self.flight / "actor.words"
+
+
+def shared(path: Path) -> np.ndarray:
+    """The words int64[4] in a mapped file."""
+    with open(path, "r+b") as f:
+        return np.frombuffer(mmap.mmap(f.fileno(), 4096), np.int64)[:4]
+
+
+# ---- the actor's process -----------------------------------------------------------------------------------------
+
+
+def main(job: ActorJob, pipe) -> None:
+    """Act until told to stop or orphaned. A mistake of the user's is told as such, anything else with its traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    snapshot.sign(job.flight / "actor.pid")
+    with open(job.flight / "actor.stack", "w") as stack:
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+        try:
+            _act(job, pipe)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            pass  # the learner is gone; what was made is in the journals
+        except UserError as e:
+            pipe.send(("mistake", str(e), ""))
+        except BaseException as e:  # noqa: BLE001 (the process ends; its last words go to the learner)
+            pipe.send(("error", f"{type(e).__name__}: {e}", traceback.format_exc(limit=-6)))
+
+
+def _act(job: ActorJob, pipe) -> None:
+    parent, words = os.getppid(), shared(job.words)
+    reader, policy = WeightReader.open(job.weights), make_policy(job.options, job.spec, 0).eval()
+    version = reader.fetch()
+    reader.swap(policy)
+    stage = job.build()
+    tapes = [Tape(job.rows, Journal(job.replay / name, job.capacity)) for name in ("online", "corrections")]
+    for tape in tapes:
+        for _ in tape.journal.read():
+            pass  # so that files which left the ring are known and can go
+        tape.cut()  # episodes of who was at it before
+    g = Gatherer(stage.env, policy, *tapes, mix(job.seed, job.incarnation) >> 33 if job.incarnation else job.seed, stage.judge,
+                 stage.record)
+    g.steps, g.help_steps, told = job.steps, job.helped, time.monotonic()
+    pipe.send(("ready",))
+    try:
+        while os.getppid() == parent:
+            words[BEAT] = time.monotonic_ns()
+            free = words[GRANT] >= g.steps + g.n
+            if pipe.poll(0 if free else WAIT) and pipe.recv() is None:
+                return
+            if free:
+                if reader.version() != version and (new := reader.fetch()) is not None:
+                    reader.swap(policy)
+                    version = new
+                g.step(policy)
+                words[MADE], words[HELP] = g.steps, g.help_steps
+            if g.stats["episodes"] and (not free or time.monotonic() - told > TELL):
+                pipe.send(("sums", g.take()))
+                told = time.monotonic()
+    finally:
+        for tape in tapes:
+            tape.journal.close()
+        stage.close()
+
+
+# ---- the learner's side ------------------------------------------------------------------------------------------
+
+
+class Here:
+    """The actor in the learner's own process; a round is `round_` control steps of every env."""
+
+    restarts = 0
+
+    def __init__(self, gatherer: Gatherer, round_: int, close: Callable[[], None] = lambda: None):
+        self.gatherer, self.round, self.end = gatherer, round_, close
+
+    @property
+    def steps(self) -> int:
+        """Control steps so far."""
+        return self.gatherer.steps
+
+    @property
+    def help_steps(self) -> int:
+        """Human ones among them."""
+        return self.gatherer.help_steps
+
+    def collect(self, policy: Policy, stop: Callable[[], bool]) -> None:
+        """One round of control steps."""
+        self.gatherer.run(policy, self.round)
+
+    def take(self) -> dict[str, float]:
+        """Sums over the episodes that ended since the last call."""
+        return self.gatherer.take()
+
+    def state(self) -> dict:
+        """For a run that goes on exactly."""
+        return self.gatherer.state()
+
+
+class Beside:
+    """The actor in a process of its own, started again when it dies or says nothing for `hang` seconds.
+
+    `stores` are online and corrections, with the journals they are read from; a round is `round_` control steps, of all envs
+    together.
+    """
+
+    def __init__(self, job: ActorJob, policy: Policy, stores: tuple[Replay, Replay], round_: int, hang: float = 60.0,
+                 back_off: tuple[float, ...] = BACK_OFF):
+        self.job, self.stores, self.round, self.hang, self.back_off = job, stores, round_, hang, back_off
+        self.steps, self.restarts, self.deaths, self.again = job.steps, 0, 0, 0.0
+        self.sums = dict.fromkeys(SUMS, 0)
+        job.flight.mkdir(parents=True, exist_ok=True)
+        snapshot.evict(job.flight)  # who still acts for a learner that died
+        for path in (job.weights, job.words):
+            path.unlink(missing_ok=True)
+        job.words.write_bytes(bytes(4096))
+        self.words = shared(job.words)
+        self.words[HELP] = job.helped
+        self.writer, self.version = WeightWriter.create(job.weights, dict(policy.state_dict())), 0
+        self.writer.publish(0, dict(policy.state_dict()))
+        self.process, self.context = None, context()
+        self._start()
+
+    @property
+    def help_steps(self) -> int:
+        """Human control steps so far."""
+        return int(self.words[HELP])
+
+    def collect(self, policy: Policy, stop: Callable[[], bool]) -> None:
+        """Publish the weights, let the actor go on, and return with at least one round more than before."""
+        self.version += 1
+        self.writer.publish(self.version, dict(policy.state_dict()))
+        goal = self.steps + self.round
+        self.words[GRANT] = self.steps + LEAD * self.round
+        while self.steps < goal and not stop():
+            if not self._follow():
+                self._supervise()
+        self.deaths = 0
+
+    def _follow(self) -> int:
+        """Read on in the journals -> control steps that came."""
+        new = [store.follow(store.journal) for store in self.stores][0]
+        self.steps += new
+        return new
+
+    def take(self) -> dict[str, float]:
+        """Sums over the episodes of which the actor told since the last call."""
+        self._hear()
+        sums, self.sums = self.sums, dict.fromkeys(SUMS, 0)
+        return sums
+
+    def state(self) -> dict:
+        """Nothing: what the actor is at is not known here."""
+        return {}
+
+    def end(self) -> None:
+        """Tell the actor to stop; kill it if it does not."""
+        if self.process is not None:
+            with contextlib.suppress(OSError):
+                self.pipe.send(None)
+            self.process.join(5)
+            if self.process.is_alive():
+                self.process.kill()
+                self.process.join(5)
+        self._follow()
+        self.writer.close()
+        shutil.rmtree(self.job.flight, ignore_errors=True)
+
+    def _start(self) -> None:
+        self.pipe, theirs = multiprocessing.Pipe()
+        self.ready, self.started, self.last = False, time.monotonic(), ""
+        self.words[BEAT] = time.monotonic_ns()
+        self.process = self.context.Process(target=main, args=(self.job, theirs), name="actor")
+        self.process.start()
+        theirs.close()
+
+    def _hear(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while self.process is not None and self.pipe.poll():
+                kind, *said = self.pipe.recv()
+                if kind == "ready":
+                    self.ready = True
+                elif kind == "sums":
+                    self.sums = {k: self.sums[k] + v for k, v in said[0].items()}
+                elif kind == "mistake":
+                    raise UserError(said[0])
+                else:
+                    self.last = "\n".join(said)
+
+    def _supervise(self) -> None:
+        """Wait a moment for news; bury and replace an actor that died or hangs."""
+        now = time.monotonic()
+        if self.process is None:
+            if now < self.again:
+                time.sleep(min(0.05, self.again - now))
+                return
+            self._start()
+        mpc.wait([self.pipe, self.process.sentinel], 0.01)
+        self._hear()
+        if not self.process.is_alive():
+            return self._died()
+        silent = (time.monotonic_ns() - int(self.words[BEAT])) / 1e9
+        if not self.ready and now - self.started > START_LIMIT:
+            self._kill(f"did not start within {START_LIMIT:.0f} s")
+        elif self.ready and silent > self.hang:
+            self._kill(f"made no control step for {silent:.0f} s")
+
+    def _kill(self, why: str) -> None:
+        """Ask a silent actor for its stack, then end it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGUSR1)
+            time.sleep(0.1)
+        stack = self.job.flight / "actor.stack"
+        self.last = f"{why}; it was at:\n{stack.read_text()[-1500:] if stack.exists() else '(no stack)'}"
+        self.process.kill()
+
+    def _died(self) -> None:
+        code = self.process.exitcode
+        self.process.join()
+        self._hear()
+        self.pipe.close()
+        self.process = None
+        while self._follow():
+            pass
+        self.restarts += 1
+        self.deaths += 1
+        if self.deaths >= DEATHS:
+            raise WorkerFailure(f"the actor ended {self.deaths} times in a row (last exit status {code}). Its last words: "
+                                f"{self.last.strip() or 'none'}")
+        self.again = time.monotonic() + self.back_off[min(self.deaths - 1, len(self.back_off) - 1)]
+        self.job = replace(self.job, steps=self.steps, helped=self.help_steps, incarnation=self.job.incarnation + 1)
