@@ -1,20 +1,23 @@
 """`robo_rl bench bridge`: messages between two processes over DDS, the bridge's own work, and how chunks join.
 
 One way: a child publishes JointState of 7 joints with its monotonic clock as stamp, 1000 times a second; the receiver
-polls. Both read the machine's one clock, so the difference is the latency. Joins: chunks of a noisy plan arrive late by
+polls. Both read the machine's one clock, so the difference is the latency. From chunk to command: the bridge's own work
+between a policy's answer and the joint targets handed to DDS, in lockstep on the simulated arm. Joins: chunks of a noisy plan arrive late by
 0 to 400 ms with jitter; the schedule's largest step of a command against naive switching, which takes each as it comes.
 """
 
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from controllers.bridge import Inline
 from controllers.loop import undisturbed
 from controllers.schedule import Chunk, Schedule
-from controllers.transport import JointState
+from controllers.transport import JointState, Transport
 from robo_rl.cli.bench_rows import Report, Row, at_most
 from robo_rl.errors import MissingDependency
 
@@ -42,10 +45,11 @@ wire.close()
 def measure(args: "Bench", report: Report) -> None:
     """All rows of `robo_rl bench bridge`."""
     joins(args, report)
-    try:
-        one_way(args, report)
-    except MissingDependency as e:
-        report.skip("DDS one way", str(e))
+    for what, row in (("DDS one way", one_way), ("from chunk to command", chunk_to_command)):
+        try:
+            row(args, report)
+        except MissingDependency as e:
+            report.skip(what, str(e))
 
 
 def one_way(args: "Bench", report: Report) -> None:
@@ -81,6 +85,69 @@ def one_way(args: "Bench", report: Report) -> None:
     pipe = 1e6 * bare_pipe()
     report.add(Row(what="DDS one way, JointState at 1 kHz, two processes", unit="us", ours=median, limit=pipe,
                    limit_is="a byte through a pipe, there and back, halved", of_limit=pipe / median, bars=bars, note=said))
+
+
+class Both:
+    """A lockstep wire whose joint targets go out over DDS as well; at: when the last one was handed over [s]."""
+
+    def __init__(self, loop: Transport, dds: Transport):
+        self.loop, self.dds, self.at = loop, dds, 0.0
+
+    def __getattr__(self, name: str):
+        return getattr(self.loop, name)
+
+    def publisher(self, topic: str, kind: type, quality: str = "state"):
+        here = self.loop.publisher(topic, kind, quality)
+        if topic != "target_joint":
+            return here
+        self.there = self.dds.publisher(topic, kind, quality)
+
+        def publish(message: JointState) -> None:
+            self.there.publish(message)
+            self.at = time.perf_counter()
+            here.publish(message)
+        return SimpleNamespace(publish=publish)
+
+
+class Answering(Inline):
+    """A policy that answers at once; at: when its last answer was taken [s]."""
+
+    at = 0.0
+
+    def poll(self, now: float):
+        answer = super().poll(now)
+        self.at = time.perf_counter() if answer else self.at
+        return answer
+
+
+def chunk_to_command(args: "Bench", report: Report) -> None:
+    """What the bridge does between an answer of the policy and its first command on the wire."""
+    from controllers.robot import load_robot
+    from robo_rl.cli.robots import TRAINED, expected, lockstep, placed
+    from robo_rl.cli.wire import connect
+    robot, rng = load_robot("sim"), np.random.default_rng(0)
+    task = expected(SimpleNamespace(sim="mujoco", task="pick_cube", control=""),
+                    SimpleNamespace(state=36, views=(), image_size=0))
+    wire, wires = connect("bench_bridge", DOMAIN), []
+    try:
+        body = lockstep(robot, task, TRAINED, wired=lambda loop: wires.append(Both(loop, wire)) or wires[-1])
+        body.begin(*placed(robot, "pick_cube", 0))
+        mind = Answering(lambda obs: rng.uniform(-0.3, 0.3, (1, 7)))
+        ours, bare, end = [], [], time.monotonic() + max(args.slice / 2, 0.5)
+        message = JointState(0.0, robot.joints, robot.home)
+        with undisturbed():
+            while time.monotonic() < end:
+                body.tick(mind)
+                ours.append(wires[0].at - mind.at)
+                began = time.perf_counter()
+                wires[0].there.publish(message)
+                bare.append(time.perf_counter() - began)
+    finally:
+        wire.close()
+    us, limit = 1e6 * float(np.median(ours)), 1e6 * float(np.median(bare))
+    report.add(Row(what="from chunk to command: a policy's answer to joint targets on DDS", unit="us", ours=us, limit=limit,
+                   limit_is="handing the message to DDS", of_limit=limit / us,
+                   note=f"p99 {1e6 * np.percentile(ours, 99):.0f} us, {len(ours)} chunks; state {body.governor.state}"))
 
 
 def bare_pipe(count: int = 300) -> float:
