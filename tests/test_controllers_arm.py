@@ -360,6 +360,14 @@ def test_the_quick_joint_state_has_the_bytes_of_the_slow_one(dds, names):
         form = form or dds.JointForm(m, types.codec, wire)
         assert form.fits(m) and form.filled(m).serialize() == wire(types.codec.to_ros(m)).serialize()
     assert not form.fits(JointState(1.0, (*names, "more"))) and not form.fits(JointState(1.0, names, (0.0,) * len(names)))
+    shape, slow = dds.JointShape(), lambda m: wire(types.codec.to_ros(m)).serialize()
+    assert shape.read(slow(m)) is None
+    shape.learn(slow(m), types.codec.from_ros(JointState, types.codec.to_ros(m)))
+    for other in (m, JointState(7.25, names, *[(-1.5,) * len(names)] * 3)):
+        assert shape.read(slow(other)) == types.codec.from_ros(JointState, types.codec.to_ros(other))
+    for other in (JointState(1.0, (*names[:-1], "x" * len(names[-1])), *[(0.0,) * len(names)] * 3), JointState(1.0, names),
+                  JointState(1.0, (*names, "more"), *[(0.0,) * (len(names) + 1)] * 3)):
+        assert shape.read(slow(other)) is None
     empty = JointState(1.0, names)
     assert dds.JointForm(empty, types.codec, wire).filled(empty).serialize() == wire(types.codec.to_ros(empty)).serialize()
 
