@@ -460,9 +460,8 @@ class JointForm:
         if self.full:
             self.raw = bytearray(wire(codec.to_ros(m)).serialize())
             n = self.size = len(m.names)
-            end = len(self.raw)
-            self.at = end - 24 * n - 16, end - 16 * n - 8, end - 8 * n
-            self.pack, self.stamp = struct.Struct(f"<{n}d").pack_into, struct.Struct("<iI").pack_into
+            self.at = len(self.raw) - 24 * n - 16
+            self.pack, self.stamp = struct.Struct(f"<{n}dI4x{n}dI4x{n}d").pack_into, struct.Struct("<iI").pack_into
 
     def fits(self, m: t.JointState) -> bool:
         full = len(m.names) == len(m.position) == len(m.velocity) == len(m.effort) > 0
@@ -474,8 +473,7 @@ class JointForm:
             return self.plain(self.codec.to_ros(m))
         whole = int(m.stamp // 1)
         self.stamp(self.raw, 4, whole, min(round((m.stamp - whole) * 1e9), 999_999_999))
-        for at, row in zip(self.at, (m.position, m.velocity, m.effort), strict=True):
-            self.pack(self.raw, at, *row)
+        self.pack(self.raw, self.at, *m.position, self.size, *m.velocity, self.size, *m.effort)
         return self.plain(None, bytes(self.raw))
 
 
