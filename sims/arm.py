@@ -4,7 +4,7 @@ A body is anything that follows `Body`: the governed arm over a transport in rob
 after the other, in lockstep; the starts are those of sims/mujoco, so results compare with it start by start.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,8 @@ from robo_rl.starts import StartStream, uniforms
 from robo_rl.types import ControlSpec
 from sims.mujoco import model as m
 from sims.mujoco.env import HOME, JITTER, axes_of, state_names_of
+from sims.mujoco.experts import EXPERTS, back_out
+from sims.mujoco.kinematics import Arm
 from sims.mujoco.tasks import Scene, Task
 
 F = np.float32
@@ -52,14 +54,36 @@ def succeeded(task: Task, body: Body) -> bool:
     return bool(task.success(scene)[0])
 
 
-class ArmEnv(VectorEnv):
-    """N bodies doing one task with ee_delta actions; `failed` counts episodes that a body's safety ended."""
+class View:
+    """The bodies as an expert sees them: a scene made of the observations."""
 
-    def __init__(self, task: Task, bodies: Sequence[Body], max_steps: int = 0):
+    def __init__(self, env: "ArmEnv"):
+        n, s = env.num_envs, env.states.T
+        column = dict(zip(env.spec.state_names, s, strict=True))
+        now, sent = Arm(n), Arm(n)
+        now.forward(s[:7])
+        sent.forward(s[:7] + s[14:21])  # joint targets
+        self.num_envs, self.task, self.sent = n, env.task, sent
+        pos = [np.array([b.object(name) for b in env.bodies], F).T for name in env.task.objects]
+        half = [np.arctan2(column[f"{o}_sin4yaw"], column[f"{o}_cos4yaw"]) / F(8) for o in env.task.objects]
+        none = np.zeros((3, n), F)
+        self.scene = Scene(s[:7], s[7:14], column["gripper"], now.tcp, now.frame, pos,
+                           [np.stack([np.cos(h), 0 * h, 0 * h, np.sin(h)]) for h in half], [none] * len(pos), none,
+                           np.zeros(n, F), np.zeros(n, np.int64))
+
+    def hand_target(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where the hand is being sent: position [3, N] and frame [3, 5, N]."""
+        return self.sent.tcp, self.sent.frame
+
+
+class ArmEnv(VectorEnv):
+    """N bodies doing one task with ee_delta actions; `leave()` runs when the env is closed."""
+
+    def __init__(self, task: Task, bodies: Sequence[Body], max_steps: int = 0, leave: Callable[[], None] = lambda: None):
         if task.uses_goal or task.uses_slide or task.failure or len(task.instructions) > 1:
             raise UserError(f"the arm's scene holds free objects alone: task pick_cube, got {task.name}")
         n = self.num_envs = len(bodies)
-        self.task, self.bodies = task, bodies
+        self.task, self.bodies, self.leave = task, bodies, leave
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
         names = state_names_of(task)
         self.spec = ControlSpec("arm", task.name, axes_of("ee_delta"), m.DT * m.SUBSTEPS, max_steps or task.max_steps, names)
@@ -101,6 +125,17 @@ class ArmEnv(VectorEnv):
         self.steps += alive
         self.truncated |= alive & ~self.terminated & (self.steps >= self.spec.max_steps)
         return self._obs(), reward, self.terminated.copy(), self.truncated.copy(), {"success": self.success.copy()}
+
+    def expert_action(self) -> np.ndarray:
+        """float32 [N, 7]: what the scripted expert does, who sees no more than the observations tell."""
+        return EXPERTS[self.task.name](View(self))
+
+    def recovery_action(self) -> np.ndarray:
+        """float32 [N, 7]: how to leave a failed attempt."""
+        return back_out(View(self))
+
+    def close_extras(self, **kwargs) -> None:
+        self.leave()
 
     def _obs(self) -> dict:
         return {"state": self.states.copy(), "task": np.array(self.task.instructions * self.num_envs)}

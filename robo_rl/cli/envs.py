@@ -3,6 +3,14 @@
 from robo_rl.errors import UserError
 
 
+ROBOTS = ("arm", "dds")  # the governed arm as an env: in lockstep in this process, or behind DDS in real time
+
+
+def twin(name: str) -> str:
+    """The simulator of a robot, where its checkpoints are judged and nothing waits; any other env is its own."""
+    return "mujoco" if name.split(":")[0] in ROBOTS else name
+
+
 def make(name: str, task: str = "", num_envs: int = 1, *, judge: str = "", **options):
     """`sims.make`, or the world model in the folder after `wm:`; `judge` (of a world model alone) says who decides on
     success, see `world_models.judge.make`."""
@@ -11,5 +19,8 @@ def make(name: str, task: str = "", num_envs: int = 1, *, judge: str = "", **opt
         return make_world(name[3:], task, num_envs, judge=judge, **options)
     if judge:
         raise UserError(f"--judge is for a world model (--sim wm:PATH), got --sim {name}")
+    if name.split(":")[0] in ROBOTS:
+        from robo_rl.cli.robots import make_robot
+        return make_robot(name, task, num_envs, **options)
     import sims
     return sims.make(name, task, num_envs, **options)

@@ -164,7 +164,7 @@ class OffPolicyRun(Run):
         if feeds.workers(args):
             job = ActorJob(functools.partial(stage, args, self.folder), policy.options, policy.spec, self.online.rows, args.seed + 1,
                            args.rl.capacity, self.folder / "replay", self.folder / "flight", self.step, helped,
-                           int(time.time()) if any(self.kept) else 0)
+                           int(time.time()) if any(self.kept) else 0, args.sim.split(":")[0] == "dds")
             return Beside(job, policy, (self.online, self.demos), ROUND * e * args.envs, args.hang)
         here = stage(args, self.folder, self.env)
         gatherer = Gatherer(here.env, policy, self.online, self.demos, args.seed + 1, here.judge, here.record)

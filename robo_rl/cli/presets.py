@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from robo_rl.cli.envs import ROBOTS
 from robo_rl.cli.train import OFF_POLICY, RL_OPTIONS, Train
 from robo_rl.errors import choose
 from robo_rl.options import DppoOptions, NftOptions, PiRlOptions, PolicyOptions, PpoOptions
@@ -24,6 +25,18 @@ REPLAY_HEADS = {"rlpd": TAUGHT, "hil_serl": TAUGHT, "calql": SQUASHED, "wsrl": S
 
 def preset(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
     """The defaults `robo_rl train` starts from for this combination."""
+    t = simulated(sim, task, algo, obs, name)
+    kind = sim.split(":")[0]
+    if kind not in ROBOTS:
+        return t
+    t = replace(t, envs=1 if kind == "dds" else 8, eval_episodes=100, steps=10_000, eval_every=5000)
+    if algo in OFF_POLICY:  # an arm does not wait for updates
+        return replace(t, workers=1, rl=replace(t.rl, warmup=2000))
+    return replace(t, workers=0, rl=replace(t.rl, decisions=64, minibatch=64))
+
+
+def simulated(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
+    """The same where time is a computer's."""
     choose("preset", name, ("quick", "full"))
     quick = name == "quick"
     rl = RL_OPTIONS.get(algo, PiRlOptions)

@@ -14,7 +14,8 @@ from controllers.model import arm_model
 from controllers.pace import joints_at, law_at, limits_at
 from controllers.robot import Robot, load_robot
 from controllers.transport import Weather
-from robo_rl.errors import UserError, choose
+from robo_rl.cli.envs import twin
+from robo_rl.errors import UserError, choose, in_range
 
 CONTROLLERS = ("cartesian", "joint")
 SCENES = ("pick_cube", "none")
@@ -36,21 +37,28 @@ def scene(robot: Robot, name: str) -> str:
 
 def expected(config, spec) -> Task:
     """What a run (its config, its policy's ObsSpec) expects of a robot. UserError: it does not fit any."""
-    if config.sim != "mujoco":
-        raise UserError(f"the run was trained in {config.sim}; only runs of --sim mujoco say what their state is made of")
-    from sims.mujoco import LOCOMOTION, model
-    from sims.mujoco.env import CONTROLS, PROPRIOCEPTION, axes_of, state_names_of
-    from sims.mujoco.tasks import TASKS
+    if twin(config.sim) != "mujoco":
+        raise UserError(f"the run was trained in {config.sim}; only runs of --sim mujoco, arm or dds say what their state is made of")
+    from sims.mujoco import LOCOMOTION
     if config.task in LOCOMOTION:
         raise UserError(f"the run's task {config.task} is no arm's")
-    names = state_names_of(TASKS[config.task or "pick_cube"])
-    if spec.views:  # where things are is for the cameras to tell
+    task = task_of(config.task, config.control, spec.views, spec.image_size)
+    if len(task.state_names) != spec.state:
+        raise UserError(f"the run's policy sees {spec.state} numbers, its task has {len(task.state_names)}")
+    return task
+
+
+def task_of(name: str, control: str = "", views: tuple[str, ...] = (), image_size: int = 0) -> Task:
+    """What a policy of a task of sims/mujoco expects of a robot."""
+    from sims.mujoco import model
+    from sims.mujoco.env import CONTROLS, PROPRIOCEPTION, axes_of, state_names_of
+    from sims.mujoco.tasks import TASKS
+    names = state_names_of(TASKS[name or "pick_cube"])
+    if views:  # where things are is for the cameras to tell
         names = names[:PROPRIOCEPTION]
-    if len(names) != spec.state:
-        raise UserError(f"the run's policy sees {spec.state} numbers, its task has {len(names)}")
-    axes = axes_of(config.control or CONTROLS[0])
+    axes = axes_of(control or CONTROLS[0])
     return Task(state_names=names, action_names=tuple(a.name for a in axes), scale=tuple(a.high for a in axes[:6]),
-                period=model.DT * model.SUBSTEPS, views=spec.views, image_size=spec.image_size)
+                period=model.DT * model.SUBSTEPS, views=views, image_size=image_size)
 
 
 def placed(robot: Robot, name: str, start: int) -> tuple[np.ndarray, dict]:
@@ -107,22 +115,72 @@ def lockstep(robot: Robot, task: Task, speed: float, scene_name: str = "pick_cub
 
 def make_live_env(config, policy_spec, transport, speed: float = TRAINED, controller: str = "joint", robot: str = "sim"):
     """(env, body): the arm of `robo_rl sim-arm` behind a transport, in real time, as an env of the project's contract."""
+    return live_env(config.task, expected(config, policy_spec), transport, speed, controller, robot, config.max_steps)
+
+
+def live_env(name: str, task: Task, transport, speed: float, controller: str, robot: str = "sim", max_steps: int = 0,
+             leave=lambda: None):
+    """(env, body) of a task; `leave()` runs when the env is closed."""
     from sims.arm import ArmEnv
     from sims.mujoco.tasks import TASKS
-    task, made = expected(config, policy_spec), load_robot(robot)
-    name = choose("scene", config.task or "pick_cube", [s for s in SCENES if s != "none"])
-    body = LiveArm(made, task, transport, arm_model(made), limits_at(speed, STEP, **BOX),
-                   joints=controller == "joint")
-    return ArmEnv(TASKS[name], [body], config.max_steps), body
+    made = load_robot(robot)
+    name = choose("scene", name or "pick_cube", [s for s in SCENES if s != "none"])
+    body = LiveArm(made, task, transport, arm_model(made), limits_at(speed, STEP, **BOX), joints=controller == "joint")
+    return ArmEnv(TASKS[name], [body], max_steps, leave), body
 
 
 def make_arm_env(config, policy_spec, num_envs: int, speed: float = TRAINED, controller: str = "joint", robot: str = "sim"):
     """The governed arm as an env of the project's contract, for a run of sims/mujoco's pick_cube."""
+    return arm_env(config.task, expected(config, policy_spec), num_envs, speed, controller, robot, config.max_steps)
+
+
+def arm_env(name: str, task: Task, num_envs: int, speed: float, controller: str, robot: str = "sim", max_steps: int = 0):
+    """N governed arms in lockstep, one after the other."""
     from sims.arm import ArmEnv
     from sims.mujoco.tasks import TASKS
-    task = expected(config, policy_spec)
-    name = choose("scene", config.task or "pick_cube", [s for s in SCENES if s != "none"])
+    name = choose("scene", name or "pick_cube", [s for s in SCENES if s != "none"])
     if num_envs > 64:
         raise UserError(f"arms run one after the other in real physics: at most 64 envs, got {num_envs}")
     made = load_robot(robot)
-    return ArmEnv(TASKS[name], [lockstep(made, task, speed, name, controller=controller) for _ in range(num_envs)], config.max_steps)
+    return ArmEnv(TASKS[name], [lockstep(made, task, speed, name, controller=controller) for _ in range(num_envs)], max_steps)
+
+
+WIRED = {"controller": "joint", "speed": str(TRAINED), "domain": "-1", "namespace": ""}  # after the colon of --sim dds:…
+
+
+def make_robot(sim: str, task: str, num_envs: int, *, obs: str = "state", reward: str = "", control: str = "", max_steps: int = 0,
+               randomise: str = "", render: bool = False, **_):
+    """`--sim arm` and `--sim dds`, each with `:speed=0.5,controller=cartesian`, dds with `domain=` and `namespace=` too."""
+    kind, _, words = sim.partition(":")
+    allowed = WIRED if kind == "dds" else {k: WIRED[k] for k in ("controller", "speed")}
+    said = dict(allowed)
+    for word in filter(None, words.split(",")):
+        key, _, value = word.partition("=")
+        said[choose(f"--sim {kind}: option", key, tuple(allowed))] = value
+    try:
+        speed, domain = float(said["speed"]), int(said.get("domain", -1))
+    except ValueError:
+        raise UserError(f"--sim {sim}: speed is a number of m/s and domain an integer") from None
+    in_range(f"--sim {kind}: speed", speed, 0, 1.5, open_low=True)
+    in_range(f"--sim {kind}: domain", domain, -1, 232)
+    choose(f"--sim {kind}: controller", said["controller"], CONTROLLERS)
+    for option, value, fits in (("--obs", obs, ("state",)), ("--reward", reward, ("", "sparse")), ("--control", control, ("", "ee_delta")),
+                                ("--randomise", randomise, ("",)), ("--task", task, ("", "pick_cube"))):
+        if value not in fits:
+            raise UserError(f"--sim {kind} takes {option} {' or '.join(filter(None, fits)) or 'not at all'}, got {value!r}")
+    if render:
+        raise UserError(f"--sim {kind} films nothing: robo_rl deploy --video does, with the arm's own cameras")
+    made = task_of(task, control)
+    if kind == "arm":
+        return arm_env(task, made, num_envs, speed, said["controller"], max_steps=max_steps)
+    if num_envs != 1:
+        raise UserError(f"--sim dds is one arm: --envs 1, got {num_envs}")
+    from robo_rl.cli.wire import connect
+    wire = connect("robo_rl_env", domain, namespace=said["namespace"])
+    try:
+        env, body = live_env(task, made, wire, speed, said["controller"], max_steps=max_steps, leave=wire.close)
+        body.order("disarm")
+        return env
+    except UserError as e:
+        wire.close()
+        raise UserError(f"--sim {sim} finds no arm that answers ({e}): start one with robo_rl sim-arm --speed {speed:g}") from None

@@ -326,10 +326,14 @@ def make_run(args: Train, folder: Path, env) -> "Run":
 def probe_env(args: Train):
     """The env this process collects in, or, beside workers, a small one that says what they will see."""
     from robo_rl.cli import feeds
+    from robo_rl.cli.envs import twin
     few = feeds.workers(args) > 0 and args.algo != "bc"
     if few:
         from robo_rl.runtime.processes import warm
         warm()
+        if twin(args.sim) != args.sim:
+            make_env(args, args.envs).close()  # whether there is one
+        args = replace(args, sim=twin(args.sim))  # a robot has one commander
     return make_env(args, min(args.envs, 16) if few else args.envs)
 
 
@@ -628,8 +632,10 @@ class Run:
         args, began = self.args, time.perf_counter()
         self.policy.eval()
         if self.eval_env is None:
-            count = args.eval_envs or (args.eval_episodes if args.sim.startswith(("mujoco", "wm:")) else min(args.eval_episodes, args.envs))
-            self.eval_env = make_env(args, min(count, args.eval_episodes))
+            from robo_rl.cli.envs import twin
+            judged = replace(args, sim=twin(args.sim))  # a robot has no time for it: robo_rl eval RUN asks it
+            count = args.eval_envs or (args.eval_episodes if judged.sim.startswith(("mujoco", "wm:")) else min(args.eval_episodes, args.envs))
+            self.eval_env = make_env(judged, min(count, args.eval_episodes))
         starts, clock = eval_starts(args.eval_episodes), time.monotonic_ns()
         result = evaluate(self.eval_env, self.policy, starts)
         if label != "sft":
@@ -655,11 +661,12 @@ class Run:
 
     def film(self, label: str) -> None:
         """Video of four evaluation episodes side by side; says why when it cannot."""
+        from robo_rl.cli.envs import twin
         from robo_rl.data.video import write_video
         from robo_rl.evaluate import eval_starts, evaluate
 
         try:
-            env = make_env(self.args, 4, render=True)
+            env = make_env(replace(self.args, sim=twin(self.args.sim)), 4, render=True)
             self.policy.eval()
             video = evaluate(env, self.policy, eval_starts(4), frames=4)["video"]
             (self.folder / "videos").mkdir(exist_ok=True)

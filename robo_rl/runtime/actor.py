@@ -71,6 +71,7 @@ class ActorJob:
     steps: int = 0  # control steps made before
     helped: int = 0  # human steps among them
     incarnation: int = 0  # > 0: another one was at it before
+    whole: bool = False  # an episode that began is played to its end, grant or not: an arm cannot stand still in time
 
     @property
     def weights(self) -> Path:
@@ -126,7 +127,7 @@ def _act(job: ActorJob, pipe) -> None:
     try:
         while os.getppid() == parent:
             words[BEAT] = time.monotonic_ns()
-            free = words[GRANT] >= g.steps + g.n
+            free = words[GRANT] >= g.steps + g.n or job.whole and bool(g.lengths.any())
             if pipe.poll(0 if free else WAIT) and pipe.recv() is None:
                 return
             if free:

@@ -1,0 +1,81 @@
+"""Learning on the arm: `--sim arm` in lockstep, `--sim dds` over the wire in real time."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import TINY, TINY_REPLAY, Command, robo_rl
+
+from robo_rl.cli import envs
+from robo_rl.cli.presets import preset
+from robo_rl.data.reader import load
+from robo_rl.errors import UserError
+
+REPLAY = [w for i in range(0, len(TINY_REPLAY) - 1, 2) for w in TINY_REPLAY[i:i + 2]
+          if TINY_REPLAY[i] not in ("--task", "--envs", "--no-video", "--workers", "--threads")]
+
+
+def test_the_expert_picks_the_cube_up_from_what_the_arm_s_topics_tell():
+    env = envs.make("arm", "pick_cube", 4)
+    env.reset(seed=3)
+    for _ in range(env.spec.max_steps):
+        *_, terminated, truncated, info = env.step(env.expert_action())
+        if (terminated | truncated).all():
+            break
+    assert info["success"].all()
+    again = env.recovery_action()
+    assert again.shape == (4, 7) and (again[:, 6] < 0).all()  # it backs out with what it holds
+    env.close()
+
+
+@pytest.mark.parametrize(("sim", "more", "says"), [
+    ("arm:speed=3", {}, "speed must be in"), ("arm:speed=fast", {}, "a number of m/s"), ("arm:domain=3", {}, "Allowed: controller, speed"),
+    ("dds:domain=500", {}, "domain must be in"), ("dds", {"num_envs": 2}, "--sim dds is one arm"),
+    ("arm", {"obs": "rgb"}, "--obs state"), ("arm", {"task": "push_cube"}, "--task pick_cube"), ("arm", {"num_envs": 65}, "at most 64"),
+    ("arm:controller=loose", {}, "unknown --sim arm: controller 'loose'"),
+])
+def test_what_an_arm_cannot_do_is_one_line(sim, more, says):
+    with pytest.raises(UserError, match=says):
+        envs.make(sim, more.pop("task", ""), more.pop("num_envs", 1), **more)
+
+
+def test_presets_of_an_arm_fit_one_arm_that_does_not_wait():
+    live = preset("dds:domain=3", "", "hil_serl", "state", "full")
+    assert (live.envs, live.workers) == (1, 1) and live.rl.warmup < live.steps
+    assert preset("arm", "", "pi_rl", "state", "full").workers == 0
+
+
+def test_methods_of_both_kinds_learn_on_arms_in_lockstep(tmp_path):
+    on_policy = [w for i in range(0, len(TINY) - 1, 2) for w in TINY[i:i + 2]
+                 if TINY[i] in ("--policy.hidden", "--bc.updates", "--bc.batch", "--eval-episodes", "--demos")]
+    done = robo_rl(tmp_path, "train", "--sim", "arm", *on_policy, "--envs", 2, "--steps", 64, "--rl.decisions", 2, "--rl.minibatch", 4,
+                   "--eval-every", 64, "--no-video", "--out", "on")
+    assert done.code == 0, done
+    done = robo_rl(tmp_path, "train", "--sim", "arm", "--algo", "hil_serl", *REPLAY, "--envs", 2, "--no-video", "--rl.operator",
+                   "scripted", "--out", "off")
+    assert done.code == 0 and "operator min" in done.err, done
+    assert json.loads((tmp_path / "off" / "run.json").read_text())["config"]["workers"] == 1
+    assert robo_rl(tmp_path, "eval", "off", "--episodes", 2, "--envs", 2).code == 0  # on the arm; --sim mujoco: in its twin
+    assert robo_rl(tmp_path, "collect", "--sim", "arm", "--episodes", 1, "--out", "data").code == 0
+    assert load(tmp_path / "data").success.all()
+
+
+def test_an_arm_behind_dds_is_learnt_on_in_real_time(tmp_path):
+    pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
+    pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
+    domain = 103 + (os.getpid() + 37) % 100
+    where = f"dds:domain={domain}"
+    done = robo_rl(tmp_path, "train", "--sim", where, "--algo", "rlpd", "--out", "none")
+    assert "start one with robo_rl sim-arm --speed 1.5" in done.mistake and not (tmp_path / "none").exists()
+    arm = Command(tmp_path, ["sim-arm", "--domain", domain, "--speed", "1.5", "--seconds", "200"])
+    arm.until(lambda: arm.out.exists() and "on the wire" in arm.out.read_text())
+    done = robo_rl(tmp_path, "train", "--sim", where, "--algo", "rlpd", *REPLAY, "--steps", "256", "--no-video", "--out", "run")
+    assert done.code == 0, done
+    rows = [json.loads(line) for line in Path(tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rates = [r["rate/steps_per_s"] for r in rows if "rate/steps_per_s" in r]
+    assert rows[-1]["step"] >= 256 and np.median(rates) < 60  # no faster than its clock of 50 Hz
+    arm.signal(signal.SIGINT)
+    assert arm.wait().code == 0
