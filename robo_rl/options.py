@@ -330,7 +330,13 @@ class OffPolicyOptions(MethodOptions):
     bc_coef: float = 0.0
     """Weight of the supervised loss on the demonstrations in the actor's update."""
     synthetic: float = 0.0
-    """Share of every batch that a diffusion model of replay's transitions made (SynthER); the other sources share the rest."""
+    """Share of every batch that a diffusion model of replay made; the other sources share the rest."""
+    synthetic_kind: Literal["synther", "guided"] = "synther"
+    """Of what: single transitions (SynthER), or stretches of decisions, pushed towards the policy of the day (policy-guided)."""
+    synthetic_window: int = 4
+    """With guided: decisions of a stretch."""
+    synthetic_strength: float = 1.0
+    """With guided: how hard it is pushed; 0: as the data behaved."""
     synthetic_every: int = 10_000
     """Control steps after which it is learnt anew."""
     synthetic_rows: int = 50_000
@@ -358,6 +364,7 @@ class OffPolicyOptions(MethodOptions):
         in_range("rl.judge_hold", self.judge_hold, 1, 1000)
         for name, low, high in (("actor_every", 1, 10**6), ("batch", 2, 10**6), ("demo_share", 0, 1), ("synthetic", 0, 0.95),
                                 ("synthetic_every", 1, 10**9), ("synthetic_rows", 1, 10**8), ("synthetic_updates", 1, 10**8),
+                                ("synthetic_window", 2, 256), ("synthetic_strength", 0, 1e6),
                                 ("capacity", 100, 10**9), ("warmup", 0, 10**9), ("pretrain", 0, 10**9), ("critics", 1, 256),
                                 ("critic_hidden", 8, 8192), ("critic_layers", 1, 32), ("max_target", 0, 1e9),
                                 ("bc_coef", 0, 1e6)):

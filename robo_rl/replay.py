@@ -281,6 +281,27 @@ class Replay(Tape):
         """`n` transitions, uniform with replacement."""
         return self.gather(self.draw(n, rng))
 
+    def windows(self, n: int, length: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Up to `n` stretches of `length` decisions, each E control steps after the one before: obs [n,T,S], action [n,T,E*A],
+        reward [n,T] discounted inside the chunk, over bool[n,T].
+
+        What terminated stays where it ended, `over`, with nothing more to earn; stretches that a time limit or the end of
+        what is known cuts are left out.
+        """
+        serial = self.draw(n, rng)
+        fits, ended, rows = np.ones(n, bool), np.zeros(n, bool), []
+        for _ in range(length):
+            b = self.gather(np.where(fits, serial, self.total - 1))
+            here = serial % self.capacity
+            fits &= ended | ~self.final[here] & ((b.steps == self.horizon) | (b.discounts == 0))
+            ended |= b.discounts == 0
+            rows.append((b.obs["state"], b.actions.reshape(n, -1), b.rewards, ended.copy()))
+            for _ in range(self.horizon):
+                serial = np.where(fits, self.next[serial % self.capacity], serial)
+                fits &= serial >= 0
+                serial = np.maximum(serial, 0)
+        return {k: np.stack(v, 1)[fits] for k, v in zip(("obs", "action", "reward", "over"), zip(*rows, strict=True), strict=True)}
+
     def counts(self) -> dict[int, int]:
         """Rows in the ring (final observations left out) by source."""
         have = min(self.total, self.capacity)

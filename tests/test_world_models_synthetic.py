@@ -1,6 +1,7 @@
 """Synthetic experience: EDM where its answer is known, guidance that moves actions the right way, mixes that are exact."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -166,7 +167,7 @@ def source(ratio=0.5, **more) -> Synthetic:
 
 def test_the_synthetic_source_is_learnt_from_replay_and_takes_its_exact_share_of_a_mixture():
     real, made = buffer(linear(300)), source()
-    made.renew(0, real.sample, len(real))
+    made.renew(0, Mixture({"online": (real, 1.0)}))
     mixture = Mixture({"online": (real, 0.5), "synthetic": (made, 0.5)})
     batch = mixture.sample(32, np.random.default_rng(0))
     fake = batch.source == SOURCE
@@ -177,16 +178,16 @@ def test_the_synthetic_source_is_learnt_from_replay_and_takes_its_exact_share_of
 
 def test_the_synthetic_source_is_renewed_on_time_and_goes_on_from_its_state():
     real, made = buffer(linear(300)), source(synthetic_every=100)
-    made.renew(0, real.sample, 100)
+    made.renew(0, Mixture({"online": (buffer(linear(100)), 1.0)}))
     assert not len(made)  # too few to learn from
-    made.renew(0, real.sample, len(real))
+    made.renew(0, Mixture({"online": (real, 1.0)}))
     first = made.rows["obs"]
-    made.renew(99, real.sample, len(real))
+    made.renew(99, Mixture({"online": (real, 1.0)}))
     assert made.rows["obs"] is first
     again = source(synthetic_every=100)
     again.set_state(made.state())
     for s in (made, again):
-        s.renew(100, real.sample, len(real))
+        s.renew(100, Mixture({"online": (real, 1.0)}))
     assert np.array_equal(made.rows["obs"], again.rows["obs"]) and not np.array_equal(made.rows["obs"], first)
 
 
@@ -194,6 +195,54 @@ def test_an_empty_synthetic_source_leaves_its_share_to_the_others():
     real = buffer(linear(30))
     batch = Mixture({"online": (real, 0.5), "synthetic": (source(), 0.5)}).sample(8, np.random.default_rng(0))
     assert (batch.source != SOURCE).all() and len(batch.rewards) == 8
+
+
+def walks(episodes: int, seed: int = 0) -> Replay:
+    """Chunks of 2 steps: the state moves by 0.1 of the action, some 9 steps long, half of them end in success."""
+    rng, r = np.random.default_rng(seed), Replay({"state": ((2,), np.dtype(np.float32))}, 2, 2, 0.9, 20_000, 1)
+    lane = np.zeros(1, np.int64)
+    for e in range(episodes):
+        s, n = rng.normal(size=2).astype(np.float32), int(rng.integers(7, 12))
+        for t in range(n):
+            a = rng.uniform(-1, 1, 2).astype(np.float32)
+            won = np.array([t == n - 1 and e % 2 == 0])
+            r.add(lane, {"state": s[None]}, a[None], won.astype(np.float32), won)
+            s = s + np.float32(0.1) * a
+        r.close(lane, {"state": s[None]})
+    return r
+
+
+def test_windows_of_replay_follow_their_episode_and_stay_where_it_ended():
+    r = walks(40)
+    w = r.windows(500, 4, np.random.default_rng(0))
+    obs, action, over = w["obs"], w["action"].reshape(-1, 4, 2, 2), w["over"]
+    went = obs[:, 1:] - obs[:, :-1]
+    told = np.float32(0.1) * action[:, :-1].sum(2)
+    whole = ~over[:, :-1]
+    np.testing.assert_allclose(went[whole], told[whole], atol=1e-5)
+    late = over[:, :-1] & np.roll(over, 1, 1)[:, :-1]  # the end is behind them
+    late[:, 0] = False
+    assert late.any() and (went[late] == 0).all() and (w["reward"][:, 1:][over[:, :-1]] == 0).all()
+    first = over & ~np.concatenate([np.zeros((len(over), 1), bool), over[:, :-1]], 1)
+    assert (w["reward"][first] > 0.8).all() and 100 < len(obs) < 500 and (w["reward"][~over] == 0).all()
+    assert all((~np.diff(o.astype(int)) <= 0).all() for o in over)  # nothing begins again
+
+
+def test_guided_transitions_are_nearer_to_the_policy_and_at_strength_zero_they_are_the_data_s():
+    class Right(torch.nn.Module):
+        """Always (1, 1) in every step of a chunk."""
+
+        def act(self, obs, generator, explore):
+            return SimpleNamespace(actions=torch.ones(len(obs["state"]), 2, 2))
+    real, far = Mixture({"online": (walks(200), 1.0)}), []
+    for strength in (0.0, 3.0):
+        made = Synthetic(RlpdOptions(synthetic=0.5, synthetic_kind="guided", synthetic_rows=1500, synthetic_updates=150, gamma=0.9,
+                                     synthetic_strength=strength), 2, 2, 0, lambda words: None)
+        made.renew(0, real, Right())
+        batch = made.sample(1500, np.random.default_rng(0))
+        far.append(float(np.abs(batch.actions - 1).mean()))
+        assert len(made) == 1500 and (batch.source == SOURCE).all() and 0.02 < (batch.discounts == 0).mean() < 0.4
+    assert 0.85 < far[0] < 1.15 and far[1] < far[0] - 0.2
 
 
 # ---- guidance

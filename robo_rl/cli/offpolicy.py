@@ -245,7 +245,7 @@ class OffPolicyRun(Run):
                 count = int(self.owed)
                 self.owed -= count
                 if self.synthetic is not None:
-                    self.synthetic.renew(self.step, self.real.sample, len(self.demos) + len(self.online))
+                    self.synthetic.renew(self.step, self.real, self.learner.policy)
                 metrics = self.learner.update(lambda n: self.mixture.sample(n, self.rng), count) if count else {}
             end = time.perf_counter()
             episodes = means(self.actor.take(), o.judge != "env", o.operator != "none")

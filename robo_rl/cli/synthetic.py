@@ -1,14 +1,22 @@
-"""SynthER beside an off-policy learner: replay's own transitions learnt by a diffusion model, drawn as one more source."""
+"""Synthetic experience beside an off-policy learner: replay learnt by a diffusion model, drawn as one more source.
+
+Single transitions (SynthER), or stretches of decisions pushed towards the present policy (policy-guided diffusion), taken apart.
+"""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from robo_rl.errors import UserError
 from robo_rl.options import OffPolicyOptions
-from robo_rl.replay import Batch
+from robo_rl.replay import Batch, Mixture
+
+if TYPE_CHECKING:
+    from robo_rl.policies import Policy
 
 SOURCE = 3  # of a synthetic transition: nobody chose it, so nobody imitates it
+LEAST = 256  # real transitions or stretches a generator needs
 MOST = 100_000  # real transitions a generator is learnt from
 
 
@@ -27,24 +35,60 @@ class Synthetic:
     def __len__(self) -> int:
         return len(self.rows.get("obs", ()))
 
-    def renew(self, step: int, draw: Callable[[int, np.random.Generator], Batch], have: int) -> None:
-        """Learn a generator from `draw(n, rng)`, real transitions alone, if it is time to, and sample the source anew."""
-        if step < self.next or have < 256:
+    def renew(self, step: int, real: Mixture, policy: "Policy | None" = None) -> None:
+        """Learn a generator from the real sources alone, in their shares, if it is time to, and sample this one anew."""
+        have = sum(len(r) for r, _ in real.sources.values())
+        if step < self.next or have < LEAST:
             return
+        rng, seed = np.random.default_rng([self.seed, 37, self.made]), self.seed + self.made
+        made = self.upsampled if self.options.synthetic_kind == "synther" else self.guided
+        if (found := made(real, min(have, MOST), rng, seed, policy)) is None:
+            return
+        t, rows = found
+        self.rows = {"obs": t.obs, "action": t.action, "reward": t.reward, "next_obs": t.next_obs, "terminated": t.terminated}
+        self.made, self.next = self.made + 1, step + self.options.synthetic_every
+        self.say(f"synthetic: {len(t)} transitions from {rows} real {'ones' if made == self.upsampled else 'stretches'}")
+
+    def upsampled(self, real: Mixture, count: int, rng: np.random.Generator, seed: int, policy: "Policy | None"):
+        """SynthER's transitions and how many real ones taught it; None: too few."""
         from world_models.synther import SynthOptions, Transitions, Upsampler
-        o = self.options
-        rng = np.random.default_rng([self.seed, 37, self.made])
-        b = draw(min(have, MOST), rng)
+        b = real.sample(count, rng)
         over = b.discounts == 0
         keep = (b.steps == self.execute) | over
-        if keep.sum() < 256:
-            return
-        real = Transitions(b.obs["state"][keep], b.actions[keep].reshape(keep.sum(), -1), b.rewards[keep], b.next_obs["state"][keep], over[keep])
-        generator = Upsampler(real, SynthOptions(updates=o.synthetic_updates), self.seed + self.made)
-        t = generator.sample(o.synthetic_rows, self.seed + self.made)
-        self.rows = {"obs": t.obs, "action": t.action, "reward": t.reward, "next_obs": t.next_obs, "terminated": t.terminated}
-        self.made, self.next = self.made + 1, step + o.synthetic_every
-        self.say(f"synthetic: {len(t)} transitions from {int(keep.sum())} real ones")
+        if keep.sum() < LEAST:
+            return None
+        t = Transitions(b.obs["state"][keep], b.actions[keep].reshape(keep.sum(), -1), b.rewards[keep], b.next_obs["state"][keep], over[keep])
+        generator = Upsampler(t, SynthOptions(updates=self.options.synthetic_updates), seed)
+        return generator.sample(self.options.synthetic_rows, seed), len(t)
+
+    def guided(self, real: Mixture, count: int, rng: np.random.Generator, seed: int, policy: "Policy"):
+        """Transitions of stretches pushed towards the policy's mean chunk, and how many real stretches taught it; None: too few."""
+        import torch
+
+        from world_models.guided import Guided, GuideOptions
+        from world_models.synther import SynthOptions, Transitions
+        o = self.options
+        parts = [r.windows(k, o.synthetic_window, rng) for (r, _), k in zip(real.sources.values(), real.counts(count)) if k]
+        obs, action, reward, over = (np.concatenate([p[k] for p in parts]) for k in ("obs", "action", "reward", "over"))
+        if len(obs) < LEAST:
+            return None
+        windows = np.concatenate([obs, action, reward[..., None], over[..., None]], 2).astype(np.float32)
+        model = Guided(windows, obs.shape[2], action.shape[2], GuideOptions(window=o.synthetic_window, strength=o.synthetic_strength),
+                       SynthOptions(updates=o.synthetic_updates), seed)
+
+        def mean(states: torch.Tensor) -> torch.Tensor:
+            still = torch.Generator().manual_seed(seed)
+            return policy.act({"state": states}, still, False).actions.flatten(1)
+        made, size, batch = [], 0, min(2048, -(-o.synthetic_rows // (o.synthetic_window - 1)))
+        while size < o.synthetic_rows:
+            t = model.transitions(model.sample(batch, seed * 1_000_003 + len(made), mean))
+            if not len(t):
+                return None
+            made.append(t)
+            size += len(t)
+        joined = (np.concatenate([getattr(t, k) for t in made])[:o.synthetic_rows] for k in
+                  ("obs", "action", "reward", "next_obs", "terminated"))
+        return Transitions(*joined, source="synthetic"), len(obs)
 
     def sample(self, n: int, rng: np.random.Generator) -> Batch:
         """`n` transitions, uniform with replacement."""
