@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from robo_rl.cli.charts import Series, chart, stacked, thin, ticks
-from robo_rl.cli.report import Report, difference, load, load_evaluation, page, run, whole_mp4
+from robo_rl.cli.report import Report, difference, load, load_evaluation, page, per_episode, run, whole_mp4
 from robo_rl.errors import UserError
 from robo_rl.files import write_json
 from robo_rl.log import RunLog
@@ -148,6 +148,24 @@ def test_a_run_with_workers_shows_who_worked_when(tmp_path):
     section = html[html.index("Who worked when"):html.index("<h2>Throughput")]
     assert section.count("<rect") == 4 and "worker0" in section and "worker1" in section
     assert section.index("learner</i>") < section.index("worker0</i>") and "Staleness" in section
+
+
+def test_single_episodes_are_drawn_as_a_mean_of_the_last_twenty_and_a_person_s_minutes_are_told(tmp_path):
+    rng = np.random.default_rng(0)
+    won = rng.random(100) < np.linspace(0, 1, 100)
+    folder = tmp_path / "live"
+    folder.mkdir()
+    write_json(folder / "run.json", {"name": "live", "config": {}})
+    with RunLog(folder, ()) as log:
+        for k, x in enumerate(won):  # one episode a row, none in every third
+            log.log(40 * k, {"train/episodes": float(k % 3 > 0), "human/operator_minutes": 0.01 * k} |
+                    ({"train/success": float(x), "human/share": 0.3, "human/alone": float(x)} if k % 3 else {}))
+    [series] = per_episode(load(folder), "train/success", "episodes")
+    told = won[np.arange(100) % 3 > 0]
+    assert series.name == "episodes, last 20"
+    np.testing.assert_allclose(series.y, [told[k - 19:k + 1].mean() for k in range(19, len(told))])
+    html = page(load(folder))
+    assert "A person helped for 1.0 minutes." in html and "Operator minutes" in html
 
 
 def test_json_is_one_document_and_nothing_else(good, capsys):

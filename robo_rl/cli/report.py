@@ -34,7 +34,7 @@ from robo_rl.stats import (
 )
 
 VIDEO_BYTES = 48_000_000  # most video put into one page
-PARTS = (("time/sim", "simulator", 1), ("time/policy", "policy", 2), ("time/update", "update", 3),
+PARTS = (("time/sim", "simulator", 1), ("time/policy", "policy", 2), ("time/collect", "acting", 1), ("time/update", "update", 3),
          ("time/eval", "evaluation", 5), ("time/rollouts", "waiting for rollouts", 7))  # the rest of the wall time is "other"
 NAMES = {"sft": "before RL (SFT)", "final": "after RL", "best": "best checkpoint"}
 
@@ -321,6 +321,23 @@ def rl_series(run: Run, key: str, name: str, colour: int = 1, look: str = "line"
     return [Series(name, run.metrics["step"][rows].astype(float), run.metrics[key][rows], colour, look=look)]
 
 
+def per_episode(run: Run, key: str, name: str, least: int = 20) -> list[Series]:
+    """A mean over training episodes, taken over rows until there are `least` of them: a single one tells nothing."""
+    series = rl_series(run, key, name, 6, "thin")
+    if not series or "train/episodes" not in run.metrics:
+        return series
+    rows = (run.metrics["stage"] == "rl") & ~_never(run.metrics[key])
+    count, s = np.nan_to_num(run.metrics["train/episodes"][rows]), series[0]
+    if not len(s.y) or np.median(count) >= least:
+        return series
+    whole, won = np.cumsum(count), np.cumsum(count * s.y)
+    back = np.searchsorted(whole, whole - least, side="right")  # rows before this one are old enough to leave out
+    before = np.concatenate([[0.0], whole]), np.concatenate([[0.0], won])
+    n = whole - before[0][back]
+    fits = whole >= least
+    return [Series(f"{name}, last {least}", s.x[fits], ((won - before[1][back]) / np.maximum(n, 1))[fits], 6, look="thin")]
+
+
 def _never(v: np.ndarray) -> np.ndarray:
     return ~np.isfinite(v)
 
@@ -332,7 +349,7 @@ def success_chart(run: Run) -> str:
         if e.label != "best" or e.step not in line:
             line[e.step if e.label != "sft" else 0] = e
     shown = sorted(line.items())
-    series = rl_series(run, "train/success", "training episodes (exploring)", 6, "thin")
+    series = per_episode(run, "train/success", "training episodes (exploring)")
     if shown:
         r = np.array([e.rate for _, e in shown])
         x = np.array([s for s, _ in shown], dtype=float)
@@ -346,7 +363,7 @@ def success_chart(run: Run) -> str:
 
 
 def return_chart(run: Run) -> str:
-    series = rl_series(run, "train/return", "training episodes", 6, "thin")
+    series = per_episode(run, "train/return", "training episodes")
     evals = sorted((e for e in run.evals if len(e.returns) and e.label != "best"),
                    key=lambda e: 0 if e.label == "sft" else e.step)
     if evals:
@@ -581,7 +598,7 @@ def people(run: Run) -> str:
     """What the people beside the robots did, by round, and what it gave."""
     rounds = rounds_of(run)
     if not rounds:
-        return ""
+        return beside(run)
     names = [("operator_minutes", "operator minutes", ".2f"), ("interventions", "interventions", "d"),
              ("interventions_per_hour", "per robot hour", ".0f"), ("interventions_per_success", "per success", ".2f"),
              ("reaction_mean", "reaction [s]", ".2f"), ("human_share", "human steps", ".1%"),
@@ -597,6 +614,23 @@ def people(run: Run) -> str:
         rows += "<tr>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>"
     return ("<h2>People</h2><p>Practice with a person beside the robots; success is without help, on the fixed starts. The gain is "
             f"success per operator minute since round 0.</p><div class='card pad'><table><tr>{head}</tr>{rows}</table></div>")
+
+
+def beside(run: Run) -> str:
+    """What the person beside a run that learns from replay did, and what a minute of it gave; "" where there was none."""
+    minutes = rl_series(run, "human/operator_minutes", "operator minutes", 3)
+    if not minutes or not len(minutes[0].y):
+        return ""
+    total, gain = float(minutes[0].y[-1]), ""
+    if run.start is not None and run.end is not None and total > 0:
+        gain = f" Success without help went up by {points(run.end.rate.value - run.start.rate.value)} points, " \
+               f"{100 * (run.end.rate.value - run.start.rate.value) / total:.0f} a minute."
+    charts = [chart("Operator minutes", "since the start", minutes, zero=True),
+              chart("Human steps", "share of the control steps of the episodes that ended", per_episode(run, "human/share", "human"),
+                    percent=True, y_range=(0.0, 1.0), missing="Nobody took over."),
+              chart("Alone", "share of training episodes that succeeded without help", per_episode(run, "human/alone", "alone"),
+                    percent=True, y_range=(0.0, 1.0), missing="No episode ended.")]
+    return f"<h2>People</h2><p>A person helped for {total:.1f} minutes.{gain}</p><div class='small'>{''.join(charts)}</div>"
 
 
 def configuration(run: Run) -> str:
