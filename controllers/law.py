@@ -20,6 +20,7 @@ A tick works on Python floats where vectors have 3 to 7 entries: NumPy's price o
 """
 
 import math
+import struct
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -31,7 +32,7 @@ from controllers.robot import Robot
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.geometry import Floats, rotate1, turn_between, turned, turned_towards, unit
 
-SIX = np.eye(6)
+SIX, TWELVE = np.eye(6), struct.Struct("12d").pack_into  # half the time of an assignment
 SMALL = 1e-10  # m or rad; nearer than this the reference has arrived
 MASS_AGE = 0.02  # s between two looks at W_ii; joints turn 2 degrees in that time
 
@@ -187,8 +188,8 @@ class Reference:
         if self._axis is None:
             x, y, z = turn_between(self.target_quat, self.limited_quat)
             self._left = math.sqrt(x * x + y * y + z * z)
-            s = 1 / max(self._left, SMALL)
-            self._axis = s * x, s * y, s * z
+            if self._left > most:
+                self._axis = x / self._left, y / self._left, z / self._left
         if self._left <= most:
             self.limited_quat = self.target_quat
             return
@@ -336,7 +337,7 @@ class Law:
             self._weigh(model)
         wrench, move, pulled = self._wrench, self._move, self._holds or self.feed is not None or any(self.k) or any(self.d)
         if pulled:
-            self._twelve[:] = self._force(model, jac.dot(model.dq, self._twist).tolist()) + self._acceleration()
+            TWELVE(self._twelve, 0, *self._force(model, jac.dot(model.dq, self._twist).tolist()), *self._acceleration())
 
         # t = J^T (F + W (a_d - J M^-1 t_0)) + t_0: acceleration and projection share one solve
         posture = self._posture.dot(model.state)
