@@ -10,7 +10,7 @@ from controllers.governor import Limits
 from controllers.law import LawOptions, joint_impedance
 from robo_rl.errors import in_range
 
-LAG = 0.06  # s, of the law's reference; the governors' ramps are the rest
+LAG = 0.08  # s, of the law's reference: with the governors' ramps the lag of stiff joints, which the policies have learnt
 OVERSHOOT = 1.1  # of the joints' speeds: targets keep to 0.97 of them, stiff joints pass that when others pull at them
 STIFFNESS = (1500.0,) * 3 + (60.0,) * 3  # [N/m], [N m/rad]
 
