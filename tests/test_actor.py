@@ -210,10 +210,10 @@ def test_train_with_an_actor_beside_it_survives_the_death_of_either(tmp_path):
             "--rl.operator", "scripted", "--out", "run"]
     command = Command(tmp_path, argv)
     online = tmp_path / "run" / "replay" / "online"
-    command.until(lambda: online.exists() and sum(p.stat().st_size for p in online.glob("*")) > 20_000)
+    command.until(lambda: online.exists() and sum(p.stat().st_size for p in online.glob("*")) > 20_000, 120)
     os.kill(int((tmp_path / "run" / "flight" / "actor.pid").read_text().split()[0]), signal.SIGKILL)
     files = len(list(online.glob("*")))
-    command.until(lambda: len(list(online.glob("*"))) > files)
+    command.until(lambda: len(list(online.glob("*"))) > files, 120)
     command.signal(signal.SIGKILL)
     command.wait()
     result = robo_rl(tmp_path, "train", "--resume", "run")

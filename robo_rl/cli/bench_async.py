@@ -28,6 +28,7 @@ from robo_rl.cli.train import Train, make_env, obs_spec, probe_env
 from robo_rl.policies import make_policy
 from robo_rl.rollout import Collector, mix
 from robo_rl.runtime.local import Local
+from robo_rl.runtime.processes import pair
 from robo_rl.runtime.slots import Slots
 from robo_rl.runtime.worker import Worker
 
@@ -194,24 +195,27 @@ def handover(args: "Bench", report: "Report") -> None:
     """1 MB of a rollout from another process: written into a slot, announced, there to read.
 
     The limit is taken in turns with it, for caches and sleeping cores as it finds them: a process copies as many bytes
-    into shared memory, writes a byte into a pipe, and the one that wakes copies them out.
+    into shared memory, writes a byte into a pipe, and the one that wakes, on another core, copies them out.
     """
     rows = {"obs/state": ((64, 256), np.dtype(np.float32)), "final/state": ((64, 1), np.dtype(np.float32)),
             "done": ((64,), np.dtype(bool)), "mask": ((64,), np.dtype(bool)), "success": ((64,), np.dtype(bool)),
             "executed": ((64,), np.dtype(np.int64)), "lengths": ((64,), np.dtype(np.int64)), "version": ((), np.dtype(np.int64)),
             **{k: ((64,), np.dtype(np.float32)) for k in ("rewards", "discounts", "returns", "gains")},
             "x0": ((64, 1, 1), np.dtype(np.float32)), "logp": ((64, 1), np.dtype(np.float32))}
-    fork = multiprocessing.get_context("fork")
+    fork, near = multiprocessing.get_context("fork"), os.sched_getaffinity(0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "slots.bin"
         slots = Slots.create(path, [rows], 16, 2)
         size = sum(v.nbytes for v in slots.columns(0, 0).values())
         shared, target = np.frombuffer(mmap.mmap(-1, size), np.uint8), np.zeros(size, np.uint8)
-        (mine, theirs), there, back = multiprocessing.Pipe(), os.pipe(), os.pipe()
+        os.sched_setaffinity(0, {min(near)})
+        (mine, theirs), there, back = pair(), os.pipe(), os.pipe()
         children = [fork.Process(target=_writer, args=(theirs, path)),
                     fork.Process(target=_copier, args=(shared, there[0], back[1]))]
         for child in children:
             child.start()
+            if len(near) > 1:  # as workers are
+                os.sched_setaffinity(child.pid, near - {min(near)})
         lags, limits = [], []
         for _ in range(20 if args.quick else 300):
             mine.send(0)
@@ -228,6 +232,7 @@ def handover(args: "Bench", report: "Report") -> None:
             child.join(10)
         for fd in (*there, *back):
             os.close(fd)
+        os.sched_setaffinity(0, near)
     ours, limit = (float(np.median(v[5:])) for v in (lags, limits))
     report.add(Row(what="hand-over of 1 MB between processes", unit="us", ours=ours * 1e6, limit=limit * 1e6,
                    limit_is="two copies + a byte through a pipe", of_limit=limit / ours,

@@ -11,7 +11,6 @@ further ahead than `LEAD` rounds; weights change between control steps (`robo_rl
 import contextlib
 import faulthandler
 import mmap
-import multiprocessing
 import os
 import shutil
 import signal
@@ -34,7 +33,7 @@ from robo_rl.replay import Journal, Replay, Tape
 from robo_rl.rollout import mix
 from robo_rl.runtime import snapshot
 from robo_rl.runtime.crewed import BACK_OFF, DEATHS, WorkerFailure
-from robo_rl.runtime.processes import START_LIMIT, context
+from robo_rl.runtime.processes import START_LIMIT, context, pair
 from robo_rl.runtime.weights import WeightReader, WeightWriter
 
 if TYPE_CHECKING:
@@ -249,7 +248,7 @@ class Beside:
         shutil.rmtree(self.job.flight, ignore_errors=True)
 
     def _start(self) -> None:
-        self.pipe, theirs = multiprocessing.Pipe()
+        self.pipe, theirs = pair()
         self.ready, self.started, self.last = False, time.monotonic(), ""
         self.words[BEAT] = time.monotonic_ns()
         self.process = self.context.Process(target=main, args=(self.job, theirs), name="actor")

@@ -7,6 +7,7 @@ actions in the slot and goes on. One that makes no decision for `hang` seconds i
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import time
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,35 @@ def warm() -> None:
     forkserver.ensure_running()
 
 
+class Ends:
+    """One side of two one-way pipes. (A socket pair wakes who waits on another core in two to three times the time.)"""
+
+    def __init__(self, ours: mpc.Connection, theirs: mpc.Connection):
+        self.ours, self.theirs = ours, theirs  # what we read, what they read
+
+    def fileno(self) -> int:
+        return self.ours.fileno()
+
+    def poll(self, timeout: "float | None" = 0.0) -> bool:
+        return self.ours.poll(timeout)
+
+    def recv(self):
+        return pickle.loads(self.ours.recv_bytes())
+
+    def send(self, message: object) -> None:
+        self.theirs.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def close(self) -> None:
+        self.ours.close()
+        self.theirs.close()
+
+
+def pair() -> tuple[Ends, Ends]:
+    """Two ends that talk to each other."""
+    (a, to_a), (b, to_b) = multiprocessing.Pipe(duplex=False), multiprocessing.Pipe(duplex=False)
+    return Ends(a, to_b), Ends(b, to_a)
+
+
 @dataclass(slots=True)
 class Member:
     """One process as the broker sees it."""
@@ -44,7 +74,7 @@ class Member:
     name: str
     job: "Job | ServerJob"
     process: "multiprocessing.process.BaseProcess | None" = None
-    pipe: "mpc.Connection | None" = None
+    pipe: "Ends | None" = None
     ready: bool = False
     leases: dict[int, int] = field(default_factory=dict)  # uid -> slot of what it is at
     wants: int = 0  # leases it waits for
@@ -167,7 +197,7 @@ class Processes:
         self.writer.close()
 
     def _start(self, m: Member) -> None:
-        m.pipe, theirs = multiprocessing.Pipe()
+        m.pipe, theirs = pair()
         m.process = self.context.Process(target=server.main if m.decides else main, args=(m.job, theirs), name=m.name)
         m.process.start()
         theirs.close()
