@@ -1,48 +1,85 @@
 """Methods that learn from replay, side by side: the same demonstrations, control steps and starts of evaluation.
 
-    python launch/compare_offpolicy.py --tasks pick_cube push_cube --methods rlpd expo pa_rl --steps 20000 --seeds 3
+    python launch/compare_offpolicy.py                                 # RLPD, EXPO and PA-RL over four tasks and three seeds
+    python launch/compare_offpolicy.py --tasks push_cube --methods taught hil_serl --seeds 1 --rl.utd 4
 
-Each run is `robo_rl train --algo METHOD` with its defaults, one after the other; the table has success with its 95 % interval
-before RL and after, and the wall-clock time of the whole run.
+Each run is `robo_rl train --algo METHOD` with the preset of the method and the budget below (what else is given goes to every
+run), one after the other: success before RL and after it with 95 % intervals, and CPU time of the whole run. `rlpd` is the
+paper's: no teacher, no clamp to demonstrations; `taught` is the preset of `--algo rlpd`. At the end each method against the
+first one, paired over seeds and starts (conditional on these seeds: another three would differ by more). `--keep FILE` holds
+every result; what it has is not run again.
 """
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-METHODS = ("rlpd", "hil_serl", "expo", "pa_rl", "iql", "calql", "wsrl", "aloe")
+PAPER = "--policy.no-teacher --rl.bc-coef 0 --rl.ramp 0 --rl.lr 3e-4"
+METHODS = {"rlpd": ("rlpd", PAPER), "taught": ("rlpd", "")} | {m: (m, "") for m in (
+    "hil_serl", "expo", "pa_rl", "iql", "calql", "wsrl", "aloe")}
+BUDGET = "--rl.utd 1 --rl.batch 128 --rl.tau 0.02 --rl.actor-every 4 --rl.warmup 5000"
+
+
+def one(task: str, method: str, seed: int, steps: int, demos: int, more: list[str]) -> dict:
+    """Train once -> {task, method, seed, sft, final: 0/1 per start, cpu [s]}."""
+    algo, extra = METHODS[method]
+    began = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        done = subprocess.run(
+            [sys.executable, "-m", "robo_rl", "train", "--task", task, "--algo", algo, "--seed", str(seed), "--steps", str(steps),
+             "--eval-every", str(10 * steps), "--eval-episodes", "200", "--demos", str(demos), "--out", str(run), "--no-video",
+             *BUDGET.split(), *extra.split(), *more], check=False, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            sys.exit(done.stderr[-2000:])
+        won = {name: json.loads((run / "evals" / f"{name}.json").read_text())["success"] for name in ("sft", "final")}
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime
+    return {"task": task, "method": method, "seed": seed, "steps": steps, "demos": demos, "more": more, "cpu": round(cpu, 1)} | won
+
+
+def say(rows: list[dict], tasks: list[str], methods: list[str]) -> None:
+    """The table: success per seed, then the paired difference to the first method."""
+    from robo_rl.stats import paired_difference
+    for task in tasks:
+        of = {m: sorted((r for r in rows if (r["task"], r["method"]) == (task, m)), key=lambda r: r["seed"]) for m in methods}
+        for m in methods:
+            words = "  ".join(f"{sum(r['sft']) / len(r['sft']):.3f} -> {sum(r['final']) / len(r['final']):.3f}" for r in of[m])
+            pairs = [(a, b) for a in of[m] for b in of[methods[0]] if a["seed"] == b["seed"]]
+            line = f"{task:<12} {m:<9} {words}  {sum(r['cpu'] for r in of[m]) / max(1, len(of[m])):4.0f} s"
+            if m != methods[0] and pairs:
+                d = paired_difference([x for a, _ in pairs for x in a["final"]], [x for _, b in pairs for x in b["final"]])
+                line += f"  {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
+            print(line)
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--tasks", nargs="+", default=["pick_cube", "push_cube", "stack_cube", "peg_insert"])
+    p.add_argument("--tasks", nargs="+", default=["pick_cube", "push_cube", "reach", "open_drawer"])
     p.add_argument("--methods", nargs="+", default=["rlpd", "expo", "pa_rl"], choices=METHODS)
     p.add_argument("--steps", type=int, default=20_000)
     p.add_argument("--seeds", type=int, default=3)
-    p.add_argument("--demos", type=int, default=20)
+    p.add_argument("--demos", type=int, default=10)
+    p.add_argument("--keep", type=Path)
     args, more = p.parse_known_args()
-    from robo_rl.stats import wilson
-    for task in args.tasks:
-        for seed in range(args.seeds):
+    rows = [json.loads(line) for line in args.keep.read_text().splitlines()] if args.keep and args.keep.exists() else []
+    for seed in range(args.seeds):
+        for task in args.tasks:
             for method in args.methods:
-                with tempfile.TemporaryDirectory() as folder:
-                    run, began = Path(folder) / "run", time.monotonic()
-                    done = subprocess.run(
-                        [sys.executable, "-m", "robo_rl", "train", "--task", task, "--algo", method, "--seed", str(seed), "--steps",
-                         str(args.steps), "--eval-every", str(10 * args.steps), "--eval-episodes", "200", "--demos", str(args.demos),
-                         "--out", str(run), "--no-video", *more], check=False, stderr=subprocess.PIPE, text=True, timeout=7200)
-                    if done.returncode:
-                        sys.exit(done.stderr[-2000:])
-                    took, said = time.monotonic() - began, []
-                    for name in ("sft", "final"):
-                        won = json.loads((run / "evals" / f"{name}.json").read_text())["success"]
-                        at = wilson(sum(won), len(won))
-                        said.append(f"{sum(won) / len(won):.3f} [{at.low:.3f}, {at.high:.3f}]")
-                    print(f"{task:<12} seed {seed}  {method:<9} {said[0]} -> {said[1]}  {took:5.0f} s", flush=True)
+                wanted = {"task": task, "method": method, "seed": seed, "steps": args.steps, "demos": args.demos, "more": more}
+                if any(wanted.items() <= r.items() for r in rows):
+                    continue
+                rows.append(r := one(**wanted))
+                if args.keep:
+                    with open(args.keep, "a", encoding="utf-8") as f:
+                        f.write(json.dumps(r) + "\n")
+                print(f"{task:<12} seed {seed}  {method:<9} {sum(r['sft']) / 200:.3f} -> {sum(r['final']) / 200:.3f}  "
+                      f"{r['cpu']:.0f} s", flush=True)
+    say([r for r in rows if (r["steps"], r["demos"], r["more"]) == (args.steps, args.demos, more)], args.tasks, args.methods)
 
 
 if __name__ == "__main__":

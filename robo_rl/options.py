@@ -57,6 +57,10 @@ class PolicyOptions:
     critic_layers: int = 2
     candidates: int = 8
     """Guided: N samples of the flow per decision."""
+    spread: float = 1.0
+    """Guided: std of the noise that samples grow from; below 1 the first of them grows from no noise at all."""
+    softness: float = 1.0
+    """PA-RL: temperature [value] of the choice among optimised actions, where it is not the best one."""
     edit_scale: float = 0.0
     """Guided: reach of EXPO's edits [-1..1 units]; 0: none."""
     keep: int = 4
@@ -74,8 +78,9 @@ class PolicyOptions:
             in_range(f"policy.{name}", getattr(self, name), 0, 10, open_low=True)
         for name, low, high in (("critics", 1, 256), ("critic_hidden", 8, 8192), ("critic_layers", 1, 32),
                                 ("candidates", 1, 4096), ("edit_scale", 0, 2), ("keep", 1, 4096),
-                                ("local_steps", 0, 1000), ("local_rate", 0, 10)):
+                                ("local_steps", 0, 1000), ("local_rate", 0, 10), ("spread", 0, 1)):
             in_range(f"policy.{name}", getattr(self, name), low, high)
+        in_range("policy.softness", self.softness, 0, 1e6, open_low=True)
         in_range("policy.noise_min (<= noise_max)", self.noise_min, 0, self.noise_max, open_low=True)
         in_range("policy.train_steps", self.train_steps, 1, 10_000)
         in_range("policy.finetune_steps", self.finetune_steps, 1, 10_000)

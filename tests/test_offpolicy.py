@@ -326,6 +326,24 @@ def test_expo_with_edits_of_no_reach_is_best_of_n():
     torch.testing.assert_close(chosen, plain[torch.arange(20), q.argmax(1)], atol=1e-6, rtol=0)
 
 
+def test_the_first_sample_of_a_narrow_spread_is_the_same_whatever_the_noise_and_the_rest_lie_around_it():
+    policy, context = build("expo", policy=dict(spread=0.1)).policy, torch.randn(9, S)
+    one, two = (policy.flow(context, 3, torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    assert torch.equal(one[:, 0], two[:, 0]) and not torch.equal(one[:, 1], two[:, 1])
+    wide = flow_samples(policy, context, 3, torch.Generator().manual_seed(0))
+    assert ((one[:, 1] - one[:, 0]).norm(dim=1) < 0.5 * (wide[:, 1] - one[:, 0]).norm(dim=1)).all()
+
+
+def test_the_warm_up_plays_what_critics_will_choose_among_and_is_judged_as_the_plain_flow():
+    policy, obs = build("expo", policy=dict(spread=0.5)).policy, {"state": torch.randn(300, S)}
+    found = policy.proposals(policy.encode(obs), torch.Generator().manual_seed(3))
+    played = policy.act(obs, torch.Generator().manual_seed(3), True).actions.flatten(1)
+    hit = (found - played[:, None]).abs().amax(-1) == 0
+    assert hit.any(1).all() and hit.any(0).all()
+    still = policy.act(obs, torch.Generator().manual_seed(3), False).actions.flatten(1)
+    assert torch.equal(still, found[:, 0])
+
+
 def test_the_choice_does_not_depend_on_the_order_of_candidates():
     judge, context, found = Ensemble(S, 4, 16, 2, 3), torch.randn(9, S), torch.randn(9, 7, 4)
     order = torch.randperm(7)
@@ -381,6 +399,16 @@ def test_pa_rl_imitates_draws_of_the_softmax_of_values():
     drawn = (q + gumbel(q, torch.Generator().manual_seed(0))).argmax(1)
     share = torch.bincount(drawn) / len(drawn)
     torch.testing.assert_close(share, torch.softmax(q[0], 0), atol=0.015, rtol=0)
+
+
+def test_pa_rl_imitates_what_is_known_to_have_led_to_more_than_any_candidate_promises():
+    learner = build("pa_rl", policy=dict(softness=0.01), options=PaRlOptions(**RL, floor=True))
+    rows = batch(learner)
+    rows.bound = torch.where(torch.arange(32) < 16, torch.tensor(9.0), torch.tensor(-torch.inf))
+    target, whole = learner.optimised(rows)
+    mine = (target == rows.flat).all(1)
+    assert mine[:16].all() and not mine[16:].all()
+    assert torch.equal(whole[:16], rows.own[:16].float())
 
 
 def test_nothing_of_pa_rls_critic_changes_when_the_flow_learns():

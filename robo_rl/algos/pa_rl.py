@@ -6,7 +6,8 @@
     flow:   flow matching on draws of pi_opt; the batch's own action takes the place of the worst kept one
 
 The paper's choices: N 32, keep 10, 10 steps of 3e-4, 10 critics with a categorical loss, cql_alpha 0.005 offline, half
-demonstrations. Where we differ: squared TD error; a judge that is the Polyak average of the critics.
+demonstrations. Where we differ: squared TD error; a judge that is the Polyak average of the critics; softmax(Q / softness), for returns here lie
+in [0, 1] and not in [-100, 0]; with `floor` the batch's own action counts no less than the return that followed it.
 """
 
 import torch
@@ -62,9 +63,11 @@ class PaRlLearner(OffPolicyLearner):
         found = torch.cat([found, rows.flat[:, None]], 1)
         q = policy.judge.many(rows.context, found).mean(0)
         own = found.shape[1] - 1
+        if self.options.floor:  # as in the target: what the data's own action led to, it is worth
+            q[:, own] = torch.maximum(q[:, own], rows.bound)
         if own > 1 or policy.options.local_steps:  # with one sample and no steps there is nothing worse than it
             q[torch.arange(len(q)), q[:, :own].argmin(1)] = -torch.inf
-        pick = (q + gumbel(q, self.generator)).argmax(1)
+        pick = (q / policy.options.softness + gumbel(q, self.generator)).argmax(1)
         whole = torch.where((pick == own)[:, None], rows.own.float(), torch.ones_like(rows.own, dtype=torch.float))
         return found[torch.arange(len(found)), pick], whole
 

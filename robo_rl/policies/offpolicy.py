@@ -15,7 +15,7 @@ from torch.nn.functional import layer_norm, softplus
 from robo_rl.options import PolicyOptions
 from robo_rl.policies.nets import mlp
 from robo_rl.policies.policy import ChainPolicy, Chunk, Obs, ObsSpec, _Base
-from robo_rl.sampling import Noise, randn
+from robo_rl.sampling import Noise, randint, randn
 
 LOG_STD = (-5.0, 1.0)  # of a squashed Gaussian, before the tanh
 GRASP = 0.05  # temperature of supervised gripper options: what they are worth begins below what a taken one is found to be
@@ -222,7 +222,8 @@ class GuidedPolicy(ChainPolicy):
         a_1..a_N ~ flow;   EXPO: also a_i + edit_scale * tanh-Gaussian(s, a_i), clipped;   act = argmax_a min_i Q_i(s, a)
         PA-RL: the `keep` best of the N by mean Q climb dQ/da for `local_steps`, each keeps its best point
 
-    `judge` is the (target) critic. Until `steered` is set it acts as the plain flow. The flow itself is `head`.
+    `judge` is the (target) critic. Until `steered` is set it explores with any candidate and is evaluated as the plain flow.
+    The flow itself is `head`.
     """
 
     steered: Tensor
@@ -238,7 +239,7 @@ class GuidedPolicy(ChainPolicy):
 
     def flow(self, context: Tensor, m: int, generator: Noise, head=None) -> Tensor:
         """`m` samples of the flow per context [B,C]: [B,m,D]."""
-        return flow_samples(self, context, m, generator, head)
+        return flow_samples(self, context, m, generator, head, self.options.spread)
 
     def edited(self, context: Tensor, actions: Tensor, generator: Noise) -> tuple[Tensor, Tensor]:
         """Edits of actions [B,m,D] -> edited actions, clipped, and the log-density of the edits [B,m]."""
@@ -246,19 +247,24 @@ class GuidedPolicy(ChainPolicy):
         move, logp = self.edit.sample(x, generator)
         return (actions + self.options.edit_scale * move).clamp(-1, 1), logp
 
+    @torch.no_grad()
+    def proposals(self, context: Tensor, generator: Noise, head=None) -> Tensor:
+        """Samples of the flow and their edits: [B,M,D]."""
+        out = self.flow(context, self.options.candidates, generator, head)
+        return out if self.edit is None else torch.cat([out, self.edited(context, out, generator)[0]], 1)
+
     def candidates(self, context: Tensor, generator: Noise, head=None) -> Tensor:
         """Everything the critic may choose from: [B,M,D]."""
-        with torch.no_grad():
-            out = self.flow(context, self.options.candidates, generator, head)
-            if self.edit is not None:
-                out = torch.cat([out, self.edited(context, out, generator)[0]], 1)
+        out = self.proposals(context, generator, head)
         if self.options.local_steps:
             out = climb(self.judge, context, out, self.options.keep, self.options.local_steps, self.options.local_rate)
         return out
 
     def choose(self, context: Tensor, generator: Noise, head=None, heads: Tensor | None = None,
                greedy: bool = True) -> tuple[Tensor, Tensor]:
-        """-> the chosen actions [B,D] and their values [B]: least of the critics `heads` (None: the mean of all)."""
+        """-> the chosen actions [B,D] and their values [B]: least of the critics `heads` (None: the mean of all).
+
+        Not `greedy`: a draw of softmax(value / softness)."""
         found = self.candidates(context, generator, head)
         with torch.no_grad():
             value = self.judge.many(context, found).mean(0) if heads is None else \
@@ -266,14 +272,17 @@ class GuidedPolicy(ChainPolicy):
             if greedy:
                 best = value.argmax(1)
             else:
-                best = (value + gumbel(value, generator)).argmax(1)
+                best = (value / self.options.softness + gumbel(value, generator)).argmax(1)
             rows = torch.arange(len(found))
             return found[rows, best], value[rows, best]
 
     @torch.no_grad()
     def act(self, obs: Obs, generator: Noise, explore: bool = True) -> Chunk:
         context = self.encode(obs)
-        if not self.steered:
+        if not self.steered and explore:  # any of them: critics must have seen what they will choose among
+            found = self.proposals(context, generator)
+            actions = found[torch.arange(len(found)), randint(generator, found.shape[1], len(found))]
+        elif not self.steered:
             actions = self.flow(context, 1, generator)[:, 0]
         else:
             climbs = self.options.local_steps > 0
@@ -284,14 +293,19 @@ class GuidedPolicy(ChainPolicy):
         return Chunk(actions, actions, actions.new_empty(len(actions), 0), {})
 
 
-def flow_samples(policy: ChainPolicy, context: Tensor, m: int, generator: Noise, head=None) -> Tensor:
+def flow_samples(policy: ChainPolicy, context: Tensor, m: int, generator: Noise, head=None, spread: float = 1.0) -> Tensor:
     """`m` samples of a flow policy per context [B,C], by its plain chain -> actions [B,m,D], clipped to the box.
 
-    `head` may stand in for the policy's own."""
+    `head` may stand in for the policy's own. With `spread` s < 1 the noise is s eps, and none for the first sample, which
+    is then near the mean of the demonstrated chunks: few updates teach a flow that long before they teach it to sample."""
     head = head or policy.head
     b, d = len(context), policy.chunk
     embedded = head.embed(context).repeat_interleave(m, 0)
-    x = randn(generator, b, m * d).view(b * m, d)
+    x = randn(generator, b, m * d)
+    if spread < 1:
+        x *= spread
+        x[:, :d] = 0
+    x = x.view(b * m, d)
     for step, time in zip(policy.euler, head.time_product(policy.features).unbind()):
         x = x + step * head(embedded, x, time)
     return policy.commands(x).clamp(-1, 1).reshape(b, m, -1)
