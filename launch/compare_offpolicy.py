@@ -7,39 +7,41 @@ Each run is `robo_rl train --algo METHOD` with the preset of the method and the 
 run), one after the other: success before RL and after it with 95 % intervals, and CPU time of the whole run. `rlpd` is the
 paper's: no teacher, no clamp to demonstrations; `taught` is the preset of `--algo rlpd`. At the end each method against the
 first one, paired over seeds and starts (conditional on these seeds: another three would differ by more). `--keep FILE` holds
-every result; what it has is not run again.
+every result; what it has is not run again. `--jobs N` runs N at a time, one thread each.
 """
 
 import argparse
 import json
-import resource
+import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 PAPER = "--policy.no-teacher --rl.bc-coef 0 --rl.ramp 0 --rl.lr 3e-4"
 METHODS = {"rlpd": ("rlpd", PAPER), "taught": ("rlpd", "")} | {m: (m, "") for m in (
     "hil_serl", "expo", "pa_rl", "iql", "calql", "wsrl", "aloe")}
-BUDGET = "--rl.utd 1 --rl.batch 128 --rl.tau 0.02 --rl.actor-every 4 --rl.warmup 5000"
+BUDGET = "--rl.utd 1 --rl.batch 128 --rl.tau 0.02 --rl.actor-every 4 --rl.warmup 4000"
 
 
 def one(task: str, method: str, seed: int, steps: int, demos: int, more: list[str]) -> dict:
     """Train once -> {task, method, seed, sft, final: 0/1 per start, cpu [s]}."""
     algo, extra = METHODS[method]
-    began = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "said", "w+", encoding="utf-8") as said:
         run = Path(folder) / "run"
-        done = subprocess.run(
+        child = subprocess.Popen(
             [sys.executable, "-m", "robo_rl", "train", "--task", task, "--algo", algo, "--seed", str(seed), "--steps", str(steps),
              "--eval-every", str(10 * steps), "--eval-episodes", "200", "--demos", str(demos), "--out", str(run), "--no-video",
-             *BUDGET.split(), *extra.split(), *more], check=False, stderr=subprocess.PIPE, text=True)
-        if done.returncode:
-            sys.exit(done.stderr[-2000:])
+             "--threads", "1", *BUDGET.split(), *extra.split(), *more], stderr=said)
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode:
+            said.seek(0)
+            raise SystemExit(f"{task} {method} seed {seed}: {said.read()[-2000:]}")
         won = {name: json.loads((run / "evals" / f"{name}.json").read_text())["success"] for name in ("sft", "final")}
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime
-    return {"task": task, "method": method, "seed": seed, "steps": steps, "demos": demos, "more": more, "cpu": round(cpu, 1)} | won
+    return {"task": task, "method": method, "seed": seed, "steps": steps, "demos": demos, "more": more,
+            "cpu": round(used.ru_utime + used.ru_stime, 1)} | won
 
 
 def say(rows: list[dict], tasks: list[str], methods: list[str]) -> None:
@@ -59,26 +61,25 @@ def say(rows: list[dict], tasks: list[str], methods: list[str]) -> None:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--tasks", nargs="+", default=["pick_cube", "push_cube", "reach", "open_drawer"])
+    p.add_argument("--tasks", nargs="+", default=["push_cube", "open_drawer", "reach", "pick_cube"])
     p.add_argument("--methods", nargs="+", default=["rlpd", "expo", "pa_rl"], choices=METHODS)
-    p.add_argument("--steps", type=int, default=20_000)
+    p.add_argument("--steps", type=int, default=12_000)
     p.add_argument("--seeds", type=int, default=3)
     p.add_argument("--demos", type=int, default=10)
+    p.add_argument("--jobs", type=int, default=1)
     p.add_argument("--keep", type=Path)
     args, more = p.parse_known_args()
     rows = [json.loads(line) for line in args.keep.read_text().splitlines()] if args.keep and args.keep.exists() else []
-    for seed in range(args.seeds):
-        for task in args.tasks:
-            for method in args.methods:
-                wanted = {"task": task, "method": method, "seed": seed, "steps": args.steps, "demos": args.demos, "more": more}
-                if any(wanted.items() <= r.items() for r in rows):
-                    continue
-                rows.append(r := one(**wanted))
-                if args.keep:
-                    with open(args.keep, "a", encoding="utf-8") as f:
-                        f.write(json.dumps(r) + "\n")
-                print(f"{task:<12} seed {seed}  {method:<9} {sum(r['sft']) / 200:.3f} -> {sum(r['final']) / 200:.3f}  "
-                      f"{r['cpu']:.0f} s", flush=True)
+    wanted = [{"task": task, "method": method, "seed": seed, "steps": args.steps, "demos": args.demos, "more": more}
+              for seed in range(args.seeds) for task in args.tasks for method in args.methods]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for done in as_completed([pool.submit(one, **w) for w in wanted if not any(w.items() <= r.items() for r in rows)]):
+            rows.append(r := done.result())
+            if args.keep:
+                with open(args.keep, "a", encoding="utf-8") as f:
+                    f.write(json.dumps(r) + "\n")
+            print(f"{r['task']:<12} seed {r['seed']}  {r['method']:<9} {sum(r['sft']) / 200:.3f} -> {sum(r['final']) / 200:.3f}  "
+                  f"{r['cpu']:.0f} s", flush=True)
     say([r for r in rows if (r["steps"], r["demos"], r["more"]) == (args.steps, args.demos, more)], args.tasks, args.methods)
 
 

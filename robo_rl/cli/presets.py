@@ -21,6 +21,11 @@ GUIDED = SMALL | dict(kind="guided", denoise_steps=2, candidates=2) | JUDGE
 REPLAY_HEADS = {"rlpd": TAUGHT, "hil_serl": TAUGHT, "calql": SQUASHED, "wsrl": SQUASHED,
                 "expo": GUIDED | dict(edit_scale=0.3, init_std=0.3), "pa_rl": GUIDED | dict(candidates=4, local_steps=3),
                 "iql": SMALL, "aloe": SMALL}
+# From few demonstrations young critics mislead what goes far: samples near the demonstrated mean, small edits, sharp choices
+# (values lie in [0, 1]), and a flow that imitates its successes quickly; one update per chunk, for steps are cheaper.
+GENTLE = {"expo": dict(spread=0.5, edit_scale=0.05), "pa_rl": dict(spread=0.5, keep=2, local_steps=1, softness=0.02)}
+BRISK = dict(utd=1.0, batch=128, tau=0.02, actor_every=4, warmup=4000, lr=1e-3)
+IMITATES = {"expo": BRISK | dict(alpha=0.001, slow=0.01), "pa_rl": BRISK}
 
 
 def preset(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
@@ -83,6 +88,7 @@ def replay(t: Train, quick: bool) -> Train:
         few["pretrain"] = 1000
     if t.algo in ("rlpd", "hil_serl"):  # faster or freer, and the actor leaves what the critics know
         few |= dict(lr=1e-4, bc_coef=4.0, ramp=4000)
+    head, few = replace(head, **GENTLE.get(t.algo, {})), few | IMITATES.get(t.algo, {})
     return replace(t, envs=16, steps=30_000 if quick else 80_000, eval_episodes=100 if quick else 200,
                    eval_every=10_000 if quick else 20_000, eval_envs=50 if t.sim == "maniskill" else 0, policy=head,
                    rl=replace(t.rl, **few))
