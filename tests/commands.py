@@ -20,7 +20,7 @@ TINY = ("--task", "reach", "--envs", "16", "--steps", "2500", "--rl.decisions", 
 
 TINY_REPLAY = ("--task", "reach", "--envs", "4", "--steps", "512", "--rl.batch", "16", "--rl.warmup", "128", "--rl.pretrain",
                "10", "--rl.utd", "0.5", "--policy.hidden", "16", "--bc.updates", "20", "--bc.batch", "32", "--eval-episodes",
-               "4", "--eval-every", "256", "--demos", "2", "--threads", "1", "--no-video", "--workers", "0")
+               "4", "--eval-every", "256", "--demos", "2", "--threads", "1", "--workers", "0", "--no-video")
 
 
 @functools.cache

@@ -206,7 +206,7 @@ def test_a_mistake_of_the_users_is_told_as_one_and_a_broken_actor_has_last_words
 
 
 def test_train_with_an_actor_beside_it_survives_the_death_of_either(tmp_path):
-    argv = ["train", *TINY_REPLAY[:-2], "--algo", "hil_serl", "--workers", "1", "--steps", "3000", "--eval-every", "1500",
+    argv = ["train", *TINY_REPLAY[:-3], "--no-video", "--algo", "hil_serl", "--workers", "1", "--steps", "3000", "--eval-every", "1500",
             "--rl.operator", "scripted", "--out", "run"]
     command = Command(tmp_path, argv)
     online = tmp_path / "run" / "replay" / "online"

@@ -27,6 +27,8 @@ def budget(argv: list[str]) -> list[str]:
     def tiny(*skip: str) -> list[str]:
         pairs = [tiny_options[i:i + 2] for i in range(0, len(tiny_options) - 1, 2)]
         return [w for name, value in pairs if name not in (*skip, *argv) for w in (name, value)]
+    if "dds" in argv or "arm" in argv:
+        pytest.skip("tests/test_robot_env.py learns and collects on the arm")
     if argv[0] == "train" and "--resume" not in argv:
         skip = ["--task"] if {"--sim", "--task", "--demos"} & set(argv) else []
         if "bc" in argv:
@@ -56,8 +58,6 @@ def budget(argv: list[str]) -> list[str]:
         return [*argv, "--episodes", "3"] if "--episodes" not in argv else argv
     if argv[0] == "eval":
         return [*argv, "--episodes", "8"]
-    if "dds" in argv or "arm" in argv:
-        pytest.skip("tests/test_robot_env.py learns and collects on the arm")
     if argv[0] == "console":
         return [*argv, "--seconds", "2", "--port", "0"]
     if argv[0] == "correct":
