@@ -1,17 +1,22 @@
 """A whole training run whose processes are killed by hand: it goes on, and ends as it should."""
 
+import contextlib
+import itertools
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 
+import numpy as np
 import psutil
 import pytest
-from commands import TINY, robo_rl
+from commands import TINY, TINY_REPLAY, robo_rl
 
 from robo_rl import checkpoint
+from robo_rl.replay import ADD, HUMAN, PAUSE, Journal
 
 RUN = [w for w in TINY if w not in ("--workers", "0")]
 
@@ -72,6 +77,85 @@ def test_a_run_whose_learner_and_workers_are_killed_goes_on_to_its_end(tmp_path)
     assert seen == sorted(seen) and seen[-1] >= 40000
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_two_hundred_kills_of_workers_server_and_learner_at_random_lose_nothing(tmp_path):
+    rng, recoveries, learners = random.Random(5), [], 0
+    process = start(tmp_path, "--steps", "10000000", "--server", "--max-staleness", "2", "--eval-every", "20000")
+    run, count = tmp_path / "run", int(os.environ.get("KILLS", 200))
+    try:
+        until(lambda: len(steps(tmp_path)) > 3 and len(checkpoint.checkpoints(run)) > 1, process, tmp_path)
+        while len(recoveries) < count:
+            time.sleep(rng.random() * 0.1)
+            learner = rng.random() < 0.1
+            if learner:
+                found = psutil.Process(process.pid).children()
+            else:
+                found = [psutil.Process(int(p.read_text().split()[0])) for p in (run / "flight").glob("*.pid")
+                         if psutil.pid_exists(int(p.read_text().split()[0]))]
+            if not found:
+                continue
+            before, began = steps(tmp_path)[-1], time.monotonic()
+            try:
+                rng.choice(found).kill()
+            except psutil.Error:
+                continue
+            learners += learner
+            until(lambda: steps(tmp_path)[-1:] > [before], process, tmp_path)  # more was learnt than ever before
+            recoveries.append(time.monotonic() - began)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+    seen = steps(tmp_path)
+    print(f"\n{count} kills, {learners} of them of the learner: more learnt than before after {sum(recoveries) / count:.2f} s on "
+          f"average, {max(recoveries):.2f} s at most")
+    assert learners > count / 20 and sum(recoveries) / count < 5
+    assert all(0 < b - a < 3 * (seen[1] - seen[0]) for a, b in itertools.pairwise(seen))  # every batch once, none left out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_fifty_kills_of_actor_and_learner_beside_a_person_lose_no_correction(tmp_path):
+    rng, count, learners = random.Random(6), int(os.environ.get("KILLS", 50)), 0
+    argv = [sys.executable, "-c", "from robo_rl.cli import main; main()", "train", *TINY_REPLAY[:-2], "--algo", "hil_serl", "--workers",
+            "1", "--steps", "10000000", "--eval-every", "10000000", "--rl.operator", "scripted", "--rl.person.notice", "0.1", "--out", "run"]
+    with open(tmp_path / "said", "w") as said:
+        process = subprocess.Popen(argv, cwd=tmp_path, stdout=said, stderr=said)
+    run, pid = tmp_path / "run", tmp_path / "run" / "flight" / "actor.pid"
+
+    def made(name: str) -> tuple[int, int]:
+        """(control steps, those a person chose) in the journal of a store; the last may be being written."""
+        rows = [(n, body) for kind, n, body in Journal(run / "replay" / name, 10**9).read() if kind == ADD]
+        human = sum(int((np.frombuffer(body[-3 * n:-2 * n], np.uint8) == HUMAN)[np.frombuffer(body[-2 * n:-n], np.uint8) > PAUSE].sum())
+                    for n, body in rows)
+        return sum(n for n, _ in rows), human
+    try:
+        until(lambda: pid.exists() and made("online")[1] > 0, process, tmp_path)
+        for _ in range(count):
+            time.sleep(rng.random() * 0.3)
+            learner, before = rng.random() < 0.2, (made("online"), made("corrections"))
+            if learner:
+                victims = psutil.Process(process.pid).children()
+            else:
+                victims = [psutil.Process(p) for p in [int(pid.read_text().split()[0])] if psutil.pid_exists(p)] if pid.exists() else []
+            for victim in victims[:1]:
+                with contextlib.suppress(psutil.Error):
+                    victim.kill()
+            learners += learner
+            until(lambda: made("online")[0] > before[0][0] + 16, process, tmp_path)
+            after = made("online"), made("corrections")
+            assert all(a[0] >= b[0] and a[1] >= b[1] for a, b in zip(after, before, strict=True))  # nothing that was there is gone
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+    online, corrections = made("online"), made("corrections")
+    print(f"\n{count} kills, {learners} of them of the learner: {online[0]} control steps, {online[1]} of them a person's")
+    assert learners >= count // 20 and 0 <= online[1] - corrections[1] <= 4 * count  # a kill between the two writes: one step of each env
+    assert online[1] > 50 and not psutil.pid_exists(int(pid.read_text().split()[0]) if pid.exists() else 2**22 + 1)
+
+
 @pytest.mark.parametrize("send", (os.kill, os.killpg))  # to the guard alone, as `kill` does; to both, as a terminal does
 @pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM))
 def test_what_the_guard_is_told_the_run_hears_once(send, number):
@@ -97,6 +181,31 @@ raise SystemExit(guarded(run, None))
     send(process.pid, number)
     assert process.wait(30) == 128 + number
     process.stdout.close()
+
+
+def test_the_guard_gives_up_on_a_learner_that_dies_again_and_again_without_a_new_checkpoint(tmp_path):
+    code = """
+import os, pathlib, signal, sys
+from robo_rl.cli import guard
+guard.RESTARTS = 3
+here = pathlib.Path(sys.argv[1])
+
+def die(folder):
+    lives = len(list(here.glob("life*")))
+    (here / f"life{lives}").touch()
+    if lives < 5:  # as many as get something done
+        (here / "checkpoints" / f"step_{lives}").mkdir(parents=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def first(tell):
+    tell(here)
+    die(here)
+
+raise SystemExit(guard.guarded(first, die))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 128 + signal.SIGKILL and "go on with: robo_rl train --resume" in done.stderr, done
+    assert len(list(tmp_path.glob("life*"))) == 5 + 3
 
 
 @pytest.mark.slow

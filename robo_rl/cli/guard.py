@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-RESTARTS = 20
+RESTARTS = 20  # in a row without a new checkpoint
 DEADLY = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 PR_SET_PDEATHSIG = 1
 
@@ -21,7 +21,7 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
     `tell(folder)` says that the run now has a folder to go on from. SIGINT and SIGTERM are passed on, for the child to handle
     (it takes two within a second for one, as from a terminal's Ctrl-C); if this process dies, the child saves and ends.
     """
-    folder, restarts = None, 0
+    folder, restarts, futile, saved = None, 0, 0, None
     while True:
         reader, writer = os.pipe()
         sys.stdout.flush()
@@ -47,14 +47,16 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
         if code >= 0 or -code not in DEADLY:
             return code if code >= 0 else 128 - code
         name = signal.Signals(-code).name
-        if folder is None or restarts >= RESTARTS:
+        newest = folder and max((p.stat().st_mtime_ns for p in (folder / "checkpoints").glob("step_*")), default=0)
+        futile, saved = (futile + 1 if newest == saved else 0), newest
+        if folder is None or futile >= RESTARTS:
             print(f"\nrobo_rl: the learner was ended by {name}" +
                   (f"; go on with: robo_rl train --resume {folder}" if folder else ""), file=sys.stderr)
             return 128 - code
         restarts += 1
         print(f"\nthe learner was ended by {name}; going on from the last checkpoint (restart {restarts})",
               file=sys.stderr)
-        time.sleep(min(0.1 * restarts, 2.0))
+        time.sleep(min(0.1 * (futile + 1), 2.0))
 
 
 def _tell(writer: int, folder: Path) -> None:

@@ -36,7 +36,9 @@ def load(path: Path) -> dict:
 
 def sign(path: Path) -> None:
     """Write down this process, with its time of birth, for pids come again."""
-    path.write_text(f"{os.getpid()} {psutil.Process().create_time()}")
+    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temp.write_text(f"{os.getpid()} {psutil.Process().create_time()}")
+    os.replace(temp, path)
 
 
 def evict(folder: Path, seconds: float = 5.0) -> int:
