@@ -221,7 +221,7 @@ def test_a_tired_person_reacts_later():
 
 def test_a_person_who_recovers_backs_out_first_and_corrects_once_there_or_out_of_time():
     for limit, most in ((30.0, 25), (0.3, 3)):
-        env, operator = scripted(notice=0.6, gate=0.3, reaction=0.1, recovery=limit, late=1)
+        env, _ = scripted(notice=0.6, gate=0.3, reaction=0.1, recovery=limit, late=1)
         env.reset(options={"starts": np.arange(1)})
         env.goal[:] = 9
         track, phases = [], []
