@@ -1,10 +1,12 @@
 """The same feed with Ray actors as its crew: equality, killed actors, killed nodes."""
 
+import socket
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from commands import TINY, robo_rl
 from test_runtime import SPEC, N, T, build, make_learner, plain, taken_uids, train, want, weights
 
 from robo_rl.rollout import Collector
@@ -90,3 +92,11 @@ def test_actors_join_and_leave_while_the_run_goes_on(cluster, tmp_path):
         feed.close()
     assert max(s["stal/max"] for s in seen) <= 1
     assert len(set(uids)) == len(uids) and workers >= {0, 1, 2}
+
+
+def test_an_address_at_which_no_cluster_listens_is_said_before_anything_is_trained(tmp_path):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        free = s.getsockname()[1]
+    done = robo_rl(tmp_path, "train", *TINY[:-3], "--backend", "ray", "--workers", 1, "--ray-address", f"127.0.0.1:{free}")
+    assert f"cannot join the Ray cluster at 127.0.0.1:{free}" in done.mistake and "ray start --head" in done.mistake

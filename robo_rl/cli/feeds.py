@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from robo_rl.cli.train import OFF_POLICY, Train, make_env
-from robo_rl.errors import MissingDependency, UserError
+from robo_rl.errors import UserError
 
 
 def cores() -> int:
@@ -66,15 +66,14 @@ def check(args: Train) -> None:
             raise UserError("--periodic adds up gradients in one process: it goes without --learners")
         check(args.algo, args.rl, args.learners)
     if args.backend == "ray":
-        try:
-            import ray  # noqa: F401
-        except ImportError:
-            raise MissingDependency("--backend ray needs Ray: pip install 'robo_rl[ray]'") from None
         if n == 0 or args.server:
             raise UserError("--backend ray needs --workers of at least 1 and no --server")
     if n * group > args.envs:
         raise UserError(f"--workers {n} need at least {n * group} --envs" +
                         (f" (groups of {group} stay together)" if group > 1 else "") + f", got {args.envs}")
+    if args.backend == "ray":
+        from robo_rl.runtime.ray_crew import join
+        join(args.ray_address, n + 1)  # now, not after the supervised stage
 
 
 def shares(envs: int, workers: int, group: int) -> list[int]:

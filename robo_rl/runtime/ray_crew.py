@@ -7,6 +7,7 @@ collects, and are swapped in between two decisions.
 """
 
 import contextlib
+import socket
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -107,24 +108,32 @@ class Actor:
     leaving: bool = False  # it gets no more
 
 
+def join(address: str, cpus: int):
+    """Ray, joined to the cluster at `address`, or to one of `cpus` CPUs of its own ("") -> the module."""
+    try:
+        import ray
+    except ImportError:
+        raise MissingDependency("--backend ray needs Ray: pip install 'robo_rl[ray]'") from None
+    if not ray.is_initialized():
+        host, _, port = address.rpartition(":")
+        try:
+            if port.isdigit():  # Ray itself takes a minute to say so
+                socket.create_connection((host.strip("[]") or "127.0.0.1", int(port)), 3).close()
+            ray.init(address=address or None, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+                     **({} if address else {"num_cpus": cpus}))
+        except (OSError, ValueError, RuntimeError) as e:  # ConnectionError is an OSError
+            raise UserError(f"cannot join the Ray cluster at {address or 'this machine'}: {e}; "
+                            "start one with: ray start --head") from e
+    return ray
+
+
 class RayCrew:
     """One actor per job, each with a CPU of its own. `hang` [s] without a finished fragment, at least ten of them, ends one."""
 
     def __init__(self, jobs: list[Job], policy, address: str = "", hang: float = 60.0, link: float = LINK):
-        try:
-            import ray
-        except ImportError:
-            raise MissingDependency("--backend ray needs Ray: pip install 'robo_rl[ray]'") from None
-        self.ray, self.policy, self.hang, self.link = ray, policy, hang, link
-        if not ray.is_initialized():
-            try:
-                ray.init(address=address or None, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-                         **({} if address else {"num_cpus": len(jobs) + 1}))
-            except (ConnectionError, ValueError, RuntimeError) as e:
-                raise UserError(f"cannot join the Ray cluster at {address or 'this machine'}: {e}; "
-                                "start one with: ray start --head") from e
+        self.ray, self.policy, self.hang, self.link = join(address, len(jobs) + 1), policy, hang, link
         self.actors, self.left = {j.index: Actor(j) for j in jobs}, {}
-        self.kind = ray.remote(Collecting).options(num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=2)
+        self.kind = self.ray.remote(Collecting).options(num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=2)
 
     @property
     def restarts(self) -> int:
