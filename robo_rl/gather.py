@@ -20,7 +20,6 @@ from robo_rl.replay import HUMAN, PAUSE, Tape
 from robo_rl.rewards import Judge, Marked
 from robo_rl.rollout import Timer, mix, one_thread
 
-
 SUMS = ("episodes", "success", "return", "length", "human_steps", "helped", "alone", "judge/false", "judge/missed")
 
 

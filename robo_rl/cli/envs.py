@@ -2,7 +2,6 @@
 
 from robo_rl.errors import UserError
 
-
 ROBOTS = ("arm", "dds")  # the governed arm as an env: in lockstep in this process, or behind DDS in real time
 
 

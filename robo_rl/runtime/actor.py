@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from robo_rl.rewards import Judge
 
 LEAD = 2  # rounds that the actor may be ahead of what the learner has read
-GRANT, MADE, HELP, BEAT = range(4)  # words they share: control steps allowed and made, human steps, time [ns]
+GRANT, HELP, BEAT = range(3)  # words they share: control steps allowed, human steps made, time of the last sign of life [ns]
 WAIT = 0.001  # seconds between looks at the grant
 TELL = 0.2  # seconds between sums told to the learner
 
@@ -82,9 +82,9 @@ class ActorJob:
 
 
 def shared(path: Path) -> np.ndarray:
-    """The words int64[4] in a mapped file."""
+    """The words int64[3] in a mapped file."""
     with open(path, "r+b") as f:
-        return np.frombuffer(mmap.mmap(f.fileno(), 4096), np.int64)[:4]
+        return np.frombuffer(mmap.mmap(f.fileno(), 4096), np.int64)[:3]
 
 
 # ---- the actor's process -----------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def _act(job: ActorJob, pipe) -> None:
                     reader.swap(policy)
                     version = new
                 g.step(policy)
-                words[MADE], words[HELP] = g.steps, g.help_steps
+                words[HELP] = g.help_steps
             if g.stats["episodes"] and (not free or time.monotonic() - told > TELL):
                 pipe.send(("sums", g.take()))
                 told = time.monotonic()
@@ -220,7 +220,9 @@ class Beside:
 
     def _follow(self) -> int:
         """Read on in the journals -> control steps that came."""
-        new = [store.follow(store.journal) for store in self.stores][0]
+        online, corrections = self.stores
+        new = online.follow(online.journal)
+        corrections.follow(corrections.journal)
         self.steps += new
         return new
 
