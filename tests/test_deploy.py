@@ -232,7 +232,7 @@ def test_two_terminals(run, tmp_path):
     (lambda: Serve(run="x", port=70000), "--port"), (lambda: Serve(run="x", seed=-1), "--seed"),
     (lambda: Cameras(size=4), "--size"), (lambda: Cameras(format="gif"), "unknown --format 'gif'"),
     (lambda: SimArm(cameras=("front",), scene="none"), "--cameras need a scene"),
-    (lambda: Deploy(run="x", domain=300), "--domain"), (lambda: Deploy(run="x", start=-1), "--start"),
+    (lambda: Deploy(run="x", domain=300), "--domain"), (lambda: Deploy(run="x", start=-2), "--start"),
 ])
 def test_wrong_numbers_are_one_line(make, says):
     with pytest.raises(UserError, match=says):
