@@ -89,6 +89,13 @@ def same(a: Replay, b: Replay) -> None:
     np.testing.assert_array_equal(a.obs["state"], b.obs["state"])
 
 
+def holds_what_is_written(tmp_path, actor: Beside, online: Replay) -> None:
+    assert actor.steps == written(tmp_path)
+    again = Replay(ROWS, 2, E, 0.9, 5000, N, Journal(tmp_path / "replay" / "online", 5000))
+    again.restore()
+    same(online, again)
+
+
 def test_a_reader_that_follows_a_journal_holds_what_the_writer_would(tmp_path):
     whole = Replay(ROWS, 2, E, 0.9, 200, N)
     tape = Tape(ROWS, Journal(tmp_path, 200, limit=2000))
@@ -143,10 +150,7 @@ def test_it_acts_with_the_learners_weights_and_never_further_ahead_than_its_lead
         assert online.action[new].mean() > 0.9 > online.action[:at].mean() and actor.take()["episodes"] > 0
     finally:
         actor.end()
-    assert actor.steps == written(tmp_path)
-    again = Replay(ROWS, 2, E, 0.9, 5000, N, Journal(tmp_path / "replay" / "online", 5000))
-    again.restore()
-    same(online, again)
+    holds_what_is_written(tmp_path, actor, online)
 
 
 def test_kill_minus_nine_at_any_moment_loses_no_step_that_was_written(tmp_path):
@@ -161,10 +165,7 @@ def test_kill_minus_nine_at_any_moment_loses_no_step_that_was_written(tmp_path):
         assert actor.restarts == 4
     finally:
         actor.end()
-    assert actor.steps == written(tmp_path)
-    again = Replay(ROWS, 2, E, 0.9, 5000, N, Journal(tmp_path / "replay" / "online", 5000))
-    again.restore()
-    same(online, again)
+    holds_what_is_written(tmp_path, actor, online)
     ends = online.gather(online.draw(200, rng))
     assert (ends.steps >= 1).all() and np.isfinite(ends.rewards).all()
 

@@ -9,11 +9,9 @@ further ahead than `LEAD` rounds; weights change between control steps (`robo_rl
 """
 
 import contextlib
-import faulthandler
 import mmap
 import os
 import shutil
-import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -23,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from robo_rl.errors import UserError
 from robo_rl.gather import SUMS, Gatherer
@@ -92,12 +89,7 @@ def shared(path: Path) -> np.ndarray:
 
 def main(job: ActorJob, pipe) -> None:
     """Act until told to stop or orphaned. A mistake of the user's is told as such, anything else with its traceback."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(1)
-    snapshot.sign(job.flight / "actor.pid")
-    with open(job.flight / "actor.stack", "w") as stack:
-        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+    with snapshot.at_work(job.flight, "actor"):
         try:
             _act(job, pipe)
         except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -290,12 +282,7 @@ class Beside:
 
     def _kill(self, why: str) -> None:
         """Ask a silent actor for its stack, then end it."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process.pid, signal.SIGUSR1)
-            time.sleep(0.1)
-        stack = self.job.flight / "actor.stack"
-        self.last = f"{why}; it was at:\n{stack.read_text()[-1500:] if stack.exists() else '(no stack)'}"
-        self.process.kill()
+        self.last = snapshot.kill(self.process, self.job.flight, "actor", why)
 
     def _died(self) -> None:
         code = self.process.exitcode

@@ -6,9 +6,7 @@ actions in the slot and goes on. One that makes no decision for `hang` seconds i
 
 import contextlib
 import multiprocessing
-import os
 import pickle
-import signal
 import time
 from dataclasses import dataclass, field, replace
 from multiprocessing import connection as mpc
@@ -237,12 +235,7 @@ class Processes:
 
     def _kill(self, m: Member, why: str) -> None:
         """Ask a silent process for its stack, then end it."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(m.process.pid, signal.SIGUSR1)
-            time.sleep(0.1)
-        stack = self.feed.folder / f"{m.name}.stack"
-        m.words = f"{why}; it was at:\n{stack.read_text()[-1500:] if stack.exists() else '(no stack)'}"
-        m.process.kill()
+        m.words = snapshot.kill(m.process, self.feed.folder, m.name, why)
 
     def _died(self, m: Member) -> None:
         code = m.process.exitcode

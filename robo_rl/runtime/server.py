@@ -6,9 +6,7 @@ batch size). If the server dies, workers ask its successor the same again.
 """
 
 import contextlib
-import faulthandler
 import os
-import signal
 import time
 from dataclasses import dataclass
 from multiprocessing import connection as mpc
@@ -51,14 +49,8 @@ def address(folder: Path) -> str:
 
 def main(job: ServerJob, pipe) -> None:
     """Serve until told to stop or orphaned."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(job.threads)
-    snapshot.sign(job.folder / "server.pid")
-    with open(job.folder / "server.stack", "w") as stack:
-        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
-        with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-            _serve(job, pipe)
+    with snapshot.at_work(job.folder, "server", job.threads), contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        _serve(job, pipe)
 
 
 def _serve(job: ServerJob, pipe) -> None:

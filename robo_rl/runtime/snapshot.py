@@ -3,11 +3,17 @@
 And who is at work in a run folder: a process signs in, so that the next owner can end it before it takes over its slots.
 """
 
+import contextlib
+import faulthandler
 import json
 import os
+import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import torch
 from safetensors import SafetensorError
 from safetensors import torch as st
 
@@ -39,6 +45,28 @@ def sign(path: Path) -> None:
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temp.write_text(f"{os.getpid()} {psutil.Process().create_time()}")
     os.replace(temp, path)
+
+
+@contextlib.contextmanager
+def at_work(folder: Path, name: str, threads: int = 1) -> Iterator[None]:
+    """What every process beside a learner begins with: it signs in as `name`, leaves Ctrl-C to the learner and its stack to SIGUSR1."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(threads)
+    sign(folder / f"{name}.pid")
+    with open(folder / f"{name}.stack", "w") as stack:
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+        yield
+
+
+def kill(process, folder: Path, name: str, why: str) -> str:
+    """Ask a silent process that is `at_work` for its stack, then end it -> why, and where it was."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(0.1)
+    stack = folder / f"{name}.stack"
+    process.kill()
+    return f"{why}; it was at:\n{stack.read_text()[-1500:] if stack.exists() else '(no stack)'}"
 
 
 def evict(folder: Path, seconds: float = 5.0) -> int:

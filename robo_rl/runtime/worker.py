@@ -4,9 +4,7 @@
 Weights change between decisions only, and each decision carries the version that really acted.
 """
 
-import faulthandler
 import os
-import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -134,12 +132,7 @@ class Job:
 
 def main(job: Job, connection) -> None:
     """Collect until told to stop or orphaned. A mistake is sent as ("error", text) and ends the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(job.threads)
-    snapshot.sign(job.folder / f"worker{job.index}.pid")
-    with open(job.folder / f"worker{job.index}.stack", "w") as stack:
-        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+    with snapshot.at_work(job.folder, f"worker{job.index}", job.threads):
         try:
             _loop(job, connection)
         except (EOFError, BrokenPipeError, ConnectionResetError):
