@@ -97,6 +97,8 @@ class BcOptions:
 
     updates: int = 600
     batch: int = 256
+    noises: int = 1
+    """Draws of time and noise for each demonstrated chunk of a batch; the observation is encoded once for all of them."""
     lr: float = 1e-3
     weight_decay: float = 1e-6
     ema: float = 0.995
@@ -104,6 +106,7 @@ class BcOptions:
     def __post_init__(self) -> None:
         in_range("bc.updates", self.updates, 0, 10**8)
         in_range("bc.batch", self.batch, 1, 10**6)
+        in_range("bc.noises", self.noises, 1, 1000)
         in_range("bc.lr", self.lr, 0, 1, open_low=True)
         in_range("bc.weight_decay", self.weight_decay, 0, 1)
         in_range("bc.ema", self.ema, 0, 1, open_high=True)
@@ -390,6 +393,8 @@ class RlpdOptions(OffPolicyOptions):
     """The target entropy is minus this per action entry."""
     entropy_backup: bool = False
     """Whether the target counts the entropy of the next action."""
+    imitate: Literal["taught", "success"] = "taught"
+    """What --rl.bc-coef holds the actor near: demonstrations and corrections, or its own successes too."""
     ramp: int = 0
     """Actor updates over which its learning rate grows to --rl.lr: the slopes of young critics are no guide."""
 

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from commands import TINY, robo_rl
 
 from robo_rl.cli import COMMANDS, main
@@ -437,6 +438,39 @@ def test_demonstrations_from_a_folder_train_too(demos, tmp_path):
     result = robo_rl(tmp_path, "train", *TINY, "--algo", "bc", "--demos", demos, "--out", "run")
     assert result.code == 0 and not (tmp_path / "run" / "demos").exists(), result
     assert robo_rl(tmp_path, "train", "--resume", "run").code == 0
+
+
+def test_a_run_begins_with_another_runs_policy_whatever_teaches_it_on(runs, demos, tmp_path):
+    from robo_rl import checkpoint
+    parent, few = runs / "runs" / "a", ("--task", "reach", "--envs", 8, "--threads", 1, "--eval-episodes", 24, "--no-video")
+    assert robo_rl(tmp_path, "train", *few, "--init", parent, "--steps", 0, "--out", "same").code == 0
+    best = checkpoint.best(parent)
+    old, new = (checkpoint.load_policy(p)[0].state_dict() for p in (best, tmp_path / "same" / "checkpoints" / checkpoint.name(0)))
+    assert old.keys() == new.keys() and all(torch.equal(old[k], new[k]) for k in old)
+    assert not (tmp_path / "same" / "demos").exists()
+    there = json.loads(robo_rl(tmp_path, "eval", best, "--episodes", 24, "--json").out)["file"]
+    assert json.loads((tmp_path / "same" / "evals" / "sft.json").read_text())["success"] == json.loads(
+        (tmp_path / there).read_text())["success"]
+    # learnt sizes, the method's own exploration: a learned std is a new part of the network
+    assert robo_rl(tmp_path, "train", *few, "--algo", "reinflow", "--init", parent, "--steps", 0, "--out", "noisy").code == 0
+    assert robo_rl(tmp_path, "train", *few, "--algo", "bc", "--init", best, "--demos", demos, "--bc.updates", 3, "--out", "more").code == 0
+    taught = checkpoint.load_policy(tmp_path / "more" / "checkpoints" / checkpoint.name(0))[0].state_dict()
+    assert not torch.equal(old["head.out.weight"], taught["head.out.weight"])
+    assert torch.equal(old["obs_norm.mean"], taught["obs_norm.mean"])  # weights were learnt in these units
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    (("--init", "nowhere"), "nowhere does not exist"),
+    (("--policy.hidden", 24), "its weights do not fit these --policy options (size mismatch"),
+    (("--bc.updates", 5), "--bc.updates needs demonstrations to teach from"),
+    (("--task", "pick_cube"), "the policy's state size is 33, the env's 36"),
+    (("--algo", "expo"), "expo needs --policy.kind guided, got flow"),
+    (("--algo", "ppo"), "ppo needs --policy.kind gaussian, got flow"),
+], ids=str)
+def test_a_policy_that_does_not_fit_is_refused(options, says, runs, here, capsys):
+    said = mistake(capsys, *map(str, ("train", "--task", "reach", "--envs", 8, "--threads", 1, "--init", runs / "runs" / "a",
+                                      *options)))
+    assert says in said and not Path("runs").exists()
 
 
 def test_a_run_without_a_name_is_named_after_what_it_does(tmp_path):

@@ -36,7 +36,7 @@ def train(policy, sample: Demos, options: BcOptions, seed: int,
     for update in range(options.updates):
         warm = min(1.0, (update + 1) / 100)
         opt.param_groups[0]["lr"] = options.lr * warm * 0.5 * (1 + math.cos(math.pi * update / options.updates))
-        loss = policy.bc_loss(*sample(options.batch, generator), generator)
+        loss = policy.bc_loss(*sample(options.batch, generator), generator, options.noises)
         descend(loss, params, opt, 1.0)
         decay = min(options.ema, (1 + update) / (10 + update))
         with torch.no_grad():

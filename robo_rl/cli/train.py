@@ -38,6 +38,8 @@ OFF_POLICY = {"rlpd": RlpdOptions, "hil_serl": HilSerlOptions, "expo": ExpoOptio
 RL_OPTIONS = {"pi_rl": PiRlOptions, "ppo": PpoOptions, "dppo": DppoOptions, "reinflow": ReinFlowOptions,
               "nft": NftOptions, **OFF_POLICY}
 ALGOS = (*RL_OPTIONS, "bc")
+EXPLORATION = ("noise", "noise_level", "noise_min", "noise_max", "noise_steps", "finetune_steps", "std_floor", "logp_reduction",
+               "teacher")  # what of a policy's options is the method's affair, not that of weights learnt before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,9 @@ class Train:
     """quick: minutes, to see it move; full: to the numbers of the README."""
     demos: str = "20"
     """Number of expert demonstrations to record, or the folder of a LeRobot v3 data set; 0 starts from scratch."""
+    init: str = ""
+    """Run or checkpoint folder whose policy this run begins with (its best), in place of a fresh one and of supervised learning;
+    --algo bc, or --bc.updates N with --demos, teaches it on."""
     seed: int = 0
     steps: int = 3_000_000
     """Control steps of online RL, over all envs."""
@@ -153,7 +158,20 @@ def parse(argv: list[str]) -> Train:
         return default
     base = preset(peek("sim", "mujoco"), peek("task", ""), choose("algo", peek("algo", "pi_rl"), ALGOS),
                   peek("obs", "state"), peek("preset", "full"))
+    if init := peek("init", ""):
+        base = begun(base, Path(init))
     return parse_options(Train, "train", argv, default=base)
+
+
+def begun(base: Train, init: Path) -> Train:
+    """The preset for a run that begins with the policy of `init`: its networks, the method's exploration, nothing supervised."""
+    from robo_rl import checkpoint
+    from robo_rl.cli.eval import pick_checkpoint
+    had = checkpoint.read_meta(pick_checkpoint(init, "best")[1])["policy"]["options"]
+    base = replace(base, policy=PolicyOptions(**had | {k: v for k, v in asdict(base.policy).items() if k in EXPLORATION}))
+    if base.algo == "bc":
+        return base
+    return replace(base, bc=replace(base.bc, updates=0), demos=base.demos if base.algo in OFF_POLICY else "0")
 
 
 # ---- small pieces ------------------------------------------------------------------------------------------------
@@ -188,6 +206,30 @@ def obs_spec(env, language: bool):
     return ObsSpec(state=env.single_observation_space["state"].shape[0], action=env.single_action_space.shape[0],
                    views=views, image_size=size, language=language or bool(views),
                    action_names=env.spec.action_names)
+
+
+def first_policy(args: Train, env):
+    """The policy of --init, in a network of --policy's options; parts that it had none of are fresh."""
+    from robo_rl import checkpoint
+    from robo_rl.cli.eval import pick_checkpoint
+    from robo_rl.policies import make_policy
+
+    folder = pick_checkpoint(Path(args.init), "best")[1]
+    old, _ = checkpoint.load_policy(folder)
+    checkpoint.check_fits(old, obs_spec(env, old.spec.language), str(folder))
+    policy, had = make_policy(args.policy, old.spec, args.seed), old.state_dict()
+    parts = {k.split(".")[0] for k in had}
+    try:
+        missing, unknown = policy.load_state_dict(had, strict=False)
+    except RuntimeError as e:
+        missing, unknown = [], [str(e).splitlines()[-1].strip()]
+    if unknown := unknown + [k for k in missing if k.split(".")[0] in parts]:
+        raise UserError(f"--init {args.init}: its weights do not fit these --policy options ({unknown[0]}); leave out what "
+                        "changes the networks")
+    for word in ("taught", "steered"):  # critics begin anew, so nothing is chosen by them yet
+        if hasattr(policy, word):
+            getattr(policy, word).fill_(False)
+    return policy
 
 
 def versions() -> dict[str, str]:
@@ -365,8 +407,11 @@ def check(args: Train, env) -> None:
         check_expert(env)
     elif args.algo == "bc":
         raise UserError("--algo bc needs demonstrations: --demos N or --demos PATH")
+    elif args.init and args.bc.updates:
+        raise UserError("--bc.updates needs demonstrations to teach from: --demos N or --demos PATH")
+    first = first_policy(args, env) if args.init else make_policy(args.policy, spec, 0)
     if args.algo != "bc":
-        importlib.import_module(f"robo_rl.algos.{args.algo}").make(make_policy(args.policy, spec, 0), args.rl, 0)
+        importlib.import_module(f"robo_rl.algos.{args.algo}").make(first, args.rl, 0)
         if args.algo not in OFF_POLICY and args.rl.advantage != "gae" and args.envs % args.rl.group:
             raise UserError(f"--envs must be a multiple of the group size {args.rl.group} with advantage "
                             f"{args.rl.advantage}, got {args.envs}")
@@ -441,13 +486,20 @@ class Run:
 
         args = self.args
         demos = self.demo_folder()
-        if demos is None:
-            self.policy = make_policy(args.policy, obs_spec(self.env, len(self.instructions()) > 1), args.seed)
-            self.policy.freeze_base()
+        if args.init:
+            self.policy = first_policy(args, self.env)
+        if demos is None or args.init and not args.bc.updates:
+            if not args.init:
+                self.policy = make_policy(args.policy, obs_spec(self.env, len(self.instructions()) > 1), args.seed)
+                self.policy.freeze_base()
+                return
+            self.policy.eval()
+            self.evaluate("sft")
             return
         dataset = load(demos)
-        self.policy = make_policy(args.policy, obs_spec(self.env, len(dataset.tasks) > 1), args.seed)
-        fit_normalisers(self.policy, dataset)
+        if not args.init:
+            self.policy = make_policy(args.policy, obs_spec(self.env, len(dataset.tasks) > 1), args.seed)
+            fit_normalisers(self.policy, dataset)
         sample = demo_sampler(dataset, self.policy.spec, args.policy.horizon)
         self.progress.start("sft", args.bc.updates, "updates")
 

@@ -204,8 +204,8 @@ class SquashedPolicy(_Base):
     def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("off-policy methods re-score nothing")
 
-    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
-        """Squared error of tanh(mean), and the cross-entropy of the gripper's option; the std is left to RL."""
+    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor:
+        """Squared error of tanh(mean), and the cross-entropy of the gripper's option; no noise drawn, the std left to RL."""
         e, context = self.options.execute, self.encode(obs)
         chunk, mask = chunk[:, :e], mask[:, :e]
         moves = torch.tanh(self.actor(context)[0]).view(len(chunk), e, -1)

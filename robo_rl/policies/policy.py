@@ -76,7 +76,7 @@ class Policy(Protocol):
     def encode(self, obs: Obs) -> Tensor: ...
     def act(self, obs: Obs, generator: Noise, explore: bool) -> Chunk: ...
     def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]: ...
-    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor: ...
+    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor: ...
 
 
 def obs_tensors(obs: dict, spec: ObsSpec) -> Obs:
@@ -261,10 +261,11 @@ class ChainPolicy(_Base):
         entropy = (torch.log(std) + 1.4189385).mean()
         return self._logp(x_next, mean, std).view(b, f), entropy
 
-    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
-        """Flow matching `E |v(x_t, t) - (eps - x0)|^2` with t ~ Beta(1.5, 1) as in pi0, or
-        noise prediction on the K chain steps (DDPM). chunk[B,H,A] in env units, mask[B,H]."""
-        return self.imitation(self.encode(obs), chunk, mask, generator)
+    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor:
+        """Flow matching `E |v(x_t, t) - (eps - x0)|^2` with t ~ Beta(1.5, 1) as in pi0, or noise prediction on the K chain
+        steps (DDPM), over `noises` draws of time and noise per row. chunk[B,H,A] in env units, mask[B,H]."""
+        rows = [x if noises == 1 else x.repeat_interleave(noises, 0) for x in (self.encode(obs), chunk, mask)]
+        return self.imitation(*rows, generator)
 
     def imitation(self, context: Tensor, chunk: Tensor, mask: Tensor, generator: torch.Generator, head=None,
                   weight: Tensor | None = None) -> Tensor:
@@ -348,8 +349,8 @@ class GaussianPolicy(_Base):
         logp = torch.add(-log_std.sum() - 0.5 * LOG_2PI * d, z.square().sum(-1), alpha=-0.5)
         return logp / d if self.options.logp_reduction == "mean" else logp
 
-    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
-        """Squared error of the mean; the std is left to RL."""
+    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor:
+        """Squared error of the mean, which draws no noise; the std is left to RL."""
         err = (self.net(self.encode(obs)) - self.action_norm(chunk).flatten(1)).view(chunk.shape)
         return (err.square().mean(-1) * mask).sum() / mask.sum().clamp(min=1)
 
