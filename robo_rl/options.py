@@ -160,6 +160,9 @@ class OnPolicyOptions(MethodOptions):
     anneal_lr: bool = False
     bc_coef: float = 0.0
     """Weight of the supervised loss on the demonstrations, added to every update."""
+    freeze_trunk: bool = False
+    """Leave what encodes pictures and words as supervised learning left it: RL moves the action head alone (pi_RL's way), and
+    an observation is encoded once per update, not in every minibatch."""
     correction: Literal["none", "decoupled", "tis", "vtrace", "minpro", "sequence", "m2po"] = "decoupled"
     """Weight of a chunk that older weights acted: its ratio, dropped (decoupled) or truncated (tis) above the cap;
     V-trace; the ratio times the episode's least before it (minpro); the episode's geometric mean (sequence); the ratio,

@@ -12,8 +12,8 @@ import copy
 import torch
 
 from robo_rl import losses
-from robo_rl.algos.credit import Credit, descend, flat, make_adam, pick
-from robo_rl.algos.onpolicy import Demos
+from robo_rl.algos.credit import Credit, context_of, descend, flat, make_adam, pick
+from robo_rl.algos.onpolicy import Demos, encoded_once, encoded_pictures
 from robo_rl.errors import UserError
 from robo_rl.options import NftOptions
 from robo_rl.rollout import Rollout
@@ -24,6 +24,8 @@ class NftLearner:
 
     def __init__(self, policy, options: NftOptions, seed: int, demos: Demos | None = None):
         self.policy, self.options, self.demos = policy, options, demos
+        if options.freeze_trunk:
+            policy.trunk.requires_grad_(False)
         self.old = copy.deepcopy(policy).requires_grad_(False)
         self.reference = copy.deepcopy(policy).requires_grad_(False)
         self.credit = Credit(policy, options, seed)
@@ -43,8 +45,9 @@ class NftLearner:
         The loss has no likelihood ratio: chunks of any `version` enter it alike.
         """
         o, policy = self.options, self.policy
+        rollout = encoded_pictures(policy, rollout)
         adv, returns, values, rows, metrics = self.credit.assign(rollout, self.old)
-        obs, x0_all = flat(rollout.obs), rollout.x0.flatten(0, 1)
+        obs, x0_all = encoded_once(policy, flat(rollout.obs)), rollout.x0.flatten(0, 1)
         executed = rollout.executed.flatten()
         steps = torch.arange(policy.options.horizon)
         r_all = losses.nft_optimality(adv, o.adv_max)
@@ -60,10 +63,10 @@ class NftLearner:
                     t = torch.rand(len(batch), generator=self.generator).clamp(min=1e-3)
                     eps = torch.randn(x0.shape, generator=self.generator)
                     x_t = (1 - t[:, None, None]) * x0 + t[:, None, None] * eps
-                    v = policy.velocity(policy.encode(chosen), x_t, t)
+                    v = policy.velocity(context_of(policy, chosen), x_t, t)
                     with torch.no_grad():
-                        v_old = self.old.velocity(self.old.encode(chosen), x_t, t)
-                        v_ref = self.reference.velocity(self.reference.encode(chosen), x_t, t)
+                        v_old = self.old.velocity(context_of(self.old, chosen), x_t, t)
+                        v_ref = self.reference.velocity(context_of(self.reference, chosen), x_t, t)
                     loss = losses.nft(v, v_old, x_t, t, x0, r, mask, o.beta, o.negative_weight)
                     step["policy_loss"] = loss.detach()
                     drift = (v - v_ref).square().mean()
@@ -75,7 +78,7 @@ class NftLearner:
                     step["grad_norm"] = descend(loss, self.params, self.actor_opt, o.max_grad_norm)
                 if o.advantage == "gae":
                     with torch.no_grad():
-                        context = self.old.encode(chosen)
+                        context = context_of(self.old, chosen)
                     step["value_loss"] = self.credit.step(context, returns[batch], values[batch])
                 for key, val in step.items():
                     sums[key] = sums.get(key, 0) + val

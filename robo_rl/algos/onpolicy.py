@@ -11,7 +11,7 @@ Data of older weights is corrected by `robo_rl.algos.stale`: logp_old is then th
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from robo_rl import losses
 from robo_rl.advantages import whiten
-from robo_rl.algos.credit import Credit, descend, flat, make_adam, pick, step_along
+from robo_rl.algos.credit import Credit, context_of, descend, flat, make_adam, pick, step_along
 from robo_rl.algos.stale import Corrector
 from robo_rl.options import OnPolicyOptions
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
@@ -61,6 +61,8 @@ class OnPolicyLearner:
                  rules: Callable[[float], Rules], seed: int, demos: Demos | None = None):
         self.policy, self.options, self.rules, self.demos = policy, options, rules, demos
         self.credit = Credit(policy, options, seed)
+        if options.freeze_trunk:
+            policy.trunk.requires_grad_(False)
         self.actor_params = [p for p in policy.parameters() if p.requires_grad]
         self.actor_opt = make_adam(self.actor_params, options.lr)
         self.generator = torch.Generator().manual_seed(seed + 2)
@@ -81,6 +83,7 @@ class OnPolicyLearner:
         `version` is that of the present weights; chunks that others acted are corrected (None: all are of the present).
         """
         o, policy = self.options, self.policy
+        rollout = encoded_pictures(policy, rollout)
         self.corrector.keep(policy, version)
         rules = self.rules(progress)
         if o.anneal_lr:
@@ -92,10 +95,8 @@ class OnPolicyLearner:
         if len(rows) == 0:
             self.iteration += 1
             return metrics | {"skipped": 1.0}
-        obs, fixed = flat(rollout.obs), not any(p.requires_grad for p in policy.trunk.parameters())
-        if fixed:  # nothing is learnt between observation and context: it is encoded once
-            with torch.no_grad():
-                obs = {"context": policy.encode(obs)}
+        obs = encoded_once(policy, flat(rollout.obs))
+        fixed = "context" in obs
         actor_columns = flat(rollout.trace) | {"logp_old": rollout.logp.flatten(0, 1), "adv": adv} | corrected.columns
         critic_columns = {"returns": returns, "values": values}
         orders = [rows[torch.randperm(len(rows), generator=self.generator)] for _ in range(o.epochs)]
@@ -110,7 +111,7 @@ class OnPolicyLearner:
                 tails.clear()
                 for batch, row in minibatches(actor_columns | (obs if fixed else {}), order, o.minibatch, self.share,
                                               o.whiten == "minibatch"):
-                    context = row["context"] if fixed else policy.encode(pick(obs, batch))
+                    context = context_of(policy, row if fixed else pick(obs, batch))
                     step, log_ratio = self.actor_step(context, row, rules)
                     if not logs:
                         metrics["first_log_ratio"] = float(log_ratio.abs().max())
@@ -128,7 +129,7 @@ class OnPolicyLearner:
                     if len(value_losses) >= most:
                         return
                     with torch.no_grad():
-                        context = row["context"] if fixed else policy.encode(pick(obs, batch))
+                        context = context_of(policy, row if fixed else pick(obs, batch))
                     value_losses.append(self.credit.step(context, row["returns"], row["values"]))
 
         metrics["epochs"] = float(o.epochs)
@@ -165,11 +166,12 @@ class OnPolicyLearner:
             p.grad = None
         rows_in_all, logs, tails, told = 0, [], [], []
         for rollout in pieces:
+            rollout = encoded_pictures(policy, rollout)
             adv, _, _, rows, metrics = self.credit.assign(rollout, policy)
             told.append(metrics)
             columns = flat(rollout.trace) | {"logp_old": rollout.logp.flatten(0, 1), "adv": adv}
             for batch in rows.split(o.minibatch) if len(rows) else ():
-                loss, step, log_ratio = self.actor_loss(policy.encode(pick(flat(rollout.obs), batch)), pick(columns, batch),
+                loss, step, log_ratio = self.actor_loss(context_of(policy, pick(flat(rollout.obs), batch)), pick(columns, batch),
                                                         rules)
                 (loss * len(batch)).backward()
                 logs.append(step)
@@ -230,6 +232,25 @@ class OnPolicyLearner:
         self.iteration = state["iteration"]
         if "corrector" in state:  # not in checkpoints of before it
             self.corrector.load_state_dict(state["corrector"])
+
+
+@torch.no_grad()
+def encoded_once(policy, obs: Obs, size: int = 512) -> Obs:
+    """Observations [B,...] as {"context": [B,C]} where nothing is learnt between the two, or as they are."""
+    if "context" in obs or any(p.requires_grad for p in policy.trunk.parameters()):
+        return obs
+    parts = torch.arange(len(obs["state"])).split(size)
+    return {"context": torch.cat([policy.encode(pick(obs, part)) for part in parts])}
+
+
+def encoded_pictures(policy, r: Rollout) -> Rollout:
+    """A rollout of pictures whose encoder is frozen, with contexts in their place: every later use encodes nothing."""
+    if not policy.spec.views or any(p.requires_grad for p in policy.trunk.parameters()) or "context" in r.obs:
+        return r
+    obs = encoded_once(policy, flat(r.obs))["context"].view(*r.mask.shape, -1)
+    last, final = (encoded_once(policy, o) if len(o["state"]) else {"context": obs.new_zeros(0, obs.shape[-1])}
+                   for o in (r.last_obs, r.final_obs))
+    return replace(r, obs={"context": obs}, last_obs=last, final_obs=final)
 
 
 MAXIMA = {"ratio_max", "log_ratio_absmax", "is_logratio_absmax"}

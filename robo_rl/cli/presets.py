@@ -63,7 +63,7 @@ def simulated(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
     if obs == "rgb":  # an image costs as much as twenty control steps
         t = replace(t, envs=64, torch_threads=2, demos="100" if quick else "300", steps=50_000 if quick else 250_000,
                     eval_envs=64, eval_every=50_000,
-                    bc=replace(t.bc, updates=1500 if quick else 6000, batch=64),
+                    bc=replace(t.bc, updates=2500 if quick else 8000, batch=16, noises=16),
                     rl=rl(**CHUNKS | dict(minibatch=256, epochs=2, lr=2e-5, critic_warmup=5), anneal_lr=True))
     t = replace(t, policy=replace(t.policy, **HEADS.get(algo, {})))
     if algo == "dppo":
