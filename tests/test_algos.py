@@ -1,4 +1,5 @@
 import importlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -91,6 +92,44 @@ def test_a_learner_restored_from_a_checkpoint_makes_the_identical_next_updates(n
         assert torch.equal(a, b)
     for a, b in zip(whole.credit.critic.parameters(), resumed.credit.critic.parameters()):
         assert torch.equal(a, b)
+
+
+class Seen(PointReach):
+    """The same with a camera that sees the point and the goal."""
+
+    def _obs(self):
+        image = np.zeros((self.num_envs, 16, 16, 3), np.uint8)
+        for channel, at in enumerate((self.pos, self.goal)):
+            cell = np.clip((at + 1.5) / 3 * 16, 0, 15).astype(int)
+            image[np.arange(self.num_envs), cell[:, 1], cell[:, 0], channel] = 255
+        return super()._obs() | {"image/front": image}
+
+
+@pytest.mark.parametrize("name", ["ppo", "pi_rl sde", "pi_rl noise grpo", "dppo", "reinflow", "nft"])
+def test_a_frozen_trunk_stays_and_encoding_pictures_once_changes_nothing(name, monkeypatch):
+    def run(once):
+        if not once:
+            for module in ("onpolicy", "nft"):
+                monkeypatch.setattr(f"robo_rl.algos.{module}.encoded_pictures", lambda policy, rollout: rollout)
+                monkeypatch.setattr(f"robo_rl.algos.{module}.encoded_once", lambda policy, obs: obs)
+        policy_options, options = METHODS[name]
+        options = replace(options, freeze_trunk=True, normalise_obs=False)
+        env = Seen(16, limit=12)
+        spec = ObsSpec(state=4, action=2, views=("front",), image_size=16, language=True)
+        policy = make_policy(replace(policy_options, width=32, depth=1), spec, 0)
+        learner = importlib.import_module(f"robo_rl.algos.{name.split()[0]}").make(policy, options, 0)
+        before = {k: v.clone() for k, v in policy.state_dict().items()}
+        collector, rng = Collector(env, policy, options.gamma, 0), np.random.default_rng(0)
+        for i in range(3):
+            r = step(env, learner, collector, options, rng)[1] if i < 2 else r
+            ratio = learner.update(r, 0.5, version=i).get("first_log_ratio", 0.0)  # once more, and staler every time
+            assert np.isfinite(ratio)
+        after = policy.state_dict()
+        assert all(torch.equal(before[k], after[k]) for k in before if k.startswith("trunk."))
+        assert any(not torch.equal(before[k], after[k]) for k in before)
+        return list(policy.parameters()) + list(learner.credit.critic.parameters())
+    for a, b in zip(run(True), run(False), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
 
 
 def test_one_factor_per_chain_makes_dppo_plain_ppo():

@@ -164,6 +164,20 @@ def test_flow_matching_learns_a_distribution_that_euler_steps_reproduce():
     assert abs(float(x.abs().mean()) - 0.8) < 0.08 and float((x.abs() < 0.4).float().mean()) < 0.08
 
 
+@pytest.mark.parametrize("kind", ["flow-sde", "diffusion"])
+def test_several_noises_per_chunk_are_as_many_rows_with_one_each(kind):
+    policy = build(kind=kind)
+    rng = torch.Generator().manual_seed(0)
+    spec, h = policy.spec, policy.options.horizon
+    rows = [torch.randn(6, spec.state, generator=rng), torch.randn(6, h, spec.action, generator=rng).clamp(-1, 1), torch.ones(6, h)]
+    rows[2][0, 2:] = 0
+
+    def loss(state, chunk, mask, **noises):
+        return policy.bc_loss({"state": state}, chunk, mask, torch.Generator().manual_seed(3), **noises)
+    assert torch.equal(loss(*rows, noises=5), loss(*(x.repeat_interleave(5, 0) for x in rows)))
+    assert torch.equal(loss(*rows, noises=1), loss(*rows))
+
+
 def test_the_vision_language_policy_hears_the_instruction_and_sees_the_image():
     spec = ObsSpec(state=5, action=3, views=("front",), image_size=32, language=True)
     policy = build(spec=spec, width=32, depth=1)

@@ -35,6 +35,8 @@ def budget(argv: list[str]) -> list[str]:
             skip += [n for n in TINY if n.startswith("--rl.")]
         if any(a.startswith("gym:") or a.endswith("-v5") for a in argv):
             skip += ["--demos"]
+        if "--init" in argv:
+            skip += ["--demos", "--bc.updates", "--policy.hidden"]
         if "rgb" in argv:  # an update costs a hundred times that of a state policy
             return [*argv, *tiny(*skip, "--bc.updates", "--steps"), "--bc.updates", "3", "--steps", "1000", "--no-video"]
         return [*argv, *tiny(*skip), "--torch-threads", "1", "--no-video"]
@@ -109,7 +111,7 @@ def teach(folder: Path) -> None:
 def test_every_command_of_the_readme_runs(argv, workplace):
     if "maniskill" in argv:
         pytest.importorskip("mani_skill", reason="needs robo_rl[maniskill]")
-    if argv[0] == "train" and "runs/first" in argv and "--resume" not in argv:
+    if argv[0] == "train" and "runs/first" in argv and not {"--resume", "--init"} & set(argv):
         return  # the fixture ran it
     if argv[0] == "workers":
         pytest.skip("tests/test_guard.py runs it beside a run")
