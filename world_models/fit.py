@@ -74,16 +74,16 @@ def loss(model: Latent, w: Windows, rows: Tensor, unroll: int, generator: torch.
         bce = F.binary_cross_entropy_with_logits(heads[..., 1:], want[..., 1:], reduction="none",
                                                  pos_weight=model.balance) * known[..., None]
         parts["success"], parts["end"] = parts["success"] + bce[..., 0].sum(), parts["end"] + bce[..., 1].sum()
-        if model.refiner is not None and k == 0:  # member 0's rows: eps at a drawn level, on the true change
+        if model.refiner is not None:  # eps at a drawn level, on the change that leads back to what was recorded
             level = torch.randint(0, model.options.refine, (rows.shape[1],), generator=generator)
             sigma = torch.tensor(model.sigmas())[level][:, None]
-            eps = torch.randn(s.shape[1:], generator=generator)
-            y = ((target - s) / model.scale)[0]
-            guess = model.noise_of(inputs[0], y + sigma * eps, level)
-            parts["refine"] = ((guess - eps).square().mean(-1) * moves[0]).sum() / moves[0].sum().clamp(min=1)
+            eps = torch.randn(s.shape, generator=generator)
+            y = ((target - s) / model.scale).detach()
+            guess = model.guesses(inputs.detach(), y + sigma * eps, level)
+            parts["refine"] = parts["refine"] + ((guess - eps).square().mean(-1) * moves).sum()
         s, before = model.clip(after), s
     count = rows.numel() * unroll
-    parts = {k: v / (weight.clamp(min=1) if k == "state" else 1 if k == "refine" else count) for k, v in parts.items()}
+    parts = {k: v / (weight.clamp(min=1) if k in ("state", "refine") else count) for k, v in parts.items()}
     total = parts["state"] + 0.1 * parts["reward"] + parts["success"] + parts["end"] + parts["refine"]
     return total, {k: v.detach() for k, v in parts.items()}
 

@@ -12,8 +12,8 @@ followed state, in units of the state's std, summed along the episode.
 
 Refinement after PDE-Refiner (Lippe et al. 2023, eq. 5-8), on the change of one step, y = delta:
     for k = 1 .. K:   z = y + sigma_k eps,   y = z - sigma_k net_r(s, s - s_before, a, z, k),   sigma_k = sigma_min^(k/K)
-Departure: the first prediction is the ensemble's and the refiner a network of its own (the paper has one for both), so that
-K = 0 is the one-step model bit by bit.
+Departures: the first prediction is the ensemble's and the refiner an ensemble of its own (the paper has one network for both),
+so that K = 0 is the one-step model bit by bit; it learns along the model's own rollout too, where y leads back to the data.
 
 Sources: PETS (Chua et al. 2018) and MBPO (Janner et al. 2019) for ensembles as simulators.
 """
@@ -67,7 +67,7 @@ class Latent(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         self.net = Ensemble(o.members, 2 * s + a, o.hidden, o.layers, s, generator)
         self.heads = Ensemble(o.members, 5 * s + a, max(o.hidden // 2, 8), 2, HEADS, generator)
-        self.refiner = Ensemble(1, 3 * s + a + max(o.refine, 1), o.hidden, o.layers, s, generator) if o.refine else None
+        self.refiner = Ensemble(o.members, 3 * s + a + max(o.refine, 1), o.hidden, o.layers, s, generator) if o.refine else None
         for name, value in (("mean", 0.0), ("std", 1.0), ("scale", 1.0), ("low", -np.inf), ("high", np.inf)):
             self.register_buffer(name, torch.full((s,), value))
         self.register_buffer("gain", torch.ones(()))  # std of the reward
@@ -145,9 +145,13 @@ class Latent(nn.Module):
         return y
 
     def noise_of(self, inputs: Tensor, z: Tensor, k: "int | Tensor") -> Tensor:
-        """The refiner's guess of eps in z [B,S] at level k (0 .. K-1), one for all or int64[B]."""
-        level = F.one_hot(torch.as_tensor(k).expand(len(z)), self.options.refine).to(z.dtype)
-        return self.refiner(torch.cat([inputs, z, level], -1))[0]
+        """The refiner's guess of eps in z [B,S] at level k (0 .. K-1), one for all or int64[B]: the mean of its members'."""
+        return self.guesses(inputs, z, k).mean(0)
+
+    def guesses(self, inputs: Tensor, z: Tensor, k: "int | Tensor") -> Tensor:
+        """Each member's guess [M,B,S] for rows [B,.] that are the same for all, or [M,B,.]."""
+        level = F.one_hot(torch.as_tensor(k).expand(z.shape[:-1]), self.options.refine).to(z.dtype)
+        return self.refiner(torch.cat([inputs, z, level], -1))
 
 
 def build(spec: WorldSpec, options: dict) -> Latent:

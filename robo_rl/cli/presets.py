@@ -61,10 +61,11 @@ def simulated(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
                     rl=rl(**CHUNKS | dict(decisions=13, minibatch=208, epochs=10, lr=4e-5, critic_warmup=5, gamma=0.98),
                           anneal_lr=True))
     if obs == "rgb":  # an image costs as much as twenty control steps
-        t = replace(t, envs=64, torch_threads=2, demos="100" if quick else "300", steps=50_000 if quick else 250_000,
-                    eval_envs=64, eval_every=50_000,
+        t = replace(t, envs=64, demos="100" if quick else "300", steps=80_000 if quick else 400_000,
+                    eval_envs=64, eval_every=40_000 if quick else 100_000,
                     bc=replace(t.bc, updates=2500 if quick else 8000, batch=16, noises=16),
-                    rl=rl(**CHUNKS | dict(minibatch=256, epochs=2, lr=2e-5, critic_warmup=5), anneal_lr=True))
+                    rl=rl(**CHUNKS | dict(minibatch=256, epochs=4, lr=4e-5, critic_warmup=3, freeze_trunk=True),
+                          anneal_lr=True))
     t = replace(t, policy=replace(t.policy, **HEADS.get(algo, {})))
     if algo == "dppo":
         t = replace(t, rl=DppoOptions(**CHUNKS | dict(clip_base=0.01, clip_coef=0.1, lr=1e-3)))
@@ -86,8 +87,8 @@ def replay(t: Train, quick: bool) -> Train:
     few = dict(**JUDGE, utd=4.0, gamma=0.98, warmup=5000, max_target=1.0, floor=t.algo != "aloe")
     if t.algo in ("rlpd", "hil_serl", "expo", "pa_rl"):  # the others have an offline stage of their own
         few["pretrain"] = 1000
-    if t.algo in ("rlpd", "hil_serl"):  # faster or freer, and the actor leaves what the critics know
-        few |= dict(lr=1e-4, bc_coef=4.0, ramp=4000)
+    if t.algo in ("rlpd", "hil_serl"):  # freer, and the actor leaves what the critics know; all that succeeded holds it
+        few |= dict(bc_coef=20.0, imitate="success", ramp=1000, tau=0.02)
     head, few = replace(head, **GENTLE.get(t.algo, {})), few | IMITATES.get(t.algo, {})
     return replace(t, envs=16, steps=30_000 if quick else 80_000, eval_episodes=100 if quick else 200,
                    eval_every=10_000 if quick else 20_000, eval_envs=50 if t.sim == "maniskill" else 0, policy=head,
