@@ -397,7 +397,8 @@ class RlpdOptions(OffPolicyOptions):
     entropy_backup: bool = False
     """Whether the target counts the entropy of the next action."""
     imitate: Literal["taught", "success"] = "taught"
-    """What --rl.bc-coef holds the actor near: demonstrations and corrections, or its own successes too."""
+    """What --rl.bc-coef holds the actor near: demonstrations and corrections, or also what of its own led to a success, that is,
+    chunks that a return above 0 followed in an episode that terminated (for sparse rewards)."""
     ramp: int = 0
     """Actor updates over which its learning rate grows to --rl.lr: the slopes of young critics are no guide."""
 

@@ -263,6 +263,21 @@ def test_an_actor_may_begin_slowly_and_goes_on_at_its_pace_after_a_checkpoint():
     assert b.actor_opt.param_groups[0]["lr"] == 7.5e-4
 
 
+@pytest.mark.parametrize(("imitate", "led_to", "held"), [("taught", 1.0, False), ("success", 1.0, True),
+                                                         ("success", 0.0, False), ("success", -math.inf, False)])
+def test_an_actor_is_held_near_its_own_chunks_only_if_asked_and_if_they_led_to_a_success(imitate, led_to, held):
+    def loss(change: float, source: int) -> float:
+        learner = build("rlpd", options=RlpdOptions(**RL, bc_coef=3.0, imitate=imitate))
+        rows = batch(learner)
+        mine = rows.source == source
+        assert mine.any() and not mine.all()
+        rows.bound[rows.source == 0] = led_to
+        rows.actions[mine] *= change
+        return float(learner.actor_step(rows)["actor_loss"])
+    assert (loss(1.0, 0) != loss(0.5, 0)) == held
+    assert loss(1.0, EXPERT) != loss(0.5, EXPERT)
+
+
 def test_before_a_learner_takes_it_up_a_policy_with_a_teacher_acts_alone():
     plain = make_policy(PolicyOptions(**SMALL, kind="squashed"), SPEC, 0)
     policy = make_policy(PolicyOptions(**SMALL, kind="squashed", teacher=True, **NET), SPEC, 0)

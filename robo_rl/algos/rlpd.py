@@ -8,7 +8,8 @@ Over chunks: one action is E control steps. The paper's choices: 10 critics, sub
 
 Where we differ: the actor may start from the supervised stage (`--bc.updates 0` starts from scratch, as the paper does);
 it then waits until the critics have learnt what it is worth (`warmup`, `pretrain`), begins slowly (`ramp`) and may be held
-near the demonstrations (`bc_coef`), for a fresh critic undoes an actor that knows more; targets may be clamped to the known
+near demonstrations, corrections and its own successes (`bc_coef`, `imitate`; self-imitation, Oh et al. 2018, arXiv 1806.05635,
+with successes in place of (R - V)+), for a fresh critic undoes an actor that knows more; targets may be clamped to the known
 range of returns. With `--policy.teacher` (the preset) the supervised actor stays, and the critics choose who acts:
 
     a' = argmax_{a in {a_teacher, a_pi}} min_j Q'_j(s', a)        IBRL (Hu et al. 2023, arXiv 2311.02198, eq. 3 and 4)
