@@ -37,6 +37,15 @@ def means(sums: dict[str, float], judged: bool = False, helped: bool = False) ->
     return out
 
 
+def seen(policy: Policy, raw: dict) -> dict[str, np.ndarray]:
+    """What replay keeps of an env's observation: the state and the instruction, or what a policy of pictures makes of it all."""
+    obs = obs_tensors(raw, policy.spec)
+    if not policy.spec.views:
+        return {k: np.array(v) for k, v in obs.items()}
+    with torch.no_grad():
+        return {"context": policy.encode(obs).numpy()}
+
+
 class Gatherer:
     """Keeps a vector env going; owns its chunks and its episode statistics.
 
@@ -50,10 +59,13 @@ class Gatherer:
         self.env, self.online, self.corrections, self.seed, self.judge = env, online, corrections, seed, judge
         self.record = record
         self.tapes: list[list[tuple]] = [[] for _ in range(env.num_envs)]
+        self.pictures = tuple(f"image/{v}" for v in policy.spec.views)
+        self.key = "context" if self.pictures else "state"  # what a judge looks at
         self.spec, self.execute, self.n = policy.spec, policy.options.execute, env.num_envs
         self.timer, self.generator = Timer(), torch.Generator()
+        self.trunk = policy  # what encodes pictures, which nothing here trains
         raw, _ = env.reset(seed=seed)
-        self.obs, self.task = self._read(raw), np.array(raw["task"])
+        self.obs, self.task, self.frame = self._read(raw), np.array(raw["task"]), self._frame(raw)
         n, a = self.n, policy.spec.action
         self.lanes = np.arange(n)
         self.chunk = np.zeros((n, self.execute, a), np.float32)
@@ -69,7 +81,11 @@ class Gatherer:
         return dict.fromkeys(SUMS, 0)
 
     def _read(self, raw: dict) -> dict[str, np.ndarray]:
-        return {k: np.array(v) for k, v in obs_tensors(raw, self.spec).items()}
+        return seen(self.trunk, raw)
+
+    def _frame(self, raw: dict) -> tuple[np.ndarray, ...]:
+        """State and pictures as a data set keeps them, while episodes are recorded."""
+        return () if self.record is None else tuple(np.array(raw[k]) for k in ("state", *self.pictures))
 
     def run(self, policy: Policy, steps: int, explore: bool = True) -> None:
         """`steps` control steps of every env."""
@@ -83,8 +99,8 @@ class Gatherer:
         need = self.at >= self.execute
         if need.any():
             self.generator.manual_seed(mix(self.seed, self.steps))
-            seen = {k: torch.from_numpy(v[need]) for k, v in self.obs.items()}
-            self.chunk[need] = policy.act(seen, self.generator, explore).actions.numpy()
+            now = {k: torch.from_numpy(v[need]) for k, v in self.obs.items()}
+            self.chunk[need] = policy.act(now, self.generator, explore).actions.numpy()
             self.at[need] = 0
         self.timer.add("policy")
         wanted = self.chunk[self.lanes, self.at]
@@ -95,7 +111,7 @@ class Gatherer:
         after, success = self._read(raw), np.asarray(info["success"])
         reward, terminated, truncated = np.asarray(reward, np.float32), np.array(terminated), np.array(truncated)
         if self.judge is not None:
-            claimed = self.judge(after["state"], terminated)
+            claimed = self.judge(after[self.key], terminated)
             self.stats["judge/false"] += int((claimed & ~success).sum())
             self.stats["judge/missed"] += int((~claimed & success & terminated).sum())
             over = terminated | truncated
@@ -105,7 +121,7 @@ class Gatherer:
         self._correct(executed, reward, terminated, truncated, source, phase, after, success if self.judge is None else claimed)
         if self.record is not None:
             for i in range(self.n):
-                self.tapes[i].append((self.obs["state"][i], executed[i], reward[i], source[i], phase[i]))
+                self.tapes[i].append((*(x[i] for x in self.frame), executed[i], reward[i], source[i], phase[i]))
         self.at = np.where(source == HUMAN, self.execute, self.at + 1)
         self.steps += self.n
         self.returns += reward
@@ -114,7 +130,7 @@ class Gatherer:
         self.human += held
         self.help_steps += int(held.sum())
         done = terminated | truncated
-        self.obs = after
+        self.obs, self.frame = after, self._frame(raw)
         if done.any():
             self._finish(done, terminated, success)
         self.timer.add("sim")
@@ -157,14 +173,15 @@ class Gatherer:
         if self.judge is not None:
             self.judge.reset(done)
         raw, _ = self.env.reset(options={"reset_mask": done})
-        self.obs, self.task = self._read(raw), np.array(raw["task"])
+        self.obs, self.task, self.frame = self._read(raw), np.array(raw["task"]), self._frame(raw)
 
     def _record(self, rows: np.ndarray, terminated: np.ndarray, success: np.ndarray) -> None:
         for i in rows.tolist():
             tape, self.tapes[i] = self.tapes[i], []
             if self.human[i]:
-                state, action, reward, source, phase = map(np.array, zip(*tape))
+                state, *pictures, action, reward, source, phase = map(np.array, zip(*tape))
                 self.record(Episode(state=state, action=action.clip(-1, 1), reward=reward, task=str(self.task[i]),
+                                    images=dict(zip(self.spec.views, pictures, strict=True)),
                                     source=["human" if x == HUMAN else "policy" for x in source], phase=phase,
                                     success=bool(success[i]), terminated=bool(terminated[i])))
 
@@ -205,7 +222,7 @@ def marked_episodes(env, policy: Policy, episodes: int, seed: int) -> Marked:
                 chunk, at = policy.act(obs_tensors(raw, spec), generator, True).actions.numpy(), 0
             raw, _, terminated, truncated, info = env.step(chunk[:, at])
             at += 1
-            states.append(np.array(raw["state"]))
+            states.append(next(iter(seen(policy, raw).values())))
             won.append(np.array(info["success"]))
             names.append(lane.copy())
             over = np.asarray(terminated | truncated)

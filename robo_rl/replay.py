@@ -454,24 +454,22 @@ class Mixture:
         return join(parts)
 
 
-def add_episodes(replay: Replay, state: np.ndarray, action: np.ndarray, reward: np.ndarray, from_: np.ndarray,
-                 to: np.ndarray, success: np.ndarray, extra: "dict[str, np.ndarray] | None" = None,
-                 source: "np.ndarray | int" = EXPERT, phase: "np.ndarray | int" = 0) -> None:
+def add_episodes(replay: Replay, obs: dict[str, np.ndarray], action: np.ndarray, reward: np.ndarray, from_: np.ndarray,
+                 to: np.ndarray, success: np.ndarray, source: "np.ndarray | int" = EXPERT, phase: "np.ndarray | int" = 0) -> None:
     """Recorded episodes (rows from_[e] .. to[e] - 1 of flat arrays) into lane 0.
 
     Data sets keep no observation after the last action. A success is terminal, so none is needed; of any other episode
     the last frame serves as that observation. A success without a reward of its own earns 1 at its last step.
     """
-    lane, extra = np.zeros(1, np.int64), extra or {}
-    source, phase = (np.broadcast_to(np.asarray(x, np.uint8), (len(state),)) for x in (source, phase))
+    lane = np.zeros(1, np.int64)
+    source, phase = (np.broadcast_to(np.asarray(x, np.uint8), (len(action),)) for x in (source, phase))
     for first, end, won in zip(from_.tolist(), to.tolist(), success.tolist()):
         last = end if won else end - 1
         for row in range(first, last):
-            obs = {"state": state[row:row + 1]} | {k: v[row:row + 1] for k, v in extra.items()}
             over = won and row == end - 1
             r = reward[row:row + 1]
-            replay.add(lane, obs, action[row:row + 1], np.maximum(r, 1) if over and not r.any() else r, np.array([over]),
-                       source[row:row + 1], phase[row:row + 1])
+            replay.add(lane, {k: v[row:row + 1] for k, v in obs.items()}, action[row:row + 1],
+                       np.maximum(r, 1) if over and not r.any() else r, np.array([over]), source[row:row + 1], phase[row:row + 1])
         if last > first:
             row = end - 1
-            replay.close(lane, {"state": state[row:row + 1]} | {k: v[row:row + 1] for k, v in extra.items()})
+            replay.close(lane, {k: v[row:row + 1] for k, v in obs.items()})

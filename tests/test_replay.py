@@ -132,7 +132,7 @@ def test_an_empty_source_is_said_once_and_all_empty_is_a_mistake():
 def test_recorded_episodes_become_transitions_and_a_failure_bootstraps():
     r = small(capacity=100)
     state = np.stack([np.r_[np.full(4, 1), np.full(4, 2)], np.r_[0:4, 0:4]], 1).astype(F)
-    add_episodes(r, state, np.arange(8, dtype=F)[:, None], np.zeros(8, F), np.array([0, 4]), np.array([4, 8]),
+    add_episodes(r, {"state": state}, np.arange(8, dtype=F)[:, None], np.zeros(8, F), np.array([0, 4]), np.array([4, 8]),
                  np.array([True, False]))
     found = everything(r)
     assert set(found) == {(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1), (2, 2)}

@@ -6,10 +6,13 @@ import signal
 
 import numpy as np
 import pytest
+import torch
 from commands import TINY_REPLAY, Command, robo_rl
 
 from robo_rl import checkpoint
 from robo_rl.cli.train import OFF_POLICY
+from sims.mujoco import render
+from sims.mujoco.render import gl_backend
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +100,30 @@ def test_a_scripted_person_s_steps_are_counted_and_go_to_the_demonstrations(demo
     assert again.code == 0, again  # and they serve as demonstrations
 
 
+@pytest.mark.gl
+@pytest.mark.skipif(gl_backend() is None, reason=render.NO_GL)
+def test_pictures_are_learnt_from_as_what_the_supervised_trunk_makes_of_them(tmp_path):
+    """HIL-SERL with two cameras and a person: replay keeps contexts, the corrections' data set the pictures."""
+    few = (*TINY_REPLAY, "--algo", "hil_serl", "--obs", "rgb", "--image-size", 32, "--policy.width", 32, "--policy.depth", 1,
+           "--bc.updates", 3, "--rl.operator", "scripted", "--rl.person.notice", 0.1, "--rl.person.reaction", 0.1)
+    assert robo_rl(tmp_path, "train", *few, "--out", "run").code == 0
+    run = tmp_path / "run"
+    first, last = (checkpoint.load_policy(p)[0].state_dict() for p in (checkpoint.checkpoints(run)[0], checkpoint.checkpoints(run)[-1]))
+    changed = {k.split(".")[0] for k in first if not torch.equal(first[k], last[k])}
+    assert "actor" in changed and "trunk" not in changed
+    from robo_rl.data.reader import load
+    data = load(run / "corrections")
+    assert data.images("front").shape == (len(data.state), 32, 32, 3) and data.images("front").std() > 5
+    assert data.images("wrist").std() > 5 and not (data.images("front")[0] == data.images("front")[-1]).all()
+    shutil.copytree(run, tmp_path / "stopped")
+    cut(tmp_path / "stopped", 300)
+    result = robo_rl(tmp_path, "train", "--resume", "stopped")
+    assert result.code == 0, result
+    assert weights(run) == weights(tmp_path / "stopped")
+    beside = robo_rl(tmp_path, "train", *few, "--workers", 1, "--demos", "run/corrections", "--out", "beside")
+    assert beside.code == 0, beside
+
+
 @pytest.mark.slow
 def test_a_classifier_trained_from_marks_pays_the_reward(tmp_path):
     result = robo_rl(tmp_path, "train", *TINY_REPLAY, "--algo", "rlpd", "--demos", 20, "--bc.updates", 300, "--bc.batch", 128,
@@ -109,7 +136,7 @@ def test_a_classifier_trained_from_marks_pays_the_reward(tmp_path):
 
 
 @pytest.mark.parametrize(("argv", "says"), [
-    ("--algo rlpd --obs rgb", "learns from --obs state"),
+    ("--algo rlpd --obs rgb --rl.synthetic 0.2", "--rl.synthetic makes transitions of --obs state"),
     ("--algo expo --workers 2", "learns beside one actor"),
     ("--algo pa_rl --policy.horizon 8 --policy.execute 4", "--policy.horizon must equal --policy.execute"),
     ("--algo rlpd --policy.kind flow", "rlpd needs --policy.kind squashed"),

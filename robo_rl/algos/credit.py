@@ -62,11 +62,6 @@ def explained(values: Tensor, returns: Tensor) -> float:
     return float(1 - (returns - values).var() / var) if var > 1e-12 else 0.0
 
 
-def context_of(policy, obs: Obs) -> Tensor:
-    """Context [B,C] of observations, encoded now unless they are already."""
-    return obs["context"] if "context" in obs else policy.encode(obs)
-
-
 class Credit:
     """GAE on a critic of its own, or group advantages of whole episodes."""
 
@@ -84,7 +79,7 @@ class Credit:
     def values(self, policy, obs: Obs, size: int = 4096) -> Tensor:
         """V of observations [B,...] -> [B], in pieces that fit the cache."""
         n = len(next(iter(obs.values())))
-        return torch.cat([self.critic(context_of(policy, {k: v[i:i + size] for k, v in obs.items()}))
+        return torch.cat([self.critic(policy.encode({k: v[i:i + size] for k, v in obs.items()}))
                           for i in range(0, n, size)]) if n else torch.zeros(0)
 
     def assign(self, r: Rollout, policy,

@@ -12,7 +12,7 @@ import copy
 import torch
 
 from robo_rl import losses
-from robo_rl.algos.credit import Credit, context_of, descend, flat, make_adam, pick
+from robo_rl.algos.credit import Credit, descend, flat, make_adam, pick
 from robo_rl.algos.onpolicy import Demos, encoded_once, encoded_pictures
 from robo_rl.errors import UserError
 from robo_rl.options import NftOptions
@@ -63,10 +63,10 @@ class NftLearner:
                     t = torch.rand(len(batch), generator=self.generator).clamp(min=1e-3)
                     eps = torch.randn(x0.shape, generator=self.generator)
                     x_t = (1 - t[:, None, None]) * x0 + t[:, None, None] * eps
-                    v = policy.velocity(context_of(policy, chosen), x_t, t)
+                    v = policy.velocity(policy.encode(chosen), x_t, t)
                     with torch.no_grad():
-                        v_old = self.old.velocity(context_of(self.old, chosen), x_t, t)
-                        v_ref = self.reference.velocity(context_of(self.reference, chosen), x_t, t)
+                        v_old = self.old.velocity(self.old.encode(chosen), x_t, t)
+                        v_ref = self.reference.velocity(self.reference.encode(chosen), x_t, t)
                     loss = losses.nft(v, v_old, x_t, t, x0, r, mask, o.beta, o.negative_weight)
                     step["policy_loss"] = loss.detach()
                     drift = (v - v_ref).square().mean()
@@ -78,7 +78,7 @@ class NftLearner:
                     step["grad_norm"] = descend(loss, self.params, self.actor_opt, o.max_grad_norm)
                 if o.advantage == "gae":
                     with torch.no_grad():
-                        context = context_of(self.old, chosen)
+                        context = self.old.encode(chosen)
                     step["value_loss"] = self.credit.step(context, returns[batch], values[batch])
                 for key, val in step.items():
                     sums[key] = sums.get(key, 0) + val

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from robo_rl import losses
 from robo_rl.advantages import whiten
-from robo_rl.algos.credit import Credit, context_of, descend, flat, make_adam, pick, step_along
+from robo_rl.algos.credit import Credit, descend, flat, make_adam, pick, step_along
 from robo_rl.algos.stale import Corrector
 from robo_rl.options import OnPolicyOptions
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
@@ -111,7 +111,7 @@ class OnPolicyLearner:
                 tails.clear()
                 for batch, row in minibatches(actor_columns | (obs if fixed else {}), order, o.minibatch, self.share,
                                               o.whiten == "minibatch"):
-                    context = context_of(policy, row if fixed else pick(obs, batch))
+                    context = policy.encode(row if fixed else pick(obs, batch))
                     step, log_ratio = self.actor_step(context, row, rules)
                     if not logs:
                         metrics["first_log_ratio"] = float(log_ratio.abs().max())
@@ -129,7 +129,7 @@ class OnPolicyLearner:
                     if len(value_losses) >= most:
                         return
                     with torch.no_grad():
-                        context = context_of(policy, row if fixed else pick(obs, batch))
+                        context = policy.encode(row if fixed else pick(obs, batch))
                     value_losses.append(self.credit.step(context, row["returns"], row["values"]))
 
         metrics["epochs"] = float(o.epochs)
@@ -171,7 +171,7 @@ class OnPolicyLearner:
             told.append(metrics)
             columns = flat(rollout.trace) | {"logp_old": rollout.logp.flatten(0, 1), "adv": adv}
             for batch in rows.split(o.minibatch) if len(rows) else ():
-                loss, step, log_ratio = self.actor_loss(context_of(policy, pick(flat(rollout.obs), batch)), pick(columns, batch),
+                loss, step, log_ratio = self.actor_loss(policy.encode(pick(flat(rollout.obs), batch)), pick(columns, batch),
                                                         rules)
                 (loss * len(batch)).backward()
                 logs.append(step)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from robo_rl import corrections
-from robo_rl.algos.credit import context_of, flat, pick
+from robo_rl.algos.credit import flat, pick
 from robo_rl.options import OnPolicyOptions
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
 from robo_rl.rollout import Rollout
@@ -187,4 +187,4 @@ class Corrector:
 def scores(policy: "ChainPolicy | GaussianPolicy", obs: Obs, trace: dict[str, Tensor], rows: Tensor,
            size: int = 4096) -> Tensor:
     """log-prob [len(rows),F] of rows of observations and trace [B,...] under `policy`, in pieces that fit the cache."""
-    return torch.cat([policy.score(context_of(policy, pick(obs, part)), pick(trace, part))[0] for part in rows.split(size)])
+    return torch.cat([policy.score(policy.encode(pick(obs, part)), pick(trace, part))[0] for part in rows.split(size)])

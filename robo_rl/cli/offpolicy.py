@@ -24,8 +24,8 @@ ROUND = 4  # decisions of every env between updates
 
 def check(args: Train, env) -> None:
     """Raise UserError for options that methods of replay do not take."""
-    if args.obs != "state":
-        raise UserError(f"--algo {args.algo} learns from --obs state; with images train bc, pi_rl or nft")
+    if args.obs != "state" and args.rl.synthetic:
+        raise UserError("--rl.synthetic makes transitions of --obs state; with pictures leave it out")
     if (args.workers or 0) > 1 or args.server or args.backend != "processes":
         raise UserError(f"--algo {args.algo} learns beside one actor with all --envs (--workers 1) or takes turns with it "
                         "(--workers 0): leave --server and --backend out")
@@ -82,6 +82,16 @@ def stage(args: Train, folder: Path, env=None):
     return Stage(env, judge, keep, close)
 
 
+def seen_frames(policy, data, size: int = 256) -> dict[str, np.ndarray]:
+    """What replay keeps of each frame of a data set, as `robo_rl.gather.seen` has it of an env's."""
+    from robo_rl.gather import seen
+    tasks = np.array(data.tasks)[data.task_index]
+    pictures = {v: data.images(v) for v in policy.spec.views}
+    pieces = [seen(policy, {"state": data.state[i:i + size], "task": tasks[i:i + size]}
+                   | {f"image/{v}": x[i:i + size] for v, x in pictures.items()}) for i in range(0, len(data.state), size)]
+    return {k: np.concatenate([p[k] for p in pieces]) for k in pieces[0]}
+
+
 class OffPolicyRun(Run):
     """One run folder; owns both replay stores, the gatherer and the learner."""
 
@@ -92,8 +102,9 @@ class OffPolicyRun(Run):
         from robo_rl.replay import EXPERT, HUMAN, POLICY, Journal, Replay, add_episodes
 
         args, o, spec = self.args, self.args.rl, self.policy.spec
-        rows = {"state": ((spec.state,), np.dtype(np.float32))}
-        if spec.language:
+        rows = {"context": ((self.policy.trunk.size,), np.dtype(np.float32))} if spec.views else \
+            {"state": ((spec.state,), np.dtype(np.float32))}
+        if spec.language and not spec.views:
             rows["tokens"] = ((tokenize([""]).shape[1],), np.dtype(np.int64))
         e, n = args.policy.execute, self.env.num_envs
         folder = self.demo_folder()
@@ -101,12 +112,11 @@ class OffPolicyRun(Run):
         size = 2 * (len(data.state) if data is not None else 0)
         self.demos = Replay(rows, spec.action, e, o.gamma, o.capacity + size, n)
         if data is not None:
-            extra = {"tokens": tokenize(data.tasks)[data.task_index]} if spec.language else {}
             # without phases nobody intervened: a person's episode is a demonstration, as is one of which nothing is said
             codes = {"policy": POLICY} | ({"human": HUMAN} if data.features.phases else {})
             source = np.array([codes.get(name, EXPERT) for name in data.sources], np.uint8)[data.source]
-            add_episodes(self.demos, data.state, data.action, data.reward, data.from_, data.to, data.success, extra, source,
-                         data.phase)
+            add_episodes(self.demos, seen_frames(self.policy, data), data.action, data.reward, data.from_, data.to, data.success,
+                         source, data.phase)
         self.demos.journal = Journal(self.folder / "replay" / "corrections", o.capacity)
         self.online = Replay(rows, spec.action, e, o.gamma, o.capacity, n,
                              Journal(self.folder / "replay" / "online", o.capacity))

@@ -90,8 +90,11 @@ def replay(t: Train, quick: bool) -> Train:
     if t.algo in ("rlpd", "hil_serl"):  # freer, and the actor leaves what the critics know; all that succeeded holds it
         few |= dict(bc_coef=20.0, imitate="success", ramp=1000, tau=0.02)
     head, few = replace(head, **GENTLE.get(t.algo, {})), few | IMITATES.get(t.algo, {})
+    if t.obs == "rgb":  # the trunk is supervised alone
+        t = replace(t, demos="50", bc=replace(t.bc, updates=1500 if quick else 4000, batch=16, noises=16))
     return replace(t, envs=16, steps=30_000 if quick else 80_000, eval_episodes=100 if quick else 200,
-                   eval_every=10_000 if quick else 20_000, eval_envs=50 if t.sim == "maniskill" else 0, policy=head,
+                   eval_every=10_000 if quick else 20_000, policy=head,
+                   eval_envs=50 if t.sim == "maniskill" else 64 if t.obs == "rgb" else 0,
                    rl=replace(t.rl, **few))
 
 

@@ -103,7 +103,9 @@ class _Base(nn.Module):
         self.chunk = options.horizon * spec.action
 
     def encode(self, obs: Obs) -> Tensor:
-        """Observation -> context [B,C]."""
+        """Observation -> context [B,C]; one that was encoded already is {"context": [B,C]}."""
+        if "context" in obs:
+            return obs["context"]
         images = {v: obs[f"image/{v}"] for v in self.spec.views}
         return self.trunk(self.obs_norm(obs["state"]), obs.get("tokens"), images)
 
