@@ -120,6 +120,7 @@ def test_a_policy_of_pictures_sees_them_over_the_wire_and_is_filmed(tmp_path):
     run = write_run(tmp_path / "run", state=30, views=("front", "wrist"), language=True, obs="rgb")
     done = robo_rl(tmp_path, "deploy", run, "--transport", "inprocess", "--seconds", "0.3", "--record", "data", "--video", "a.mp4")
     assert "chunks" in done.out and re.search(r"film of 1\d pictures", done.out), done
+    assert "pick_cube: no success in 0.3 s" in done.out, done  # judged by what it is not shown
     data = load(tmp_path / "data")
     assert data.views == {"front": (32, 32), "wrist": (32, 32)}
     assert data.frames("front", 0).std() > 10 and (tmp_path / "a.mp4").stat().st_size > 1000
