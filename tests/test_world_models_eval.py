@@ -13,7 +13,7 @@ import torch
 from toys import PointReach
 
 from robo_rl.cli import wm_eval, wm_page
-from robo_rl.cli.wm_eval import WmEval
+from robo_rl.cli.wm_eval import WmEval, compare_models
 from robo_rl.data.episode import Episode
 from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
@@ -256,3 +256,20 @@ def test_the_plain_script_prints_the_errors(data, tmp_path):
                           timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("standing still") == 3 and "rightly denied" in done.stdout
+
+
+# ---- two models on the same windows ------------------------------------------------------------------------------
+
+def test_two_models_are_compared_window_by_window():
+    """Windows differ more from each other than the models do: told apart by pairs, not by their own intervals."""
+    rng = np.random.default_rng(0)
+    hard, seen = np.exp(rng.normal(size=(60, 1))) * np.arange(1, 5), np.ones((60, 4), bool)
+    seen[1:, 3] = False  # one window alone reaches the fourth step
+    mine, theirs = {"state": (hard, None), "image/a": (hard, None)}, {"state": (hard + 0.1 + 0.01 * rng.normal(size=hard.shape), None)}
+    doc = compare_models(mine, theirs, seen, "other")
+    assert doc["model"] == "other" and list(doc["open_loop"]) == ["state"]
+    got = doc["open_loop"]["state"]
+    assert set(got["difference"]) == {1, 2} and not any(got["apart"].values())
+    assert all(d["low"] < -0.1 < d["high"] < -0.09 for d in got["difference"].values())
+    same = compare_models(mine, mine, seen, "itself")["open_loop"]["state"]["difference"]
+    assert all(d["value"] == d["low"] == d["high"] == 0 for d in same.values())

@@ -65,7 +65,7 @@ class Correct:
     out: str = ""
     """Folder of the result; empty: RUN-<protocol>-s<seed>. An unfinished one is gone on with."""
     json: bool = False
-    bc: BcOptions = field(default_factory=lambda: BcOptions(updates=4000, lr=5e-4))
+    bc: BcOptions = field(default_factory=lambda: BcOptions(updates=4000, lr=5e-4, noises=4))
     person: Person = field(default_factory=Person)
 
     def __post_init__(self) -> None:

@@ -325,8 +325,8 @@ def evaluate_model(args: WmEval) -> tuple[dict, dict]:
         if found else None
     doc, arrays = measure(model, load_data(args.dataset), args)
     if other is not None:
-        theirs, _ = measure_open_loop(other, arrays["windows"], arrays["scale"], args)
-        doc["against"] = compare_models(doc, theirs, args.against)
+        _, theirs = measure_open_loop(other, arrays["windows"], arrays["scale"], args)
+        doc["against"] = compare_models(arrays["errors"], theirs["errors"], arrays["windows"].seen, args.against)
     if env is not None:
         with Progress() as progress:
             progress.start("rank", len(found), "policies")
@@ -336,16 +336,17 @@ def evaluate_model(args: WmEval) -> tuple[dict, dict]:
     return doc, arrays
 
 
-def compare_models(mine: dict, other: dict, name: str) -> dict:
-    """This model's open-loop errors against another's on the same windows."""
-    from robo_rl.stats import Interval
+def compare_models(mine: dict, theirs: dict, seen: np.ndarray, name: str) -> dict:
+    """This model's open-loop errors {key: ([B,T], _)} less another's on the same windows, where seen [B,T]; "apart": its
+    interval lies below the other's; "difference": paired by window, so that windows that are hard for both do not blur it."""
     from world_models import trust
 
     out: dict = {"model": name, "open_loop": {}}
-    for key, table in mine["open_loop"].items():
-        if key in other["open_loop"]:
-            a, b = ({h: Interval(**i) for h, i in t["model"].items()} for t in (table, other["open_loop"][key]))
-            out["open_loop"][key] = {"model": {h: i._asdict() for h, i in b.items()}, "apart": trust.apart(a, b)}
+    for key in mine.keys() & theirs.keys():
+        a, b = mine[key][0], theirs[key][0]
+        own, other, paired = (trust.by_horizon(x, seen) for x in (a, b, a - b))
+        out["open_loop"][key] = {"model": {h: i._asdict() for h, i in other.items()}, "apart": trust.apart(own, other),
+                                 "difference": {h: i._asdict() for h, i in paired.items()}}
     return out
 
 
@@ -356,6 +357,9 @@ def table(doc: dict) -> str:
         lines.append(f"  open-loop error, {name}   horizon    model   95 % interval     copy last   below it")
         lines += [f"  {'':{22 + len(name)}}{h:>8}  {i['value']:7.4f}   [{i['low']:.4f}, {i['high']:.4f}]  {t['hold_last'][h]['value']:9.4f}   "
                   f"{'yes' if t['apart'][h] else 'no'}" for h, i in t["model"].items()]
+    for name, t in doc.get("against", {"open_loop": {}})["open_loop"].items():
+        lines.append(f"  {name}, less the error of {doc['against']['model']} (paired by window)   horizon   difference   95 % interval")
+        lines += [f"  {h:>10}  {i['value']:+.4f}   [{i['low']:+.4f}, {i['high']:+.4f}]" for h, i in t["difference"].items()]
     f, s, u = doc["following"], doc["success"], doc["uncertainty"]
     if f["correlation"] is not None:
         lines.append(f"  action following: correlation {f['correlation']:.3f}, gain {f['gain']:.2f} over {len(f['dimensions'])} dimensions")
