@@ -65,7 +65,9 @@ Observation = dict[str, np.ndarray]  # state float32 [S], image/<view> uint8 [h,
 
 
 class Thinker(Protocol):
-    """Inference that need not answer at once."""
+    """Inference that need not answer at once; `blocks`: it does, and the loop waits for it."""
+
+    blocks: bool
 
     def ask(self, obs: Observation, t0: float) -> None:
         """Begin a chunk for the observation of t0; one at a time."""
@@ -79,8 +81,8 @@ class Thinker(Protocol):
 class Inline:
     """A policy in this thread; `delay(k)` [s] of its k-th answer is for tests."""
 
-    def __init__(self, act: Callable[[Observation], np.ndarray], delay: Callable[[int], float] = lambda k: 0.0):
-        self.act, self.delay, self.count = act, delay, 0
+    def __init__(self, act: Callable[[Observation], np.ndarray], delay: "Callable[[int], float] | None" = None):
+        self.act, self.blocks, self.delay, self.count = act, delay is None, delay or (lambda k: 0.0), 0
         self.answer: tuple[np.ndarray, float, float] | None = None
 
     def ask(self, obs: Observation, t0: float) -> None:
@@ -324,7 +326,7 @@ class Bridge:
         if not self.lost and self.governor.state in (ARMED, ACTIVE):
             try:
                 self._take(thinker, slot)
-                if self._asked is None and self._due(slot):
+                if self._asked is None and self._due(slot, thinker.blocks):
                     self._asked, self._asked_at = self._sum.copy(), now
                     thinker.ask({"state": self.observation()} | self.senses.pictures(), slot)
                     self._take(thinker, slot)
@@ -340,12 +342,12 @@ class Bridge:
         else:
             self.publish(now)
 
-    def _due(self, slot: float) -> bool:
-        """Whether the rows that are left only just cover what inference has been taking."""
+    def _due(self, slot: float, blocks: bool) -> bool:
+        """Whether the rows that are left only just cover what inference has been taking, if the loop goes on meanwhile."""
         worst, period = max(self.latency.seen, default=0.0), self.task.period
         chunk = self.schedule.chunk
         left = 0 if chunk is None else self.schedule.leftover(slot, len(chunk.rows))[1]
-        return left <= (0 if worst <= PATIENCE * period else self.latency.steps(period))
+        return left <= (0 if blocks or worst <= PATIENCE * period else self.latency.steps(period))
 
     def _take(self, thinker: Thinker, slot: float) -> None:
         """A chunk that has come goes into the schedule, as sums from where the target was when it was observed."""

@@ -63,6 +63,8 @@ def address(text: str) -> tuple[str, int]:
 class Remote:
     """`bridge.Thinker` over a connection. ask() waits up to `patience` [s] for an answer that comes at once."""
 
+    blocks = False
+
     def __init__(self, where: str, patience: float = 0.005, timeout: float = 5.0):
         self.where, self.patience, self.data = where, patience, bytearray()
         self.answer: tuple[np.ndarray, float] | None = None

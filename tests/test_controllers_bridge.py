@@ -119,6 +119,16 @@ def test_immediate_inference_is_the_same_as_acting_row_by_row():
     assert a.bridge.schedule.counts["executed"] == 16 and not a.bridge.schedule.counts["late"]
 
 
+@pytest.mark.parametrize(("delay", "early"), [(None, False), (lambda k: 0.0, True)])
+def test_a_policy_the_loop_waits_for_is_asked_when_its_rows_are_used_up_however_long_it_once_took(delay, early):
+    body = there()
+    body.bridge.latency.add(0.05)  # its first answer
+    drive(body, Inline(moving(0.1), delay), 0.64)
+    counts = body.bridge.schedule.counts
+    assert counts["executed"] == 32 and (counts["superseded"] > 0) == early
+    assert body.bridge.latency.total - 1 == (7 if early else 4)
+
+
 @pytest.mark.parametrize("delay", [0.03, 0.1])
 def test_late_inference_loses_no_way_and_runs_no_row_twice(delay):
     body, wait = there(), Inline(moving(0.3), lambda k: delay)

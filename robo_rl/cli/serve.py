@@ -63,6 +63,11 @@ def actor(run: str, checkpoint: str, seed: int, words: str = ""):
     def act(obs):
         seen = {k: np.array(x)[None] for k, x in obs.items()} | {"task": np.array([words])}
         return policy.act(obs_tensors(seen, policy.spec), generator, explore=False).actions[0].numpy()
+    blank = {"state": np.zeros(spec.state, np.float32)} | {
+        f"image/{v}": np.zeros((spec.image_size, spec.image_size, 3), np.uint8) for v in spec.views}
+    for _ in range(2):  # the first calls take ten times as long as all others
+        act(blank)
+    generator.manual_seed(seed)
     return act, config, spec
 
 
