@@ -196,12 +196,15 @@ class Gatherer:
             return {}
         names = ("chunk", "at", "returns", "lengths", "human", "follow")
         return {"env": self.env.get_state(), "obs": {k: v.copy() for k, v in self.obs.items()}, "steps": self.steps,
-                "help_steps": self.help_steps, "stats": dict(self.stats)} | {k: getattr(self, k).copy() for k in names}
+                "help_steps": self.help_steps, "stats": dict(self.stats), "frame": [x.copy() for x in self.frame]} | {
+                    k: getattr(self, k).copy() for k in names}
 
     def set_state(self, state: dict) -> None:
         self.env.set_state(state["env"])
         self.obs = {k: np.array(v) for k, v in state["obs"].items()}
         self.tapes = [[] for _ in range(self.n)]  # episodes in flight are recorded from here on
+        if self.record is not None and "frame" in state:  # not in checkpoints of before it
+            self.frame = tuple(np.array(x) for x in state["frame"])
         for name in ("chunk", "at", "returns", "lengths", "human", "follow"):
             setattr(self, name, np.array(state[name]))
         self.steps, self.help_steps = state["steps"], state["help_steps"]

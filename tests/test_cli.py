@@ -77,6 +77,7 @@ def mistake(capsys, *argv: str) -> str:
     ("report", "Missing from robo_rl report"),
     ("train --task Hopper-v5 --demos 5", "has no scripted expert; record demonstrations elsewhere and pass their folder"),
     ("collect --task Hopper-v5", "mujoco:Hopper-v5 has no scripted expert"),
+    ("train --task reach --demos 0 --rl.bc-coef 1", "--rl.bc-coef holds the policy near demonstrations: --demos N or"),
     ("train --algo bc --demos 0", "--algo bc needs demonstrations: --demos N or --demos PATH"),
     ("train --algo nft --policy.kind gaussian", "nft needs --policy.kind flow, got gaussian"),
     ("train --algo ppo --policy.kind flow", "ppo needs --policy.kind gaussian, got flow"),

@@ -195,6 +195,24 @@ def test_every_human_step_is_in_both_buffers_with_the_action_that_ran(takes, exe
     assert len(same) > 5 and all(same)
 
 
+def test_a_recorder_that_goes_on_from_a_checkpoint_keeps_what_the_env_really_showed():
+    policy = make_policy(PolicyOptions(kind="squashed", horizon=2, execute=2, hidden=16, layers=1), ObsSpec(state=4, action=2), 0)
+
+    def recorder(kept: list) -> Gatherer:
+        return Gatherer(Person(3, lambda i, t: True, limit=9), policy, *(Replay({"state": ((4,), F)}, 2, 2, 0.9, 500, 3)
+                                                                        for _ in range(2)), 0, record=kept.append)
+    whole, rest = [], []
+    a, b = recorder(whole), recorder(rest)
+    a.run(policy, 7)
+    b.set_state(a.state())
+    whole.clear()
+    a.run(policy, 30)
+    b.run(policy, 30)
+    assert len(whole) == len(rest) > 6
+    for x, y in zip(whole, rest):
+        assert len(y) <= len(x) and np.array_equal(x.state[-len(y):], y.state) and np.array_equal(x.action[-len(y):], y.action)
+
+
 def test_a_chunk_is_cut_where_somebody_else_decides_and_planned_anew_after():
     options = PolicyOptions(kind="squashed", horizon=5, execute=5, hidden=16, layers=1)
     policy = make_policy(options, ObsSpec(state=4, action=2), 0)

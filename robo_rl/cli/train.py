@@ -412,6 +412,8 @@ def check(args: Train, env) -> None:
     first = first_policy(args, env) if args.init else make_policy(args.policy, spec, 0)
     if args.algo != "bc":
         importlib.import_module(f"robo_rl.algos.{args.algo}").make(first, args.rl, 0)
+        if args.algo not in OFF_POLICY and args.rl.bc_coef and args.demos == "0":
+            raise UserError("--rl.bc-coef holds the policy near demonstrations: --demos N or --demos PATH")
         if args.algo not in OFF_POLICY and args.rl.advantage != "gae" and args.envs % args.rl.group:
             raise UserError(f"--envs must be a multiple of the group size {args.rl.group} with advantage "
                             f"{args.rl.advantage}, got {args.envs}")

@@ -342,7 +342,7 @@ def compare_models(mine: dict, theirs: dict, seen: np.ndarray, name: str) -> dic
     from world_models import trust
 
     out: dict = {"model": name, "open_loop": {}}
-    for key in mine.keys() & theirs.keys():
+    for key in (k for k in mine if k in theirs):
         a, b = mine[key][0], theirs[key][0]
         own, other, paired = (trust.by_horizon(x, seen) for x in (a, b, a - b))
         out["open_loop"][key] = {"model": {h: i._asdict() for h, i in other.items()}, "apart": trust.apart(own, other),
