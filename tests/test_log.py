@@ -127,9 +127,8 @@ def test_a_forked_worker_that_outlives_its_parent_does_not_keep_the_lock(tmp_pat
         import os, time
         from robo_rl.files import lock
         with lock({str(tmp_path)!r}):
-            pid = os.fork()
-            if pid:
-                print(pid, flush=True)
+            if not os.fork():
+                print(os.getpid(), flush=True)  # forked, and what is done after a fork is done
             time.sleep(60)
         """)
     worker = int(child.stdout.readline())

@@ -68,8 +68,9 @@ def simulated(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
                           anneal_lr=True))
     t = replace(t, policy=replace(t.policy, **HEADS.get(algo, {})))
     if algo == "dppo":
-        t = replace(t, rl=DppoOptions(**CHUNKS | dict(clip_base=0.01, clip_coef=0.1, lr=1e-3)))
-    if algo == "nft":
+        clips = dict(clip_base=0.01, clip_coef=0.1)
+        t = replace(t, rl=replace(t.rl, **clips) if obs == "rgb" else DppoOptions(**CHUNKS | clips | dict(lr=1e-3)))
+    if algo == "nft" and obs != "rgb":
         t = replace(t, rl=NftOptions(**CHUNKS | dict(lr=2e-4, epochs=2)))
     return t
 
