@@ -29,7 +29,6 @@ from robo_rl.algos.offpolicy import (
 from robo_rl.errors import UserError
 from robo_rl.options import ExpoOptions
 from robo_rl.policies.offpolicy import GuidedPolicy
-from robo_rl.replay import POLICY
 
 
 class ExpoLearner(OffPolicyLearner):
@@ -59,7 +58,7 @@ class ExpoLearner(OffPolicyLearner):
 
     def actor_step(self, rows: Rows) -> dict[str, Tensor]:
         o, policy = self.options, self.policy
-        worth = rows.own & ((rows.source > POLICY) | (rows.bound > 0))[:, None] if o.imitate == "success" else rows.own
+        worth = rows.own & rows.worthy[:, None] if o.imitate == "success" else rows.own
         loss = policy.imitation(rows.context, rows.actions, worth.float(), self.generator, self.head)
         descend(loss, self.head_params, self.head_opt, o.max_grad_norm)
         polyak(policy.head, self.head, o.slow)

@@ -20,7 +20,7 @@ from robo_rl.errors import UserError
 from robo_rl.options import OffPolicyOptions
 from robo_rl.policies.offpolicy import Ensemble
 from robo_rl.policies.policy import Obs
-from robo_rl.replay import Batch
+from robo_rl.replay import POLICY, Batch
 
 Sample = Callable[[int], Batch]  # transitions wanted -> a batch with the guaranteed shares
 
@@ -44,6 +44,11 @@ class Rows:
     def flat(self) -> Tensor:
         """Actions [B,E*A]."""
         return self.actions.flatten(1)
+
+    @property
+    def worthy(self) -> Tensor:
+        """bool[B]: demonstrated, corrected, or the policy's own with a return above 0 after it: a success where rewards are sparse."""
+        return (self.source > POLICY) | (self.bound > 0)
 
 
 @torch.no_grad()

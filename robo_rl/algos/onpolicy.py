@@ -245,9 +245,10 @@ def encoded_once(policy, obs: Obs, size: int = 512) -> Obs:
 
 def encoded_pictures(policy, r: Rollout) -> Rollout:
     """A rollout of pictures whose encoder is frozen, with contexts in their place: every later use encodes nothing."""
-    if not policy.spec.views or any(p.requires_grad for p in policy.trunk.parameters()) or "context" in r.obs:
+    dense = encoded_once(policy, flat(r.obs)) if policy.spec.views else {}
+    if "context" not in dense:
         return r
-    obs = encoded_once(policy, flat(r.obs))["context"].view(*r.mask.shape, -1)
+    obs = dense["context"].view(*r.mask.shape, -1)
     last, final = (encoded_once(policy, o) if len(o["state"]) else {"context": obs.new_zeros(0, obs.shape[-1])}
                    for o in (r.last_obs, r.final_obs))
     return replace(r, obs={"context": obs}, last_obs=last, final_obs=final)

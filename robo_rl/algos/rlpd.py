@@ -79,7 +79,7 @@ class RlpdLearner(OffPolicyLearner):
             q = self.critics.critic(rows.context, policy.commands_of(moves, rows.context).flatten(1)).mean(0)
         loss = (self.alpha.value * logp - q).mean()
         if o.bc_coef:
-            worth = (rows.source > POLICY) | (rows.bound > 0) if o.imitate == "success" else rows.source > POLICY
+            worth = rows.worthy if o.imitate == "success" else rows.source > POLICY
             mask = (rows.own & worth[:, None]).float()
             mean = torch.tanh(policy.actor(rows.context)[0]).view(len(mask), mask.shape[1], -1)
             err = (mean - policy.moves(rows.actions).view_as(mean)).square().mean(-1) * mask

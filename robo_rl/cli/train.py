@@ -490,11 +490,11 @@ class Run:
         demos = self.demo_folder()
         if args.init:
             self.policy = first_policy(args, self.env)
+        elif demos is None:
+            self.policy = make_policy(args.policy, obs_spec(self.env, len(self.instructions()) > 1), args.seed)
+            self.policy.freeze_base()
+            return
         if demos is None or args.init and not args.bc.updates:
-            if not args.init:
-                self.policy = make_policy(args.policy, obs_spec(self.env, len(self.instructions()) > 1), args.seed)
-                self.policy.freeze_base()
-                return
             self.policy.eval()
             self.evaluate("sft")
             return
