@@ -4,6 +4,10 @@ The bridge commands what sims/mujoco's `ee_delta` does: per control period an in
 frame [m], [rad], and the gripper absolutely. The target may lead the measured tool by LEAD at most. Joint targets, which
 the observation contains, are followed as that sim has them: q + J^+ (target - tool), J^+ = J^T (J J^T + 0.03^2 I)^-1.
 
+Where the arm may not move as fast as whole actions ask for, the policy acts in slow motion: each action takes `slow` control
+periods, and the joints' speeds are told `slow` times as large, so that the policy sees the motion it knows. (Cutting commands
+to the limit instead leaves the arm ever farther behind them, which no policy has learnt.)
+
 `Bridge.tick` once per control period, at any clock: rows come from `schedule`, inference from a `Thinker` that may take
 its time. Loss of the state or of the policy ends in HOLD by the governor's watchdogs: nothing is commanded from then on.
 """
@@ -207,11 +211,11 @@ class Senses:
         model.update(q, dq)
         return True
 
-    def observation(self, model: ArmModel, hand: Hand) -> np.ndarray:
-        """float32 [S] in the order of the run's state names."""
+    def observation(self, model: ArmModel, hand: Hand, slow: int = 1) -> np.ndarray:
+        """float32 [S] in the order of the run's state names, in the time of a policy that acts `slow` times slower."""
         at = {"gripper": self.opening, "gripper_command": hand.grip}
         for i, (q, dq, target) in enumerate(zip(model.q, model.dq, hand.joints, strict=True), 1):
-            at |= {f"joint{i}": q, f"joint{i}_velocity": dq, f"joint{i}_command_error": target - q}
+            at |= {f"joint{i}": q, f"joint{i}_velocity": slow * dq, f"joint{i}_command_error": target - q}
         r = model.rotation
         at |= dict(zip(HAND, (*model.pos, r[0, 0], r[1, 0], r[0, 2], r[1, 2]), strict=True))
         for name, pose in self.poses.items():
@@ -219,7 +223,6 @@ class Senses:
             four = (complex(1 - 2 * (y * y + z * z), 2 * (x * y + w * z)) * complex(r[0, 0], -r[1, 0])) ** 4
             at |= dict(zip((f"{name}_{part}" for part in OBJECT), (*d, pose.pos[2], four.real, four.imag), strict=True))
         return np.array([at[n] for n in self.names], np.float32)
-
 
     def pictures(self) -> dict[str, np.ndarray]:
         """The newest picture of each camera, as an observation has it. UserError: one is older than STALE_PICTURE."""
@@ -231,6 +234,12 @@ class Senses:
                 raise UserError(f"no picture on {camera_topic(view)}: {age}")
             out[f"image/{view}"] = picture(got.message, self.size)
         return out
+
+
+def slowness(task: Task, limits: Limits) -> int:
+    """Control periods for one action, so that a whole one along an axis keeps to the limits' speed."""
+    full = task.scale[0] / task.period
+    return max(1, math.ceil(full / limits.speed[0] - 1e-6))
 
 
 class Bridge:
@@ -248,6 +257,7 @@ class Bridge:
             limits = replace(limits, tracking=(math.inf, math.inf))
         self.governor = Governor(limits, robot)
         self.estop = transport.subscription(self.topics["estop"], Flag, "latched")
+        self.slow = slowness(task, limits)
         self.joints = joints and not dry_run
         self.topic = PREVIEW if dry_run else self.topics["target_joint" if joints else "target_pose"]
         self.target = transport.publisher(self.topic, JointState if self.joints else PoseStamped, "command")
@@ -280,19 +290,28 @@ class Bridge:
         self.governor.arm(now)
         self.hand = Hand(self.model, self.task.scale)
         step = np.array([*(2.1 * s for s in self.task.scale), math.inf])  # room for a whole action and what was lost
-        self.schedule = Schedule(self.task.period, 7, max_step=step)
+        self.schedule = Schedule(self.slow * self.task.period, 7, max_step=step)
+        self._action, self._left = np.zeros(7), 0  # what one period of the row that runs does, and periods it has left
         self._sum = np.zeros(6)  # of all increments that ran
         self._asked: np.ndarray | None = None  # that sum when the chunk being thought about was asked for
         self._ran, self._began, self._asked_at = -math.inf, now, now
 
     def observation(self) -> np.ndarray:
-        return self.senses.observation(self.model, self.hand)
+        return self.senses.observation(self.model, self.hand, self.slow)
 
     def act(self, action: np.ndarray, now: float) -> None:
-        """One action [7] in [-1, 1] for the period that begins now: move the target, ask the governor, publish."""
+        """One action [7] in [-1, 1] for the `slow` periods that begin now; `go_on` in those after the first."""
+        action = np.clip(action, -1, 1)
         if self.tell:
-            self.tell(self.observation(), self.senses.pictures(), np.clip(action, -1, 1))
-        self.hand.move(np.clip(action, -1, 1), self.model, self.speed, self.task.period)
+            self.tell(self.observation(), self.senses.pictures(), action)
+        self._action, self._left = np.append(action[:6] / self.slow, action[6]), self.slow
+        self.go_on(now)
+
+    def go_on(self, now: float) -> None:
+        """The next period of the action: move the target, ask the governor, publish."""
+        self._left -= 1
+        self._sum += self._action[:6] * self.task.scale
+        self.hand.move(self._action, self.model, self.speed, self.task.period)
         self.command(now)
 
     def command(self, now: float) -> None:
@@ -326,7 +345,7 @@ class Bridge:
         if not self.lost and self.governor.state in (ARMED, ACTIVE):
             try:
                 self._take(thinker, slot)
-                if self._asked is None and self._due(slot, thinker.blocks):
+                if self._asked is None and not self._left and self._due(slot, thinker.blocks):
                     self._asked, self._asked_at = self._sum.copy(), now
                     thinker.ask({"state": self.observation()} | self.senses.pictures(), slot)
                     self._take(thinker, slot)
@@ -334,9 +353,11 @@ class Bridge:
                 self.lost = str(e)
         row = self.schedule.row(slot)
         if row is not None:
-            action = np.append((row.values[:6] - self._sum) / self.task.scale, row.values[6])
-            self._sum, self._ran = row.values[:6], now
-            self.act(action, now)
+            self.act(np.append((row.values[:6] - self._sum) / self.task.scale, row.values[6]), now)
+            self._ran = now
+        elif self._left:
+            self.go_on(now)
+            self._ran = now
         elif now - self._ran <= self.governor.limits.command_timeout:
             self.command(now)  # a short gap: the target stays where it is
         else:
@@ -344,7 +365,7 @@ class Bridge:
 
     def _due(self, slot: float, blocks: bool) -> bool:
         """Whether the rows that are left only just cover what inference has been taking, if the loop goes on meanwhile."""
-        worst, period = max(self.latency.seen, default=0.0), self.task.period
+        worst, period = max(self.latency.seen, default=0.0), self.slow * self.task.period
         chunk = self.schedule.chunk
         left = 0 if chunk is None else self.schedule.leftover(slot, len(chunk.rows))[1]
         return left <= (0 if blocks or worst <= PATIENCE * period else self.latency.steps(period))

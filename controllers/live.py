@@ -67,19 +67,25 @@ class LiveArm:
         return near and float(np.abs(np.subtract(new[0].message.position[:len(joints)], joints)).max()) < NEAR
 
     def act(self, action: np.ndarray) -> None:
-        """One action, executed for one period of real time."""
+        """One action, executed for the time it takes: one period, several where the arm is slow."""
+        self.period(lambda now: self.bridge.act(action, now))
+        for _ in range(self.bridge.slow - 1):
+            self.period(self.bridge.go_on)
+        self.steps += 1
+
+    def period(self, do: Callable[[float], None]) -> None:
+        """One period of real time that begins with do(now)."""
         now, period = self.clock(), self.task.period
         self.slow.append(now - self.due)
         if now - self.due > period:  # the policy took longer than there was: the clock goes on from here
             self.late += 1
             self.due = now
         self.bridge.measure(now)
-        self.bridge.act(action, now)
+        do(now)
         self.due += period
         if (left := self.due - self.clock()) > 0:
             self.sleep(left)
         self.bridge.measure(self.clock())
-        self.steps += 1
 
     def state(self) -> np.ndarray:
         return self.bridge.observation()

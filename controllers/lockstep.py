@@ -63,6 +63,10 @@ class Lockstep:
         """One action, executed."""
         self.bridge.act(action, self.arm.t)
         self.run()
+        for _ in range(self.bridge.slow - 1):
+            self.bridge.measure(self.arm.t)
+            self.bridge.go_on(self.arm.t)
+            self.run()
         self.bridge.measure(self.arm.t)
 
     def tick(self, thinker: Thinker) -> None:

@@ -289,6 +289,8 @@ class Person:
     """Shortest help."""
     recovery: float = 0.0
     """Longest time the person backs out before correcting (RaC); 0: correct at once."""
+    subtask: bool = False
+    """Keep the controls until one more sub-task is done than when correcting began (rac), whether they agree or not."""
     finish: bool = False
     """Keep the controls to the end of the episode."""
     attend: float = 1.0

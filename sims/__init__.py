@@ -11,7 +11,8 @@ Contract. `autoreset_mode = DISABLED`.
   False may leave the images old, and the next step taken while it is True renews them (for chunks of actions).
 * Optional: `get_state() -> dict of arrays [N, ...]`, `set_state(state, mask=None)` (fork, rewind),
   `expert_action() -> float32[N, A]` (scripted expert for the present states),
-  `recovery_action() -> float32[N, A]` (how to leave a failed attempt), `render() -> uint8[N, h, w, 3]`.
+  `recovery_action() -> float32[N, A]` (how to leave a failed attempt), `subtask() -> int64[N]` (how many sub-tasks are
+  done), `render() -> uint8[N, h, w, 3]`.
 Wrong input raises `robo_rl.errors.UserError`.
 """
 

@@ -134,6 +134,10 @@ class ArmEnv(VectorEnv):
         """float32 [N, 7]: how to leave a failed attempt."""
         return back_out(View(self))
 
+    def subtask(self) -> np.ndarray:
+        """int64 [N]: how many of the task's sub-tasks are done."""
+        return self.task.stage(View(self).scene).astype(np.int64)
+
     def close_extras(self, **kwargs) -> None:
         self.leave()
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import sims
-from controllers.bridge import AXES, Inline, Task, objects_of
+from controllers.bridge import AXES, Inline, Task, objects_of, slowness
 from controllers.node import ORDERS, SAFETY_STATE
 from controllers.pace import limits_at
 from controllers.remote import Remote, address, pack, unpack
@@ -186,6 +186,36 @@ def test_holding_from_full_pace_does_not_swing(controller, speed):
     assert fastest < 0.05 and np.linalg.norm(body.arm.pose()[0] - at) < 0.15 * max(1.0, speed)
 
 
+@pytest.mark.parametrize(("speed", "slow"), [(1.5, 1), (1.0, 1), (0.5, 2), (0.25, 4), (0.3, 4), (0.05, 20)])
+def test_a_slow_arm_runs_the_policy_in_slow_motion(speed, slow):
+    """Every action is done whole, none is cut to the limit, and the policy sees the speed that it asked for."""
+    body, seen = there(speed), []
+    bridge = body.bridge
+    assert bridge.slow == slowness(TASK, bridge.governor.limits) == slow
+    at = TASK.state_names.index("joint1_velocity")
+    rows = STILL.copy()
+    rows[:, 1] = 0.5
+
+    def act(observation):
+        seen.append((observation["state"][at], bridge.model.dq[0]))
+        return rows
+    began = bridge.hand.pos.copy()
+    drive(body, Inline(act), 2 * len(rows) * slow * TASK.period)
+    c = bridge.schedule.counts
+    assert (c["executed"], c["late"], c["cut"], c["superseded"]) == (2 * len(rows), 0, 0, 0) and len(seen) == 2
+    assert bridge.hand.pos - began == pytest.approx([0, 2 * len(rows) * 0.5 * TASK.scale[1], 0], abs=1e-6)
+    assert seen[1][0] == pytest.approx(slow * seen[1][1], rel=1e-5) and abs(seen[1][0]) > 0.4
+    assert not bridge.governor.counts and body.governor.state == "ACTIVE"
+
+
+def test_one_action_of_the_env_takes_as_long_as_the_arm_needs():
+    body = there(0.25)
+    began, pos = body.arm.t, body.bridge.hand.pos.copy()
+    body.act(np.array([0, 1.0, 0, 0, 0, 0, 1.0]))
+    assert body.arm.t - began == pytest.approx(4 * TASK.period)
+    assert body.bridge.hand.pos - pos == pytest.approx([0, TASK.scale[1], 0], abs=1e-9)
+
+
 def test_joints_stay_below_their_speed_whatever_is_commanded():
     body = there(1.5)
     rng = np.random.default_rng(0)
@@ -204,7 +234,7 @@ def test_stiff_joints_are_the_simulated_arms_alone():
 
 def test_a_policy_that_stops_answering_holds_the_arm_by_the_bridge():
     body = there(0.25)
-    drive(body, Inline(moving(-1), lambda k: 0.0 if k < 5 else math.inf), 1.6)
+    drive(body, Inline(moving(-1), lambda k: 0.0 if k < 2 else math.inf), 2.4)
     assert body.bridge.governor.state == "HOLD" and "no command" in body.bridge.governor.reason
     assert np.linalg.norm(body.arm.twist()[:3]) < 0.01
 

@@ -98,7 +98,7 @@ def test_a_deployment_is_kept_as_a_data_set_and_as_a_bag(run, tmp_path):
     from rosbags.typesys import Stores, get_typestore
     command = ["deploy", run, "--transport", "inprocess", "--seconds", "0.5", "--record", "data"]
     done = robo_rl(tmp_path, *command, "--bag", "bag")
-    assert "recorded 2" in done.out and "bag with" in done.out, done
+    assert re.search(r"recorded [67] frames", done.out) and "bag with" in done.out, done
     data = load(tmp_path / "data")
     rows = int(re.search(r"rows (\d+) executed", done.out)[1])
     assert data.meta.lengths.tolist() == [rows] and data.spec.sim == "arm" and data.spec.axes == axes_of("ee_delta")

@@ -26,8 +26,8 @@ class Correct:
     run: tyro.conf.Positional[str]
     """Run folder whose policy practises."""
     protocol: str = "hg_dagger"
-    """hg_dagger: help until policy and person agree; rac: recovery, then correction until they agree, which ends the episode; armada:
-    a detector calls one of few operators, who rewind and correct; twin_rl: hg_dagger from those starts alone at which the
+    """hg_dagger: help until policy and person agree; rac: recovery, then correction until the sub-task is done, which ends the episode;
+    armada: a detector calls one of few operators, who rewind and correct; twin_rl: hg_dagger from those starts alone at which the
     policy fails in a twin, which is the run's own simulator.
     """
     operator: str = "scripted"
@@ -81,7 +81,7 @@ class Correct:
 def person_of(args: Correct) -> Person:
     """The person as the protocol has them."""
     if args.protocol == "rac":
-        return replace(args.person, recovery=args.person.recovery or 1.5)
+        return replace(args.person, recovery=args.person.recovery or 1.5, subtask=not args.person.finish)
     if args.protocol == "armada":
         return replace(args.person, finish=True, late=1.0)
     return args.person

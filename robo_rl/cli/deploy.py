@@ -288,7 +288,8 @@ def on_the_wire(args: Deploy, robot, task, model, mind, notes: Notes) -> int:
         if not governed:
             print("this arm has no governor of its own: kill -9 of the bridge leaves it at the last target", file=sys.stderr)
         mode = "dry run: nothing is commanded" if args.dry_run else "commanding"
-        print(f"{args.run} on {robot.name} at {1 / task.period:.0f} Hz, {mode}", flush=True)
+        pace = f", {bridge.slow} periods an action: slow motion for {args.speed:g} m/s" if bridge.slow > 1 else ""
+        print(f"{args.run} on {robot.name} at {1 / task.period:.0f} Hz{pace}, {mode}", flush=True)
         settle, began = [], []
 
         def going() -> bool:

@@ -3,7 +3,8 @@ measured.
 
 The person watches how far the policy's commands are from what they would do. Once that stays large for `notice`
 seconds, or the episode is late, they decide to help, act after a reaction time, and hand back once policy and person
-have agreed for `agree` seconds (or, with `finish`, only when the episode is over). With `recovery` they first back out
+have agreed for `agree` seconds (with `subtask` once one more of the env's sub-tasks is done; with `finish` only when the
+episode is over). With `recovery` they first back out
 (the env's `recovery_action`) to where attempts begin, which the demonstrations know, and then correct: RaC's two phases.
 
 Every draw is a hash of (seed, first observation of the episode, step), so an episode is the same at any env index.
@@ -36,6 +37,8 @@ class Scripted:
         person = person or Person()
         if person.recovery and not hasattr(env, "recovery_action"):
             raise UserError(f"{env.spec.sim}:{env.spec.task} has no scripted recovery; leave --person.recovery and --protocol rac")
+        if person.subtask and not hasattr(env, "subtask"):
+            raise UserError(f"{env.spec.sim}:{env.spec.task} does not tell its sub-tasks; leave --person.subtask and --protocol rac")
         self.env, self.person, self.seed = env, person, seed
         n, period = env.num_envs, env.spec.period
         self.absolute = np.array([x.kind == "absolute" for x in env.spec.axes])
@@ -47,7 +50,7 @@ class Scripted:
         self.rows = {"key": np.zeros(n, np.int64), "wrong": np.zeros(n, np.int64), "right": np.zeros(n, np.int64),
                      "until": np.zeros(n, np.int64), "phase": np.zeros(n, np.uint8), "held": np.zeros(n, np.int64),
                      "now": np.zeros(n, np.int64), "slip": np.zeros(n, np.int64), "work": np.zeros(n, np.int64),
-                     "away": np.zeros(n, bool)}
+                     "stage": np.zeros(n, np.int64), "away": np.zeros(n, bool)}
 
     def begin(self, mask, obs):
         r, state = self.rows, np.ascontiguousarray(obs["state"], np.float32)
@@ -87,14 +90,19 @@ class Scripted:
         self.stats["helped"][come] += 1
         r["phase"][come] = RECOVERY if self.back_steps else CORRECTION
         r["held"][come], r["until"][come], r["right"][come] = 0, 0, 0
-        actions = expert
+        actions, begun = expert, come & (r["phase"] == CORRECTION)
         if (recover := r["phase"] == RECOVERY).any():
             back = np.asarray(self.env.recovery_action(), np.float32)
             out = recover & ((r["held"] >= self.back_steps) | (np.abs(back[:, ~self.absolute]).max(1) < ARRIVED))
-            r["phase"][out] = CORRECTION
+            r["phase"][out], begun = CORRECTION, begun | out
             actions = np.where((recover & ~out)[:, None], back, expert)
-        done = ((r["phase"] == CORRECTION) & (r["held"] >= self.wait["least"]) & (r["right"] >= self.wait["agree"])
-                & ~late & (not p.finish))
+        done = (r["phase"] == CORRECTION) & (r["held"] >= self.wait["least"]) & (not p.finish)
+        if p.subtask:
+            stage = self.env.subtask()
+            r["stage"][begun] = stage[begun]
+            done &= stage > r["stage"]
+        else:
+            done &= (r["right"] >= self.wait["agree"]) & ~late
         r["phase"][done | look.over] = POLICY
         helping = (r["phase"] != POLICY) & alive
         r["held"] += helping

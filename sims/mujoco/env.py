@@ -233,6 +233,10 @@ class MujocoArmEnv(VectorEnv):
         """float32 [N, A]: how to leave a failed attempt, towards a state from which the next may begin."""
         return self._as_commands(back_out(self))
 
+    def subtask(self) -> np.ndarray:
+        """int64 [N]: how many of the task's sub-tasks are done."""
+        return self.task.stage(self.scene).astype(np.int64)
+
     def _as_commands(self, hand: np.ndarray) -> np.ndarray:
         """Actions [N, 7] of the hand in the env's own control."""
         if self.control == "ee_delta":

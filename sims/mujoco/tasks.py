@@ -59,6 +59,7 @@ class Task:
     uses_goal: bool = False
     uses_slide: bool = False
     failure: Callable[[Scene], np.ndarray] | None = None  # ends the episode without success
+    stage: Callable[[Scene], np.ndarray] = lambda s: np.zeros(len(s.opening))  # how many of its sub-tasks are done
 
 
 def _start(n: int, centre=(), yaw=(), goal=None, asked=None) -> Start:
@@ -131,7 +132,8 @@ def _pick_progress(s: Scene, k: int = 0):
 
 PICK = Task(
     "pick_cube", 100, block_xml("cube", (CUBE,) * 3, "red", 0.08), ("cube",), _pick_place,
-    success=lambda s: _lifted(s, 0), progress=_pick_progress, instructions=("pick up the cube",))
+    success=lambda s: _lifted(s, 0), progress=_pick_progress, instructions=("pick up the cube",),
+    stage=lambda s: held(s, 0))
 
 # ---------------------------------------------------------------- push_cube
 
@@ -180,10 +182,14 @@ def _stack_progress(s: Scene):
     return F(0.2) * near(distance(s.tcp, s.pos[0]), 0.08) + np.where(on, F(0.6) + F(0.2) * s.opening, has * carried)
 
 
+def _stack_stage(s: Scene):
+    return np.where(stacked(s), 2, held(s, 0))
+
+
 STACK = Task(
     "stack_cube", 150, block_xml("red", (CUBE,) * 3, "red", 0.08) + block_xml("green", (CUBE,) * 3, "green", 0.08),
     ("red", "green"), _stack_place, success=_stack_success, progress=_stack_progress,
-    instructions=("stack the red cube on the green cube",))
+    instructions=("stack the red cube on the green cube",), stage=_stack_stage)
 
 # ---------------------------------------------------------------- stack_place
 
@@ -220,11 +226,17 @@ def _pair_progress(s: Scene):
     return np.where(pair(s), then + placed(s) * F(0.1) * s.opening, first)
 
 
+def _pair_stage(s: Scene):
+    """1 the small cube is held, 2 it lies on the other, let go, 3 the other is held below it, 4 that lies on the mark."""
+    carried = np.where(placed(s), 4, np.where(held(s, 1), 3, np.where(s.opening > 0.65, 2, 1)))
+    return np.where(pair(s), carried, held(s, 0))
+
+
 STACK_PLACE = Task(
     "stack_place", 300, block_xml("red", (SMALL,) * 3, "red", 0.04) + block_xml("green", (CUBE,) * 3, "green", 0.08)
     + goal_xml("cylinder", "0.03 0.001"), ("red", "green"), _stack_place_place, success=_pair_success,
     progress=_pair_progress, instructions=("stack the red cube on the green cube and carry both to the green mark",),
-    uses_goal=True)
+    uses_goal=True, stage=_pair_stage)
 
 # ---------------------------------------------------------------- peg_insert
 
@@ -268,7 +280,8 @@ def _peg_progress(s: Scene):
 
 PEG_INSERT = Task(
     "peg_insert", 140, block_xml("peg", PEG, "yellow", 0.06) + _hole_xml(), ("peg",), _peg_place,
-    success=_in_hole, progress=_peg_progress, instructions=("put the peg into the hole",), uses_goal=True)
+    success=_in_hole, progress=_peg_progress, instructions=("put the peg into the hole",), uses_goal=True,
+    stage=lambda s: held(s, 0))
 
 # ---------------------------------------------------------------- open_drawer
 
