@@ -21,6 +21,7 @@ from controllers.transport import Text, Transport
 from robo_rl.errors import UserError
 
 NEAR = 0.02  # rad; the joints are there
+PICTURED = 0.1  # s after the joints are there, from which on pictures show it
 
 
 class LiveArm:
@@ -62,6 +63,8 @@ class LiveArm:
         new = [b.latest() for b in boxes]
         if any(g is None or g.at < placed for g in new) or new[-1].message.position[0] < 0.95:
             return False
+        if any(b.latest().at < placed + PICTURED for b in self.bridge.senses.cameras.values()):
+            return False
         near = all(math.dist(g.message.pos, objects[n][0]) < 0.01 for n, g in
                    zip(self.bridge.senses.bodies, new[1:-1], strict=True))
         return near and float(np.abs(np.subtract(new[0].message.position[:len(joints)], joints)).max()) < NEAR
@@ -89,6 +92,10 @@ class LiveArm:
 
     def state(self) -> np.ndarray:
         return self.bridge.observation()
+
+    def pictures(self) -> dict[str, np.ndarray]:
+        """The newest picture of each camera on the wire."""
+        return self.bridge.senses.pictures()
 
     def tool(self) -> np.ndarray:
         return np.array(self.bridge.model.pos)

@@ -39,6 +39,7 @@ class Lockstep:
         self.governor = Governor(self.limits, self.robot)
         self.node = ArmNode(self.arm, Loop(self.bus, "arm"), self.governor, pose_every=self.ticks, joints_every=self.ticks)
         wire = self.wire = self.wired(Loop(self.bus, "bridge"))
+        self.close()
         self.seeing = self.eyes(self.bus) if self.eyes else None
         self.bridge = Bridge(self.robot, self.task, wire, self.model, self.limits, dry_run=self.dry_run,
                              joints=self.joints)
@@ -53,6 +54,12 @@ class Lockstep:
             self.order.publish(Text("arm"))
         self.run()
         self.bridge.begin(self.arm.t)
+
+    def close(self) -> None:
+        """Let the cameras go."""
+        if self.seeing is not None:
+            self.seeing.close()
+            self.seeing = None
 
     def run(self) -> None:
         """One control period of the arm."""
@@ -76,6 +83,12 @@ class Lockstep:
 
     def state(self) -> np.ndarray:
         return self.bridge.observation()
+
+    def pictures(self) -> dict[str, np.ndarray]:
+        """What the cameras see now."""
+        if self.seeing is not None:
+            self.seeing.publish()
+        return self.bridge.senses.pictures()
 
     def tool(self) -> np.ndarray:
         return np.array(self.model.pos)

@@ -15,7 +15,7 @@ from robo_rl.errors import UserError
 from robo_rl.starts import StartStream, uniforms
 from robo_rl.types import ControlSpec
 from sims.mujoco import model as m
-from sims.mujoco.env import HOME, JITTER, axes_of, state_names_of
+from sims.mujoco.env import HOME, JITTER, PROPRIOCEPTION, axes_of, state_names_of
 from sims.mujoco.experts import EXPERTS, back_out
 from sims.mujoco.kinematics import Arm
 from sims.mujoco.tasks import Scene, Task
@@ -31,10 +31,13 @@ class Body(Protocol):
         """Stand still at joint angles [7] with the gripper open and the objects placed."""
 
     def act(self, action: np.ndarray) -> None:
-        """Do one control period of an action [7]."""
+        """Do an action [7], for as long as it takes."""
 
     def state(self) -> np.ndarray:
         """float32 [S], in the order of `state_names_of(task)`."""
+
+    def pictures(self) -> dict[str, np.ndarray]:
+        """`image/<view>` uint8 [h, w, 3] of every camera, as things are now."""
 
     def tool(self) -> np.ndarray:
         """[3] [m]"""
@@ -59,7 +62,7 @@ class View:
 
     def __init__(self, env: "ArmEnv"):
         n, s = env.num_envs, env.states.T
-        column = dict(zip(env.spec.state_names, s, strict=True))
+        column = dict(zip(state_names_of(env.task), s, strict=True))
         now, sent = Arm(n), Arm(n)
         now.forward(s[:7])
         sent.forward(s[:7] + s[14:21])  # joint targets
@@ -77,21 +80,30 @@ class View:
 
 
 class ArmEnv(VectorEnv):
-    """N bodies doing one task with ee_delta actions; `leave()` runs when the env is closed."""
+    """N bodies doing one task with ee_delta actions; `leave()` runs when the env is closed.
 
-    def __init__(self, task: Task, bodies: Sequence[Body], max_steps: int = 0, leave: Callable[[], None] = lambda: None):
+    views: cameras to observe by, of image_size x image_size pixels, beside proprioception; (): the whole state.
+    """
+
+    def __init__(self, task: Task, bodies: Sequence[Body], max_steps: int = 0, leave: Callable[[], None] = lambda: None,
+                 views: tuple[str, ...] = (), image_size: int = 64):
         if task.uses_goal or task.uses_slide or task.failure or len(task.instructions) > 1:
             raise UserError(f"the arm's scene holds free objects alone: task pick_cube, got {task.name}")
         n = self.num_envs = len(bodies)
         self.task, self.bodies, self.leave = task, bodies, leave
         self.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
         names = state_names_of(task)
-        self.spec = ControlSpec("arm", task.name, axes_of("ee_delta"), m.DT * m.SUBSTEPS, max_steps or task.max_steps, names)
-        self.single_observation_space, self.observation_space = observation_spaces(len(names), n)
+        self._seen = PROPRIOCEPTION if views else len(names)
+        self.spec = ControlSpec("arm", task.name, axes_of("ee_delta"), m.DT * m.SUBSTEPS, max_steps or task.max_steps,
+                                names[:self._seen], views)
+        self.single_observation_space, self.observation_space = observation_spaces(self._seen, n, views, image_size)
         self.single_action_space, self.action_space = action_spaces(len(self.spec.axes), n)
         self.stream = StartStream(n)
         self.starts, self.steps = np.zeros(n, np.int64), np.zeros(n, np.int64)
         self.states = np.zeros((n, len(names)), F)
+        self.images = True  # False: steps leave the images as they are, until a step with True
+        self._images = {v: np.zeros((n, image_size, image_size, 3), np.uint8) for v in views}
+        self._stale = np.zeros(n, bool)
         self.ready, self.terminated, self.truncated, self.success = (np.zeros(n, bool) for _ in range(4))
 
     def reset(self, *, seed=None, options=None):
@@ -110,6 +122,7 @@ class ArmEnv(VectorEnv):
             self.steps[ids] = 0
             self.terminated[ids] = self.truncated[ids] = self.success[ids] = False
             self.ready[ids] = True
+        self._look(ids)
         return self._obs(), {"success": self.success.copy()}
 
     def step(self, actions):
@@ -124,6 +137,7 @@ class ArmEnv(VectorEnv):
             reward[i] = self.success[i] = self.terminated[i] = succeeded(self.task, self.bodies[i])
         self.steps += alive
         self.truncated |= alive & ~self.terminated & (self.steps >= self.spec.max_steps)
+        self._look(np.flatnonzero(alive))
         return self._obs(), reward, self.terminated.copy(), self.truncated.copy(), {"success": self.success.copy()}
 
     def expert_action(self) -> np.ndarray:
@@ -141,5 +155,16 @@ class ArmEnv(VectorEnv):
     def close_extras(self, **kwargs) -> None:
         self.leave()
 
+    def _look(self, ids: np.ndarray) -> None:
+        """Take pictures of the arms `ids` and of those whose pictures are old; the others keep theirs."""
+        self._stale[ids] = True
+        if not self.images or not self._images:
+            return
+        for i in np.flatnonzero(self._stale):
+            for key, pixels in self.bodies[i].pictures().items():
+                self._images[key.removeprefix("image/")][i] = pixels
+        self._stale[:] = False
+
     def _obs(self) -> dict:
-        return {"state": self.states.copy(), "task": np.array(self.task.instructions * self.num_envs)}
+        images = {f"image/{v}": x.copy() for v, x in self._images.items()}
+        return {"state": self.states[:, :self._seen].copy(), "task": np.array(self.task.instructions * self.num_envs)} | images

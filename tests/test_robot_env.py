@@ -13,6 +13,7 @@ from robo_rl.cli import envs
 from robo_rl.cli.presets import preset
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
+from sims.check import check_env
 
 REPLAY = [w for i in range(0, len(TINY_REPLAY) - 1, 2) for w in TINY_REPLAY[i:i + 2]
           if TINY_REPLAY[i] not in ("--task", "--envs", "--no-video", "--workers", "--threads")]
@@ -34,12 +35,66 @@ def test_the_expert_picks_the_cube_up_from_what_the_arm_s_topics_tell():
 @pytest.mark.parametrize(("sim", "more", "says"), [
     ("arm:speed=3", {}, "speed must be in"), ("arm:speed=fast", {}, "a number of m/s"), ("arm:domain=3", {}, "Allowed: controller, speed"),
     ("dds:domain=500", {}, "domain must be in"), ("dds", {"num_envs": 2}, "--sim dds is one arm"),
-    ("arm", {"obs": "rgb"}, "--obs state"), ("arm", {"task": "push_cube"}, "--task pick_cube"), ("arm", {"num_envs": 65}, "at most 64"),
+    ("arm", {"obs": "depth"}, "--obs state or rgb"), ("dds:domain=231", {"obs": "rgb"}, "--cameras front wrist --image-size 64"),
+    ("arm", {"task": "push_cube"}, "--task pick_cube"), ("arm", {"num_envs": 65}, "at most 64"),
     ("arm:controller=loose", {}, "unknown --sim arm: controller 'loose'"),
 ])
 def test_what_an_arm_cannot_do_is_one_line(sim, more, says):
+    if sim == "dds:domain=231":
+        pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
+        pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
     with pytest.raises(UserError, match=says):
         envs.make(sim, more.pop("task", ""), more.pop("num_envs", 1), **more)
+
+
+def test_the_arm_s_cameras_show_what_the_simulator_s_show():
+    arm, direct = (envs.make(sim, "pick_cube", 2, obs="rgb") for sim in ("arm", "mujoco"))
+    assert arm.spec.state_names == direct.spec.state_names and arm.spec.views == direct.spec.views
+    options = {"starts": np.array([3, 7])}
+    a, b = (e.reset(options=options)[0] for e in (arm, direct))
+    assert all(np.array_equal(a[f"image/{v}"], b[f"image/{v}"]) for v in arm.spec.views)
+    assert a["state"] == pytest.approx(b["state"], abs=3e-3)
+    arm.images = False
+    left = np.array([[0, 1.0, 0, 0, 0, 0, 1.0]] * 2, np.float32)
+    for _ in range(3):
+        seen = arm.step(left)[0]
+        assert all(np.array_equal(seen[f"image/{v}"], a[f"image/{v}"]) for v in arm.spec.views)
+    arm.images = True
+    seen = arm.step(left)[0]
+    assert not any(np.array_equal(seen[f"image/{v}"], a[f"image/{v}"]) for v in arm.spec.views)
+    arm.close(), direct.close()
+
+
+def test_the_arm_with_cameras_keeps_the_contract():
+    check_env(lambda n: envs.make("arm", "pick_cube", n, obs="rgb", image_size=32), num_envs=3)
+
+
+def test_a_policy_learns_from_the_arm_s_cameras_and_is_judged_by_them(tmp_path):
+    done = robo_rl(tmp_path, "train", "--sim", "arm", "--obs", "rgb", "--algo", "hil_serl", *REPLAY, "--image-size", 32, "--envs", 1, "--steps",
+                   96, "--no-video", "--rl.operator", "scripted", "--out", "run")
+    assert done.code == 0, done
+    done = robo_rl(tmp_path, "eval", "run", "--on", "arm", "--episodes", 2, "--envs", 2, "--json")
+    assert done.code == 0 and json.loads(done.out)["sim"] == "arm:pick_cube", done
+
+
+def test_an_arm_behind_dds_is_seen_through_its_cameras(tmp_path):
+    pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
+    pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
+    domain = 103 + (os.getpid() + 61) % 100
+    arm = Command(tmp_path, ["sim-arm", "--domain", domain, "--speed", "1.5", "--seconds", "200", "--cameras", "front", "wrist",
+                             "--image-size", 32])
+    arm.until(lambda: arm.out.exists() and "on the wire" in arm.out.read_text())
+    env, direct = envs.make(f"dds:domain={domain}", obs="rgb", image_size=32), envs.make("mujoco", "pick_cube", 1, obs="rgb", image_size=32)
+    for start in (3, 7):  # the second one's pictures are not the first one's
+        options = {"starts": np.array([start])}
+        a, b = (e.reset(options=options)[0] for e in (env, direct))
+        for v in env.spec.views:
+            assert np.abs(a[f"image/{v}"].astype(int) - b[f"image/{v}"]).mean() < 1.0
+    for _ in range(40):
+        *_, info = env.step(env.expert_action())
+    env.close(), direct.close()
+    arm.signal(signal.SIGINT)
+    assert arm.wait().code == 0
 
 
 def test_presets_of_an_arm_fit_one_arm_that_does_not_wait():

@@ -48,13 +48,13 @@ def expected(config, spec) -> Task:
     return task
 
 
-def task_of(name: str, control: str = "", views: tuple[str, ...] = (), image_size: int = 0) -> Task:
-    """What a policy of a task of sims/mujoco expects of a robot."""
+def task_of(name: str, control: str = "", views: tuple[str, ...] = (), image_size: int = 0, whole: bool = False) -> Task:
+    """What a policy of a task of sims/mujoco expects of a robot; whole: the whole state even beside cameras."""
     from sims.mujoco import model
     from sims.mujoco.env import CONTROLS, PROPRIOCEPTION, axes_of, state_names_of
     from sims.mujoco.tasks import TASKS
     names = state_names_of(TASKS[name or "pick_cube"])
-    if views:  # where things are is for the cameras to tell
+    if views and not whole:  # where things are is for the cameras to tell
         names = names[:PROPRIOCEPTION]
     axes = axes_of(control or CONTROLS[0])
     return Task(state_names=names, action_names=tuple(a.name for a in axes), scale=tuple(a.high for a in axes[:6]),
@@ -113,9 +113,15 @@ def lockstep(robot: Robot, task: Task, speed: float, scene_name: str = "pick_cub
                     joints=controller == "joint")
 
 
+def shown(config, policy_spec) -> Task:
+    """What the arm as an env must tell: what the run's policy expects, and where things are, by which success is judged."""
+    task = expected(config, policy_spec)
+    return task_of(config.task, config.control, task.views, task.image_size, whole=True)
+
+
 def make_live_env(config, policy_spec, transport, speed: float = TRAINED, controller: str = "joint", robot: str = "sim"):
     """(env, body): the arm of `robo_rl sim-arm` behind a transport, in real time, as an env of the project's contract."""
-    return live_env(config.task, expected(config, policy_spec), transport, speed, controller, robot, config.max_steps)
+    return live_env(config.task, shown(config, policy_spec), transport, speed, controller, robot, config.max_steps)
 
 
 def live_env(name: str, task: Task, transport, speed: float, controller: str, robot: str = "sim", max_steps: int = 0,
@@ -126,12 +132,12 @@ def live_env(name: str, task: Task, transport, speed: float, controller: str, ro
     made = load_robot(robot)
     name = choose("scene", name or "pick_cube", [s for s in SCENES if s != "none"])
     body = LiveArm(made, task, transport, arm_model(made), limits_at(speed, STEP, **BOX), joints=controller == "joint")
-    return ArmEnv(TASKS[name], [body], max_steps, leave), body
+    return ArmEnv(TASKS[name], [body], max_steps, leave, task.views, task.image_size), body
 
 
 def make_arm_env(config, policy_spec, num_envs: int, speed: float = TRAINED, controller: str = "joint", robot: str = "sim"):
     """The governed arm as an env of the project's contract, for a run of sims/mujoco's pick_cube."""
-    return arm_env(config.task, expected(config, policy_spec), num_envs, speed, controller, robot, config.max_steps)
+    return arm_env(config.task, shown(config, policy_spec), num_envs, speed, controller, robot, config.max_steps)
 
 
 def arm_env(name: str, task: Task, num_envs: int, speed: float, controller: str, robot: str = "sim", max_steps: int = 0):
@@ -142,15 +148,25 @@ def arm_env(name: str, task: Task, num_envs: int, speed: float, controller: str,
     if num_envs > 64:
         raise UserError(f"arms run one after the other in real physics: at most 64 envs, got {num_envs}")
     made = load_robot(robot)
-    return ArmEnv(TASKS[name], [lockstep(made, task, speed, name, controller=controller) for _ in range(num_envs)], max_steps)
+    bodies = [lockstep(made, task, speed, name, controller=controller) for _ in range(num_envs)]
+    if task.views:
+        from controllers.transport import Loop
+        from robo_rl.cli.cameras import Eyes
+        for body in bodies:
+            body.eyes = lambda bus: Eyes(Loop(bus, "cameras"), name, task.views, task.image_size)
+    return ArmEnv(TASKS[name], bodies, max_steps, lambda: [body.close() for body in bodies], task.views, task.image_size)
 
 
 WIRED = {"controller": "joint", "speed": str(TRAINED), "domain": "-1", "namespace": ""}  # after the colon of --sim dds:…
 
 
 def make_robot(sim: str, task: str, num_envs: int, *, obs: str = "state", reward: str = "", control: str = "", max_steps: int = 0,
-               randomise: str = "", render: bool = False, **_):
-    """`--sim arm` and `--sim dds`, each with `:speed=0.5,controller=cartesian`, dds with `domain=` and `namespace=` too."""
+               randomise: str = "", render: bool = False, image_size: int = 64, **_):
+    """`--sim arm` and `--sim dds`, each with `:speed=0.5,controller=cartesian`, dds with `domain=` and `namespace=` too.
+
+    obs rgb: pictures of both cameras; dds takes them from the wire (`robo_rl sim-arm --cameras front wrist`).
+    """
+    from sims.mujoco.env import VIEWS
     kind, _, words = sim.partition(":")
     allowed = WIRED if kind == "dds" else {k: WIRED[k] for k in ("controller", "speed")}
     said = dict(allowed)
@@ -164,13 +180,13 @@ def make_robot(sim: str, task: str, num_envs: int, *, obs: str = "state", reward
     in_range(f"--sim {kind}: speed", speed, 0, 1.5, open_low=True)
     in_range(f"--sim {kind}: domain", domain, -1, 232)
     choose(f"--sim {kind}: controller", said["controller"], CONTROLLERS)
-    for option, value, fits in (("--obs", obs, ("state",)), ("--reward", reward, ("", "sparse")), ("--control", control, ("", "ee_delta")),
+    for option, value, fits in (("--obs", obs, ("state", "rgb")), ("--reward", reward, ("", "sparse")), ("--control", control, ("", "ee_delta")),
                                 ("--randomise", randomise, ("",)), ("--task", task, ("", "pick_cube"))):
         if value not in fits:
             raise UserError(f"--sim {kind} takes {option} {' or '.join(filter(None, fits)) or 'not at all'}, got {value!r}")
     if render:
         raise UserError(f"--sim {kind} films nothing: robo_rl deploy --video does, with the arm's own cameras")
-    made = task_of(task, control)
+    made = task_of(task, control, VIEWS if obs == "rgb" else (), image_size, whole=True)
     if kind == "arm":
         return arm_env(task, made, num_envs, speed, said["controller"], max_steps=max_steps)
     if num_envs != 1:
@@ -183,4 +199,5 @@ def make_robot(sim: str, task: str, num_envs: int, *, obs: str = "state", reward
         return env
     except UserError as e:
         wire.close()
-        raise UserError(f"--sim {sim} finds no arm that answers ({e}): start one with robo_rl sim-arm --speed {speed:g}") from None
+        cameras = f" --cameras {' '.join(VIEWS)} --image-size {image_size}" if obs == "rgb" else ""
+        raise UserError(f"--sim {sim} finds no arm that answers ({e}): start one with robo_rl sim-arm --speed {speed:g}{cameras}") from None
