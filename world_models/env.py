@@ -67,6 +67,8 @@ class WorldEnv(VectorEnv):
         self.uncertainty = np.zeros(n, np.float32)
         self.carry: worlds.Carry = {}
         self.seen = {k: np.zeros(s.shape, s.dtype) for k, s in self.observation_space.spaces.items()}
+        self.images = True  # False: where the model can step without drawing, pictures stay until a step with True
+        self.lazy, self.stale = hasattr(model, "look") and isinstance(self.judge, judges.Head), np.zeros(n, bool)
 
     def __repr__(self) -> str:
         return f"WorldEnv({self.spec.id!r}, num_envs={self.num_envs})"
@@ -99,22 +101,23 @@ class WorldEnv(VectorEnv):
         self.task[ids], self.starts[ids], self.steps[ids] = task, starts, 0
         for flags in (self.terminated, self.truncated, self.success):
             flags[ids] = False
-        self.uncertainty[ids], self.ready[ids] = 0, True
+        self.uncertainty[ids], self.ready[ids], self.stale[ids] = 0, True, False
 
     def step(self, actions):
         if not self.ready.all():
             raise UserError("call reset() before step()")
         actions = read_actions(actions, self.num_envs, self.model.spec.action)
         alive = ~(self.terminated | self.truncated)
-        carry, p = self.model.step(self.carry, torch.from_numpy(actions)[:, None])
+        carry, p = self.model.step(self.carry, torch.from_numpy(actions)[:, None], **({"draw": False} if self.lazy else {}))
         obs, before = {k: v[:, 0].numpy() for k, v in p.obs.items()}, self.seen
         reward, terminal, chance, unsure = (x[:, 0].numpy() for x in (p.reward, p.terminal, p.success, p.uncertainty))
         sound = np.isfinite(obs["state"]).all(1) & np.isfinite(reward) & np.isfinite(unsure) & np.isfinite(chance + terminal)
         known = alive & sound
         keep = torch.from_numpy(known)
         self.carry = {k: torch.where(keep.view(-1, *[1] * (v.dim() - 1)), v, self.carry[k]) for k, v in carry.items()}
-        self.seen = {k: np.where(known.reshape(-1, *[1] * (v.ndim - 1)), obs[k], v).astype(v.dtype)
+        self.seen = {k: np.where(known.reshape(-1, *[1] * (v.ndim - 1)), obs[k], v).astype(v.dtype) if k in obs else v
                      for k, v in self.seen.items()}
+        self._look(known)
         self.steps += alive
         self.uncertainty = np.where(known, unsure, self.uncertainty).astype(np.float32)
         late = alive & (self.steps >= self.spec.max_steps)
@@ -131,6 +134,18 @@ class WorldEnv(VectorEnv):
         paid = won.astype(np.float32) if spec.sparse else np.where(known, reward, 0).astype(np.float32)
         return (self._obs(), paid, self.terminated.copy(), self.truncated.copy(),
                 {"success": self.success.copy(), "uncertainty": self.uncertainty.copy(), "cut": cut})
+
+    def _look(self, moved: np.ndarray) -> None:
+        """Pictures of the lanes that moved and of those whose pictures are old, where the step drew none."""
+        if not self.lazy:
+            return
+        self.stale |= moved
+        if self.images and self.stale.any():
+            ids = np.flatnonzero(self.stale)
+            drawn = self.model.look({k: v[torch.from_numpy(ids)] for k, v in self.carry.items()})
+            for k, v in drawn.items():
+                self.seen[k][ids] = v.numpy()
+            self.stale[:] = False
 
     def _judge(self, known: np.ndarray, late: np.ndarray, before: dict, actions: np.ndarray, chance: np.ndarray) -> np.ndarray:
         """bool[N]: which of the known steps succeeded, asked of the judge every `judge.every` steps and at the limit."""
@@ -182,7 +197,7 @@ class WorldEnv(VectorEnv):
         return self.seen[f"image/{self.spec.views[0]}"].copy()
 
 
-FIELDS = ("starts", "steps", "task", "frame", "terminated", "truncated", "success", "uncertainty")
+FIELDS = ("starts", "steps", "task", "frame", "terminated", "truncated", "success", "uncertainty", "stale")
 
 
 def _put(x: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -51,7 +51,7 @@ def windows(data: Recorded, model: Latent, statistics: bool = True) -> Windows:
                    bool(seen[data.end[data.success | data.terminated] - 1].all()))
 
 
-def loss(model: Latent, w: Windows, rows: Tensor, unroll: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(model: Latent, w: Windows, rows: Tensor, unroll: int) -> tuple[Tensor, dict[str, Tensor]]:
     """Of windows that begin in rows int64[M,B]; what lies beyond an episode's end counts for nothing."""
     s, before, last = w.state[rows], w.before[rows], w.ends[rows] - 1
     parts = {k: s.new_zeros(()) for k in ("state", "reward", "success", "end", "refine")}
@@ -63,24 +63,25 @@ def loss(model: Latent, w: Windows, rows: Tensor, unroll: int, generator: torch.
         moves = (live > 0) & w.seen[at]
         a, target = w.action[at], w.after[at]
         inputs = model.inputs(s, before, a)
-        after = s + model.net(inputs) * model.scale
+        delta = model.net(inputs)
+        after = s + delta * model.scale
         known = moves.float() if w.told else live
         heads = model.outcome(target, w.state[at], a) if w.told else model.outcome(after.detach(), s.detach(), a)
         error = ((after - target) / model.scale).square().mean(-1)
         parts["state"] = parts["state"] + (error * moves).sum() / (k + 1)
+        if k:  # beside it one step from what was recorded, or the rollout costs the first steps
+            step = (model.net(model.inputs(w.state[at], w.before[at], a)) - (target - w.state[at]) / model.scale).square().mean(-1)
+            parts["state"] = parts["state"] + (step * moves).sum()
         weight = weight + moves.sum()
         want = w.heads[at]
         parts["reward"] = parts["reward"] + ((heads[..., 0] - want[..., 0]).square() * known).sum()
         bce = F.binary_cross_entropy_with_logits(heads[..., 1:], want[..., 1:], reduction="none",
                                                  pos_weight=model.balance) * known[..., None]
         parts["success"], parts["end"] = parts["success"] + bce[..., 0].sum(), parts["end"] + bce[..., 1].sum()
-        if model.refiner is not None:  # eps at a drawn level, on the change that leads back to what was recorded
-            level = torch.randint(0, model.options.refine, (rows.shape[1],), generator=generator)
-            sigma = torch.tensor(model.sigmas())[level][:, None]
-            eps = torch.randn(s.shape, generator=generator)
+        if model.refiner is not None:  # each on the error that the one before it leaves
             y = ((target - s) / model.scale).detach()
-            guess = model.guesses(inputs.detach(), y + sigma * eps, level)
-            parts["refine"] = parts["refine"] + ((guess - eps).square().mean(-1) * moves).sum()
+            left = sum((z - y).square().mean(-1) for z in model.refined(inputs.detach(), delta)[1:])
+            parts["refine"] = parts["refine"] + (left * moves).sum() / (k + 1)
         s, before = model.clip(after), s
     count = rows.numel() * unroll
     parts = {k: v / (weight.clamp(min=1) if k in ("state", "refine") else count) for k, v in parts.items()}
@@ -130,7 +131,7 @@ class Fitter:
             late = self.update >= o.updates // 2 and o.unroll > 1
             batch = max(16, o.batch // o.unroll * 2) if late else o.batch
             rows = self.windows.rows[torch.randint(0, len(self.windows.rows), (m, batch), generator=self.generator)]
-            value, parts = loss(self.model, self.windows, rows, o.unroll if late else 1, self.generator)
+            value, parts = loss(self.model, self.windows, rows, o.unroll if late else 1)
             lr = o.lr * min(1.0, (self.update + 1) / 100) * 0.5 * (1 + math.cos(math.pi * self.update / o.updates))
             self.opt.param_groups[0]["lr"] = lr
             descend(value, self.opt, self.model.parameters(), 10.0, pairs, min(o.ema, (1 + self.update) / (10 + self.update)))

@@ -10,10 +10,12 @@ The difference to the state before stands for the velocities a state leaves out 
 A lane follows one member, drawn from its key, or the members' mean. Uncertainty is the members' disagreement on the
 followed state, in units of the state's std, summed along the episode.
 
-Refinement after PDE-Refiner (Lippe et al. 2023, eq. 5-8), on the change of one step, y = delta:
-    for k = 1 .. K:   z = y + sigma_k eps,   y = z - sigma_k net_r(s, s - s_before, a, z, k),   sigma_k = sigma_min^(k/K)
+Refinement after PDE-Refiner (Lippe et al. 2023, eq. 5-8), of each member's change of one step, y_0 = delta:
+    for k = 1 .. K:   y_k = y_(k-1) - sigma_k net_r(s, s - s_before, a, y_(k-1), k),   sigma_k = sigma_min^(k/K)
 Departures: the first prediction is the ensemble's and the refiner an ensemble of its own (the paper has one network for both),
-so that K = 0 is the one-step model bit by bit; it learns along the model's own rollout too, where y leads back to the data.
+so that K = 0 is the one-step model bit by bit; and what a refinement takes off is no noise that was added to y before,
+but the error that y has, learnt along the model's own rollout where y leads back to the data. (With the paper's noise the
+result is a sample of what may come, its error larger than the mean's at every horizon: measured.)
 
 Sources: PETS (Chua et al. 2018) and MBPO (Janner et al. 2019) for ensembles as simulators.
 """
@@ -26,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from robo_rl.starts import hashed, normals
+from robo_rl.starts import hashed
 from world_models.model import Carry, Frames, Prediction, WorldSpec
 from world_models.options import LatentOptions
 
@@ -67,7 +69,7 @@ class Latent(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         self.net = Ensemble(o.members, 2 * s + a, o.hidden, o.layers, s, generator)
         self.heads = Ensemble(o.members, 5 * s + a, max(o.hidden // 2, 8), 2, HEADS, generator)
-        self.refiner = Ensemble(o.members, 3 * s + a + max(o.refine, 1), o.hidden, o.layers, s, generator) if o.refine else None
+        self.refiner = Ensemble(o.members, 3 * s + a + o.refine, o.hidden, o.layers, s, generator) if o.refine else None
         for name, value in (("mean", 0.0), ("std", 1.0), ("scale", 1.0), ("low", -np.inf), ("high", np.inf)):
             self.register_buffer(name, torch.full((s,), value))
         self.register_buffer("gain", torch.ones(()))  # std of the reward
@@ -116,12 +118,10 @@ class Latent(nn.Module):
         lanes, weight, rows = torch.arange(len(s)), self.scale / self.std, []
         for a in actions.to(torch.float32).unbind(1):
             inputs = self.inputs(s, before, a)
-            deltas = self.net(inputs)
+            deltas = self.refined(inputs, self.net(inputs))[-1]
             mean = deltas.mean(0)
             delta = mean if self.options.follow == "mean" else deltas[carry["member"], lanes]
             spread = spread + ((deltas - mean) * weight).square().mean((0, 2)).sqrt()  # of one member: 0
-            if self.refiner is not None:
-                delta = self.refine(inputs, delta, carry["key"].numpy(), t.numpy())
             after = self.clip(s + delta * self.scale)
             heads = self.outcome(after, s, a)
             s, before, t = after, s, t + 1
@@ -136,22 +136,14 @@ class Latent(nn.Module):
         k = self.options.refine
         return [self.options.sigma ** (i / k) for i in range(1, k + 1)]
 
-    def refine(self, inputs: Tensor, y: Tensor, keys: np.ndarray, t: np.ndarray) -> Tensor:
-        """Change y [B,S] after K refinements; its noise is decided by (key, t, k)."""
-        for k, sigma in enumerate(self.sigmas()):
-            eps = torch.from_numpy(normals(hashed(keys, t, k).view(np.int64), y.shape[-1], 5))
-            z = y + sigma * eps
-            y = z - sigma * self.noise_of(inputs, z, k)
-        return y
-
-    def noise_of(self, inputs: Tensor, z: Tensor, k: "int | Tensor") -> Tensor:
-        """The refiner's guess of eps in z [B,S] at level k (0 .. K-1), one for all or int64[B]: the mean of its members'."""
-        return self.guesses(inputs, z, k).mean(0)
-
-    def guesses(self, inputs: Tensor, z: Tensor, k: "int | Tensor") -> Tensor:
-        """Each member's guess [M,B,S] for rows [B,.] that are the same for all, or [M,B,.]."""
-        level = F.one_hot(torch.as_tensor(k).expand(z.shape[:-1]), self.options.refine).to(z.dtype)
-        return self.refiner(torch.cat([inputs, z, level], -1))
+    def refined(self, inputs: Tensor, y: Tensor) -> list[Tensor]:
+        """Changes [M,B,S] of the members after 0 .. K refinements; no gradient flows from one to the next."""
+        out = [y]
+        for k, sigma in enumerate(self.sigmas() if self.refiner is not None else []):
+            z = out[-1].detach()
+            level = F.one_hot(torch.full(z.shape[:-1], k), self.options.refine).to(z.dtype)
+            out.append(z - sigma * self.refiner(torch.cat([inputs.expand(*z.shape[:-1], -1), z, level], -1)))
+        return out
 
 
 def build(spec: WorldSpec, options: dict) -> Latent:

@@ -2,6 +2,7 @@
 
     carry = model.start(obs, keys)                        from N observations; keys int64[N] decide all its randomness
     carry, p = model.step(carry, actions[N,E,A])          E control steps: observations, reward, end, success, uncertainty
+    model.look(carry), step(carry, actions, draw=False)   optional: pictures of lanes, and a step that draws none
 
 A carry is a dict of tensors [N, ...]: rows may be copied, permuted, forked and restored. The same observation, key and
 actions give the same prediction whatever the other rows are (up to the rounding of a batched product).
@@ -30,7 +31,7 @@ from robo_rl.errors import UserError, choose
 from robo_rl.types import ActionAxis, ControlSpec
 
 FORMAT = 1
-KINDS = {"latent": "world_models.latent", "video": "world_models.video"}  # module with build(spec, options) -> model
+KINDS = {k: f"world_models.{k}" for k in ("latent", "encoded", "video")}  # module with build(spec, options) -> model
 Carry = dict[str, Tensor]
 
 
@@ -38,7 +39,7 @@ Carry = dict[str, Tensor]
 class WorldSpec:
     """What a model stands for, and how far it can be trusted."""
 
-    kind: str  # latent or video
+    kind: str  # latent, encoded or video
     control: ControlSpec  # of the env that was recorded: axes, period [s], max_steps, state names, views
     state: int  # S
     image_size: int = 0  # pixels; 0 without views

@@ -1,6 +1,6 @@
 """Options of world models and of how they are learnt, as frozen dataclasses without torch (so `--help` is instant)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from robo_rl.errors import in_range
@@ -20,7 +20,7 @@ class LatentOptions:
     refine: int = 0
     """K: refinement steps after each prediction (PDE-Refiner); 0: none."""
     sigma: float = 0.05
-    """sigma_min: noise of the last refinement step, in units of one step's change."""
+    """sigma_min: scale of the last refinement step, in units of one step's change."""
 
     def __post_init__(self) -> None:
         for name, low, high in (("members", 1, 64), ("hidden", 8, 4096), ("layers", 1, 16), ("refine", 0, 16)):
@@ -46,6 +46,41 @@ class FitOptions:
             in_range(f"fit.{name}", getattr(self, name), low, high)
         in_range("fit.lr", self.lr, 0, 1, open_low=True)
         in_range("fit.ema", self.ema, 0, 1, open_high=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedOptions:
+    """What the networks of an `encoded` model are; a model's folder carries it."""
+
+    codes: int = 32
+    """Z: numbers that stand for the pictures of all cameras."""
+    width: int = 48
+    """Channels of the autoencoder at a quarter of the resolution; twice that below."""
+    noise: float = 0.1
+    """Std of the noise on the codes (which have unit variance) while decoding is learnt."""
+    dynamics: LatentOptions = field(default_factory=LatentOptions)
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("codes", 1, 4096), ("width", 8, 2048), ("noise", 0, 10)):
+            in_range(f"net.{name}", getattr(self, name), low, high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedFitOptions:
+    """How an `encoded` model is learnt (`world_models.encoded_fit`)."""
+
+    pictures: int = 2000
+    """Updates of the autoencoder first."""
+    batch: int = 32
+    """Frames of each of them."""
+    lr: float = 1e-3
+    """Of the autoencoder."""
+    dynamics: FitOptions = field(default_factory=FitOptions)
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("pictures", 1, 10**8), ("batch", 2, 10**5)):
+            in_range(f"fit.{name}", getattr(self, name), low, high)
+        in_range("fit.lr", self.lr, 0, 1, open_low=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,9 @@ SUBCOMMANDS = {"train": "learn a model of recorded episodes", "eval": "say how f
                "judge": "train a classifier of success, or say what a judge is worth"}
 
 
+PICTURED = {"encoded": "WmTrainEncoded", "video": "WmTrainVideo"}  # kinds with cameras: options in robo_rl.cli.wm_<kind>
+
+
 @dataclass(frozen=True, kw_only=True)
 class WmTrain:
     """Learn a world model from recorded episodes; `--sim wm:OUT` then takes it as a simulator."""
@@ -24,7 +27,8 @@ class WmTrain:
     data: tyro.conf.Positional[tuple[str, ...]] = ()
     """Folders of LeRobot v3 data sets, of the same env."""
     kind: str = "latent"
-    """latent: states, fast; video: camera frames (options: robo_rl wm train --kind video --help)."""
+    """latent: states; encoded: camera frames as codes, drawn where somebody looks; video: camera frames as a flow (options of these:
+    robo_rl wm train --kind video --help)."""
     out: str = ""
     """Run folder; empty: runs/wm-<task>-s<seed>-<time>."""
     resume: str = ""
@@ -39,7 +43,7 @@ class WmTrain:
     fit: FitOptions = field(default_factory=FitOptions)
 
     def __post_init__(self) -> None:
-        choose("--kind", self.kind, ("latent", "video"))
+        choose("--kind", self.kind, ("latent", *PICTURED))
         for name, low, high in (("seed", 0, 2**31 - 1), ("horizon", 2, 10**4), ("torch_threads", 1, 4096)):
             in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         in_range("--tolerance", self.tolerance, 0, 100, open_low=True)
@@ -61,8 +65,10 @@ def parse(argv: list[str]):
         return parse_options(importlib.import_module("robo_rl.cli.wm_tune").WmTune, "wm tune", argv[1:])
     if name == "judge":
         return parse_options(importlib.import_module("robo_rl.cli.wm_judge").WmJudge, "wm judge", argv[1:])
-    if "--kind=video" in argv or "video" in [b for a, b in pairwise(argv) if a == "--kind"]:
-        return parse_options(importlib.import_module("robo_rl.cli.wm_video").WmTrainVideo, "wm train", argv[1:])
+    kind = [b for a, b in pairwise(argv) if a == "--kind"] + [a.removeprefix("--kind=") for a in argv if a.startswith("--kind=")]
+    if kind and kind[0] in PICTURED:
+        cls = PICTURED[kind[0]]
+        return parse_options(getattr(importlib.import_module(f"robo_rl.cli.wm_{kind[0]}"), cls), "wm train", argv[1:])
     return parse_options(WmTrain, "wm train", argv[1:])
 
 
@@ -144,11 +150,16 @@ def config(folder: Path, cls: type):
     known = {f.name: f for f in fields(cls)}
     try:
         saved = {k: v for k, v in saved["config"].items() if k in known}
-        nested = {k: known[k].default_factory(**saved[k]) for k in ("net", "fit")}
-        return cls(**saved | nested | {"data": tuple(saved["data"])})
+        return rebuilt(cls, saved | {"data": tuple(saved["data"])})
     except (TypeError, KeyError, AttributeError, UserError) as e:
-        what = "robo_rl wm train" + (" --kind video" if cls is not WmTrain else "")
+        what = "robo_rl wm train" + (f" --kind {cls.kind}" if cls is not WmTrain else "")
         raise UserError(f"{folder / 'run.json'} is no run of {what}, or of another version ({e!r})") from e
+
+
+def rebuilt(cls: type, saved: dict):
+    """The dataclass `cls` of its fields as JSON has them, dataclasses within it too."""
+    inner = {f.name: rebuilt(f.default_factory, saved[f.name]) for f in fields(cls) if isinstance(saved.get(f.name), dict)}
+    return cls(**saved | inner)
 
 
 def train(args, learn, images: bool = False) -> int:

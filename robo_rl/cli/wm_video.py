@@ -61,29 +61,42 @@ def run(args: WmTrainVideo) -> int:
 
 def learn(args: WmTrainVideo, folder: Path, data) -> int:
     """The run itself, in its locked folder."""
-    from robo_rl import files
     from robo_rl.cli import wm
-    from robo_rl.cli.train import Stop
-    from robo_rl.log import Progress, RunLog
-    from world_models import model as worlds
     from world_models.video import Video, VideoOptions
     from world_models.video_fit import VideoFitter
 
     model = Video(wm.world_spec(data, args.kind, " ".join(args.data)), VideoOptions(**asdict(args.net)), args.seed)
     fitter = VideoFitter(model, data, args.fit, args.seed)
-    saved, total = folder / "fit.safetensors", args.fit.arm + args.fit.updates
+
+    def finish():
+        made = fitter.result()
+        arm, report = wm.calibrated(made.proprio, data, args.horizon, args.tolerance)
+        made.spec = made.proprio.spec = arm.spec
+        return made, report
+    return in_parts(args, folder, data, fitter, args.fit.arm + args.fit.updates, lambda: fitter.arm.update + fitter.update, finish)
+
+
+def in_parts(args, folder: Path, data, fitter, total: int, done, finish) -> int:
+    """Fit what is learnt in two parts: `done()` updates of `total` are made; `finish()` -> (calibrated model, its numbers)."""
+    from robo_rl import files
+    from robo_rl.cli import wm
+    from robo_rl.cli.train import Stop
+    from robo_rl.log import Progress, RunLog
+    from world_models import model as worlds
+
+    saved = folder / "fit.safetensors"
     if saved.exists():
         wm.load_fit(fitter, saved, len(data.action))
-    done = fitter.arm.update + fitter.update
     began = kept = time.monotonic()
     with Progress() as progress, Stop() as stop, RunLog(
-            folder, resume_step=done if saved.exists() else -1, resume_stage="sft") as log:
-        progress.say(f"run {folder}: {model.spec.data}")
-        progress.start("wm", total, "updates", done=done)
+            folder, resume_step=done() if saved.exists() else -1, resume_stage="sft") as log:
+        progress.say(f"run {folder}: {fitter.model.spec.data}")
+        progress.start("wm", total, "updates", done=done())
 
         def tick(update: int, parts: dict[str, float]) -> bool:
             nonlocal kept
-            progress.update(update, note=f"frames {parts['frames']:.4f} success {parts['success']:.4f}")
+            progress.update(update, note=" ".join(f"{k} {parts[k]:.4f}" for k in ("frames", "state", "success")
+                                                  if math.isfinite(parts[k])))
             if update % 25 == 0 or update == total:
                 log.log(update, {f"wm/{k}": v for k, v in parts.items() if math.isfinite(v)}, stage="sft")
             if time.monotonic() - kept > 30 or stop.asked:
@@ -92,13 +105,10 @@ def learn(args: WmTrainVideo, folder: Path, data) -> int:
             return not stop.asked
         if not fitter.fit(tick):
             progress.close()
-            progress.say(f"saved at update {fitter.arm.update + fitter.update}; go on with: robo_rl wm train --kind video "
-                         f"--resume {folder}")
+            progress.say(f"saved at update {done()}; go on with: robo_rl wm train --kind {args.kind} --resume {folder}")
             return stop.code
         wm.save_fit(fitter, saved, len(data.action))
-        arm, report = wm.calibrated(fitter.result().proprio, data, args.horizon, args.tolerance)
-        model = fitter.result()
-        model.spec = model.proprio.spec = arm.spec
+        model, report = finish()
         model.frames = data.frames()
         worlds.save(model, folder / "model")
         files.write_json(folder / "calibration.json", report | {"seconds": time.monotonic() - began})

@@ -1,0 +1,147 @@
+"""The model of encoded pictures: its codec, its carry, what it learns of a world of one moving square, and its env."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from commands import robo_rl
+from test_world_models_video import SPEC, observations, squares
+
+from robo_rl.errors import UserError
+from sims.check import check_env
+from world_models import model as worlds
+from world_models.encoded import Encoded
+from world_models.encoded_fit import EncodedFitter
+from world_models.env import WorldEnv
+from world_models.options import EncodedFitOptions, EncodedOptions, FitOptions, LatentOptions
+
+MINE = replace(SPEC, kind="encoded")
+OPTIONS = EncodedOptions(codes=4, width=16, dynamics=LatentOptions(members=3, hidden=64, layers=2))
+FIT = EncodedFitOptions(pictures=400, batch=32, lr=3e-3, dynamics=FitOptions(updates=400, batch=64, unroll=4))
+
+
+@pytest.fixture(scope="module")
+def learnt():
+    """(the data, its fitter, the learnt model)."""
+    data = squares(60)
+    fitter = EncodedFitter(Encoded(replace(MINE, sparse=data.sparse, ends_on_success=True), OPTIONS), data, FIT, 0)
+    assert fitter.fit()
+    model = fitter.result()
+    model.frames, model.spec = data.frames(), model.spec.calibrated(16, 100.0)
+    return data, fitter, model
+
+
+def square(picture: np.ndarray) -> np.ndarray:
+    """Where the square is (x, y), as the state tells it."""
+    weight = picture[..., 0].astype(float).clip(60, None) - 60
+    rows = (np.arange(16) - 7.5)[:, None]
+    total = weight.sum((-1, -2)).clip(min=1e-6)
+    return np.stack([(weight * rows.T).sum((-1, -2)), (weight * rows).sum((-1, -2))], -1) / total[..., None] / 8
+
+
+def test_codes_have_unit_variance_and_pictures_come_back(learnt):
+    data, _, model = learnt
+    codes = model.codes(data.images)
+    assert codes.mean(0).abs().max() < 0.15 and (codes.std(0) - 1).abs().max() < 0.15
+    carry = model.start({"state": data.state, "image/top": data.images["top"]}, np.arange(len(data.state)))
+    error = (model.look(carry)["image/top"].numpy().astype(float) - data.images["top"]) ** 2
+    assert error.mean() < 0.25 * (data.images["top"].astype(float) - data.images["top"].mean(0)).__pow__(2).mean()
+
+
+def test_the_square_goes_where_it_is_commanded(learnt):
+    """Held-out episodes, open loop: picture and state, nearer than a world that stands still."""
+    data, _, model = learnt
+    first = data.first[data.held & (data.lengths > 8)]
+    obs = {"state": data.state[first], "image/top": data.images["top"][first]}
+    actions = torch.from_numpy(data.action[first[:, None] + np.arange(8)])
+    _, p = model.step(model.start(obs, first), actions)
+    truth = data.state[first[:, None] + np.arange(1, 9)]
+    shown, stood = square(p.obs["image/top"].numpy()), square(obs["image/top"])[:, None]
+    assert np.abs(p.obs["state"].numpy() - truth).mean() < 0.05
+    assert np.abs(shown - truth)[:, -1].mean() < 0.6 * np.abs(stood - truth)[:, -1].mean()
+
+
+def test_a_step_that_draws_nothing_is_the_same_step_and_look_draws_it(learnt):
+    data, _, model = learnt
+    obs = {"state": data.state[:3], "image/top": data.images["top"][:3]}
+    actions = torch.rand(3, 5, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    a, whole = model.step(model.start(obs, np.arange(3)), actions)
+    b, bare = model.step(model.start(obs, np.arange(3)), actions, draw=False)
+    assert list(bare.obs) == ["state"] and torch.equal(bare.obs["state"], whole.obs["state"])
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert torch.equal(model.look(b)["image/top"], whole.obs["image/top"][:, -1])
+
+
+def test_chunks_may_be_split_and_a_lane_depends_on_its_own_rows_alone(learnt):
+    model, obs = learnt[2], observations()
+    actions = torch.rand(3, 6, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    _, whole = model.step(model.start(obs, np.arange(3)), actions)
+    carry, first = model.step(model.start(obs, np.arange(3)), actions[:, :2])
+    _, second = model.step(carry, actions[:, 2:])
+    assert torch.equal(torch.cat([first.obs["state"], second.obs["state"]], 1), whole.obs["state"])
+    _, alone = model.step(model.start({k: v[1:2] for k, v in obs.items()}, np.array([1])), actions[1:2])
+    assert torch.allclose(alone.obs["state"], whole.obs["state"][1:2], atol=1e-5)
+
+
+def test_it_keeps_the_contract_and_draws_only_where_somebody_looks(learnt):
+    model = learnt[2]
+    check_env(lambda n: WorldEnv(model, n), num_envs=3, cuts=True, atol=1.0)
+    env = WorldEnv(model, 4)
+    before = env.reset(seed=0)[0]["image/top"]
+    env.images, drawn = False, []
+    look = model.look
+    model.look = lambda carry: drawn.append(len(carry["code"])) or look(carry)
+    try:
+        for _ in range(3):
+            obs = env.step(np.ones((4, 2), np.float32))[0]
+            assert np.array_equal(obs["image/top"], before)
+        assert not drawn
+        env.images = True
+        obs = env.step(np.ones((4, 2), np.float32))[0]
+        assert drawn == [4] and not np.array_equal(obs["image/top"], before)
+    finally:
+        del model.look
+
+
+def test_a_folder_gives_the_model_back(learnt, tmp_path):
+    model = learnt[2]
+    worlds.save(model, tmp_path / "m")
+    again, obs = worlds.load(tmp_path / "m"), observations()
+    a, b = (m.step(m.start(obs, np.arange(3)), torch.ones(3, 2, 2))[1] for m in (model, again))
+    assert again.spec == model.spec and again.options == model.options
+    assert all(torch.equal(a.obs[k], b.obs[k]) for k in a.obs)
+
+
+@pytest.mark.parametrize("stop", [5, 14])
+def test_a_fit_goes_on_exactly_in_either_part(stop):
+    data = squares(24)
+    fit = EncodedFitOptions(pictures=9, batch=8, dynamics=FitOptions(updates=9, batch=16, unroll=2))
+    whole, first, second = (EncodedFitter(Encoded(MINE, OPTIONS), data, fit, 3) for _ in range(3))
+    assert whole.fit()
+    assert not first.fit(lambda update, parts: update < stop)
+    second.load_state_dict(first.state_dict())
+    assert second.fit()
+    for a, b in zip(whole.result().state_dict().values(), second.result().state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_what_it_cannot_learn_from_is_one_line():
+    with pytest.raises(UserError, match="multiple of 16 pixels, the data has top of 24"):
+        Encoded(replace(MINE, image_size=24), OPTIONS)
+    for wrong in ({"codes": 0}, {"width": 1}, {"noise": -1.0}):
+        with pytest.raises(UserError, match=f"net.{next(iter(wrong))} must be in"):
+            EncodedOptions(**wrong)
+
+
+def test_from_recordings_to_an_env_on_the_command_line(tmp_path):
+    assert robo_rl(tmp_path, "collect", "--task", "reach", "--obs", "rgb", "--image-size", 32, "--policy", "expert,random", "--episodes", 12,
+                   "--out", "data").code == 0
+    little = ["--net.codes", 4, "--net.width", 16, "--net.dynamics.hidden", 16, "--fit.pictures", 4, "--fit.dynamics.updates", 60]
+    done = robo_rl(tmp_path, "wm", "train", "data", "--kind", "encoded", *little, "--out", "m")
+    assert done.code == 0, done
+    assert robo_rl(tmp_path, "wm", "train", "--kind", "encoded", "--resume", "m").code == 0
+    done = robo_rl(tmp_path, "wm", "eval", "m", "data", "--windows", 8, "--horizon", 8, "--inverse", 5)
+    assert done.code == 0, done
+    done = robo_rl(tmp_path, "wm", "train", "data", "--kind", "encodes")
+    assert "encoded, video, latent" in done.mistake

@@ -1,0 +1,122 @@
+"""`latent` dynamics of encoded pictures: an autoencoder of all cameras at once, and the ensemble on the arm's state beside
+its codes, so that pictures are drawn only where somebody looks.
+
+    c = (enc(frames) - centre) / spread        frames^ = mean + dec(c),   loss = |frames^ - frames|^2 / var,  dec sees c + noise eps
+    (s, c)' = (s, c) + the ensemble's change    reward, success and end from (s, c) and (s, c)':  world_models.latent
+
+The codes have unit variance, and the noise on them makes neighbours look alike: a rollout's small errors stay small in
+the picture. After an episode's last action no picture is recorded: its code is the one before it (the arm's state is recorded).
+Sources: Ha and Schmidhuber 2018 (dynamics of an autoencoder's codes); PETS as in `latent`. Departures from both: no recurrence,
+for the arm's state carries velocities; codes are not sampled.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from robo_rl.errors import UserError
+from world_models.latent import Latent
+from world_models.model import Carry, Frames, Prediction, WorldSpec
+from world_models.options import EncodedOptions, LatentOptions
+from world_models.video import PATCH, to_frames, to_patches
+
+
+class Codec(nn.Module):
+    """Frames as patches [B,V 48,g,g] <-> codes [B,Z]."""
+
+    def __init__(self, views: int, grid: int, options: EncodedOptions):
+        super().__init__()
+        w, self.grid = options.width, grid // 4
+        self.enter, self.shrink, self.shrink_again = nn.Conv2d(48 * views, w, 1), nn.Conv2d(w, 2 * w, 3, 2, 1), nn.Conv2d(2 * w, 2 * w, 3, 2, 1)
+        self.code = nn.Linear(2 * w * self.grid**2, options.codes)
+        self.decode_code = nn.Linear(options.codes, 2 * w * self.grid**2)
+        self.grow, self.grow_again, self.leave = nn.Conv2d(2 * w, 2 * w, 3, 1, 1), nn.Conv2d(2 * w, w, 3, 1, 1), nn.Conv2d(w, 48 * views, 1)
+        self.register_buffer("centre", torch.zeros(options.codes))
+        self.register_buffer("spread", torch.ones(options.codes))
+        self.register_buffer("mean", torch.zeros(48 * views, grid, grid))
+        self.register_buffer("var", torch.ones(()))
+
+    def raw(self, patches: Tensor) -> Tensor:
+        """Codes before they are normalised."""
+        h = F.silu(self.enter((patches - self.mean) / self.var.sqrt()))
+        return self.code(F.silu(self.shrink_again(F.silu(self.shrink(h)))).flatten(1))
+
+    def encode(self, patches: Tensor) -> Tensor:
+        return (self.raw(patches) - self.centre) / self.spread
+
+    def decode(self, codes: Tensor) -> Tensor:
+        h = F.silu(self.decode_code(codes)).view(len(codes), -1, self.grid, self.grid)
+        h = F.silu(self.grow(F.interpolate(h, scale_factor=2)))
+        h = F.silu(self.grow_again(F.interpolate(h, scale_factor=2)))
+        return self.mean + self.var.sqrt() * self.leave(h)
+
+
+class Encoded(nn.Module):
+    """The model; see the module. obs: the arm's state [N,S] and frames; the dynamics' state is both, [N,S+Z]."""
+
+    frames: Frames
+
+    def __init__(self, spec: WorldSpec, options: EncodedOptions, seed: int = 0):
+        super().__init__()
+        if not spec.control.views or spec.image_size % (4 * PATCH):
+            raise UserError(f"an encoded model needs cameras of a multiple of {4 * PATCH} pixels, the data has "
+                            f"{', '.join(spec.control.views) or 'none'} of {spec.image_size}; record with robo_rl collect --obs rgb")
+        self.spec, self.options = spec, options
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.codec = Codec(len(spec.control.views), spec.image_size // PATCH, options)
+        self.dynamics = Latent(replace(spec, kind="latent", state=spec.state + options.codes), options.dynamics, seed)
+
+    @torch.no_grad()
+    def codes(self, images: Mapping[str, np.ndarray]) -> Tensor:
+        """float32[N,Z] of frames {view: uint8[N,h,w,3]}."""
+        views, n = self.spec.control.views, len(images[self.spec.control.views[0]])
+        parts = [self.codec.encode(torch.cat([to_patches(torch.as_tensor(np.ascontiguousarray(images[v][i:i + 256])))
+                                              for v in views], 1)) for i in range(0, n, 256)]
+        return torch.cat(parts) if parts else torch.zeros(0, self.options.codes)
+
+    # ---- the protocol
+
+    def start(self, obs: Mapping[str, np.ndarray], keys: np.ndarray) -> Carry:
+        """Carry of lanes that begin at rest."""
+        code = self.codes({v: obs[f"image/{v}"] for v in self.spec.control.views})
+        whole = np.concatenate([np.asarray(obs["state"], np.float32), code.numpy()], 1)
+        return self._split(self.dynamics.start({"state": whole}, keys))
+
+    @torch.no_grad()
+    def step(self, carry: Carry, actions: Tensor, draw: bool = True) -> tuple[Carry, Prediction]:
+        """`draw` False: no pictures, which `look` makes of any carry."""
+        whole = {k: v for k, v in carry.items() if not k.startswith("code")}
+        whole |= {"state": torch.cat([carry["state"], carry["code"]], 1), "before": torch.cat([carry["before"], carry["code_before"]], 1)}
+        whole, p = self.dynamics.step(whole, actions)
+        state, code = p.obs["state"].split([self.spec.state, self.options.codes], 2)
+        obs = {"state": state.contiguous()} | (self._pictures(code) if draw else {})
+        return self._split(whole), replace(p, obs=obs)
+
+    def look(self, carry: Carry) -> dict[str, Tensor]:
+        """{image/<view>: uint8[N,h,w,3]} of lanes."""
+        return {k: v[:, 0] for k, v in self._pictures(carry["code"][:, None]).items()}
+
+    def _split(self, whole: Carry) -> Carry:
+        """The dynamics' carry with the codes apart, as observations have it."""
+        out = dict(whole)
+        for name, code in (("state", "code"), ("before", "code_before")):
+            out[name], out[code] = (x.contiguous() for x in whole[name].split([self.spec.state, self.options.codes], 1))
+        return out
+
+    @torch.no_grad()
+    def _pictures(self, code: Tensor) -> dict[str, Tensor]:
+        """Of codes [N,E,Z]."""
+        n, e = code.shape[:2]
+        patches = torch.cat([self.codec.decode(c) for c in code.flatten(0, 1).split(256)])
+        views = self.spec.control.views
+        return {f"image/{v}": to_frames(x.clamp(-1, 1)).unflatten(0, (n, e)) for v, x in zip(views, patches.split(48, 1), strict=True)}
+
+
+def build(spec: WorldSpec, options: dict) -> Encoded:
+    """The untrained model of a folder's JSON."""
+    return Encoded(spec, EncodedOptions(**(options | {"dynamics": LatentOptions(**options["dynamics"])})))

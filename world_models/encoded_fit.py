@@ -1,0 +1,111 @@
+"""Learning an `encoded` model: first the autoencoder of its pictures, then the dynamics (`world_models.fit`) on their codes."""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robo_rl.errors import UserError
+from world_models.encoded import Encoded
+from world_models.fit import Fitter, smooth
+from world_models.options import EncodedFitOptions
+from world_models.recorded import Recorded
+from world_models.video import to_patches
+
+STATISTICS = 2048  # frames that means and spreads are taken of
+
+
+class EncodedFitter:
+    """A model being learnt: owns the optimizer, the generator and the count of updates; `dynamics` is there once pictures are done."""
+
+    def __init__(self, model: Encoded, data: Recorded, options: EncodedFitOptions, seed: int):
+        self.model, self.data, self.options, self.seed = model, data, options, seed
+        self.train = np.flatnonzero(~np.repeat(data.held, data.lengths))
+        self.generator = torch.Generator().manual_seed(seed)
+        self.opt = torch.optim.AdamW(model.codec.parameters(), lr=options.lr, weight_decay=1e-4, foreach=True)
+        self.update = 0
+        self.dynamics: Fitter | None = None
+        some = self.patches(self.spaced())
+        model.codec.mean.copy_(some.mean(0))
+        model.codec.var.copy_((some - some.mean(0)).square().mean().clamp(min=1e-6))
+
+    def patches(self, rows: np.ndarray) -> Tensor:
+        """Frames of rows [B] as patches [B,V 48,g,g]."""
+        return torch.cat([to_patches(torch.from_numpy(self.data.images[v][rows])) for v in self.model.spec.control.views], 1)
+
+    def spaced(self) -> np.ndarray:
+        """Training rows, evenly spaced."""
+        return self.train[np.linspace(0, len(self.train) - 1, min(STATISTICS, len(self.train))).astype(int)]
+
+    def loss(self, rows: np.ndarray) -> Tensor:
+        """Squared error of the decoded frames of rows [B], in units of the frames' variance; codes normalised within the batch."""
+        codec, x = self.model.codec, self.patches(rows)
+        raw = codec.raw(x)
+        code = (raw - raw.mean(0)) / (raw.std(0) + 1e-5)
+        code = code + self.model.options.noise * torch.randn(code.shape, generator=self.generator)
+        return (codec.decode(code) - x).square().mean() / codec.var
+
+    def fit(self, tick: Callable[[int, dict[str, float]], bool] = lambda update, parts: True) -> bool:
+        """Go on to the end -> True, or until `tick(updates made, running means)` says False; updates of both parts count."""
+        o, recent = self.options, {}
+        while self.update < o.pictures:
+            rows = self.train[torch.randint(0, len(self.train), (min(o.batch, len(self.train)),), generator=self.generator).numpy()]
+            value = self.loss(rows)
+            if not math.isfinite(float(value.detach())):
+                raise UserError(f"the loss of the autoencoder is no longer finite after {self.update} updates; start again with a "
+                                "smaller --fit.lr")
+            self.opt.param_groups[0]["lr"] = o.lr * min(1.0, (self.update + 1) / 50) * \
+                (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * self.update / o.pictures)))
+            self.opt.zero_grad(set_to_none=True)
+            value.backward()
+            self.opt.step()
+            self.update += 1
+            smooth(recent, {"frames": value.detach()})
+            if not tick(self.update, {"state": math.nan, "success": math.nan} | recent):
+                return False
+        if self.dynamics is None:
+            self.begin_dynamics()
+        return self.dynamics.fit(lambda n, parts: tick(o.pictures + n, {"frames": math.nan} | parts))
+
+    def begin_dynamics(self) -> None:
+        """The autoencoder stays as it is from now on; recorded episodes become states and codes."""
+        codec = self.model.codec
+        with torch.no_grad():
+            raw = torch.cat([codec.raw(self.patches(rows)) for rows in np.array_split(self.spaced(), 8)])
+            codec.centre.copy_(raw.mean(0))
+            codec.spread.copy_(raw.std(0) + 1e-5)
+        codec.requires_grad_(False)
+        self.dynamics = Fitter(self.model.dynamics, self.coded(), self.options.dynamics, self.seed)
+
+    def coded(self) -> Recorded:
+        """The data as the dynamics see it: states with codes beside them, no pictures."""
+        data, codes = self.data, self.model.codes(self.data.images).numpy()
+        names = tuple(f"code{i}" for i in range(codes.shape[1]))
+        control = replace(data.control, views=(), state_names=(*data.control.state_names, *names))
+        return replace(data, state=np.concatenate([data.state, codes], 1), images={}, control=control,
+                       final=np.concatenate([data.final, codes[data.end - 1]], 1))
+
+    def result(self) -> Encoded:
+        """The model with the dynamics' averaged weights."""
+        out = copy.deepcopy(self.model)
+        if self.dynamics is not None:
+            out.dynamics.load_state_dict(self.dynamics.result().state_dict())
+        return out
+
+    def state_dict(self) -> dict:
+        """Everything to go on exactly (with the same data)."""
+        return {"codec": self.model.codec.state_dict(), "opt": self.opt.state_dict(), "generator": self.generator.get_state(),
+                "update": self.update, "dynamics": self.dynamics.state_dict() if self.dynamics else {}}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.model.codec.load_state_dict(state["codec"])
+        self.opt.load_state_dict(state["opt"])
+        self.generator.set_state(state["generator"])
+        self.update = state["update"]
+        if state["dynamics"]:
+            self.begin_dynamics()
+            self.dynamics.load_state_dict(state["dynamics"])
