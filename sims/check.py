@@ -35,7 +35,7 @@ def check_env(
     episodes for the same number of envs only, and a list of seeds is refused with a UserError.
     random_starts=False: the task has one initial state, so different seeds need not differ.
     cuts=True: the env may truncate an episode before its limit (a world model that no longer knows).
-    atol: tolerance where the contract says "the same" (0: bit-equal).
+    atol: tolerance where the contract says "the same" (0: bit-equal); with one, pictures may differ by 1 of 255.
     """
     assert num_envs >= 3, f"check_env needs num_envs >= 3 to permute envs, got {num_envs}"
     p = _Probe(make(num_envs), make(1), starts, seed_lists, random_starts, cuts, atol, np.random.default_rng(seed))
@@ -137,6 +137,8 @@ def _equal(p: _Probe, a: np.ndarray, b: np.ndarray) -> bool:
         return False
     if p.atol and a.dtype.kind == "f":
         return np.allclose(a, b, rtol=0, atol=p.atol)
+    if p.atol and a.dtype == np.uint8:
+        return bool((np.maximum(a, b) - np.minimum(a, b) <= 1).all())
     return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 
@@ -472,6 +474,9 @@ def _expert(p: _Probe) -> bool | None:
             f"expert_action must be float32 of shape {a.shape}, got {e.dtype} of shape {e.shape}")
         assert np.isfinite(e).all() and (np.abs(e) <= 1).all(), "expert_action must be finite and in [-1, 1]"
         assert _equal(p, e, _np(env.expert_action())), "expert_action must depend on the present states only"
+        if hasattr(env, "subtask"):
+            done = _np(env.subtask())
+            assert done.shape == (len(a),) and done.dtype == np.int64, f"subtask must be int64 of shape ({len(a)},)"
         rows.append(_step(env, a))
     got = {k: np.stack([r[k] for r in rows]) for k in rows[0]}
     _assert_same(p, got, {k: plain[k] for k in got}, "expert_action must not disturb the episode")

@@ -233,6 +233,26 @@ def test_a_person_who_recovers_backs_out_first_and_corrects_once_there_or_out_of
         assert (track[then - 1] < 0.03) == (limit == 30.0)
 
 
+def test_a_person_with_a_sub_task_hands_back_once_one_more_of_them_is_done():
+    """Whether policy and person agree or not; sub-tasks that were done before do not count."""
+    env, operator = scripted(limit=400, notice=0.2, gate=0.3, reaction=0.1, least=0.1, late=1, subtask=True)
+    done = {"n": 3}
+    operator.env.subtask = lambda: np.array([done["n"]], np.int64)
+    env.reset(options={"starts": np.arange(1)})
+    env.goal[:] = 9
+    phases = []
+    for k in range(60):
+        done["n"] = 3 if k < 30 else 4
+        phases.append(env.step(-env.expert_action())[4]["phase"][0])
+    came = phases.index(CORRECTION)
+    assert came < 10 and phases[came:30] == [CORRECTION] * (30 - came) and POLICY in phases[30:33]
+    assert CORRECTION in phases[33:]  # the policy is as wrong as before: the next one lasts to the fifth
+    with pytest.raises(UserError, match="does not tell its sub-tasks"):
+        class Whole(PointReach):
+            subtask = property(lambda self: (_ for _ in ()).throw(AttributeError("subtask")))
+        Scripted(Whole(1), Person(subtask=True))
+
+
 def test_an_env_without_a_recovery_has_no_one_who_recovers():
     class NoWayBack(PointReach):
         recovery_action = property(lambda self: (_ for _ in ()).throw(AttributeError("recovery_action")))

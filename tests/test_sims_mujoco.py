@@ -82,6 +82,22 @@ def test_the_expert_works_with_joint_control_too(task):
     assert success.mean() >= 0.93
 
 
+@pytest.mark.parametrize(("task", "parts"), [("stack_place", 4), ("stack_cube", 2), ("pick_cube", 1), ("peg_insert", 0), ("reach", 0)])
+def test_the_expert_does_one_sub_task_after_the_other(task, parts):
+    env = make(task, 12)
+    env.reset(options={"starts": np.arange(12)})
+    seen = [env.subtask()]
+    for _ in range(env.spec.max_steps):
+        *_, terminated, truncated, _ = env.step(env.expert_action())
+        seen.append(env.subtask())
+        if (terminated | truncated).all():
+            break
+    seen = np.array(seen)
+    assert seen.dtype == np.int64 and (seen[0] == 0).all() and (seen.max(0) == parts).all()
+    for k in range(1, parts + 1):  # each for the first time after the one before it
+        assert ((seen >= k).argmax(0) >= (seen >= k - 1).argmax(0)).all() and (seen == k).any(0).all()
+
+
 @pytest.mark.parametrize("control", ["ee_delta", "joint_delta"])
 def test_backing_out_of_an_attempt_ends_above_the_objects_with_open_fingers(control):
     env = make("stack_place", 6, control=control)

@@ -86,7 +86,7 @@ def test_chunks_may_be_split_and_a_lane_depends_on_its_own_rows_alone(learnt):
 
 def test_it_keeps_the_contract_and_draws_only_where_somebody_looks(learnt):
     model = learnt[2]
-    check_env(lambda n: WorldEnv(model, n), num_envs=3, cuts=True, atol=1.0)
+    check_env(lambda n: WorldEnv(model, n), num_envs=3, cuts=True, atol=1e-4)
     env = WorldEnv(model, 4)
     before = env.reset(seed=0)[0]["image/top"]
     env.images, drawn = False, []

@@ -60,6 +60,9 @@ class PointReach(VectorEnv):
     def recovery_action(self):
         return np.clip(-self.pos / 0.2 * 0.7, -1, 1).astype(np.float32)
 
+    def subtask(self):
+        return self.over[0].astype(np.int64)
+
     def get_state(self):
         return {"pos": self.pos.copy(), "goal": self.goal.copy(), "t": self.t.copy(), "word": self.word.copy(),
                 "over": self.over.T.copy(), "seeds": self.starts.seeds.copy(), "episodes": self.starts.episodes.copy()}

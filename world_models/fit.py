@@ -51,10 +51,15 @@ def windows(data: Recorded, model: Latent, statistics: bool = True) -> Windows:
                    bool(seen[data.end[data.success | data.terminated] - 1].all()))
 
 
+def missed(deltas: list[Tensor], want: Tensor) -> Tensor:
+    """Squared error [M,B] of predicted changes, those of every refinement added up."""
+    return sum((y - want).square().mean(-1) for y in deltas)
+
+
 def loss(model: Latent, w: Windows, rows: Tensor, unroll: int) -> tuple[Tensor, dict[str, Tensor]]:
     """Of windows that begin in rows int64[M,B]; what lies beyond an episode's end counts for nothing."""
     s, before, last = w.state[rows], w.before[rows], w.ends[rows] - 1
-    parts = {k: s.new_zeros(()) for k in ("state", "reward", "success", "end", "refine")}
+    parts = {k: s.new_zeros(()) for k in ("state", "reward", "success", "end")}
     weight = s.new_zeros(())
     for k in range(unroll):
         at = rows + k
@@ -63,14 +68,14 @@ def loss(model: Latent, w: Windows, rows: Tensor, unroll: int) -> tuple[Tensor, 
         moves = (live > 0) & w.seen[at]
         a, target = w.action[at], w.after[at]
         inputs = model.inputs(s, before, a)
-        delta = model.net(inputs)
-        after = s + delta * model.scale
+        deltas = model.refined(inputs, model.net(inputs))
+        after = s + deltas[-1] * model.scale
         known = moves.float() if w.told else live
         heads = model.outcome(target, w.state[at], a) if w.told else model.outcome(after.detach(), s.detach(), a)
-        error = ((after - target) / model.scale).square().mean(-1)
-        parts["state"] = parts["state"] + (error * moves).sum() / (k + 1)
+        parts["state"] = parts["state"] + (missed(deltas, (target - s) / model.scale) * moves).sum() / (k + 1)
         if k:  # beside it one step from what was recorded, or the rollout costs the first steps
-            step = (model.net(model.inputs(w.state[at], w.before[at], a)) - (target - w.state[at]) / model.scale).square().mean(-1)
+            inputs = model.inputs(w.state[at], w.before[at], a)
+            step = missed(model.refined(inputs, model.net(inputs)), (target - w.state[at]) / model.scale)
             parts["state"] = parts["state"] + (step * moves).sum()
         weight = weight + moves.sum()
         want = w.heads[at]
@@ -78,14 +83,10 @@ def loss(model: Latent, w: Windows, rows: Tensor, unroll: int) -> tuple[Tensor, 
         bce = F.binary_cross_entropy_with_logits(heads[..., 1:], want[..., 1:], reduction="none",
                                                  pos_weight=model.balance) * known[..., None]
         parts["success"], parts["end"] = parts["success"] + bce[..., 0].sum(), parts["end"] + bce[..., 1].sum()
-        if model.refiner is not None:  # each on the error that the one before it leaves
-            y = ((target - s) / model.scale).detach()
-            left = sum((z - y).square().mean(-1) for z in model.refined(inputs.detach(), delta)[1:])
-            parts["refine"] = parts["refine"] + (left * moves).sum() / (k + 1)
         s, before = model.clip(after), s
     count = rows.numel() * unroll
-    parts = {k: v / (weight.clamp(min=1) if k in ("state", "refine") else count) for k, v in parts.items()}
-    total = parts["state"] + 0.1 * parts["reward"] + parts["success"] + parts["end"] + parts["refine"]
+    parts = {k: v / (weight.clamp(min=1) if k == "state" else count) for k, v in parts.items()}
+    total = parts["state"] + 0.1 * parts["reward"] + parts["success"] + parts["end"]
     return total, {k: v.detach() for k, v in parts.items()}
 
 

@@ -14,8 +14,8 @@ Refinement after PDE-Refiner (Lippe et al. 2023, eq. 5-8), of each member's chan
     for k = 1 .. K:   y_k = y_(k-1) - sigma_k net_r(s, s - s_before, a, y_(k-1), k),   sigma_k = sigma_min^(k/K)
 Departures: the first prediction is the ensemble's and the refiner an ensemble of its own (the paper has one network for both),
 so that K = 0 is the one-step model bit by bit; and what a refinement takes off is no noise that was added to y before,
-but the error that y has, learnt along the model's own rollout where y leads back to the data. (With the paper's noise the
-result is a sample of what may come, its error larger than the mean's at every horizon: measured.)
+but the error that y has: every y_k is learnt along the rollout of y_K, where it leads back to the data. (With the paper's
+noise the result is a sample of what may come, its error larger than the mean's at every horizon: measured.)
 
 Sources: PETS (Chua et al. 2018) and MBPO (Janner et al. 2019) for ensembles as simulators.
 """
@@ -137,10 +137,10 @@ class Latent(nn.Module):
         return [self.options.sigma ** (i / k) for i in range(1, k + 1)]
 
     def refined(self, inputs: Tensor, y: Tensor) -> list[Tensor]:
-        """Changes [M,B,S] of the members after 0 .. K refinements; no gradient flows from one to the next."""
+        """Changes [M,B,S] of the members after 0 .. K refinements."""
         out = [y]
         for k, sigma in enumerate(self.sigmas() if self.refiner is not None else []):
-            z = out[-1].detach()
+            z = out[-1]
             level = F.one_hot(torch.full(z.shape[:-1], k), self.options.refine).to(z.dtype)
             out.append(z - sigma * self.refiner(torch.cat([inputs.expand(*z.shape[:-1], -1), z, level], -1)))
         return out

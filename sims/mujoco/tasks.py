@@ -280,8 +280,7 @@ def _peg_progress(s: Scene):
 
 PEG_INSERT = Task(
     "peg_insert", 140, block_xml("peg", PEG, "yellow", 0.06) + _hole_xml(), ("peg",), _peg_place,
-    success=_in_hole, progress=_peg_progress, instructions=("put the peg into the hole",), uses_goal=True,
-    stage=lambda s: held(s, 0))
+    success=_in_hole, progress=_peg_progress, instructions=("put the peg into the hole",), uses_goal=True)
 
 # ---------------------------------------------------------------- open_drawer
 
