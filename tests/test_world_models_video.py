@@ -310,3 +310,13 @@ def test_decoded_commands_are_judged_by_hand():
     assert a["any"] == a["speed"] == a["jerk"] == a["command_error"] == 0
     assert b["any"] == b["acceleration"] == b["jerk"] == 1 and b["speed"] == 0
     assert b["command_error"] == pytest.approx(2**0.5) and a["score"] > b["score"]
+
+
+@pytest.mark.parametrize("more", [{}, {"steps": 2, "refine": 1}])
+def test_as_an_env_it_keeps_the_contract(more):
+    from sims.check import check_env
+    from world_models.env import WorldEnv
+    data, model = squares(), stirred(**more)
+    model.proprio.fit(*(torch.from_numpy(x) for x in (data.state, np.diff(data.state, axis=0), data.reward)), torch.zeros(len(data.state), 2))
+    model.frames, model.spec = data.frames(), SPEC.calibrated(12, 1e6)
+    check_env(lambda n: WorldEnv(model, n), num_envs=3, cuts=True, atol=1e-4)
