@@ -35,7 +35,7 @@ class WmTrain:
     """Go on with the run in this folder; every other option then comes from it."""
     seed: int = 0
     horizon: int = 64
-    """Control steps to which the error is measured on held-out episodes (one in ten)."""
+    """Control steps to which the error of the state (video: the arm's; encoded: the codes' too) is measured on held-out episodes."""
     tolerance: float = 0.75
     """Error [std of the data] that the calibrated threshold of the uncertainty keeps nine in ten predictions below."""
     torch_threads: int = 1
@@ -75,7 +75,7 @@ def parse(argv: list[str]):
 def run(args) -> int:
     """Run the subcommand whose options these are."""
     import sys
-    if isinstance(args, WmTrain):
+    if type(args) is WmTrain:
         return train(args, learn)
     return sys.modules[type(args).__module__].run(args)
 

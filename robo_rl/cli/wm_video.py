@@ -5,9 +5,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import tyro
-
-from robo_rl.errors import choose, in_range
+from robo_rl.cli.wm import WmTrain
 from world_models.options import VideoFitOptions
 
 
@@ -27,30 +25,12 @@ class VideoNet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WmTrainVideo:
+class WmTrainVideo(WmTrain):
     """Learn a model of camera frames from recorded episodes (robo_rl collect --obs rgb)."""
 
-    data: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Folders of LeRobot v3 data sets, of the same env."""
     kind: str = "video"
-    out: str = ""
-    """Run folder; empty: runs/wm-<task>-s<seed>-<time>."""
-    resume: str = ""
-    """Go on with the run in this folder; every other option then comes from it."""
-    seed: int = 0
-    horizon: int = 64
-    """Control steps to which the arm's error is measured on held-out episodes (one in ten)."""
-    tolerance: float = 0.75
-    """Error of the arm's state [std of the data] that the threshold of the uncertainty keeps nine in ten predictions below."""
-    torch_threads: int = 1
     net: VideoNet = field(default_factory=VideoNet)
     fit: VideoFitOptions = field(default_factory=VideoFitOptions)
-
-    def __post_init__(self) -> None:
-        choose("--kind", self.kind, ("video",))
-        for name, low, high in (("seed", 0, 2**31 - 1), ("horizon", 2, 10**4), ("torch_threads", 1, 4096)):
-            in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
-        in_range("--tolerance", self.tolerance, 0, 100, open_low=True)
 
 
 def run(args: WmTrainVideo) -> int:
