@@ -24,6 +24,8 @@ from world_models.model import Carry, Frames, Prediction, WorldSpec
 from world_models.options import EncodedOptions, LatentOptions
 from world_models.video import PATCH, to_frames, to_patches
 
+STILL = 0.07  # of a pixel's range of 2: decoded pixels that changed by much less look as they did at the start
+
 
 class Codec(nn.Module):
     """Frames as patches [B,V 48,g,g] <-> codes [B,Z]."""
@@ -85,21 +87,23 @@ class Encoded(nn.Module):
         """Carry of lanes that begin at rest."""
         code = self.codes({v: obs[f"image/{v}"] for v in self.spec.control.views})
         whole = np.concatenate([np.asarray(obs["state"], np.float32), code.numpy()], 1)
-        return self._split(self.dynamics.start({"state": whole}, keys))
+        first = {f"first/{v}": torch.as_tensor(np.array(obs[f"image/{v}"])) for v in self.spec.control.views}
+        return self._split(self.dynamics.start({"state": whole}, keys)) | first | {"code_first": code}
 
     @torch.no_grad()
     def step(self, carry: Carry, actions: Tensor, draw: bool = True) -> tuple[Carry, Prediction]:
         """`draw` False: no pictures, which `look` makes of any carry."""
-        whole = {k: v for k, v in carry.items() if not k.startswith("code")}
+        stays = {k: v for k, v in carry.items() if k.startswith(("first", "code_first"))}
+        whole = {k: v for k, v in carry.items() if not k.startswith(("code", "first"))}
         whole |= {"state": torch.cat([carry["state"], carry["code"]], 1), "before": torch.cat([carry["before"], carry["code_before"]], 1)}
         whole, p = self.dynamics.step(whole, actions)
         state, code = p.obs["state"].split([self.spec.state, self.options.codes], 2)
-        obs = {"state": state.contiguous()} | (self._pictures(code) if draw else {})
-        return self._split(whole), replace(p, obs=obs)
+        obs = {"state": state.contiguous()} | (self._pictures(code, carry) if draw else {})
+        return self._split(whole) | stays, replace(p, obs=obs)
 
     def look(self, carry: Carry) -> dict[str, Tensor]:
         """{image/<view>: uint8[N,h,w,3]} of lanes."""
-        return {k: v[:, 0] for k, v in self._pictures(carry["code"][:, None]).items()}
+        return {k: v[:, 0] for k, v in self._pictures(carry["code"][:, None], carry).items()}
 
     def _split(self, whole: Carry) -> Carry:
         """The dynamics' carry with the codes apart, as observations have it."""
@@ -109,12 +113,18 @@ class Encoded(nn.Module):
         return out
 
     @torch.no_grad()
-    def _pictures(self, code: Tensor) -> dict[str, Tensor]:
-        """Of codes [N,E,Z]."""
-        n, e = code.shape[:2]
-        patches = torch.cat([self.codec.decode(c) for c in code.flatten(0, 1).split(256)])
-        views = self.spec.control.views
-        return {f"image/{v}": to_frames(x.clamp(-1, 1)).unflatten(0, (n, e)) for v, x in zip(views, patches.split(48, 1), strict=True)}
+    def _pictures(self, code: Tensor, carry: Carry) -> dict[str, Tensor]:
+        """Of codes [N,E,Z] of the lanes of `carry`; rows are decoded 256 at a time."""
+        e, views, decode = code.shape[1], self.spec.control.views, self.codec.decode
+        parts = []
+        for i in range(0, len(code), max(1, 256 // e)):
+            rows = slice(i, i + max(1, 256 // e))
+            first = torch.cat([to_patches(carry[f"first/{v}"][rows]) for v in views], 1)[:, None]
+            before = decode(carry["code_first"][rows])[:, None]
+            now = decode(code[rows].flatten(0, 1)).unflatten(0, (-1, e))
+            parts.append(now + torch.exp(-((now - before) / STILL).square()) * (first - before))
+        patches = torch.cat(parts).clamp(-1, 1)
+        return {f"image/{v}": to_frames(x) for v, x in zip(views, patches.split(48, 2), strict=True)}
 
 
 def build(spec: WorldSpec, options: dict) -> Encoded:
