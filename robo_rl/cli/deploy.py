@@ -34,7 +34,7 @@ class Deploy:
     policy: Annotated[str, tyro.conf.arg(metavar="HOST:PORT")] = ""
     """A policy that robo_rl serve answers elsewhere; "process": in a process of its own here; "": in this process."""
     speed: float = 0.25
-    """Limit of the tool [m/s]."""
+    """Limit of the tool [m/s]; below 1.0 a policy of sims/mujoco runs in slow motion."""
     seconds: float = 10.0
     reset: bool = False
     """Take the arm out of STOPPED first: after someone looked why it stopped."""

@@ -41,9 +41,10 @@ class Eval:
     """With --on arm and dds: joint targets to joints as stiff as the simulator's; or cartesian: tool poses to Cartesian
     impedance (`robo_rl sim-arm --controller` must be the same)."""
     speed: float = 1.5
-    """With --on arm and dds: of the tool [m/s], as in `robo_rl sim-arm`; 1.5 is what a policy of sims/mujoco learnt with."""
+    """With --on arm and dds: of the tool [m/s], as in `robo_rl sim-arm`; 1.5 is what a policy of sims/mujoco learnt with,
+    below 1.0 it runs in slow motion."""
     max_steps: int = 0
-    """Control steps of an episode, where a slow arm needs more of them; 0: as the run was trained."""
+    """Actions of an episode; 0: as the run was trained."""
     domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
     """With --on dds: the ROS domain; -1: ROS_DOMAIN_ID, else 0."""
     namespace: str = ""

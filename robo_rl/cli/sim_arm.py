@@ -30,7 +30,7 @@ class SimArm:
     lockstep: bool = False
     """As fast as it goes, on simulated time, with /clock; on the wire only where --domain is given. Needs --seconds."""
     speed: float = 0.25
-    """Limit of the tool [m/s]; a policy trained in sims/mujoco knows an arm of 1.0."""
+    """Limit of the tool [m/s]; below 1.0 a policy of sims/mujoco runs in slow motion."""
     wrench: float = 0.0
     """Largest force at the tool [N], estimated from torques and motion, beyond which the arm holds, and a third of
     the number as moment [N m]. 0: nothing is estimated. (Policies that press on the table know no such limit.)"""
