@@ -2,7 +2,8 @@
 
     delta = net(s, s - s_before, a)                   s' = s + scale * delta, per dimension, in the data's own units
     reward, success, end = heads(f(s' / std), f(s' / scale), s' - s, a),  f(x) = (x, x^2)
-    loss = mean_k |s^_k - s_k|^2 / (scale^2 k) + reward + success + end      along k = 1 .. unroll steps of its own
+    loss = mean_k |s^_k - s_k|^2 / (scale^2 k) + reward + success + end      along k = 1 .. unroll steps of its own,
+           beside it |one step from s_(k-1) - s_k|^2 / scale^2, or the rollout would cost the first steps
 
 The heads see the state twice, for a goal is a small place: in units of the data's std, and, near zero, in units of one
 step's change (offsets to a goal are such numbers); with the squares "near" is a plane.
