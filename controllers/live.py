@@ -35,7 +35,7 @@ class LiveArm:
         self.bridge = Bridge(robot, task, transport, model, limits, joints=joints)
         self.safety = transport.subscription(SAFETY_STATE, Text, "latched", depth=8)
         self.late, self.steps, self.stops, self.due = 0, 0, [], 0.0
-        self.slow: list[float] = []  # s that an action came after its period began
+        self.lateness: list[float] = []  # s that an action came after its period began
 
     def begin(self, joints: np.ndarray, objects: dict) -> None:
         """Place the scene, arm both governors. UserError: there is no simulated arm, or it refuses."""
@@ -79,7 +79,7 @@ class LiveArm:
     def period(self, do: Callable[[float], None]) -> None:
         """One period of real time that begins with do(now)."""
         now, period = self.clock(), self.task.period
-        self.slow.append(now - self.due)
+        self.lateness.append(now - self.due)
         if now - self.due > period:  # the policy took longer than there was: the clock goes on from here
             self.late += 1
             self.due = now

@@ -131,9 +131,9 @@ def evaluate_checkpoint(args: Eval, path: str, name: str) -> dict:
     if wire is not None:
         body.end()
         wire.close()
-        slow = sorted(body.slow)
+        lateness = sorted(body.lateness)
         result["live"] = {"late": body.late, "steps": body.steps, "stops": body.stops,
-                          "act_after_s": {"median": slow[len(slow) // 2], "p99": slow[int(0.99 * len(slow))]}}
+                          "act_after_s": {"median": lateness[len(lateness) // 2], "p99": lateness[int(0.99 * len(lateness))]}}
     rate, low, high = wilson(sum(result["success"]), len(starts))
     tasks = {}
     for task in sorted(set(result["task"])):
