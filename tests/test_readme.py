@@ -45,6 +45,8 @@ def budget(argv: list[str]) -> list[str]:
         return [*argv[:at], "--episodes", "16", *argv[at + 2:], "--envs", "16", "--threads", "1"]
     if argv[:2] == ["wm", "train"] and "video" in argv:
         return [*argv, "--fit.updates", "3", "--fit.arm", "5", "--fit.batch", "2", "--net.width", "16"]
+    if argv[:2] == ["wm", "train"] and "encoded" in argv:
+        return [*argv, "--fit.pictures", "3", "--fit.batch", "2", "--fit.dynamics.updates", "5", "--net.width", "16"]
     if argv[:2] == ["wm", "tune"]:
         return [*argv, "--fit.updates", "2", "--fit.batch", "2", "--fit.inverse", "5", "--windows", "4"]
     if argv[:2] == ["wm", "eval"]:
