@@ -46,14 +46,18 @@ class Lockstep:
         self.order = wire.publisher(SAFETY_COMMAND, Text, "command")
         for _ in range(10):
             self.run()
-            if self.seeing is not None:
-                self.seeing.publish()
+            self.look()
             if not self.bridge.senses.missing():
                 break
         if not self.dry_run:
             self.order.publish(Text("arm"))
         self.run()
         self.bridge.begin(self.arm.t)
+
+    def look(self) -> None:
+        """Let the cameras send what they see now."""
+        if self.seeing is not None:
+            self.seeing.publish()
 
     def close(self) -> None:
         """Let the cameras go."""
@@ -86,8 +90,7 @@ class Lockstep:
 
     def pictures(self) -> dict[str, np.ndarray]:
         """What the cameras see now."""
-        if self.seeing is not None:
-            self.seeing.publish()
+        self.look()
         return self.bridge.senses.pictures()
 
     def tool(self) -> np.ndarray:

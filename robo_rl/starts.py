@@ -30,14 +30,6 @@ def uniforms(starts: np.ndarray, dims: int, stream: int = 0) -> np.ndarray:
     return (h >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def normals(keys: np.ndarray, dims: int, stream: int = 0) -> np.ndarray:
-    """`[n, dims]` float32 standard normals (Box and Muller 1958): row i depends on keys[i] and `stream` alone."""
-    half = -(-dims // 2)
-    u = uniforms(keys, 2 * half, stream)
-    radius, angle = np.sqrt(-2 * np.log1p(-u[:, :half])), 2 * np.pi * u[:, half:]
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], 1)[:, :dims].astype(np.float32)
-
-
 class StartStream:
     """Which start each env takes next: start = hash(seed_i, episode_i) mod 2^31. State: two int64 arrays."""
 

@@ -22,7 +22,7 @@ from robo_rl.errors import UserError
 from world_models.latent import Latent
 from world_models.model import Carry, Frames, Prediction, WorldSpec
 from world_models.options import EncodedOptions, LatentOptions
-from world_models.video import PATCH, to_frames, to_patches
+from world_models.video import PATCH, patches_of, to_frames
 
 STILL = 0.07  # of a pixel's range of 2: decoded pixels that changed by much less look as they did at the start
 
@@ -77,8 +77,7 @@ class Encoded(nn.Module):
     def codes(self, images: Mapping[str, np.ndarray]) -> Tensor:
         """float32[N,Z] of frames {view: uint8[N,h,w,3]}."""
         views, n = self.spec.control.views, len(images[self.spec.control.views[0]])
-        parts = [self.codec.encode(torch.cat([to_patches(torch.as_tensor(np.ascontiguousarray(images[v][i:i + 256])))
-                                              for v in views], 1)) for i in range(0, n, 256)]
+        parts = [self.codec.encode(patches_of({v: images[v][i:i + 256] for v in views}, views)) for i in range(0, n, 256)]
         return torch.cat(parts) if parts else torch.zeros(0, self.options.codes)
 
     # ---- the protocol
@@ -119,7 +118,7 @@ class Encoded(nn.Module):
         parts = []
         for i in range(0, len(code), max(1, 256 // e)):
             rows = slice(i, i + max(1, 256 // e))
-            first = torch.cat([to_patches(carry[f"first/{v}"][rows]) for v in views], 1)[:, None]
+            first = patches_of({v: carry[f"first/{v}"][rows].numpy() for v in views}, views)[:, None]
             before = decode(carry["code_first"][rows])[:, None]
             now = decode(code[rows].flatten(0, 1)).unflatten(0, (-1, e))
             parts.append(now + torch.exp(-((now - before) / STILL).square()) * (first - before))

@@ -11,16 +11,17 @@ from torch import Tensor
 
 from robo_rl.errors import UserError
 from world_models.encoded import Encoded
-from world_models.fit import Fitter, smooth
+from world_models.fit import Fitter, pace, smooth
 from world_models.options import EncodedFitOptions
 from world_models.recorded import Recorded
-from world_models.video import to_patches
+from world_models.video import patches_of
 
 STATISTICS = 2048  # frames that means and spreads are taken of
 
 
 class EncodedFitter:
-    """A model being learnt: owns the optimizer, the generator and the count of updates; `dynamics` is there once pictures are done."""
+    """A model being learnt: owns the optimizer, the generator and the count of updates; `dynamics`, and `coded`, the data as they
+    see it, are there once pictures are done."""
 
     def __init__(self, model: Encoded, data: Recorded, options: EncodedFitOptions, seed: int):
         self.model, self.data, self.options, self.seed = model, data, options, seed
@@ -29,13 +30,15 @@ class EncodedFitter:
         self.opt = torch.optim.AdamW(model.codec.parameters(), lr=options.lr, weight_decay=1e-4, foreach=True)
         self.update = 0
         self.dynamics: Fitter | None = None
+        self.coded: Recorded | None = None
         some = self.patches(self.spaced())
         model.codec.mean.copy_(some.mean(0))
         model.codec.var.copy_((some - some.mean(0)).square().mean().clamp(min=1e-6))
 
     def patches(self, rows: np.ndarray) -> Tensor:
         """Frames of rows [B] as patches [B,V 48,g,g]."""
-        return torch.cat([to_patches(torch.from_numpy(self.data.images[v][rows])) for v in self.model.spec.control.views], 1)
+        views = self.model.spec.control.views
+        return patches_of({v: self.data.images[v][rows] for v in views}, views)
 
     def spaced(self) -> np.ndarray:
         """Training rows, evenly spaced."""
@@ -58,8 +61,7 @@ class EncodedFitter:
             if not math.isfinite(float(value.detach())):
                 raise UserError(f"the loss of the autoencoder is no longer finite after {self.update} updates; start again with a "
                                 "smaller --fit.lr")
-            self.opt.param_groups[0]["lr"] = o.lr * min(1.0, (self.update + 1) / 50) * \
-                (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * self.update / o.pictures)))
+            self.opt.param_groups[0]["lr"] = pace(o.lr, self.update, o.pictures)
             self.opt.zero_grad(set_to_none=True)
             value.backward()
             self.opt.step()
@@ -79,10 +81,11 @@ class EncodedFitter:
             codec.centre.copy_(raw.mean(0))
             codec.spread.copy_(raw.std(0) + 1e-5)
         codec.requires_grad_(False)
-        self.dynamics = Fitter(self.model.dynamics, self.coded(), self.options.dynamics, self.seed)
+        self.coded = self.with_codes()
+        self.dynamics = Fitter(self.model.dynamics, self.coded, self.options.dynamics, self.seed)
 
-    def coded(self) -> Recorded:
-        """The data as the dynamics see it: states with codes beside them, no pictures."""
+    def with_codes(self) -> Recorded:
+        """The data with codes beside the states, without pictures."""
         data, codes = self.data, self.model.codes(self.data.images).numpy()
         names = tuple(f"code{i}" for i in range(codes.shape[1]))
         control = replace(data.control, views=(), state_names=(*data.control.state_names, *names))

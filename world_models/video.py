@@ -65,6 +65,11 @@ def to_patches(frames: Tensor) -> Tensor:
     return F.pixel_unshuffle(x, PATCH)
 
 
+def patches_of(images: Mapping[str, np.ndarray], views: tuple[str, ...]) -> Tensor:
+    """Frames {view: uint8[...,h,w,3]} as patches [...,V 48,g,g]."""
+    return torch.cat([to_patches(torch.from_numpy(np.ascontiguousarray(images[v]))) for v in views], -3)
+
+
 def to_frames(patches: Tensor) -> Tensor:
     """The inverse of `to_patches`, rounded and clipped."""
     x = F.pixel_shuffle(patches, PATCH)
@@ -201,8 +206,8 @@ class Video(nn.Module):
 
     def start(self, obs: Mapping[str, np.ndarray], keys: np.ndarray) -> Carry:
         """Carry of lanes that begin at rest with the frames obs["image/<view>"] uint8 [N,h,w,3] and obs["state"] [N,S]."""
-        last = [to_patches(torch.as_tensor(np.ascontiguousarray(obs[f"image/{v}"]))) for v in self.spec.control.views]
-        return self.proprio.start(obs, keys) | {"last": torch.cat(last, 1)}
+        views = self.spec.control.views
+        return self.proprio.start(obs, keys) | {"last": patches_of({v: obs[f"image/{v}"] for v in views}, views)}
 
     @torch.no_grad()
     def step(self, carry: Carry, actions: Tensor) -> tuple[Carry, Prediction]:

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from robo_rl.errors import UserError
-from world_models.fit import Fitter, descend, smooth
+from world_models.fit import Fitter, descend, pace, smooth
 from world_models.options import FitOptions, VideoFitOptions
 from world_models.recorded import Recorded
-from world_models.video import Video, to_patches
+from world_models.video import Video, patches_of
 
 
 class VideoFitter:
@@ -60,7 +60,8 @@ class VideoFitter:
     def patches(self, rows: Tensor) -> Tensor:
         """Frames of rows [B,T] as patches [B,T,V 48,g,g]."""
         at = rows.numpy()
-        return torch.cat([to_patches(torch.from_numpy(self.data.images[v][at])) for v in self.model.spec.control.views], 2)
+        views = self.model.spec.control.views
+        return patches_of({v: self.data.images[v][at] for v in views}, views)
 
     def part(self, rows: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Chunks that begin in rows [B] of which e [B] steps are commanded: states after, actions [B,C,.] as
@@ -113,8 +114,7 @@ class VideoFitter:
             if not math.isfinite(float(value.detach())):
                 raise UserError(f"the loss of the video model is no longer finite after {self.update} updates; start again with a "
                                 "smaller learning rate")
-            self.opt.param_groups[0]["lr"] = o.lr * min(1.0, (self.update + 1) / 50) * \
-                (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * self.update / o.updates)))
+            self.opt.param_groups[0]["lr"] = pace(o.lr, self.update, o.updates)
             descend(value, self.opt, self.mine, 1.0, pairs, min(o.ema, (1 + self.update) / (10 + self.update)))
             self.update += 1
             smooth(recent, parts)

@@ -32,7 +32,7 @@ from world_models import eva
 from world_models.imagine import Windows, open_loop
 from world_models.options import TuneOptions, VideoFitOptions
 from world_models.recorded import Recorded
-from world_models.video import PATCH, Video, to_patches
+from world_models.video import PATCH, Video, patches_of
 from world_models.video_fit import VideoFitter
 
 STEPS = 16  # control steps of a measured window
@@ -59,11 +59,6 @@ class FrameInverse(nn.Module):
         before, change = clip[:, :-1], clip.diff(dim=1) / self.spread
         seen = self.look(torch.cat([before, change], 2).flatten(0, 1)).unflatten(0, change.shape[:2])
         return self.along(seen.transpose(1, 2)).transpose(1, 2).clamp(-1.2, 1.2)
-
-
-def patches_of(images: dict[str, np.ndarray], views: tuple[str, ...]) -> Tensor:
-    """Frames {view: uint8[...,h,w,3]} as patches [...,V 48,g,g]."""
-    return torch.cat([to_patches(torch.from_numpy(np.ascontiguousarray(images[v]))) for v in views], -3)
 
 
 def fit_inverse(data: Recorded, updates: int, seed: int = 0, width: int = 32, steps: int = 8, batch: int = 8,

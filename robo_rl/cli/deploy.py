@@ -217,19 +217,13 @@ def inprocess(args: Deploy, robot, task, model, mind, notes: Notes) -> int:
     from robo_rl.cli.robots import lockstep, placed
     body = lockstep(robot, task, args.speed, dry_run=args.dry_run, wired=notes.wired)
     views = tuple(dict.fromkeys((*task.views, *(("front",) if args.video else ()))))
-    eyes = None
-
-    def look() -> None:
-        if eyes is not None:
-            eyes.publish()
     if views:
         size = task.image_size or FILM
         body.eyes = lambda bus: Eyes(Loop(bus, "cameras"), "pick_cube", views, size)
     body.begin(*placed(robot, "pick_cube", max(args.start, 0)))
-    eyes = body.seeing
     notes.watch(body.bridge, body.wire)
     while body.arm.t < args.seconds and not body.bridge.lost and body.bridge.governor.state in ("ARMED", "ACTIVE"):
-        look()
+        body.look()
         body.tick(mind)
         if notes.after_tick(body.arm.t):
             break

@@ -33,7 +33,7 @@ def learn(args: WmTrainEncoded, folder: Path, data) -> int:
 
     def finish():
         made = fitter.result()
-        inner, report = wm.calibrated(made.dynamics, fitter.coded(), args.horizon, args.tolerance)
+        inner, report = wm.calibrated(made.dynamics, fitter.coded, args.horizon, args.tolerance)
         made.spec = made.spec.calibrated(inner.spec.horizon, inner.spec.threshold)
         return made, report
     return in_parts(args, folder, data, fitter, args.fit.pictures + args.fit.dynamics.updates,
