@@ -42,7 +42,7 @@ class ArmModel:
         self.quat: list[float] = [1.0, 0.0, 0.0, 0.0]
         self.minv_j = self.minv_jt.T  # M^-1 J^T [n, 6], a view
         self._linear, self._angular = self.jac[:3], self.jac[3:]
-        self._pos, self._matrix, self._quat = self.data.site_xpos[self.site], self.data.site_xmat[self.site], np.zeros(4)
+        self.xpos, self.xmat, self.xquat = self.data.site_xpos[self.site], self.data.site_xmat[self.site], np.zeros(4)
         self.update(self.data.qpos.copy(), self.dq.copy())
 
     def update(self, q: np.ndarray, dq: np.ndarray) -> None:
@@ -61,9 +61,9 @@ class ArmModel:
         mujoco.mj_rne(m, d, 0, self.bias)
         mujoco.mj_jacSite(m, d, self._linear, self._angular, self.site)
         mujoco.mj_solveM(m, d, self.minv_jt, self.jac)
-        mujoco.mju_mat2Quat(self._quat, self._matrix)
-        self.pos = self._pos.tolist()
-        self.quat = self._quat.tolist()
+        mujoco.mju_mat2Quat(self.xquat, self.xmat)
+        self.pos = self.xpos.tolist()
+        self.quat = self.xquat.tolist()
 
     def place(self, q: np.ndarray) -> None:
         """Fill q, pos, quat and jac alone for joint angles q [rad]: a third of the work."""
@@ -73,14 +73,14 @@ class ArmModel:
         mujoco.mj_kinematics(m, d)
         mujoco.mj_comPos(m, d)
         mujoco.mj_jacSite(m, d, self._linear, self._angular, self.site)
-        mujoco.mju_mat2Quat(self._quat, self._matrix)
-        self.pos = self._pos.tolist()
-        self.quat = self._quat.tolist()
+        mujoco.mju_mat2Quat(self.xquat, self.xmat)
+        self.pos = self.xpos.tolist()
+        self.quat = self.xquat.tolist()
 
     @property
     def rotation(self) -> np.ndarray:
         """The tool's axes in the base frame [3, 3] (columns)."""
-        return self._matrix.reshape(3, 3)
+        return self.xmat.reshape(3, 3)
 
     def inertia(self) -> np.ndarray:
         """Joint-space inertia M [n, n] [kg m^2] at the last update, with the motors' armature."""

@@ -178,28 +178,6 @@ def turned(q: Floats, x: float, y: float, z: float) -> Floats:
     return w * s, x * s, y * s, z * s
 
 
-def turned_towards(q: Floats, target: Floats, share: float) -> tuple[Floats, float, float, float]:
-    """(turned(q, r), *r) with r = share log(target q^-1): q a share of the way along the geodesic, and that turn."""
-    aw, ax, ay, az = target
-    bw, bx, by, bz = q
-    w, x, y, z = (aw * bw + ax * bx + ay * by + az * bz, ax * bw - aw * bx - ay * bz + az * by,
-                  ay * bw - aw * by + ax * bz - az * bx, az * bw - aw * bz - ax * by + ay * bx)
-    n = math.sqrt(x * x + y * y + z * z)
-    if n < SMALL:
-        s = 2 * share if w >= 0 else -2 * share
-        x, y, z = s * x, s * y, s * z
-        return turned(q, x, y, z), x, y, z
-    half = share * (math.atan2(n, w) if w >= 0 else -math.atan2(n, -w))
-    s = math.sin(half) / n
-    aw, ax, ay, az = math.cos(half), s * x, s * y, s * z
-    s = 2 * half / n
-    x, y, z = s * x, s * y, s * z
-    a, b, c, d = (aw * bw - ax * bx - ay * by - az * bz, aw * bx + ax * bw + ay * bz - az * by,
-                  aw * by - ax * bz + ay * bw + az * bx, aw * bz + ax * by - ay * bx + az * bw)
-    s = 1 / math.sqrt(a * a + b * b + c * c + d * d)
-    return (a * s, b * s, c * s, d * s), x, y, z
-
-
 def unit(q: Floats) -> Floats:
     """q/|q|, same sign."""
     w, x, y, z = q

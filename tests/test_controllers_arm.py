@@ -556,19 +556,19 @@ def test_a_client_moves_the_arm_and_sees_it_move(weather):
 def test_a_bad_command_is_counted_with_its_reason_and_changes_nothing(message, says):
     arm, node, client, _ = on_the_wire()
     client.publisher("target_pose", PoseStamped, "command").publish(message)
-    before = arm.law.reference.target_pos
+    before = arm.law.reference.target_pos.copy()
     run(node, 0.01)
     [(reason, count)] = node.refused.items()
-    assert says in reason and count == 1 and arm.law.reference.target_pos == before
+    assert says in reason and count == 1 and np.array_equal(arm.law.reference.target_pos, before)
 
 
 def test_two_clients_on_one_topic_move_nothing():
     arm, node, client, bus = on_the_wire()
-    before = arm.law.reference.target_pos
+    before = arm.law.reference.target_pos.copy()
     for loop in (client, Loop(bus, "second")):
         loop.publisher("target_pose", PoseStamped, "command").publish(PoseStamped(0.0, "base", (0.5, 0, 0.4), (0, 1, 0, 0)))
     run(node, 0.05)
-    assert arm.law.reference.target_pos == before and "more than one publisher" in next(iter(node.refused))
+    assert np.array_equal(arm.law.reference.target_pos, before) and "more than one publisher" in next(iter(node.refused))
 
 
 def test_joint_targets_on_the_wire_go_by_name():

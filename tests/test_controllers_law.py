@@ -14,15 +14,13 @@ from controllers.law import (
     AdmittanceOptions,
     Law,
     LawOptions,
-    Reference,
-    friction_torque,
     gravity_compensation,
     joint_impedance,
-    limit_torque,
     operational_space,
 )
 from controllers.model import ArmModel, arm_model
 from controllers.robot import PRESETS, by_name, load_robot, presets
+from controllers.tick import between, cholesky, friction, limit_torque, rotate, solve, tick, turn
 from robo_rl import geometry as g
 from robo_rl.errors import UserError
 
@@ -146,6 +144,77 @@ def test_every_preset_loads_and_every_gain_in_it_is_an_option(name):
     assert robot.topics["target_pose"] == "target_pose"
 
 
+# ---- the arithmetic ------------------------------------------------------------------------------------------------------
+
+
+def test_compiled_turns_are_those_of_geometry():
+    for q, p, r in zip(RNG.normal(size=(50, 4)), RNG.normal(size=(50, 4)), RNG.normal(size=(50, 3)), strict=True):
+        a, b = g.normalise(q), -g.normalise(p)
+        assert np.allclose(between(a, b), g.turn_between(tuple(a), tuple(b)), atol=1e-14)
+        assert between(a, a) == (0, 0, 0)
+        assert np.allclose(rotate(*a, *r), g.rotate(a, r), atol=1e-14)
+        for small in (1.0, 1e-10):
+            turned = a.copy()
+            turn(turned, *(small * r))
+            assert np.allclose(turned, g.turned(tuple(a), *(small * r)), atol=1e-15)
+
+
+def test_the_tick_is_compiled_before_the_first_one():
+    law = law_at(HOME)
+    before = len(tick.signatures)
+    law.tick(MODEL, 1e-3)
+    assert len(tick.signatures) == before >= 1
+
+
+def test_the_compiled_solve_is_that_of_numpy():
+    for half in RNG.normal(size=(20, 6, 8)):
+        a, x = half @ half.T, RNG.normal(size=6)
+        factor, y = a.copy(), x.copy()
+        cholesky(factor, 1e-12)
+        solve(factor, y)
+        assert np.allclose(y, np.linalg.solve(a, x)) and np.allclose(np.tril(factor), np.linalg.cholesky(a))
+
+
+@pytest.mark.parametrize("task", ["impedance", "operational_space"])
+@pytest.mark.parametrize("frame", ["base", "tool"])
+def test_a_tick_is_the_equation_in_the_laws_docstring(task, frame):
+    """All terms at once, in plain NumPy."""
+    k, eps = np.array([600.0, 300, 100, 30, 20, 10]), 0.003
+    o = LawOptions(task=task, frame=frame, stiffness=tuple(k), torque_rate=None, ramp=0.0, regularisation=eps, target_speed=1e9,
+                   target_turn=1e9, filter_time=0.5)
+    for q in BENT:
+        law = law_at(q, o, dq=RNG.uniform(-0.2, 0.2, 7))
+        law.set_joints(q + 0.1, np.full(7, 0.05))
+        law.set_wrench(np.array([1.0, -2, 3, 0.1, 0.2, -0.3]), "tool")
+        law.set_target(np.array(MODEL.pos) + [0.01, 0.02, -0.01], g.multiply(g.exp(np.array([0.05, 0.02, 0.1])), np.array(MODEL.quat)))
+        torque, r = law.tick(MODEL, 1e-3), law.reference
+        turn = np.kron(np.eye(2), MODEL.rotation)
+        axes = turn if frame == "tool" else np.eye(6)
+        a = MODEL.jac @ MODEL.minv_j
+        w = np.linalg.inv(a + eps * np.eye(6))
+        own = axes.T @ a @ axes
+        masses = np.minimum(np.diag(np.linalg.inv(own + eps * np.eye(6))), 4 / np.diag(own))
+        d = 2 * np.sqrt(k * masses if task == "impedance" else k)
+        e, slip = g.pose_error(r.pos, r.quat, np.array(MODEL.pos), np.array(MODEL.quat)), r.velocity - MODEL.jac @ MODEL.dq
+        f = axes @ (k * (axes.T @ e) + d * (axes.T @ slip)) + turn @ law.feed
+        t0 = np.clip(5 * (law.q_ref - q) + 2 * math.sqrt(5) * (0.05 - MODEL.dq), -5, 5)
+        free = t0 - MODEL.jac.T @ w @ MODEL.minv_jt @ t0
+        ad = np.clip(r.acceleration, [-4] * 3 + [-16] * 3, [4] * 3 + [16] * 3)
+        task_torque = MODEL.jac.T @ (f + w @ ad if task == "impedance" else w @ (f + ad))
+        assert np.allclose(torque, np.clip(task_torque + free + MODEL.bias, -0.8 * np.array(ROBOT.torque), 0.8 * np.array(ROBOT.torque)))
+
+
+def test_stiffness_commanded_on_an_axis_without_one_goes_back_to_none():
+    law = law_at(HOME, LawOptions(stiffness=(600.0, 600, 0, 30, 30, 30), ramp=0.1))
+    law.set_stiffness(np.array([600.0, 600, 900, 30, 30, 30]))
+    for _ in range(90):
+        law.tick(MODEL, 1e-3)
+    assert law.k[2] > 800
+    for _ in range(150):
+        law.tick(MODEL, 1e-3)
+    assert law.k[2] == 0
+
+
 # ---- statics and energy ----------------------------------------------------------------------------------------------
 
 
@@ -159,7 +228,7 @@ def test_an_error_gives_the_springs_force_at_the_tool(options):
         delta = np.array([0.02, -0.03, 0.01, 0.05, -0.02, 0.04])
         law.set_target(pos + delta[:3], g.multiply(g.exp(delta[3:]), quat))
         law.tick(MODEL, 1e-3)
-        law.reference.velocity = (0.0,) * 6
+        law.reference.velocity[:] = 0
         torque = law.tick(MODEL, 1e-3) - MODEL.bias
         assert np.allclose(torque, MODEL.jac.T @ (np.array([600] * 3 + [30] * 3) * delta), atol=1e-6)
 
@@ -188,8 +257,7 @@ def test_operational_space_accelerates_the_tool_as_a_unit_mass():
 def test_the_posture_term_does_not_move_the_tool(nullspace, tol):
     law = law_at(BENT[2], LawOptions(nullspace=nullspace, regularisation=1e-8, **AT_ONCE))
     before = law.tick(MODEL, 1e-3)
-    law.q_ref = law.q_target = (MODEL.q + 0.4 * np.sin(np.arange(7))).tolist()
-    law._pull()
+    law.q_ref[:] = law.q_target[:] = MODEL.q + 0.4 * np.sin(np.arange(7))
     posture = law.tick(MODEL, 1e-3) - before
     assert np.abs(posture).max() > 0.1
     if nullspace == "dynamic":
@@ -222,7 +290,7 @@ def test_the_closed_loop_never_gains_energy():
     pos, quat = pos + [0.03, -0.05, 0.04], g.multiply(g.exp(np.array([0.2, -0.1, 0.15])), quat)
     arm.law.set_target(pos, quat)
     arm.tick()
-    arm.law.reference.velocity = (0.0,) * 6
+    arm.law.reference.velocity[:] = 0
     seen = []
     arm.run(2.0, lambda: seen.append(energy(arm, pos, quat, 600, 30)))
     seen = np.array(seen[2:])
@@ -236,9 +304,8 @@ def test_overshoot_is_that_of_the_damping_ratio(ratio):
     arm = SimArm(FREE, operational_space(damping_ratio=ratio, posture_stiffness=0.0, regularisation=1e-6, **AT_ONCE))
     pos, quat = arm.pose()
     arm.law.set_target(pos + [0, 0.02, 0], quat)
-    arm.law.reference.settled = False
     arm.tick()
-    arm.law.reference.velocity = (0.0,) * 6
+    arm.law.reference.velocity[:] = 0
     ys = []
     arm.run(0.6, lambda: ys.append(arm.model.pos[1] - pos[1]))
     expected = math.exp(-math.pi * ratio / math.sqrt(1 - ratio**2))
@@ -339,10 +406,9 @@ def test_joint_limits_push_back():
 
 def test_friction_torque_is_smooth_and_zero_at_rest():
     phi = load_robot("fr3").friction
-    assert np.allclose(friction_torque([0.0] * 7, **phi), 0)
-    assert np.allclose(friction_torque([1e4] * 7, **phi),
-                       [a - a / (1 + math.exp(-b * c)) for a, b, c in zip(*phi.values(), strict=True)])
-    assert all(math.isfinite(x) for x in friction_torque([-1e9] * 7, **phi))
+    for a, b, c in zip(*phi.values(), strict=True):
+        assert friction(0.0, a, b, c) == 0 and math.isfinite(friction(-1e9, a, b, c))
+        assert friction(1e4, a, b, c) == pytest.approx(a - a / (1 + math.exp(-b * c)))
 
 
 def test_friction_compensation_brings_the_arm_nearer_to_its_reference_in_motion():
@@ -387,14 +453,14 @@ def test_activation_is_bumpless_also_in_motion_and_a_second_time():
     carried = MODEL.bias.copy()
     first = law.tick(MODEL, 1e-3)
     assert np.abs(first - carried).max() <= 0.5 + 1e-9  # the rate limit of one tick
-    assert law.dq_ref == [0.0] * 7 and law.reference.velocity == (0.0,) * 6
+    assert not law.dq_ref.any() and not law.reference.velocity.any()
     law.set_target(np.array(MODEL.pos) + 0.1, np.array(MODEL.quat))
     for _ in range(300):
         law.tick(MODEL, 1e-3)
     held = np.full(7, 3.0)
     law.activate(MODEL, held)
     assert np.abs(law.tick(MODEL, 1e-3) - held).max() <= 0.5 + 1e-9
-    assert law.reference.target_pos == tuple(MODEL.pos)
+    assert np.array_equal(law.reference.target_pos, MODEL.pos)
 
 
 def test_stiffness_grows_over_the_ramp_and_damping_with_it():
@@ -430,18 +496,18 @@ def test_a_measurement_that_is_not_finite_holds_the_last_torques_and_counts():
 
 
 def test_the_reference_keeps_to_its_speeds():
-    r = Reference((0.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0))
+    law = law_at(HOME, LawOptions(target_speed=0.2, target_turn=0.5))
+    r = law.reference
+    r.start((0.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0))
     r.aim((1.0, 1.0, 0.0), tuple(g.exp(np.array([0, 0, 3.0]))))
-    o = LawOptions(target_speed=0.2, target_turn=0.5)
-    keep = math.exp(-1e-3 / 0.02)
     for _ in range(3000):
-        pos, quat = np.array(r.pos), np.array(r.quat)
-        r.tick(1e-3, o, keep)
-        assert np.linalg.norm(np.array(r.pos) - pos) <= 0.2e-3 + 1e-12
-        assert g.angle_between(np.array(r.quat), quat) <= 0.5e-3 + 1e-9
+        pos, quat = r.pos.copy(), r.quat.copy()
+        law.tick(MODEL, 1e-3)
+        assert np.linalg.norm(r.pos - pos) <= 0.2e-3 + 1e-12
+        assert g.angle_between(r.quat, quat) <= 0.5e-3 + 1e-9
     for _ in range(8000):
-        r.tick(1e-3, o, keep)
-    assert r.settled and r.pos == (1.0, 1.0, 0.0) and r.velocity == (0.0,) * 6
+        law.tick(MODEL, 1e-3)
+    assert r.settled and r.pos.tolist() == [1.0, 1.0, 0.0] and not r.velocity.any()
 
 
 # ---- defects of public controllers that are not ours -----------------------------------------------------------------
@@ -450,13 +516,15 @@ def test_the_reference_keeps_to_its_speeds():
 def test_defect_1_a_target_that_crosses_pi_moves_the_reference_no_more_than_the_targets_are_apart():
     """An average of log6 jumps by 36 degrees and 92 mm there; gripper-down is exactly pi."""
     a, b = (g.exp(np.array([s * (math.pi - 0.01), 0, 0])) for s in (1, -1))
-    r = Reference((0.5, 0.0, 0.3), tuple(a))
+    law = law_at(HOME, LawOptions(target_turn=100.0, filter_time=1e-3))
+    r = law.reference
+    r.start((0.5, 0.0, 0.3), a)
     r.aim((0.5, 0.0, 0.3), tuple(b))
     last, apart = np.array(a), float(g.angle_between(a, b))
     for _ in range(100):
-        r.tick(1e-3, LawOptions(target_turn=100.0), 0.1)
-        now = np.array(r.quat)
-        assert g.angle_between(now, last) <= apart + 1e-9 and r.pos == (0.5, 0.0, 0.3)
+        law.tick(MODEL, 1e-3)
+        now = r.quat.copy()
+        assert g.angle_between(now, last) <= apart + 1e-9 and r.pos.tolist() == [0.5, 0.0, 0.3]
         last = now
     assert apart == pytest.approx(0.02) and g.angle_between(last, b) < 1e-9
 
@@ -473,7 +541,7 @@ def test_defect_2_a_pure_force_makes_no_moment_that_grows_with_the_distance_from
 @pytest.mark.parametrize("options", [LawOptions(), LawOptions(posture_stiffness=0.0, posture_damping=None),
                                      joint_impedance(), gravity_compensation()])
 def test_defect_3_default_posture_damping_is_never_negative(options):
-    assert (Law(options, ROBOT).dn >= 0).all()
+    assert (Law(options, ROBOT)._m["dn"] >= 0).all()
     dq = np.linspace(0.1, 0.4, 7)
     law = law_at(HOME, replace(options, stiffness=(0.0,) * 6, nullspace="none", torque_rate=None, ramp=0.0), dq=dq)
     for _ in range(50):
@@ -514,10 +582,10 @@ def test_defect_8_wrench_velocity_reference_and_stiffness_expire():
     law.set_stiffness(np.array([900.0, 900, 900, 50, 50, 50]))
     for _ in range(90):
         law.tick(MODEL, 1e-3)
-    assert law.feed and law.dq_ref[0] == 0.1 and law.k[0] == 900
+    assert law.dq_ref[0] == 0.1 and law.k[0] == 900 and law.fed
     for _ in range(100):
         law.tick(MODEL, 1e-3)
-    assert law.feed is None and law.dq_ref == [0.0] * 7 and law.k[0] == 600
+    assert not law.fed and not law.dq_ref.any() and law.k[0] == 600
 
 
 def test_damping_follows_a_commanded_stiffness():
@@ -529,7 +597,7 @@ def test_damping_follows_a_commanded_stiffness():
     assert law.k[0] == 2400 and law.d[0] == pytest.approx(2 * before)
     law.set_stiffness(np.array([1e9] * 6))
     law.tick(MODEL, 1e-3)
-    assert law.k == [3000.0] * 3 + [300.0] * 3
+    assert law.k.tolist() == [3000.0] * 3 + [300.0] * 3
 
 
 @pytest.mark.parametrize("nullspace", ["none", "kinematic"])
@@ -544,14 +612,14 @@ def test_a_wrench_that_has_expired_leaves_the_joints_springs_alone(nullspace):
 
 def test_the_reference_turns_at_its_pace_on_the_geodesic_and_stops_at_the_target():
     law = law_at(HOME, LawOptions(target_turn=1.0, filter_time=0.0))
-    start, reference = law.reference.quat, law.reference
+    start, reference = tuple(law.reference.quat), law.reference
     goal = g.turned(start, 0.1, -0.2, 0.2)
     law.set_target(np.array(reference.pos), np.array(goal))
     for k in range(1, 400):
         law.tick(MODEL, 1e-3)
         way = min(1e-3 * k, 0.3) / 0.3
         assert np.allclose(g.turn_between(reference.quat, start), way * np.array([0.1, -0.2, 0.2]), atol=1e-12)
-    assert reference.quat == reference.target_quat and reference.settled
+    assert np.array_equal(reference.quat, reference.target_quat) and reference.settled
 
 
 def test_damping_of_zero_is_none():

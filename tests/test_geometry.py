@@ -85,11 +85,6 @@ def test_scalar_functions_equal_the_array_ones():
         assert np.allclose(g.turn_between(tuple(a), tuple(b)), g.log(g.multiply(a, g.conjugate(b))))
         assert np.allclose(g.turned(tuple(a), *r), g.multiply(g.exp(r), a))
         assert np.allclose(g.turned(tuple(2 * a), *r * 1e-10), a)
-        near = g.turned(tuple(b), *r * 1e-13)
-        for goal, start in ((a, b), (-a, b), (near, b)):
-            part, *turn = g.turned_towards(tuple(start), tuple(goal), 0.3)
-            assert np.allclose(turn, 0.3 * np.array(g.turn_between(tuple(goal), tuple(start))), rtol=1e-12, atol=0)
-            assert np.allclose(part, g.turned(tuple(start), *turn), atol=1e-15)
         assert np.allclose(g.rotate1(tuple(a), tuple(r)), g.rotate(a, r))
         assert np.allclose(g.unit(tuple(3 * a)), a)
 

@@ -29,7 +29,7 @@ PURE = {*LAYERS[0].split(), *LAYERS[1].split()} - {"files"}  # no file, no clock
 SIDE_BY_SIDE = {"sims": {"types", "errors", "geometry", "contract", "starts"}, "controllers": {"geometry", "errors"},
                 "world_models": {"types", "files", *PURE}}  # what of robo_rl the packages beside it may import
 HEAVY = ["torch", "mujoco", "gymnasium", "pyarrow", "av", "tensorboard", "matplotlib", "mani_skill", "sapien", "envpool",
-         "wandb", "transformers", "jax"]
+         "wandb", "transformers", "jax", "numba"]
 
 
 def imports(path: Path) -> set[str]:
@@ -147,7 +147,7 @@ def test_every_package_and_its_files_are_in_the_wheel():
     assert set(config["packages"]) == there
     for name in ("robo_rl", *SIDE_BY_SIDE):
         packed = {f for pattern in config.get("package-data", {}).get(name, []) for f in (ROOT / name).glob(pattern)}
-        data = {f for f in (ROOT / name).rglob("*") if f.is_file() and f.suffix not in (".py", ".pyc")}
+        data = {f for f in (ROOT / name).rglob("*") if f.is_file() and f.parent.name != "__pycache__" and f.suffix != ".py"}
         assert not data - packed, f"not in the wheel: {data - packed}"
 
 

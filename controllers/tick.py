@@ -1,0 +1,407 @@
+"""The arithmetic of the control law's tick, compiled: `law.py` says what it computes, keeps its memory and takes commands.
+
+One record of numbers holds a law's options and memory, so that a tick is one call without an object of Python in it: a
+tenth of what the same costs line by line. Compiled once per number of joints and kept on disk; the equations of turning
+are those of `robo_rl.geometry`, against which tests hold them.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from functools import cache
+from threading import Timer
+
+import numpy as np
+from numba import njit
+
+MASS_AGE = 0.02  # s between two looks at W_ii; joints turn 2 degrees in that time
+SMALL = 1e-10  # m or rad; nearer than this the reference has arrived
+TINY = 1e-8  # rad; below it sin(x)/x is 1 to the last bit
+FREE, KINEMATIC, DYNAMIC = range(3)  # the posture's projection
+
+
+def record(n: int) -> np.ndarray:
+    """Options and memory [1] of the law of an arm of n joints, all zero. Units as in `LawOptions` and `Law`."""
+    return np.zeros(1, np.dtype([
+        # options
+        *((name, float, 6) for name in ("stiffness", "fixed_damping", "error_clip")),
+        *((name, float) for name in ("damping_ratio", "target_speed", "target_turn", "filter_time", "feed_linear", "feed_angular",
+                                     "posture_cap", "posture_speed", "limit_margin", "limit_torque", "torque_rate", "ramp",
+                                     "regularisation", "command_timeout")),
+        *((name, float, n) for name in ("kn", "dn", "low", "high", "most", "phi1", "phi2", "phi3")),
+        *((name, np.int64) for name in ("operational", "tool_axes", "damping_given", "friction", "nullspace", "rigid")),
+        # memory: stiffness and damping, what was commanded, what the joints carry
+        *((name, float, 6) for name in ("k", "k_target", "k_pace", "d", "masses", "feed")),
+        *((name, float) for name in ("gain", "k_age", "dq_age", "feed_age", "mass_age")),
+        *((name, float, n) for name in ("q_ref", "q_target", "dq_ref", "tau")),
+        *((name, np.int64) for name in ("feed_tool_axes", "faults", "stale")),
+        # memory: the reference
+        *((f"{name}{what}", float, size) for name in ("target_", "limited_", "") for what, size in (("pos", 3), ("quat", 4))),
+        ("velocity", float, 6), ("acceleration", float, 6), ("axis", float, 3),
+        ("left", float),  # of limited_quat's turn about `axis` [rad]; below 0: not looked at since the target came
+        ("settled", np.int64),
+        # a tick's own
+        ("a", float, (6, 6)), ("factor", float, (6, 6)), ("wrench", float, 6), ("move", float, 6), ("posture", float, n),
+        ("out", float, n)], align=True))
+
+
+@cache
+def prepare(n: int) -> None:
+    """Compile, or load, the tick of n joints: seconds that a loop in real time does not have."""
+    notice = Timer(2.0, print, ["compiling the control law, once on this machine: some 10 s"], {"file": sys.stderr})
+    notice.start()
+    tick(record(n), 1e-3, np.zeros(2 * n), np.zeros((6, n)), np.zeros((6, n)), np.zeros(n), np.zeros(3), np.zeros(4))
+    notice.cancel()
+
+
+def kept(f: Callable) -> Callable:
+    """njit, kept on disk where there is a place that can be written."""
+    try:
+        return njit(cache=True, error_model="numpy")(f)
+    except RuntimeError:
+        return njit(error_model="numpy")(f)
+
+
+compiled = njit(error_model="numpy")
+
+
+@kept
+def tick(memory, dt, state, jac, minv_jt, bias, pos, quat):
+    """Advance `memory` by dt [s]; memory.tau are the torques then, or as they were, with one more of `faults`.
+
+    state [2n] (q, dq), jac [6, n], minv_jt [6, n], bias [n], pos [3] and quat [4] as in `ArmModel`.
+    """
+    m, n = memory[0], len(bias)
+    age(m, n, dt)
+    if not m.settled:
+        follow(m, dt)
+    for i in range(6):
+        for j in range(i + 1):
+            x = 0.0
+            for k in range(n):
+                x += jac[i, k] * minv_jt[j, k]
+            m.a[i, j] = m.a[j, i] = x
+    weigh(m, dt, quat)
+    spring(m, n, state, jac, pos, quat)
+
+    # t = J^T (F + W (a_d - J M^-1 t_0)) + t_0: acceleration and projection share one solve
+    for i in range(n):
+        x = m.gain * m.kn[i] * (m.q_ref[i] - state[i]) + m.dn[i] * (m.dq_ref[i] - state[n + i])
+        m.posture[i] = min(max(x, -m.posture_cap), m.posture_cap) if x == x else x
+    if m.rigid:
+        for i in range(6):
+            for j in range(6):
+                m.factor[i, j] = m.a[i, j]
+            m.factor[i, i] += m.regularisation
+            most = m.feed_linear if i < 3 else m.feed_angular
+            x = min(max(m.acceleration[i], -most), most)
+            if m.nullspace == DYNAMIC:
+                for k in range(n):
+                    x -= minv_jt[i, k] * m.posture[k]
+            m.move[i] = x + m.wrench[i] if m.operational else x
+        cholesky(m.factor, 1e-12)
+        solve(m.factor, m.move)
+        for i in range(6):
+            m.wrench[i] = m.move[i] if m.operational else m.wrench[i] + m.move[i]
+    if m.nullspace == KINEMATIC:
+        felt(m, n, jac)
+
+    total, step = 0.0, m.torque_rate * dt
+    for i in range(n):
+        q, t = state[i], m.posture[i] + bias[i]
+        for j in range(6):
+            t += jac[j, i] * m.wrench[j]
+        if m.friction:
+            t += friction(state[n + i], m.phi1[i], m.phi2[i], m.phi3[i])
+        if q < m.low[i] or q > m.high[i]:
+            t += limit_torque(q, m.low[i] - m.limit_margin, m.high[i] + m.limit_margin, m.limit_margin, m.limit_torque)
+        t = min(max(t, m.tau[i] - step), m.tau[i] + step) if t == t else t
+        m.out[i] = min(max(t, -m.most[i]), m.most[i]) if t == t else t
+        total += m.out[i]
+    if math.isfinite(total):
+        put(m.tau, m.out)
+    else:
+        m.faults += 1
+
+
+@compiled
+def friction(dq, phi1, phi2, phi3):
+    """phi1/(1 + exp(-phi2 (dq + phi3))) - phi1/(1 + exp(-phi2 phi3)) of one joint [N m]: smooth, and 0 at rest.
+
+    Source: Gaz et al. 2019, "Dynamic identification of the Franka Emika Panda", eq. 22.
+    """
+    return phi1 / (1 + math.exp(min(-phi2 * (dq + phi3), 500.0))) - phi1 / (1 + math.exp(-phi2 * phi3))
+
+
+@compiled
+def limit_torque(q, lower, upper, margin, most):
+    """Repulsion of one joint from its limits [N m]: `most` at the limit and beyond, 0 from `margin` [rad] inside."""
+    return most * (min(max((lower + margin - q) / margin, 0.0), 1.0) - min(max((q - upper + margin) / margin, 0.0), 1.0))
+
+
+@compiled
+def age(m, n, dt):
+    """What expires, expires; what ramps, ramps."""
+    m.feed_age += dt
+    m.dq_age += dt
+    m.k_age += dt
+    if m.dq_age > m.command_timeout:
+        fill(m.dq_ref, 0.0)
+    if m.command_timeout < m.k_age < math.inf:
+        m.k_age = math.inf
+        for i in range(6):
+            m.k_target[i], m.k_pace[i] = m.stiffness[i], max(m.stiffness[i], m.k[i])
+    part = dt / m.ramp if m.ramp > 0 else math.inf
+    m.gain = min(m.gain + part, 1.0)
+    moved, m.stale = m.stale, 0
+    for i in range(6):
+        if m.k[i] != m.k_target[i]:
+            moved = 1
+            m.k[i] = nearer(m.k[i], m.k_target[i], m.k_pace[i] * part)
+    if moved:
+        damp(m)
+    for i in range(n):
+        m.q_ref[i] = nearer(m.q_ref[i], m.q_target[i], m.posture_speed * dt)
+
+
+@compiled
+def nearer(x, target, most):
+    """`target`, or the number on the way to it at distance `most` from x."""
+    return target if abs(target - x) <= most else x + most if target > x else x - most
+
+
+@compiled
+def damp(m):
+    """D's diagonal for the stiffness of this moment."""
+    for i in range(6):
+        if m.damping_given:
+            m.d[i] = m.fixed_damping[i]
+        else:
+            m.d[i] = 2 * m.damping_ratio * math.sqrt(m.k[i] if m.operational else m.k[i] * m.masses[i])
+
+
+@compiled
+def weigh(m, dt, quat):
+    """Every MASS_AGE look at W_ii [kg], [kg m^2] in the axes of the stiffness, at most 4/A_ii, and set the damping."""
+    m.mass_age += dt
+    springs = 0.0
+    for i in range(6):
+        springs += m.k[i]
+    if m.mass_age < MASS_AGE or m.damping_given or m.operational or springs == 0:
+        return
+    for i in range(6):
+        for j in range(6):
+            m.factor[i, j] = m.a[i, j]
+    if m.tool_axes:
+        for i in range(6):  # rows, then columns, each half a vector
+            for j in (0, 3):
+                m.factor[i, j], m.factor[i, j + 1], m.factor[i, j + 2] = \
+                    rotate(quat[0], -quat[1], -quat[2], -quat[3], m.factor[i, j], m.factor[i, j + 1], m.factor[i, j + 2])
+        for j in range(6):
+            for i in (0, 3):
+                m.factor[i, j], m.factor[i + 1, j], m.factor[i + 2, j] = \
+                    rotate(quat[0], -quat[1], -quat[2], -quat[3], m.factor[i, j], m.factor[i + 1, j], m.factor[i + 2, j])
+    total = 0.0
+    for i in range(6):
+        total += m.factor[i, i]
+    if not math.isfinite(total):
+        return
+    for i in range(6):
+        m.masses[i] = 4 / max(m.factor[i, i], 1e-6)
+        m.factor[i, i] += m.regularisation
+    cholesky(m.factor, 1e-12)
+    for i in range(6):
+        fill(m.move, 0.0)
+        m.move[i] = 1.0
+        solve(m.factor, m.move)
+        m.masses[i] = min(m.move[i], m.masses[i])
+    m.mass_age = 0.0
+    damp(m)
+
+
+@compiled
+def follow(m, dt):
+    """The reference goes on towards the target: at a limited speed, through the low pass, on the geodesic."""
+    go, rate = 1 - (math.exp(-dt / m.filter_time) if m.filter_time > 0 else 0.0), 1 / dt
+    x, y, z = m.target_pos[0] - m.limited_pos[0], m.target_pos[1] - m.limited_pos[1], m.target_pos[2] - m.limited_pos[2]
+    far, most = math.sqrt(x * x + y * y + z * z), m.target_speed * dt
+    there = far <= most
+    if there:
+        put(m.limited_pos, m.target_pos)
+    else:
+        s = most / far
+        m.limited_pos[0] += s * x
+        m.limited_pos[1] += s * y
+        m.limited_pos[2] += s * z
+    if m.left != 0:  # all the way about one axis
+        most = m.target_turn * dt
+        if m.left < 0:
+            x, y, z = between(m.target_quat, m.limited_quat)
+            m.left = math.sqrt(x * x + y * y + z * z)
+            if m.left > most:
+                m.axis[0], m.axis[1], m.axis[2] = x / m.left, y / m.left, z / m.left
+        if m.left <= most:
+            m.left = 0.0
+            put(m.limited_quat, m.target_quat)
+        else:
+            m.left -= most
+            turn(m.limited_quat, most * m.axis[0], most * m.axis[1], most * m.axis[2])
+
+    for i in range(3):
+        step = go * (m.limited_pos[i] - m.pos[i])
+        m.pos[i] += step
+        m.acceleration[i] = rate * (rate * step - m.velocity[i])
+        m.velocity[i] = rate * step
+    a, b, c = between(m.limited_quat, m.quat)
+    a, b, c = go * a, go * b, go * c
+    near = SMALL * go
+    if a * a + b * b + c * c < near * near and m.left == 0:
+        put(m.quat, m.target_quat)
+        there = there and a == 0 and b == 0 and c == 0
+    else:
+        turn(m.quat, a, b, c)
+        there = False
+    for i, step in ((3, a), (4, b), (5, c)):
+        m.acceleration[i] = rate * (rate * step - m.velocity[i])
+        m.velocity[i] = rate * step
+    x, y, z = m.velocity[0], m.velocity[1], m.velocity[2]
+    if there and x * x + y * y + z * z < (SMALL * rate) * (SMALL * rate):
+        put(m.pos, m.target_pos)
+        fill(m.velocity, 0.0)
+        fill(m.acceleration, 0.0)
+        m.settled = 1
+
+
+@compiled
+def spring(m, n, state, jac, pos, quat):
+    """m.wrench = F [6] in base axes."""
+    w, x, y, z = quat[0], -quat[1], -quat[2], -quat[3]  # base axes to the tool's
+    error, slip = m.move, m.wrench  # both are free until F is known
+    for i in range(3):
+        error[i] = m.pos[i] - pos[i]
+    error[3], error[4], error[5] = between(m.quat, quat)
+    for i in range(6):
+        v = m.velocity[i]
+        for k in range(n):
+            v -= jac[i, k] * state[n + k]
+        slip[i] = v
+    if m.tool_axes:
+        for i in (0, 3):
+            error[i], error[i + 1], error[i + 2] = rotate(w, x, y, z, error[i], error[i + 1], error[i + 2])
+            slip[i], slip[i + 1], slip[i + 2] = rotate(w, x, y, z, slip[i], slip[i + 1], slip[i + 2])
+    fed = m.feed_age <= m.command_timeout
+    for i in range(6):
+        m.wrench[i] = m.k[i] * min(max(error[i], -m.error_clip[i]), m.error_clip[i]) + m.d[i] * slip[i]
+        if error[i] != error[i]:
+            m.wrench[i] = error[i]
+    if m.tool_axes:
+        for i in (0, 3):
+            m.wrench[i], m.wrench[i + 1], m.wrench[i + 2] = \
+                rotate(w, -x, -y, -z, m.wrench[i], m.wrench[i + 1], m.wrench[i + 2])
+    if fed:
+        for i in (0, 3):
+            a, b, c = m.feed[i], m.feed[i + 1], m.feed[i + 2]
+            if m.feed_tool_axes:
+                a, b, c = rotate(w, -x, -y, -z, a, b, c)
+            m.wrench[i] += a
+            m.wrench[i + 1] += b
+            m.wrench[i + 2] += c
+
+
+@compiled
+def felt(m, n, jac):
+    """m.wrench -= (J J^T + 1e-6 I)^-1 J t_0: what of the posture's torque the tool would feel, by kinematics alone."""
+    for i in range(6):
+        x = 0.0
+        for k in range(n):
+            x += jac[i, k] * m.posture[k]
+        m.move[i] = x
+        for j in range(6):
+            x = 1e-6 if i == j else 0.0
+            for k in range(n):
+                x += jac[i, k] * jac[j, k]
+            m.factor[i, j] = x
+    cholesky(m.factor, 1e-12)
+    solve(m.factor, m.move)
+    for i in range(6):
+        m.wrench[i] -= m.move[i]
+
+
+@compiled
+def put(x, y):
+    """x[:] = y (whose message for other shapes takes seconds to compile)."""
+    for i in range(len(x)):
+        x[i] = y[i]
+
+
+@compiled
+def fill(x, value):
+    """x[:] = value."""
+    for i in range(len(x)):
+        x[i] = value
+
+
+@compiled
+def cholesky(a, least):
+    """The lower factor of a symmetric matrix, in its place; pivots below `least` become it."""
+    for j in range(len(a)):
+        x = a[j, j]
+        for k in range(j):
+            x -= a[j, k] * a[j, k]
+        a[j, j] = math.sqrt(max(x, least) if x == x else x)
+        for i in range(j + 1, len(a)):
+            x = a[i, j]
+            for k in range(j):
+                x -= a[i, k] * a[j, k]
+            a[i, j] = x / a[j, j]
+
+
+@compiled
+def solve(factor, x):
+    """x <- (L L^T)^-1 x."""
+    n = len(x)
+    for i in range(n):
+        for k in range(i):
+            x[i] -= factor[i, k] * x[k]
+        x[i] /= factor[i, i]
+    for i in range(n - 1, -1, -1):
+        for k in range(i + 1, n):
+            x[i] -= factor[k, i] * x[k]
+        x[i] /= factor[i, i]
+
+
+# ---- rotations: quaternions are (w, x, y, z) ------------------------------------------------------------------------
+
+
+@compiled
+def between(a, b):
+    """log(a b^-1): the rotation vector, in the base frame, that turns b into a."""
+    w = a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3]
+    x = a[1] * b[0] - a[0] * b[1] - a[2] * b[3] + a[3] * b[2]
+    y = a[2] * b[0] - a[0] * b[2] + a[1] * b[3] - a[3] * b[1]
+    z = a[3] * b[0] - a[0] * b[3] - a[1] * b[2] + a[2] * b[1]
+    n = math.sqrt(x * x + y * y + z * z)
+    if n < TINY:
+        s = 2.0 if w >= 0 else -2.0
+    else:
+        s = 2 * math.atan2(n, w) / n if w >= 0 else -2 * math.atan2(n, -w) / n
+    return s * x, s * y, s * z
+
+
+@compiled
+def turn(q, x, y, z):
+    """q <- unit(exp(x, y, z) q): turned by a rotation vector in the base frame."""
+    n = math.sqrt(x * x + y * y + z * z)
+    w, s = (1.0, 0.5) if n < TINY else (math.cos(n / 2), math.sin(n / 2) / n)
+    x, y, z = s * x, s * y, s * z
+    a, b, c, d = (w * q[0] - x * q[1] - y * q[2] - z * q[3], w * q[1] + x * q[0] + y * q[3] - z * q[2],
+                  w * q[2] - x * q[3] + y * q[0] + z * q[1], w * q[3] + x * q[2] - y * q[1] + z * q[0])
+    s = 1 / math.sqrt(a * a + b * b + c * c + d * d)
+    q[0], q[1], q[2], q[3] = a * s, b * s, c * s, d * s
+
+
+@compiled
+def rotate(w, a, b, c, x, y, z):
+    """The vector (x, y, z) turned by (w, a, b, c)."""
+    s, t, u = 2 * (b * z - c * y), 2 * (c * x - a * z), 2 * (a * y - b * x)
+    return x + w * s + b * u - c * t, y + w * t + c * s - a * u, z + w * u + a * t - b * s
