@@ -63,6 +63,7 @@ def test_a_finished_result_goes_on_with_more_rounds_and_refuses_other_options(ru
 @pytest.mark.parametrize("argv, words", [
     (["--protocol", "dagger"], "Allowed: hg_dagger"), (["--rounds", "0"], "--rounds must be in [1, 1000]"),
     (["--operator", "me"], "unknown operator"), (["--person.gate", "7"], "person.gate must be in [0, 2]"),
+    (["--phases", "pause"], "unknown phases 'pause'"),
     (["--out", "runs/weak"], "choose another folder"), (["--checkpoint", "nine"], "has no checkpoint 'nine'")])
 def test_mistakes_are_one_line(run, argv, words):
     assert words in robo_rl(run, "correct", "runs/weak", *argv).mistake
@@ -101,6 +102,14 @@ def test_the_policys_own_frames_are_lessons_only_where_asked_and_where_it_succee
                                      episode([0, 3], P + H)])
     assert taught(data).tolist() == [False] * 5 + [True]
     assert taught(data, own=True).tolist() == [True, True, False, False, False, True]
+
+
+def test_recoveries_can_be_left_out_of_the_lessons(tmp_path):
+    data = data_set(tmp_path / "d", [episode([0, 2, 3, 3], P + H * 3)])
+    assert taught(data, phases=("correction",)).tolist() == [False, False, True, True]
+    draw = lessons([data], ObsSpec(state=3, action=1), 2, phases=("correction",))
+    _, chunk, _ = draw(16, torch.Generator().manual_seed(0))
+    assert chunk[:, 0].min() >= 0.02 and lessons([data], ObsSpec(state=3, action=1), 2)(64, torch.Generator())[1][:, 0].min() < 0.02
 
 
 def test_blending_back_is_nobodys_lesson(tmp_path):

@@ -16,6 +16,7 @@ from robo_rl.errors import UserError, choose, in_range
 from robo_rl.options import BcOptions, Person
 
 PROTOCOLS = ("hg_dagger", "rac", "armada", "twin_rl")
+TAUGHT_PHASES = ("recovery", "correction")
 PRACTICE_START = 1_200_000_000  # starts of practice: below those of demonstrations and evaluation
 
 
@@ -55,6 +56,8 @@ class Correct:
     """Armada: go back to before the failure (simulators with snapshots)."""
     own: bool | None = None
     """Also learn from the policy's own successes; None: only with armada."""
+    phases: tuple[str, ...] = TAUGHT_PHASES
+    """Of a person's help, what to learn from; correction alone is the comparison that RaC makes."""
     demo_share: float = 0.5
     """Share of demonstrations in every batch."""
     eval_episodes: int = 200
@@ -71,6 +74,8 @@ class Correct:
     def __post_init__(self) -> None:
         choose("protocol", self.protocol, PROTOCOLS)
         choose("operator", self.operator, ("scripted", "console"))
+        for phase in self.phases:
+            choose("phases", phase, TAUGHT_PHASES)
         for name, low, high in (
                 ("rounds", 1, 1000), ("episodes", 1, 99_999), ("human_steps", 0, 10**9), ("robots", 1, 4096), ("operators", 1, 4096),
                 ("false_alarms", 0, 0.5), ("demo_share", 0, 1), ("max_steps", 0, 10**7), ("eval_episodes", 1, 10**6),
@@ -326,7 +331,7 @@ class Rounds:
         shares = [args.demo_share, 1 - args.demo_share] if demos else None
         own = args.protocol == "armada" if args.own is None else args.own
         try:
-            sample = lessons(parts, self.policy.spec, self.policy.options.horizon, own, shares)
+            sample = lessons(parts, self.policy.spec, self.policy.options.horizon, own, shares, args.phases)
         except UserError as e:
             self.progress.say(f"round {r}: {e}")
             return

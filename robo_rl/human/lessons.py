@@ -65,16 +65,16 @@ def lesson_chunks(dataset: Dataset, horizon: int, rows: np.ndarray) -> tuple[np.
 
 
 def lessons(parts: Sequence[Dataset], spec: ObsSpec, horizon: int, own: bool = False,
-            shares: Sequence[float] | None = None) -> Demos:
+            shares: Sequence[float] | None = None, phases: Sequence[str] = ("recovery", "correction")) -> Demos:
     """Sampler of (obs, chunk[B,H,A], mask[B,H]) over the lessons of several data sets.
 
     shares: share of every batch by data set (None: by number of frames); one without lessons leaves its share to the
-    rest. Raises UserError if none has any.
+    rest. phases: of a person's help, those to learn from. Raises UserError if none has any.
     """
     samplers, sizes, kept = [], [], []
     for k, dataset in enumerate(parts):
         check_fits(dataset.meta, spec)
-        rows = taught(dataset, own)
+        rows = taught(dataset, own, phases)
         if not rows.any():
             continue
         chunk, mask = lesson_chunks(dataset, horizon, rows)
