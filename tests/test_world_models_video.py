@@ -108,7 +108,7 @@ def test_without_refinement_one_step_is_the_plain_regression_and_draws_nothing()
     last = to_patches(torch.from_numpy(obs["image/top"]))
     states = model.proprio.step(model.proprio.start(obs, np.arange(3)), actions)[1].obs["state"]
     y = model.clean(torch.zeros(3, 192, 4, 4), torch.ones(3), last, torch.from_numpy(obs["state"]), states, actions)
-    frames = (last[:, None] + (y * model.spread).view(3, 4, 48, 4, 4)).clamp(-1, 1)
+    frames = (last[:, None] + y.view(3, 4, 48, 4, 4) * model.spread.view(4, 1, 1, 1)).clamp(-1, 1)
     assert torch.equal(to_frames(frames), a)
 
 

@@ -164,7 +164,7 @@ class Video(nn.Module):
             torch.manual_seed(seed)
             self.net = Net(views, grid, options, s + options.chunk * (s + a) + 8)
             self.heads = Heads(views, grid, s, a)
-        self.register_buffer("spread", torch.ones(()))  # std of the change of a pixel within a chunk
+        self.register_buffer("spread", torch.ones(options.chunk, views))  # std of a pixel's change, by frame of the chunk and view
         self.register_buffer("shift", torch.zeros(2))  # log-odds by which events are commoner in training than in the data
 
     # ---- pieces
@@ -175,6 +175,14 @@ class Video(nn.Module):
         z = ((state - p.mean) / p.std).clamp(-10, 10)
         dz = ((states - state[:, None]) / p.std).clamp(-10, 10)
         return torch.cat([z, dz.flatten(1), actions.flatten(1), time_code(t)], 1)
+
+    def unit(self) -> Tensor:
+        """`spread` for the channels of a chunk [C,V 48,1,1]: the next frame weighs as much as the last one."""
+        return self.spread.repeat_interleave(48, 1)[..., None, None]
+
+    def changes(self, y: Tensor) -> Tensor:
+        """Changes y [B,V C 48,g,g] in units of `spread` -> in those of patches [B,C,V 48,g,g]."""
+        return y.view(len(y), self.options.chunk, -1, *y.shape[2:]) * self.unit()
 
     def clean(self, x: Tensor, t: Tensor, last: Tensor, state: Tensor, states: Tensor, actions: Tensor) -> Tensor:
         """f(x_t, t): change y^ [B,V C 48,g,g] in units of `spread`."""
@@ -231,8 +239,8 @@ class Video(nn.Module):
             seeds = (hashed(keys, t, k, 71) >> np.uint64(1)).astype(np.int64)
             shape = (48 * len(views) * c, *last.shape[2:])
             return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(int(s))) for s in seeds])
-        y = self.sample(last, before, padded(states, c), padded(actions, c), noise) * self.spread
-        frames = (last[:, None] + y.view(n, c, -1, *last.shape[2:]))[:, :e].clamp(-1, 1)
+        y = self.sample(last, before, padded(states, c), padded(actions, c), noise)
+        frames = (last[:, None] + self.changes(y))[:, :e].clamp(-1, 1)
         shown = torch.cat([last[:, None], frames[:, :-1]], 1).flatten(0, 1)
         stood = torch.cat([before[:, None], states[:, :-1]], 1).flatten(0, 1)
         out = self.judged(shown, stood, actions.flatten(0, 1)).view(n, e, 3)

@@ -50,9 +50,10 @@ class VideoFitter:
         often = (2 * rare + (heads[self.events, 1:].mean(0) if len(self.events) else rare)) / 3
         model.shift.copy_(torch.logit(often.clamp(max=1 - 1e-6)) - torch.logit(rare))
         if fresh:
-            pick = self.rows[torch.randint(0, len(self.rows), (min(64, len(self.rows)),), generator=self.generator)]
-            change = self.patches(pick[:, None] + c) - self.patches(pick[:, None])
-            model.spread.copy_(change.std().clamp(min=1e-2))
+            pick = self.rows[torch.randint(0, len(self.rows), (min(128, len(self.rows)),), generator=self.generator)]
+            clip = self.patches(pick[:, None] + torch.arange(c + 1))
+            change = (clip[:, 1:] - clip[:, :1]).unflatten(2, (model.spread.shape[1], 48))
+            model.spread.copy_(change.square().mean((0, 3, 4, 5)).sqrt().clamp(min=1e-2))
         self.average = copy.deepcopy(model)
         self.mine = [*model.net.parameters(), *model.heads.parameters()]
         self.opt = torch.optim.AdamW(self.mine, lr=options.lr, weight_decay=1e-4, foreach=True)
@@ -74,7 +75,7 @@ class VideoFitter:
         """(1) on chunks that begin in rows [B], and the heads on the steps of them and on as many other steps."""
         m, o, b, c = self.model, self.options, len(rows), self.model.options.chunk
         clip = self.patches(rows[:, None] + torch.arange(c + 1))
-        last, y = clip[:, 0], ((clip[:, 1:] - clip[:, :1]) / m.spread).flatten(1, 2)
+        last, y = clip[:, 0], ((clip[:, 1:] - clip[:, :1]) / m.unit()).flatten(1, 2)
         t = torch.rand(b, generator=self.generator)
         t[:round(o.plain * b)] = 1
         eps = torch.randn(y.shape, generator=self.generator)
@@ -86,7 +87,7 @@ class VideoFitter:
         frames = (error * counts).sum() / counts.sum()
         # heads: one imagined frame of each chunk, random steps, and every event as often as all those
         k = (torch.rand(b, generator=self.generator) * e).long()
-        seen = (last[:, None] + m.spread * guess.detach().view(b, c, -1, *last.shape[2:])).clamp(-1, 1)[torch.arange(b), k]
+        seen = (last[:, None] + m.changes(guess.detach())).clamp(-1, 1)[torch.arange(b), k]
         some = self.any[torch.randint(0, len(self.any), (b,), generator=self.generator)]
         if len(self.events):
             some = torch.cat([some, self.events[torch.randint(0, len(self.events), (b,), generator=self.generator)]])

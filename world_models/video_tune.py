@@ -110,8 +110,8 @@ def imagined(model: Video, last: Tensor, state: Tensor, before: Tensor, actions:
     arm = model.proprio.start({"state": state}, np.zeros(len(state), np.int64)) | {"before": before}
     states = model.proprio.step(arm, actions)[1].obs["state"]
     shape = (len(last), last.shape[1] * model.options.chunk, *last.shape[2:])
-    y = model.sample(last, state, states, actions, lambda k: torch.randn(shape, generator=generator)) * model.spread
-    frames = (last[:, None] + y.view(len(last), model.options.chunk, *last.shape[1:])).clamp(-1, 1)
+    y = model.sample(last, state, states, actions, lambda k: torch.randn(shape, generator=generator))
+    frames = (last[:, None] + model.changes(y)).clamp(-1, 1)
     return torch.cat([last[:, None], frames], 1)
 
 
