@@ -123,6 +123,7 @@ def test_a_frozen_model_is_copy_last_and_follows_nothing(data):
     doc, _ = wm_eval.measure(PointModel(gain=0.0), data, ARGS)
     table = doc["open_loop"]["state"]
     assert table["model"] == table["hold_last"] and not any(table["apart"].values())
+    assert all(set(i.values()) == {0.0} for i in table["difference"].values())
     assert doc["following"]["correlation"] == pytest.approx(0, abs=1e-6)
 
 

@@ -111,9 +111,10 @@ def measure_open_loop(model, w, scale: np.ndarray, args: WmEval) -> tuple[dict, 
                                 trust.image_error(trust.hold_last(w.start[f"image/{v}"], steps), w.images[v]))
     doc: dict = {"open_loop": {}}
     for name, (mine, held) in errors.items():
-        a, b = trust.by_horizon(mine, w.seen), trust.by_horizon(held, w.seen)
+        a, b, paired = (trust.by_horizon(x, w.seen) for x in (mine, held, mine - held))
         doc["open_loop"][name] = {"model": {h: i._asdict() for h, i in a.items()}, "apart": trust.apart(a, b),
-                                  "hold_last": {h: i._asdict() for h, i in b.items()}}
+                                  "hold_last": {h: i._asdict() for h, i in b.items()},
+                                  "difference": {h: i._asdict() for h, i in paired.items()}}
     everything = np.concatenate([np.isfinite(x).ravel() for x in (p.state, p.reward, p.success, p.uncertainty)])
     doc["finite"] = bool(everything.all())
     doc |= {"success": judged(p.success, w.success, w), "terminal": judged(p.terminal, w.terminal, w),
@@ -354,9 +355,11 @@ def table(doc: dict) -> str:
     """The numbers as text."""
     lines = [f"{doc['model']} · {doc['sim']} · {doc['windows']} windows of {doc['horizon']} steps from {doc['episodes']} episodes"]
     for name, t in doc["open_loop"].items():
-        lines.append(f"  open-loop error, {name}   horizon    model   95 % interval     copy last   below it")
+        lines.append(f"  open-loop error, {name}   horizon    model   95 % interval     copy last   apart   model less copy last, by window")
+        less = t["difference"]
         lines += [f"  {'':{22 + len(name)}}{h:>8}  {i['value']:7.4f}   [{i['low']:.4f}, {i['high']:.4f}]  {t['hold_last'][h]['value']:9.4f}   "
-                  f"{'yes' if t['apart'][h] else 'no'}" for h, i in t["model"].items()]
+                  f"{'yes' if t['apart'][h] else 'no':<5}   {less[h]['value']:+.4f} [{less[h]['low']:+.4f}, {less[h]['high']:+.4f}]"
+                  for h, i in t["model"].items()]
     for name, t in doc.get("against", {"open_loop": {}})["open_loop"].items():
         lines.append(f"  {name}, less the error of {doc['against']['model']} (paired by window)   horizon   difference   95 % interval")
         lines += [f"  {h:>10}  {i['value']:+.4f}   [{i['low']:+.4f}, {i['high']:+.4f}]" for h, i in t["difference"].items()]
