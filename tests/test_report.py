@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from robo_rl.cli.charts import Series, chart, stacked, thin, ticks
-from robo_rl.cli.report import Report, difference, load, load_evaluation, page, per_episode, run, whole_mp4
+from robo_rl.cli.report import Report, page, per_episode, run
+from robo_rl.cli.report_data import difference, load, load_evaluation, whole_mp4
 from robo_rl.errors import UserError
 from robo_rl.files import write_json
 from robo_rl.log import RunLog
