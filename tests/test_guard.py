@@ -162,7 +162,7 @@ def test_what_the_guard_is_told_the_run_hears_once(send, number):
     code = """
 import time
 from robo_rl.cli.guard import guarded
-from robo_rl.cli.train import Stop
+from robo_rl.cli.command import Stop
 
 def run(tell):
     with Stop() as stop:

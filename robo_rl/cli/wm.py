@@ -165,7 +165,7 @@ def rebuilt(cls: type, saved: dict):
 def train(args, learn, images: bool = False) -> int:
     """Learn, calibrate on held-out episodes, write OUT/model: `learn(args, folder, data)` in its locked folder."""
     from robo_rl import files
-    from robo_rl.cli.train import git_hash, versions
+    from robo_rl.cli.command import git_hash, versions
 
     os.environ.setdefault("OMP_NUM_THREADS", str(args.torch_threads))
     resume = args.resume
@@ -197,7 +197,7 @@ def train(args, learn, images: bool = False) -> int:
 def learn(args: WmTrain, folder: Path, data) -> int:
     """The run itself, in its locked folder."""
     from robo_rl import files
-    from robo_rl.cli.train import Stop
+    from robo_rl.cli.command import Stop
     from robo_rl.log import Progress, RunLog
     from world_models import model as worlds
     from world_models.fit import Fitter

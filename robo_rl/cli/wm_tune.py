@@ -77,7 +77,7 @@ def run(args: WmTune) -> int:
 
     from robo_rl import files
     from robo_rl.cli import wm
-    from robo_rl.cli.train import Stop, git_hash, versions
+    from robo_rl.cli.command import Stop, git_hash, versions
     from robo_rl.log import Progress
     from world_models import model as worlds
     from world_models import recorded
