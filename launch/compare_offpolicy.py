@@ -5,7 +5,8 @@
 
 Each run is `robo_rl train --algo METHOD` with the preset of the method and the budget below (what else is given goes to every
 run), one after the other: success before RL and after it with 95 % intervals, and CPU time of the whole run. `rlpd` is the
-paper's: no teacher, no clamp to demonstrations; `taught` is the preset of `--algo rlpd`. At the end each method against the
+paper's: no teacher, no clamp to demonstrations; `taught` is the preset of `--algo rlpd`, `synther` and `guided` are that
+preset with a quarter of every batch made by diffusion. At the end each method against the
 first one, paired over seeds and starts (conditional on these seeds: another three would differ by more). `--keep FILE` holds
 every result; what it has is not run again. `--jobs N` runs N at a time, one thread each.
 """
@@ -21,7 +22,8 @@ from pathlib import Path
 
 PAPER = "--policy.no-teacher --rl.bc-coef 0 --rl.ramp 0 --rl.lr 3e-4"
 METHODS = {"rlpd": ("rlpd", PAPER), "taught": ("rlpd", "")} | {m: (m, "") for m in (
-    "hil_serl", "expo", "pa_rl", "iql", "calql", "wsrl", "aloe")}
+    "hil_serl", "expo", "pa_rl", "iql", "calql", "wsrl", "aloe")} | {
+    "synther": ("rlpd", "--rl.synthetic 0.25"), "guided": ("rlpd", "--rl.synthetic 0.25 --rl.synthetic-kind guided")}
 BUDGET = "--rl.utd 1 --rl.batch 128 --rl.tau 0.02 --rl.actor-every 4 --rl.warmup 4000"
 
 
