@@ -50,8 +50,10 @@ def prepare(n: int) -> None:
     """Compile, or load, the tick of n joints: seconds that a loop in real time does not have."""
     notice = Timer(2.0, print, ["compiling the control law, once on this machine: some 10 s"], {"file": sys.stderr})
     notice.start()
-    tick(record(n), 1e-3, np.zeros(2 * n), np.zeros((6, n)), np.zeros((6, n)), np.zeros(n), np.zeros(3), np.zeros(4))
-    notice.cancel()
+    try:
+        tick(record(n), 1e-3, np.zeros(2 * n), np.zeros((6, n)), np.zeros((6, n)), np.zeros(n), np.zeros(3), np.zeros(4))
+    finally:
+        notice.cancel()
 
 
 def kept(f: Callable) -> Callable:

@@ -108,7 +108,7 @@ def test_without_refinement_one_step_is_the_plain_regression_and_draws_nothing()
     last = to_patches(torch.from_numpy(obs["image/top"]))
     states = model.proprio.step(model.proprio.start(obs, np.arange(3)), actions)[1].obs["state"]
     y = model.clean(torch.zeros(3, 192, 4, 4), torch.ones(3), last, torch.from_numpy(obs["state"]), states, actions)
-    frames = (last[:, None] + y.view(3, 4, 48, 4, 4) * model.spread.view(4, 1, 1, 1)).clamp(-1, 1)
+    frames = (last[:, None] + model.changes(y, torch.from_numpy(obs["state"]), states)).clamp(-1, 1)
     assert torch.equal(to_frames(frames), a)
 
 
@@ -192,6 +192,21 @@ def test_it_learns_where_the_square_goes():
     mine, still = (np.sqrt(np.square(x.astype(float) - truth).mean((0, 2, 3, 4)))
                    for x in (p.obs["image/top"].numpy(), data.images["top"][rows][:, None]))
     assert (mine[1:] < 0.8 * still[1:]).all(), (mine, still)
+
+
+def test_its_unit_is_the_change_that_the_motion_brings():
+    """Frames whose change is known by hand: a quarter of the pixels change by the arm's motion along one axis."""
+    fitter = VideoFitter(Video(SPEC, options()), squares(60), VideoFitOptions(), 0)
+    model, rows = fitter.model, fitter.rows[:200]
+    state, states = fitter.state[rows], fitter.state[rows[:, None] + torch.arange(1, 5)]
+    clip = fitter.patches(rows[:, None] + torch.arange(5))
+    true = (clip[:, 1:] - clip[:, :1]).square().mean((2, 3, 4)).sqrt()
+    told = model.unit(state, states)[:, :, 0, 0, 0]
+    assert (model.moving >= 0).all() and (model.rest >= 1e-4).all()
+    assert float(torch.corrcoef(torch.stack([true.flatten(), told.flatten()]))[0, 1]) > 0.6
+    assert 0.8 < float((true.square() / told.square()).mean()) < 1.3
+    still = model.unit(state, state[:, None].expand_as(states))
+    assert torch.allclose(still[..., 0, 0], model.rest.sqrt().repeat_interleave(48, 1).expand(200, 4, 48))
 
 
 def test_a_part_of_a_chunk_is_learnt_as_it_is_stepped():

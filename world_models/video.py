@@ -2,7 +2,7 @@
 and the actions.
 
 The arm's own state is rolled out by a small ensemble (`world_models.latent`); the frames are a flow over the change of
-every pixel to the last frame, y [V C 3, h, w], in patches of 4 x 4 pixels:
+every pixel to the last frame, y [V C 3, h, w], in patches of 4 x 4 pixels, divided by what the arm's motion makes of it:
 
     x_t = (1-t) y + t eps,   f(x_t, t; last frame, states, actions) -> y^,   loss = |y^ - y|^2                      (1)
     x <- y^ + (t'/t) (x - y^),   t = 1 .. 0 in K Euler steps (the step of `robo_rl.sampling`, v = (x - y^)/t)        (2)
@@ -164,7 +164,8 @@ class Video(nn.Module):
             torch.manual_seed(seed)
             self.net = Net(views, grid, options, s + options.chunk * (s + a) + 8)
             self.heads = Heads(views, grid, s, a)
-        self.register_buffer("spread", torch.ones(options.chunk, views))  # std of a pixel's change, by frame of the chunk and view
+        self.register_buffer("rest", torch.ones(options.chunk, views))  # a pixel's mean square change, by frame of the chunk and
+        self.register_buffer("moving", torch.zeros(options.chunk, views, s))  # view: at rest, and by the arm's squared motion
         self.register_buffer("shift", torch.zeros(2))  # log-odds by which events are commoner in training than in the data
 
     # ---- pieces
@@ -173,19 +174,24 @@ class Video(nn.Module):
         """State before the chunk [B,S], those after each step [B,C,S], actions [B,C,A], flow time [B] -> [B,c]."""
         p = self.proprio
         z = ((state - p.mean) / p.std).clamp(-10, 10)
-        dz = ((states - state[:, None]) / p.std).clamp(-10, 10)
-        return torch.cat([z, dz.flatten(1), actions.flatten(1), time_code(t)], 1)
+        return torch.cat([z, self.motion(state, states).flatten(1), actions.flatten(1), time_code(t)], 1)
 
-    def unit(self) -> Tensor:
-        """`spread` for the channels of a chunk [C,V 48,1,1]: the next frame weighs as much as the last one."""
-        return self.spread.repeat_interleave(48, 1)[..., None, None]
+    def motion(self, state: Tensor, states: Tensor) -> Tensor:
+        """From state [B,S] before a chunk to those after each step [B,C,S], in units of the data."""
+        return ((states - state[:, None]) / self.proprio.std).clamp(-10, 10)
 
-    def changes(self, y: Tensor) -> Tensor:
-        """Changes y [B,V C 48,g,g] in units of `spread` -> in those of patches [B,C,V 48,g,g]."""
-        return y.view(len(y), self.options.chunk, -1, *y.shape[2:]) * self.unit()
+    def unit(self, state: Tensor, states: Tensor) -> Tensor:
+        """The change that this motion of the arm brings, RMS of a pixel [B,C,V 48,1,1]: a slow step is to be told as well,
+        by its own measure, as a fast one."""
+        square = self.rest + torch.einsum("bcs,cvs->bcv", self.motion(state, states).square(), self.moving)
+        return square.sqrt().repeat_interleave(48, 2)[..., None, None]
+
+    def changes(self, y: Tensor, state: Tensor, states: Tensor) -> Tensor:
+        """Changes y [B,V C 48,g,g] in units of `unit` -> in those of patches [B,C,V 48,g,g]."""
+        return y.view(len(y), self.options.chunk, -1, *y.shape[2:]) * self.unit(state, states)
 
     def clean(self, x: Tensor, t: Tensor, last: Tensor, state: Tensor, states: Tensor, actions: Tensor) -> Tensor:
-        """f(x_t, t): change y^ [B,V C 48,g,g] in units of `spread`."""
+        """f(x_t, t): change y^ [B,V C 48,g,g] in units of `unit`."""
         return self.net((1 - t)[:, None, None, None] * x, last, self.condition(state, states, actions, t))
 
     def sample(self, last: Tensor, state: Tensor, states: Tensor, actions: Tensor, noise) -> Tensor:
@@ -239,8 +245,9 @@ class Video(nn.Module):
             seeds = (hashed(keys, t, k, 71) >> np.uint64(1)).astype(np.int64)
             shape = (48 * len(views) * c, *last.shape[2:])
             return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(int(s))) for s in seeds])
-        y = self.sample(last, before, padded(states, c), padded(actions, c), noise)
-        frames = (last[:, None] + self.changes(y))[:, :e].clamp(-1, 1)
+        whole = padded(states, c)
+        y = self.sample(last, before, whole, padded(actions, c), noise)
+        frames = (last[:, None] + self.changes(y, before, whole))[:, :e].clamp(-1, 1)
         shown = torch.cat([last[:, None], frames[:, :-1]], 1).flatten(0, 1)
         stood = torch.cat([before[:, None], states[:, :-1]], 1).flatten(0, 1)
         out = self.judged(shown, stood, actions.flatten(0, 1)).view(n, e, 3)

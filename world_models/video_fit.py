@@ -50,13 +50,27 @@ class VideoFitter:
         often = (2 * rare + (heads[self.events, 1:].mean(0) if len(self.events) else rare)) / 3
         model.shift.copy_(torch.logit(often.clamp(max=1 - 1e-6)) - torch.logit(rare))
         if fresh:
-            pick = self.rows[torch.randint(0, len(self.rows), (min(128, len(self.rows)),), generator=self.generator)]
-            clip = self.patches(pick[:, None] + torch.arange(c + 1))
-            change = (clip[:, 1:] - clip[:, :1]).unflatten(2, (model.spread.shape[1], 48))
-            model.spread.copy_(change.square().mean((0, 3, 4, 5)).sqrt().clamp(min=1e-2))
+            self.measure(self.rows[torch.randint(0, len(self.rows), (min(512, len(self.rows)),), generator=self.generator)])
         self.average = copy.deepcopy(model)
         self.mine = [*model.net.parameters(), *model.heads.parameters()]
         self.opt = torch.optim.AdamW(self.mine, lr=options.lr, weight_decay=1e-4, foreach=True)
+
+    def measure(self, rows: Tensor) -> None:
+        """The model's unit: the mean square change of each frame of the chunks that begin in rows [B], by view, as a sum of
+        nonnegative parts of the arm's squared motion: each by its own measure, as Itakura and Saito have it, whose
+        multiplicative updates (Fevotte and Idier 2011, exponent 1/2) need no step size."""
+        m, k = self.model, torch.arange(1, self.model.options.chunk + 1)
+        views = m.rest.shape[1]
+        square = torch.cat([(self.patches(r[:, None] + k) - self.patches(r[:, None])).unflatten(2, (views, 48)).square().mean((3, 4, 5))
+                            for r in rows.split(64)])
+        motion = m.motion(self.state[rows], self.state[rows[:, None] + k]).square()
+        x = torch.cat([motion, torch.ones_like(motion[..., :1])], 2)
+        w = square.mean(0)[..., None] / x.mean(0).sum(-1)[:, None, None].expand(-1, views, x.shape[2])
+        for _ in range(300):
+            told = torch.einsum("bcs,cvs->bcv", x, w).clamp(min=1e-6)
+            w = w * (torch.einsum("bcv,bcs->cvs", square / told.square(), x) / torch.einsum("bcv,bcs->cvs", 1 / told, x)).sqrt()
+        m.moving.copy_(w[..., :-1])
+        m.rest.copy_(w[..., -1].clamp(min=1e-4))
 
     def patches(self, rows: Tensor) -> Tensor:
         """Frames of rows [B,T] as patches [B,T,V 48,g,g]."""
@@ -75,19 +89,19 @@ class VideoFitter:
         """(1) on chunks that begin in rows [B], and the heads on the steps of them and on as many other steps."""
         m, o, b, c = self.model, self.options, len(rows), self.model.options.chunk
         clip = self.patches(rows[:, None] + torch.arange(c + 1))
-        last, y = clip[:, 0], ((clip[:, 1:] - clip[:, :1]) / m.unit()).flatten(1, 2)
+        e = torch.randint(1, 2 * c + 1, (b,), generator=self.generator).clamp(max=c)  # every other chunk is whole
+        states, actions, counts = self.part(rows, e)
+        last, y = clip[:, 0], ((clip[:, 1:] - clip[:, :1]) / m.unit(self.state[rows], states)).flatten(1, 2)
         t = torch.rand(b, generator=self.generator)
         t[:round(o.plain * b)] = 1
         eps = torch.randn(y.shape, generator=self.generator)
         wide = t[:, None, None, None]
-        e = torch.randint(1, 2 * c + 1, (b,), generator=self.generator).clamp(max=c)  # every other chunk is whole
-        states, actions, counts = self.part(rows, e)
         guess = m.clean((1 - wide) * y + wide * eps, t, last, self.state[rows], states, actions)
         error = (guess - y).square().view(b, c, -1).mean(-1)
         frames = (error * counts).sum() / counts.sum()
         # heads: one imagined frame of each chunk, random steps, and every event as often as all those
         k = (torch.rand(b, generator=self.generator) * e).long()
-        seen = (last[:, None] + m.changes(guess.detach())).clamp(-1, 1)[torch.arange(b), k]
+        seen = (last[:, None] + m.changes(guess.detach(), self.state[rows], states)).clamp(-1, 1)[torch.arange(b), k]
         some = self.any[torch.randint(0, len(self.any), (b,), generator=self.generator)]
         if len(self.events):
             some = torch.cat([some, self.events[torch.randint(0, len(self.events), (b,), generator=self.generator)]])

@@ -111,7 +111,7 @@ def imagined(model: Video, last: Tensor, state: Tensor, before: Tensor, actions:
     states = model.proprio.step(arm, actions)[1].obs["state"]
     shape = (len(last), last.shape[1] * model.options.chunk, *last.shape[2:])
     y = model.sample(last, state, states, actions, lambda k: torch.randn(shape, generator=generator))
-    frames = (last[:, None] + model.changes(y)).clamp(-1, 1)
+    frames = (last[:, None] + model.changes(y, state, states)).clamp(-1, 1)
     return torch.cat([last[:, None], frames], 1)
 
 
