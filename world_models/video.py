@@ -93,7 +93,8 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """f of (1): noisy change [B,V C 48,g,g], last frame [B,V 48,g,g], condition [B,c] -> clean change."""
+    """Of f in (1): noisy change [B,V C 48,g,g], last frame [B,V 48,g,g], condition [B,c] -> what is to be seen
+    [B,C,V,3,16,g,g], and how much of it [B,C,V,1,16,g,g]: a hand that leaves is painted over by what lies behind it."""
 
     def __init__(self, views: int, grid: int, options: VideoOptions, inputs: int):
         super().__init__()
@@ -104,11 +105,12 @@ class Net(nn.Module):
         self.down, self.up = nn.Conv2d(w, 2 * w, 3, 2, 1), nn.Conv2d(2 * w, w, 1)
         self.fine, self.back = (nn.ModuleList(Block(w, 2 * w) for _ in range(options.blocks)) for _ in range(2))
         self.coarse = nn.ModuleList(Block(2 * w, 2 * w) for _ in range(options.blocks + 1))
-        self.leave = nn.Conv2d(w, frames, 1)
+        self.leave = nn.Conv2d(w, frames // 3 * 4, 1)
+        self.shape = (options.chunk, views, 4, PATCH * PATCH)
         nn.init.zeros_(self.leave.weight)
         nn.init.zeros_(self.leave.bias)
 
-    def forward(self, x: Tensor, last: Tensor, c: Tensor) -> Tensor:
+    def forward(self, x: Tensor, last: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         c = self.condition(c)
         h = self.enter(torch.cat([x, last], 1)) + self.place
         for block in self.fine:
@@ -119,7 +121,8 @@ class Net(nn.Module):
         h = h + F.interpolate(self.up(d), scale_factor=2, mode="nearest")
         for block in self.back:
             h = block(h, c)
-        return self.leave(F.silu(h))
+        out = self.leave(F.silu(h)).unflatten(1, self.shape)
+        return out[:, :, :, :3], out[:, :, :, 3:]
 
 
 class Heads(nn.Module):
@@ -192,7 +195,9 @@ class Video(nn.Module):
 
     def clean(self, x: Tensor, t: Tensor, last: Tensor, state: Tensor, states: Tensor, actions: Tensor) -> Tensor:
         """f(x_t, t): change y^ [B,V C 48,g,g] in units of `unit`."""
-        return self.net((1 - t)[:, None, None, None] * x, last, self.condition(state, states, actions, t))
+        seen, share = self.net((1 - t)[:, None, None, None] * x, last, self.condition(state, states, actions, t))
+        before = last.unflatten(1, (1, seen.shape[2], 3, PATCH * PATCH))  # channels of a patch: colour, then pixel
+        return ((share * (seen - before)).flatten(2, 4) / self.unit(state, states)).flatten(1, 2)
 
     def sample(self, last: Tensor, state: Tensor, states: Tensor, actions: Tensor, noise) -> Tensor:
         """(2) and (3); `noise(i)` gives the i-th draw [B,V C 48,g,g]."""
