@@ -205,6 +205,9 @@ def test_its_unit_is_the_change_that_the_motion_brings():
     assert (model.moving >= 0).all() and (model.rest >= 1e-4).all()
     assert float(torch.corrcoef(torch.stack([true.flatten(), told.flatten()]))[0, 1]) > 0.6
     assert 0.8 < float((true.square() / told.square()).mean()) < 1.3
+    fitter.state[:, 1] = 0.5  # what never moves brings nothing
+    fitter.measure(rows)
+    assert torch.isfinite(model.moving).all() and not model.moving[..., 1].any() and torch.isfinite(model.rest).all()
     still = model.unit(state, state[:, None].expand_as(states))
     assert torch.allclose(still[..., 0, 0], model.rest.sqrt().repeat_interleave(48, 1).expand(200, 4, 48))
 

@@ -68,7 +68,8 @@ class VideoFitter:
         w = square.mean(0)[..., None] / x.mean(0).sum(-1)[:, None, None].expand(-1, views, x.shape[2])
         for _ in range(300):
             told = torch.einsum("bcs,cvs->bcv", x, w).clamp(min=1e-6)
-            w = w * (torch.einsum("bcv,bcs->cvs", square / told.square(), x) / torch.einsum("bcv,bcs->cvs", 1 / told, x)).sqrt()
+            more, less = torch.einsum("bcv,bcs->cvs", square / told.square(), x), torch.einsum("bcv,bcs->cvs", 1 / told, x)
+            w = w * (more / less.clamp(min=1e-12)).sqrt()
         m.moving.copy_(w[..., :-1])
         m.rest.copy_(w[..., -1].clamp(min=1e-4))
 
