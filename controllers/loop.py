@@ -13,6 +13,7 @@ import numpy as np
 
 from robo_rl.errors import in_range
 
+AWAKE = "/dev/cpu_dma_latency"  # PM QoS: while it is open with 0 in it, cores do not go to sleep deeper than polling
 SKIP = 0.02  # s; a loop that is later than this gives the missed periods up instead of catching up in a burst
 
 
@@ -71,17 +72,23 @@ def real_time(tick: Callable[[], object], dt: float, seconds: float, *, clock: C
 def prompt() -> Iterator[bool]:
     """Real-time priority where the system permits, for this thread and for those it starts meanwhile (yields whether).
 
-    DDS's threads need it as much as the loop does: on a busy machine messages otherwise wait for seconds.
+    DDS's threads need it as much as the loop does: on a busy machine messages otherwise wait for seconds. On an idle one
+    cores sleep, and waking them costs more than a tick: where the system permits they are kept awake.
     """
-    before, real = None, False
+    before, real, awake = None, False, None
     if hasattr(os, "sched_setscheduler"):
         with suppress(OSError):
             before = os.sched_getscheduler(0), os.sched_getparam(0)
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
             real = True
+    with suppress(OSError):
+        awake = os.open(AWAKE, os.O_WRONLY)
+        os.write(awake, bytes(4))
     try:
         yield real
     finally:
+        if awake is not None:
+            os.close(awake)
         if real:
             os.sched_setscheduler(0, *before)
 

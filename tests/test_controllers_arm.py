@@ -85,6 +85,19 @@ def test_the_loop_ends_when_it_is_told_to():
     assert real_time(lambda: None, 0.001, math.inf, clock=clock, sleep=clock.sleep, going=lambda: next(left)).ticks == 7
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_loop_keeps_cores_awake_where_the_system_permits(tmp_path, monkeypatch, there):
+    from controllers import loop
+    monkeypatch.setattr(loop, "AWAKE", str(tmp_path / "latency"))
+    if there:
+        (tmp_path / "latency").write_bytes(b"")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with undisturbed():
+        assert len(list(Path("/proc/self/fd").iterdir())) == before + there
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not there or (tmp_path / "latency").read_bytes() == bytes(4)
+
+
 def test_a_quiet_loop_leaves_the_interpreter_as_it_was():
     before = sys.getswitchinterval()
     with undisturbed():
