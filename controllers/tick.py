@@ -195,14 +195,10 @@ def weigh(m, dt, quat):
         for j in range(6):
             m.factor[i, j] = m.a[i, j]
     if m.tool_axes:
-        for i in range(6):  # rows, then columns, each half a vector
-            for j in (0, 3):
-                m.factor[i, j], m.factor[i, j + 1], m.factor[i, j + 2] = \
-                    rotate(quat[0], -quat[1], -quat[2], -quat[3], m.factor[i, j], m.factor[i, j + 1], m.factor[i, j + 2])
+        for i in range(6):
+            rotate(m.factor[i], quat, -1)
         for j in range(6):
-            for i in (0, 3):
-                m.factor[i, j], m.factor[i + 1, j], m.factor[i + 2, j] = \
-                    rotate(quat[0], -quat[1], -quat[2], -quat[3], m.factor[i, j], m.factor[i + 1, j], m.factor[i + 2, j])
+            rotate(m.factor[:, j], quat, -1)
     total = 0.0
     for i in range(6):
         total += m.factor[i, i]
@@ -277,7 +273,6 @@ def follow(m, dt):
 @compiled
 def spring(m, n, state, jac, pos, quat):
     """m.wrench = F [6] in base axes."""
-    w, x, y, z = quat[0], -quat[1], -quat[2], -quat[3]  # base axes to the tool's
     error, slip = m.move, m.wrench  # both are free until F is known
     for i in range(3):
         error[i] = m.pos[i] - pos[i]
@@ -288,26 +283,20 @@ def spring(m, n, state, jac, pos, quat):
             v -= jac[i, k] * state[n + k]
         slip[i] = v
     if m.tool_axes:
-        for i in (0, 3):
-            error[i], error[i + 1], error[i + 2] = rotate(w, x, y, z, error[i], error[i + 1], error[i + 2])
-            slip[i], slip[i + 1], slip[i + 2] = rotate(w, x, y, z, slip[i], slip[i + 1], slip[i + 2])
-    fed = m.feed_age <= m.command_timeout
+        rotate(error, quat, -1)
+        rotate(slip, quat, -1)
     for i in range(6):
         m.wrench[i] = m.k[i] * min(max(error[i], -m.error_clip[i]), m.error_clip[i]) + m.d[i] * slip[i]
         if error[i] != error[i]:
             m.wrench[i] = error[i]
     if m.tool_axes:
-        for i in (0, 3):
-            m.wrench[i], m.wrench[i + 1], m.wrench[i + 2] = \
-                rotate(w, -x, -y, -z, m.wrench[i], m.wrench[i + 1], m.wrench[i + 2])
-    if fed:
-        for i in (0, 3):
-            a, b, c = m.feed[i], m.feed[i + 1], m.feed[i + 2]
-            if m.feed_tool_axes:
-                a, b, c = rotate(w, -x, -y, -z, a, b, c)
-            m.wrench[i] += a
-            m.wrench[i + 1] += b
-            m.wrench[i + 2] += c
+        rotate(m.wrench, quat, 1)
+    if m.feed_age <= m.command_timeout:
+        put(m.move, m.feed)
+        if m.feed_tool_axes:
+            rotate(m.move, quat, 1)
+        for i in range(6):
+            m.wrench[i] += m.move[i]
 
 
 @compiled
@@ -403,7 +392,10 @@ def turn(q, x, y, z):
 
 
 @compiled
-def rotate(w, a, b, c, x, y, z):
-    """The vector (x, y, z) turned by (w, a, b, c)."""
-    s, t, u = 2 * (b * z - c * y), 2 * (c * x - a * z), 2 * (a * y - b * x)
-    return x + w * s + b * u - c * t, y + w * t + c * s - a * u, z + w * u + a * t - b * s
+def rotate(v, q, way):
+    """Turn both vectors in v [6], in their place: from the tool's axes to the base's (way 1), or back (-1)."""
+    w, a, b, c = q[0], way * q[1], way * q[2], way * q[3]
+    for i in (0, 3):
+        x, y, z = v[i], v[i + 1], v[i + 2]
+        s, t, u = 2 * (b * z - c * y), 2 * (c * x - a * z), 2 * (a * y - b * x)
+        v[i], v[i + 1], v[i + 2] = x + w * s + b * u - c * t, y + w * t + c * s - a * u, z + w * u + a * t - b * s

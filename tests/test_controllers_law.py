@@ -152,7 +152,10 @@ def test_compiled_turns_are_those_of_geometry():
         a, b = g.normalise(q), -g.normalise(p)
         assert np.allclose(between(a, b), g.turn_between(tuple(a), tuple(b)), atol=1e-14)
         assert between(a, a) == (0, 0, 0)
-        assert np.allclose(rotate(*a, *r), g.rotate(a, r), atol=1e-14)
+        for way, by in ((1, a), (-1, g.conjugate(a))):
+            both = np.concatenate([r, -2 * r])
+            rotate(both, a, way)
+            assert np.allclose(both, [*g.rotate(by, r), *g.rotate(by, -2 * r)], atol=1e-14)
         for small in (1.0, 1e-10):
             turned = a.copy()
             turn(turned, *(small * r))

@@ -84,8 +84,8 @@ def run(args: Bench) -> int:
 
 def machine() -> dict:
     """What the figures depend on; a load above 0 means that others were measured too."""
-    from robo_rl.cli.feeds import cores
     from robo_rl.cli.command import versions
+    from robo_rl.cli.feeds import cores
     model = ""
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as f:

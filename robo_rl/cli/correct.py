@@ -12,11 +12,11 @@ from pathlib import Path
 
 import tyro
 
+from robo_rl.data.episode import HELP
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.options import BcOptions, Person
 
 PROTOCOLS = ("hg_dagger", "rac", "armada", "twin_rl")
-TAUGHT_PHASES = ("recovery", "correction")
 PRACTICE_START = 1_200_000_000  # starts of practice: below those of demonstrations and evaluation
 
 
@@ -56,7 +56,7 @@ class Correct:
     """Armada: go back to before the failure (simulators with snapshots)."""
     own: bool | None = None
     """Also learn from the policy's own successes; None: only with armada."""
-    phases: tuple[str, ...] = TAUGHT_PHASES
+    phases: tuple[str, ...] = HELP
     """Of a person's help, what to learn from; correction alone is the comparison that RaC makes."""
     demo_share: float = 0.5
     """Share of demonstrations in every batch."""
@@ -75,7 +75,7 @@ class Correct:
         choose("protocol", self.protocol, PROTOCOLS)
         choose("operator", self.operator, ("scripted", "console"))
         for phase in self.phases:
-            choose("phases", phase, TAUGHT_PHASES)
+            choose("phases", phase, HELP)
         for name, low, high in (
                 ("rounds", 1, 1000), ("episodes", 1, 99_999), ("human_steps", 0, 10**9), ("robots", 1, 4096), ("operators", 1, 4096),
                 ("false_alarms", 0, 0.5), ("demo_share", 0, 1), ("max_steps", 0, 10**7), ("eval_episodes", 1, 10**6),

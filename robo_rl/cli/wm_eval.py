@@ -111,10 +111,8 @@ def measure_open_loop(model, w, scale: np.ndarray, args: WmEval) -> tuple[dict, 
                                 trust.image_error(trust.hold_last(w.start[f"image/{v}"], steps), w.images[v]))
     doc: dict = {"open_loop": {}}
     for name, (mine, held) in errors.items():
-        a, b, paired = (trust.by_horizon(x, w.seen) for x in (mine, held, mine - held))
-        doc["open_loop"][name] = {"model": {h: i._asdict() for h, i in a.items()}, "apart": trust.apart(a, b),
-                                  "hold_last": {h: i._asdict() for h, i in b.items()},
-                                  "difference": {h: i._asdict() for h, i in paired.items()}}
+        own, base, less = compare_errors(mine, held, w.seen)
+        doc["open_loop"][name] = {"model": own, "hold_last": base} | less
     everything = np.concatenate([np.isfinite(x).ravel() for x in (p.state, p.reward, p.success, p.uncertainty)])
     doc["finite"] = bool(everything.all())
     doc |= {"success": judged(p.success, w.success, w), "terminal": judged(p.terminal, w.terminal, w),
@@ -338,17 +336,22 @@ def evaluate_model(args: WmEval) -> tuple[dict, dict]:
 
 
 def compare_models(mine: dict, theirs: dict, seen: np.ndarray, name: str) -> dict:
-    """This model's open-loop errors {key: ([B,T], _)} less another's on the same windows, where seen [B,T]; "apart": its
-    interval lies below the other's; "difference": paired by window, so that windows that are hard for both do not blur it."""
-    from world_models import trust
-
+    """This model's open-loop errors {key: ([B,T], _)} beside another's on the same windows, where seen [B,T]."""
     out: dict = {"model": name, "open_loop": {}}
     for key in (k for k in mine if k in theirs):
-        a, b = mine[key][0], theirs[key][0]
-        own, other, paired = (trust.by_horizon(x, seen) for x in (a, b, a - b))
-        out["open_loop"][key] = {"model": {h: i._asdict() for h, i in other.items()}, "apart": trust.apart(own, other),
-                                 "difference": {h: i._asdict() for h, i in paired.items()}}
+        _, other, less = compare_errors(mine[key][0], theirs[key][0], seen)
+        out["open_loop"][key] = {"model": other} | less
     return out
+
+
+def compare_errors(mine: np.ndarray, theirs: np.ndarray, seen: np.ndarray) -> tuple[dict, dict, dict]:
+    """Two errors [B,T] of the same windows, where seen [B,T], each by horizon, and "apart": the first's interval lies below
+    the second's; "difference": paired by window, so that windows that are hard for both do not blur it."""
+    from world_models import trust
+
+    own, other, paired = (trust.by_horizon(x, seen) for x in (mine, theirs, mine - theirs))
+    a, b, d = ({h: i._asdict() for h, i in t.items()} for t in (own, other, paired))
+    return a, b, {"apart": trust.apart(own, other), "difference": d}
 
 
 def table(doc: dict) -> str:

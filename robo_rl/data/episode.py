@@ -11,6 +11,7 @@ from robo_rl.types import ControlSpec
 
 SOURCES = ("policy", "expert", "human", "teacher", "unknown")  # who chose an action; stored as index
 PHASES = ("policy", "pause", "recovery", "correction")  # of an episode in which a person may take over; stored as index
+HELP = PHASES[2:]  # those in which the person acts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

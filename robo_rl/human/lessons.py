@@ -13,7 +13,7 @@ import torch
 
 from robo_rl.algos.bc import demos_sampler
 from robo_rl.algos.onpolicy import Demos
-from robo_rl.data.episode import PHASES
+from robo_rl.data.episode import HELP, PHASES
 from robo_rl.data.reader import Dataset
 from robo_rl.demos import check_fits
 from robo_rl.errors import UserError
@@ -23,7 +23,7 @@ from robo_rl.policies.nets import tokenize
 TAUGHT = ("expert", "human", "teacher")
 
 
-def taught(dataset: Dataset, own: bool = False, phases: Sequence[str] = ("recovery", "correction")) -> np.ndarray:
+def taught(dataset: Dataset, own: bool = False, phases: Sequence[str] = HELP) -> np.ndarray:
     """bool[F]: the frames of `dataset` to learn from; of a person's frames those in `phases`."""
     codes = [i for i, name in enumerate(dataset.sources) if name in TAUGHT or name == "unknown"]
     by_person = np.isin(dataset.source, codes)
@@ -65,7 +65,7 @@ def lesson_chunks(dataset: Dataset, horizon: int, rows: np.ndarray) -> tuple[np.
 
 
 def lessons(parts: Sequence[Dataset], spec: ObsSpec, horizon: int, own: bool = False,
-            shares: Sequence[float] | None = None, phases: Sequence[str] = ("recovery", "correction")) -> Demos:
+            shares: Sequence[float] | None = None, phases: Sequence[str] = HELP) -> Demos:
     """Sampler of (obs, chunk[B,H,A], mask[B,H]) over the lessons of several data sets.
 
     shares: share of every batch by data set (None: by number of frames); one without lessons leaves its share to the
