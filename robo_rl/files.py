@@ -1,4 +1,7 @@
-"""Files that survive a crash: whole-or-nothing writes, one writer per run folder, a look at the free space."""
+"""Files that survive a crash: whole-or-nothing writes, one writer per run folder, a look at the free space.
+
+And the one place where JSON is read: whatever it holds, it costs bounded memory and stack, and a fault is one line.
+"""
 
 import contextlib
 import dataclasses
@@ -7,12 +10,22 @@ import fcntl
 import json
 import math
 import os
+import re
 import shutil
+import stat
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 from robo_rl.errors import UserError
 
+FILE, MESSAGE = 64 << 20, 64 << 10  # bytes of JSON that is read, at most: of a file, of a message or a line
+DEEP = 64  # levels of brackets at most
+DIGITS = 40  # digits of an integer at most: the state of a NumPy generator has 39
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEP = {c: 1 if c in b"[{" else -1 for c in b"[]{}"}
+_LONG_NUMBER = re.compile(rb"[eE][+-]?\d{3}|\d{%d}" % (DIGITS + 1))  # one that may overflow
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _held: set[int] = set()  # descriptors of locks this process owns
 
 
@@ -96,14 +109,99 @@ def write_json(path: "str | Path", obj: object) -> None:
     write_bytes(path, (text + "\n").encode())
 
 
-def read_json(path: "str | Path") -> object:
-    """Parse a JSON file; a file that is missing or no JSON raises UserError naming it."""
+def parse_json(data: "bytes | bytearray | str", what: str, kind: "type | tuple[type, ...]" = dict, *,
+               limit: int = MESSAGE, depth: int = DEEP, nan: bool = False, remedy: str = "") -> object:
+    """What JSON text from anywhere says, of the type `kind`.
+
+    Its size, and the depth of its brackets, are looked at before it is parsed. Refused are also: an object that says a
+    key twice, numbers out of range (an integer of more than 40 digits, a float above 1.8e308), NaN and infinities
+    unless `nan`, and text that is no UTF-8 (half of a surrogate pair too). UserError(f"{what} …; {remedy}").
+    """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        data = data.encode() if isinstance(data, str) else bytes(data)
+        if len(data) > limit:
+            raise ValueError(f"{len(data)} bytes, at most {limit} are read")
+        if data.count(b"[") + data.count(b"{") > depth and (levels := _depth(data)) > depth:
+            raise ValueError(f"brackets {levels} deep, at most {depth} are read")
+        numbers = {"parse_int": _integer, "parse_float": _number} if _LONG_NUMBER.search(data) else {}
+        out = json.loads(data.decode(), object_pairs_hook=_pairs, **numbers, **{} if nan else {"parse_constant": _refuse})
+        if _SURROGATE.search(data):
+            json.dumps(out, ensure_ascii=False).encode()
+    except (ValueError, RecursionError, MemoryError) as e:  # ValueError: no JSON, no Unicode, or one of ours
+        why = "half of a surrogate pair in its text" if isinstance(e, UnicodeEncodeError) else str(e) or type(e).__name__
+        raise UserError(f"{what} is damaged or no JSON that is read here ({why}){remedy and '; ' + remedy}") from None
+    if not isinstance(out, kind):
+        kinds = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+        raise UserError(f"{what} holds a JSON {type(out).__name__}, not a {kinds}{remedy and '; ' + remedy}")
+    return out
+
+
+def _depth(data: bytes) -> int:
+    """Levels of brackets outside strings, right up to where the text stops being JSON."""
+    outside = b"".join(data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+    return max(accumulate(map(_STEP.get, outside.translate(None, _NOT_BRACKETS))), default=0)
+
+
+def _pairs(pairs: list) -> dict:
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        seen: set = set()
+        twice = next(k for k, _ in pairs if k in seen or seen.add(k))
+        raise ValueError(f"it says {twice[:60]!r} twice")
+    return out
+
+
+def _integer(text: str) -> int:
+    return int(text) if len(text) <= DIGITS else _refuse(f"{text[:20]}…")
+
+
+def _number(text: str) -> float:
+    return x if math.isfinite(x := float(text)) else _refuse(text[:40])
+
+
+def _refuse(text: str):
+    raise ValueError(f"{text} is no number here")
+
+
+def read_bytes(path: "str | Path", limit: int = FILE) -> bytes:
+    """A regular file of at most `limit` bytes; UserError naming it where it is missing, something else or larger."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as f:  # a pipe would wait for ever
+            if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
+                raise UserError(f"{path} is no regular file; move it out of the way")
+            data = f.read(limit + 1)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise UserError(f"{path} is damaged (not JSON: {e}); restore it from a copy or delete it") from None
+    except OSError as e:
+        raise UserError(f"{path} cannot be read ({e.strerror}); look at its owner and mode with: ls -l {path}") from None
+    if len(data) > limit:
+        raise UserError(f"{path} has more than {limit} bytes, which no file of its kind has; restore it from a copy")
+    return data
+
+
+def read_json(path: "str | Path", kind: "type | tuple[type, ...]" = dict, *, limit: int = FILE, nan: bool = False,
+              remedy: str = "restore it from a copy or delete it") -> object:
+    """What a JSON file says (see `parse_json`); UserError naming it, with the remedy, where it is missing or damaged."""
+    return parse_json(read_bytes(path, limit), str(path), kind, limit=limit, nan=nan, remedy=remedy)
+
+
+def private_folder(path: "str | Path") -> Path:
+    """Make a folder that only this user may enter (0700), parents as usual; one that exists stays as it is."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    if not path.is_dir():
+        raise UserError(f"{path} is a file where a folder should be; move it out of the way")
+    return path
+
+
+def private_file(path: "str | Path", flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    """Descriptor of a file that only this user may read and write (0600), also where it existed with another mode."""
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(PermissionError):  # another's file, shared with us on purpose
+        os.fchmod(fd, 0o600)
+    return fd
 
 
 @contextlib.contextmanager
@@ -112,11 +210,10 @@ def lock(folder: "str | Path") -> Iterator[None]:
 
     Raises UserError naming the owner if another process (or another block of this one) holds it.
     Children made by fork do not inherit it. Readers need no lock. Temporary files that a killed writer
-    left in the folder are swept away.
+    left in the folder are swept away. A folder that is made here is private (0700).
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    folder = private_folder(folder)
+    fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:

@@ -26,7 +26,8 @@ LAYERS = (
 )
 LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
 PURE = {*LAYERS[0].split(), *LAYERS[1].split()} - {"files"}  # no file, no clock, no process
-SIDE_BY_SIDE = {"sims": {"types", "errors", "geometry", "contract", "starts"}, "controllers": {"geometry", "errors"},
+SIDE_BY_SIDE = {"sims": {"types", "errors", "files", "geometry", "contract", "starts"},
+                "controllers": {"geometry", "errors", "files"},
                 "world_models": {"types", "files", *PURE}}  # what of robo_rl the packages beside it may import
 HEAVY = ["torch", "mujoco", "gymnasium", "pyarrow", "av", "tensorboard", "matplotlib", "mani_skill", "sapien", "envpool",
          "wandb", "transformers", "jax", "numba"]

@@ -1,0 +1,109 @@
+"""JSON from anywhere: what is no plain document of bounded size is refused in one line; private files and folders."""
+
+import json
+import os
+import random
+import stat
+import string
+
+import numpy as np
+import pytest
+
+from robo_rl.errors import UserError
+from robo_rl.files import DEEP, lock, parse_json, private_file, private_folder, read_json, write_json
+
+BAD = {
+    "deep arrays": b"[" * 60_000,
+    "deep objects": b'{"a":' * 60_000,
+    "deep and closed": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "deep after a string full of quotes": b'{"a": "' + b'\\"' * 1000 + b'", "b": ' + b"[" * 60_000,
+    "deep after a lone backslash": b"\\" + b"[" * 60_000,
+    "said twice": b'{"a": 1, "a": 2}',
+    "not a number": b'{"a": NaN}',
+    "infinite": b'{"a": -Infinity}',
+    "infinite by its exponent": b'{"a": 1e400}',
+    "five thousand digits": b'{"a": ' + b"9" * 5000 + b"}",
+    "half a surrogate pair": b'{"a": "\\ud800"}',
+    "half a surrogate pair as a key": b'{"\\uDFFF": 1}',
+    "no UTF-8": b'{"a": "\xff"}',
+    "a surrogate in UTF-8": b'{"a": "\xed\xa0\x80"}',
+    "a control character": b'{"a": "\x01"}',
+    "too long": b'{"a": "' + b"x" * (1 << 16) + b'"}',
+    "torn": b'{"a": [1, 2',
+    "nothing": b"",
+    "two documents": b"{} {}",
+    "another type": b"[1]",
+    "a bare word": b"null",
+}
+
+
+@pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
+def test_json_that_is_no_plain_document_is_one_line(tmp_path, data):
+    with pytest.raises(UserError, match="^the message .*; send another$") as e:
+        parse_json(data, "the message", remedy="send another")
+    assert len(str(e.value)) < 300 and "\n" not in str(e.value)
+    path = tmp_path / "a.json"
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=f"^{path} .*restore it from a copy"):
+        read_json(path, limit=1 << 16)
+
+
+def test_text_is_refused_as_bytes_are():
+    for text in ("[" * 60_000, '{"a": "\ud800"}', '{"a": 1, "a": 2}'):
+        with pytest.raises(UserError):
+            parse_json(text, "the message")
+
+
+def test_what_python_writes_comes_back_as_it_was():
+    words = random.Random(0)
+
+    def tree(level: int):
+        kind = words.randrange(7) if level < 12 else words.randrange(5)
+        text = "".join(words.choices(string.printable + '"\\[]{}üé語🤖\ud83e\udd16'[:-2], k=words.randrange(12)))
+        return [None, words.random() * 10.0 ** words.randrange(-300, 300), words.getrandbits(127) - 2**126, text, True,
+                [tree(level + 1) for _ in range(words.randrange(4))] if kind == 5 else 0,
+                {f"{text}{k}": tree(level + 1) for k in range(words.randrange(4))} if kind == 6 else 0][kind]
+    for _ in range(300):
+        x = {"x": tree(0)}
+        for ascii_only in (True, False):
+            assert parse_json(json.dumps(x, ensure_ascii=ascii_only), "x") == x
+    generator = np.random.default_rng(1).bit_generator.state  # integers of 128 bits
+    assert parse_json(json.dumps(generator), "x") == generator
+    assert np.isnan(parse_json('{"a": NaN}', "x", nan=True)["a"])
+    assert parse_json("[1, 2]", "x", (list, dict)) == [1, 2]
+
+
+def test_brackets_in_strings_are_no_depth_and_the_limit_is_exact():
+    text = '{"a": "' + "[" * 1000 + '\\\\\\"{[", "b": "\\\\"}'
+    assert parse_json(text, "x") == json.loads(text)
+    parse_json("[" * DEEP + "]" * DEEP, "x", list)
+    with pytest.raises(UserError, match=f"brackets {DEEP + 1} deep, at most {DEEP}"):
+        parse_json("[" * (DEEP + 1) + "]" * (DEEP + 1), "x", list)
+
+
+def test_what_is_no_file_is_one_line_and_never_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name, says in (("pipe", "no regular file"), ("folder", "Is a directory|no regular file"), ("none", "does not exist")):
+        with pytest.raises(UserError, match=says):
+            read_json(tmp_path / name)
+
+
+def test_folders_and_files_that_are_made_for_one_user_are_closed_to_others(tmp_path):
+    def mode(path):
+        return stat.S_IMODE(path.stat().st_mode)
+    old = os.umask(0)
+    try:
+        assert mode(private_folder(tmp_path / "a" / "b")) == 0o700
+        (tmp_path / "theirs").mkdir(mode=0o750)
+        assert mode(private_folder(tmp_path / "theirs")) == 0o750  # whoever made it may share it
+        (tmp_path / "file").write_text("x")
+        os.close(private_file(tmp_path / "file"))
+        assert mode(tmp_path / "file") == 0o600 and (tmp_path / "file").read_text() == "x"
+        with lock(tmp_path / "run"):
+            assert mode(tmp_path / "run") == 0o700 and mode(tmp_path / "run" / ".lock") == 0o600
+            write_json(tmp_path / "run" / "a.json", {})
+    finally:
+        os.umask(old)
+    with pytest.raises(UserError, match="is a file where a folder should be"):
+        private_folder(tmp_path / "file")
