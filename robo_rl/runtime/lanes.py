@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import xxhash
 
 from robo_rl.policies import Policy
 from robo_rl.rollout import FINAL, OBS, Collector, Columns, mix, new_columns, think
@@ -130,26 +131,42 @@ class Lanes:
     # ---- state
 
     def state(self) -> dict:
-        """Everything but the rows, which are in the slots; {} where the sim has no snapshots."""
+        """Everything but the rows, which are in the slots, and their checksums; {} where the sim has no snapshots."""
         state = self.collector.state()
         return {"collector": state, "uid": self.uid.copy(), "member": self.member.copy(), "row": self.row.copy(),
-                "groups": [[uid, g.start, g.begun, g.made.tolist(), g.over.tolist()] for uid, g in self.groups.items()]
-                } if state else {}
+                "groups": [[uid, g.start, g.begun, g.made.tolist(), g.over.tolist(), digest(g.columns, g.made)]
+                           for uid, g in self.groups.items()]} if state else {}
 
     def resume(self, state: dict, leases: list[tuple[Lease, Columns]]) -> None:
-        """Go on with `leases`, all that this worker holds: those in `state` where they were, others from their start."""
+        """Go on with `leases`, all that this worker holds: those in `state` where they were, others from their start.
+
+        A group whose rows are not those that the state was saved with (torn by a power cut) begins anew.
+        """
         known = {row[0]: row[1:] for row in state["groups"]} if state else {}
+        whole = [lease.uid for lease, columns in leases if lease.uid in known and
+                 digest(columns, np.array(known[lease.uid][2], np.int64)) == known[lease.uid][4]]
         if state:
             self.collector.set_state(state["collector"])
             self.uid, self.member, self.row = (np.array(state[k]) for k in ("uid", "member", "row"))
         for lease, columns in leases:
             self.begin(lease, columns)
-            if lease.uid in known:
+            if lease.uid in whole:
                 g = self.groups[lease.uid]
-                g.start, g.begun, made, over = known[lease.uid]
+                g.start, g.begun, made, over, _ = known[lease.uid]
                 g.made, g.over = np.array(made, np.int64), np.array(over, bool)
-        gone = ~np.isin(self.uid, list(self.groups))  # handed over since, or never
+        gone = ~np.isin(self.uid, whole)  # handed over since, or never, or torn
         self.uid[gone], self.collector.alive[gone] = -1, False
+
+
+def digest(columns: Columns, made: np.ndarray) -> int:
+    """63 bits of what members wrote: rows before `made[m]` of member m, the observation after, last ones of its episode."""
+    h, rows = xxhash.xxh3_64(), np.arange(int(made.max(initial=0)) + 1)[:, None]
+    before, upto = (rows < made)[:-1], rows <= made
+    ended = before & (columns["done"].view(np.uint8)[:len(before)] != 0)
+    for k, v in columns.items():
+        mask = upto & (made > 0) if k.startswith(OBS) else ended if k.startswith(FINAL) else before
+        h.update(np.ascontiguousarray(v[:len(mask)][mask]))
+    return h.intdigest() >> 1
 
 
 def fill(columns: Columns, made: np.ndarray, rows: int) -> None:

@@ -1,11 +1,15 @@
 """Fragments in a mapped file: the hand-over between processes and the journal of a run are the same bytes.
 
-A worker writes each decision into its slot and then counts it; whatever was counted survives the death of any process,
-for the pages belong to the kernel. A slot is used again only once a checkpoint covers its fragment. (Against a power
-cut only checkpoints are durable; a slot torn by one fails its checksum and is collected anew.)
+A worker writes each decision into its slot, then its checksum, and then counts it; whatever was counted survives the death
+of any process, for the pages belong to the kernel. A slot is used again only once a checkpoint covers its fragment.
 
-File: one header row of int64 per slot, then the slots, each the columns of `robo_rl.rollout` one after the other.
-Space is reserved when the file is made, so that a full disk is an error there and then.
+After a power cut a page may hold what was written, zeros, or what was there before. Each lease draws a salt, and the checksum
+of decision t is seeded with the salt and t, so that what an earlier lease wrote does not pass either. A learner that resumes
+compares the checksums of every slot: of a fragment in progress the decisions before the first that is torn stay, a finished
+fragment that is torn is collected anew (`robo_rl.runtime.crewed`).
+
+File: one header row of int64 per slot, then the slots, each the columns of `robo_rl.rollout` one after the other and an int64
+checksum for each decision. Space is reserved when the file is made, so that a full disk is an error there and then.
 """
 
 import errno
@@ -19,17 +23,22 @@ import numpy as np
 import xxhash
 
 from robo_rl.errors import UserError
-from robo_rl.rollout import Columns, Layout, column_shape
+from robo_rl.rollout import FINAL, OBS, Columns, Layout, column_shape
 
 FIELDS = ("uid", "worker", "attempt", "granted", "made", "oldest", "state", "batch", "due", "rows", "beat", "sim_ns",
-          "policy_ns", "wait_ns", "begin", "end", "checksum")
+          "policy_ns", "wait_ns", "begin", "end", "salt", "since", "checksum")
+SEALED_FIELDS = ("uid", "worker", "granted", "made", "oldest", "due", "rows", "salt")  # what a seal vouches for
 EMPTY, LEASED, SEALED, TAKEN = range(4)  # header state
 ALIGN, PAGE = 64, 4096
-FORMAT = 1
+FORMAT = 2
 
 
 def slot_bytes(rows: Layout, decisions: int) -> int:
-    """Bytes of one slot."""
+    """Bytes of one slot: its columns and the checksums of its decisions."""
+    return _columns_bytes(rows, decisions) + -(-8 * decisions // ALIGN) * ALIGN
+
+
+def _columns_bytes(rows: Layout, decisions: int) -> int:
     return sum(_size(k, row, dtype, decisions) for k, (row, dtype) in rows.items())
 
 
@@ -49,6 +58,35 @@ def schema(layouts: list[Layout], decisions: int, count: int) -> dict:
             "layouts": [[[k, list(row), np.dtype(dtype).str] for k, (row, dtype) in rows.items()] for rows in layouts]}
 
 
+class RowSums:
+    """Checksums of single decisions, of contiguous columns that stay where they are in memory.
+
+    Decision t covers row t of every column, the observation after it (row 0 also the first), and the last observations of
+    the envs whose episodes ended in it.
+    """
+
+    def __init__(self, columns: Columns):
+        flat = {k: v.reshape(len(v), -1).view(np.uint8) for k, v in columns.items() if v[0].size}
+        self.rows = [v for k, v in flat.items() if not k.startswith((OBS, FINAL))]
+        self.obs = [v for k, v in flat.items() if k.startswith(OBS)]
+        self.final, self.done = [v for k, v in columns.items() if k.startswith(FINAL)], columns["done"].view(np.uint8)
+
+    def of(self, t: int, salt: int) -> int:
+        """63 bits of decision t, xxh3 seeded with (salt, t)."""
+        h = xxhash.xxh3_64(seed=(salt + t) & 2**64 - 1)
+        for v in self.rows:
+            h.update(v[t])
+        for v in self.obs:
+            h.update(v[t + 1])
+            if t == 0:
+                h.update(v[0])
+        ended = self.done[t] != 0  # a torn byte is any number
+        if self.final and ended.any():
+            for v in self.final:
+                h.update(np.ascontiguousarray(v[t][ended]))
+        return h.intdigest() >> 1
+
+
 class Slots:
     """`count` slots, each large enough for `decisions` decisions of any worker's layout."""
 
@@ -59,7 +97,7 @@ class Slots:
         self.start, self.stride = _geometry(self.layouts, self.decisions, self.count)
         with open(path, "r+b") as f:  # a plain array: np.memmap makes every view of it ten times dearer
             self.bytes = np.frombuffer(mmap.mmap(f.fileno(), self.start + self.count * self.stride), np.uint8)
-        self._views: dict[tuple[int, int], Columns] = {}
+        self._views: dict[tuple[int, int], tuple[Columns, RowSums, np.ndarray]] = {}
         head = self.bytes[:self.count * len(FIELDS) * 8].view(np.int64).reshape(self.count, len(FIELDS))
         self.head = {name: head[:, i] for i, name in enumerate(FIELDS)}
 
@@ -78,7 +116,7 @@ class Slots:
         size = start + count * stride
         beside.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             os.posix_fallocate(fd, 0, size)
         except OSError as e:
@@ -98,6 +136,9 @@ class Slots:
 
     def columns(self, slot: int, worker: int) -> Columns:
         """Views [decisions,...] into a slot, laid out for a worker."""
+        return self._view(slot, worker)[0]
+
+    def _view(self, slot: int, worker: int) -> tuple[Columns, RowSums, np.ndarray]:
         if (slot, worker) in self._views:
             return self._views[slot, worker]
         at, out = self.start + slot * self.stride, {}
@@ -105,16 +146,37 @@ class Slots:
             shape = column_shape(k, row, self.decisions)
             out[k] = self.bytes[at:at + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
             at += _size(k, row, dtype, self.decisions)
-        self._views[slot, worker] = out
-        return out
+        self._views[slot, worker] = out, RowSums(out), self.bytes[at:at + 8 * self.decisions].view(np.int64)
+        return self._views[slot, worker]
 
-    def checksum(self, slot: int, worker: int, rows: int) -> int:
-        """Hash of the first `rows` decisions of a slot."""
-        h = xxhash.xxh3_64()
-        for k, v in self.columns(slot, worker).items():
-            if not k.startswith("final/"):  # mostly unwritten
-                h.update(np.ascontiguousarray(v[:rows]))
+    def sums(self, slot: int, worker: int) -> np.ndarray:
+        """The checksums [decisions] of a slot, as they were written."""
+        return self._view(slot, worker)[2]
+
+    def sign(self, slot: int, worker: int, t: int, rows: int = 1) -> None:
+        """Write the checksums of decisions t … t + `rows` - 1, which are whole."""
+        _, of, sums = self._view(slot, worker)
+        salt = int(self.head["salt"][slot])
+        for i in range(t, t + rows):
+            sums[i] = of.of(i, salt)
+
+    def sound(self, slot: int, worker: int, rows: int) -> int:
+        """How many of the first `rows` decisions come before the first whose checksum differs."""
+        _, of, sums = self._view(slot, worker)
+        salt = int(self.head["salt"][slot])
+        return next((t for t in range(rows) if of.of(t, salt) != sums[t]), rows)
+
+    def checksum(self, slot: int, worker: int) -> int:
+        """Hash of what a seal vouches for: the fields of the header that describe a fragment and its decisions' checksums."""
+        h = xxhash.xxh3_64(np.array([self.head[k][slot] for k in SEALED_FIELDS]).tobytes())
+        h.update(self.sums(slot, worker)[:int(self.head["rows"][slot])])
         return h.intdigest() >> 1
+
+    def is_sealed_whole(self, slot: int, worker: int) -> bool:
+        """Whether a finished fragment is as it was when it was sealed."""
+        rows = int(self.head["rows"][slot])
+        return 0 <= rows <= self.decisions and self.checksum(slot, worker) == int(self.head["checksum"][slot]) and \
+            self.sound(slot, worker, rows) == rows
 
     def close(self) -> None:
         """Let go of the mapping (views of it stay valid as long as they live)."""
@@ -122,11 +184,14 @@ class Slots:
 
 
 def finite(columns: Columns, rows: int) -> str:
-    """Name of the first column among the first `rows` decisions that holds a NaN or an infinity, or ""."""
+    """Name of the first column that holds a NaN or an infinity in the first `rows` decisions, or "".
+
+    The observation after the last decision counts, and of the last observations those of episodes that ended.
+    """
     for k, v in columns.items():
-        if k.startswith("final/") or v.dtype.kind != "f":
+        if v.dtype.kind != "f":
             continue
-        part = v[:rows + k.startswith("obs/")]
+        part = v[:rows][columns["done"][:rows]] if k.startswith(FINAL) else v[:rows + k.startswith(OBS)]
         if not np.isfinite(np.sum(part, dtype=np.float64)):
             return k
     return ""

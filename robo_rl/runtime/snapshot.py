@@ -1,4 +1,7 @@
-"""A tree of arrays in one file, whole or not at all; it survives the death of any process (not a power cut: no fsync).
+"""A tree of arrays in one file, whole or not at all; it survives the death of any process.
+
+It begins with its checksum, for it is not waited for that it reaches the disk: a power cut may leave an older one, a piece or
+zeros, and a file that is not whole reads as none.
 
 And who is at work in a run folder: a process signs in, so that the next owner can end it before it takes over its slots.
 """
@@ -14,10 +17,19 @@ from pathlib import Path
 
 import psutil
 import torch
+import xxhash
 from safetensors import SafetensorError
 from safetensors import torch as st
 
 from robo_rl.checkpoint import pack, unpack
+
+
+MARK = 8  # bytes of the checksum
+
+
+def private(path: str, flags: int) -> int:
+    """For `open`: a file that its user alone may read."""
+    return os.open(path, flags, 0o600)
 
 
 def save(path: Path, tree: dict) -> None:
@@ -25,14 +37,20 @@ def save(path: Path, tree: dict) -> None:
     tensors: dict = {}
     text = json.dumps(pack(tree, tensors))
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temp.write_bytes(st.save(tensors, {"tree": text}))
+    blob = st.save(tensors, {"tree": text})
+    with open(temp, "wb", opener=private) as f:
+        f.write(xxhash.xxh3_64_digest(blob))
+        f.write(blob)
     os.replace(temp, path)
 
 
 def load(path: Path) -> dict:
     """The tree at `path`; {} where there is none or it is damaged."""
     try:
-        blob = path.read_bytes()
+        whole = path.read_bytes()
+        mark, blob = whole[:MARK], whole[MARK:]
+        if mark != xxhash.xxh3_64_digest(blob):
+            return {}
         size = int.from_bytes(blob[:8], "little")
         tree = json.loads(json.loads(blob[8:8 + size])["__metadata__"]["tree"])
         return unpack(tree, st.load(blob))
@@ -43,7 +61,8 @@ def load(path: Path) -> dict:
 def sign(path: Path) -> None:
     """Write down this process, with its time of birth, for pids come again."""
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temp.write_text(f"{os.getpid()} {psutil.Process().create_time()}")
+    with open(temp, "w", opener=private) as f:
+        f.write(f"{os.getpid()} {psutil.Process().create_time()}")
     os.replace(temp, path)
 
 
@@ -54,7 +73,7 @@ def at_work(folder: Path, name: str, threads: int = 1) -> Iterator[None]:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(threads)
     sign(folder / f"{name}.pid")
-    with open(folder / f"{name}.stack", "w") as stack:
+    with open(folder / f"{name}.stack", "w", opener=private) as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         yield
 

@@ -20,7 +20,7 @@ from robo_rl.policies import ObsSpec, Policy, make_policy
 from robo_rl.rollout import Collector, Columns, mix
 from robo_rl.runtime import snapshot
 from robo_rl.runtime.server import Remote, address
-from robo_rl.runtime.slots import Slots
+from robo_rl.runtime.slots import Slots, finite
 from robo_rl.runtime.weights import WeightReader
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Lease:
     rows: int
     made: int
     due: int
+    salt: int = 0  # of the checksums of its decisions
 
 
 class Worker:
@@ -50,7 +51,7 @@ class Worker:
         self.index, self.collector, self.policy, self.refresh = index, collector, policy, refresh
         self.staleness, self.explore, self.group, self.ask = staleness, explore, group, ask
         self.lease: Lease | None = None
-        self.last = -1  # uid of the fragment before
+        self.last, self.rows = -1, 0  # uid of the fragment before, decisions in it
 
     def begin(self, lease: Lease, columns: Columns, state: dict | None = None) -> None:
         """Take up a lease; `state` is the collector's at its start, if another worker began it."""
@@ -97,13 +98,13 @@ class Worker:
 
     def end(self) -> None:
         """The fragment is handed over."""
-        self.last, self.lease = self.lease.uid, None
+        self.last, self.rows, self.lease = self.lease.uid, self.made, None
         self.collector.alive[:] = True
 
     def state(self) -> dict:
         """What another worker needs to go on: the collector's state between two fragments ({}: no snapshots)."""
         state = self.collector.state()
-        return {"after": self.last, "collector": state} if state else {}
+        return {"after": self.last, "rows": self.rows, "collector": state} if state else {}
 
 
 # ---- as a process ------------------------------------------------------------------------------------------------
@@ -188,20 +189,28 @@ def _loop(job: Job, connection) -> None:
             if saved["after"] == lease.uid:  # it died between the last decision and the hand-over
                 worker.collector.set_state(saved["collector"])
                 worker.last = lease.uid
-                connection.send(("sealed", lease.uid, lease.made, int(columns["version"][:lease.made].min()), False))
+                connection.send(_handed_over(lease, columns, lease.made < saved["rows"]))
                 saved = {}
                 continue
-            state, saved = saved["collector"], {}
-        elif lease.made:  # no snapshots: what was made stays, the episodes in it are cut
-            connection.send(("sealed", lease.uid, lease.made, int(columns["version"][:lease.made].min()), True))
+            if -1 != int(head["since"][lease.slot]) != saved["collector"]["decision"]:
+                saved = {}  # a power cut brought back an older file
+                worker.collector.seed = mix(job.seed, job.incarnation)
+        if lease.made and not saved:  # no snapshots: what was made stays, the episodes in it are cut
+            connection.send(_handed_over(lease, columns, True))
             continue
+        if saved:
+            state, saved = saved["collector"], {}
         begin = time.monotonic_ns()
         head["wait_ns"][lease.slot], head["begin"][lease.slot] = begin - asked, begin
         worker.begin(lease, columns, state)
+        head["since"][lease.slot] = worker.collector.decision - worker.made
+        slots.sign(lease.slot, job.index, 0, worker.made)  # what was driven through was written again
         worker.collector.timer.take()
         over = lease.made >= lease.rows
         while not over:
             over = worker.decide()
+            if worker.made > head["rows"][lease.slot]:
+                slots.sign(lease.slot, job.index, worker.made - 1)
             head["oldest"][lease.slot] = worker.oldest
             head["rows"][lease.slot] = worker.made  # counted once it is written
             head["beat"][lease.slot] = time.monotonic_ns()
@@ -214,7 +223,13 @@ def _loop(job: Job, connection) -> None:
         made, oldest = worker.made, worker.oldest
         worker.end()
         _save(where, worker)
-        connection.send(("sealed", lease.uid, made, oldest, False))
+        connection.send(("sealed", lease.uid, made, oldest, False, finite(columns, made)))
+
+
+def _handed_over(lease: Lease, columns: Columns, cut: bool) -> tuple:
+    """What a successor says of a fragment that its predecessor left; `cut`: it is not whole."""
+    oldest = int(columns["version"][:lease.made].min()) if lease.made else 0
+    return "sealed", lease.uid, lease.made, oldest, cut, finite(columns, lease.made)
 
 
 def _told(connection, orphaned: Callable[[], bool]) -> "list[Lease] | None":
@@ -264,7 +279,8 @@ def _play(lanes: "Lanes", connection, slots: Slots, where: Path, saved: dict, or
             times = (int(spent.get("sim", 0) * 1e9), int(spent.get("policy", 0) * 1e9), idle, began, time.monotonic_ns())
             for name, value in zip(("sim_ns", "policy_ns", "wait_ns", "begin", "end"), times):
                 head[name][held[uid]] = value
-            connection.send(("sealed", uid, rows, oldest, False))
+            slots.sign(held[uid], lanes.index, 0, rows)
+            connection.send(("sealed", uid, rows, oldest, False, finite(slots.columns(held[uid], lanes.index), rows)))
             spent, idle, began = {}, 0, times[-1]
 
 
