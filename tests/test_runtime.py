@@ -597,11 +597,13 @@ def test_slots_keep_what_was_written_and_refuse_a_full_disk(tmp_path, monkeypatc
     with c.threads():
         for t in range(T):
             c.decide(learner.policy, slots.columns(1, 0), t)
-    before, mark = rollout_of([(slots.columns(1, 0), T)]), slots.checksum(1, 0, T)
+            slots.sign(1, 0, t)
+    slots.head["rows"][1] = T
+    before, mark = rollout_of([(slots.columns(1, 0), T)]), slots.checksum(1, 0)
     again = Slots.create(tmp_path / "s.bin", [rows], T, 3)
-    assert again.checksum(1, 0, T) == mark
+    assert again.checksum(1, 0) == mark and again.sound(1, 0, T) == T
     assert torch.equal(rollout_of([(again.columns(1, 0), T)]).x0, before.x0)
-    assert Slots.create(tmp_path / "s.bin", [rows], T, 4).checksum(1, 0, T) != mark  # another shape: made anew
+    assert Slots.create(tmp_path / "s.bin", [rows], T, 4).checksum(1, 0) != mark  # another shape: made anew
 
     def full(fd, offset, size):
         raise OSError(28, "No space left on device")

@@ -6,6 +6,7 @@ and batches it had taken come again in their order.
 """
 
 import json
+import secrets
 import threading
 import time
 import traceback
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from robo_rl.errors import UserError
+from robo_rl.files import private_folder
 from robo_rl.rollout import Layout, Rollout
 from robo_rl.runtime import ledger as led
 from robo_rl.runtime.feed import Busy, batch_of
@@ -54,7 +56,7 @@ class Crewed:
                  staleness: int, resume: "dict | None" = None, group: int = 0, streams: bool = False):
         self.folder, self.crew, self.staleness, self.whole, self.rows = folder, crew, staleness, bool(group), decisions
         self.envs, self.streams = envs, streams
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         if not resume:
             (folder / WANTED).unlink(missing_ok=True)
         self.workers, self.looked = wanted(folder) or len(envs), time.monotonic()
@@ -85,18 +87,24 @@ class Crewed:
         return 1 if self.whole else self.rows, self.envs[min(worker, len(self.envs) - 1)]
 
     def _recover(self, state: dict) -> None:
-        head, found = self.slots.head, []
+        """Take over the fragments in the slots, but for what the checkpoint `state` covers and what a power cut tore."""
+        head, found, waiting = self.slots.head, [], state.get("waiting")
         for slot in range(self.slots.count):
-            kind, worker, rows = (int(head[k][slot]) for k in ("state", "worker", "rows"))
-            if kind == EMPTY or kind == LEASED and worker not in self.ledger.shares:
-                continue  # begun by one that has left since
-            if kind in (SEALED, TAKEN) and self.slots.checksum(slot, worker, rows) != int(head["checksum"][slot]):
-                continue  # torn by a power cut
+            kind, worker, rows, uid, granted = (int(head[k][slot]) for k in ("state", "worker", "rows", "uid", "granted"))
+            if kind not in (LEASED, SEALED, TAKEN) or waiting is not None and uid < state["next_uid"] and uid not in waiting:
+                continue  # the last: spent, though a power cut brought back an older header
+            if kind == LEASED:
+                if worker not in self.ledger.shares or not (0 <= rows <= self.slots.decisions and granted > 0):
+                    continue  # begun by one that has left since, or torn
+                head["rows"][slot] = rows = self.slots.sound(slot, worker, rows)
+            elif worker < 0 or not self.slots.is_sealed_whole(slot, worker):
+                continue
             found.append(Fragment(
-                int(head["uid"][slot]), slot, worker, int(head["granted"][slot]), self.share(worker)[1],
+                uid, slot, worker, granted, self.share(worker)[1],
                 int(head["due"][slot]), {LEASED: led.LEASED, SEALED: led.READY, TAKEN: self._was_taken(head, slot, state)}[kind],
                 int(head["attempt"][slot]), int(head["made"][slot]), rows, int(head["oldest"][slot]),
                 int(head["batch"][slot])))
+        found = list({f.uid: f for f in found}.values())
         for slot in self.ledger.recover(found, state["version"], state["next_batch"], state["taken"], state["next_uid"]):
             head["state"][slot] = EMPTY
 
@@ -154,8 +162,9 @@ class Crewed:
         """What a checkpoint must know; the rest is in the slots."""
         with self.condition:
             ledger = self.ledger
+            waiting = sorted(f.uid for f in ledger.fragments.values() if f.state != led.TAKEN or f.batch >= ledger.next_batch)
             return {"version": ledger.version, "next_batch": ledger.next_batch, "taken": ledger.taken,
-                    "next_uid": ledger.next_uid}
+                    "next_uid": ledger.next_uid, "waiting": waiting}
 
     def commit(self) -> None:
         """A checkpoint holds everything learnt so far."""
@@ -219,22 +228,22 @@ class Crewed:
         again = int(head["state"][s]) == LEASED and int(head["uid"][s]) == f.uid
         if not again:
             for name, value in (("rows", 0), ("oldest", -1), ("made", 0), ("uid", f.uid), ("worker", f.worker),
-                                ("granted", f.decisions), ("due", f.due), ("batch", -1), ("sim_ns", 0), ("policy_ns", 0), ("wait_ns", 0), ("begin", 0),
+                                ("granted", f.decisions), ("due", f.due), ("batch", -1), ("sim_ns", 0), ("policy_ns", 0),
+                                ("wait_ns", 0), ("begin", 0), ("salt", secrets.randbits(62)), ("since", -1),
                                 ("state", LEASED)):
                 head[name][s] = value  # the state last
         head["attempt"][s], head["beat"][s] = f.attempt, time.monotonic_ns()
         made = int(head["rows"][s]) if again else 0
-        return Lease(f.uid, s, self.rows if self.whole else f.decisions, made, f.due)
+        return Lease(f.uid, s, self.rows if self.whole else f.decisions, made, f.due, int(head["salt"][s]))
 
-    def sealed(self, worker: int, name: str, uid: int, rows: int, oldest: int, cut: bool) -> bool:
-        """A fragment is finished (`cut`: not whole, its sim was lost) -> whether it is of use."""
+    def sealed(self, worker: int, name: str, uid: int, rows: int, oldest: int, cut: bool, bad: str) -> bool:
+        """A fragment is finished (`cut`: not whole, its sim was lost; `bad`: a column that is not finite, or "") -> whether
+        it is of use. Who made it has looked at the numbers and written the checksums, so that this takes the same time for
+        any size."""
         with self.condition:
             f = self.ledger.fragments.get(uid)
             if f is None or f.worker != worker or f.state != led.LEASED:
                 return True  # told twice
-        bad = finite(self.slots.columns(f.slot, worker), rows)  # the slot is nobody's now: the learner need not wait
-        checksum = self.slots.checksum(f.slot, worker, rows)
-        with self.condition:
             head, f.rows = self.slots.head, rows
             self.ledger.seal(uid, (0 if cut else 1) if self.whole else rows, oldest)
             if bad and uid in self.ledger.fragments:
@@ -245,7 +254,7 @@ class Crewed:
             good = uid in self.ledger.fragments
             if good:
                 head["rows"][f.slot], head["oldest"][f.slot], head["made"][f.slot] = rows, oldest, f.made
-                head["checksum"][f.slot] = checksum
+                head["checksum"][f.slot] = self.slots.checksum(f.slot, worker)
                 self.useless = 0
             head["state"][f.slot] = SEALED if good else EMPTY
             for stage in ("sim", "policy", "wait"):
@@ -272,7 +281,8 @@ class Crewed:
         for f in held:
             rows = int(self.slots.head["rows"][f.slot])
             oldest = int(self.slots.columns(f.slot, worker)["version"][:rows].min()) if rows else 0
-            self.sealed(worker, f"worker{worker}", f.uid, rows, oldest, True)
+            bad = finite(self.slots.columns(f.slot, worker), rows)
+            self.sealed(worker, f"worker{worker}", f.uid, rows, oldest, True, bad)
         with self.condition:
             self.ledger.leave(worker, 0, 0)
             self.condition.notify_all()

@@ -49,8 +49,10 @@ class Ledger:
         in_range("--max-staleness", staleness, 0, 10**6)
         self.batch, self.staleness, self.shares = batch, staleness, dict(shares)
         self.widest = max(envs for _, envs in shares.values())  # a lease is rounded up to one decision
+        self.together = sum(d * n for d, n in shares.values())  # samples of one fragment of each worker
         self.free = list(range(slots))[::-1]
         self.fragments: dict[int, Fragment] = {}
+        self._index()
         self.version = self.admitted = self.next_uid = self.next_batch = 0
         self.used: dict[int, int] = {}  # samples leased per worker since the last version (staleness 0)
         self.replay: list[list[int]] = []  # uids of batches that a learner took and then died over, in order
@@ -61,7 +63,7 @@ class Ledger:
 
     def held(self, worker: int) -> list[Fragment]:
         """What the worker has not finished."""
-        return [f for f in self.fragments.values() if f.worker == worker and f.state == LEASED]
+        return list(self.leased.get(worker, {}).values())
 
     def lease(self, worker: int, more: bool = False) -> Fragment | None:
         """The worker's unfinished fragment, else a new one, else None: it must wait. `more`: one beside those it has."""
@@ -80,6 +82,7 @@ class Ledger:
         self.admitted += decisions * envs
         self.used[worker] = self.used.get(worker, 0) + decisions * envs
         self.fragments[f.uid] = f
+        self.leased.setdefault(worker, {})[f.uid] = f
         return f
 
     def seal(self, uid: int, made: int, oldest: int) -> None:
@@ -88,6 +91,9 @@ class Ledger:
         assert f.state == LEASED and 0 <= made <= f.decisions, f
         self._give_back(f, f.decisions - made)
         f.decisions, f.made, f.oldest, f.state = made, made, oldest, READY
+        del self.leased[f.worker][uid]
+        self.finished[uid] = f
+        self.samples += made * f.envs
         if made == 0:
             self._drop(f)
 
@@ -100,11 +106,15 @@ class Ledger:
         """A worker is gone for good: what it made stays, the rest is given back."""
         for f in self.held(worker):
             self.seal(f.uid, made, oldest)
-        self.shares.pop(worker, None)
+        decisions, envs = self.shares.pop(worker, (0, 0))
+        self.together -= decisions * envs
+        self.leased.pop(worker, None)
 
     def join(self, worker: int, share: tuple[int, int]) -> None:
         """A worker is new: it may lease from now on."""
+        before = self.shares.get(worker, (0, 0))
         self.shares[worker] = share
+        self.together += share[0] * share[1] - before[0] * before[1]
         self.widest = max(self.widest, share[1])
 
     def refuse(self, uid: int) -> None:
@@ -119,23 +129,37 @@ class Ledger:
 
     def ready(self) -> int:
         """Samples that are finished and not taken."""
-        return sum(f.made * f.envs for f in self.fragments.values() if f.state == READY)
+        return self.samples
 
     def rounds(self) -> int:
         """Fragments of each worker in a synchronous batch; 0: they do not add up to one."""
-        together = sum(d * n for d, n in self.shares.values())
-        return 1 if together >= self.batch else 0 if self.batch % together else self.batch // together
+        if not self.together or self.together >= self.batch:
+            return int(self.together > 0)
+        return 0 if self.batch % self.together else self.batch // self.together
 
     def take_from(self, worker: int, last: bool) -> Fragment | None:
         """The worker's oldest finished fragment becomes a part of the next batch, perhaps its `last`; None: wait."""
-        ready = [f for f in self.fragments.values() if f.worker == worker and f.state == READY]
+        ready = [f for f in self.finished.values() if f.worker == worker]
         if not ready:
             return None
         f = min(ready, key=lambda f: f.uid)
-        f.state, f.batch = TAKEN, self.next_batch
+        self._taken(f)
         self.taken += f.made * f.envs
         self.next_batch += last
         return f
+
+    def oldest(self) -> tuple[list[Fragment], int]:
+        """The finished fragments that the next batch would be of if no other came, oldest first, and their samples."""
+        ready = self.finished.values()
+        if self.samples <= self.batch:
+            return list(ready), self.samples
+        chosen, total = [], 0
+        for f in sorted(ready, key=lambda f: (f.oldest, f.uid)):
+            if total >= self.batch:
+                break
+            chosen.append(f)
+            total += f.made * f.envs
+        return chosen, total
 
     def take(self) -> list[Fragment] | None:
         """Fragments of the next batch, oldest first chosen, in an order that depends on no timing; None: wait."""
@@ -146,17 +170,11 @@ class Ledger:
             self.next_batch += 1
             self.taken += sum(f.made * f.envs for f in chosen)
             return chosen
-        ready = sorted((f for f in self.fragments.values() if f.state == READY), key=lambda f: (f.oldest, f.uid))
-        chosen, total = [], 0
-        for f in ready:
-            if total >= self.batch:
-                break
-            chosen.append(f)
-            total += f.made * f.envs
+        chosen, total = self.oldest()
         if total < self.batch:
             return None
         for f in chosen:
-            f.state, f.batch = TAKEN, self.next_batch
+            self._taken(f)
         self.next_batch += 1
         self.taken += total
         return sorted(chosen, key=lambda f: (f.worker, f.uid))
@@ -180,18 +198,26 @@ class Ledger:
     def recover(self, found: "list[Fragment]", version: int, next_batch: int, taken: int, next_uid: int) -> list[int]:
         """Go on from a checkpoint (its version, next batch, samples taken) with the fragments found in the slots.
 
-        Batches taken after the checkpoint come again, in the same order; a fragment of an earlier one is spent.
+        Batches taken after the checkpoint come again, in the same order; a fragment of an earlier one is spent. What is left
+        of a batch that is not whole any more (a power cut tore a part) is finished work like any other.
         Returns the slots that are free.
         """
         self.version, self.next_batch, self.taken, self.learnt, self.committed = version, next_batch, taken, taken, taken
         live = [f for f in found if not (f.state == TAKEN and f.batch < next_batch)]
         self.fragments = {f.uid: f for f in live}
         self.next_uid = max([next_uid, *(f.uid + 1 for f in live)])
-        again = sorted({f.batch for f in live if f.state == TAKEN})
-        self.replay = [[f.uid for f in sorted(live, key=lambda f: (f.worker, f.uid)) if f.batch == b and f.state == TAKEN]
-                       for b in again]
+        again: dict[int, list[Fragment]] = {}
+        for f in sorted(live, key=lambda f: (f.worker, f.uid)):
+            if f.state == TAKEN:
+                again.setdefault(f.batch, []).append(f)
+        for b, rest in list(again.items()):
+            if sum(f.made * f.envs for f in rest) < self.batch:
+                for f in again.pop(b):
+                    f.state = READY
+        self.replay = [[f.uid for f in again[b]] for b in sorted(again)]
         for f in live:
             f.batch = 10**18 if f.state == TAKEN else -1  # none of them counts as taken yet
+        self._index()
         self.admitted = taken + sum((f.decisions if f.state == LEASED else f.made) * f.envs for f in live)
         self._reckon()
         used = {f.slot for f in live}
@@ -200,6 +226,22 @@ class Ledger:
         return list(self.free)
 
     # ---- inside
+
+    def _index(self) -> None:
+        """By worker what is leased, and what is finished: no question to the ledger looks at every fragment."""
+        self.leased: dict[int, dict[int, Fragment]] = {}
+        self.finished: dict[int, Fragment] = {}
+        for f in self.fragments.values():
+            if f.state == LEASED:
+                self.leased.setdefault(f.worker, {})[f.uid] = f
+            elif f.state == READY:
+                self.finished[f.uid] = f
+        self.samples = sum(f.made * f.envs for f in self.finished.values())  # finished and not taken
+
+    def _taken(self, f: Fragment) -> None:
+        f.state, f.batch = TAKEN, self.next_batch
+        del self.finished[f.uid]
+        self.samples -= f.made * f.envs
 
     def _give_back(self, f: Fragment, decisions: int) -> None:
         self.admitted -= decisions * f.envs
@@ -216,12 +258,17 @@ class Ledger:
 
     def _drop(self, f: Fragment) -> None:
         del self.fragments[f.uid]
+        if self.finished.pop(f.uid, None):
+            self.samples -= f.made * f.envs
         self.free.append(f.slot)
 
     def check(self) -> None:
         """Assert what must always hold: every sample in one state, every slot free or in use, the admission bound."""
         live = {s: sum((f.decisions if s == LEASED else f.made) * f.envs for f in self.fragments.values() if f.state == s)
                 for s in (LEASED, READY, TAKEN)}
+        assert live[READY] == self.samples == sum(f.made * f.envs for f in self.finished.values())
+        assert {u for held in self.leased.values() for u in held} == {u for u, f in self.fragments.items() if f.state == LEASED}
+        assert self.together == sum(d * n for d, n in self.shares.values())
         assert self.admitted == sum(live.values()) + self.committed, (self.admitted, live, self.committed)
         again = sum(self.fragments[uid].made * self.fragments[uid].envs for uids in self.replay for uid in uids)
         assert self.taken == live[TAKEN] - again + self.committed
@@ -243,6 +290,8 @@ class Ledger:
         self.shares = {w: (d, n) for w, d, n in state["shares"]}
         for k in COUNTERS:
             setattr(self, k, state[k])
+        self.together = sum(d * n for d, n in self.shares.values())
+        self._index()
 
 
 COUNTERS = ("version", "admitted", "next_uid", "next_batch", "taken", "learnt", "committed", "refused")

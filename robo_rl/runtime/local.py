@@ -124,8 +124,8 @@ class Local:
         return False
 
     def stats(self) -> dict[str, float]:
-        """Seconds per stage since the last call."""
-        out: dict[str, float] = {}
+        """Seconds per stage since the last call, and samples refused so far."""
+        out = {"health/refused": float(self.ledger.refused)}
         for w in self.workers:
             for k, v in w.collector.timer.take().items():
                 out[f"time/{k}"] = out.get(f"time/{k}", 0.0) + v

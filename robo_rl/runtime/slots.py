@@ -23,6 +23,7 @@ import numpy as np
 import xxhash
 
 from robo_rl.errors import UserError
+from robo_rl.files import private_file, private_folder
 from robo_rl.rollout import FINAL, OBS, Columns, Layout, column_shape
 
 FIELDS = ("uid", "worker", "attempt", "granted", "made", "oldest", "state", "batch", "due", "rows", "beat", "sim_ns",
@@ -111,12 +112,12 @@ class Slots:
                 return cls(path, want)
         except ValueError:
             pass  # a torn description: the file is made anew
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         start, stride = _geometry(layouts, decisions, count)
         size = start + count * stride
         beside.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        fd = private_file(path)
         try:
             os.posix_fallocate(fd, 0, size)
         except OSError as e:
@@ -127,7 +128,8 @@ class Slots:
             raise
         finally:
             os.close(fd)
-        beside.write_text(json.dumps(want))
+        with open(beside, "w", opener=private_file) as f:
+            f.write(json.dumps(want))
         return cls(path, want)
 
     @classmethod

@@ -22,14 +22,9 @@ from safetensors import SafetensorError
 from safetensors import torch as st
 
 from robo_rl.checkpoint import pack, unpack
-
+from robo_rl.files import private_file
 
 MARK = 8  # bytes of the checksum
-
-
-def private(path: str, flags: int) -> int:
-    """For `open`: a file that its user alone may read."""
-    return os.open(path, flags, 0o600)
 
 
 def save(path: Path, tree: dict) -> None:
@@ -38,7 +33,7 @@ def save(path: Path, tree: dict) -> None:
     text = json.dumps(pack(tree, tensors))
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     blob = st.save(tensors, {"tree": text})
-    with open(temp, "wb", opener=private) as f:
+    with open(temp, "wb", opener=private_file) as f:
         f.write(xxhash.xxh3_64_digest(blob))
         f.write(blob)
     os.replace(temp, path)
@@ -61,7 +56,7 @@ def load(path: Path) -> dict:
 def sign(path: Path) -> None:
     """Write down this process, with its time of birth, for pids come again."""
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temp, "w", opener=private) as f:
+    with open(temp, "w", opener=private_file) as f:
         f.write(f"{os.getpid()} {psutil.Process().create_time()}")
     os.replace(temp, path)
 
@@ -73,7 +68,7 @@ def at_work(folder: Path, name: str, threads: int = 1) -> Iterator[None]:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(threads)
     sign(folder / f"{name}.pid")
-    with open(folder / f"{name}.stack", "w", opener=private) as stack:
+    with open(folder / f"{name}.stack", "w", opener=private_file) as stack:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         yield
 
