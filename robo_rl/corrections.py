@@ -127,7 +127,7 @@ class WeightAverage:
     @torch.no_grad()
     def update(self, weights: dict[str, Tensor], beta: float) -> None:
         self.total = beta * self.total + 1
-        if self.total == 1 or not self.mean:
+        if self.total == 1 or self.mean.keys() != weights.keys():
             self.mean = {k: v.detach().clone() for k, v in weights.items()}
             return
         for name, value in weights.items():

@@ -51,15 +51,20 @@ class Rules:
     clip_low: "Tensor | float" = 0.2
     clip_high: "Tensor | float" = 0.2
     weight: Tensor | None = None  # multiplies the advantage of each factor
-    extra: "Callable[[Tensor], Tensor] | None" = None  # context -> loss
+    extra: "Callable[[Tensor, torch.Generator], Tensor] | None" = None  # context, the learner's generator -> loss
 
 
 class OnPolicyLearner:
-    """Owns critic, optimizers, reward scale and its generator; `rules(progress)` says which method it is."""
+    """Owns critic, optimizers, reward scale and its generator; `rules(progress)` says which method it is.
+
+    `settle(progress)` moves what of the policy follows a schedule. It runs at the end of an update, so that whatever a
+    log-prob depends on is part of the version that is published next and stays as it is until that version is replaced.
+    """
 
     def __init__(self, policy: "ChainPolicy | GaussianPolicy", options: OnPolicyOptions,
-                 rules: Callable[[float], Rules], seed: int, demos: Demos | None = None):
-        self.policy, self.options, self.rules, self.demos = policy, options, rules, demos
+                 rules: Callable[[float], Rules], seed: int, demos: Demos | None = None,
+                 settle: Callable[[float], None] = lambda progress: None):
+        self.policy, self.options, self.rules, self.demos, self.settle = policy, options, rules, demos, settle
         self.credit = Credit(policy, options, seed)
         if options.freeze_trunk:
             policy.trunk.requires_grad_(False)
@@ -94,6 +99,7 @@ class OnPolicyLearner:
         metrics |= corrected.metrics
         if len(rows) == 0:
             self.iteration += 1
+            self.settle(progress)
             return metrics | {"skipped": 1.0}
         obs = encoded_once(policy, flat(rollout.obs))
         fixed = "context" in obs
@@ -144,6 +150,7 @@ class OnPolicyLearner:
             else:
                 beside(actor, critic)
         self.iteration += 1
+        self.settle(progress)
         if value_losses:
             metrics["value_loss"] = float(torch.stack(value_losses).mean())
         if logs:
@@ -180,11 +187,13 @@ class OnPolicyLearner:
         self.iteration += 1
         metrics = {k: sum(m[k] for m in told) / len(told) for k in told[0]}
         if not rows_in_all:
+            self.settle(progress)
             return metrics | {"skipped": 1.0}
         for p in self.actor_params:
             if p.grad is not None:
                 p.grad /= rows_in_all
         norm = step_along(self.actor_params, self.actor_opt, o.max_grad_norm)
+        self.settle(progress)
         metrics["first_log_ratio"] = float(torch.cat(tails).abs().max())
         return metrics | average([step | {"grad_norm": norm} for step in logs], tails) | {"epochs": 1.0}
 
@@ -210,7 +219,7 @@ class OnPolicyLearner:
         if o.entropy_coef:
             loss = loss - o.entropy_coef * entropy
         if rules.extra is not None:
-            loss = loss + rules.extra(context)
+            loss = loss + rules.extra(context, self.generator)
         if o.bc_coef and self.demos is not None:
             loss = loss + o.bc_coef * policy.bc_loss(*self.demos(len(context), self.generator), self.generator)
         return loss, step, log_ratio

@@ -1,7 +1,9 @@
 """ReinFlow: PPO on a flow whose every step carries learned Gaussian noise (arXiv 2505.22094, eq. 8-12).
 
 The joint chain's ratio, an entropy bonus on the noise, and an upper noise bound that holds for `noise_hold` of
-training and then falls linearly to `noise_end` of its start. Optional |x_theta(z) - x_old(z)|^2 with a shared z.
+training and then falls linearly to `noise_end` of its start. The bound is a buffer of the policy and moves at the end of
+an update: it belongs to the version that acts under it, and re-scoring uses the bound of the weights that it scores by.
+Optional |x_theta(z) - x_old(z)|^2 with a shared z.
 
 Where we differ: one time grid for sampling and re-scoring (the public snapshot uses two), the constant density of the
 initial noise is left out, intermediate x are not clipped to +-1 and the joint log-prob is not clamped.
@@ -30,9 +32,8 @@ def make(policy, options: ReinFlowOptions, seed: int, demos: Demos | None = None
         raise UserError("reinflow needs --policy.kind flow --policy.noise learned --policy.noise-steps all, got "
                         f"{p.kind}, {p.noise}, {p.noise_steps}")
     old = copy.deepcopy(policy.head).requires_grad_(False)
-    generator = torch.Generator().manual_seed(seed + 3)
 
-    def w2(context: Tensor) -> Tensor:
+    def w2(context: Tensor, generator: torch.Generator) -> Tensor:
         z = torch.randn(len(context), policy.chunk, generator=generator)
         x_new, x_old = z, z
         times = policy.head.time(policy.times)
@@ -42,11 +43,13 @@ def make(policy, options: ReinFlowOptions, seed: int, demos: Demos | None = None
                 x_old = policy._mean(x_old, old(old.embed(context), x_old, old.time(policy.times)[k]), k, "quiet")
         return options.w2_coef * (x_new - x_old).square().sum(-1).mean()
 
-    def rules(progress: float) -> Rules:
+    def settle(progress: float) -> None:
         policy.noise.high.fill_(max(p.noise_min, noise_bound(p.noise_max, progress, options.noise_hold,
                                                              options.noise_end)))
+
+    def rules(progress: float) -> Rules:
         if options.w2_coef:
             old.load_state_dict(policy.head.state_dict())
         return Rules(True, options.clip_low, options.clip_high, extra=w2 if options.w2_coef else None)
 
-    return OnPolicyLearner(policy, options, rules, seed, demos)
+    return OnPolicyLearner(policy, options, rules, seed, demos, settle)

@@ -69,7 +69,7 @@ class Corrector:
         lag = torch.where(r.mask, version - r.version, 0)
         if o.correction != "none" and o.proximal == "ewma" and r.mask.any():
             window = max(0.0, float(lag.max()))
-            self.average.update(dict(policy.named_parameters()), corrections.ewma_decay(window))
+            self.average.update(moving(policy), corrections.ewma_decay(window))
         if not lag.any():
             return Corrected()
         ages = lag[r.mask].float()
@@ -181,6 +181,11 @@ class Corrector:
     def load_state_dict(self, state: dict) -> None:
         self.average.load_state_dict(state["average"])
         self.snapshots = {v: {k: w.clone() for k, w in weights.items()} for v, weights in state["snapshots"].items()}
+
+
+def moving(policy: "ChainPolicy | GaussianPolicy") -> dict[str, Tensor]:
+    """Everything of a version that a log-prob may depend on: parameters, noise bounds, statistics of observations."""
+    return {k: v for k, v in policy.state_dict().items() if v.is_floating_point()}
 
 
 @torch.no_grad()

@@ -226,6 +226,8 @@ def first_policy(args: Train, env):
     for word in ("taught", "steered"):  # critics begin anew, so nothing is chosen by them yet
         if hasattr(policy, word):
             getattr(policy, word).fill_(False)
+    if getattr(policy, "noise", None) is not None:
+        policy.noise.high.fill_(args.policy.noise_max)  # where a schedule left it belongs to the run before
     return policy
 
 
