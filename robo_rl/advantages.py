@@ -46,6 +46,7 @@ def group_advantage(outcome: Tensor, kind: str = "grpo", eps: float = 1e-6) -> T
 
 
 def whiten(x: Tensor, mask: Tensor | None = None) -> Tensor:
-    """(x - mean)/(std + 1e-8) with the statistics of the entries in `mask` (all without one)."""
+    """(x - mean)/(std + 1e-8), std unbiased, with the statistics of the entries in `mask` (all without one)."""
     chosen = x if mask is None else x[mask]
-    return (x - chosen.mean()) / (chosen.std() + 1e-8)
+    spread = chosen.std() if len(chosen) > 1 else 1.0  # of one entry there is no spread
+    return (x - chosen.mean()) / (spread + 1e-8)

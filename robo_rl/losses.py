@@ -1,11 +1,14 @@
-"""Losses: pure functions (tensors, numbers) -> (loss, metrics). B batch, F log-prob factors, H, A chunk axes."""
+"""Losses: pure functions (tensors, numbers) -> (loss, metrics). B batch, F log-prob factors, H, A chunk axes.
+
+A loss that cannot be trusted is nan; `robo_rl.algos.credit.descend` takes no step along one and the learner counts it.
+"""
 
 import math
 
 import torch
 from torch import Tensor
 
-MAX_LOG_RATIO = 20.0
+MAX_LOG_RATIO = 20.0  # e^20 = 4.9e8: far beyond any clip, and no longer a step of one policy
 
 
 def ppo(logp: Tensor, logp_old: Tensor, adv: Tensor, clip_low: "Tensor | float", clip_high: "Tensor | float",
@@ -14,13 +17,17 @@ def ppo(logp: Tensor, logp_old: Tensor, adv: Tensor, clip_low: "Tensor | float",
 
     dual_clip c > 1: for A < 0 the objective is bounded below by c A (Ye et al. 2020); 0 turns it off.
     `weight` multiplies each sample's objective and not the number that divides the sum (`robo_rl.corrections`).
-    Non-finite log ratios count as 0. Metrics: approx_kl (Schulman's k3), clip_fraction, log-ratio tails; with a weight
-    also `active`, the share of samples that neither clip nor weight put out.
+    A log ratio that is not finite, or beyond +-20, refuses the whole batch: the loss is nan. Both are looked for before
+    the clamp that keeps the metrics finite. Metrics: kl (Schulman's k3), clip_fraction, log-ratio tails, the shares
+    `nonfinite_ratio` and `huge_ratio`, `refused` (0 or 1); with a weight also `active`, the share of samples that
+    neither clip nor weight put out.
     Source: Schulman et al. 2017 eq. 7.
     """
-    log_ratio = (logp - logp_old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    bad = ~torch.isfinite(log_ratio)
-    log_ratio = torch.where(bad, torch.zeros_like(log_ratio), log_ratio)
+    log_ratio = logp - logp_old
+    nonfinite = ~torch.isfinite(log_ratio)
+    huge = ~nonfinite & (log_ratio.detach().abs() > MAX_LOG_RATIO)
+    refused = (nonfinite | huge).any()
+    log_ratio = torch.where(nonfinite, 0.0, log_ratio).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     clipped = torch.clamp(ratio, 1 - clip_low, 1 + clip_high) if not isinstance(clip_low, Tensor) else \
         torch.maximum(torch.minimum(ratio, 1 + clip_high), 1 - clip_low)
@@ -32,10 +39,11 @@ def ppo(logp: Tensor, logp_old: Tensor, adv: Tensor, clip_low: "Tensor | float",
     with torch.no_grad():
         metrics = {"kl": (ratio - 1 - log_ratio).mean(), "clip_fraction": (clipped != ratio).float().mean(),
                    "ratio_max": ratio.max(), "log_ratio_absmax": log_ratio.abs().max(),
-                   "nonfinite_ratio": bad.float().mean()}
+                   "nonfinite_ratio": nonfinite.float().mean(), "huge_ratio": huge.float().mean(),
+                   "refused": refused.float()}
         if weight is not None:
             metrics["active"] = ((clipped == ratio) & (weight > 0)).float().mean()
-    return -gain.mean(), metrics
+    return torch.where(refused, torch.nan, -gain.mean()), metrics
 
 
 def value(values: Tensor, returns: Tensor, values_old: Tensor | None = None, clip: float = 0.0,
@@ -49,14 +57,6 @@ def value(values: Tensor, returns: Tensor, values_old: Tensor | None = None, cli
     if clip and values_old is not None:
         loss = torch.maximum(loss, err(values_old + (values - values_old).clamp(-clip, clip)))
     return loss.mean()
-
-
-def masked_mse(pred: Tensor, target: Tensor, mask: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Mean squared error of chunks `[B,H,A]` over rows with `mask[B,H]`; `weight[B]` scales samples."""
-    err = (pred - target).square().mean(-1) * mask
-    if weight is not None:
-        err = err * weight[:, None]
-    return err.sum() / mask.sum().clamp(min=1)
 
 
 def nft(v: Tensor, v_old: Tensor, x_t: Tensor, t: Tensor, x0: Tensor, r: Tensor, mask: Tensor, beta: float,

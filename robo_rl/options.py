@@ -81,6 +81,8 @@ class PolicyOptions:
                                 ("local_steps", 0, 1000), ("local_rate", 0, 10), ("spread", 0, 1)):
             in_range(f"policy.{name}", getattr(self, name), low, high)
         in_range("policy.softness", self.softness, 0, 1e6, open_low=True)
+        if self.kind == "flow" and self.noise == "cps":
+            in_range("policy.noise_level (of noise cps)", self.noise_level, 0, 1)
         in_range("policy.noise_min (<= noise_max)", self.noise_min, 0, self.noise_max, open_low=True)
         in_range("policy.train_steps", self.train_steps, 1, 10_000)
         in_range("policy.finetune_steps", self.finetune_steps, 1, 10_000)

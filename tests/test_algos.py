@@ -179,6 +179,54 @@ def test_the_critic_warms_up_alone():
     assert not all(torch.equal(a, b) for a, b in zip(critic, learner.credit.critic.parameters()))
 
 
+@pytest.mark.parametrize("change", [1e3, float("nan"), float("inf")], ids=str)
+@pytest.mark.parametrize("name", ["ppo", "pi_rl noise", "dppo"])
+def test_a_batch_with_a_ratio_that_cannot_be_is_refused_whole_and_counted(name, change):
+    env, learner, collector, _ = setup(name, n=8)
+    options = replace(learner.options, epochs=1, minibatch=96, critic_warmup=0, entropy_coef=0.1)
+    learner.options = options
+    r = collector.collect(learner.sampler, 12)
+    r.logp[3, 5] += change
+    before = {k: v.clone() for k, v in learner.policy.state_dict().items()}
+    metrics = learner.update(r, 0.0)
+    assert metrics["refused"] == 1 and metrics["skipped_updates"] == 1
+    after = learner.policy.state_dict()
+    assert all(torch.equal(before[k], after[k]) for k in before if k != "noise.high")
+    assert not learner.actor_opt.state  # no moment has heard of it
+    r.logp[3, 5] = collector.collect(learner.sampler, 1).logp[0, 0]
+    r = collector.collect(learner.sampler, 12)
+    metrics = learner.update(r, 0.0)
+    assert metrics["refused"] == 0 and "skipped_updates" not in metrics and learner.actor_opt.state
+
+
+def test_one_bad_ratio_among_pieces_refuses_the_step_that_adds_them_up():
+    env, learner, collector, options = setup("pi_rl sde grpo")
+    starts = np.repeat(np.arange(4), 8)
+    pieces = [collector.episodes(learner.sampler, starts) for _ in range(2)]
+    for r in pieces:
+        r.outcome[::2] = 1.0
+    pieces[0].logp[0, 0] -= 1e4
+    before = [p.clone() for p in learner.policy.parameters()]
+    metrics = learner.accumulate(pieces, 0.5)
+    assert metrics["refused"] > 0 and metrics["skipped_updates"] == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters()))
+
+
+def test_critic_steps_and_steps_of_nft_along_no_number_are_counted():
+    env, learner, collector, options = setup("pi_rl sde", n=8)
+    r = collector.collect(learner.sampler, 12)
+    r.rewards[0, 0] = float("nan")
+    before = [p.clone() for p in learner.credit.params]
+    assert learner.update(r, 0.0)["skipped_critic"] == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.credit.params))
+    env, learner, collector, options = setup("nft", n=8)
+    learner.options = replace(options, critic_warmup=0)
+    r = collector.collect(learner.sampler, 12, explore=False)
+    assert learner.update(r, 0.0)["skipped_updates"] == 0
+    r.x0[0, 0] = float("nan")
+    assert learner.update(r, 0.0)["skipped_updates"] > 0
+
+
 def test_reinflows_noise_bound_holds_then_falls():
     assert reinflow.noise_bound(0.2, 0.3, 0.35, 0.7) == 0.2
     assert abs(reinflow.noise_bound(0.2, 1.0, 0.35, 0.7) - 0.14) < 1e-9
@@ -215,6 +263,11 @@ def test_methods_refuse_policies_they_cannot_train():
                                ("nft", gaussian, "flow"), ("reinflow", flow, "learned")):
         with pytest.raises(UserError, match=word):
             importlib.import_module(f"robo_rl.algos.{name}").make(policy, METHODS["ppo"][1], 0)
+    for noise in ("sde", "cps"):  # one step of either is deterministic, and so are all without noise
+        for kw, word in ((dict(denoise_steps=1), "denoise_steps >= 2.*learned"), (dict(noise_level=0.0), "noise_level")):
+            policy = make_policy(PolicyOptions(noise=noise, **SMALL, **kw), ObsSpec(state=4, action=2), 0)
+            with pytest.raises(UserError, match=word):
+                importlib.import_module("robo_rl.algos.pi_rl").make(policy, PiRlOptions(), 0)
 
 
 def demonstrations(tmp_path, n=10, noise=0.0):

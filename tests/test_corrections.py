@@ -82,13 +82,15 @@ def test_a_dropped_sample_adds_nothing_and_stays_in_the_denominator():
 
 
 def test_ratios_that_are_not_finite_never_reach_the_loss():
-    theta = torch.tensor([0.0, 0.0, 0.0, 0.0], requires_grad=True)
-    prox, behave = torch.tensor([0.0, math.nan, 0.0, 0.0]), torch.tensor([math.inf, 0.0, -math.inf, -200.0])
+    theta = torch.tensor([0.0, 0.0, 0.0], requires_grad=True)
+    prox, behave = torch.tensor([0.0, 0.0, 0.0]), torch.tensor([math.inf, -math.inf, -200.0])
     u, bad = corrections.log_ratio(prox, behave)
     for weight in (corrections.reject(u, 2.0), corrections.truncate(u, 2.0)):
-        loss, _ = losses.ppo(theta, prox, torch.ones(4), 0.2, 0.2, 0.0, weight)
+        loss, _ = losses.ppo(theta, prox, torch.ones(3), 0.2, 0.2, 0.0, weight)
         assert torch.isfinite(loss) and torch.isfinite(weight).all()
-    assert bad.tolist() == [True, True, True, False]
+    assert bad.tolist() == [True, True, False]
+    anchor = torch.tensor([0.0, math.nan, 0.0])  # an anchor that is no number is the learner's own fault
+    assert losses.ppo(theta, anchor, torch.ones(3), 0.2, 0.2)[0].isnan()
 
 
 # ---- episodes --------------------------------------------------------------------------------------------------------

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -59,6 +61,21 @@ def test_group_advantages_are_centred_and_flat_groups_are_exactly_zero():
         group_advantage(x, "best")
 
 
+def test_grpo_divides_by_the_unbiased_standard_deviation_of_the_group():
+    x = torch.tensor([[1.0, 0.0], [3.0, 1.0]])  # of two members it is |a - b| / sqrt 2, the biased one |a - b| / 2
+    want = torch.tensor([[1.0, -1.0], [1.0, -1.0]]) / 2**0.5
+    assert torch.allclose(group_advantage(x, "grpo"), want, atol=1e-5)
+    y = torch.tensor([[0.0, 1.0, 2.0, 5.0]])  # mean 2, sum of squares 14, over 3
+    assert torch.allclose(group_advantage(y, "grpo"), (y - 2) / (14 / 3) ** 0.5, atol=1e-5)
+    assert float(group_advantage(y, "grpo", eps=1.0)[0, 3]) == pytest.approx(3 / ((14 / 3) ** 0.5 + 1), rel=1e-5)
+
+
+def test_whitening_divides_by_the_unbiased_standard_deviation_and_leaves_a_lone_entry_at_zero():
+    x = torch.tensor([0.0, 1.0, 2.0, 5.0])
+    assert torch.allclose(whiten(x), (x - 2) / (14 / 3) ** 0.5, atol=1e-6)
+    assert whiten(x, torch.tensor([False, False, True, False]))[2] == 0
+
+
 @given(st.permutations(range(6)))
 def test_group_advantage_follows_a_permutation_of_its_members(order):
     x = torch.tensor([[0.1, 0.9, 0.3, 0.3, 0.0, 1.0]])
@@ -93,9 +110,19 @@ def test_dual_clip_bounds_what_a_bad_action_can_cost():
     assert logp.grad[0] == 0
 
 
-def test_a_log_ratio_that_is_not_finite_counts_as_no_change():
-    loss, m = losses.ppo(torch.tensor([float("nan"), 0.0]), torch.zeros(2), torch.ones(2), 0.2, 0.2)
-    assert float(loss) == -1.0 and float(m["nonfinite_ratio"]) == 0.5
+@pytest.mark.parametrize("value,kind", [(math.nan, "nonfinite"), (math.inf, "nonfinite"), (-math.inf, "nonfinite"),
+                                        (20.5, "huge"), (-20.5, "huge"), (1e30, "huge")], ids=str)
+def test_a_log_ratio_that_is_infinite_or_beyond_any_clip_is_seen_before_the_clamp_and_refuses_the_batch(value, kind):
+    other = {"nonfinite": "huge", "huge": "nonfinite"}[kind]
+    for adv in (1.0, -1.0):
+        loss, m = losses.ppo(torch.tensor([value, 0.0]), torch.zeros(2), torch.full((2,), adv), 0.2, 0.2, 3.0)
+        assert loss.isnan() and m["refused"] == 1 and m[f"{kind}_ratio"] == 0.5 and m[f"{other}_ratio"] == 0
+        assert all(torch.isfinite(x) for x in m.values())
+
+
+def test_a_log_ratio_of_twenty_is_the_largest_that_is_learnt_from():
+    loss, m = losses.ppo(torch.tensor([20.0, -20.0]), torch.zeros(2), torch.ones(2), 0.2, 0.2)
+    assert m["refused"] == 0 and float(loss) == pytest.approx(-(1.2 + math.exp(-20)) / 2)
 
 
 def test_per_factor_clips_apply_to_their_own_factor():

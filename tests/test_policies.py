@@ -91,6 +91,34 @@ def test_no_noise_level_makes_exploring_the_plain_ode():
     assert torch.equal(explored.x0, plain.x0) and not explored.logp.any()
 
 
+@pytest.mark.parametrize("noise_steps", ["one", "all"])
+@pytest.mark.parametrize("level", [0.2, 1.0])
+def test_cps_draws_only_steps_that_have_noise_and_its_entropy_is_finite(noise_steps, level):
+    """Its std is t' sin(pi a/2): 0 at the last step, where t' = 0."""
+    policy = build("flow-cps", noise_steps=noise_steps, noise_level=level)
+    obs, chunk = draw(policy, n=400)
+    if noise_steps == "one":
+        assert sorted(chunk.trace["k"].unique().tolist()) == [0, 1, 2]
+    logp, entropy = policy.score(policy.encode(obs), chunk.trace)
+    mean_log_std = np.log([(1 - (k + 1) / 4) * np.sin(np.pi * level / 2) for k in range(3)])
+    counts = np.bincount(chunk.trace["k"].flatten(), minlength=4)[:3]
+    want = (mean_log_std * counts).sum() / counts.sum() + 0.5 * np.log(2 * np.pi * np.e)
+    assert float(entropy) == pytest.approx(want, rel=1e-4)
+    rows = []
+    for i in range(8):  # every decision moves the weights
+        policy.zero_grad()
+        policy.score(policy.encode({"state": obs["state"][i:i + 1]}), {k: v[i:i + 1] for k, v in chunk.trace.items()})[0].sum().backward()
+        rows.append(float(policy.head.out.weight.grad.abs().max()))
+    assert min(rows) > 0
+
+
+def test_a_chain_without_noise_has_no_entropy_and_no_gradient():
+    policy = build(noise_level=0.0)
+    obs, chunk = draw(policy)
+    logp, entropy = policy.score(policy.encode(obs), chunk.trace)
+    assert float(entropy) == 0 and not logp.any() and sorted(chunk.trace["k"].unique().tolist()) == [0, 1, 2, 3]
+
+
 def test_the_plain_chain_is_euler_integration_of_the_velocity():
     policy = build()
     obs = {"state": torch.randn(8, 5)}
@@ -210,6 +238,7 @@ def test_words_are_hashed_alike_everywhere_and_case_does_not_count():
 
 def test_bad_policy_options_say_what_is_allowed():
     for kw, text in ((dict(execute=9), "execute"), (dict(denoise_steps=0), "denoise_steps"), (dict(noise_min=0.0), "noise_min"),
-                     (dict(kind="diffusion", denoise_steps=7), "divide"), (dict(noise_level=9.0), "noise_level")):
+                     (dict(kind="diffusion", denoise_steps=7), "divide"), (dict(noise_level=9.0), "noise_level"),
+                     (dict(noise="cps", noise_level=1.5), r"noise_level \(of noise cps\) must be in \[0, 1\]")):
         with pytest.raises(UserError, match=text):
             PolicyOptions(**kw)

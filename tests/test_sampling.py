@@ -89,6 +89,19 @@ def test_ddim_with_full_noise_over_all_steps_is_the_ddpm_posterior():
     assert torch.equal(bars, full.float()) and torch.equal(prev, before.float())
 
 
+@pytest.mark.parametrize("train_steps,k", [(20, 20), (20, 5), (12, 3), (6, 1)])
+def test_the_diffusion_network_sees_the_time_of_the_step_it_is_asked_about(train_steps, k):
+    """Step i of n has noise level alpha-bar(i) and time (i + 1)/n: 1 at the noisiest, and never 0."""
+    table, bars, prev = diffusion_table(train_steps, k, 1.0)
+    assert torch.allclose(table.t, 1 - torch.arange(k) / k) and float(table.t[0]) == 1.0
+
+    def bar(t):  # the cosine schedule as a function of that time
+        return math.cos((t + 0.008) / 1.008 * math.pi / 2) ** 2 / math.cos(0.008 / 1.008 * math.pi / 2) ** 2
+    want = torch.tensor([bar(float(t)) for t in table.t])
+    assert torch.allclose(bars[1:], want[1:], atol=1e-5) and (k == train_steps or k == 1 or bars[0] < 0.01)
+    assert torch.allclose(prev, torch.tensor([bar(float(t) - 1 / k) for t in table.t]), atol=1e-5)
+
+
 def test_ddim_with_the_true_noise_returns_the_data():
     table, bars, _ = diffusion_table(20, 5, 0.0)
     x0, eps = torch.randn(4).double(), torch.randn(4).double()

@@ -33,22 +33,24 @@ def descend(loss: Tensor, params: list[Tensor], opt: torch.optim.Optimizer, max_
             total: "Callable[[Tensor], Tensor] | None" = None) -> Tensor:
     """One step of `opt` along the gradient of `loss`, scaled to a norm of at most max_norm -> the norm before.
 
-    `total`: from the norm of this process's shards to that of all. A gradient that is not finite takes no step. The arithmetic of `clip_grad_norm_` and `zero_grad`, at a quarter of
-    their fixed cost.
+    `total`: from the norm of this process's shards to that of all. Where the loss or the gradient is not finite no step
+    is taken, in no process, and the norm is nan or inf. The arithmetic of `clip_grad_norm_` and `zero_grad`, at a
+    quarter of their fixed cost.
     """
     for p in params:
         p.grad = None
     loss.backward()
-    return step_along(params, opt, max_norm, total)
+    return step_along(params, opt, max_norm, total, torch.isfinite(loss.detach()))
 
 
 def step_along(params: list[Tensor], opt: torch.optim.Optimizer, max_norm: float,
-               total: "Callable[[Tensor], Tensor] | None" = None) -> Tensor:
-    """The step of `descend` along gradients that are there already -> their norm."""
+               total: "Callable[[Tensor], Tensor] | None" = None, sound: Tensor | None = None) -> Tensor:
+    """The step of `descend` along gradients that are there already -> their norm; nan where not `sound`."""
     grads = [p.grad for p in params if p.grad is not None]
     if total is not None:
         grads = [g.to_local() if hasattr(g, "to_local") else g for g in grads]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    norm = norm if sound is None else torch.where(sound, norm, torch.nan)
     norm = norm if total is None else total(norm)
     if torch.isfinite(norm):
         torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))

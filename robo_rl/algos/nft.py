@@ -80,6 +80,8 @@ class NftLearner:
                     with torch.no_grad():
                         context = self.old.encode(chosen)
                     step["value_loss"] = self.credit.step(context, returns[batch], values[batch])
+                if "grad_norm" in step:
+                    step["skipped_updates"] = (~torch.isfinite(step["grad_norm"])).float()
                 for key, val in step.items():
                     sums[key] = sums.get(key, 0) + val
                 count += 1

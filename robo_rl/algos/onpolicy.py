@@ -152,7 +152,7 @@ class OnPolicyLearner:
         self.iteration += 1
         self.settle(progress)
         if value_losses:
-            metrics["value_loss"] = float(torch.stack(value_losses).mean())
+            metrics |= value_metrics(value_losses)
         if logs:
             metrics |= average(logs, tails)
         if logs and "active" in logs[0]:
@@ -171,7 +171,7 @@ class OnPolicyLearner:
             self.actor_opt.param_groups[0]["lr"] = o.lr * (1 - progress)
         for p in self.actor_params:
             p.grad = None
-        rows_in_all, logs, tails, told = 0, [], [], []
+        rows_in_all, logs, tails, told, sound = 0, [], [], [], torch.tensor(True)
         for rollout in pieces:
             rollout = encoded_pictures(policy, rollout)
             adv, _, _, rows, metrics = self.credit.assign(rollout, policy)
@@ -181,6 +181,7 @@ class OnPolicyLearner:
                 loss, step, log_ratio = self.actor_loss(policy.encode(pick(flat(rollout.obs), batch)), pick(columns, batch),
                                                         rules)
                 (loss * len(batch)).backward()
+                sound = sound & torch.isfinite(loss.detach())
                 logs.append(step)
                 tails.append(log_ratio.sum(-1))
                 rows_in_all += len(batch)
@@ -192,7 +193,7 @@ class OnPolicyLearner:
         for p in self.actor_params:
             if p.grad is not None:
                 p.grad /= rows_in_all
-        norm = step_along(self.actor_params, self.actor_opt, o.max_grad_norm)
+        norm = step_along(self.actor_params, self.actor_opt, o.max_grad_norm, sound=sound)
         self.settle(progress)
         metrics["first_log_ratio"] = float(torch.cat(tails).abs().max())
         return metrics | average([step | {"grad_norm": norm} for step in logs], tails) | {"epochs": 1.0}
@@ -313,6 +314,13 @@ def beside(first: Callable[[], None], second: Callable[[], None]) -> None:
             other.result()
     finally:
         torch.set_num_threads(threads)
+
+
+def value_metrics(losses: list[Tensor]) -> dict[str, float]:
+    """Mean loss of a critic's steps, and the share of those that were not taken where there were any."""
+    every = torch.stack(losses)
+    skipped = float((~torch.isfinite(every)).float().mean())
+    return {"value_loss": float(every.mean())} | ({"skipped_critic": skipped} if skipped else {})
 
 
 def average(logs: list[dict[str, Tensor]], tails: list[Tensor]) -> dict[str, float]:

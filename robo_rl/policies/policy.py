@@ -145,6 +145,10 @@ class ChainPolicy(_Base):
         self.register_buffer("features", time_features(quiet.t), persistent=False)
         self.euler = quiet.b.tolist()  # a plain flow step is x + euler[k] * out
         self.one = o.noise_steps == "one" and not self.diffusion
+        noisy = torch.ones(k, dtype=torch.bool) if self.noise is not None else loud.s > 0
+        self.still = not bool(noisy.all())  # some step is deterministic: CPS's last, all of them without noise
+        draws = noisy.nonzero().squeeze(1) if noisy.any() else torch.arange(k)
+        self.register_buffer("draws", draws, persistent=False)  # the steps of which one is drawn
         if self.one:
             self.register_buffer("drawn", _drawn_table(quiet, loud, self.noise is not None, self._entries()),
                                  persistent=False)
@@ -202,7 +206,8 @@ class ChainPolicy(_Base):
         xs, outs, stds = chain.unbind(), [], []
         randn(generator, b, d, out=xs[0])
         if one:  # the noise of the drawn step is laid down first; the chain is then added to it
-            draw = randint(generator, steps, b)
+            draw = randint(generator, len(self.draws), b)
+            draw = self.draws[draw] if self.still else draw
             noise = randn(generator, b, d)
             columns = self.drawn.index_select(0, draw).t().unsqueeze(-1)  # [3K+3,B,1]
             spread = columns[2 * steps:3 * steps]
@@ -249,7 +254,7 @@ class ChainPolicy(_Base):
         return Chunk(self.commands(xs[steps]), x0, logp, {"x": x, "x_next": x_next, "k": index})
 
     def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Context [B,C], trace [B,F,..] -> logp [B,F] and the mean entropy per action entry, a scalar."""
+        """Context [B,C], trace [B,F,..] -> logp [B,F] and the mean entropy per action entry of random steps, a scalar."""
         b, f, d = trace["x"].shape
         k = trace["k"].reshape(-1)
         embedded = self.head.embed(context)
@@ -260,8 +265,12 @@ class ChainPolicy(_Base):
         step = torch.nn.functional.one_hot(k, len(self.times)).to(x.dtype)
         mean = self._mean(x, self.head.at_steps(embedded, table, torch.cat([x, step], 1)), k, "loud")
         std = self._std(k, embedded, table[d:][k] if self.noise is not None else table)
-        entropy = (torch.log(std) + 1.4189385).mean()
-        return self._logp(x_next, mean, std).view(b, f), entropy
+        return self._logp(x_next, mean, std).view(b, f), self._entropy(std)
+
+    def _entropy(self, std: Tensor) -> Tensor:
+        """Mean entropy per entry of the steps that are random; 0 where none is, for then there is no density."""
+        std = std[std > 0] if self.still else std
+        return (torch.log(std) + 0.5 * (LOG_2PI + 1)).mean() if len(std) else std.new_zeros(())
 
     def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor:
         """Flow matching `E |v(x_t, t) - (eps - x0)|^2` with t ~ Beta(1.5, 1) as in pi0, or noise prediction on the K chain
