@@ -161,6 +161,21 @@ def test_the_learned_std_stays_within_its_bounds():
     assert float(std.min()) >= 0.08 - 1e-6 and float(std.max()) <= 0.16 + 1e-6 and float(std.std()) > 0.01
 
 
+@pytest.mark.parametrize("kind", ["diffusion", "diffusion-all"])
+def test_without_exploration_a_diffusion_chain_is_the_mean_of_the_steps_that_rl_trains(kind):
+    policy = build(kind)
+    policy.freeze_base()
+    obs = {"state": torch.randn(8, 5)}
+    context = policy.encode(obs)
+    x = torch.randn(8, 18, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        for k in range(5):
+            head = policy.base if k < policy.first else policy.head
+            x = policy._mean(x, head(head.embed(context), x, head.time(policy.times[k])), k, "loud")
+    plain = policy.act(obs, torch.Generator().manual_seed(3), False)
+    assert torch.allclose(plain.x0, x.view(8, 6, 3), atol=1e-5) and not policy.quiet_s.any()
+
+
 def test_dppos_early_steps_run_on_the_frozen_base():
     policy = build("diffusion")
     policy.freeze_base()

@@ -116,7 +116,11 @@ class _Base(nn.Module):
 
 
 class ChainPolicy(_Base):
-    """Flow matching, or DDPM/DDIM, over action chunks."""
+    """Flow matching, or DDPM, over action chunks.
+
+    Without exploration a flow is its ODE, and every step of a diffusion chain is its mean: that of the chain that RL
+    trains (DPPO's evaluation: std 0 at the last step, 1e-3 before it; here 0 at all). DDIM's means are other ones.
+    """
 
     def __init__(self, options: PolicyOptions, spec: ObsSpec):
         super().__init__(options, spec)
@@ -127,9 +131,9 @@ class ChainPolicy(_Base):
         self.diffusion = o.kind == "diffusion"
         k = o.denoise_steps
         if self.diffusion:
-            quiet, bars, bars_prev = diffusion_table(o.train_steps, k, 0.0)
-            loud, _, _ = diffusion_table(o.train_steps, k, 1.0)
-            loud = type(loud)(loud.a, loud.b, loud.s.clamp(min=o.std_floor), loud.t)
+            table, bars, bars_prev = diffusion_table(o.train_steps, k, 1.0)
+            quiet = ChainTable(table.a, table.b, torch.zeros(k), table.t)  # evaluation: the means that RL moves
+            loud = ChainTable(table.a, table.b, table.s.clamp(min=o.std_floor), table.t)
             self.register_buffer("bars", bars, persistent=False)
             self.register_buffer("bars_prev", bars_prev, persistent=False)
             self.base = copy.deepcopy(self.head).requires_grad_(False) if o.finetune_steps < k else None
