@@ -652,9 +652,9 @@ def improve(name: str, seed: int, updates: int = 2500, envs: int = 16, limit: in
     gatherer = Gatherer(env, policy, online, demos, seed)
     gatherer.run(policy, -(-o.warmup // envs))
     mixture = Mixture({"demos": (demos, o.demo_share), "online": (online, 1 - o.demo_share)})
-    done = 0
-    while done < updates:
-        done += (made := gatherer.run(policy, 4))
+    made = 4 * envs // HEADS["execute"]  # UTD 1: as many updates as decisions
+    for _ in range(-(-updates // made)):
+        gatherer.run(policy, 4)
         learner.update(lambda n: mixture.sample(n, rng), made)
     after = np.mean(evaluate(PointReach(200, limit), policy, eval_starts(200))["success"])
     return before, after
