@@ -20,6 +20,7 @@ from robo_rl.replay import HUMAN, PAUSE, Tape
 from robo_rl.rewards import Judge, Marked
 from robo_rl.rollout import Timer, mix, one_thread
 
+NAMES = ("chunk", "at", "returns", "lengths", "human", "follow", "task")  # arrays of a Gatherer that its state has
 SUMS = ("episodes", "success", "return", "length", "human_steps", "helped", "alone", "judge/false", "judge/missed")
 
 
@@ -50,14 +51,15 @@ class Gatherer:
     """Keeps a vector env going; owns its chunks and its episode statistics.
 
     `corrections` hears of human steps. A `judge`, if given, says what is a success in the env's place: its word is the
-    reward and ends the episode. `record` is given every episode in which somebody helped, when it ends. The noise of a plan
-    is drawn from (seed, control step) alone.
+    reward and ends the episode. `record` is given every episode in which somebody helped, when it ends, but for the first
+    `recorded`, which a run that is made again had recorded already. The noise of a plan is drawn from (seed, control step)
+    alone.
     """
 
     def __init__(self, env, policy: Policy, online: Tape, corrections: Tape | None, seed: int,
-                 judge: Judge | None = None, record: "Callable[[Episode], None] | None" = None):
+                 judge: Judge | None = None, record: "Callable[[Episode], None] | None" = None, recorded: int = 0):
         self.env, self.online, self.corrections, self.seed, self.judge = env, online, corrections, seed, judge
-        self.record = record
+        self.record, self.recorded, self.made = record, recorded, 0  # episodes recorded before, and made since the run began
         self.tapes: list[list[tuple]] = [[] for _ in range(env.num_envs)]
         self.pictures = tuple(f"image/{v}" for v in policy.spec.views)
         self.key = "context" if self.pictures else "state"  # what a judge looks at
@@ -179,6 +181,9 @@ class Gatherer:
         for i in rows.tolist():
             tape, self.tapes[i] = self.tapes[i], []
             if self.human[i]:
+                self.made += 1
+                if self.made <= self.recorded:
+                    continue
                 state, *pictures, action, reward, source, phase = map(np.array, zip(*tape))
                 self.record(Episode(state=state, action=action.clip(-1, 1), reward=reward, task=str(self.task[i]),
                                     images=dict(zip(self.spec.views, pictures, strict=True)),
@@ -191,23 +196,28 @@ class Gatherer:
         return s
 
     def state(self) -> dict:
-        """Everything needed to go on exactly, or {} where the env cannot be snapshotted."""
+        """Everything needed to go on exactly, or {} where the env cannot be snapshotted.
+
+        Of episodes in flight that are recorded with pictures, what was seen before is left out: they are recorded from here on.
+        """
         if not hasattr(self.env, "get_state"):
             return {}
-        names = ("chunk", "at", "returns", "lengths", "human", "follow")
+        tapes = [] if self.record is None or self.pictures else [[np.array(x) for x in zip(*tape)] for tape in self.tapes]
         return {"env": self.env.get_state(), "obs": {k: v.copy() for k, v in self.obs.items()}, "steps": self.steps,
-                "help_steps": self.help_steps, "stats": dict(self.stats), "frame": [x.copy() for x in self.frame]} | {
-                    k: getattr(self, k).copy() for k in names}
+                "help_steps": self.help_steps, "stats": dict(self.stats), "frame": [x.copy() for x in self.frame],
+                "tapes": tapes, "made": self.made, "judge": None if self.judge is None else self.judge.row.copy()} | {
+                    k: getattr(self, k).copy() for k in NAMES}
 
     def set_state(self, state: dict) -> None:
         self.env.set_state(state["env"])
         self.obs = {k: np.array(v) for k, v in state["obs"].items()}
-        self.tapes = [[] for _ in range(self.n)]  # episodes in flight are recorded from here on
-        if self.record is not None and "frame" in state:  # not in checkpoints of before it
-            self.frame = tuple(np.array(x) for x in state["frame"])
-        for name in ("chunk", "at", "returns", "lengths", "human", "follow"):
+        self.tapes = [list(zip(*tape)) for tape in state["tapes"]] or [[] for _ in range(self.n)]
+        self.frame = tuple(np.array(x) for x in state["frame"])
+        for name in NAMES:
             setattr(self, name, np.array(state[name]))
-        self.steps, self.help_steps = state["steps"], state["help_steps"]
+        if self.judge is not None:
+            self.judge.row = np.array(state["judge"])
+        self.steps, self.help_steps, self.made = state["steps"], state["help_steps"], state["made"]
         self.stats = dict(state["stats"])
 
 

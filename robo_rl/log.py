@@ -144,13 +144,14 @@ class RunLog:
 
     `backends`: any of "tensorboard" and "wandb" (or none); a `wandb_project` asks for wandb too.
     `resume_step`, `resume_stage`: the step and stage of the checkpoint the run goes on from; lines after it
-    are dropped in one atomic rewrite, so no step appears twice. -1 with "sft" drops all.
+    are dropped in one atomic rewrite, so no step appears twice. -1 with "sft" drops all. `resume_lines`: how many lines
+    there were then, where that is known, for a step may have lines from before and after its checkpoint.
     `time` goes on from the last line kept. Holds one file open; a line is on its way to the disk when `log`
     returns, so a killed process loses at most the line it was writing.
     """
 
     def __init__(self, folder: "str | Path", backends: Sequence[str] = ("tensorboard",), wandb_project: str = "",
-                 *, resume_step: "int | None" = None, resume_stage: str = "rl",
+                 *, resume_step: "int | None" = None, resume_stage: str = "rl", resume_lines: "int | None" = None,
                  clock: Callable[[], float] = time.monotonic):
         folder = Path(folder)
         for name in backends:
@@ -163,9 +164,10 @@ class RunLog:
             raise UserError(f"{folder} already holds the metrics of a run; go on with it by --resume, "
                             "or choose another folder")
         last = (STAGES.index(resume_stage), -1 if resume_step is None else resume_step)
-        kept = [(raw, row) for raw, row in rows if (STAGES.index(row.get("stage", STAGES[-1])), row["step"]) <= last]
+        kept = [(raw, row) for raw, row in rows[:resume_lines] if (STAGES.index(row.get("stage", STAGES[-1])), row["step"]) <= last]
         with replacing(self._path) as temp:
             temp.write_bytes(b"".join(raw for raw, _ in kept))
+        self.lines = len(kept)
         self._clock = clock
         self._start = clock() - (kept[-1][1].get("time") or 0.0 if kept else 0.0)
         self._views: list[_TensorBoard | _Wandb] = []
@@ -201,6 +203,7 @@ class RunLog:
         except OSError as e:
             raise UserError(f"cannot write {self._path} ({e.strerror}); free some space and go on with "
                             "--resume auto") from e
+        self.lines += 1
         wall = time.time()
         for view in self._views:
             view.write(int(step), wall, finite)

@@ -7,27 +7,21 @@ is evicted is never pointed to. An episode closes with a row of its last observa
     rewards = sum_k gamma^k r_k over the n steps that ran      n <= E: fewer where the episode ended inside
     discounts = gamma^n, 0 where it terminated (a time limit bootstraps from the observation it cut)
 
-`add`, `close`, `drop` and `cut` are the only changes, and a `Journal` keeps exactly those calls: replaying them gives the same
-arrays, so what was added survives the death of the process. NumPy alone. Axes: B batch, E executed steps, A action.
+`add`, `close`, `drop` and `cut` are the only changes, and a `Journal` (`robo_rl/journal.py`) keeps exactly those calls: replaying
+them gives the same arrays, so what was added survives the death of the process. NumPy alone. Axes: B batch, E executed steps, A action.
 """
 
-import os
-import struct
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from robo_rl.errors import UserError
+from robo_rl.journal import ADD, CLOSE, CUT, DROP, Journal
 
 POLICY, HUMAN = 0, 1  # sources of a live step, as an intervention wrapper reports them
 EXPERT = 2  # recorded demonstrations
 PAUSE = 1  # phases up to this one are no person's doing: a human step in them is the brake, or blends back to the policy
-MAGIC = 0x52504C31
-HEAD = struct.Struct("<IIIBI")  # magic, bytes of the body, CRC-32 of it, kind of call, rows
-ADD, CLOSE, CUT, DROP = 0, 1, 2, 3
 
 
 @dataclass(slots=True)
@@ -336,101 +330,6 @@ class Replay(Tape):
             change(block)
             steps += n * (kind == ADD)
         return steps
-
-
-class Journal:
-    """Calls of one Replay, appended to `folder`/steps-<n>.log, each in one write, so a killed process loses none.
-
-    `sync` makes them durable against a power cut. Files whose every row has left a ring of `capacity` rows are deleted.
-    """
-
-    def __init__(self, folder: Path, capacity: int, limit: int = 64 << 20):
-        self.folder, self.capacity, self.limit = Path(folder), capacity, limit
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.rows: dict[int, int] = {}  # file -> rows in it
-        self.file, self.size, self.number = None, 0, 0
-        self.read_to = (-1, 0)  # file and byte up to which `read` has come
-
-    def path(self, number: int) -> Path:
-        return self.folder / f"steps-{number:06d}.log"
-
-    def numbers(self) -> list[int]:
-        """Files there are, oldest first."""
-        return sorted(int(p.stem[6:]) for p in self.folder.glob("steps-*.log"))
-
-    def write(self, kind: int, n: int, arrays) -> None:
-        """Append one call. Raises UserError when the disk is full; what was written before is intact."""
-        body = b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
-        try:
-            if self.file is None or self.size > self.limit:
-                self._begin()
-            data = HEAD.pack(MAGIC, len(body), zlib.crc32(body), kind, n) + body
-            if os.write(self.file, data) != len(data):
-                raise OSError(28, "No space left on device")
-        except OSError as e:
-            if self.file is not None:
-                os.ftruncate(self.file, self.size)
-            raise UserError(f"cannot write {self.folder}: {e.strerror} (what was recorded before is intact); free some "
-                            "space and go on with --resume auto") from e
-        self.size += len(data)
-        self.rows[self.number] += n * (kind in (ADD, CLOSE))  # the others write none
-
-    def _begin(self) -> None:
-        if self.file is not None:
-            os.fsync(self.file)
-            os.close(self.file)
-            self.number += 1
-        elif have := self.numbers():
-            self.number = have[-1] + 1
-        self.file = os.open(self.path(self.number), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self.size, self.rows[self.number] = 0, 0
-        for old in sorted(self.rows):
-            if sum(n for k, n in self.rows.items() if k > old) < self.capacity:
-                break
-            self.path(old).unlink(missing_ok=True)
-            del self.rows[old]
-
-    def read(self):
-        """(kind, rows, body) of every sound call since the last `read`, oldest first.
-
-        A torn end is left out. While another process writes, it is a call that is being written: it comes next time, unless
-        a later file shows that who wrote it died.
-        """
-        for number in [n for n in self.numbers() if n >= self.read_to[0]]:
-            if number > self.read_to[0]:
-                self.read_to = (number, 0)
-            self.rows.setdefault(number, 0)
-            with open(self.path(number), "rb") as f:
-                f.seek(self.read_to[1])
-                blob, at = f.read(), 0
-            while at + HEAD.size <= len(blob):
-                magic, size, crc, kind, n = HEAD.unpack_from(blob, at)
-                body = blob[at + HEAD.size:at + HEAD.size + size]
-                if magic != MAGIC or len(body) != size or zlib.crc32(body) != crc:
-                    break
-                at += HEAD.size + size
-                self.rows[number] += n * (kind in (ADD, CLOSE))
-                self.read_to = (number, self.read_to[1] + HEAD.size + size)
-                yield kind, n, body
-
-    def mark(self) -> list[int]:
-        """Where the journal ends: the last file that holds something and its size."""
-        sizes = [(n, self.path(n).stat().st_size) for n in self.numbers()]
-        return list(max(((n, s) for n, s in sizes if s), default=(0, 0)))
-
-    def sync(self) -> None:
-        """Durable against a power cut from here on, whoever writes."""
-        if self.file is not None:
-            os.fsync(self.file)
-        elif have := self.numbers():
-            with open(self.path(have[-1]), "rb") as f:
-                os.fsync(f.fileno())
-
-    def close(self) -> None:
-        if self.file is not None:
-            self.sync()
-            os.close(self.file)
-            self.file = None
 
 
 class Mixture:

@@ -16,7 +16,8 @@ import pytest
 from commands import TINY, TINY_REPLAY, robo_rl
 
 from robo_rl import checkpoint
-from robo_rl.replay import ADD, HUMAN, PAUSE, Journal
+from robo_rl.journal import ADD, Journal
+from robo_rl.replay import HUMAN, PAUSE
 
 RUN = [w for w in TINY if w not in ("--workers", "0")]
 

@@ -5,7 +5,8 @@
     corrections/         episodes with help as a LeRobot v3 data set, with source and phase of every step
 
 Acting is a process beside the learner (`robo_rl/runtime/actor.py`) where there is a second core. With --workers 0 both take turns in
-one process: then a run that was stopped goes on exactly. One that was killed, or has an actor beside it, keeps every step it had
+one process: then a run that was stopped or killed goes on from its last checkpoint bit for bit, where the env has snapshots (control
+steps that were journaled after that are made again). One whose env has none, or that has an actor beside it, keeps every step it had
 journaled and starts new episodes.
 """
 
@@ -79,7 +80,7 @@ def stage(args: Train, folder: Path, env=None):
         writer.close()
         if leave:
             env.close()
-    return Stage(env, judge, keep, close)
+    return Stage(env, judge, keep, close, len(writer))
 
 
 def seen_frames(policy, data, size: int = 256) -> dict[str, np.ndarray]:
@@ -95,11 +96,13 @@ def seen_frames(policy, data, size: int = 256) -> dict[str, np.ndarray]:
 class OffPolicyRun(Run):
     """One run folder; owns both replay stores, the gatherer and the learner."""
 
-    def stores(self) -> None:
-        """Demonstrations and corrections in one store, everything in the other; what a journal holds comes back."""
+    def stores(self, state: dict) -> None:
+        """Demonstrations and corrections in one store, everything in the other; what a journal holds comes back: all of it,
+        or, where the run repeats, what the checkpoint's `state` had."""
         from robo_rl.data.reader import load
+        from robo_rl.journal import Journal
         from robo_rl.policies.nets import tokenize
-        from robo_rl.replay import EXPERT, HUMAN, POLICY, Journal, Replay, add_episodes
+        from robo_rl.replay import EXPERT, HUMAN, POLICY, Replay, add_episodes
 
         args, o, spec = self.args, self.args.rl, self.policy.spec
         rows = {"context": ((self.policy.trunk.size,), np.dtype(np.float32))} if spec.views else \
@@ -117,33 +120,44 @@ class OffPolicyRun(Run):
             source = np.array([codes.get(name, EXPERT) for name in data.sources], np.uint8)[data.source]
             add_episodes(self.demos, seen_frames(self.policy, data), data.action, data.reward, data.from_, data.to, data.success,
                          source, data.phase)
-        self.demos.journal = Journal(self.folder / "replay" / "corrections", o.capacity)
-        self.online = Replay(rows, spec.action, e, o.gamma, o.capacity, n,
-                             Journal(self.folder / "replay" / "online", o.capacity))
-        self.marks = [s.journal.mark() for s in (self.demos, self.online)]
-        self.kept = [s.restore() for s in (self.demos, self.online)]
+        self.online = Replay(rows, spec.action, e, o.gamma, o.capacity, n)
+        self.kept, again = [], False
+        marks = state.get("marks", [([0, 0], 0)] * 2)  # of a run that was not saved since it began to collect: nothing
+        for store, name, (mark, steps) in zip((self.demos, self.online), ("corrections", "online"), marks, strict=True):
+            journal = store.journal = Journal(self.folder / "replay" / name, o.capacity, hold=self.repeats)
+            again |= self.repeats and journal.rewind(mark)
+            self.kept.append(store.restore())
+            missing = max(0, steps - journal.steps) if self.repeats else 0
+            if journal.breaks or missing:
+                self.repeats = False
+                self.progress.say(f"{journal.folder} is damaged: {journal.lost + missing} control steps of "
+                                  f"{journal.steps + missing} are lost; the run goes on with the others and starts new episodes")
+        if again and self.repeats:
+            self.progress.say(f"goes on from step {self.step} exactly: steps that were journaled after that checkpoint are made again")
 
     def reinforce(self, resume: Path | None) -> int:
         from robo_rl import checkpoint
+        from robo_rl.cli import feeds
         from robo_rl.replay import Mixture
 
         args, o = self.args, self.args.rl
         self.policy.eval()
-        self.stores()
+        state = checkpoint.load_train(resume)[0] if resume is not None else {}
+        self.repeats = not feeds.workers(args) and hasattr(self.env, "get_state")
+        self.stores(state)
         self.learner = importlib.import_module(f"robo_rl.algos.{args.algo}").make(self.policy, o, args.seed)
         self.rng, self.owed, self.online_now = np.random.default_rng([args.seed, 11]), 0.0, False
+        self.due = self.pretrained = 0  # control steps not learnt from yet; updates of the critic's stage
         self.train_judge()
-        state = checkpoint.load_train(resume)[0] if resume is not None else {}
-        exact = False
         if state:
             self.learner.load_state_dict(state["learner"])
             self.rng.bit_generator.state = state["rng"]
             self.owed, self.online_now = state["owed"], state["online"]
-            exact = state["marks"] == self.marks and bool(state["gatherer"])
-        if any(self.kept) and not exact:
+            self.due, self.pretrained = state["due"], state["pretrained"]
+        if any(self.kept) and not self.repeats:
             self.progress.say(f"replay keeps {self.kept[1]} steps that were journaled, {self.kept[0]} around corrections; "
                               "episodes in flight start anew")
-        self.actor = self.act(state, exact)
+        self.actor = self.act(state)
         rest = 1 - o.synthetic
         sources = {"demonstrations": (self.demos, rest * o.demo_share), "online": (self.online, rest * (1 - o.demo_share))}
         self.real, self.synthetic = Mixture(sources), None
@@ -155,7 +169,7 @@ class OffPolicyRun(Run):
                 self.synthetic.set_state(state["synthetic"])
         self.mixture = Mixture(sources, self.progress.say)
         try:
-            if not state and self.learner.offline_actor:
+            if self.learner.offline_actor and not self.online_now:
                 self.pretrain(lambda n: self.demos.sample(n, self.rng))
             return self.learn()
         finally:
@@ -163,8 +177,8 @@ class OffPolicyRun(Run):
             for store in (self.demos, self.online):
                 store.journal.close()
 
-    def act(self, state: dict, exact: bool):
-        """The actor, here or in a process of its own; `exact`: it goes on where the checkpoint's was."""
+    def act(self, state: dict):
+        """The actor, here or in a process of its own; where the run repeats it goes on where the checkpoint's was."""
         from robo_rl.cli import feeds
         from robo_rl.gather import Gatherer
         from robo_rl.runtime.actor import ActorJob, Beside, Here
@@ -177,8 +191,9 @@ class OffPolicyRun(Run):
                            int(time.time()) if any(self.kept) else 0, args.sim.split(":")[0] == "dds")
             return Beside(job, policy, (self.online, self.demos), ROUND * e * args.envs, args.hang)
         here = stage(args, self.folder, self.env)
-        gatherer = Gatherer(here.env, policy, self.online, self.demos, args.seed + 1, here.judge, here.record)
-        if exact:
+        gatherer = Gatherer(here.env, policy, self.online, self.demos, args.seed + 1, here.judge, here.record,
+                            here.recorded if self.repeats else 0)
+        if self.repeats and state:
             gatherer.set_state(state["gatherer"])
         elif any(self.kept):
             self.demos.cut()
@@ -204,36 +219,42 @@ class OffPolicyRun(Run):
         self.progress.say(f"success classifier: threshold {said['threshold']:.3f} from {said['failures']} held-out failures, "
                           f"recall {said['recall']:.2f} of {said['successes']} held-out successes")
 
-    def pretrain(self, sample) -> None:
-        """The critic's first updates, while the actor waits; for a method with an offline stage, all of that stage."""
+    def pretrain(self, sample) -> bool:
+        """The critic's first updates, while the actor waits; for a method with an offline stage, all of that stage. False: it was
+        stopped before its end."""
         count, chunk = self.args.rl.pretrain, 50
-        if not count or not len(self.demos) and self.learner.offline_actor:
-            return
-        self.progress.start("critic", count, "updates")
-        for done in range(0, count, chunk):
-            size = min(chunk, count - done)
+        if self.pretrained >= count or not len(self.demos) and self.learner.offline_actor:
+            return True
+        self.progress.start("critic", count, "updates", done=self.pretrained)
+        while self.pretrained < count and not self.stop.asked:
+            size = min(chunk, count - self.pretrained)
             row = self.learner.update(sample, size, actor=self.learner.offline_actor)
-            self.progress.update(done + size, note=f"q {row['q']:.3f}")
+            self.pretrained += size
+            self.progress.update(self.pretrained, note=f"q {row['q']:.3f}")
             self.log.log(self.step, {f"critic/{k}": v for k, v in row.items()})
-            if self.stop.asked:
-                return
+        return self.pretrained >= count
 
-    def go_online(self) -> None:
-        """After the warm-up: the critic learns what the frozen policy is worth, then the method may begin."""
+    def go_online(self) -> bool:
+        """After the warm-up: the critic learns what the frozen policy is worth, then the method may begin. False: stopped."""
         if not self.learner.offline_actor:
-            self.pretrain(lambda n: self.mixture.sample(n, self.rng))
+            if not self.pretrain(lambda n: self.mixture.sample(n, self.rng)):
+                return False
             self.progress.start("rl", self.args.steps, "steps", done=self.step)
         self.learner.begin_online()
         self.online_now = True
+        return True
 
     def save_all(self, finished: bool) -> None:
         """Checkpoint with everything but the steps themselves, which the journals hold."""
-        for store in (self.demos, self.online):
-            store.journal.sync()
-        self.save({"learner": self.learner.state_dict(), "gatherer": self.actor.state(), "helped": self.actor.help_steps, "owed": self.owed,
-                   "online": self.online_now, "rng": self.rng.bit_generator.state,
-                   "marks": [s.journal.mark() for s in (self.demos, self.online)],
+        journals = [s.journal for s in (self.demos, self.online)]
+        for journal in journals:
+            journal.sync()
+        self.save({"learner": self.learner.state_dict(), "gatherer": self.actor.state(), "helped": self.actor.help_steps,
+                   "owed": self.owed, "due": self.due, "pretrained": self.pretrained, "online": self.online_now,
+                   "rng": self.rng.bit_generator.state, "marks": [[j.mark(), j.steps] for j in journals],
                    "synthetic": {} if self.synthetic is None else self.synthetic.state()}, finished)
+        for journal in journals:
+            journal.release()
 
     def learn(self) -> int:
         """Collect, learn from both stores, evaluate and save on the way."""
@@ -246,12 +267,15 @@ class OffPolicyRun(Run):
         self.progress.start("rl", args.steps, "steps", done=self.step)
         while self.step < args.steps and not self.stop.asked:
             begin, before = time.perf_counter(), self.step
-            self.actor.collect(self.learner.policy, lambda: self.stop.asked)
-            self.step, mid, metrics = self.actor.steps, time.perf_counter(), {}
+            if not self.due:
+                self.actor.collect(self.learner.policy, lambda: self.stop.asked)
+                self.step = self.actor.steps
+                self.due = self.step - before
+            mid, metrics = time.perf_counter(), {}
             if self.step >= o.warmup and len(self.online):
-                if not self.online_now:
-                    self.go_online()
-                self.owed += o.utd * (self.step - before) / e
+                if not self.online_now and not self.go_online():
+                    break  # what is due is learnt from when the run goes on
+                self.owed += o.utd * self.due / e
                 count = int(self.owed)
                 self.owed -= count
                 if self.synthetic is not None:
@@ -263,7 +287,8 @@ class OffPolicyRun(Run):
             row |= {"train/updates": self.learner.updates, "replay/online": len(self.online),
                     "replay/demonstrations": len(self.demos), "time/update": end - mid, "time/collect": mid - begin,
                     "util/learner_wait": (mid - begin) / (end - begin), "health/restarts": self.actor.restarts,
-                    "rate/steps_per_s": (self.step - before) / (end - begin)}
+                    "rate/steps_per_s": self.due / (end - begin)}
+            self.due = 0
             if o.operator != "none":
                 row["human/operator_minutes"] = self.actor.help_steps * self.env.spec.period / 60
             self.log.log(self.step, row)

@@ -389,7 +389,8 @@ class Run:
                     self.progress.say("this run is finished; nothing to resume")
                     return 0
                 self.forget_after(self.step)
-                with RunLog(self.folder, wandb_project=args.wandb, resume_step=self.step) as self.log:
+                with RunLog(self.folder, wandb_project=args.wandb, resume_step=self.step,
+                            resume_lines=meta.get("lines")) as self.log:
                     return self.reinforce(saved[-1])
             self.forget_after(-1)
             with RunLog(self.folder, wandb_project=args.wandb, resume_step=-1, resume_stage="sft") as self.log:
@@ -671,7 +672,8 @@ class Run:
         root = self.folder / "checkpoints"
         root.mkdir(exist_ok=True)
         checkpoint.save_checkpoint(root / checkpoint.name(self.step), self.policy, train,
-                                   {"step": self.step, "best": self.best, "finished": finished})
+                                   {"step": self.step, "best": self.best, "finished": finished,
+                                    "lines": self.log.lines})
         for old in checkpoint.checkpoints(self.folder)[:-2]:
             if old.name not in (checkpoint.name(0), checkpoint.name(self.best["step"])):
                 shutil.rmtree(old)

@@ -26,7 +26,8 @@ from robo_rl.errors import UserError
 from robo_rl.gather import SUMS, Gatherer
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, Policy, make_policy
-from robo_rl.replay import Journal, Replay, Tape
+from robo_rl.journal import Journal
+from robo_rl.replay import Replay, Tape
 from robo_rl.rollout import mix
 from robo_rl.runtime import snapshot
 from robo_rl.runtime.crewed import BACK_OFF, DEATHS, WorkerFailure
@@ -44,12 +45,14 @@ TELL = 0.2  # seconds between sums told to the learner
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What an actor acts in: the env, who judges success (None: the env), who keeps episodes with help, how to leave."""
+    """What an actor acts in: the env, who judges success (None: the env), who keeps episodes with help, how to leave, and how
+    many of those episodes are kept already."""
 
     env: object
     judge: "Judge | None"
     record: "Callable[[object], None] | None"
     close: Callable[[], None]
+    recorded: int = 0
 
 
 @dataclass(frozen=True)
@@ -108,8 +111,6 @@ def _act(job: ActorJob, pipe) -> None:
     stage = job.build()
     tapes = [Tape(job.rows, Journal(job.replay / name, job.capacity)) for name in ("online", "corrections")]
     for tape in tapes:
-        for _ in tape.journal.read():
-            pass  # so that files which left the ring are known and can go
         tape.cut()  # episodes of who was at it before
     g = Gatherer(stage.env, policy, *tapes, mix(job.seed, job.incarnation) >> 33 if job.incarnation else job.seed, stage.judge,
                  stage.record)

@@ -1,0 +1,95 @@
+"""With --workers 0 a run that is killed, at whatever point, ends as one that was not: every number of it, but the clock's."""
+
+import json
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+from commands import TINY, TINY_REPLAY, Command, robo_rl
+
+from robo_rl import checkpoint
+from robo_rl.cli.train import OFF_POLICY
+
+REPLAY = (*TINY_REPLAY, "--steps", 640, "--eval-every", 192)
+ROLLOUT = (*TINY, "--steps", 2048, "--eval-every", 512, "--envs", 8)
+PERSON = ("--rl.operator", "scripted", "--rl.person.notice", 0.1, "--rl.person.reaction", 0.1)
+RUNS = {name: (*REPLAY, "--algo", name) for name in OFF_POLICY} | {
+    name: (*ROLLOUT, "--algo", name) for name in ("ppo", "pi_rl", "dppo", "reinflow", "nft")} | {
+    "a person": (*REPLAY, "--algo", "hil_serl", "--policy.gripper", "toggle", *PERSON),
+    "a classifier": (*REPLAY, "--algo", "rlpd", "--bc.updates", 300, "--policy.hidden", 64, "--bc.batch", 128, "--demos", 20,
+                     "--rl.judge", "classifier", "--rl.judge-episodes", 60, "--rl.judge-rate", 0.2),
+    "synthetic": (*REPLAY, "--algo", "rlpd", "--rl.synthetic", 0.25, "--rl.synthetic-every", 256, "--rl.synthetic-updates", 5,
+                  "--rl.synthetic-rows", 300),
+    "groups ahead": (*ROLLOUT, "--algo", "pi_rl", "--rl.advantage", "grpo", "--rl.group", 4, "--max-staleness", 2),
+}
+CLOCK = ("time", "rate/", "util/")
+
+
+def rows(run) -> list[dict]:
+    """Lines of metrics.jsonl without what a clock measured."""
+    path = run / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith(CLOCK)} for line in lines]
+
+
+def differences(a, b, where="") -> list[str]:
+    """Where two trees of arrays and numbers differ."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return [w for k in a.keys() | b.keys() for w in differences(a.get(k), b.get(k), f"{where}/{k}")]
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
+        return [w for i, (x, y) in enumerate(zip(a, b)) for w in differences(x, y, f"{where}/{i}")]
+    same = np.array_equal(np.asarray(a), np.asarray(b), equal_nan=np.asarray(a).dtype.kind == "f")
+    return [] if same else [where]
+
+
+def assert_same_runs(whole, other) -> None:
+    """Metrics, evaluations, checkpoints with all of their state, journals and recorded episodes."""
+    assert rows(whole) == rows(other)
+    assert [p.name for p in checkpoint.checkpoints(whole)] == [p.name for p in checkpoint.checkpoints(other)]
+    for a, b in zip(checkpoint.checkpoints(whole), checkpoint.checkpoints(other)):
+        assert not differences(checkpoint.load_train(a)[0], checkpoint.load_train(b)[0])
+        assert (a / "policy.safetensors").read_bytes() == (b / "policy.safetensors").read_bytes()
+    for path in sorted((whole / "evals").glob("*.json")):
+        x, y = (json.loads((run / "evals" / path.name).read_text()) for run in (whole, other))
+        assert not differences(*({k: v for k, v in e.items() if k != "time"} for e in (x, y))), path.name
+    for path in sorted((whole / "replay").rglob("*.log")):
+        assert path.read_bytes() == (other / path.relative_to(whole)).read_bytes(), path
+    if (whole / "corrections" / "meta").exists():
+        from robo_rl.data.reader import load
+        x, y = (load(run / "corrections") for run in (whole, other))
+        for name in ("state", "action", "reward", "from_", "to", "source", "phase"):
+            assert np.array_equal(getattr(x, name), getattr(y, name)), name
+
+
+def kill_at_random(folder, argv, kills: int, seed: int) -> list[int]:
+    """`argv` killed `kills` times, each time resumed -> the numbers of metric lines after which it was; then to the end."""
+    whole, run, rng = folder / "whole", folder / "killed", random.Random(seed)
+    began = time.monotonic()
+    assert (done := robo_rl(folder, "train", *argv, "--out", "whole")).code == 0, done
+    pace = (time.monotonic() - began) / len(rows(whole))
+    points = sorted(rng.sample(range(len(rows(whole)) - 1), kills))
+    command = Command(folder, ("train", *argv, "--out", "killed"))
+    for point in points:
+        command.until(lambda: (run / "run.json").exists() and len(rows(run)) >= point)
+        time.sleep(rng.uniform(0, pace))
+        command.signal(signal.SIGKILL)
+        command.wait()
+        command = Command(folder, ("train", "--resume", "killed"))
+    assert (end := command.wait()).code == 0, end
+    return points
+
+
+@pytest.mark.parametrize("name", ["hil_serl", "calql", "pi_rl"])
+def test_a_run_killed_twice_ends_as_one_that_was_not(name, tmp_path):
+    kill_at_random(tmp_path, RUNS[name], 2, 0)
+    assert_same_runs(tmp_path / "whole", tmp_path / "killed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_killed_at_five_random_points_ends_as_one_that_was_not(name, tmp_path):
+    points = kill_at_random(tmp_path, RUNS[name], 5, 1)
+    print(f"\n{name}: killed after {points} of {len(rows(tmp_path / 'whole'))} lines")
+    assert_same_runs(tmp_path / "whole", tmp_path / "killed")
