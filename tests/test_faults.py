@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -110,6 +111,7 @@ def saver(folder: Path, step: int) -> "object":
     run = Run(Train(video=False), folder, env=None)
     run.policy, run.step = build(step), step
     run.best = {"success": 0.5, "return": 0.5, "step": 10, "label": ""}
+    run.log = SimpleNamespace(lines=0)
     return run
 
 

@@ -1,6 +1,8 @@
 """Replay: exact transitions, guaranteed shares, corrections in both stores, and nothing lost to a kill."""
 
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +16,8 @@ from robo_rl.errors import UserError
 from robo_rl.gather import Gatherer
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
-from robo_rl.replay import EXPERT, HUMAN, Journal, Mixture, Replay, add_episodes, counts
+from robo_rl.journal import Journal, frame_at, next_frame
+from robo_rl.replay import EXPERT, HUMAN, Mixture, Replay, add_episodes, counts
 
 F = np.float32
 ROWS = {"state": ((2,), F)}
@@ -270,8 +273,156 @@ def test_a_torn_end_of_a_journal_is_left_out(tmp_path):
         path.write_bytes(blob[:-cut])
         b = small(journal=Journal(tmp_path / "j", 60))
         assert b.restore() == 6 and b.total == 6  # the close was torn, the six steps are whole
-    path.write_bytes(blob[:-60] + b"\xff" + blob[-59:])
-    assert small(journal=Journal(tmp_path / "j", 60)).restore() < 6
+
+
+def frames(blob: bytes) -> list[int]:
+    """Where the frames of a journal begin."""
+    out, at = [], 0
+    while at >= 0 and frame_at(blob, at):
+        out.append(at)
+        at = next_frame(blob, at)
+    return out
+
+
+@pytest.mark.parametrize("place", ["magic", "size", "kind", "rows", "steps", "crc", "body", "gone", "zeros"])
+def test_damage_in_the_middle_of_a_journal_costs_the_calls_it_hit_and_is_counted(place, tmp_path):
+    a = small(journal=Journal(tmp_path / "j", 60))
+    for tag in (1, 2, 3):
+        lane_episode(a, 0, 6, tag, "terminated")
+    path = a.journal.path(0)
+    blob = path.read_bytes()
+    at = frames(blob)
+    assert len(at) == 21  # 18 steps and 3 closes
+    hit, after = at[9], at[10]  # the third step of the second episode
+    if place == "gone":
+        path.write_bytes(blob[:hit] + blob[after:])
+    elif place == "zeros":
+        path.write_bytes(blob[:hit] + bytes(after - hit) + blob[after:])
+    else:
+        where = hit + {"magic": 1, "size": 4, "kind": 8, "rows": 9, "steps": 13, "crc": 21, "body": 30}[place]
+        path.write_bytes(blob[:where] + bytes([blob[where] ^ 0x40]) + blob[where + 1:])
+    b = small(journal=Journal(tmp_path / "j", 60))
+    assert b.restore() == 17 and (b.journal.lost, b.journal.breaks) == (1, 1)
+    found = everything(b)
+    assert {tag for tag, _ in found} == {1, 2, 3} and (2, 2) not in found
+    batch = b.gather(np.array(list(found.values())))
+    jump = batch.next_obs["state"][:, 1] - batch.obs["state"][:, 1]
+    assert (jump == batch.steps).all()  # no chunk leads over the gap
+
+
+def test_a_last_call_that_is_whole_and_damaged_is_counted_and_one_cut_off_is_not(tmp_path):
+    a = small(journal=Journal(tmp_path / "j", 60))
+    lane_episode(a, 0, 6, 1, "open", close=False)
+    path = a.journal.path(0)
+    blob = path.read_bytes()
+    for data, steps, lost in ((blob[:-1] + bytes([blob[-1] ^ 1]), 5, 1), (blob[:-1], 5, 0)):
+        path.write_bytes(data)
+        b = small(journal=Journal(tmp_path / "j", 60))
+        assert (b.restore(), b.journal.lost, b.journal.breaks) == (steps, lost, lost)
+
+
+def test_a_file_of_a_journal_that_is_gone_is_counted(tmp_path):
+    a = small(capacity=400, journal=Journal(tmp_path / "j", 400, limit=700))
+    for tag in range(1, 12):
+        lane_episode(a, 0, 6, tag, "terminated")
+    a.journal.path(2).unlink()
+    b = small(capacity=400, journal=Journal(tmp_path / "j", 400))
+    have = b.restore()
+    assert b.journal.breaks == 1 and b.journal.lost == 66 - have > 0
+
+
+def test_steps_are_counted_on_by_whoever_appends_next(tmp_path):
+    for tag in (1, 2, 3):  # each time another process
+        a = small(journal=Journal(tmp_path / "j", 60))
+        lane_episode(a, 0, 5, tag, "terminated")
+        a.journal.close()
+    b = small(journal=Journal(tmp_path / "j", 60))
+    assert b.restore() == 15 and b.journal.steps == 15 and not b.journal.breaks
+
+
+def test_a_journal_of_the_older_format_is_refused_by_name(tmp_path):
+    (tmp_path / "j").mkdir()
+    (tmp_path / "j" / "steps-000000.log").write_bytes(b"1LPR" + bytes(40))
+    with pytest.raises(UserError, match="older robo_rl"):
+        small(journal=Journal(tmp_path / "j", 60)).restore()
+
+
+def test_a_write_that_failed_half_way_leaves_the_journal_as_it_was_and_it_goes_on(tmp_path):
+    """The disk is full in the middle of a call (a limit on the size of files stands for it), then there is room again."""
+    a = small(journal=Journal(tmp_path / "j", 60))
+    lane_episode(a, 0, 4, 1, "open", close=False)
+    path = a.journal.path(0)
+    size, limits = path.stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
+    step = (np.array([0]), {"state": np.array([[1, 4]], F)}, np.array([[14]], F), np.zeros(1, F), np.zeros(1, bool))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
+    try:
+        with pytest.raises(UserError, match="No space left on device.*what was recorded before is intact"):
+            a.add(*step)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.stat().st_size == size and a.total == 4  # neither here nor there
+    a.add(*step)
+    a.close(np.array([0]), {"state": np.array([[1, 5]], F)})
+    b = small(journal=Journal(tmp_path / "j", 60))
+    assert b.restore() == 5 and not b.journal.breaks and everything(b) == everything(a)
+
+
+def test_a_journal_rewound_to_a_mark_is_as_it_was_there_and_goes_on_as_if_nothing_had_followed(tmp_path):
+    def tags(folder, numbers, journal):
+        r = small(capacity=400, journal=journal)
+        r.restore()
+        for tag in numbers:
+            lane_episode(r, tag % 2, 6, tag, "terminated")
+        journal.close()
+        return r
+    journal = Journal(tmp_path / "a", 400, limit=700)
+    tags(tmp_path / "a", range(1, 5), journal)
+    mark, steps = journal.mark(), journal.steps
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    tags(tmp_path / "a", range(20, 28), Journal(tmp_path / "a", 400, limit=700))  # what a killed process made after its checkpoint
+    again = Journal(tmp_path / "a", 400, limit=700)
+    assert again.rewind(mark) and not Journal(tmp_path / "b", 400, limit=700).rewind(mark)
+    mine, other = tags(tmp_path / "a", range(5, 9), again), None
+    straight = Journal(tmp_path / "b", 400, limit=700)
+    straight.rewind(mark)
+    other = tags(tmp_path / "b", range(5, 9), straight)
+    assert again.steps == straight.steps == steps + 24 and everything(mine) == everything(other)
+    for path in (tmp_path / "b").iterdir():
+        assert path.read_bytes() == (tmp_path / "a" / path.name).read_bytes()
+
+
+def test_files_that_a_checkpoint_may_need_stay_until_another_was_saved(tmp_path):
+    journal = Journal(tmp_path / "j", 60, limit=500, hold=True)
+    a = small(capacity=60, journal=journal)
+    for tag in range(1, 30):
+        lane_episode(a, 0, 6, tag, "terminated")
+    many = journal.numbers()
+    journal.release()
+    assert journal.numbers() == many  # the checkpoint before may need them
+    journal.release()
+    b = small(capacity=60, journal=Journal(tmp_path / "j", 60))
+    b.restore()
+    assert len(journal.numbers()) < len(many) and everything(a).keys() == everything(b).keys()
+    assert np.array_equal(a.draw(200, np.random.default_rng(2)), b.draw(200, np.random.default_rng(2)) + a.total - b.total)
+
+
+def test_what_was_evicted_is_never_drawn_though_it_lies_between_what_was_not():
+    """A lane that waits long to become whole is pushed late: older rows then stand behind younger ones."""
+    r = small(capacity=60, lanes=2)
+    for t in range(2):
+        r.add(np.array([1]), {"state": np.array([[7, t]], F)}, np.zeros((1, 1)), np.zeros(1), np.zeros(1, bool))
+    lane_episode(r, 0, 30, 1, "open", close=False)
+    for t in range(2, 5):  # now the first rows of lane 1 have their chunk: two of them, older than all that is ready
+        r.add(np.array([1]), {"state": np.array([[7, t]], F)}, np.zeros((1, 1)), np.zeros(1), np.zeros(1, bool))
+    for t in range(30, 57):
+        r.add(np.array([0]), {"state": np.array([[1, t]], F)}, np.array([[10 + t]], F), np.zeros(1), np.zeros(1, bool))
+    oldest = r.total - r.capacity
+    ready = r._ready[np.arange(r._gone, r._made) % r.capacity]
+    assert oldest > 1 and (ready[1:] < oldest).any() and ready[0] >= oldest  # evicted ones lie between
+    drawn = r.draw(20_000, np.random.default_rng(0))
+    assert drawn.min() >= oldest
+    names, times = np.unique(drawn, return_counts=True)
+    assert len(names) == (ready >= oldest).sum() and times.max() < 1.5 * times.min()  # uniform over the others
 
 
 def test_a_journal_keeps_what_the_ring_holds_and_deletes_the_rest(tmp_path):
@@ -289,7 +440,8 @@ KILLED = """
 import sys, numpy as np
 sys.path[:0] = {path!r}
 from test_replay import small, lane_episode
-from robo_rl.replay import HUMAN, Journal
+from robo_rl.journal import Journal
+from robo_rl.replay import HUMAN
 r = small(capacity=4000, journal=Journal({folder!r}, 4000))
 tag = 0
 while True:

@@ -69,11 +69,11 @@ def kill_at_random(folder, argv, kills: int, seed: int) -> list[int]:
     began = time.monotonic()
     assert (done := robo_rl(folder, "train", *argv, "--out", "whole")).code == 0, done
     pace = (time.monotonic() - began) / len(rows(whole))
-    points = sorted(rng.sample(range(len(rows(whole)) - 1), kills))
+    points = sorted(rng.sample(range(len(rows(whole)) - 3), kills))
     command = Command(folder, ("train", *argv, "--out", "killed"))
     for point in points:
         command.until(lambda: (run / "run.json").exists() and len(rows(run)) >= point)
-        time.sleep(rng.uniform(0, pace))
+        time.sleep(rng.uniform(0, pace / 2))
         command.signal(signal.SIGKILL)
         command.wait()
         command = Command(folder, ("train", "--resume", "killed"))

@@ -1,6 +1,7 @@
 """`robo_rl train` with methods that learn from replay, as a user runs them: to the end, stopped, killed, and mistaken."""
 
 import json
+import re
 import shutil
 import signal
 
@@ -39,37 +40,34 @@ def weights(run):
     return (checkpoint.checkpoints(run)[-1] / "policy.safetensors").read_bytes()
 
 
-def cut(run, step: int):
-    """As a stop at the checkpoint of `step` would have left it: its journals end where that checkpoint says."""
+def forget(run, step: int) -> None:
+    """As a kill after the checkpoint of `step` would have left it: the journals know more than the checkpoint."""
     for path in checkpoint.checkpoints(run):
         if int(path.name[5:]) > step:
             shutil.rmtree(path)
-    marks = checkpoint.load_train(checkpoint.checkpoints(run)[-1])[0]["marks"]
-    for name, (number, size) in zip(("corrections", "online"), marks):
-        for file in (run / "replay" / name).glob("steps-*.log"):
-            data = file.read_bytes()
-            file.write_bytes(data[:size] if int(file.stem[6:]) == number else b"")
 
 
-def test_a_stopped_run_goes_on_bit_for_bit_and_a_killed_one_keeps_its_steps(demos, tmp_path):
+def test_a_killed_run_goes_on_bit_for_bit_and_one_whose_journal_is_damaged_says_what_is_lost(demos, tmp_path):
     argv = ("train", *TINY_REPLAY, "--algo", "rlpd", "--demos", demos)
     assert robo_rl(tmp_path, *argv, "--out", "whole").code == 0
-    assert robo_rl(tmp_path, *argv, "--out", "same").code == 0
-    assert weights(tmp_path / "whole") == weights(tmp_path / "same")
-    for name in ("stopped", "killed"):
+    for name in ("killed", "damaged"):
         shutil.copytree(tmp_path / "whole", tmp_path / name)
-    cut(tmp_path / "stopped", 300)
-    result = robo_rl(tmp_path, "train", "--resume", "stopped")
-    assert result.code == 0 and "start anew" not in result.err, result
-    assert weights(tmp_path / "whole") == weights(tmp_path / "stopped")
-    shutil.rmtree(checkpoint.checkpoints(tmp_path / "killed")[-1])  # the journals know more than the last checkpoint
+        forget(tmp_path / name, 300)
     result = robo_rl(tmp_path, "train", "--resume", "killed")
-    assert result.code == 0 and "replay keeps 512 steps that were journaled" in result.out + result.err, result
+    assert result.code == 0 and "goes on from step 256 exactly" in result.err, result
+    assert weights(tmp_path / "whole") == weights(tmp_path / "killed")
+    log = tmp_path / "damaged" / "replay" / "online" / "steps-000000.log"
+    blob = log.read_bytes()
+    log.write_bytes(blob[:5000] + bytes(300) + blob[5300:])
+    result = robo_rl(tmp_path, "train", "--resume", "damaged")
+    assert result.code == 0 and "exactly" not in result.err, result
+    lost = int(re.search(r"online is damaged: (\d+) control steps of 256 are lost", result.err)[1])
+    assert 4 <= lost <= 12 and f"replay keeps {256 - lost} steps" in result.err, result
 
 
-def test_kill_minus_nine_while_it_learns_loses_no_journaled_step(demos, tmp_path):
-    argv = ("train", *TINY_REPLAY, "--algo", "hil_serl", "--demos", demos, "--steps", 20_000, "--eval-every", 20_000,
-            "--out", "run")
+def test_kill_minus_nine_loses_no_journaled_step_of_a_sim_without_snapshots(tmp_path):
+    argv = ("train", *TINY_REPLAY[2:], "--sim", "gym:Pendulum-v1", "--algo", "rlpd", "--demos", 0, "--steps", 20_000,
+            "--eval-every", 20_000, "--out", "run")
     command = Command(tmp_path, argv)
     log = tmp_path / "run" / "replay" / "online" / "steps-000000.log"
     command.until(lambda: log.exists() and log.stat().st_size > 40_000)
@@ -116,7 +114,7 @@ def test_pictures_are_learnt_from_as_what_the_supervised_trunk_makes_of_them(tmp
     assert data.images("front").shape == (len(data.state), 32, 32, 3) and data.images("front").std() > 5
     assert data.images("wrist").std() > 5 and not (data.images("front")[0] == data.images("front")[-1]).all()
     shutil.copytree(run, tmp_path / "stopped")
-    cut(tmp_path / "stopped", 300)
+    forget(tmp_path / "stopped", 300)
     result = robo_rl(tmp_path, "train", "--resume", "stopped")
     assert result.code == 0, result
     assert weights(run) == weights(tmp_path / "stopped")
