@@ -33,6 +33,10 @@ class Collect:
     threads: int = 0
     repair: str = ""
     """Instead: keep the sound episodes of this damaged data set; originals stay beside it as *.broken."""
+    accept: str = ""
+    """Instead: take this data set as it is, after another program changed or wrote it, and write its checksums."""
+    tolerance: float = 1e-4
+    """With --accept: seconds by which its timestamps may be off."""
 
     def __post_init__(self) -> None:
         in_range("--episodes", self.episodes, 1, 10**7)
@@ -42,12 +46,13 @@ class Collect:
         in_range("--threads", self.threads, 0, 4096)
         in_range("--max-steps", self.max_steps, 0, 10**7)
         in_range("--image-size", self.image_size, 16, 1024)
+        in_range("--tolerance", self.tolerance, 0, 1e6)
 
 
 def run(args: Collect) -> int:
-    """Record, or repair."""
+    """Record, repair or accept."""
     from robo_rl.cli import envs
-    from robo_rl.data.repair import repair
+    from robo_rl.data.repair import accept, repair
     from robo_rl.data.writer import Writer
     from robo_rl.demos import check_expert, record
     from robo_rl.log import Progress
@@ -56,6 +61,10 @@ def run(args: Collect) -> int:
         done = repair(args.repair)
         print(f"{args.repair}: kept {done.kept} episodes, dropped {done.dropped}"
               + (f" ({done.reason})" if done.reason else "; it was sound"))
+        return 0
+    if args.accept:
+        data = accept(args.accept, args.tolerance)
+        print(f"{args.accept}: {len(data)} episodes accepted as they are, checksums written")
         return 0
     env = envs.make(args.sim, args.task, min(args.envs, args.episodes), obs=args.obs, control=args.control,
                     image_size=args.image_size, threads=args.threads, max_steps=args.max_steps,

@@ -20,8 +20,10 @@ class Episode:
 
     state float32[T, S], action float32[T, A] in [-1, 1], images {view: uint8[T, h, w, 3]},
     reward float32[T] (None: zeros), source one of SOURCES for all frames or T of them, start the id of the
-    initial state (-1 unknown), phase one of PHASES' indices per frame (None: not recorded, read as policy). terminated: it ended by the task's own rule, not cut by time or operator.
-    final float32[S] is the state after the last action (None: not recorded).
+    initial state (-1 unknown), phase one of PHASES' indices per frame (None: not recorded, read as policy).
+    terminated: it ended by the task's own rule, not cut by time or operator.
+    final float32[S] and final_images {view: uint8[h, w, 3]} are what was observed after the last action (None: not
+    recorded; pictures only together with the state).
     Raises UserError for other shapes, NaN or infinity.
     """
 
@@ -36,6 +38,7 @@ class Episode:
     terminated: bool = False
     phase: np.ndarray | None = None
     final: np.ndarray | None = None
+    final_images: Mapping[str, np.ndarray] | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -65,7 +68,15 @@ class Episode:
         if self.final is not None:
             put(self, "final", np.asarray(self.final, np.float32))
             if self.final.shape != self.state.shape[1:] or not np.isfinite(self.final).all():
-                raise UserError(f"episode: final must be {self.state.shape[1]} finite numbers, got {list(self.final.shape)}")
+                raise UserError(f"episode: final must be {self.state.shape[1]} finite numbers, "
+                                f"got {list(self.final.shape)}")
+        if self.final_images is not None:
+            put(self, "final_images", {view: np.asarray(x) for view, x in self.final_images.items()})
+            want = {view: x.shape[1:] for view, x in self.images.items()}
+            have = {view: x.shape for view, x in self.final_images.items() if x.dtype == np.uint8}
+            if self.final is None or have != want:
+                raise UserError(f"episode: final_images must be uint8 pictures of {want or 'no camera'}, beside final, "
+                                f"got {have or 'none'}")
         words = {self.source} if isinstance(self.source, str) else set(self.source)
         if not isinstance(self.source, str) and len(self.source) != T:
             raise UserError(f"episode: source must be one word or {T} words, got {len(self.source)}")

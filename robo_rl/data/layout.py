@@ -4,16 +4,21 @@
     meta/stats.json                               per feature: min max mean std count q01 q10 q50 q90 q99
     meta/tasks.parquet                            instruction -> task_index
     meta/episodes/chunk-000/file-000.parquet      one row per episode: length, files, rows, statistics
-    meta/robo_rl.json                             ours: the env's ControlSpec (LeRobot ignores it)
-    meta/final_states.npy                         ours: the state after each episode's last action, nan where unknown
+    meta/final/chunk-000/file-000.parquet         ours: what was observed after an episode's last action, a row each
+    meta/checksums.json                           ours: SHA-256 of every file (`checksums`)
     data/chunk-000/file-000.parquet               one row per frame, many episodes per file
     videos/observation.images.VIEW/chunk-000/file-000.mp4      many episodes per file, one after the other
 
+LeRobot ignores what is ours. The env's ControlSpec is in info.json under features/action/robo_rl: LeRobot's tools that
+delete, split, merge or add write a new info.json and keep features as they are. Data sets of before have it in
+meta/robo_rl.json, and final states in meta/final_states.npy; both are still read.
+An observation after the last action has no row among the frames: LeRobot would learn from it, and there is no action.
+It is none of the video files either, whose frames LeRobot's merge counts. A picture there is a video of its own of at
+most two frames, of the codec and settings of the others, so that no judge can tell it by the way it was compressed.
 A file index runs on: index 1234 with 1000 files per chunk is chunk-001/file-234.
 Format as LeRobot 0.4.4 reads and writes it: https://github.com/huggingface/lerobot (src/lerobot/datasets).
 """
 
-import io
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -25,11 +30,10 @@ from robo_rl.types import ActionAxis, ControlSpec
 
 VERSION = "v3.0"
 INFO, STATS, TASKS, OURS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet", "meta/robo_rl.json"
-FINAL = "meta/final_states.npy"  # float32[episodes, S]; absent, or shorter than the data set, where nothing is known
+FINAL = "meta/final_states.npy"  # of old data sets: float32[episodes, S], or shorter; nan where nothing is known
+HISTOGRAMS = "meta/image_histograms.json"
 IMAGES = "observation.images."
 CHUNK_FILES = 1000
-QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
-STAT_NAMES = ("min", "max", "mean", "std", "count", *QUANTILES)
 BOOKKEEPING = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64",
                "task_index": "int64"}
 SCALARS = {"next.reward": "float32", "next.done": "bool", "next.truncated": "bool", "next.success": "bool",
@@ -54,17 +58,27 @@ def episodes_path(root: Path, chunk: int, file: int) -> Path:
     return root / "meta" / "episodes" / name(chunk, file, ".parquet")
 
 
+def index_of(path: Path, chunk_files: int) -> int:
+    """Inverse of `name`: the running index of a file."""
+    return int(path.parent.name[6:]) * chunk_files + int(path.stem[5:])
+
+
+def final_path(root: Path, chunk: int, file: int) -> Path:
+    return root / "meta" / "final" / name(chunk, file, ".parquet")
+
+
 def video_path(root: Path, view: str, chunk: int, file: int) -> Path:
     return root / "videos" / (IMAGES + view) / name(chunk, file, ".mp4")
 
 
-def info_features(f: Features, codec: str = "") -> dict:
-    """The `features` entry of info.json, in column order."""
+def info_features(f: Features, codec: str = "", spec: ControlSpec | None = None) -> dict:
+    """The `features` entry of info.json, in column order; `spec` travels in that of the action."""
     def scalar(dtype: str) -> dict:
         return {"dtype": dtype, "shape": [1], "names": None}
     out = {
         "observation.state": {"dtype": "float32", "shape": [len(f.state)], "names": list(f.state)},
-        "action": {"dtype": "float32", "shape": [len(f.action)], "names": list(f.action)},
+        "action": {"dtype": "float32", "shape": [len(f.action)], "names": list(f.action),
+                   "robo_rl": spec_to_dict(spec)},
     }
     out |= {key: scalar(dtype) for key, dtype in SCALARS.items()}
     if f.phases:
@@ -83,14 +97,14 @@ def _plain(x: float) -> int | float:
     return int(x) if float(x).is_integer() else float(x)
 
 
-def new_info(f: Features, codec: str) -> dict:
+def new_info(f: Features, codec: str, spec: ControlSpec | None = None) -> dict:
     return {
         "codebase_version": VERSION, "robot_type": f.robot or None, "total_episodes": 0, "total_frames": 0,
         "total_tasks": 0, "chunks_size": CHUNK_FILES, "data_files_size_in_mb": 100,
         "video_files_size_in_mb": 200, "fps": _plain(f.fps), "splits": {},
         "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
         "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
-        "features": info_features(f, codec),
+        "features": info_features(f, codec, spec),
     }
 
 
@@ -118,25 +132,18 @@ def features_of_info(info: dict) -> Features:
                     phases=PHASE in info["features"])
 
 
-def spec_to_json(spec: ControlSpec | None) -> str:
-    return json.dumps({"spec": spec and asdict(spec), "sources": list(SOURCES)}, indent=2) + "\n"
+def spec_to_dict(spec: ControlSpec | None) -> dict:
+    return {"spec": spec and asdict(spec), "sources": list(SOURCES)}
 
 
-def spec_from_json(text: str) -> tuple[ControlSpec | None, tuple[str, ...]]:
-    """-> (ControlSpec or None, names of the `complementary_info.source` codes)."""
-    d = json.loads(text)
+def spec_of(d: dict) -> tuple[ControlSpec | None, tuple[str, ...]]:
+    """-> (ControlSpec or None, names of the `complementary_info.source` codes) of features/action/robo_rl, or of an
+    old meta/robo_rl.json; KeyError, TypeError or ValueError if malformed."""
     s = d.get("spec")
     if s is not None:
         s = ControlSpec(**{**s, "axes": tuple(ActionAxis(**a) for a in s["axes"]),
                            "state_names": tuple(s["state_names"]), "views": tuple(s["views"])})
     return s, tuple(d["sources"])
-
-
-def array_bytes(x: np.ndarray) -> bytes:
-    """The .npy file of x."""
-    out = io.BytesIO()
-    np.save(out, x)
-    return out.getvalue()
 
 
 def frame_table(episodes: list[Episode], tasks: list[int], f: Features, first_episode: int, first_frame: int):
@@ -179,6 +186,22 @@ def _column(x: np.ndarray):
     return flat if x.ndim == 1 or x.shape[1] == 1 else pa.FixedSizeListArray.from_arrays(flat, x.shape[1])
 
 
+def final_table(episodes: list[Episode], f: Features, first_episode: int):
+    """Arrow table, one row per episode whose last observation is known: state, a video (bytes) per view."""
+    import pyarrow as pa
+
+    from robo_rl.data import video
+    known = [(first_episode + i, e) for i, e in enumerate(episodes) if e.final is not None]
+    state = np.stack([e.final for _, e in known]) if known else np.zeros((0, len(f.state)), np.float32)
+    columns = {"episode_index": pa.array([i for i, _ in known], pa.int64()),
+               "length": pa.array([len(e) for _, e in known], pa.int64()), "observation.state": _column(state)}
+    for view, _, _ in f.views:
+        cells = [None if e.final_images is None else video.encode_final(e.images[view], e.final_images[view], f.fps)
+                 for _, e in known]
+        columns[IMAGES + view] = pa.array(cells, pa.binary())
+    return pa.table(columns)
+
+
 def _nested(x: np.ndarray):
     """[n, k] -> n lists; [n, 3, 1, 1] -> n lists of lists of lists."""
     import pyarrow as pa
@@ -187,92 +210,6 @@ def _nested(x: np.ndarray):
         offsets = np.arange(0, len(out) + 1, k, dtype=np.int32)
         out = pa.ListArray.from_arrays(pa.array(offsets), out)
     return out
-
-
-def number_stats(columns: dict[str, np.ndarray], lengths: np.ndarray) -> dict[str, dict[str, np.ndarray]]:
-    """Per feature and statistic: array [episodes, k], from frame columns of consecutive episodes.
-
-    Sort-based, all features of an episode at once; quantiles interpolate linearly (NumPy's default).
-    """
-    keys = [key for key, x in columns.items()]
-    wide = [columns[key].reshape(len(columns[key]), -1) for key in keys]
-    sizes = [x.shape[1] for x in wide]
-    table = np.concatenate(wide, axis=1, dtype=np.float64)
-    out = {s: np.empty((len(lengths), table.shape[1])) for s in STAT_NAMES if s != "count"}
-    levels = np.array(list(QUANTILES.values()))
-    start = 0
-    for i, n in enumerate(lengths):
-        x = np.sort(table[start:start + n], axis=0)
-        start += n
-        out["min"][i], out["max"][i], out["mean"][i] = x[0], x[-1], x.mean(0)
-        out["std"][i] = x.std(0)
-        at = levels * (n - 1)
-        low = at.astype(int)
-        q = x[low] + (at - low)[:, None] * (x[np.minimum(low + 1, n - 1)] - x[low])
-        for s, row in zip(QUANTILES, q, strict=True):
-            out[s][i] = row
-    stats = {}
-    edges = np.cumsum([0, *sizes])
-    for key, a, b in zip(keys, edges[:-1], edges[1:], strict=True):
-        stats[key] = {s: x[:, a:b] for s, x in out.items()}
-        for s in ("min", "max"):  # as LeRobot: in the type of the feature
-            dtype = columns[key].dtype
-            stats[key][s] = stats[key][s].astype(dtype if dtype.kind in "bi" else np.float64)
-        stats[key]["count"] = lengths.astype(np.int64)[:, None]
-    return stats
-
-
-def image_stats(clips: list[np.ndarray]) -> dict[str, np.ndarray]:
-    """Per statistic: array [clips, 3, 1, 1] of pixel values in [0, 1], from up to 32 frames of each clip."""
-    out = {s: np.empty((len(clips), 3, 1, 1)) for s in STAT_NAMES if s != "count"}
-    counts = np.empty((len(clips), 1), np.int64)
-    for i, clip in enumerate(clips):
-        pick = np.unique(np.linspace(0, len(clip) - 1, 32).round().astype(int))
-        stride = max(1, min(clip.shape[1:3]) // 64)
-        small = clip[pick, ::stride, ::stride].reshape(-1, 3)
-        counts[i] = len(pick)
-        for c in range(3):  # 256 levels: everything follows from the histogram
-            hist = np.bincount(small[:, c], minlength=256)
-            cum, levels = np.cumsum(hist), np.arange(256) / 255
-            mean = hist @ levels / cum[-1]
-            seen = np.flatnonzero(hist)
-            values = {"min": levels[seen[0]], "max": levels[seen[-1]], "mean": mean,
-                      "std": np.sqrt(hist @ (levels - mean) ** 2 / cum[-1])}
-            values |= {q: levels[np.searchsorted(cum, level * cum[-1])] for q, level in QUANTILES.items()}
-            for s, v in values.items():
-                out[s][i, c] = v
-    return out | {"count": counts}
-
-
-def total_stats(stats: dict[str, dict[str, np.ndarray]]) -> dict[str, dict[str, np.ndarray]]:
-    """Over all episodes, one row; exact but for quantiles: means of the episodes' (as LeRobot's)."""
-    out = {}
-    for key, s in stats.items():
-        n = s["count"][:, 0].astype(np.float64)
-        w = (n / n.sum()).reshape(-1, *[1] * (s["mean"].ndim - 1))
-        mean = (w * s["mean"]).sum(0)
-        var = (w * (s["std"] ** 2 + (s["mean"] - mean) ** 2)).sum(0)
-        total = {"min": s["min"].min(0), "max": s["max"].max(0), "mean": mean, "std": np.sqrt(var),
-                 "count": s["count"].sum(0)} | {q: (w * s[q]).sum(0) for q in QUANTILES if q in s}
-        out[key] = {k: v[None] for k, v in total.items()}
-    return out
-
-
-def merge_stats(a: dict, b: dict) -> dict:
-    """Statistics rows of `a` followed by those of `b`."""
-    if not a:
-        return b
-    return {key: {s: np.concatenate([a[key][s], b[key][s]]) for s in a[key]} for key in b}
-
-
-def stats_to_json(totals: dict[str, dict[str, np.ndarray]]) -> str:
-    """Text of stats.json, from one row per statistic."""
-    lists = {key: {s: x[0].tolist() for s, x in per.items()} for key, per in totals.items()}
-    return json.dumps(lists, indent=4) + "\n"
-
-
-def stats_from_json(text: str) -> dict[str, dict[str, np.ndarray]]:
-    return {key: {s: np.array(x)[None] for s, x in per.items()} for key, per in json.loads(text).items()}
 
 
 def info_to_json(info: dict, episodes: int, frames: int, tasks: int) -> str:
@@ -312,16 +249,6 @@ def episode_table(f: Features, first_episode: int, first_frame: int, lengths: np
         columns[f"{key}/to_timestamp"] = pa.array((frames + ends) / f.fps)
     columns |= {f"stats/{key}/{s}": _nested(x) for key, per in stats.items() for s, x in per.items()}
     return pa.table(columns | both("meta/episodes", meta_file))
-
-
-def stats_of_table(table) -> dict[str, dict[str, np.ndarray]]:
-    """Per-episode statistics back from the `stats/` columns of an episode table."""
-    out: dict = {}
-    for column in table.column_names:
-        if column.startswith("stats/"):
-            _, key, s = column.split("/")
-            out.setdefault(key, {})[s] = np.array(table[column].to_pylist())
-    return out
 
 
 def task_table(tasks: list[str]):

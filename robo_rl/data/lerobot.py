@@ -8,9 +8,9 @@
 
 from robo_rl.data.episode import SOURCES, Episode, Features
 from robo_rl.data.reader import BrokenDataset, Dataset, chunks, load
-from robo_rl.data.repair import Repaired, repair
+from robo_rl.data.repair import Repaired, accept, repair
 from robo_rl.data.video import write_video
 from robo_rl.data.writer import Writer
 
-__all__ = ["SOURCES", "BrokenDataset", "Dataset", "Episode", "Features", "Repaired", "Writer", "chunks",
+__all__ = ["SOURCES", "BrokenDataset", "Dataset", "Episode", "Features", "Repaired", "Writer", "accept", "chunks",
            "load", "repair", "write_video"]

@@ -1,17 +1,24 @@
 """Read a LeRobotDataset v3.0 folder, ours or LeRobot's, and tell exactly which file is broken if one is.
 
+Every file that is read is compared with its checksum (`checksums`), a video when it is first decoded; Parquet pages with
+theirs. A data set without checksums is read with a warning; what can be named without them (a missing row, a number
+that is not finite) is.
 A folder that another process is extending reads as of its last commit. Damage raises `BrokenDataset`, whose
 text names the file and the repair command; `repair` keeps the episodes before the damage.
 """
 
+import io
 import json
+import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from robo_rl.data import layout, video
+from robo_rl.data import checksums, layout, video
+from robo_rl.data.checksums import Verifier
 from robo_rl.data.episode import SOURCES, Episode, Features
 from robo_rl.errors import UserError
 from robo_rl.types import ControlSpec
@@ -20,11 +27,20 @@ from robo_rl.types import ControlSpec
 class BrokenDataset(UserError):
     """`path` is damaged or missing; the episodes before `episode` are sound (-1: nothing can be said)."""
 
-    def __init__(self, path: Path, what: str, root: Path, episode: int = -1):
+    def __init__(self, path: Path, what: str, root: Path, episode: int = -1, cure: str = ""):
         self.path, self.what, self.episode = path, what, episode
-        cure = (f"Keep the {episode} episodes before it: robo_rl collect --repair {root}" if episode > 0
-                else "Restore the folder from a copy, or record it again")
-        super().__init__(f"{path}: {what}. {cure}")
+        first = (f"Keep the {episode} episodes before it: robo_rl collect --repair {root}" if episode > 0
+                 else "Restore the folder from a copy, or record it again")
+        super().__init__(f"{path}: {what}. {first}{cure and '; ' + cure}")
+
+
+class ChangedDataset(BrokenDataset):
+    """A file does not match its checksum."""
+
+    def __init__(self, path: Path, root: Path, episode: int = -1):
+        super().__init__(path, "it is not what was written (its checksum differs)", root, episode,
+                         f"what is sound of it is kept by: robo_rl collect --repair {root}; if another program changed "
+                         f"it on purpose: robo_rl collect --accept {root}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,41 +60,73 @@ class Meta:
     video_start: dict[str, np.ndarray]  # view -> int64[E] first frame in that file
     meta_file: np.ndarray  # int64[E]
     final: np.ndarray  # float32[E,S] state after the last action, nan where it was not recorded
+    final_file: tuple[Path, ...]  # where its pictures are
+    final_at: np.ndarray  # int64[E,2] of the picture: number of the file, row in it; -1 where none was recorded
+    verifier: Verifier
 
     def data_path(self, episode: int) -> Path:
         return layout.data_path(self.root, *self._place(self.data_file[episode]))
 
+    def meta_path(self, episode: int) -> Path:
+        return layout.episodes_path(self.root, *self._place(self.meta_file[episode]))
+
     def video_path(self, view: str, episode: int) -> Path:
         return layout.video_path(self.root, view, *self._place(self.video_file[view][episode]))
+
+    def first_in_video(self, view: str, path: Path) -> int:
+        """The first episode in a video file."""
+        return next(e for e in range(len(self.lengths)) if self.video_path(view, e) == path)
 
     def _place(self, index: int) -> tuple[int, int]:
         return layout.place(int(index), self.info["chunks_size"])
 
 
-def _parquet(path: Path, columns: list[str] | None = None):
-    """Arrow table; raises ValueError with the reason."""
+def _parquet(data: bytes, columns: list[str] | None = None):
+    """Arrow table of the bytes of a file; raises ValueError with the reason."""
     import pyarrow as pa
     import pyarrow.parquet as pq
-    try:  # one open file: the path may be replaced meanwhile, and halves of two files fit badly
-        with pa.OSFile(str(path)) as f:
-            return pq.ParquetFile(f).read(columns)
-    except FileNotFoundError:
-        raise ValueError("the file is missing") from None
+    try:
+        return pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read(columns)
     except (pa.ArrowException, OSError) as e:
         raise ValueError(f"it cannot be read ({str(e).splitlines()[0].rstrip('.')})") from None
 
 
-def load_meta(root: Path | str, episodes: int = 0) -> Meta:
+def _bytes(verifier: Verifier, path: Path, episode: int = -1) -> bytes:
+    """The file at `path`, which begins with `episode`; BrokenDataset if it is missing or not what was written."""
+    try:
+        data, right = verifier.read(path)
+    except FileNotFoundError:
+        raise BrokenDataset(path, "the file is missing", verifier.root, episode) from None
+    except OSError as e:
+        raise BrokenDataset(path, f"it cannot be read ({e.strerror})", verifier.root, episode) from None
+    if not right:
+        raise ChangedDataset(path, verifier.root, episode)
+    return data
+
+
+def verifier_of(root: Path, trust: Collection[Path] | None = ()) -> Verifier:
+    """Verifier of the data set at `root`; BrokenDataset if its list of checksums is damaged."""
+    try:
+        return Verifier(root, trust)
+    except ValueError as e:
+        raise BrokenDataset(root / checksums.NAME, str(e), root, cure="if the data are sound, make it anew: "
+                            f"robo_rl collect --accept {root}") from None
+
+
+def load_meta(root: Path | str, episodes: int = 0, trust: Collection[Path] | None = ()) -> Meta:
     """Everything but the frames, of the first `episodes` (0: all).
 
-    Raises BrokenDataset, or UserError if there is no data set of this kind at `root`.
+    trust: files whose checksums are not looked at; None: all of them. Raises BrokenDataset, or UserError if there is no
+    data set of this kind at `root`.
     """
     root = Path(root)
     path = root / layout.INFO
     if not path.is_file():
         raise UserError(f"no data set at {root}: {path} is missing. Record one: robo_rl collect --out {root}")
+    verifier = verifier_of(root, trust)
+    text = _bytes(verifier, path)
     try:
-        info = json.loads(path.read_text(encoding="utf-8"))
+        info = json.loads(text.decode())
         version = str(info["codebase_version"])
     except (ValueError, KeyError, TypeError) as e:
         raise BrokenDataset(path, f"it is not the JSON of a LeRobot data set ({e!r})", root) from None
@@ -97,16 +145,19 @@ def load_meta(root: Path | str, episodes: int = 0) -> Meta:
     if not features.action:
         raise UserError(f"{path}: the data set has no feature 'action', only {', '.join(info['features'])}")
 
-    path = root / layout.OURS
-    spec, sources = None, ("unknown",)
-    if path.is_file():
-        try:
-            spec, sources = layout.spec_from_json(path.read_text(encoding="utf-8"))
-        except (ValueError, KeyError, TypeError) as e:
-            raise BrokenDataset(path, f"it is malformed ({e!r}); the data reads without it", root) from None
-    path = root / layout.TASKS
+    ours, spec, sources = info["features"]["action"].get("robo_rl"), None, ("unknown",)
+    text = _bytes(verifier, path := root / layout.OURS) if ours is None and (root / layout.OURS).is_file() else b""
     try:
-        tasks = layout.tasks_of_table(_parquet(path)) if count else []
+        if text:  # of an old data set
+            ours = json.loads(text.decode())
+        if ours is not None:
+            spec, sources = layout.spec_of(ours)
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise BrokenDataset(path, f"it is malformed ({e!r}); the data reads without it", root) from None
+    path = root / layout.TASKS
+    data = _bytes(verifier, path) if count else b""
+    try:
+        tasks = layout.tasks_of_table(_parquet(data)) if count else []
     except (ValueError, KeyError, StopIteration) as e:
         raise BrokenDataset(path, str(e), root) from None
 
@@ -119,8 +170,9 @@ def load_meta(root: Path | str, episodes: int = 0) -> Meta:
     have = 0
     folder = root / "meta" / "episodes"
     for path in sorted(folder.glob("chunk-*/file-*.parquet")) if count else ():
+        data = _bytes(verifier, path, have)
         try:
-            table = _parquet(path, wanted)
+            table = _parquet(data, wanted)
         except ValueError as e:
             raise BrokenDataset(path, str(e), root, have) from None
         if absent := set(wanted) - set(table.column_names):
@@ -145,29 +197,52 @@ def load_meta(root: Path | str, episodes: int = 0) -> Meta:
     if len(bad) or (lengths.sum() != frames and not episodes):
         raise BrokenDataset(folder, f"lengths add up to {lengths.sum()} frames, {layout.INFO} says {frames}",
                             root, int(bad[0]) if len(bad) else -1)
-    files, frames = {}, {}
+    clips, frames = {}, {}
     for key in videos:
         view = key.removeprefix(layout.IMAGES)
-        files[view] = running(f"videos/{key}")
+        clips[view] = running(f"videos/{key}")
         frames[view] = np.rint(columns[f"videos/{key}/from_timestamp"] * features.fps).astype(int)
+    final, final_file, final_at = _finals(verifier, lengths, len(features.state))
+    for path in (root / layout.STATS, root / layout.HISTOGRAMS):  # not needed to read the data, but others read them
+        if not verifier.is_sound(path):
+            raise ChangedDataset(path, root)
     return Meta(
         root=root, info=info, features=features, tasks=tasks, spec=spec, sources=sources, lengths=lengths,
-        starts=starts, data_file=running("data"), video_file=files, video_start=frames,
+        starts=starts, data_file=running("data"), video_file=clips, video_start=frames,
         meta_file=np.concatenate([empty, *meta_file])[:count].astype(int),
-        final=_finals(root, count, len(features.state)),
+        final=final, final_file=final_file, final_at=final_at, verifier=verifier,
     )
 
 
-def _finals(root: Path, count: int, size: int) -> np.ndarray:
-    """float32[count,size] of the file of final states, nan where it says nothing."""
-    out, path = np.full((count, size), np.nan, np.float32), root / layout.FINAL
-    if path.is_file():
+def _finals(verifier: Verifier, lengths: np.ndarray, size: int) -> tuple[np.ndarray, tuple[Path, ...], np.ndarray]:
+    """What was observed after the last actions: states float32[E,size] (nan where unknown), and where pictures are:
+    files, int64[E,2] (-1 where there are none)."""
+    count, root = len(lengths), verifier.root
+    out, at = np.full((count, size), np.nan, np.float32), np.full((count, 2), -1)
+    path = root / layout.FINAL
+    if path.is_file():  # of an old data set
+        data = _bytes(verifier, path)
         try:
-            rows = np.load(path)[:count]
+            rows = np.load(io.BytesIO(data))[:count]
             out[:len(rows)] = rows
         except (ValueError, OSError, EOFError) as e:
             raise BrokenDataset(path, f"it is malformed ({e}); the data reads without it", root) from None
-    return out
+    folder = root / "meta" / "final"
+    paths = {*folder.glob("chunk-*/file-*.parquet"), *verifier.listed(folder)}
+    for number, path in enumerate(paths := sorted(paths)):
+        data = _bytes(verifier, path)
+        try:
+            table = _parquet(data, ["episode_index", "length", "observation.state"])
+            episode, length = (_numbers(table, key, table.num_rows, 1) for key in ("episode_index", "length"))
+            state = _numbers(table, "observation.state", table.num_rows, size).reshape(-1, size)
+        except ValueError as e:
+            raise BrokenDataset(path, f"{e}; the data reads without it", root) from None
+        mine = np.flatnonzero((episode >= 0) & (episode < count))
+        which = episode[mine]
+        if (lengths[which] != length[mine]).any() or not np.isfinite(state[mine]).all():
+            raise BrokenDataset(path, "it tells of other episodes than the data set has; the data reads without it", root)
+        out[which], at[which] = state[mine], np.stack([np.full(len(mine), number), mine], 1)
+    return out, tuple(paths), at
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,6 +298,13 @@ class Dataset:
         """float32[E,S]: the state after each episode's last action, nan where it was not recorded."""
         return self.meta.final
 
+    @property
+    def after(self) -> np.ndarray:
+        """float32[F,S]: the state after every action, nan where it was not recorded."""
+        out = np.roll(self.state, -1, 0)
+        out[self.to - 1] = self.final
+        return out
+
     @cached_property
     def episode_index(self) -> np.ndarray:
         return np.repeat(np.arange(len(self)), self.to - self.from_)
@@ -245,6 +327,8 @@ class Dataset:
         if view not in m.video_file:
             return _images_in_parquet(m, view, episode)
         path, first = m.video_path(view, episode), int(m.video_start[view][episode])
+        if not m.verifier.is_sound(path):
+            raise ChangedDataset(path, m.root, m.first_in_video(view, path))
         try:
             return video.decode(path, first, T, self.features.fps, self.views[view])
         except video.BrokenVideo as e:
@@ -257,40 +341,80 @@ class Dataset:
             out[self.from_[e]:self.to[e]] = self.frames(view, e)
         return out
 
+    @cached_property
+    def _final_cells(self) -> list:
+        """The encoded pictures after the last actions: an Arrow table per file."""
+        m, out = self.meta, []
+        for path in m.final_file:
+            data = _bytes(m.verifier, path)
+            try:
+                out.append(_parquet(data))
+            except ValueError as e:
+                raise BrokenDataset(path, f"{e}; the data reads without it", m.root) from None
+        return out
+
+    def final_image(self, view: str, episode: int) -> np.ndarray | None:
+        """What a camera saw after the last action of an episode: uint8[h, w, 3]; None where it was not recorded."""
+        file, row = self.meta.final_at[episode]
+        key = layout.IMAGES + view
+        if file < 0 or key not in self._final_cells[file].column_names:
+            return None
+        cell, length = self._final_cells[file][key][int(row)].as_py(), int(self.to[episode] - self.from_[episode])
+        try:
+            return None if cell is None else video.decode_final(cell, length, self.features.fps, self.views[view])
+        except video.BrokenVideo as e:
+            path = self.meta.final_file[file]
+            raise BrokenDataset(path, f"the last picture of episode {episode}: {e}", self.meta.root, episode) from None
+
+    def final_images(self, view: str) -> tuple[np.ndarray, np.ndarray]:
+        """(uint8[E, h, w, 3] what a camera saw after the last actions, bool[E] where it was recorded; 0 elsewhere)."""
+        out, known = np.zeros((len(self), *self.views[view], 3), np.uint8), np.zeros(len(self), bool)
+        for e in range(len(self)):
+            if (image := self.final_image(view, e)) is not None:
+                out[e], known[e] = image, True
+        return out, known
+
     def episode(self, e: int) -> Episode:
         """Episode `e` as it was given to the Writer (images as decoded)."""
         rows = slice(self.from_[e], self.to[e])
+        known = bool(np.isfinite(self.final[e]).all())
+        last = {view: self.final_image(view, e) for view in self.views} if known else {}
         return Episode(
             state=self.state[rows], action=self.action[rows], reward=self.reward[rows], task=self.task(e),
             images={view: self.frames(view, e) for view in self.views}, success=bool(self.success[e]),
             source=[self.sources[c] if self.sources[c] in SOURCES else "unknown" for c in self.source[rows]],
             start=int(self.start[e]), terminated=bool(self.terminated[e]),
             phase=self.phase[rows] if self.features.phases else None,
-            final=self.final[e] if np.isfinite(self.final[e]).all() else None)
+            final=self.final[e] if known else None,
+            final_images=None if not known or any(x is None for x in last.values()) else last)
 
 
-def load(root: Path | str, episodes: int = 0) -> Dataset:
+def load(root: Path | str, episodes: int = 0, tolerance: float | None = None,
+         trust: Collection[Path] | None = ()) -> Dataset:
     """Read the data set at `root` (its first `episodes` only, if not 0) and check it.
 
-    Checked: every file there and whole (videos: length and frame count, not each picture), rows where the
-    meta data say, indices consecutive, numbers finite. Raises BrokenDataset (file and repair), or UserError.
+    Checked: every file there, whole and as it was written (videos: length, size and frame count here, their checksum
+    when they are first decoded), rows where the meta data say, as wide as they say, indices consecutive, numbers finite,
+    timestamps 1/fps apart within `tolerance` [s] (None: that of the data set, 1e-4 unless it was accepted with another).
+    trust: files whose checksums are not looked at (None: all). Raises BrokenDataset (file and repair), or UserError.
     """
-    meta = load_meta(root, episodes)
+    meta = load_meta(root, episodes, trust)
     lengths, starts, E = meta.lengths, meta.starts, len(meta.lengths)
     if not E:
         raise UserError(f"data set {meta.root} is empty. Fill it: robo_rl collect --out {meta.root}")
     info = meta.info["features"]
-    wanted = ["observation.state", "action", *layout.SCALARS, layout.PHASE, "task_index", "index"]
+    wanted = ["observation.state", "action", *layout.SCALARS, layout.PHASE, "task_index", "index", "timestamp"]
     wanted = [key for key in wanted if key in info]
     F, parts = int(lengths.sum()), {key: [] for key in wanted}
     for first in np.flatnonzero(np.diff(meta.data_file, prepend=-1)):
         path = meta.data_path(first)
         here = np.flatnonzero(meta.data_file == meta.data_file[first])
         rows, at = int(lengths[here].sum()), int(starts[first])
+        data = _bytes(meta.verifier, path, int(first))
         try:
-            table = _parquet(path, wanted)
+            table = _parquet(data, wanted)
             for key in wanted:
-                parts[key].append(_numbers(table, key, rows))
+                parts[key].append(_numbers(table, key, rows, int(np.prod(info[key]["shape"]))))
         except ValueError as e:
             raise BrokenDataset(path, str(e), meta.root, int(first)) from None
         if table.num_rows < rows:
@@ -319,6 +443,9 @@ def load(root: Path | str, episodes: int = 0) -> Dataset:
         raise BrokenDataset(meta.root / layout.TASKS, what, meta.root)
     for view in meta.video_file:
         _check_videos(meta, view)
+    if "timestamp" in columns:
+        _check_times(meta, columns["timestamp"].reshape(F), tolerance)
+    _warn_of_missing_checksums(meta)
     nothing = np.zeros(F, bool)
     return Dataset(
         meta=meta, **floats, task_index=task_index, from_=starts, to=to,
@@ -331,8 +458,54 @@ def load(root: Path | str, episodes: int = 0) -> Dataset:
     )
 
 
-def _numbers(table, key: str, rows: int) -> np.ndarray:
-    """The first `rows` rows of a column as [rows] or [rows, k]; raises ValueError with the reason."""
+def _check_times(meta: Meta, time: np.ndarray, tolerance: float | None) -> None:
+    """Raise BrokenDataset unless the timestamps [F] of every episode are 1/fps apart.
+
+    As LeRobot's check_timestamps_sync with its tolerance_s, but for what the type of the column cannot tell apart.
+    """
+    listed = meta.verifier.sums
+    tolerance = tolerance if tolerance is not None else listed.tolerance if listed else checksums.TOLERANCE
+    step = np.diff(time.astype(np.float64))
+    allowed = tolerance + (np.spacing(np.abs(time[1:])) if time.dtype.kind == "f" else 0)
+    inside = np.ones(len(step), bool)
+    inside[meta.starts[1:] - 1] = False
+    off = np.flatnonzero(inside & ~(np.abs(step - 1 / meta.features.fps) <= allowed))
+    if len(off):
+        row = int(off[0])
+        e = int(np.searchsorted(meta.starts, row, side="right")) - 1
+        frame, gap = row - int(meta.starts[e]), float(step[row])
+        largest = float(np.abs(step[off] - 1 / meta.features.fps).max())
+        enough = f" --tolerance {largest * 1.01:.2g}" if np.isfinite(largest) else ""
+        raise BrokenDataset(
+            meta.data_path(e), f"episode {e}: {gap:.4g} s from frame {frame} to frame {frame + 1}, expected "
+            f"{1 / meta.features.fps:.4g} s, tolerance {tolerance:g} s", meta.root, e,
+            f"if the gaps are known and meant: robo_rl collect --accept {meta.root}{enough}")
+
+
+def committed_files(meta: Meta) -> list[Path]:
+    """The files of a data set that hold something, each once."""
+    root = meta.root
+    some = [root / name for name in (layout.INFO, layout.STATS, layout.TASKS, layout.OURS, layout.FINAL, layout.HISTOGRAMS)]
+    place = {layout.episodes_path: meta.meta_file, layout.data_path: meta.data_file}
+    for path_of, files in place.items():
+        some += [path_of(root, *layout.place(int(i), meta.info["chunks_size"])) for i in np.unique(files)]
+    for view, files in meta.video_file.items():
+        some += [layout.video_path(root, view, *layout.place(int(i), meta.info["chunks_size"])) for i in np.unique(files)]
+    return [path for path in (*some, *meta.final_file) if path.is_file()]
+
+
+def _warn_of_missing_checksums(meta: Meta) -> None:
+    sums = meta.verifier.sums
+    files = committed_files(meta)
+    bare = [p for p in files if sums is None or p.relative_to(meta.root).as_posix() not in sums.files]
+    if bare and meta.verifier.trust is not None:
+        some = "" if len(bare) == len(files) else f"{len(bare)} of {len(files)} files of "
+        warnings.warn(f"{some}data set {meta.root} without checksums: damage may go unseen. If it is sound, add them: "
+                      f"robo_rl collect --accept {meta.root}", stacklevel=3)
+
+
+def _numbers(table, key: str, rows: int, width: int) -> np.ndarray:
+    """The first `rows` rows of a column as [rows] or [rows, width]; raises ValueError with the reason."""
     import pyarrow as pa
     if key not in table.column_names:
         raise ValueError(f"it has no column {key!r}")
@@ -340,21 +513,27 @@ def _numbers(table, key: str, rows: int) -> np.ndarray:
     if column.null_count:
         raise ValueError(f"column {key!r} has empty cells")
     if not pa.types.is_nested(column.type):
+        if width != 1:
+            raise ValueError(f"column {key!r} has 1 number a row, {layout.INFO} says {width}")
         return column.to_numpy(zero_copy_only=False)
     while pa.types.is_nested(column.type):
         column = column.flatten()
     if column.null_count or len(column) % max(1, min(rows, table.num_rows)):
         raise ValueError(f"the rows of column {key!r} differ in length")
-    return column.to_numpy(zero_copy_only=False).reshape(min(rows, table.num_rows), -1)
+    out = column.to_numpy(zero_copy_only=False).reshape(min(rows, table.num_rows), -1)
+    if out.shape[1] != width:
+        raise ValueError(f"column {key!r} has {out.shape[1]} numbers a row, {layout.INFO} says {width}")
+    return out
 
 
 def _check_videos(meta: Meta, view: str) -> None:
+    sizes = {v: (h, w) for v, h, w in meta.features.views}
     files, ends = meta.video_file[view], meta.video_start[view] + meta.lengths
     for first in np.flatnonzero(np.diff(files, prepend=-1)):
         path = meta.video_path(view, first)
         here = np.flatnonzero(files == files[first])
         try:
-            video.check_whole(path, int(ends[here].max()))
+            video.check_whole(path, int(ends[here].max()), sizes[view])
         except video.BrokenVideo as e:
             raise BrokenDataset(path, str(e), meta.root, int(first)) from None
 
@@ -368,8 +547,9 @@ def _images_in_parquet(meta: Meta, view: str, episode: int) -> np.ndarray:
     key = view if view in meta.info["features"] else layout.IMAGES + view
     first = int(np.argmax(meta.data_file == meta.data_file[episode]))
     at = int(meta.starts[episode] - meta.starts[first])
+    data = _bytes(meta.verifier, path, first)
     try:
-        cells = _parquet(path, [key])[key].slice(at, int(meta.lengths[episode])).to_pylist()
+        cells = _parquet(data, [key])[key].slice(at, int(meta.lengths[episode])).to_pylist()
         return np.stack([np.asarray(Image.open(io.BytesIO(cell["bytes"])).convert("RGB")) for cell in cells])
     except (ValueError, KeyError, TypeError, OSError) as e:
         what = f"the pictures of episode {episode} cannot be read ({e})"

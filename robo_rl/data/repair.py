@@ -1,14 +1,25 @@
-"""Keep the sound episodes of a damaged data set."""
+"""Keep the sound episodes of a damaged data set, or accept one that another program changed."""
 
 import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from robo_rl.data import layout
-from robo_rl.data.reader import BrokenDataset, load, load_meta
-from robo_rl.data.writer import read_totals, trim
-from robo_rl.files import lock, write_bytes
+from robo_rl.data import checksums, layout, statistics
+from robo_rl.data.checksums import Checksums, Staged, Verifier
+from robo_rl.data.reader import (
+    BrokenDataset,
+    ChangedDataset,
+    Dataset,
+    Meta,
+    committed_files,
+    load,
+    load_meta,
+    verifier_of,
+)
+from robo_rl.data.writer import trim
+from robo_rl.files import lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,33 +36,15 @@ def repair(root: Path | str) -> Repaired:
     """Read everything, each picture too, and keep the episodes before the first damage.
 
     Nothing is deleted: the old meta folder is copied to `meta.broken`, files that leave the data set or lose
-    their end get `.broken` behind their name. A sound data set is not touched. Raises BrokenDataset if not
-    even the first episode is sound, UserError if the folder is being written or holds no data set.
+    their end get `.broken` behind their name. Statistics are made anew, checksums kept right; of a damaged file of last
+    observations only those observations go. A sound data set is not touched. Raises BrokenDataset if not even the first
+    episode is sound, UserError if the folder is being written or holds no data set.
     """
     root = Path(root)
     if not (root / layout.INFO).is_file():
         load_meta(root)  # raises: no data set here
     with lock(root):
-        keep, reason = 0, ""
-        while True:
-            try:
-                data = load(root, keep)
-                for e in range(len(data)):
-                    for view in data.views:
-                        data.frames(view, e)
-                break
-            except BrokenDataset as e:
-                if e.episode <= 0 or (keep and e.episode >= keep):
-                    raise
-                keep, reason = e.episode, reason or f"{e.path}: {e.what}"
-        total = data.meta.info["total_episodes"]
-        if not reason:
-            return Repaired(total, 0, "", ())
-        moved = [_free(root / "meta.broken")]
-        shutil.copytree(root / "meta", moved[0])
-        meta = data.meta
-        text = layout.info_to_json(meta.info, len(data), len(data.action), len(meta.tasks))
-        write_bytes(root / layout.INFO, text.encode())  # sound from here on
+        verifier, moved, lost = verifier_of(root), [], []
 
         def put_away(path: Path, copy: bool) -> None:
             away = _free(path.with_name(path.name + ".broken"))
@@ -61,10 +54,101 @@ def repair(root: Path | str) -> Repaired:
             else:
                 os.replace(path, away)
 
-        trim(meta, put_away)
-        if totals := read_totals(meta):
-            write_bytes(root / layout.STATS, layout.stats_to_json(totals).encode())
+        for path in sorted({*verifier.listed(root / "meta/final"), *(root / "meta/final").glob("chunk-*/file-*.parquet")}):
+            if not verifier.is_sound(path):
+                lost.append(f"{path}: its last observations are lost")
+                if path.is_file():
+                    put_away(path, False)
+        data, reason = _sound_part(root, verifier)
+        reason = "; ".join([reason, *lost] if reason else lost)
+        meta = data.meta
+        total = meta.info["total_episodes"]
+        if not reason:
+            return Repaired(total, 0, "", ())
+        moved.append(_free(root / "meta.broken"))
+        shutil.copytree(root / "meta", moved[-1])
+        listed = verifier.sums or Checksums()
+        staged = Staged(root, replace(listed, files={k: v for k, v in listed.files.items() if (root / k).is_file()}))
+        staged.text(root / layout.INFO, layout.info_to_json(meta.info, len(data), len(data.action), len(meta.tasks)))
+        staged.commit()  # sound from here on
+        trim(meta, staged, put_away)
+        if staged.used:
+            staged.commit()
+        (root / layout.STATS).unlink(missing_ok=True)  # read_totals then takes those of the episodes
+        (root / layout.HISTOGRAMS).unlink(missing_ok=True)
+        meta = load_meta(root, trust=None)
+        statistics.complete(meta, statistics.read_totals(meta), {}, seal(meta))
         return Repaired(len(data), total - len(data), reason, tuple(moved))
+
+
+def _sound_part(root: Path, verifier: Verifier) -> tuple[Dataset, str]:
+    """(the episodes before the first damage, what it is; "": none).
+
+    Looked for first is what can be named exactly, which leaves more of a file than its checksum does.
+    """
+    keep, reason, explained = 0, "", set()
+    while True:
+        try:
+            data = load(root, keep, trust=None)
+            decode_all(data)
+            check_sums(data.meta, verifier, explained)
+            return data, reason
+        except BrokenDataset as e:
+            found = e
+        except Exception:  # a parser may fail in any way on the bytes of a damaged file
+            bad = [root / name for name in verifier.sums.files if not verifier.is_sound(root / name)] if verifier.sums else []
+            if not bad:
+                raise
+            found = ChangedDataset(bad[0], root)
+        reason = reason or f"{found.path}: {found.what}"
+        explained.add(found.path)
+        if found.path in (root / layout.STATS, root / layout.HISTOGRAMS):  # made anew
+            continue
+        if found.episode <= 0 or (keep and found.episode >= keep):
+            raise found
+        keep = found.episode
+
+
+def check_sums(meta: Meta, verifier: Verifier, explained: Collection[Path]) -> None:
+    """Raise BrokenDataset unless the files of a data set match their checksums, but for those of `explained`."""
+    for path in committed_files(meta):
+        if path not in explained and not verifier.is_sound(path):
+            raise ChangedDataset(path, meta.root, next((e for e in range(len(meta.lengths)) if path in (
+                meta.data_path(e), meta.meta_path(e), *(meta.video_path(view, e) for view in meta.video_file))), -1))
+
+
+def accept(root: Path | str, tolerance: float | None = None) -> Dataset:
+    """Take a data set as it is: read everything, each picture too, and write the checksums of all its files.
+
+    tolerance: from now on timestamps may be off by so many seconds (None: 1e-4). Raises BrokenDataset for damage that
+    is found without checksums, UserError if the folder is being written or holds no data set.
+    """
+    root = Path(root)
+    if not (root / layout.INFO).is_file():
+        load_meta(root)  # raises: no data set here
+    tolerance = checksums.TOLERANCE if tolerance is None else tolerance
+    with lock(root):
+        data = load(root, tolerance=tolerance, trust=None)
+        decode_all(data)
+        seal(data.meta, tolerance)
+    return load(root)
+
+
+def decode_all(data: Dataset) -> None:
+    """Raise BrokenDataset unless every picture of the data set decodes."""
+    for view in data.views:
+        for e in range(len(data)):
+            data.frames(view, e)
+            data.final_image(view, e)
+
+
+def seal(meta, tolerance: float | None = None) -> Checksums:
+    """Write the checksums of the files of a data set as they are; -> them."""
+    sums, files = meta.verifier.sums, committed_files(meta)
+    tolerance = tolerance if tolerance is not None else sums.tolerance if sums else checksums.TOLERANCE
+    sums = Checksums({p.relative_to(meta.root).as_posix(): (checksums.file_digest(p),) for p in files}, tolerance)
+    checksums.write(meta.root, sums)
+    return sums
 
 
 def _free(path: Path) -> Path:

@@ -5,6 +5,7 @@ Colours are 4:2:0 and lossy; odd sizes are padded by one repeated row or column,
 PyAV loads on use.
 """
 
+import io
 import os
 import struct
 from collections.abc import Iterable
@@ -75,13 +76,14 @@ def check_frames(frames: np.ndarray) -> None:
         raise UserError(f"frames must be uint8 [T, h, w, 3], none 0, got {frames.dtype} {list(frames.shape)}")
 
 
-def encode(path: Path, clips: Iterable[np.ndarray], fps: float, *, gop: int = 2, quality: int = 18,
+def encode(path: "Path | io.BytesIO", clips: Iterable[np.ndarray], fps: float, *, gop: int = 2, quality: int = 18,
            codec: str = "") -> int:
     """Write `clips` (each uint8[T, h, w, 3]) one after the other -> frames."""
     import av
     codec = codec or encoder()
     rate, convert, count = rate_of(fps), _converter(), 0
-    with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as out:
+    target, how = (str(path), {"movflags": "faststart"}) if isinstance(path, Path) else (path, {})
+    with av.open(target, "w", format="mp4", options=how) as out:
         stream = None
         for clip in clips:
             clip = np.ascontiguousarray(_even(clip))
@@ -105,22 +107,31 @@ def codec_name(codec: str = "") -> str:
     return av.Codec(codec or encoder(), "w").canonical_name
 
 
-def append(path: Path, clips: list[np.ndarray], fps: float, held: int) -> int:
-    """Let the video at `path`, of `held` frames (0: a new file), go on with `clips`; -> frames it now holds.
+def encode_final(clip: np.ndarray, final: np.ndarray, fps: float) -> bytes:
+    """The picture uint8[h, w, 3] after the last of `clip` uint8[T, h, w, 3], compressed as if the clip went on."""
+    out = io.BytesIO()
+    encode(out, [clip[-1:], final[None]] if len(clip) % 2 else [final[None]], fps)
+    return out.getvalue()
+
+
+def decode_final(data: bytes, length: int, fps: float, size: tuple[int, int]) -> np.ndarray:
+    """Inverse of `encode_final`, of a clip of `length` frames; `size` = (h, w). Raises BrokenVideo."""
+    return decode(io.BytesIO(data), length % 2, 1, fps, size)[0]
+
+
+def append(path: Path, clips: list[np.ndarray], fps: float, held: int, out: Path) -> int:
+    """Write to `out` the video at `path`, of `held` frames (0: none), followed by `clips`; -> frames in `out`.
 
     -1, nothing written: the file is not one that can go on with today's encoder.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     if not held:
-        with replacing(path) as tmp:
-            return encode(tmp, clips, fps)
-    part = path.with_name(f".{path.name}.part.{os.getpid()}.tmp")
+        return encode(out, clips, fps)
+    part = out.with_name(f".part{out.name}")
     try:
         more = encode(part, clips, fps)
         if not joinable(path, part):
             return -1
-        with replacing(path) as tmp:
-            join(path, part, tmp)
+        join(path, part, out)
         return held + more
     finally:
         part.unlink(missing_ok=True)
@@ -153,14 +164,15 @@ def join(first: Path, second: Path, path: Path) -> None:
                     out.mux(packet)
 
 
-def check_whole(path: Path, frames: int) -> None:
-    """Raise BrokenVideo if the file is cut short or holds fewer than `frames` frames. Decodes nothing."""
+def check_whole(path: Path, frames: int, size: tuple[int, int] | None = None) -> None:
+    """Raise BrokenVideo if the file is cut short, holds fewer than `frames` frames or others than of `size` (h, w),
+    each made even. Decodes nothing."""
     import av
     if not path.is_file():
         raise BrokenVideo("the file is missing")
     with open(path, "rb") as f:  # walk the top-level mp4 boxes: the last must end where the file ends
-        at, size = 0, os.fstat(f.fileno()).st_size
-        while at < size:
+        at, end = 0, os.fstat(f.fileno()).st_size
+        while at < end:
             head = f.read(16)
             if len(head) < 8:
                 raise BrokenVideo("the file is cut short")
@@ -168,34 +180,41 @@ def check_whole(path: Path, frames: int) -> None:
             if length == 1 and len(head) == 16:
                 length = struct.unpack(">Q", head[8:])[0]
             if length == 0:
-                length = size - at
+                length = end - at
             if length < 8 or not kind.isascii():
                 raise BrokenVideo("it is not an mp4 file")
             at += length
             f.seek(at)
-    if at != size or size == 0:
-        raise BrokenVideo(f"the file is cut short at {size} of {at} bytes")
+    if at != end or end == 0:
+        raise BrokenVideo(f"the file is cut short at {end} of {at} bytes")
     try:
         with av.open(str(path)) as c:
-            have = c.streams.video[0].frames if c.streams.video else 0
+            stream = c.streams.video[0] if c.streams.video else None
+            if stream is None or stream.codec_context is None:
+                raise BrokenVideo("it holds no video that can be decoded")
+            have, shape = stream.frames, (stream.height, stream.width)
     except (av.error.FFmpegError, OSError) as e:
         raise BrokenVideo(f"it does not open ({e.strerror})") from None
     if have < frames:
         raise BrokenVideo(f"it holds {have} frames, {frames} are needed")
+    if size is not None and any(x not in (n, n + n % 2) for x, n in zip(shape, size, strict=True)):
+        raise BrokenVideo(f"its frames are {shape[0]}x{shape[1]}, meta/info.json says {size[0]}x{size[1]}")
 
 
-def decode(path: Path, first: int, count: int, fps: float, size: tuple[int, int]) -> np.ndarray:
+def decode(path: "Path | io.BytesIO", first: int, count: int, fps: float, size: tuple[int, int]) -> np.ndarray:
     """Frames `first` .. `first + count - 1` as uint8[count, h, w, 3]; `size` = (h, w). Raises BrokenVideo."""
     import av
-    if not path.is_file():
+    if isinstance(path, Path) and not path.is_file():
         raise BrokenVideo("the file is missing")
     h, w = size
     convert = _converter()
     out = np.empty((count, h, w, 3), np.uint8)
     seen = np.zeros(count, bool)
     try:
-        with av.open(str(path)) as c:
+        with av.open(str(path) if isinstance(path, Path) else path) as c:
             stream = c.streams.video[0]
+            if stream.codec_context is None:
+                raise BrokenVideo("it holds no video that can be decoded")
             stream.codec_context.thread_count = 1
             ticks = float(stream.time_base) * fps  # frames per tick
             if first:

@@ -1,9 +1,13 @@
 """Append episodes to a data set on disk such that every moment leaves a valid one.
 
-A flush writes in this order, each file whole and synced before it takes its name: videos, frames, tasks,
-statistics, episodes, and last `meta/info.json`. Its episode count is the commit: readers ignore whatever lies
-beyond it, so a process killed anywhere leaves what the last finished flush had. Files only ever grow at their
-end (a small last file is replaced by one with more rows), so a reader with older meta data finds its rows.
+A flush writes all its files under temporary names and syncs them, then the checksums of both the old and the new ones,
+and only then gives them their names, in this order: videos, frames, last observations, tasks, statistics, episodes, and
+last `meta/info.json`. Its episode count is the commit: readers ignore whatever lies beyond it, so a process killed
+anywhere leaves what the last finished flush had. Files only ever grow at their end (a small last file is replaced by one
+with more rows), so a reader with older meta data finds its rows.
+
+`close` adds the quantiles of all frames to the statistics (`statistics`): between flushes there are none, for an
+approximation is not what LeRobot's normalisation means by them.
 """
 
 import os
@@ -15,11 +19,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from robo_rl.data import layout, video
+from robo_rl.data import checksums, layout, statistics, video
+from robo_rl.data.checksums import Checksums, Staged, settled
 from robo_rl.data.episode import Episode, Features
 from robo_rl.data.reader import Meta, load_meta
 from robo_rl.errors import UserError
-from robo_rl.files import lock, replacing, write_bytes
+from robo_rl.files import lock
 from robo_rl.types import ControlSpec
 
 MB = 1 << 20
@@ -43,27 +48,23 @@ def claim(root: Path) -> ExitStack:
     return held
 
 
-def write_text(path: Path, text: str) -> None:
-    write_bytes(path, text.encode())
-
-
 def write_table(path: Path, table: Any) -> int:
-    """Replace a parquet file; -> its size [bytes]."""
+    """Write a parquet file; -> its size [bytes]."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     varied = pa.types.is_floating, pa.types.is_nested
     repetitive = [c.name for c in table.schema if not any(test(c.type) for test in varied)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as tmp:  # a dictionary of floats costs seven times the rest and saves nothing
-        pq.write_table(table, tmp, compression="snappy", use_dictionary=repetitive)
+    # a dictionary of floats costs seven times the rest and saves nothing
+    pq.write_table(table, path, compression="snappy", use_dictionary=repetitive, write_page_checksum=True)
     return path.stat().st_size
 
 
-def trim(meta: Meta, put_away: Callable[[Path, bool], None]) -> None:
+def trim(meta: Meta, staged: Staged, put_away: Callable[[Path, bool], None]) -> None:
     """Make the files hold the episodes of `meta` and no more, whatever a killed flush or damage left behind.
 
-    put_away(path, copy) is called for each file before it goes; copy: only its end goes.
+    put_away(path, copy) is called for each file before it goes; copy: only its end goes, and the rest of it is staged.
     """
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
     E = len(meta.lengths)
     kinds = [(meta.root / "data", ".parquet", meta.data_file, meta.lengths),
@@ -82,24 +83,15 @@ def trim(meta: Meta, put_away: Callable[[Path, bool], None]) -> None:
                     if pq.read_metadata(path).num_rows > wanted:
                         table = pq.read_table(path, partitioning=None).slice(0, wanted)
                         put_away(path, True)
-                        write_table(path, table)
-
-
-def read_totals(meta: Meta) -> dict[str, dict[str, np.ndarray]]:
-    """Statistics of all frames, one row per array: from stats.json, or the episodes' if it lags."""
-    import pyarrow.parquet as pq
-    try:
-        totals = layout.stats_from_json((meta.root / layout.STATS).read_text(encoding="utf-8"))
-        if totals["action"]["count"].item() == meta.lengths.sum():
-            return totals
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    rows: dict = {}
-    for index in np.unique(meta.meta_file):
-        path = layout.episodes_path(meta.root, *layout.place(int(index), meta.info["chunks_size"]))
-        table = pq.read_table(path, partitioning=None).slice(0, int((meta.meta_file == index).sum()))
-        rows = layout.merge_stats(rows, layout.stats_of_table(table))
-    return layout.total_stats(rows)
+                        write_table(staged.path(path), table)
+    for path in meta.final_file:
+        table = pq.read_table(path, partitioning=None)
+        kept = table.filter(pc.less(table["episode_index"], E))
+        if not len(kept):
+            put_away(path, False)
+        elif len(kept) < len(table):
+            put_away(path, True)
+            write_table(staged.path(path), kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +119,10 @@ class _State:
     data: _Tail = _Tail()
     meta: _Tail = _Tail()
     videos: dict[str, _Tail] = field(default_factory=dict)
-    final: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    final: _Tail = _Tail()
+    histograms: dict = field(default_factory=dict)  # view -> int64[3,256]
+    sums: Checksums = field(default_factory=Checksums)
+    complete: bool = True  # the statistics on the disk have their quantiles
 
 
 class Writer:
@@ -197,16 +192,20 @@ class Writer:
         self._need_open()
         if not self._buffer:
             return
+        staged = Staged(self.root, self._state.sums)
         try:
-            self._state = self._commit(self._buffer, self._state)
+            self._state = self._commit(self._buffer, self._state, staged)
         except (OSError, UserError) as e:
             state, cause = self._state, e if isinstance(e, OSError) else e.__cause__
-            self._state = replace(state, videos={v: replace(t, open=False) for v, t in state.videos.items()})
+            self._state = replace(state, sums=settled(self.root, staged.sums),
+                                  videos={v: replace(t, open=False) for v, t in state.videos.items()})
             if not isinstance(cause, OSError):
                 raise
             raise UserError(f"cannot write the data set {self.root}: {cause.strerror or cause}. "
                             f"The {self.episodes} episodes saved before are intact; free disk space and run "
                             "again to continue") from e
+        finally:
+            staged.abandon()
         self._buffer = []
 
     def close(self) -> None:
@@ -215,6 +214,8 @@ class Writer:
             return
         try:
             self.flush()
+            if not self._state.complete:
+                statistics.complete(load_meta(self.root), self._state.totals, self._state.histograms, self._state.sums)
         finally:
             self._release()
 
@@ -232,9 +233,8 @@ class Writer:
             for path in (self.root / kind).rglob("file-*"):
                 if path.suffix in (".parquet", ".mp4"):
                     path.rename(path.with_name(path.name + ".orphan"))
-        self._info = layout.new_info(features, codec=video.codec_name() if features.views else "")
-        self._state = _State(videos={view: _Tail() for view, _, _ in features.views},
-                             final=np.zeros((0, len(features.state)), np.float32))
+        self._info = layout.new_info(features, video.codec_name() if features.views else "", self.spec)
+        self._state = _State(videos={view: _Tail() for view, _, _ in features.views})
 
     def _resume(self) -> None:
         meta = load_meta(self.root)
@@ -250,16 +250,28 @@ class Writer:
             raise UserError(f"the data set {self.root} was made otherwise: {'; '.join(bad)}. "
                             "Choose another folder")
         self.features, self.spec, self._info = meta.features, self.spec or meta.spec, meta.info
-        trim(meta, lambda path, copy: None if copy else path.unlink())
+        if "robo_rl" not in self._info["features"]["action"]:  # of an old data set
+            self._info["features"]["action"] |= {"robo_rl": layout.spec_to_dict(self.spec)}
+        listed = meta.verifier.sums or Checksums()
+        staged = Staged(self.root, settled(self.root, listed))
+        trim(meta, staged, lambda path, copy: None if copy else path.unlink())
+        if staged.used:
+            staged.commit()
+        sums = settled(self.root, Checksums({k: v for k, v in staged.sums.files.items() if (self.root / k).is_file()},
+                                            listed.tolerance))
+        if sums != listed:
+            checksums.write(self.root, sums)
 
         def last(files: np.ndarray) -> _Tail:
             return _Tail(int(files[-1])) if len(files) else _Tail()
 
         self._state = _State(
             episodes=len(meta.lengths), frames=int(meta.lengths.sum()), tasks=tuple(meta.tasks),
-            totals=read_totals(meta) if len(meta.lengths) else {},
+            totals=statistics.read_totals(meta) if len(meta.lengths) else {},
             data=last(meta.data_file), meta=last(meta.meta_file),
-            videos={view: last(files) for view, files in meta.video_file.items()}, final=meta.final)
+            videos={view: last(files) for view, files in meta.video_file.items()},
+            final=_Tail(max((layout.index_of(p, meta.info["chunks_size"]) for p in meta.final_file), default=-1)),
+            histograms=statistics.read_histograms(self.root), sums=sums)
 
     @staticmethod
     def spec_differences(here: ControlSpec, there: ControlSpec) -> list[str]:
@@ -270,53 +282,55 @@ class Writer:
                 f"{b.name!r} {b.low:g} .. {b.high:g} {b.unit} ({b.kind} {b.frame}) there"
                 for a, b in zip(here.axes, there.axes, strict=True) if a != b]
 
-    def _commit(self, episodes: list[Episode], old: _State) -> _State:
+    def _commit(self, episodes: list[Episode], old: _State, staged: Staged) -> _State:
         """Write `episodes` behind the committed ones; -> the new state."""
-        import pyarrow as pa
         root, f, per_chunk = self.root, self.features, self._info["chunks_size"]
         lengths = np.array([len(e) for e in episodes])
         tasks = list(old.tasks) + [t for t in dict.fromkeys(e.task for e in episodes) if t not in old.tasks]
         numbers = [tasks.index(e.task) for e in episodes]
         rows, columns = layout.frame_table(episodes, numbers, f, old.episodes, old.frames)
-        stats = layout.number_stats(columns, lengths)
+        stats = statistics.number_stats(columns, lengths)
 
-        videos, clips_at = {}, {}
+        videos, clips_at, histograms = {}, {}, {}
         for view, _, _ in f.views:
             clips = [e.images[view] for e in episodes]
             tail = old.videos[view].next(2 * self._limit)
             path = layout.video_path(root, view, *layout.place(tail.index, per_chunk))
-            held = video.append(path, clips, f.fps, tail.rows)
+            held = video.append(path, clips, f.fps, tail.rows, staged.path(path))
             if held < 0:  # other codec settings than the file so far: leave it, begin the next
+                staged.drop(path)
                 tail = _Tail(tail.index + 1)
                 path = layout.video_path(root, view, *layout.place(tail.index, per_chunk))
-                held = video.append(path, clips, f.fps, 0)
+                held = video.append(path, clips, f.fps, 0, staged.path(path))
             clips_at[view] = (tail.index, tail.rows)
-            videos[view] = _Tail(tail.index, held, path.stat().st_size, None, True)
-            stats[layout.IMAGES + view] = layout.image_stats(clips)
+            videos[view] = _Tail(tail.index, held, staged.path(path).stat().st_size, None, True)
+            counted = statistics.pixel_histograms(clips)
+            stats[layout.IMAGES + view] = statistics.image_stats(*counted)
+            histograms[view] = old.histograms.get(view, 0) + counted[0].sum(0)
 
-        data = old.data.next(self._limit)
-        table = rows if data.table is None else pa.concat_tables([data.table, rows]).combine_chunks()
-        size = write_table(layout.data_path(root, *layout.place(data.index, per_chunk)), table)
-        data = _Tail(data.index, table.num_rows, size, table, True)
+        data = self._grow(staged, layout.data_path, old.data.next(self._limit), rows)
+        known = layout.final_table(episodes, f, old.episodes)
+        final = self._grow(staged, layout.final_path, old.final.next(self._limit), known) if len(known) else old.final
 
-        totals = layout.total_stats(layout.merge_stats(old.totals, stats))
+        totals = statistics.total_stats(statistics.merge_stats(old.totals, stats))
         meta = old.meta.next(self._limit)
         rows = layout.episode_table(f, old.episodes, old.frames, lengths, [e.task for e in episodes],
                                     data.index, clips_at, stats, meta.index, per_chunk)
-        table = rows if meta.table is None else pa.concat_tables([meta.table, rows]).combine_chunks()
-
         if len(tasks) > len(old.tasks):
-            write_table(root / layout.TASKS, layout.task_table(tasks))
-        if not old.episodes:
-            write_text(root / layout.OURS, layout.spec_to_json(self.spec))
-        write_text(root / layout.STATS, layout.stats_to_json(totals))
-        unknown = np.full(len(f.state), np.nan, np.float32)
-        final = np.concatenate([old.final, np.stack([unknown if e.final is None else e.final for e in episodes])])
-        if np.isfinite(final).any() or (root / layout.FINAL).exists():
-            write_bytes(root / layout.FINAL, layout.array_bytes(final))
-        size = write_table(layout.episodes_path(root, *layout.place(meta.index, per_chunk)), table)
-        meta = _Tail(meta.index, table.num_rows, size, table, True)
+            write_table(staged.path(root / layout.TASKS), layout.task_table(tasks))
+        staged.text(root / layout.STATS, statistics.stats_to_json(totals))
+        if histograms:
+            staged.text(root / layout.HISTOGRAMS, statistics.histograms_to_json(histograms))
+        meta = self._grow(staged, layout.episodes_path, meta, rows)
         new = _State(old.episodes + len(episodes), old.frames + int(lengths.sum()), tuple(tasks), totals,
-                     data, meta, videos, final)
-        write_text(root / layout.INFO, layout.info_to_json(self._info, new.episodes, new.frames, len(tasks)))
-        return new
+                     data, meta, videos, final, histograms, complete=False)
+        staged.text(root / layout.INFO, layout.info_to_json(self._info, new.episodes, new.frames, len(tasks)))
+        staged.commit()
+        return replace(new, sums=staged.sums)
+
+    def _grow(self, staged: Staged, path_of: Callable[..., Path], tail: _Tail, rows: Any) -> _Tail:
+        """Stage the file of `tail` with `rows` at its end -> the new tail."""
+        import pyarrow as pa
+        path = staged.path(path_of(self.root, *layout.place(tail.index, self._info["chunks_size"])))
+        table = rows if tail.table is None else pa.concat_tables([tail.table, rows]).combine_chunks()
+        return _Tail(tail.index, table.num_rows, write_table(path, table), table, True)
