@@ -134,7 +134,7 @@ class Rounds:
         args = self.args
         torch.set_num_threads(1)
         self.begin()
-        self.rounds = files.read_json(self.out / "rounds.json") if (self.out / "rounds.json").exists() else []
+        self.rounds = files.read_json(self.out / "rounds.json", list) if (self.out / "rounds.json").exists() else []
         last = checkpoint.checkpoints(self.out)
         self.policy, _ = checkpoint.load_policy(last[-1] if last else self.checkpoint)
         task_limit = self.config.max_steps
