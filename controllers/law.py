@@ -230,8 +230,8 @@ class Law:
         self.activated = True
 
     def stand(self) -> None:
-        """Springs at full stiffness at once: for an arm that was put at its targets, at rest."""
-        self._m["gain"], self.k[:] = 1.0, self.k_target
+        """Springs and damping at their full values at once: for an arm that was put at its targets, at rest."""
+        self._m["gain"], self.k[:], self._m["stale"] = 1.0, self.k_target, 1
 
     def set_target(self, pos: np.ndarray, quat: np.ndarray) -> None:
         """Tool pose in the base frame: pos [m], quat (w, x, y, z) of length 1."""

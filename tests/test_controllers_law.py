@@ -7,6 +7,7 @@ from dataclasses import replace
 import mujoco
 import numpy as np
 import pytest
+from plain_law import PlainLaw
 
 from controllers.arm import Disturbance, SimArm
 from controllers.law import (
@@ -205,6 +206,71 @@ def test_a_tick_is_the_equation_in_the_laws_docstring(task, frame):
         ad = np.clip(r.acceleration, [-4] * 3 + [-16] * 3, [4] * 3 + [16] * 3)
         task_torque = MODEL.jac.T @ (f + w @ ad if task == "impedance" else w @ (f + ad))
         assert np.allclose(torque, np.clip(task_torque + free + MODEL.bias, -0.8 * np.array(ROBOT.torque), 0.8 * np.array(ROBOT.torque)))
+
+
+RUBBING = replace(ROBOT, friction={"phi1": [0.5, 0.6, 0.5, 0.4, 0.8, 0.9, 0.7], "phi2": [5.0, 9.0, 4.0, 30.0, 10.0, 18.0, 11.0],
+                                   "phi3": [0.04, 0.03, -0.02, 0.05, 0.02, 0.0, -0.03]})
+VARIED = {
+    "default": LawOptions(),
+    "tool axes": LawOptions(frame="tool", stiffness=(900.0, 100.0, 400.0, 30.0, 5.0, 12.0), damping_ratio=0.7, ramp=0.05),
+    "operational space": operational_space(stiffness=(400.0, 300.0, 0.0, 100.0, 50.0, 20.0), ramp=0.1),
+    "kinematic projection": LawOptions(nullspace="kinematic", posture_damping=0.7, filter_time=0.0, ramp=0.0),
+    "no projection": LawOptions(nullspace="none", posture_torque=None, damping=(20.0, 0.0, 5.0, 1.0, 2.0, 0.0), ramp=0.02),
+    "no clips": LawOptions(error_clip=None, torque_rate=None, feed_acceleration=(0.0, 0.0), limit_margin=1.2, limit_torque=8.0),
+    "posture by joint": LawOptions(posture_stiffness=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0), posture_speed=0.3, posture_torque=0.4),
+    "friction, slow": LawOptions(friction=True, target_speed=0.05, target_turn=0.2, filter_time=0.05, command_timeout=0.03),
+    "joints alone": joint_impedance(stiffness=80.0, damping=(4.0, 5.0, 6.0, 7.0, 3.0, 2.0, 1.0), ramp=0.1),
+    "floating": gravity_compensation(torque_fraction=0.3, regularisation=0.05),
+    "stiff and bounded": LawOptions(max_stiffness=(700.0, 35.0), torque_rate=100.0, torque_fraction=0.2, regularisation=0.05),
+}
+
+
+@pytest.mark.parametrize("name", VARIED)
+def test_ticks_under_random_commands_are_those_of_the_plain_law(name):
+    """Every option and command, along a moving arm, against the equations in NumPy."""
+    o, rng = VARIED[name], np.random.default_rng(len(name))
+    robot = RUBBING if o.friction else FREE if o.torque_rate is None else ROBOT
+    law, plain, model = Law(o, robot), PlainLaw(o, robot), arm_model(ROBOT)
+    low, high = np.array(ROBOT.lower), np.array(ROBOT.upper)
+    q, dq = HOME.copy(), rng.uniform(-0.5, 0.5, 7)
+    model.update(q, dq)
+    law.activate(model)
+    plain.activate(model)
+    for k in range(700):
+        dt = (1e-3, 2e-3, 5e-4)[k % 3]
+        dq = np.clip(dq + rng.normal(0, 0.03, 7), -1, 1)
+        q = q + dt * dq
+        dq = np.where((q < low + 0.01) | (q > high - 0.01), -dq, dq)
+        q = np.clip(q, low, high)
+        model.update(q, dq)
+        for both, chance in (("target", 0.01), ("joints", 0.01), ("wrench", 0.008), ("stiffness", 0.006), ("rebase", 0.002), ("stand", 0.001)):
+            if rng.random() > chance:
+                continue
+            if both == "target":
+                pose = np.array(model.pos) + rng.uniform(-0.1, 0.1, 3), g.multiply(g.exp(rng.uniform(-0.4, 0.4, 3)), np.array(model.quat))
+                said = pose[0], pose[1] * rng.uniform(0.995, 1.005)
+            elif both == "joints":
+                said = q + rng.uniform(-0.5, 0.5, 7), rng.uniform(-4, 4, 7)
+            elif both == "wrench":
+                said = rng.uniform(-5, 5, 6), rng.choice(["base", "tool"])
+            elif both == "stiffness":
+                said = (np.array(o.stiffness) * rng.uniform(0, 2, 6),)
+            else:
+                said = (model,) if both == "rebase" else ()
+            for it in (law, plain):
+                getattr(it, both if both in ("rebase", "stand") else f"set_{both}")(*said)
+        assert np.allclose(law.tick(model, dt), plain.tick(model, dt), atol=2e-5), k
+        assert np.allclose(law.reference.pos, plain.pos, atol=1e-9) and np.allclose(law.k, plain.k) and law.gain == pytest.approx(plain.gain)
+        assert law.fed == (plain.feed_age <= o.command_timeout)
+
+
+@pytest.mark.parametrize("options", [LawOptions(), operational_space()])
+def test_an_arm_put_at_its_targets_has_its_damping_at_once(options):
+    law = law_at(HOME, options)
+    law.tick(MODEL, 1e-3)
+    law.stand()
+    law.tick(MODEL, 1e-3)
+    assert (law.k == options.stiffness).all() and (law.d >= 1.9 * np.sqrt(law.k * np.minimum(law._m["masses"], 1))).all()
 
 
 def test_stiffness_commanded_on_an_axis_without_one_goes_back_to_none():
