@@ -3,7 +3,7 @@
 Envs need not keep step: one plans anew when its chunk is used up, when its episode was reset, and at every step that
 somebody else decided, so that the chunk is cut at the seam and what follows a correction is planned from where it ended.
 
-An env that is wrapped for interventions says in `info` what ran: `executed` float32[N,A], `source` uint8[N] (0 policy,
+An env that is wrapped for interventions says in `info` what ran: `executed` float32[N,A] in -1..1, `source` uint8[N] (0 policy,
 1 human) and `phase` uint8[N] (0 policy, 1 pause, 2 recovery, 3 correction). Human steps, those of recovery and correction,
 go to both stores: online as all steps do, and to the corrections with what followed, so that their chunks are whole. Help
 during which the episode failed leaves the corrections again: what did not help is nothing to imitate.
@@ -107,7 +107,7 @@ class Gatherer:
         self.timer.add("policy")
         wanted = self.chunk[self.lanes, self.at]
         raw, reward, terminated, truncated, info = self.env.step(wanted)
-        executed = np.asarray(info.get("executed", np.clip(wanted, -1, 1)), np.float32)
+        executed = np.clip(np.asarray(info.get("executed", wanted), np.float32), -1, 1)
         source = np.asarray(info.get("source", np.zeros(self.n)), np.uint8)
         phase = np.asarray(info.get("phase", np.zeros(self.n)), np.uint8)
         after, success = self._read(raw), np.asarray(info["success"])
@@ -185,7 +185,7 @@ class Gatherer:
                 if self.made <= self.recorded:
                     continue
                 state, *pictures, action, reward, source, phase = map(np.array, zip(*tape))
-                self.record(Episode(state=state, action=action.clip(-1, 1), reward=reward, task=str(self.task[i]),
+                self.record(Episode(state=state, action=action, reward=reward, task=str(self.task[i]),
                                     images=dict(zip(self.spec.views, pictures, strict=True)),
                                     source=["human" if x == HUMAN else "policy" for x in source], phase=phase,
                                     success=bool(success[i]), terminated=bool(terminated[i])))

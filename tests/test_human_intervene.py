@@ -5,10 +5,12 @@ from toys import PointReach
 
 import sims
 from robo_rl.errors import UserError
+from robo_rl.gather import Gatherer
 from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, RECOVERY, Help, Intervene, Nobody, hold_action
 from robo_rl.human.operators import Person, Scripted
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.replay import Replay
 from robo_rl.rollout import Collector
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.check import check_env
@@ -311,3 +313,61 @@ def test_the_policy_is_not_credited_with_what_a_person_did():
 def test_without_a_wrapper_nothing_of_this_is_there():
     policy = make_policy(PolicyOptions(horizon=4, execute=4, hidden=16, layers=1), ObsSpec(state=4, action=2), 0)
     assert "cut" not in Collector(far(), policy, 0.9, 0).layout(policy)
+
+
+class Wild(Nobody):
+    """Takes over, brakes and lets go at random, with commands anywhere in the box."""
+
+    def __init__(self, env):
+        self.rng = np.random.default_rng(0)
+
+    def help(self, look):
+        n, a = look.proposed.shape
+        phase = np.where(self.rng.random(n) < 0.4, self.rng.integers(0, 4, n), 0)
+        return Help(self.rng.choice([-1, 1, 0.3], (n, a)), phase)
+
+
+class Noted(PointReach):
+    """Keeps what it does: the action given, as it clips it; `given` is the greatest one before that."""
+
+    def __init__(self, n):
+        super().__init__(n, limit=15)
+        self.did, self.given = [], 0.0
+
+    def step(self, actions):
+        self.did.append(np.clip(actions, -1, 1))
+        self.given = max(self.given, float(np.abs(actions).max()))
+        return super().step(actions)
+
+
+OPERATORS = {"nobody": lambda env: Nobody(), "wild": Wild, "a person": lambda env: Scripted(env, Person(
+    notice=0.1, gate=0.3, reaction=0.1, error=2.0, recovery=0.3, fatigue=1.0, agree=0.1, least=0.2)), "none": None}
+
+
+@pytest.mark.parametrize("blend", [0, 0.15, 0.5, 3.0])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_replay_holds_the_action_that_ran_whoever_chose_it_and_however_it_was_blended(operator, blend):
+    """A policy that asks for twice what the box allows, and what the env really did."""
+    env = Noted(3)
+    whole = env if operator == "none" else Intervene(env, OPERATORS[operator](env), blend, freeze=operator == "wild")
+    policy = make_policy(PolicyOptions(kind="squashed", horizon=2, execute=2, hidden=16, layers=1, init_std=1.0),
+                         ObsSpec(state=4, action=2), 0)
+    act = policy.act
+
+    def loud(*a):
+        chunk = act(*a)
+        chunk.actions.mul_(2)
+        return chunk
+    policy.act = loud
+    online, corrections = (Replay({"state": ((4,), np.float32)}, 2, 2, 0.9, 4000, 3) for _ in range(2))
+    kept = []
+    gatherer = Gatherer(whole, policy, online, corrections, 0, record=kept.append)
+    gatherer.run(policy, 200)
+    rows = np.arange(online.total)
+    rows = rows[~online.final[rows]]
+    ran = online.action[rows]
+    assert env.given > 1.5 and np.array_equal(ran, np.concatenate(env.did).astype(np.float32))
+    assert np.abs(ran).max() == 1 and np.abs(corrections.action).max() <= 1
+    assert all(np.abs(e.action).max() <= 1 for e in kept)
+    share = (online.source[rows] == 1).mean()
+    assert share == 0 if operator in ("nobody", "none") else 0.1 < share < 0.97, share

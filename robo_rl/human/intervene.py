@@ -4,9 +4,9 @@ Who acts is a *driver*: the policy, the brake (pause) or a person. Where the dri
 command is continuous across it. With k = 1, 2 ... steps since the seam, u_k the new driver's command and a the last one
 executed before it,
 
-    executed_k = u_k + (1 - k/B) (a - u_1)   for k < B,   u_k afterwards,
+    executed_k = clip(u_k + (1 - k/B) (a - u_1))   for k < B,   u_k afterwards,
 
-so that no step changes the command by more than its driver does plus |a - u_1| / B. B = 1 does not blend. A blended command
+in the box -1..1, so that no step changes the command by more than its driver does plus |a - u_1| / B. B = 1 does not blend. A blended command
 is nobody's lesson: until k = B a person's phase is told as pause. `held` in info: a person is at the controls.
 """
 
@@ -88,8 +88,8 @@ def hold_action(spec: ControlSpec, last: np.ndarray) -> np.ndarray:
 class Intervene(VectorWrapper):
     """`env` with `operator` beside its policy.
 
-    `step` info carries also `executed` float32[N,A], the action that ran; `source` uint8[N], 0 only where that is
-    exactly the action given to `step`, else 1; `phase` uint8[N], index into PHASES. An env that is over has source and
+    `step` info carries also `executed` float32[N,A], the action that ran, in -1..1; `source` uint8[N], 0 only where
+    `env` got exactly the action given to `step` (which it clips), else 1; `phase` uint8[N], index into PHASES. An env that is over has source and
     phase 0. `sources()` tells who acts in the *next* step, so that a chunk can be cut at the seam. blend: seconds a
     change of driver takes. freeze: time stands still for a robot that has come to rest in a pause (the env must have
     snapshots), so that waiting for a person uses up no steps. Starts, seeds, masks, snapshots and the expert are those
@@ -151,7 +151,7 @@ class Intervene(VectorWrapper):
         target = np.where(driver[:, None] == 1, hold_action(self.env.spec, r["executed"]), target)
         offset = np.where(turned[:, None], r["executed"] - target.clip(-1, 1), r["offset"])
         weight = np.where(since >= self.blend_steps, 0, 1 - since / self.blend_steps).astype(np.float32)
-        executed = np.where(weight[:, None] > 0, target.clip(-1, 1) + weight[:, None] * offset, target)
+        executed = np.where(weight[:, None] > 0, (target.clip(-1, 1) + weight[:, None] * offset).clip(-1, 1), target)
         alive = ~r["over"]
         source = ((driver != 0) | (weight > 0)) & alive
         still = (driver == 1) & (weight == 0) & alive & self.freeze
@@ -164,13 +164,14 @@ class Intervene(VectorWrapper):
             reward, terminated, truncated = (_kept(x, np.zeros_like(x), still) for x in (reward, terminated, truncated))
             info = {**info, "success": _kept(info["success"], np.zeros_like(info["success"]), still)}
         self._obs = obs
-        r["proposed"][:], r["executed"][:], r["offset"] = given, executed.clip(-1, 1), offset
+        ran = executed.clip(-1, 1).astype(np.float32)
+        r["proposed"][:], r["executed"][:], r["offset"] = given, ran, offset
         r["driver"], r["since"] = driver, since
         r["steps"] += alive & ~still
         r["over"] = _bools(terminated) | _bools(truncated)
         self._help = None
         phase = np.where(alive, np.where(weight > 0, np.minimum(help.phase, PAUSE), help.phase), 0).astype(np.uint8)
-        info = {**info, "executed": executed.astype(np.float32), "source": source.astype(np.uint8), "phase": phase,
+        info = {**info, "executed": ran, "source": source.astype(np.uint8), "phase": phase,
                 "held": (driver == 2) & alive}
         return obs, reward, terminated, truncated, info
 

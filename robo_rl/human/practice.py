@@ -133,7 +133,7 @@ class Robots:
         snapshot = self.env.get_state() if self.rewindable else None
         self.obs, reward, terminated, truncated, info = self.env.step(actions)
         self.source, phase, self.executed = info["source"], info["phase"], info["executed"]
-        act, a = self.executed.clip(-1, 1), self.account
+        act, a = self.executed, self.account
         ended = (np.asarray(terminated) | np.asarray(truncated)) & self.busy
         for i in np.flatnonzero(self.busy):
             images = {v: before[f"image/{v}"][i].copy() for v in self.views}
