@@ -16,7 +16,7 @@ from robo_rl.cli import COMMANDS, main
 from robo_rl.cli.collect import Collect
 from robo_rl.cli.eval import Eval
 from robo_rl.cli.presets import preset
-from robo_rl.cli.train import ALGOS, RL_OPTIONS, Train
+from robo_rl.cli.train import ALGOS, OFF_POLICY, RL_OPTIONS, Train, parse
 from robo_rl.errors import UserError
 from robo_rl.options import BcOptions, PolicyOptions
 
@@ -170,6 +170,17 @@ def test_every_preset_can_be_trained_by_its_method(algo):
                 if algo != "bc":
                     policy = make_policy(t.policy, ObsSpec(state=4, action=3), 0)
                     importlib.import_module(f"robo_rl.algos.{algo}").make(policy, t.rl, 0)
+
+
+@pytest.mark.parametrize("algo", [a for a in ALGOS if a in OFF_POLICY])
+def test_targets_are_clamped_only_where_returns_lie_in_a_known_range(algo):
+    def most(*argv):
+        return parse(["--algo", algo, *argv]).rl.max_target
+    assert most() == most("--sim", "maniskill") == most("--reward", "sparse") == most("--preset=quick") == 1
+    assert most("--reward", "dense") == most("--reward=dense") == most("--sim", "maniskill", "--reward", "dense") == 0
+    assert most("--task", "HalfCheetah-v5") == most("--sim", "gym:Pendulum-v1") == 0
+    assert most("--sim", "maniskill", "--task", "MS-HopperStand-v1") == 0  # knows its dense reward alone
+    assert most("--reward", "dense", "--rl.max-target", "5") == 5
 
 
 def best_eval(run: Path) -> dict:

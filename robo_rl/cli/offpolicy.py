@@ -148,7 +148,7 @@ class OffPolicyRun(Run):
         self.learner = importlib.import_module(f"robo_rl.algos.{args.algo}").make(self.policy, o, args.seed)
         self.rng, self.owed, self.online_now = np.random.default_rng([args.seed, 11]), 0.0, False
         self.due = self.pretrained = 0  # control steps not learnt from yet; updates of the critic's stage
-        self.train_judge()
+        self.train_judge(not state)
         if state:
             self.learner.load_state_dict(state["learner"])
             self.rng.bit_generator.state = state["rng"]
@@ -201,23 +201,27 @@ class OffPolicyRun(Run):
             gatherer.steps, gatherer.help_steps = self.step, helped
         return Here(gatherer, ROUND * e, here.close)
 
-    def train_judge(self) -> None:
-        """The classifier of `--rl.judge classifier`, trained and guarded once per run."""
+    def train_judge(self, first: bool) -> None:
+        """The classifier of `--rl.judge classifier`, trained and guarded once per run; `first`: nothing was logged since."""
         from safetensors.torch import save
 
         from robo_rl import files
         from robo_rl.gather import marked_episodes
         from robo_rl.rewards import train
 
-        o, path = self.args.rl, self.folder / "judge.safetensors"
-        if o.judge == "env" or path.exists():
+        o, path, words = self.args.rl, self.folder / "judge.safetensors", self.folder / "judge.json"
+        if o.judge == "env":
             return
-        marks = marked_episodes(self.env, self.policy, o.judge_episodes, self.args.seed + 3)
-        model, said = train(marks, o.judge_rate, o.judge_hold, self.args.seed)
-        files.write_bytes(path, save(model.state_dict()))
-        self.log.log(self.args.bc.updates, {f"judge/{k}": v for k, v in said.items()}, stage="sft")
-        self.progress.say(f"success classifier: threshold {said['threshold']:.3f} from {said['failures']} held-out failures, "
-                          f"recall {said['recall']:.2f} of {said['successes']} held-out successes")
+        if not path.exists():
+            marks = marked_episodes(self.env, self.policy, o.judge_episodes, self.args.seed + 3)
+            model, said = train(marks, o.judge_rate, o.judge_hold, self.args.seed)
+            files.write_json(words, said)
+            files.write_bytes(path, save(model.state_dict()))
+        if first:
+            said = files.read_json(words)
+            self.log.log(self.args.bc.updates, {f"judge/{k}": v for k, v in said.items()}, stage="sft")
+            self.progress.say(f"success classifier: threshold {said['threshold']:.3f} from {said['failures']} held-out failures, "
+                              f"recall {said['recall']:.2f} of {said['successes']} held-out successes")
 
     def pretrain(self, sample) -> bool:
         """The critic's first updates, while the actor waits; for a method with an offline stage, all of that stage. False: it was

@@ -28,9 +28,9 @@ BRISK = dict(utd=1.0, batch=128, tau=0.02, actor_every=4, warmup=4000, lr=1e-3)
 IMITATES = {"expo": BRISK | dict(alpha=0.001, slow=0.01), "pa_rl": BRISK}
 
 
-def preset(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
-    """The defaults `robo_rl train` starts from for this combination."""
-    t = simulated(sim, task, algo, obs, name)
+def preset(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "") -> Train:
+    """The defaults `robo_rl train` starts from for this combination; `reward`: "" (the task's own), sparse or dense."""
+    t = simulated(sim, task, algo, obs, name, reward == "dense" or sim == "maniskill" and task.startswith("MS-"))
     kind = sim.split(":")[0]
     if kind not in ROBOTS:
         return t
@@ -40,14 +40,14 @@ def preset(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
     return replace(t, workers=0, rl=replace(t.rl, decisions=64, minibatch=64))
 
 
-def simulated(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
-    """The same where time is a computer's."""
+def simulated(sim: str, task: str, algo: str, obs: str, name: str, dense: bool = False) -> Train:
+    """The same where time is a computer's; `dense`: returns lie in no known range."""
     choose("preset", name, ("quick", "full"))
     quick = name == "quick"
     rl = RL_OPTIONS.get(algo, PiRlOptions)
     t = Train(sim=sim, task=task, algo=algo, obs=obs, preset=name, rl=rl())
     if algo in OFF_POLICY:
-        return replay(t, quick)
+        return replay(t, quick, dense)
     if task in LOCOMOTION or sim.startswith(("gym:", "envpool:")):
         return locomotion(t)
     t = replace(t, rl=rl(**CHUNKS, anneal_lr=True), demos="20", steps=2_000_000)
@@ -75,7 +75,7 @@ def simulated(sim: str, task: str, algo: str, obs: str, name: str) -> Train:
     return t
 
 
-def replay(t: Train, quick: bool) -> Train:
+def replay(t: Train, quick: bool, dense: bool = False) -> Train:
     """Methods that learn from replay: few envs, many updates per step."""
     if t.algo == "wsrl":
         t = replace(t, rl=replace(t.rl, demo_share=0.0, warmup=5000))
@@ -85,7 +85,7 @@ def replay(t: Train, quick: bool) -> Train:
         return replace(t, demos="0", envs=8, steps=300_000, reward="dense", eval_episodes=20, eval_every=50_000,
                        policy=replace(head, horizon=1, execute=1, hidden=256, teacher=False, **wide),
                        rl=replace(t.rl, pretrain=0, **wide))
-    few = dict(**JUDGE, utd=4.0, gamma=0.98, warmup=5000, max_target=1.0, floor=t.algo != "aloe")
+    few = dict(**JUDGE, utd=4.0, gamma=0.98, warmup=5000, max_target=0.0 if dense else 1.0, floor=t.algo != "aloe")
     if t.algo in ("rlpd", "hil_serl", "expo", "pa_rl"):  # the others have an offline stage of their own
         few["pretrain"] = 1000
     if t.algo in ("rlpd", "hil_serl"):  # freer, and the actor leaves what the critics know; all that succeeded holds it

@@ -154,7 +154,7 @@ def parse(argv: list[str]) -> Train:
                 return arg.split("=", 1)[1]
         return default
     base = preset(peek("sim", "mujoco"), peek("task", ""), choose("algo", peek("algo", "pi_rl"), ALGOS),
-                  peek("obs", "state"), peek("preset", "full"))
+                  peek("obs", "state"), peek("preset", "full"), peek("reward", ""))
     if init := peek("init", ""):
         base = begun(base, Path(init))
     return parse_options(Train, "train", argv, default=base)

@@ -70,6 +70,8 @@ class Local:
         """A new lease and where to write."""
         if f.slot not in self.columns or self.columns[f.slot]["done"].shape[1] != f.envs:
             self.columns[f.slot] = new_columns(rows, self.rows)
+        for column in self.columns[f.slot].values():
+            column.fill(0)  # what a checkpoint has of it depends on nothing that was here before
         return Lease(f.uid, f.slot, self.rows if self.whole else f.decisions, 0, f.due), self.columns[f.slot]
 
     def _seal(self, uid: int, rows: int, oldest: int) -> None:
