@@ -5,10 +5,12 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -18,6 +20,9 @@ from commands import TINY, TINY_REPLAY, robo_rl
 from robo_rl import checkpoint
 from robo_rl.journal import ADD, Journal
 from robo_rl.replay import HUMAN, PAUSE
+from robo_rl.runtime import snapshot
+
+ROOT = Path(__file__).parent.parent
 
 RUN = [w for w in TINY if w not in ("--workers", "0")]
 
@@ -241,3 +246,35 @@ def test_a_run_of_two_learners_of_which_one_is_killed_goes_on_and_is_resumed_wit
     path.write_text(json.dumps(run))
     assert robo_rl(tmp_path, "train", "--resume", "run").code == 0
     assert steps(tmp_path)[-1] >= seen[-1] + 2000
+
+
+SIGNED = """
+import sys, time
+from pathlib import Path
+from robo_rl.runtime import snapshot
+with snapshot.at_work(Path(sys.argv[1]), "worker0"):
+    print("signed in", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_workers_of_a_run_are_ended_from_its_own_folder_and_never_from_a_copy(tmp_path):
+    """A copied run folder holds the pids of the original's workers, which are alive and at work for it."""
+    flight = tmp_path / "run" / "flight"
+    flight.mkdir(parents=True)
+    process = subprocess.Popen([sys.executable, "-c", SIGNED, str(flight)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert process.stdout.readline() == "signed in\n"
+        shutil.copytree(tmp_path / "run", tmp_path / "copy")
+        assert snapshot.evict(tmp_path / "copy" / "flight") == 0 and process.poll() is None
+        pid = flight / "worker0.pid"
+        words = pid.read_text().split()
+        for i, other in ((1, "1.5"), (2, "another-boot"), (3, "1:1")):  # a pid that came again, another machine, another folder
+            pid.write_text(" ".join(words[:i] + [other] + words[i + 1:]))
+            assert snapshot.evict(flight) == 0 and process.poll() is None
+        pid.write_text(" ".join(words))
+        (tmp_path / "run").rename(tmp_path / "moved")  # the same folder under another name
+        assert snapshot.evict(tmp_path / "moved" / "flight") == 1 and process.wait(10) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.stdout.close()

@@ -53,12 +53,37 @@ def load(path: Path) -> dict:
         return {}
 
 
+def boot() -> str:
+    """Which start of which machine this is: pids of another one say nothing here."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return str(int(psutil.boot_time()))
+
+
+def place(folder: Path) -> str:
+    """Device and number of a folder: a copy of it has others, it itself keeps them when it is moved."""
+    found = folder.stat()
+    return f"{found.st_dev}:{found.st_ino}"
+
+
 def sign(path: Path) -> None:
-    """Write down this process, with its time of birth, for pids come again."""
+    """Write down this process: pid, time of birth (pids come again), boot, and the folder (copies of it are not where it works)."""
     temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with open(temp, "w", opener=private_file) as f:
-        f.write(f"{os.getpid()} {psutil.Process().create_time()}")
+        f.write(f"{os.getpid()} {psutil.Process().create_time()} {boot()} {place(path.parent)}")
     os.replace(temp, path)
+
+
+def signed(path: Path) -> psutil.Process | None:
+    """The process that signed in at `path`, if it lives and that is where it did."""
+    try:
+        pid, born, start, folder = path.read_text().split()
+        process = psutil.Process(int(pid))
+        here = start == boot() and folder == place(path.parent)
+        return process if here and process.create_time() == float(born) else None
+    except (ValueError, OSError, psutil.Error):
+        return None
 
 
 @contextlib.contextmanager
@@ -85,15 +110,9 @@ def kill(process, folder: Path, name: str, why: str) -> str:
 
 def evict(folder: Path, seconds: float = 5.0) -> int:
     """End every process that signed in below `folder` and still lives (its learner died) -> how many."""
-    found = []
-    for path in folder.glob("*.pid"):
-        try:
-            pid, born = path.read_text().split()
-            process = psutil.Process(int(pid))
-            if process.create_time() == float(born):
-                process.kill()
-                found.append(process)
-        except (ValueError, OSError, psutil.Error):
-            continue
+    found = [p for path in folder.glob("*.pid") if (p := signed(path)) is not None]
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
     psutil.wait_procs(found, timeout=seconds)
     return len(found)
