@@ -184,10 +184,12 @@ def test_targets_are_clamped_only_where_returns_lie_in_a_known_range(algo):
 
 
 def best_eval(run: Path) -> dict:
-    """The first of a run's evaluations with the most success, then return."""
+    """The report of the first of a run's checkpoints with the most success, then return, on the starts that choose."""
     evals = sorted((json.loads(p.read_text()) for p in (run / "evals").iterdir()), key=lambda e: e["step"])
-    assert len(evals) >= 4
-    return max(evals, key=lambda e: (sum(e["success"]), sum(e["return"])))
+    chosen = [e for e in evals if e["list"] == 0]
+    assert len(chosen) >= 4
+    best = max(chosen, key=lambda e: (sum(e["success"]), sum(e["return"])))
+    return next(e for e in evals if e["list"] == 1 and e["step"] == best["step"])
 
 
 # ---- what is not installed, cannot draw, cannot be written

@@ -35,6 +35,9 @@ def test_a_round_practises_with_help_learns_and_is_a_run_of_its_own(run, protoco
     rows, out = json.loads(done.out), run / f"runs/weak-{protocol}-s0"
     assert [r["round"] for r in rows] == [0, 1] and rows[1]["interventions"] > 0 < rows[1]["human_share"] < 1
     assert "operator min" in done.err and "interventions/h" in done.err
+    told = [r["report"] for r in rows if "report" in r]
+    assert len(told) == 1 and told[0]["list"] == 1 and {r["list"] for r in rows} == {0}  # chosen on one list, reported on another
+    assert json.loads((out / "evals" / "best.json").read_text())["step"] == told[0]["round"]
     data = load(out / "corrections")
     assert len(data) == 4 and data.features.phases and {"human", "policy"} <= {data.sources[c] for c in np.unique(data.source)}
     assert (2 in data.phase) == (protocol == "rac") and 3 in data.phase and 1 not in data.phase

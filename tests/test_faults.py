@@ -15,6 +15,7 @@ from commands import TINY, Command, robo_rl
 from test_checkpoint import build
 
 from robo_rl import checkpoint
+from robo_rl.selection import Look
 
 FILE_EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
 
@@ -110,7 +111,7 @@ def saver(folder: Path, step: int) -> "object":
     from robo_rl.cli.train import Run, Train
     run = Run(Train(video=False), folder, env=None)
     run.policy, run.step = build(step), step
-    run.best = {"success": 0.5, "return": 0.5, "step": 10, "label": ""}
+    run.looks = [Look(10, 1, 2, 0.5)]
     run.log = SimpleNamespace(lines=0)
     return run
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     "types errors geometry",
     "files options contract starts stats advantages corrections losses sampling normalise allocate",
-    "policies data rewards log journal",
+    "policies data rewards log journal selection",
     "checkpoint rollout replay",
     "evaluate algos gather",
     "demos",

@@ -15,6 +15,7 @@ import tyro
 from robo_rl.data.episode import HELP
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.options import BcOptions, Person
+from robo_rl.selection import CHOOSE, REPORT
 
 PROTOCOLS = ("hg_dagger", "rac", "armada", "twin_rl")
 PRACTICE_START = 1_200_000_000  # starts of practice: below those of demonstrations and evaluation
@@ -155,8 +156,9 @@ class Rounds:
                 self.refit(r)
                 self.rounds.append({"round": r, "account": account, "eval": self.evaluate(r)})
                 self.save(r)
+            told = self.report()
             self.progress.close()
-        table(self.rounds, args)
+        table(self.rounds, args, told)
         return 0
 
     def begin(self) -> None:
@@ -342,26 +344,42 @@ class Rounds:
         self.policy.eval()
 
     def evaluate(self, r: int) -> dict:
-        """Success without help on the fixed starts; also as evals/round_<r>.json."""
+        """Success without help on the starts that pick the best round; also as evals/round_<r>.json."""
+        return self.measure(f"round_{r}", r, CHOOSE, f"round {r}")
+
+    def measure(self, label: str, r: int, which: int, words: str) -> dict:
+        """Success without help of the present policy, that of round `r`, on the starts of list `which`; also as evals/<label>.json."""
         from robo_rl import files
         from robo_rl.evaluate import eval_starts, evaluate
         from robo_rl.stats import wilson
 
-        starts = eval_starts(self.args.eval_episodes)
-        result = evaluate(self.eval_env, self.policy, starts)
+        starts = eval_starts(self.args.eval_episodes, which)
+        result = evaluate(self.eval_env, self.policy, starts, which)
         rate, low, high = wilson(sum(result["success"]), len(starts))
         (self.out / "evals").mkdir(exist_ok=True)
-        files.write_json(self.out / "evals" / f"round_{r}.json", result | {
-            "label": f"round_{r}", "step": r, "n": len(starts), "starts": starts.tolist(), "wilson": [low, high],
+        files.write_json(self.out / "evals" / f"{label}.json", result | {
+            "label": label, "step": r, "n": len(starts), "starts": starts.tolist(), "list": which, "wilson": [low, high],
             "time": 0.0})
-        self.progress.say(f"{f'round {r}':>14}  success {rate:.3f}  95 % interval [{low:.3f}, {high:.3f}]  n={len(starts)}")
-        return {"success": rate, "low": low, "high": high, "n": len(starts)}
+        self.progress.say(f"{words:>14}  success {rate:.3f}  95 % interval [{low:.3f}, {high:.3f}]  n={len(starts)}  (starts of "
+                          f"list {which}, {'reported' if which == REPORT else 'which choose'})")
+        return {"success": rate, "low": low, "high": high, "n": len(starts), "list": which}
+
+    def best_round(self) -> dict:
+        """The round with the most success on the starts that choose; the last of equals, which learnt from most."""
+        return max(self.rounds, key=lambda x: (x["eval"]["success"], x["round"]))
+
+    def report(self) -> dict:
+        """Success of the best round on starts that nothing was chosen on; also as evals/best.json."""
+        from robo_rl import checkpoint
+        r = self.best_round()["round"]
+        self.policy, _ = checkpoint.load_policy(self.out / "checkpoints" / checkpoint.name(r))
+        return {"round": r} | self.measure("best", r, REPORT, "best round")
 
     def save(self, r: int) -> None:
         """rounds.json, then the checkpoint of the round (its presence says that the round is whole)."""
         from robo_rl import checkpoint, files
         files.write_json(self.out / "rounds.json", self.rounds)
-        best = max(self.rounds, key=lambda x: (x["eval"]["success"], x["round"]))
+        best = self.best_round()
         path = self.out / "checkpoints"
         path.mkdir(exist_ok=True)
         checkpoint.save_checkpoint(path / checkpoint.name(r), self.policy, {}, {
@@ -386,8 +404,8 @@ def note_of(account) -> str:
             f"human {100 * s['human_share']:.0f} %")
 
 
-def table(rounds: list[dict], args: Correct) -> None:
-    """Print the rounds, or one JSON document."""
+def table(rounds: list[dict], args: Correct, told: dict) -> None:
+    """Print the rounds and `told`, what the best is worth on starts of its own, or one JSON document."""
     minutes, first = 0.0, rounds[0]["eval"]["success"]
     rows = []
     for x in rounds:
@@ -396,7 +414,8 @@ def table(rounds: list[dict], args: Correct) -> None:
         rows.append({"round": x["round"], **x["eval"], **{k: a.get(k) for k in (
             "operator_minutes", "interventions", "interventions_per_hour", "interventions_per_success", "reaction_mean",
             "human_share", "utilisation", "success_rate", "alone_rate")},
-            "gain_per_operator_minute": (x["eval"]["success"] - first) / minutes if minutes else None})
+            "gain_per_operator_minute": (x["eval"]["success"] - first) / minutes if minutes else None}
+            | ({"report": told} if x["round"] == told["round"] else {}))
     if args.json:
         print(json.dumps(rows, indent=1))
         return
@@ -408,3 +427,5 @@ def table(rounds: list[dict], args: Correct) -> None:
                      f"  {x['interventions_per_success']:11.2f}  {x['reaction_mean']:10.2f}  {100 * x['human_share']:7.1f}"
                      f"  {x['gain_per_operator_minute'] or 0:8.3f}")
         print(line)
+    print(f"best: round {told['round']}, on starts that chose nothing (list {told['list']}): {told['success']:.3f}  95 % interval "
+          f"[{told['low']:.3f}, {told['high']:.3f}]  n={told['n']}")

@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from robo_rl.errors import UserError, choose, in_range
+from robo_rl.selection import CHOOSE, REPORT
 
 ARMS = 8  # side by side with --on arm
 
@@ -25,8 +26,9 @@ class Eval:
     against: str = ""
     """Another run (or checkpoint folder) to compare with, on the same starts and noise."""
     episodes: int = 200
-    seed: int = 0
-    """Which list of starts; every list is disjoint from training."""
+    seed: int = REPORT
+    """Which list of starts: 0 is the one that the best checkpoint was chosen on, 1 the one that training reports on; every list is
+    disjoint from training and from the others."""
     envs: int = 0
     """Envs in parallel; 0: as the run evaluated. Results are byte-identical for the same number."""
     threads: int = 0
@@ -139,9 +141,18 @@ def evaluate_checkpoint(args: Eval, path: str, name: str) -> dict:
     for task in sorted(set(result["task"])):
         mine = [s for s, t in zip(result["success"], result["task"]) if t == task]
         tasks[task] = dict(zip(("success", "low", "high"), wilson(sum(mine), len(mine)))) | {"n": len(mine)}
+    chosen = checkpoint.checkpoints(run) and folder == checkpoint.best(run) and meta["best"]["step"] >= 0
     return {"run": run.name, "checkpoint": folder.name, "step": meta["step"], "sim": env.spec.id, "seed": args.seed,
-            "n": len(starts), "envs": min(count, args.episodes), "success_rate": rate, "low": low, "high": high,
+            "chosen_on": CHOOSE if chosen else None, "n": len(starts), "envs": min(count, args.episodes), "success_rate": rate, "low": low, "high": high,
             "return_mean": sum(result["return"]) / len(starts), "tasks": tasks, "starts": starts.tolist(), **result}
+
+
+def list_note(result: dict) -> str:
+    """What the list of starts has to do with the choice of the checkpoint."""
+    if result["chosen_on"] is None:
+        return ""
+    return ", the one that it was chosen on: too favourable" if result["chosen_on"] == result["seed"] else \
+        f"; the checkpoint was chosen on list {result['chosen_on']}"
 
 
 def real_time_if(live: bool):
@@ -200,7 +211,7 @@ def run(args: Eval) -> int:
     if args.json:
         print(json.dumps(files.plain(document), indent=1))
         return 0
-    print(f"{result['run']} · {result['checkpoint']} · {result['n']} starts (list {args.seed})")
+    print(f"{result['run']} · {result['checkpoint']} · {result['n']} starts (list {args.seed}{list_note(result)})")
     width = max(len(t) for t in result["tasks"])
     print(f"  {'task':<{width}}  success   95 % interval     n")
     for task, row in [*result["tasks"].items(), ("all", result)][: None if len(result["tasks"]) > 1 else 1]:

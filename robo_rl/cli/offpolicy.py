@@ -269,7 +269,7 @@ class OffPolicyRun(Run):
         next_eval = (self.step // every + 1) * every
         saved_at, e = time.monotonic(), args.policy.execute
         self.progress.start("rl", args.steps, "steps", done=self.step)
-        while self.step < args.steps and not self.stop.asked:
+        while self.step < args.steps and not self.stop.asked and not self.reached():
             begin, before = time.perf_counter(), self.step
             if not self.due:
                 self.actor.collect(self.learner.policy, lambda: self.stop.asked)
@@ -299,12 +299,9 @@ class OffPolicyRun(Run):
             self.progress.update(self.step, episodes.get("success"), self.note(metrics))
             if self.step >= next_eval and self.step < args.steps:
                 next_eval = (self.step // every + 1) * every
-                result = self.evaluate(f"step_{self.step:09d}")
+                self.look()
                 self.save_all(finished=False)
                 saved_at = time.monotonic()
-                if args.target and result["wilson"][0] >= args.target:
-                    self.progress.say(f"target reached: lower bound {result['wilson'][0]:.3f} >= {args.target}")
-                    break
             elif time.monotonic() - saved_at > 60:
                 self.save_all(finished=False)
                 saved_at = time.monotonic()
@@ -312,7 +309,7 @@ class OffPolicyRun(Run):
             self.save_all(finished=False)
             return self.farewell(f"saved at step {self.step}; go on with: robo_rl train --resume {self.folder}",
                                  self.stop.code)
-        self.evaluate("final")
+        self.judge_final()
         self.save_all(finished=True)
         return self.farewell(self.done())
 

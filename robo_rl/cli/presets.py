@@ -50,7 +50,7 @@ def simulated(sim: str, task: str, algo: str, obs: str, name: str, dense: bool =
         return replay(t, quick, dense)
     if task in LOCOMOTION or sim.startswith(("gym:", "envpool:")):
         return locomotion(t)
-    t = replace(t, rl=rl(**CHUNKS, anneal_lr=True), demos="20", steps=2_000_000)
+    t = replace(t, rl=rl(**CHUNKS, anneal_lr=True), demos="20", steps=2_000_000, eval_every=100_000)
     if quick:
         t = replace(t, steps=400_000, eval_episodes=100, eval_every=100_000)
     if sim == "maniskill":  # 20 steps a second: shorter chunks; a step costs twenty of ours, an update little
@@ -94,7 +94,7 @@ def replay(t: Train, quick: bool, dense: bool = False) -> Train:
     if t.obs == "rgb":  # the trunk is supervised alone
         t = replace(t, demos="50", bc=replace(t.bc, updates=1500 if quick else 4000, batch=16, noises=16))
     return replace(t, envs=16, steps=30_000 if quick else 80_000, eval_episodes=100 if quick else 200,
-                   eval_every=10_000 if quick else 20_000, policy=head,
+                   eval_every=5_000 if quick else 10_000, policy=head,
                    eval_envs=50 if t.sim == "maniskill" else 64 if t.obs == "rgb" else 0,
                    rl=replace(t.rl, **few))
 

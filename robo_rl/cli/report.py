@@ -23,6 +23,7 @@ from robo_rl.cli.charts import Series, chart, lanes, stacked, whisker
 from robo_rl.cli.report_data import NAMES, Evaluation, Run, difference, load, totals
 from robo_rl.files import read_json, write_bytes
 from robo_rl.log import open_run, si
+from robo_rl.selection import CHOOSE, REPORT
 from robo_rl.stats import Interval, bootstrap_mean, per_task
 
 VIDEO_BYTES = 48_000_000  # most video put into one page
@@ -188,16 +189,21 @@ def _never(v: np.ndarray) -> np.ndarray:
 
 def success_chart(run: Run) -> str:
     evals = [e for e in run.evals if len(e.success)]
+    told = [e for e in evals if e.which == REPORT]
     line = {}
-    for e in evals:  # one point per step; "final" and step_… name the same policy
-        if e.label != "best" or e.step not in line:
+    for e in evals:  # one point per step; in runs that knew one list "final" and step_… name the same policy
+        if e.which == CHOOSE and (e.label != "best" or e.step not in line):
             line[e.step if e.label != "sft" else 0] = e
-    shown = sorted(line.items())
+    shown = sorted((line or {e.step: e for e in told}).items())
     series = per_episode(run, "train/success", "training episodes (exploring)")
     if shown:
         r = np.array([e.rate for _, e in shown])
         x = np.array([s for s, _ in shown], dtype=float)
         series.append(Series("evaluation, 95 % interval", x, r[:, 0], 1, r[:, 1], r[:, 2], "dots"))
+    if told and line:
+        r = np.array([e.rate for e in told])
+        series.append(Series("on the starts that are reported", np.array([float(e.step) for e in told]), r[:, 0], 2, r[:, 1], r[:, 2],
+                             "dots"))
     if run.start is not None:
         s = run.start
         series.append(Series(s.name, np.array([0.0 if s.label == "sft" else float(s.step)]),
@@ -258,7 +264,7 @@ def health(run: Run) -> str:
     charts.insert(1, charts.pop(2) if len(charts) > 2 else "")  # KL beside the return, then the ratios
     shown = {"train/success", "train/return", "train/ratio_max", "train/log_ratio_p01", "train/log_ratio_p99",
              "train/log_ratio_absmax", "rate/steps_per_s", "eval/success", "eval/low", "eval/high",
-             "eval/return", "step", "time", "stage", "sft/loss",
+             "eval/return", "step", "time", "stage", "sft/loss", *(f"{g}/{k}" for g in ("report", "best") for k in ("success", "low", "high", "return")),
              *(k for k, *_ in PARTS), *(k for k, *_ in HEALTH)}
     rest = [k for k in m if k not in shown and len(rl_series(run, k, k)[0].x)]
     more = f'<p class="foot">Not logged by this run: {", ".join(absent)}.</p>' if absent else ""
@@ -517,8 +523,10 @@ def page(run: Run) -> str:
     notes = [*run.notes, *not_finite(run)]
     if run.start and run.end and not difference(run.start, run.end).paired:
         notes.append("The evaluations before and after RL used different starts, so the difference is not paired.")
-    if any(e.label == "best" for e in run.evals):
-        notes.append("The best checkpoint was picked for its success, so its rate is on the bright side.")
+    chosen = run.best is not None and run.best.which == CHOOSE
+    if run.best is not None and (run.best.label == "best" or not chosen):
+        notes.append("The best checkpoint was picked for its success, so its rate is on the bright side." if chosen else
+                     f"The best checkpoint was chosen on the starts of list {CHOOSE} and is reported on those of list {REPORT}.")
     if run.metrics and not any(e.label == "final" for e in run.evals):
         notes.append("There is no final evaluation: the run is still going, or it was stopped.")
     videos = video_grid(run, notes)
@@ -554,7 +562,7 @@ percentile bootstrap for returns.</footer>"""
 def summary(run: Run, path: Path) -> dict:
     """The numbers of the page, for scripts."""
     def rate(e: "Evaluation | None") -> "dict | None":
-        return e and {"label": e.label, "step": e.step, "n": len(e.success), "successes": int(e.success.sum()),
+        return e and {"label": e.label, "step": e.step, "list": e.which, "n": len(e.success), "successes": int(e.success.sum()),
                       "success": e.rate.value, "low": e.rate.low, "high": e.rate.high}
 
     config = run.info.get("config") or {}
@@ -564,7 +572,7 @@ def summary(run: Run, path: Path) -> dict:
         "page": str(path), "run": str(run.folder), "name": run.info.get("name"), "created": run.info.get("created"),
         "sim": config.get("sim"), "task": config.get("task"), "algo": config.get("algo"), "seed": run.info.get("seed"),
         "version": run.info.get("version"), "git": run.info.get("git"),
-        "start": rate(run.start), "final": rate(run.end), "evaluations": [rate(e) for e in run.evals],
+        "start": rate(run.start), "final": rate(run.end), "best": rate(run.best), "evaluations": [rate(e) for e in run.evals],
         "difference": d and {"value": d.change.value, "low": d.change.low, "high": d.change.high,
                              "paired": d.paired, "n": d.n},
         "verdict": d.verdict if d else "unknown",

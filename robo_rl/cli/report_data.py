@@ -9,6 +9,7 @@ import numpy as np
 from robo_rl.errors import UserError
 from robo_rl.files import read_json
 from robo_rl.log import read_metrics
+from robo_rl.selection import CHOOSE
 from robo_rl.stats import Interval, match, paired_difference, unpaired_difference, wilson
 
 NAMES = {"sft": "before RL (SFT)", "final": "after RL", "best": "best checkpoint"}
@@ -24,6 +25,7 @@ class Evaluation:
     starts: list
     task: list[str]
     returns: np.ndarray  # [n], empty if not stored
+    which: int = CHOOSE  # the list of starts
 
     @property
     def rate(self) -> Interval:
@@ -66,8 +68,13 @@ class Run:
     @property
     def end(self) -> "Evaluation | None":
         """What came out: label "final", else the latest that is neither the start nor picked as the best."""
-        late = [e for e in self.evals if e is not self.start and e.label != "best"]
+        late = [e for e in self.evals if e is not self.start and e.label != "best" and (e.step or self.start.label != "sft")]
         return next((e for e in late if e.label == "final"), late[-1] if late else None)
+
+    @property
+    def best(self) -> "Evaluation | None":
+        """The checkpoint that was best on the starts that choose: label "best", else the last policy, if it was that."""
+        return next((e for e in self.evals if e.label == "best"), next((e for e in self.evals if e.label == "final"), None))
 
 
 def load_evaluation(path: Path) -> Evaluation:
@@ -82,7 +89,7 @@ def load_evaluation(path: Path) -> Evaluation:
         if not ok or not n:
             raise ValueError("no episodes, lengths differ, or success is not 0 and 1")
         return Evaluation(str(d.get("label") or path.stem), int(d.get("step") or 0), success.astype(bool), starts,
-                          [str(t) for t in task], np.asarray(returns, dtype=float))
+                          [str(t) for t in task], np.asarray(returns, dtype=float), int(d.get("list") or CHOOSE))
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise UserError(f"{path} is damaged ({e}); delete it, or evaluate again") from None
 

@@ -29,6 +29,7 @@ from robo_rl.options import (
     RlpdOptions,
     WsrlOptions,
 )
+from robo_rl.selection import CHOOSE, REPORT, Look, best_look, stop_reason
 
 OFF_POLICY = {"rlpd": RlpdOptions, "hil_serl": HilSerlOptions, "expo": ExpoOptions, "pa_rl": PaRlOptions, "iql": IqlOptions,
               "calql": CalQlOptions, "wsrl": WsrlOptions, "aloe": AloeOptions}  # these learn from replay (robo_rl/cli/offpolicy.py)
@@ -111,8 +112,10 @@ class Train:
     """Control steps between evaluations; 0: ten over the run."""
     eval_envs: int = 0
     """Envs of the evaluation; 0: one per episode (mujoco) or as many as workers allow."""
-    target: float = 0.0
-    """Stop RL once an evaluation's lower 95 % bound of success reaches this; 0: never."""
+    target: float = 0.9
+    """Stop RL once the lower bound of success stays at or above this and success no longer rises; 0, and with --steps N: never."""
+    patience: int = 2
+    """Evaluations that must follow one at or above --target without a higher success than before; 0: stop at the first."""
     out: str = ""
     """Run folder; empty: runs/<sim>-<task>-<algo>-s<seed>-<time>."""
     resume: str = ""
@@ -132,7 +135,7 @@ class Train:
         for name, low, high in (("steps", 0, 10**12), ("envs", 1, 10**6), ("threads", 0, 4096), ("seed", 0, 2**31 - 1),
                                 ("eval_episodes", 1, 10**6), ("torch_threads", 1, 4096), ("eval_every", 0, 10**12),
                                 ("dream", 0, 0.99), ("dream_hard", 0, 1), ("dream_refit", 1, 10**12), ("dream_updates", 1, 10**7),
-                                ("eval_envs", 0, 10**6), ("target", 0, 1), ("workers", 0, 4096), ("learners", 1, 64),
+                                ("eval_envs", 0, 10**6), ("target", 0, 1), ("patience", 0, 10**6), ("workers", 0, 4096), ("learners", 1, 64),
                                 ("max_staleness", 0, 10**6), ("over_provision", 1, 1e6), ("periodic", 0, 10**6), ("hang", 1, 1e6),
                                 ("max_steps", 0, 10**7), ("image_size", 16, 1024)):
             if getattr(self, name) is not None:
@@ -157,6 +160,8 @@ def parse(argv: list[str]) -> Train:
                   peek("obs", "state"), peek("preset", "full"), peek("reward", ""))
     if init := peek("init", ""):
         base = begun(base, Path(init))
+    if peek("steps", ""):
+        base = replace(base, target=0.0)  # all of them, unless a target is named too
     return parse_options(Train, "train", argv, default=base)
 
 
@@ -358,6 +363,14 @@ def check(args: Train, env) -> None:
             raise MissingDependency("--wandb needs wandb: pip install 'robo_rl[wandb]'") from None
 
 
+def looks_of(meta: dict, episodes: int) -> list[Look]:
+    """The looks of a checkpoint; of one that was made before they were kept, its best."""
+    if "looks" in meta:
+        return [Look(*x) for x in meta["looks"]]
+    best = meta["best"]
+    return [Look(best["step"], round(best["success"] * episodes), episodes, best["return"])] if best["step"] >= 0 else []
+
+
 class Stopped(Exception):
     """The user asked to stop before RL began; nothing but the demonstrations needs keeping."""
 
@@ -369,7 +382,7 @@ class Run:
         import torch
         torch.set_num_threads(args.torch_threads)
         self.args, self.folder, self.env, self.stop = args, folder, env, Stop()
-        self.step, self.best = 0, {"success": -1.0, "return": 0.0, "step": -1}
+        self.step, self.looks = 0, []
         self.eval_env = None
         self.started = time.monotonic()
 
@@ -384,7 +397,7 @@ class Run:
             if saved:
                 self.policy, meta = checkpoint.load_policy(saved[-1])
                 checkpoint.check_fits(self.policy, obs_spec(self.env, self.policy.spec.language), str(saved[-1]))
-                self.step, self.best = meta["step"], meta["best"]
+                self.step, self.looks = meta["step"], looks_of(meta, args.eval_episodes)
                 if meta["finished"]:
                     self.progress.say("this run is finished; nothing to resume")
                     return 0
@@ -406,10 +419,10 @@ class Run:
                 return self.reinforce(None)
 
     def forget_after(self, step: int) -> None:
-        """Drop evaluations of steps that a killed process made after its last checkpoint: they are made again."""
+        """Drop evaluations that a killed process made after its last checkpoint: they are made again."""
         from robo_rl import files
         for path in (self.folder / "evals").glob("*.json"):
-            if files.read_json(path)["step"] > step:
+            if path.stem in ("final", "best") or files.read_json(path)["step"] > step:
                 path.unlink()
 
     # ---- SFT
@@ -431,7 +444,7 @@ class Run:
             return
         if demos is None or args.init and not args.bc.updates:
             self.policy.eval()
-            self.evaluate("sft")
+            self.judge_supervised()
             return
         dataset = load(demos)
         if not args.init:
@@ -449,7 +462,13 @@ class Run:
         self.policy.train()
         bc.train(self.policy, sample, args.bc, args.seed + 10, tick)
         self.policy.eval()
+        self.judge_supervised()
+
+    def judge_supervised(self) -> None:
+        """Report the policy that RL begins with; where RL follows it is one of those to choose among."""
         self.evaluate("sft")
+        if self.args.algo != "bc" and self.args.steps:
+            self.look()
 
     def instructions(self) -> set[str]:
         obs, _ = self.env.reset(seed=0)
@@ -567,7 +586,7 @@ class Run:
             feed.commit()
             saved_at = time.monotonic()
 
-        while self.step < args.steps and not self.stop.asked:
+        while self.step < args.steps and not self.stop.asked and not self.reached():
             begin, clock = time.perf_counter(), time.monotonic_ns()
             stats, metrics, waited = self.learn(learner, feed)
             update = time.perf_counter() - begin - waited
@@ -584,18 +603,15 @@ class Run:
             self.progress.update(self.step, stats.get("success"), feed.note())
             if self.step >= next_eval and self.step < args.steps:
                 next_eval = (self.step // every + 1) * every
-                result = self.evaluate(f"step_{self.step:09d}")
+                self.look()
                 save(finished=False)
-                if args.target and result["wilson"][0] >= args.target:
-                    self.progress.say(f"target reached: lower bound {result['wilson'][0]:.3f} >= {args.target}")
-                    break
             elif time.monotonic() - saved_at > 20 or feed.crowded():
                 save(finished=False)
         if self.stop.asked:
             save(finished=False)
             return self.farewell(f"saved at step {self.step}; go on with: robo_rl train --resume {self.folder}",
                                  self.stop.code)
-        self.evaluate("final")
+        self.judge_final()
         save(finished=True)
         feed.close()
         feeds.discard(self.folder)
@@ -612,8 +628,9 @@ class Run:
 
     # ---- evaluation, saving, last words
 
-    def evaluate(self, label: str) -> dict:
-        """Evaluate the policy on the fixed starts; writes evals/<label>.json and, first and last, a video."""
+    def evaluate(self, label: str, which: int = REPORT, policy=None, step: "int | None" = None) -> dict:
+        """Evaluate the policy (or `policy`, of an earlier `step`) on the starts of list `which`; writes evals/<label>.json and, first
+        and last, a video."""
         from robo_rl import files
         from robo_rl.evaluate import eval_starts, evaluate
         from robo_rl.stats import wilson
@@ -625,28 +642,49 @@ class Run:
             judged = replace(args, sim=twin(args.sim))  # a robot has no time for it: robo_rl eval RUN asks it
             count = args.eval_envs or (args.eval_episodes if judged.sim.startswith(("mujoco", "wm:")) else min(args.eval_episodes, args.envs))
             self.eval_env = make_env(judged, min(count, args.eval_episodes))
-        starts, clock = eval_starts(args.eval_episodes), time.monotonic_ns()
-        result = evaluate(self.eval_env, self.policy, starts)
-        if label != "sft":
+        starts, clock = eval_starts(args.eval_episodes, which), time.monotonic_ns()
+        result = evaluate(self.eval_env, policy or self.policy, starts, which)
+        if self.step:
             self.timeline([("eval", clock, time.monotonic_ns())])
         self.policy.train()
-        _, low, high = wilson(sum(result["success"]), len(starts))
-        result |= {"label": label, "step": self.step, "time": self.log.elapsed, "n": len(starts),
+        rate, low, high = wilson(sum(result["success"]), len(starts))
+        gain = sum(result["return"]) / len(starts)
+        result |= {"label": label, "step": self.step if step is None else step, "time": self.log.elapsed, "n": len(starts), "list": which,
                    "starts": starts.tolist(), "wilson": [low, high]}
         (self.folder / "evals").mkdir(exist_ok=True)
         files.write_json(self.folder / "evals" / f"{label}.json", result)
-        rate, gain = sum(result["success"]) / len(starts), sum(result["return"]) / len(starts)
-        self.log.log(self.step, {"eval/success": rate, "eval/low": low, "eval/high": high,
-                                 "eval/return": gain,
-                                 "time/eval": time.perf_counter() - began},
-                     stage="sft" if label == "sft" else "rl")
+        group = "eval" if which == CHOOSE else "best" if label == "best" else "report"
+        self.log.log(self.step, {f"{group}/success": rate, f"{group}/low": low, f"{group}/high": high, f"{group}/return": gain,
+                                 "time/eval": time.perf_counter() - began}, stage="rl" if self.step else "sft")
         self.progress.say(f"{label:>14}  success {rate:.3f}  95 % interval [{low:.3f}, {high:.3f}]  n={len(starts)}  "
-                          f"return {gain:.2f}  at {self.log.elapsed:.0f} s")
+                          f"return {gain:.2f}  at {self.log.elapsed:.0f} s  (starts of list {which}, "
+                          f"{'reported' if which == REPORT else 'which choose'})")
         if args.video and label in ("sft", "final"):
             self.film(label)
-        if (rate, gain) > (self.best["success"], self.best["return"]):
-            self.best = {"success": rate, "return": gain, "step": self.step, "label": label}
         return result
+
+    def look(self) -> None:
+        """Evaluate on the starts that pick the best checkpoint and say when to stop."""
+        result = self.evaluate(f"step_{self.step:09d}", CHOOSE)
+        self.looks.append(Look(self.step, sum(result["success"]), result["n"], sum(result["return"]) / result["n"]))
+
+    def reached(self) -> bool:
+        """Whether the looks so far end training; says why, once."""
+        why = stop_reason(self.looks, self.args.target, self.args.patience)
+        if why:
+            self.progress.say(why)
+        return bool(why)
+
+    def judge_final(self) -> None:
+        """Report the last policy and, where another was better on the starts that choose, the best one."""
+        from robo_rl import checkpoint
+
+        if not self.looks or self.looks[-1].step != self.step:
+            self.look()
+        self.evaluate("final")
+        best = best_look(self.looks).step
+        if best != self.step:
+            self.evaluate("best", REPORT, checkpoint.load_policy(self.folder / "checkpoints" / checkpoint.name(best))[0], best)
 
     def film(self, label: str) -> None:
         """Video of four evaluation episodes side by side; says why when it cannot."""
@@ -657,7 +695,7 @@ class Run:
         try:
             env = make_env(replace(self.args, sim=twin(self.args.sim)), 4, render=True)
             self.policy.eval()
-            video = evaluate(env, self.policy, eval_starts(4), frames=4)["video"]
+            video = evaluate(env, self.policy, eval_starts(4, REPORT), REPORT, frames=4)["video"]
             (self.folder / "videos").mkdir(exist_ok=True)
             write_video(self.folder / "videos" / f"{label}.mp4", video, round(1 / env.spec.period))
             env.close()
@@ -671,11 +709,12 @@ class Run:
 
         root = self.folder / "checkpoints"
         root.mkdir(exist_ok=True)
-        checkpoint.save_checkpoint(root / checkpoint.name(self.step), self.policy, train,
-                                   {"step": self.step, "best": self.best, "finished": finished,
-                                    "lines": self.log.lines})
+        best = best_look(self.looks) if self.looks else Look(-1, 0, 1, 0.0)
+        checkpoint.save_checkpoint(root / checkpoint.name(self.step), self.policy, train, {
+            "step": self.step, "best": {"success": best.rate, "return": best.gain, "step": best.step},
+            "looks": [list(x) for x in self.looks], "finished": finished, "lines": self.log.lines})
         for old in checkpoint.checkpoints(self.folder)[:-2]:
-            if old.name not in (checkpoint.name(0), checkpoint.name(self.best["step"])):
+            if old.name not in (checkpoint.name(0), checkpoint.name(best.step)):
                 shutil.rmtree(old)
 
     def done(self) -> str:

@@ -251,10 +251,11 @@ def compare_policies(model, env, policies: list, args: WmEval, tick=lambda done:
 
     from robo_rl.evaluate import eval_starts, evaluate
     from robo_rl.policies import obs_tensors
+    from robo_rl.selection import REPORT
     from world_models import trust
     from world_models.imagine import play
 
-    starts, n = eval_starts(args.episodes, args.seed), env.num_envs
+    starts, n = eval_starts(args.episodes, REPORT + args.seed), env.num_envs  # no checkpoint was chosen on these
     imagined, real, rows = [], [], []
     for k, (_, policy) in enumerate(policies):
         real.append(evaluate(env, policy, starts, args.seed)["success"])
