@@ -188,7 +188,7 @@ class FromReplay(OnPolicy, OffPolicyRun):
 
     def train(self) -> int:
         self.actor, self.learner, self.online, self.demos, self.online_now = Counting(), Counting(), [], [], False
-        self.actor.steps = self.step
+        self.actor.steps, self.due = self.step, 0
         return self.learn()
 
     learn = OffPolicyRun.learn
