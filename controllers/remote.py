@@ -1,23 +1,42 @@
 """A policy in another process or on another machine, over TCP: JSON and raw float32, no pickle.
 
-One message: 4 bytes length of a JSON header (little endian), the header, then the arrays it lists as [name, type, shape].
+First either side proves that it knows the token, which itself never travels (frames of fixed size, HMAC-SHA256):
+    server -> client   MAGIC [8], nonce s [32]
+    client -> server   nonce c [32], HMAC(token, "client" + s + c) [32]
+    server -> client   HMAC(token, "server" + s + c) [32], or 32 zeros: refused
+Then messages: 4 bytes length of a JSON header (little endian), the header, then the arrays it lists as [name, type, shape].
 Request: an observation ("state" [S], "image/<view>" [h, w, 3]) and "t0"; answer: "rows" [E, A] and "t0", or {"error"}. A
-header is at most 64 KiB, the arrays 8 MiB: what comes over the wire decides nothing else.
+header is at most 64 KiB, an array has at most 4 dimensions, the arrays 8 MiB: what comes decides nothing else. Nothing is
+encrypted: between machines go through ssh -L.
 """
 
+import hmac
 import json
 import math
+import os
+import secrets
 import select
 import socket
+import stat
 import struct
 import time
+from pathlib import Path
 
 import numpy as np
 
 from robo_rl.errors import UserError
+from robo_rl.files import parse_json, private_file, read_bytes
 
 HEADER, ARRAY = 1 << 16, 8 << 20  # bytes at most
+ARRAYS, RANK, NAME = 32, 4, 100  # arrays in a message, dimensions of one, letters of its name, at most
+ROWS = 4096  # of a chunk at most
+PIECE = 1 << 18  # bytes read at once
+MAGIC, NONCE, PROOF = b"robo_rl\2", 32, 32
+TYPES = {"f4": "<f4", "u1": "|u1"}
+NO_MESSAGE = "the other side speaks no robo_rl"
 
+
+# ---- messages ----------------------------------------------------------------------------------------------------
 
 def pack(arrays: dict[str, np.ndarray], **fields: object) -> bytes:
     """One message: float32 numbers, or uint8 pictures as they are."""
@@ -26,60 +45,169 @@ def pack(arrays: dict[str, np.ndarray], **fields: object) -> bytes:
     return struct.pack("<I", len(head)) + head + b"".join(x.tobytes() for x in made.values())
 
 
-def unpack(data: bytes | bytearray) -> tuple[dict, dict[str, np.ndarray], int] | None:
-    """(header, arrays, bytes used) of the first message in data; None while it is incomplete. UserError: it is none."""
-    if len(data) < 4:
-        return None
-    size = struct.unpack_from("<I", data)[0]
-    if size > HEADER:
-        raise UserError(f"the other side speaks no robo_rl: a header of {size} bytes")
-    if len(data) < 4 + size:
-        return None
-    try:
-        head = json.loads(bytes(data[4:4 + size]))
-        told = [(str(n), {"f4": "<f4", "u1": "|u1"}[kind], [int(k) for k in shape]) for n, kind, shape in head.pop("arrays")]
-        sizes = [math.prod(k if 0 <= k <= ARRAY else ARRAY for k in shape) * int(kind[-1]) for _, kind, shape in told]
-    except (ValueError, TypeError, AttributeError, KeyError):
-        raise UserError("the other side speaks no robo_rl: its header does not say which arrays follow") from None
-    if sum(sizes) > ARRAY:
-        raise UserError(f"arrays of {sum(sizes)} bytes are above {ARRAY}")
-    if len(data) < 4 + size + sum(sizes):
-        return None
-    arrays, at = {}, 4 + size
-    for (name, kind, shape), count in zip(told, sizes, strict=True):
-        arrays[name] = np.frombuffer(bytes(data[at:at + count]), kind).reshape(shape)
-        at += count
-    return head, arrays, at
+class Incoming:
+    """Messages out of a stream of bytes; `limit`: bytes of the arrays of one."""
 
+    def __init__(self, limit: int = ARRAY):
+        self.limit, self.data = limit, bytearray()
+        self._head: "tuple[dict, list[tuple[str, str, list[int], int]], int] | None" = None  # of the first message
+
+    def feed(self, piece: bytes) -> None:
+        """Bytes that came."""
+        self.data += piece
+
+    def whole(self) -> bool:
+        """Whether the first message has all come, or is none: `take` has something to say."""
+        try:
+            return self._begun() and len(self.data) >= self._head[2] + sum(n for *_, n in self._head[1])
+        except UserError:
+            return True
+
+    def take(self) -> tuple[dict, dict[str, np.ndarray]] | None:
+        """(header, arrays) of the first message; None while it is incomplete. UserError: it is none."""
+        if not self._begun() or not self.whole():
+            return None
+        (head, told, at), self._head, arrays = self._head, None, {}
+        for name, kind, shape, count in told:
+            arrays[name] = np.frombuffer(bytes(self.data[at:at + count]), kind).reshape(shape)
+            at += count
+        del self.data[:at]
+        return head, arrays
+
+    def _begun(self) -> bool:
+        """Whether the header of the first message is known; it is read once."""
+        data = self.data
+        if self._head is None and len(data) >= 4:
+            size = struct.unpack_from("<I", data)[0]
+            if size > HEADER:
+                raise UserError(f"{NO_MESSAGE}: a header of {size} bytes")
+            if len(data) >= 4 + size:
+                self._head = self._header(bytes(data[4:4 + size]), 4 + size)
+        return self._head is not None
+
+    def _header(self, text: bytes, at: int) -> tuple[dict, list[tuple[str, str, list[int], int]], int]:
+        """(fields, (name, type, shape, bytes) of each array, where the arrays begin)."""
+        head = parse_json(text, "a message's header", limit=HEADER, depth=8)
+        told, listed = {}, head.pop("arrays", None)
+        if not isinstance(listed, list) or len(listed) > ARRAYS:
+            raise UserError(f"{NO_MESSAGE}: a header lists at most {ARRAYS} arrays that follow")
+        for item in listed:
+            name, kind, shape = item if isinstance(item, list) and len(item) == 3 else ("", "", ())
+            good = isinstance(name, str) and 0 < len(name) <= NAME and name not in told and kind in list(TYPES)
+            if not good or not isinstance(shape, list) or len(shape) > RANK:
+                raise UserError(f"{NO_MESSAGE}: an array is [its name, f4 or u1, at most {RANK} sizes]")
+            if not all(type(k) is int and 0 < k <= self.limit for k in shape):
+                raise UserError(f"{NO_MESSAGE}: an array's sizes are 1 or more, and {self.limit} at most")
+            told[name] = TYPES[kind], shape, math.prod(shape) * int(kind[-1])
+        if (total := sum(n for *_, n in told.values())) > self.limit:
+            raise UserError(f"arrays of {total} bytes are above {self.limit}")
+        return head, [(name, *rest) for name, rest in told.items()], at
+
+
+def plain_text(text: object, most: int = 300) -> str:
+    """What another says as it may stand in a terminal: nothing but letters, and not too many."""
+    return "".join(c if c.isprintable() else "?" for c in str(text)[:most])
+
+
+# ---- the token ---------------------------------------------------------------------------------------------------
+
+def proof(token: bytes, who: bytes, server: bytes, client: bytes) -> bytes:
+    """What only a side that knows the token can say, about these nonces."""
+    return hmac.digest(token, who + server + client, "sha256")
+
+
+def read_token(path: "str | Path" = "", make: bool = False) -> bytes:
+    """The token of ROBO_RL_TOKEN, or in the file `path`, which only its owner may read; `make`: a new one if it has none."""
+    text, where = os.environ.get("ROBO_RL_TOKEN", ""), "ROBO_RL_TOKEN"
+    if not text:
+        path = where = Path(path)
+        if make and not path.exists():
+            with open(private_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as f:
+                f.write(secrets.token_urlsafe(32) + "\n")
+        if not path.exists():
+            raise UserError(f"{path} does not exist: copy the token that robo_rl serve names, and give it with --token FILE or "
+                            "as ROBO_RL_TOKEN")
+        data = read_bytes(path, 4096)
+        if os.stat(path).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise UserError(f"{path} holds a token and others may read it; close it with: chmod 600 {path}, and make a new "
+                            "one: delete the file and start robo_rl serve again")
+        text = data.decode(errors="replace")
+    token = text.strip()
+    if not token.isascii() or not 16 <= len(token) <= 1024:
+        raise UserError(f"{where} must hold a token of 16 to 1024 ASCII letters; robo_rl serve makes one")
+    return token.encode()
+
+
+# ---- the client --------------------------------------------------------------------------------------------------
 
 def address(text: str) -> tuple[str, int]:
     """host:port"""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UserError(f"a policy's address is host:port, for example 127.0.0.1:7447, got {text!r}")
-    return host, int(port)
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 class Remote:
-    """`bridge.Thinker` over a connection. ask() waits up to `patience` [s] for an answer that comes at once."""
+    """`bridge.Thinker` over a connection. ask() waits up to `patience` [s] for an answer that comes at once.
+
+    Nothing that the server does or leaves undone holds the caller longer than that; `timeout` [s] is for the beginning
+    (connection and token), and for what the server has not taken of a question.
+    """
 
     blocks = False
 
-    def __init__(self, where: str, patience: float = 0.005, timeout: float = 5.0):
-        self.where, self.patience, self.data = where, patience, bytearray()
+    def __init__(self, where: str, token: bytes, patience: float = 0.005, timeout: float = 5.0):
+        self.where, self.patience, self.timeout = where, patience, timeout
+        self.incoming, self.out, self.asked, self.since = Incoming(), bytearray(), None, 0.0
         self.answer: tuple[np.ndarray, float] | None = None
+        end = time.monotonic() + timeout
         try:
             self.wire = socket.create_connection(address(where), timeout)
         except OSError as e:
             raise UserError(f"no policy answers at {where} ({e.strerror or e}); start one with: robo_rl serve RUN") from None
+        try:
+            self._greet(token, end)
+        except BaseException:
+            self.wire.close()
+            raise
         self.wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.wire.setblocking(False)
+
+    def _greet(self, token: bytes, end: float) -> None:
+        """Prove to each other that both know the token."""
+        told = self._exactly(len(MAGIC) + NONCE, end)
+        if not told.startswith(MAGIC):
+            raise UserError(f"{self.where} speaks no robo_rl of this version; start a policy there with: robo_rl serve RUN")
+        theirs, mine = told[len(MAGIC):], secrets.token_bytes(NONCE)
+        self.wire.sendall(mine + proof(token, b"client", theirs, mine))
+        told = self._exactly(PROOF, end)
+        if not any(told):
+            raise UserError(f"the policy at {self.where} has another token; give the one that robo_rl serve named: "
+                            "--token FILE or ROBO_RL_TOKEN")
+        if not hmac.compare_digest(told, proof(token, b"server", theirs, mine)):
+            raise UserError(f"whoever answers at {self.where} does not know the token: it is not the policy you started")
+
+    def _exactly(self, count: int, end: float) -> bytes:
+        out = b""
+        while len(out) < count:
+            self.wire.settimeout(max(end - time.monotonic(), 1e-3))
+            try:
+                got = self.wire.recv(count - len(out))
+            except OSError as e:
+                got, why = b"", e.strerror or "it says nothing"
+            else:
+                why = "it closed the connection: it speaks no robo_rl, or has no seat left"
+            if not got or time.monotonic() > end:
+                raise UserError(f"no policy answers at {self.where} ({why}); look at what robo_rl serve says there")
+            out += got
+        return out
 
     def ask(self, obs: dict[str, np.ndarray], t0: float) -> None:
-        try:
-            self.wire.sendall(pack(obs, t0=t0))
-        except OSError as e:
-            raise UserError(f"the policy at {self.where} is lost ({e.strerror or e})") from None
-        end = time.monotonic() + self.patience
+        self.out += pack(obs, t0=t0)
+        self.asked, self.since = t0, time.monotonic()
+        end = self.since + self.patience
+        self._write()
         while self.answer is None and (left := end - time.monotonic()) > 0:
             self._read(left)
 
@@ -89,26 +217,45 @@ class Remote:
         out, self.answer = self.answer, None
         return out
 
+    def _write(self) -> None:
+        """Send as much of what is to be said as the connection takes now."""
+        try:
+            while self.out:
+                del self.out[:self.wire.send(self.out[:PIECE])]
+        except BlockingIOError:
+            if time.monotonic() - self.since > self.timeout:
+                raise UserError(f"the policy at {self.where} is lost: it takes no more observations") from None
+        except OSError as e:
+            raise UserError(f"the policy at {self.where} is lost ({e.strerror or e})") from None
+
     def _read(self, wait: float) -> None:
-        if not select.select([self.wire], [], [], wait)[0]:
+        poll = select.poll()
+        poll.register(self.wire, select.POLLIN | (select.POLLOUT if self.out else 0))
+        events = poll.poll(1e3 * wait)
+        if self.out:
+            self._write()
+        if not events or not events[0][1] & ~select.POLLOUT:
             return
         try:
-            got = self.wire.recv(1 << 16)
+            got = self.wire.recv(PIECE)
+        except BlockingIOError:
+            return
         except OSError:
             got = b""
         if not got:
             raise UserError(f"the policy at {self.where} is lost: it closed the connection")
-        self.data += got
-        if (message := unpack(self.data)) is None:
+        self.incoming.feed(got)
+        if (message := self.incoming.take()) is None:
             return
-        head, arrays, used = message
-        del self.data[:used]
+        head, arrays = message
         if "error" in head:
-            raise UserError(f"the policy at {self.where}: {str(head['error'])[:300]}")
-        t0, array = head.get("t0"), arrays.get("rows")
-        if array is None or array.ndim != 2 or not isinstance(t0, (int, float)):
-            raise UserError(f"the policy at {self.where} answered no chunk")
-        self.answer = array, float(t0)
+            raise UserError(f"the policy at {self.where}: {plain_text(head['error'])}")
+        t0, rows = head.get("t0"), arrays.get("rows")
+        if self.asked is None or t0 != self.asked:
+            raise UserError(f"the policy at {self.where} answers what it was not asked")
+        if rows is None or rows.ndim != 2 or rows.dtype != np.float32 or len(rows) > ROWS or not np.isfinite(rows).all():
+            raise UserError(f"the policy at {self.where} answered no chunk of finite numbers")
+        self.answer, self.asked = (rows, float(t0)), None
 
     def close(self) -> None:
         self.wire.close()

@@ -1,6 +1,5 @@
 """Robots: names, limits, gains and topic names, read from the JSON files in controllers/presets or a user's own."""
 
-import json
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from robo_rl.errors import UserError, choose
+from robo_rl.files import read_json
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -54,13 +54,10 @@ def load_robot(name: str) -> Robot:
     path = Path(name)
     if path.suffix != ".json":
         path = PRESETS / f"{choose('robot', name, presets())}.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as e:
-        raise UserError(f"{path}: not JSON, {e}") from None
+    raw = read_json(path, limit=1 << 20, remedy=f"{PRESETS.name}/sim.json is an example")
     names = {f.name for f in fields(Robot)} - {"name"}
-    if not isinstance(raw, dict) or set(raw) != names:
-        got = set(raw) if isinstance(raw, dict) else set()
+    if set(raw) != names:
+        got = set(raw)
         raise UserError(f"{path}: missing {sorted(names - got)}, unknown {sorted(got - names)}; "
                         f"{PRESETS.name}/sim.json is an example")
     for field, sign in (("lower", -math.inf), ("upper", math.inf)):

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
-from robo_rl.errors import UserError
+from robo_rl.files import parse_json
 
 GENESIS = "0" * 64
 
@@ -65,13 +65,7 @@ def read(path: "str | Path") -> list[dict]:
     """Events of a file, as they stand; `first_broken` tells whether they can be trusted."""
     out = []
     for i, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines()):
-        try:
-            event = json.loads(line)
-        except json.JSONDecodeError:
-            raise UserError(f"{path}: line {i + 1} is not JSON") from None
-        if not isinstance(event, dict):
-            raise UserError(f"{path}: line {i + 1} is no event")
-        out.append(event)
+        out.append(parse_json(line, f"{path}: line {i + 1}", limit=1 << 20))
     return out
 
 

@@ -20,6 +20,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from robo_rl.files import parse_json, read_json
+
 PAPER = "--policy.no-teacher --rl.bc-coef 0 --rl.ramp 0 --rl.lr 3e-4"
 METHODS = {"rlpd": ("rlpd", PAPER), "taught": ("rlpd", "")} | {m: (m, "") for m in (
     "hil_serl", "expo", "pa_rl", "iql", "calql", "wsrl", "aloe")} | {
@@ -41,7 +43,7 @@ def one(task: str, method: str, seed: int, steps: int, demos: int, more: list[st
         if child.returncode:
             said.seek(0)
             raise SystemExit(f"{task} {method} seed {seed}: {said.read()[-2000:]}")
-        won = {name: json.loads((run / "evals" / f"{name}.json").read_text())["success"] for name in ("sft", "final")}
+        won = {name: read_json(run / "evals" / f"{name}.json")["success"] for name in ("sft", "final")}
     return {"task": task, "method": method, "seed": seed, "steps": steps, "demos": demos, "more": more,
             "cpu": round(used.ru_utime + used.ru_stime, 1)} | won
 
@@ -71,7 +73,7 @@ def main() -> None:
     p.add_argument("--jobs", type=int, default=1)
     p.add_argument("--keep", type=Path)
     args, more = p.parse_known_args()
-    rows = [json.loads(line) for line in args.keep.read_text().splitlines()] if args.keep and args.keep.exists() else []
+    rows = [parse_json(line, str(args.keep), (list, dict)) for line in args.keep.read_text().splitlines()] if args.keep and args.keep.exists() else []
     wanted = [{"task": task, "method": method, "seed": seed, "steps": args.steps, "demos": args.demos, "more": more}
               for seed in range(args.seeds) for task in args.tasks for method in args.methods]
     with ThreadPoolExecutor(args.jobs) as pool:

@@ -7,13 +7,14 @@ Gymnasium's own reward. One core each, side by side. Needs `pip install 'robo_rl
 """
 
 import argparse
-import json
 import multiprocessing
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from robo_rl.files import read_json
 
 TASK = "HalfCheetah-v5"
 
@@ -27,7 +28,7 @@ def ours(seed: int, steps: int, out: "multiprocessing.Queue") -> None:
                         "--seed", str(seed), "--threads", "1", "--out", str(run), "--no-video", "--eval-every",
                         str(10 * steps)], check=True, stderr=subprocess.DEVNULL, timeout=3600)
         took = time.monotonic() - began
-        returns = json.loads((run / "evals" / "final.json").read_text())["return"]
+        returns = read_json(run / "evals" / "final.json")["return"]
     out.put(("ours", seed, sum(returns) / len(returns), took))
 
 

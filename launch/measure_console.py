@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import psutil
 import tyro
 
+from robo_rl.files import parse_json
+
 
 @dataclass(frozen=True)
 class Args:
@@ -31,8 +33,8 @@ async def state(ws) -> dict:
     """The next state; pictures and answers before it are dropped."""
     while True:
         m = await ws.recv()
-        if isinstance(m, str) and json.loads(m)["t"] == "state":
-            return json.loads(m)
+        if isinstance(m, str) and parse_json(m, "an answer", limit=1 << 24)["t"] == "state":
+            return parse_json(m, "an answer", limit=1 << 24)
 
 
 async def hold(ws, robot: int) -> int:
@@ -40,8 +42,8 @@ async def hold(ws, robot: int) -> int:
     await ws.send(json.dumps({"t": "take", "robot": robot}))
     while True:
         m = await ws.recv()
-        if isinstance(m, str) and json.loads(m)["t"] in ("hold", "error"):
-            return json.loads(m).get("number", 0)
+        if isinstance(m, str) and parse_json(m, "an answer", limit=1 << 24)["t"] in ("hold", "error"):
+            return parse_json(m, "an answer", limit=1 << 24).get("number", 0)
 
 
 async def measure(args: Args, ann: str, bob: str, server: psutil.Process) -> dict:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from robo_rl.errors import UserError
-from robo_rl.files import plain, sync_folder, write_json
+from robo_rl.files import plain, read_json, sync_folder, write_json
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.policy import describe
@@ -145,7 +145,7 @@ def read_meta(path: Path) -> dict:
     """meta.json of a checkpoint folder, checked."""
     file = path / "meta.json"
     try:
-        meta = json.loads(file.read_text(encoding="utf-8"))
+        meta = read_json(file)
         have = meta["format"]
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise UserError(f"{path} is no sound checkpoint: {file} cannot be read ({e!r}). {_remedy(path)}") from e

@@ -18,11 +18,12 @@ from typing import Self, TextIO
 import numpy as np
 
 from robo_rl.errors import MissingDependency, UserError, choose
-from robo_rl.files import read_json, replacing, write_bytes
+from robo_rl.files import parse_json, read_json, replacing, write_bytes
 
 STAGES = ("sft", "rl")  # in the order a run goes through them
 BACKENDS = ("tensorboard", "wandb")
 _OWN = ("step", "time", "stage")
+_LINE = {int, float, bool, str, type(None)}  # what the values of a line may be
 
 
 # ------------------------------------------------------------------------------------------------- reading
@@ -34,13 +35,13 @@ def _lines(path: Path) -> list[tuple[bytes, dict]]:
     rows = []
     for number, line in enumerate(raw[:-1], 1):  # what follows the last newline is torn or empty
         try:
-            row = json.loads(line)
-            if not isinstance(row, dict) or "step" not in row:
-                raise ValueError("no step")
-        except ValueError as e:
+            row = parse_json(line, f"{path}, line {number}", remedy="delete that line to go on")
+            if type(row.get("step")) is not int or not _LINE.issuperset(map(type, row.values())):
+                raise UserError(f"{path}, line {number} is damaged (no step, or no numbers); delete that line to go on")
+        except UserError:
             if number == len(raw) - 1:
                 break
-            raise UserError(f"{path}, line {number} is damaged ({e}); delete that line to go on") from None
+            raise
         rows.append((line + b"\n", row))
     return rows
 

@@ -13,7 +13,7 @@ import pytest
 from commands import Command, robo_rl
 
 from controllers.bridge import camera_topic, picture
-from controllers.remote import Remote
+from controllers.remote import Remote, read_token
 from robo_rl.checkpoint import name, save_checkpoint
 from robo_rl.cli.cameras import Cameras
 from robo_rl.cli.deploy import Deploy
@@ -65,17 +65,22 @@ def test_a_gaussian_policy_runs_on_torch_in_a_process_of_its_own(tmp_path):
 
 def test_a_served_policy_answers_and_its_end_is_noticed(run, tmp_path):
     server = Command(tmp_path, ["serve", run, "--port", "0"])
-    server.until(lambda: server.out.exists() and " on " in server.out.read_text())
-    where = server.out.read_text().split(" on ")[-1].strip()
-    assert where.startswith("127.0.0.1:")
-    mind = Remote(where, patience=5.0)
+    server.until(lambda: server.out.exists() and "clients prove the token" in server.out.read_text())
+    first, second = server.out.read_text().splitlines()
+    where = first.split(" on ")[-1]
+    assert where.startswith("127.0.0.1:") and f"--policy {where} with --token {run / 'serve.token'}" in second
+    assert (run / "serve.token").stat().st_mode & 0o777 == 0o600
+    token = read_token(run / "serve.token")
+    with pytest.raises(UserError, match="has another token; give the one that robo_rl serve named"):
+        Remote(where, token[:-1] + b"?")
+    mind = Remote(where, token, patience=5.0)
     mind.ask({"state": np.zeros(36, np.float32)}, 1.25)
     rows, t0 = mind.poll(0.0)
     assert rows.shape == (8, 7) and t0 == 1.25 and mind.poll(0.0) is None
     with pytest.raises(UserError, match="the run's state has 36 numbers"):
         mind.ask({"state": np.zeros(5, np.float32)}, 2.0)
     mind.close()
-    again = Remote(where, patience=5.0)
+    again = Remote(where, token, patience=5.0)
     server.signal(signal.SIGTERM)
     server.wait()
     with pytest.raises(UserError, match=f"the policy at {where} is lost"):
@@ -175,8 +180,7 @@ def test_a_picture_of_another_size_is_cut_to_its_middle():
     ({}, ["--transport", "ddz"], "unknown transport 'ddz'; did you mean 'dds'?"),
     ({}, ["--speed", "0"], "--speed must be in (0, 1.5]"),
     ({}, ["--seconds", "nan"], "--seconds must be in (0, 86400]"),
-    ({}, ["--policy", "nowhere"], "a policy's address is host:port"),
-    ({}, ["--policy", "127.0.0.1:9"], "no policy answers at 127.0.0.1:9"),
+    ({}, ["--policy", "127.0.0.1:9"], "serve.token does not exist"),
     ({}, ["--checkpoint", "step_9"], "has no checkpoint 'step_9'"),
     ({"control": "joint_delta", "state": 36}, [], "train with --control ee_delta"),
     ({"task": "reach", "state": 33}, [], "does not fit the robot's topics: goal_dx"),
@@ -189,6 +193,20 @@ def test_a_picture_of_another_size_is_cut_to_its_middle():
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path, make, argv, says):
     run = write_run(tmp_path / "run", **make)
     assert says in robo_rl(tmp_path, "deploy", run, "--transport", "inprocess", *argv).mistake
+
+
+def test_a_policy_elsewhere_needs_an_address_and_a_token_that_nobody_else_can_read(run, tmp_path):
+    def said(*argv, **env):
+        return robo_rl(tmp_path, "deploy", run, "--transport", "inprocess", *argv, env=env).mistake
+    known = {"ROBO_RL_TOKEN": "x" * 32}
+    assert "a policy's address is host:port" in said("--policy", "nowhere", **known)
+    assert "no policy answers at 127.0.0.1:9" in said("--policy", "127.0.0.1:9", **known)
+    assert "ROBO_RL_TOKEN must hold a token of 16 to 1024" in said("--policy", "127.0.0.1:9", ROBO_RL_TOKEN="short")
+    (tmp_path / "token").write_text("x" * 32)
+    (tmp_path / "token").chmod(0o644)
+    assert "others may read it; close it with: chmod 600" in said("--policy", "127.0.0.1:9", "--token", "token")
+    (tmp_path / "token").chmod(0o600)
+    assert "no policy answers at 127.0.0.1:9" in said("--policy", "127.0.0.1:9", "--token", "token")
 
 
 def test_no_run_and_no_arm_are_one_line_each(run, tmp_path):
@@ -231,6 +249,7 @@ def test_two_terminals(run, tmp_path):
 
 @pytest.mark.parametrize(("make", "says"), [
     (lambda: Serve(run="x", port=70000), "--port"), (lambda: Serve(run="x", seed=-1), "--seed"),
+    (lambda: Serve(run="x", clients=0), "--clients"), (lambda: Serve(run="x", idle=float("nan")), "--idle"),
     (lambda: Cameras(size=4), "--size"), (lambda: Cameras(format="gif"), "unknown --format 'gif'"),
     (lambda: SimArm(cameras=("front",), scene="none"), "--cameras need a scene"),
     (lambda: Deploy(run="x", domain=300), "--domain"), (lambda: Deploy(run="x", start=-2), "--start"),

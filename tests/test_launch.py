@@ -202,7 +202,7 @@ def test_up_is_interrupted_cleanly(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "settings", "says"), [
-    ("{", (), "not JSON"), ("[]", (), "a spec is"), ('{"processes": []}', (), "it has no processes"),
+    ("{", (), "no JSON"), ("[]", (), "a spec is"), ('{"processes": []}', (), "it has no processes"),
     ('{"processes": [{"name": "a"}]}', (), "process a needs name and command"),
     ('{"processes": [{"name": "a", "command": []}]}', (), "empty command"),
     ('{"processes": [{"name": "a", "command": "ls"}]}', (), "command must be list"),

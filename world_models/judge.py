@@ -217,7 +217,7 @@ class Endpoint:
 
 def _scores(text: bytes, n: int, url: str) -> list[float]:
     try:
-        scores = [float(s) for s in json.loads(text)["scores"]]
+        scores = [float(s) for s in files.parse_json(text, "its answer", limit=10_000_000)["scores"]]
     except (ValueError, KeyError, TypeError):
         raise UserError(f"the judge at {url} must answer {{\"scores\": [...]}}, got {text[:80]!r}") from None
     if len(scores) != n or not all(0 <= s <= 1 for s in scores):

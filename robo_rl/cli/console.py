@@ -21,6 +21,7 @@ from pathlib import Path
 import tyro
 
 from robo_rl.errors import MissingDependency, UserError, in_range
+from robo_rl.files import parse_json
 
 CONSOLE_START = 1_100_000_000  # starts of the console's episodes
 LIMIT = 40  # episodes end after this many times the task's own limit
@@ -514,8 +515,9 @@ class Server:
     def hear(self, who: str, message) -> dict | None:
         """One message of a page -> the answer."""
         floor, desk = self.floor, self.floor.desk
+        m: dict = {}
         try:
-            m = json.loads(message)
+            m = parse_json(message, "that message", depth=8)
             kind, i = m["t"], m.get("robot")
             with floor.lock:
                 if kind == "ping":

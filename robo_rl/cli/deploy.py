@@ -1,10 +1,13 @@
 """`robo_rl deploy RUN --robot sim`: a run's policy on an arm, governed, with everything counted."""
 
+import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -33,6 +36,8 @@ class Deploy:
     """dds, or inprocess: a simulated arm of its own in lockstep."""
     policy: Annotated[str, tyro.conf.arg(metavar="HOST:PORT")] = ""
     """A policy that robo_rl serve answers elsewhere; "process": in a process of its own here; "": in this process."""
+    token: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """File with the token that robo_rl serve names; "": RUN/serve.token. ROBO_RL_TOKEN goes before it."""
     speed: float = 0.25
     """Limit of the tool [m/s]; below 1.0 a policy of sims/mujoco runs in slow motion."""
     seconds: float = 10.0
@@ -72,18 +77,23 @@ class Deploy:
 def thinker(args: Deploy, act, period: float):
     """(where inference runs, the process that it started or None)."""
     from controllers.bridge import PATIENCE, Inline
-    from controllers.remote import Remote
+    from controllers.remote import Remote, read_token
     if not args.policy:
         return Inline(act), None
     if args.policy != "process":
-        return Remote(args.policy, PATIENCE * period), None
+        from robo_rl.cli.eval import pick_checkpoint
+        from robo_rl.cli.serve import TOKEN
+        where = args.token or pick_checkpoint(Path(args.run), args.checkpoint)[0] / TOKEN
+        return Remote(args.policy, read_token(where), PATIENCE * period), None
+    token = secrets.token_urlsafe(32)
     child = subprocess.Popen([sys.executable, "-m", "robo_rl", "serve", args.run, "--port", "0", "--seed", str(args.seed),
-                              "--checkpoint", args.checkpoint, "--instruction", args.instruction], stdout=subprocess.PIPE, text=True, start_new_session=True)
+                              "--checkpoint", args.checkpoint, "--instruction", args.instruction], stdout=subprocess.PIPE,
+                             text=True, start_new_session=True, env=os.environ | {"ROBO_RL_TOKEN": token})
     said = child.stdout.readline()
     if " on " not in said:
         child.wait()
         raise UserError("the policy's process did not start; try: robo_rl serve " + args.run)
-    return Remote(said.rsplit(" on ", 1)[1].strip(), PATIENCE * period), child
+    return Remote(said.rsplit(" on ", 1)[1].strip(), token.encode(), PATIENCE * period), child
 
 
 def run(args: Deploy) -> int:
@@ -118,8 +128,6 @@ class Notes:
     """What is kept of a deployment: the data set's episode, the bag, the film; and whether the task was fulfilled."""
 
     def __init__(self, args: Deploy, name: str, task):
-        from pathlib import Path
-
         from sims.mujoco.tasks import TASKS
         self.args, self.name, self.expects, self.rule = args, name, task, TASKS[name]
         self.rows: list[tuple] = []
@@ -200,8 +208,6 @@ class Notes:
             print(f"bag with {sum(self.bag.counts.values())} messages on {len(self.bag.counts)} topics in {self.args.bag}")
         if self.args.video:
             if self.frames:
-                from pathlib import Path
-
                 from robo_rl.data.video import write_video
                 write_video(Path(self.args.video), np.stack(self.frames), round(1 / self.expects.period))
                 print(f"film of {len(self.frames)} pictures in {self.args.video}")

@@ -299,8 +299,9 @@ def ask(probe: Probe, deadline: float) -> list[Row]:
         child.wait()
         return [Row(what, "limited", f"no answer in {deadline:g} s; is the machine busy?", "robo_rl doctor")
                 for what in probe.whats]
+    from robo_rl.files import parse_json
     try:
-        rows = json.loads(text.strip().splitlines()[-1])
+        rows = parse_json(text.strip().splitlines()[-1], "its answer", (list, str))
     except (IndexError, ValueError):
         code = child.returncode
         return _failed(probe, f"crashed ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})")

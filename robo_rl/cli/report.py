@@ -21,7 +21,7 @@ import tyro
 
 from robo_rl.cli.charts import Series, chart, lanes, stacked, whisker
 from robo_rl.cli.report_data import NAMES, Evaluation, Run, difference, load, totals
-from robo_rl.files import read_json, write_bytes
+from robo_rl.files import parse_json, read_json, write_bytes
 from robo_rl.log import open_run, si
 from robo_rl.selection import CHOOSE, REPORT
 from robo_rl.stats import Interval, bootstrap_mean, per_task
@@ -366,7 +366,7 @@ def timeline(run: Run) -> str:
     path, spans = run.folder / "timeline.jsonl", []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         with contextlib.suppress(ValueError):  # a torn last line
-            spans += json.loads(line)
+            spans += parse_json(line, str(path), list, limit=1 << 24)
     ends = [b for who, _, b in spans if who == "learner"]
     if not ends:
         return ""
@@ -441,7 +441,7 @@ def video_grid(run: Run, notes: list[str]) -> str:
 def rounds_of(run: Run) -> list[dict]:
     """Rounds of practice with people (`robo_rl correct`), or []."""
     path = run.folder / "rounds.json"
-    return read_json(path) if path.exists() else []
+    return read_json(path, list) if path.exists() else []
 
 
 def people(run: Run) -> str:

@@ -117,8 +117,6 @@ def whole_mp4(path: Path) -> bool:
 def load(folder: Path) -> Run:
     """Read a run folder; damaged evaluations and videos become notes."""
     info = read_json(folder / "run.json")
-    if not isinstance(info, dict):
-        raise UserError(f"{folder / 'run.json'} is damaged (no JSON object); restore it from a copy")
     notes, evals, videos = [], [], []
     for path in sorted((folder / "evals").glob("*.json")):
         try:

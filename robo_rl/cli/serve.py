@@ -1,18 +1,24 @@
-"""`robo_rl serve RUN`: a run's policy answers over TCP, one client after the other; no pickle on the wire."""
+"""`robo_rl serve RUN`: a run's policy answers over TCP those who know its token; no pickle on the wire."""
 
+import ipaddress
+import os
 import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
 from robo_rl.errors import UserError, in_range
 
+TOKEN = "serve.token"  # of a run folder
+
 
 @dataclass(frozen=True, kw_only=True)
 class Serve:
-    """Serve the policy of a run, for robo_rl deploy --policy HOST:PORT. There is no password: keep to trusted networks."""
+    """Serve the policy of a run, for robo_rl deploy --policy HOST:PORT. Clients prove that they know its token; nothing is
+    encrypted: between machines go through ssh -L 7447:127.0.0.1:7447 MACHINE."""
 
     run: tyro.conf.Positional[str]
     """Run folder, or a checkpoint folder inside one."""
@@ -24,10 +30,18 @@ class Serve:
     """0: any free one."""
     instruction: str = ""
     """What to do, for a policy that hears an instruction."""
+    token: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """File with the token, made if it is not there (0600); "": RUN/serve.token. ROBO_RL_TOKEN goes before it."""
+    clients: int = 16
+    """Seats; who comes when all are taken is sent away."""
+    idle: float = 600.0
+    """s without a question after which a seat is free again."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         in_range("--port", self.port, 0, 65535)
+        in_range("--clients", self.clients, 1, 256)
+        in_range("--idle", self.idle, 1, 1e6)
         in_range("--seed", self.seed, 0, 2**31)
 
 
@@ -81,50 +95,34 @@ def only_instruction(config) -> str:
     return known[0]
 
 
-def misfit(obs: dict, spec) -> str:
-    """Why the policy cannot take an observation; "" where it can."""
-    wanted = {"state": (spec.state,)} | {f"image/{v}": (spec.image_size, spec.image_size, 3) for v in spec.views}
-    for name, shape in wanted.items():
-        got = obs[name].shape if name in obs else None
-        if got != shape:
-            return f"the run's {name} has {' x '.join(map(str, shape))} numbers, got {'none' if got is None else f'shape {got}'}"
-    return ""
-
-
-def answer(wire: socket.socket, act, spec) -> int:
-    """Serve one client until it leaves -> chunks answered."""
-    from controllers.remote import pack, unpack
-    data, count = bytearray(), 0
-    while piece := wire.recv(1 << 16):
-        data += piece
-        while (message := unpack(data)) is not None:
-            head, obs, used = message
-            del data[:used]
-            if bad := misfit(obs, spec):
-                wire.sendall(pack({}, error=bad))
-                continue
-            wire.sendall(pack({"rows": act(obs)}, t0=head.get("t0")))
-            count += 1
-    return count
-
-
 def run(args: Serve) -> int:
     """Listen until interrupted."""
+    from controllers.remote import read_token
+    from controllers.serving import PolicyServer
+    from robo_rl.cli.eval import pick_checkpoint
     act, config, spec = actor(args.run, args.checkpoint, args.seed, args.instruction)
-    with socket.socket(socket.AF_INET6 if ":" in args.host else socket.AF_INET, socket.SOCK_STREAM) as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    where = Path(args.token) if args.token else pick_checkpoint(Path(args.run), args.checkpoint)[0] / TOKEN
+    token = read_token(where, make=True)
+    with socket.socket(socket.AF_INET6 if ":" in args.host else socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            server.bind((args.host, args.port))
+            listener.bind((args.host, args.port))
         except OSError as e:
             raise UserError(f"cannot listen on {args.host}:{args.port} ({e.strerror}); choose another --host or "
                             "--port") from None
-        server.listen(1)
-        print(f"serving {args.run} ({config.task or config.sim}) on {args.host}:{server.getsockname()[1]}", flush=True)
-        while True:
-            wire, peer = server.accept()
-            with wire:
-                wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                try:
-                    print(f"{peer[0]}: {answer(wire, act, spec)} chunks", file=sys.stderr, flush=True)
-                except (OSError, UserError) as e:
-                    print(f"{peer[0]}: {e}", file=sys.stderr, flush=True)
+        listener.listen(128)
+        host, port = listener.getsockname()[:2]
+        here = f"{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
+        print(f"serving {args.run} ({config.task or config.sim}) on {here}", flush=True)
+        known = "the same ROBO_RL_TOKEN" if os.environ.get("ROBO_RL_TOKEN") else f"--token {where}, or its text as ROBO_RL_TOKEN"
+        print(f"clients prove the token: robo_rl deploy RUN --policy {here} with {known}", flush=True)
+        if not ipaddress.ip_address(host).is_loopback:
+            print(f"warning: other machines reach {here} and nothing is encrypted; keep --host 127.0.0.1 and go through "
+                  f"ssh -L {port}:127.0.0.1:{port} MACHINE", file=sys.stderr, flush=True)
+        server = PolicyServer(listener, act, spec, token, args.clients, args.idle,
+                              lambda line: print(line, file=sys.stderr, flush=True))
+        try:
+            while True:
+                server.turn()
+        finally:
+            server.close()

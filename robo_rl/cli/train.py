@@ -422,7 +422,7 @@ class Run:
         """Drop evaluations that a killed process made after its last checkpoint: they are made again."""
         from robo_rl import files
         for path in (self.folder / "evals").glob("*.json"):
-            if path.stem in ("final", "best") or files.read_json(path)["step"] > step:
+            if path.stem in ("final", "best") or (files.read_json(path).get("step") or 0) > step:
                 path.unlink()
 
     # ---- SFT

@@ -1,6 +1,5 @@
 """`robo_rl up SPEC`: a graph of commands without ROS. Started in order, watched, and taken down together."""
 
-import json
 import queue
 import signal
 import string
@@ -14,6 +13,7 @@ from pathlib import Path
 import tyro
 
 from robo_rl.errors import UserError, in_range
+from robo_rl.files import read_json
 
 FIELDS = {"name": str, "command": list, "after": list, "ready": str, "ends": bool}
 GRACE = (5.0, 3.0)  # s after SIGINT until SIGTERM, and after that until SIGKILL
@@ -50,12 +50,10 @@ class Part:
 
 def read_spec(path: Path, settings: tuple[str, ...] = ()) -> list[Part]:
     """Parts of a spec in the order to start them, arguments filled in. UserError says what is wrong where."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as e:
-        raise UserError(f"{path}: not JSON, {e}") from None
-    if not isinstance(raw, dict) or set(raw) - {"about", "args", "processes"} or not isinstance(raw.get("processes"), list):
-        raise UserError(f'{path}: a spec is {{"about", "args": {{name: default}}, "processes": [...]}}')
+    a_spec = 'a spec is {"about", "args": {name: default}, "processes": [...]}'
+    raw = read_json(path, limit=1 << 20, remedy=a_spec)
+    if set(raw) - {"about", "args", "processes"} or not isinstance(raw.get("processes"), list):
+        raise UserError(f"{path}: {a_spec}")
     values = dict(raw.get("args", {}))
     for item in settings:
         name, equals, value = item.partition("=")

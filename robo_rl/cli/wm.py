@@ -286,10 +286,9 @@ def save_fit(fitter, path: Path, frames: int) -> None:
 
 def load_fit(fitter, path: Path, frames: int) -> None:
     """Go on from `save_fit`; UserError if the data grew or shrank since, or the file is damaged."""
-    import json
-
     from safetensors import SafetensorError, safe_open
 
+    from robo_rl import files
     from robo_rl.checkpoint import unpack
     try:
         with safe_open(path, "pt") as f:
@@ -297,7 +296,7 @@ def load_fit(fitter, path: Path, frames: int) -> None:
             tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118 (no mapping)
         if int(meta["frames"]) != frames:
             raise UserError(f"the data has {frames} frames, it had {meta['frames']} when this run began; start a new one")
-        fitter.load_state_dict(unpack(json.loads(meta["tree"]), tensors))
+        fitter.load_state_dict(unpack(files.parse_json(meta["tree"], str(path), limit=files.FILE), tensors))
     except (SafetensorError, KeyError, TypeError, ValueError) as e:
         if isinstance(e, UserError):
             raise

@@ -8,7 +8,6 @@ text names the file and the repair command; `repair` keeps the episodes before t
 """
 
 import io
-import json
 import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from robo_rl.data import checksums, layout, video
 from robo_rl.data.checksums import Verifier
 from robo_rl.data.episode import SOURCES, Episode, Features
 from robo_rl.errors import UserError
+from robo_rl.files import FILE, parse_json
 from robo_rl.types import ControlSpec
 
 
@@ -126,7 +126,7 @@ def load_meta(root: Path | str, episodes: int = 0, trust: Collection[Path] | Non
     verifier = verifier_of(root, trust)
     text = _bytes(verifier, path)
     try:
-        info = json.loads(text.decode())
+        info = parse_json(text, "it", limit=FILE)
         version = str(info["codebase_version"])
     except (ValueError, KeyError, TypeError) as e:
         raise BrokenDataset(path, f"it is not the JSON of a LeRobot data set ({e!r})", root) from None
@@ -149,7 +149,7 @@ def load_meta(root: Path | str, episodes: int = 0, trust: Collection[Path] | Non
     text = _bytes(verifier, path := root / layout.OURS) if ours is None and (root / layout.OURS).is_file() else b""
     try:
         if text:  # of an old data set
-            ours = json.loads(text.decode())
+            ours = parse_json(text, "it", limit=FILE)
         if ours is not None:
             spec, sources = layout.spec_of(ours)
     except (ValueError, KeyError, TypeError, AttributeError) as e:

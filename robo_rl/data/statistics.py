@@ -15,6 +15,7 @@ import numpy as np
 from robo_rl.data import layout
 from robo_rl.data.checksums import Checksums, Staged, settled, write
 from robo_rl.data.reader import Meta, load
+from robo_rl.files import FILE, parse_json, read_json
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 STAT_NAMES = ("min", "max", "mean", "std", "count", *QUANTILES)
@@ -121,7 +122,8 @@ def stats_to_json(totals: dict[str, dict[str, np.ndarray]]) -> str:
 
 
 def stats_from_json(text: str) -> dict[str, dict[str, np.ndarray]]:
-    return {key: {s: np.array(x)[None] for s, x in per.items()} for key, per in json.loads(text).items()}
+    return {key: {s: np.array(x)[None] for s, x in per.items()}
+            for key, per in parse_json(text, "it", limit=FILE, nan=True).items()}
 
 
 def stats_of_table(table) -> dict[str, dict[str, np.ndarray]]:
@@ -158,9 +160,8 @@ def histograms_to_json(histograms: dict[str, np.ndarray]) -> str:
 def read_histograms(root: Path) -> dict[str, np.ndarray]:
     """view -> int64[3,256] pixels of each value; {} if they were not kept."""
     try:
-        return {view: np.array(x, np.int64).reshape(3, 256)
-                for view, x in json.loads((root / layout.HISTOGRAMS).read_text(encoding="utf-8")).items()}
-    except (OSError, ValueError, AttributeError):
+        return {view: np.array(x, np.int64).reshape(3, 256) for view, x in read_json(root / layout.HISTOGRAMS).items()}
+    except (ValueError, TypeError):
         return {}
 
 

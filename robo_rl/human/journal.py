@@ -16,7 +16,7 @@ import numpy as np
 
 from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError
-from robo_rl.files import write_bytes
+from robo_rl.files import FILE, parse_json, write_bytes
 
 HEAD = struct.Struct("<II")
 FRAME, CLOSE = "frame", "close"
@@ -33,7 +33,7 @@ def pack(head: dict, arrays: dict[str, np.ndarray]) -> bytes:
 def unpack(payload: bytes) -> dict:
     """Head of a record, with its arrays under their names."""
     line, _, data = payload.partition(b"\n")
-    head, at = json.loads(line), 0
+    head, at = parse_json(line, "a record of the journal", limit=FILE, remedy="delete the journal"), 0
     for name, (dtype, shape) in head.pop("arrays").items():
         x = np.frombuffer(data, dtype, int(np.prod(shape)), at).reshape(shape)
         head[name], at = x, at + x.nbytes

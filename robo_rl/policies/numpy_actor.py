@@ -9,7 +9,6 @@ W1's state rows hold the normaliser, its K step rows the time product and the bi
 t' - t = -1/K. Axes: S state, H chunk, E executed, A action, D = H A, K denoise steps.
 """
 
-import json
 import math
 import zlib
 from pathlib import Path
@@ -19,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from robo_rl.errors import UserError, choose
+from robo_rl.files import read_json
 
 FORMAT = 1  # of robo_rl.checkpoint
 F = np.float32
@@ -66,7 +66,9 @@ class NumpyActor:
         """Actor of a checkpoint folder (`meta.json`, `policy.safetensors`); UserError if it is damaged."""
         path = Path(checkpoint)
         try:
-            meta = json.loads((path / "meta.json").read_text())
+            if not (path / "meta.json").exists():
+                raise UserError(f"{path} is not a checkpoint that can be read: it has no meta.json")
+            meta = read_json(path / "meta.json", remedy=f"use another checkpoint of {path.parent}")
             blob = (path / "policy.safetensors").read_bytes()
             if meta["format"] != FORMAT:
                 raise UserError(f"{path} has checkpoint format {meta['format']}, this robo_rl reads {FORMAT}")
@@ -77,7 +79,7 @@ class NumpyActor:
             return NumpyActor(load(blob), policy["options"], policy["spec"])
         except UserError:
             raise
-        except (OSError, ValueError, KeyError, SafetensorError) as e:
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as e:
             raise UserError(f"{path} is not a checkpoint that can be read ({type(e).__name__}: {e})") from e
 
     def act(self, state: np.ndarray, noise: "np.ndarray | None" = None,

@@ -5,7 +5,6 @@ starts again what died. A learner that dies costs what it learnt since its check
 and batches it had taken come again in their order.
 """
 
-import json
 import secrets
 import threading
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from robo_rl.errors import UserError
-from robo_rl.files import private_folder
+from robo_rl.files import private_folder, read_json
 from robo_rl.rollout import Layout, Rollout
 from robo_rl.runtime import ledger as led
 from robo_rl.runtime.feed import Busy, batch_of
@@ -315,6 +314,6 @@ class Crewed:
 def wanted(folder: Path) -> int:
     """How many workers `folder` asks for; 0: it does not say."""
     try:
-        return max(0, int(json.loads((folder / WANTED).read_text())["workers"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        return max(0, int(read_json(folder / WANTED)["workers"]))
+    except (ValueError, KeyError, TypeError):
         return 0

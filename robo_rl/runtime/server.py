@@ -3,17 +3,25 @@
 A request names a slot and a row; observations and decisions lie in the slot, so nothing but a few numbers travels. A
 worker's noise has a key of its own: what it is given depends on no one else's requests (up to the rounding of another
 batch size). If the server dies, workers ask its successor the same again.
+
+The socket is a file in the run's folder, which only its user may enter; either side asks the kernel who the other is
+(SO_PEERCRED). A request is 32 bytes, an answer 8: whatever else comes, or comes too slowly, ends that connection alone.
 """
 
 import contextlib
 import os
+import resource
+import selectors
+import socket
+import struct
 import time
-from dataclasses import dataclass
-from multiprocessing import connection as mpc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from robo_rl.errors import UserError
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import think
@@ -23,7 +31,167 @@ from robo_rl.runtime.weights import WeightReader
 
 WAIT = 0.002  # seconds an early request waits for more
 DEADLINE = 60.0  # seconds a worker waits for an answer
+WHOLE = 2.0  # seconds in which a message, once begun, has come
+REQUEST, ANSWER = struct.Struct("<3qQ"), struct.Struct("<q")  # slot, worker, row, key of the noise; version
+MOST = 4096  # connections
+NAME = "server.sock"
 
+
+# ---- the socket --------------------------------------------------------------------------------------------------
+
+@contextlib.contextmanager
+def _address(folder: Path) -> Iterator[str]:
+    """A path of the socket in `folder` that is short enough for the kernel (108 bytes), however long the folder's is."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_uid != os.geteuid():
+            raise UserError(f"{folder} belongs to another user; choose a run folder of your own")
+        if os.fstat(fd).st_mode & 0o077:
+            os.fchmod(fd, 0o700)
+        yield f"/proc/self/fd/{fd}/{NAME}"
+    finally:
+        os.close(fd)
+
+
+def is_own(wire: socket.socket) -> bool:
+    """Whether the process at the other end runs as the same user, as the kernel says."""
+    _, user, _ = struct.unpack("3i", wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return user == os.geteuid()
+
+
+def listen(folder: Path) -> socket.socket:
+    """A listening socket in `folder`, which is closed to other users from now on; a predecessor's is replaced."""
+    wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _address(folder) as where:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(where)
+            wire.bind(where)
+            os.chmod(where, 0o600)
+        wire.listen(128)
+        wire.setblocking(False)
+    except BaseException:
+        wire.close()
+        raise
+    return wire
+
+
+def connect(folder: Path, timeout: float) -> socket.socket:
+    """A connection to who listens in `folder`; OSError where nobody of this user does."""
+    wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        wire.settimeout(timeout)
+        with _address(folder) as where:
+            wire.connect(where)
+        if not is_own(wire):
+            raise ConnectionRefusedError("the policy server's socket is another user's")
+    except BaseException:
+        wire.close()
+        raise
+    return wire
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """One connection. since: when it began, or its last request did; asked: that waits for an answer."""
+
+    wire: socket.socket
+    since: float
+    data: bytearray = field(default_factory=bytearray)
+    asked: bool = False
+
+
+class Requests:
+    """What workers ask, over the socket in `folder`. `extra` is watched with it; `valid(slot, worker, row)` is required
+    of a request. Closed are connections of another user, of who breaks the rules, and the longest silent beyond `most`
+    (a worker connects again when it asks)."""
+
+    def __init__(self, folder: Path, extra: object, valid: Callable[[int, int, int], bool], most: int = MOST):
+        self.valid, self.clients = valid, set()
+        self.most = min(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        self.listener, self.selector = listen(folder), selectors.DefaultSelector()
+        self.selector.register(self.listener, selectors.EVENT_READ)
+        self.selector.register(extra, selectors.EVENT_READ, "extra")
+
+    def take(self, timeout: float) -> tuple[list[tuple[Client, tuple[int, ...]]], bool]:
+        """What has come within `timeout` [s]: (client, (slot, worker, row, key)) of each request; whether `extra` has."""
+        out, extra, now = [], False, time.monotonic()
+        for key, _ in self.selector.select(timeout):
+            if key.data == "extra":
+                extra = True
+            elif key.data is None:
+                self._accept()
+            elif (request := self._read(key.data)) is not None:
+                out.append((key.data, request))
+        for client in [c for c in self.clients if c.data and now - c.since > WHOLE]:
+            self.drop(client)
+        return out, extra
+
+    def answer(self, client: Client, version: int) -> None:
+        """Tell a client that its decision is in the slot."""
+        client.asked = False
+        if client in self.clients:
+            try:
+                if client.wire.send(ANSWER.pack(version), socket.MSG_NOSIGNAL) == ANSWER.size:
+                    return
+            except OSError:
+                pass
+            self.drop(client)  # gone, or it never reads
+
+    def drop(self, client: Client) -> None:
+        """Close a connection."""
+        if client in self.clients:
+            self.clients.discard(client)
+            self.selector.unregister(client.wire)
+            client.wire.close()
+
+    def close(self) -> None:
+        """Close all."""
+        for client in list(self.clients):
+            self.drop(client)
+        self.selector.close()
+        self.listener.close()
+
+    def _accept(self) -> None:
+        try:
+            wire, _ = self.listener.accept()
+        except OSError:  # it left, or there are no descriptors left for now
+            return
+        if not is_own(wire):
+            wire.close()
+            return
+        if len(self.clients) >= self.most and (silent := [c for c in self.clients if not c.asked]):
+            self.drop(min(silent, key=lambda c: c.since))
+        wire.setblocking(False)
+        client = Client(wire, time.monotonic())
+        self.clients.add(client)
+        self.selector.register(wire, selectors.EVENT_READ, client)
+
+    def _read(self, client: Client) -> "tuple[int, ...] | None":
+        """The request that is now whole, if any."""
+        try:
+            got = client.wire.recv(REQUEST.size - len(client.data))
+        except BlockingIOError:
+            return None
+        except OSError:
+            got = b""
+        if not got or client.asked:  # it left, or asks again before it was answered
+            self.drop(client)
+            return None
+        client.since = client.since if client.data else time.monotonic()
+        client.data += got
+        if len(client.data) < REQUEST.size:
+            return None
+        request = REQUEST.unpack(client.data)
+        client.data.clear()
+        if not self.valid(*request[:3]):
+            self.drop(client)
+            return None
+        client.asked = True
+        return request
+
+
+# ---- the process -------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class ServerJob:
@@ -36,15 +204,6 @@ class ServerJob:
     weights: Path
     clients: int
     threads: int = 1
-
-    @property
-    def address(self) -> str:
-        return address(self.folder)
-
-
-def address(folder: Path) -> str:
-    """Where the server of a run listens: a name in the abstract namespace, for paths of sockets must be short."""
-    return f"\0robo_rl{folder.resolve()}"
 
 
 def main(job: ServerJob, pipe) -> None:
@@ -60,30 +219,23 @@ def _serve(job: ServerJob, pipe) -> None:
     reader.swap(policy)
     slots = Slots.open(job.folder / "slots.bin")
     generators: list[torch.Generator] = []
-    listener = mpc.Listener(job.address, "AF_UNIX", backlog=job.clients)
-    clients: list[mpc.Connection] = []
+    requests = Requests(job.folder, pipe, lambda slot, worker, row: (
+        0 <= slot < slots.count and 0 <= worker < MOST and 0 <= row < slots.decisions))
     pipe.send(("ready", -1, os.getpid()))
-    waiting: list[tuple[mpc.Connection, tuple]] = []
+    waiting: list[tuple[Client, tuple[int, ...]]] = []
     since = 0.0
     while os.getppid() == parent:
-        for thing in mpc.wait([listener._listener._socket, pipe, *clients], WAIT if waiting else 1.0):
-            if thing is pipe:
-                if pipe.recv() is None:
-                    return
-            elif thing in clients:
-                try:
-                    waiting.append((thing, thing.recv()))
-                    since = since or time.monotonic()
-                except (EOFError, OSError):
-                    clients.remove(thing)
-            else:
-                clients.append(listener.accept())
-        enough = len(waiting) >= max(1, len(clients) // 3)
+        new, told = requests.take(WAIT if waiting else 1.0)
+        if told and pipe.recv() is None:
+            return
+        waiting = [(c, r) for c, r in waiting if c in requests.clients] + new
+        since = (since or time.monotonic()) if waiting else 0.0
+        enough = len(waiting) >= max(1, len(requests.clients) // 3)
         if not waiting or not enough and time.monotonic() - since < WAIT:
             continue
-        if reader.version() != version and (new := reader.fetch()) is not None:
+        if reader.version() != version and (newest := reader.fetch()) is not None:
             reader.swap(policy)
-            version = new
+            version = newest
         parts, noise = [], []
         generators += [torch.Generator() for _ in range(len(waiting) - len(generators))]
         for generator, (_, (slot, worker, t, key)) in zip(generators, waiting):
@@ -92,31 +244,46 @@ def _serve(job: ServerJob, pipe) -> None:
             noise.append((generator.manual_seed(key), columns["done"].shape[1]))
         think(policy, parts, noise if len(parts) > 1 else noise[0][0], version, job.explore)
         for client, _ in waiting:
-            with contextlib.suppress(OSError):
-                client.send(version)
+            requests.answer(client, version)
         waiting, since = [], 0.0
 
 
 class Remote:
     """A worker's side: ask for the decision of a row and wait for it."""
 
-    def __init__(self, where: str, stop):
-        self.where, self.stop, self.connection = where, stop, None
+    def __init__(self, folder: Path, stop: Callable[[], bool]):
+        self.folder, self.stop, self.wire = folder, stop, None
 
     def ask(self, slot: int, worker: int, t: int, key: int) -> int:
         """The decision is in the slot when this returns the version that made it. TimeoutError after a minute."""
         end = time.monotonic() + DEADLINE
         while time.monotonic() < end and not self.stop():
             try:
-                if self.connection is None:
-                    self.connection = mpc.Client(self.where, "AF_UNIX")
-                self.connection.send((slot, worker, t, key))
-                while not self.connection.poll(1.0):
-                    if self.stop() or time.monotonic() > end:
-                        break
-                else:
-                    return self.connection.recv()
-            except (EOFError, OSError):  # the server died; its successor will listen here
-                self.connection = None
+                if self.wire is None:
+                    self.wire = connect(self.folder, 1.0)
+                self.wire.sendall(REQUEST.pack(slot, worker, t, key))
+                if (answer := self._answer(end)) is not None:
+                    return answer
+            except OSError:  # the server died; its successor will listen here
+                self.close()
                 time.sleep(0.05)
+        self.close()  # a late answer is no one's
         raise TimeoutError(f"the policy server gave no answer for {DEADLINE:.0f} s")
+
+    def _answer(self, end: float) -> "int | None":
+        data = b""
+        while len(data) < ANSWER.size:
+            if self.stop() or time.monotonic() > end:
+                return None
+            with contextlib.suppress(TimeoutError):  # after a second, to look around
+                got = self.wire.recv(ANSWER.size - len(data))
+                if not got:
+                    raise ConnectionResetError("the policy server is gone")
+                data += got
+        return ANSWER.unpack(data)[0]
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self.wire is not None:
+            self.wire.close()
+            self.wire = None

@@ -23,7 +23,7 @@ import numpy as np
 import xxhash
 
 from robo_rl.errors import UserError
-from robo_rl.files import private_file, private_folder
+from robo_rl.files import private_file, private_folder, read_json
 from robo_rl.rollout import FINAL, OBS, Columns, Layout, column_shape
 
 FIELDS = ("uid", "worker", "attempt", "granted", "made", "oldest", "state", "batch", "due", "rows", "beat", "sim_ns",
@@ -108,7 +108,7 @@ class Slots:
         want = schema(layouts, decisions, count)
         beside = path.with_suffix(".json")
         try:
-            if path.exists() and beside.exists() and json.loads(beside.read_text()) == want:
+            if path.exists() and beside.exists() and read_json(beside) == want:
                 return cls(path, want)
         except ValueError:
             pass  # a torn description: the file is made anew
@@ -134,7 +134,7 @@ class Slots:
 
     @classmethod
     def open(cls, path: Path) -> "Slots":
-        return cls(path, json.loads(path.with_suffix(".json").read_text()))
+        return cls(path, read_json(path.with_suffix(".json")))
 
     def columns(self, slot: int, worker: int) -> Columns:
         """Views [decisions,...] into a slot, laid out for a worker."""

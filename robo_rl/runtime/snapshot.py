@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors import torch as st
 
 from robo_rl.checkpoint import pack, unpack
-from robo_rl.files import private_file
+from robo_rl.files import FILE, parse_json, private_file
 
 MARK = 8  # bytes of the checksum
 
@@ -47,9 +47,10 @@ def load(path: Path) -> dict:
         if mark != xxhash.xxh3_64_digest(blob):
             return {}
         size = int.from_bytes(blob[:8], "little")
-        tree = json.loads(json.loads(blob[8:8 + size])["__metadata__"]["tree"])
+        head = parse_json(blob[8:8 + size], str(path), limit=FILE)
+        tree = parse_json(head["__metadata__"]["tree"], str(path), limit=FILE)
         return unpack(tree, st.load(blob))
-    except (OSError, ValueError, KeyError, SafetensorError):
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
         return {}
 
 

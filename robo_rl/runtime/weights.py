@@ -31,6 +31,7 @@ import xxhash
 from torch import Tensor, nn
 
 from robo_rl.errors import UserError
+from robo_rl.files import FILE, parse_json
 
 Verify = Literal["always", "never"] | int
 
@@ -143,7 +144,7 @@ def _map(fd: int, path: Path, prot: int) -> tuple[mmap.mmap, memoryview, Layout,
     schema = whole[PAGE:PAGE + length]
     if xxhash.xxh3_64_intdigest(schema) != schema_hash:
         raise damaged
-    layout = _layout([(n, getattr(torch, d), tuple(s)) for n, d, s in json.loads(schema)])
+    layout = _layout([(n, getattr(torch, d), tuple(s)) for n, d, s in parse_json(schema, str(path), list, limit=FILE)])
     if layout.size > half:
         raise damaged
     return whole, words, layout, [start, start + half]

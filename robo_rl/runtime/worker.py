@@ -19,7 +19,7 @@ from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, Policy, make_policy
 from robo_rl.rollout import Collector, Columns, mix
 from robo_rl.runtime import snapshot
-from robo_rl.runtime.server import Remote, address
+from robo_rl.runtime.server import Remote
 from robo_rl.runtime.slots import Slots, finite
 from robo_rl.runtime.weights import WeightReader
 
@@ -158,7 +158,7 @@ def _loop(job: Job, connection) -> None:
                 version = new
         return version
 
-    remote = Remote(address(job.folder), lambda: os.getppid() != parent) if job.served else None
+    remote = Remote(job.folder, lambda: os.getppid() != parent) if job.served else None
     env = job.build(job.envs)
     saved = snapshot.load(where) if job.incarnation else {}
     seed = job.seed if saved or not job.incarnation else mix(job.seed, job.incarnation)

@@ -8,12 +8,12 @@ With obs="rgb" the state holds what a robot knows of itself and the goal, not wh
 """
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
 
 from robo_rl.errors import MissingDependency, UserError, choose
+from robo_rl.files import parse_json
 from sims.maniskill.build import VULKAN_REMEDY
 from sims.maniskill.tasks import EXPERT_TASKS, NEEDS_DOWNLOAD, NEEDS_RENDERER, TASKS
 
@@ -102,6 +102,6 @@ def raw_rate(task: str = "PickCube-v1", workers: int = 2, seconds: float = 5.0, 
     group = Workers(_config(task, workers, "state", "", control, 64, 0, False, raw=True) | {"seconds": seconds}, workers)
     try:
         group.gather(START_DEADLINE)
-        return sum(json.loads(x) for x in group.ask(RAW, START_DEADLINE + seconds))
+        return sum(parse_json(x, "a worker's answer", (int, float)) for x in group.ask(RAW, START_DEADLINE + seconds))
     finally:
         group.close()

@@ -22,6 +22,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from robo_rl.contract import action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import UserError
+from robo_rl.files import parse_json
 from robo_rl.starts import StartStream
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.maniskill import wire
@@ -148,7 +149,7 @@ class ManiSkillEnv(VectorEnv):
         self.num_envs = n = config["num_envs"]
         self.workers = Workers(config, workers)
         try:
-            info = json.loads(self.workers.gather(START_DEADLINE)[0])
+            info = parse_json(self.workers.gather(START_DEADLINE)[0], "a worker's answer", limit=1 << 20)
             self.shared = wire.map_memory(self.workers.memory, wire.arrays(info, n), create=True)
             self.workers.ask(wire.MAP)
         except BaseException:

@@ -1,0 +1,203 @@
+"""The server of `remote`: a policy answers those who know its token.
+
+One thread serves all clients: a decision takes a millisecond, and whatever a client sends, or leaves unsent, costs the others
+nothing but that. Who has not proved within seconds to know the token, sends what is no message, sends too slowly or reads no
+answer is closed, with one line.
+"""
+
+import contextlib
+import secrets
+import selectors
+import socket
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from controllers.remote import MAGIC, NONCE, PIECE, PROOF, Incoming, pack, plain_text, proof
+from robo_rl.errors import UserError
+
+HELLO, MESSAGE = 5.0, 10.0  # s in which a client proves its token; in which a message, or an answer, has gone through
+UNKNOWN = 128  # connections that have proved nothing yet; the oldest goes when another comes
+SAY = 1.0  # s from one line about those to the next
+
+
+def wanted(spec) -> dict[str, tuple[tuple[int, ...], type]]:
+    """Shape and type of each array that the policy takes."""
+    size = spec.image_size
+    return {"state": ((spec.state,), np.float32)} | {f"image/{v}": ((size, size, 3), np.uint8) for v in spec.views}
+
+
+def misfit(obs: dict, spec) -> str:
+    """Why the policy cannot take an observation; "" where it can."""
+    for name, (shape, kind) in wanted(spec).items():
+        got = obs[name].shape if name in obs else None
+        if got != shape:
+            return f"the run's {name} has {' x '.join(map(str, shape))} numbers, got {'none' if got is None else f'shape {got}'}"
+        if obs[name].dtype != kind:
+            return f"the run's {name} is {kind.__name__}, got {obs[name].dtype}"
+        if kind is np.float32 and not np.isfinite(obs[name]).all():
+            return f"the {name} is not finite"
+    return ""
+
+
+class Visitor:
+    """One connection. known: it knows the token; since: when what we wait for began (0.0: nothing but a question)."""
+
+    def __init__(self, wire: socket.socket, name: str, limit: int, now: float):
+        self.wire, self.name, self.nonce = wire, name, secrets.token_bytes(NONCE)
+        self.incoming, self.out, self.known, self.closing = Incoming(limit), bytearray(MAGIC + self.nonce), False, ""
+        self.since = self.asked_at = now
+        self.count = 0  # chunks answered
+
+
+class PolicyServer:
+    """Answers `act(observation) -> rows [E, A]` to every client of `listener` that knows `token`; `turn` after `turn`.
+
+    say: a line about a client that has gone. `clients` may be there at once; each is closed after `idle` s without a question,
+    `message` s into one that does not end, and who has not proved the token within `hello` s.
+    """
+
+    def __init__(self, listener: socket.socket, act: Callable[[dict], np.ndarray], spec, token: bytes, clients: int = 16,
+                 idle: float = 600.0, say: Callable[[str], None] = lambda line: None, hello: float = HELLO,
+                 message: float = MESSAGE):
+        self.hello, self.message = hello, message
+        self.act, self.spec, self.token, self.seats, self.idle, self.say = act, spec, token, clients, idle, say
+        need = sum(int(np.prod(shape)) * np.dtype(kind).itemsize for shape, kind in wanted(spec).values())
+        self.limit = max(1 << 20, 2 * need)
+        self.listener, self.selector, self.visitors = listener, selectors.DefaultSelector(), set()
+        self.quiet_until, self.unsaid = 0.0, 0
+        listener.setblocking(False)
+        self.selector.register(listener, selectors.EVENT_READ)
+
+    def turn(self, timeout: float = 1.0) -> None:
+        """Wait up to `timeout` [s] for anything, take what came, answer one question of each client that has one."""
+        more = any(v.known and not v.out and v.incoming.whole() for v in self.visitors)
+        for key, events in self.selector.select(0 if more else timeout):
+            if key.data is None:
+                self._accept()
+            elif key.data in self.visitors and events & selectors.EVENT_READ:
+                self._read(key.data)
+        for v in list(self.visitors):
+            self._step(v)
+
+    def close(self) -> None:
+        """Close every connection; the listener is its owner's."""
+        for v in list(self.visitors):
+            self._drop(v, "the server ends")
+        self.selector.close()
+
+    def _accept(self) -> None:
+        try:
+            wire, peer = self.listener.accept()
+        except OSError:  # it left, or there are no descriptors for now
+            time.sleep(0.01)
+            return
+        unknown = [v for v in self.visitors if not v.known]
+        if len(unknown) >= UNKNOWN:
+            self._drop(min(unknown, key=lambda v: v.since), "it has not said the token, and others wait")
+        wire.setblocking(False)
+        with contextlib.suppress(OSError):
+            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        v = Visitor(wire, peer[0], self.limit, time.monotonic())
+        self.visitors.add(v)
+        self.selector.register(wire, selectors.EVENT_READ, v)
+
+    def _read(self, v: Visitor) -> None:
+        try:
+            piece = v.wire.recv(PIECE if v.known else NONCE + PROOF - len(v.incoming.data))
+        except BlockingIOError:
+            return
+        except OSError as e:
+            return self._drop(v, e.strerror or "it left")
+        if not piece:
+            return self._drop(v, "" if v.known else "it left without the token")
+        if v.known and not v.since:
+            v.since = time.monotonic()
+        v.incoming.feed(piece)
+
+    def _step(self, v: Visitor) -> None:
+        """What can be done for a client now; its deadlines."""
+        now = time.monotonic()
+        try:
+            if not v.known:
+                self._prove(v, now)
+            elif not v.out and not v.closing:
+                self._answer(v, now)
+            if v.out:
+                del v.out[:v.wire.send(v.out[:PIECE])]
+                if v.known and not v.out and not v.closing:  # what it has said meanwhile begins now
+                    v.since = now if v.incoming.data else 0.0
+        except BlockingIOError:
+            pass
+        except OSError as e:
+            return self._drop(v, e.strerror or "it left")
+        if v.closing and not v.out:
+            return self._drop(v, v.closing)
+        if v.since and now - v.since > (self.message if v.known else self.hello):
+            return self._drop(v, "it is too slow" if v.known else "it has not said the token")
+        if now - v.asked_at > self.idle:
+            return self._drop(v, f"it asked nothing for {self.idle:g} s")
+        reads = 0 if v.closing or v.known and (v.out or v.incoming.whole()) else selectors.EVENT_READ
+        self._watch(v, reads | (selectors.EVENT_WRITE if v.out else 0))
+
+    def _watch(self, v: Visitor, events: int) -> None:
+        key = self.selector.get_map().get(v.wire)
+        if key is None and events:
+            self.selector.register(v.wire, events, v)
+        elif key is not None and not events:
+            self.selector.unregister(v.wire)
+        elif key is not None and key.events != events:
+            self.selector.modify(v.wire, events, v)
+
+    def _prove(self, v: Visitor, now: float) -> None:
+        data = v.incoming.data
+        if v.closing or len(data) < NONCE + PROOF:
+            return
+        nonce, said = bytes(data[:NONCE]), bytes(data[NONCE:])
+        data.clear()
+        if not secrets.compare_digest(said, proof(self.token, b"client", v.nonce, nonce)):
+            v.out, v.closing = v.out + bytes(PROOF), "it has another token"
+        elif sum(o.known for o in self.visitors) >= self.seats:
+            v.closing = f"all {self.seats} seats are taken"
+        else:
+            v.out += proof(self.token, b"server", v.nonce, nonce)
+            v.known, v.since, v.asked_at = True, now, now
+
+    def _answer(self, v: Visitor, now: float) -> None:
+        try:
+            if (message := v.incoming.take()) is None:
+                return
+            head, obs = message
+            v.asked_at, v.since = now, time.monotonic()  # the answer's time begins
+            if bad := misfit(obs, self.spec):
+                v.out += pack({}, error=bad)
+            else:
+                rows = self.act({name: obs[name] for name in wanted(self.spec)})
+                v.out += pack({"rows": rows}, t0=number(head.get("t0")))
+                v.count += 1
+        except UserError as e:
+            v.out += pack({}, error=str(e))
+            v.closing = str(e)
+
+    def _drop(self, v: Visitor, why: str) -> None:
+        """Close a connection and say so; of those that proved nothing at most a line a second."""
+        self.visitors.discard(v)
+        with contextlib.suppress(KeyError):
+            self.selector.unregister(v.wire)
+        v.wire.close()
+        now = time.monotonic()
+        if not v.known and now < self.quiet_until:
+            self.unsaid += 1
+            return
+        more = f" ({self.unsaid} more before it)" if self.unsaid else ""
+        self.say(plain_text(f"{v.name}: " + ", ".join(filter(None, (f"{v.count} chunks" if v.known else "", why))) + more))
+        if not v.known:
+            self.quiet_until, self.unsaid = now + SAY, 0
+
+
+def number(t0: object) -> float:
+    """The time that a question carries; UserError where it is none."""
+    if isinstance(t0, bool) or not isinstance(t0, (int, float)):
+        raise UserError("a question carries its time t0, a number")
+    return t0
