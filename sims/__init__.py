@@ -22,6 +22,23 @@ SIMS = ("mujoco", "maniskill", "isaacgym", "isaaclab")
 PREFIXES = ("gym:", "envpool:")
 
 
+def check_names(name: str, task: str = "", *, obs: str = "state", reward: str = "", control: str = "", randomise: str = "") -> None:
+    """Raise UserError for a name of `make` that no sim knows; loads neither torch nor a simulator.
+
+    Ids of Gymnasium and envpool, and what else only a simulator itself can tell, are left to `make`.
+    """
+    choose("obs", obs, ("state", "rgb"))
+    choose("reward", reward, ("", "sparse", "dense"))
+    if name.startswith(PREFIXES):
+        return
+    choose("sim", name, SIMS + PREFIXES)
+    if name == "mujoco":
+        from sims.mujoco import check_names as check_mujoco
+        check_mujoco(task, control, randomise)
+    elif name == "maniskill":
+        choose("maniskill task", task or tasks(name)[0], tasks(name))
+
+
 def make(
     name: str,
     task: str = "",

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from robo_rl.cli.doctor import PROBES, Doctor, Probe, Row, examine, run
 
@@ -39,6 +40,23 @@ def hang() -> list[Row]:
 
 def leave() -> list[Row]:
     sys.exit(3)
+
+
+def first_waits() -> list[Row]:
+    return meet("first", "second")
+
+
+def second_waits() -> list[Row]:
+    return meet("second", "first")
+
+
+def meet(mine: str, other: str) -> list[Row]:
+    """Leave a mark and wait for the other's: neither ends unless both run at once."""
+    folder = Path(os.environ["MEETING"])
+    (folder / mine).touch()
+    while not (folder / other).exists():
+        time.sleep(0.01)
+    return [Row(mine, "ok", "met")]
 
 
 def probe(name: str, needed: bool = False) -> Probe:
@@ -92,3 +110,15 @@ def test_the_real_doctor_answers_in_time_with_a_remedy_for_all_that_could_be_ins
         assert r["status"] == "ok" or r["remedy"] or r["what"] in ("CUDA", "Vulkan"), r
     for what in ("Python", "torch", "MuJoCo", "video", "data sets"):  # what this suite needs to run at all
         assert rows[what]["status"] == "ok", rows[what]
+
+
+def test_probes_are_asked_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEETING", str(tmp_path))
+    assert [r.fact for r in examine((probe("first_waits"), probe("second_waits")), deadline=60)] == ["met", "met"]
+
+
+def test_a_process_that_asks_a_probe_starts_with_the_standard_library_alone():
+    code = "import sys, robo_rl.cli.probes; print({m.split('.')[0] for m in sys.modules} - sys.stdlib_module_names)"
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True,
+                          env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)})
+    assert not {"tyro", "rich", "numpy", "torch"} & eval(done.stdout), done.stdout

@@ -141,6 +141,16 @@ def test_help_loads_nothing_heavy():
         assert not heavy, f"robo_rl {' '.join(argv)} loads {heavy}"
 
 
+def test_a_wrong_name_is_told_before_torch_or_a_simulator_is_loaded():
+    """torch takes seconds; a name is looked at before it."""
+    wrong = ["train --sim mujco", "train --task pick_cub", "train --sim maniskill --task PickCub", "train --algo pirl",
+             "train --obs rbg", "train --preset quik", "train --control ee_delt", "train --reward dens", "train --randomise mas",
+             "train --resume nowhere", "train --init nowhere", "collect --task pick_cub", "collect --sim mujco", "eval nowhere",
+             "report nowhere", "correct nowhere", "serve nowhere", "deploy nowhere", "workers nowhere 2", "bench simm", "wm trin"]
+    for argv, heavy in zip(wrong, loaded(*(w.split() for w in wrong))["heavy"][1:], strict=True):
+        assert not heavy, f"robo_rl {argv} loads {heavy}"
+
+
 def test_every_package_and_its_files_are_in_the_wheel():
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     there = {".".join(p.parent.relative_to(ROOT).parts) for name in ("robo_rl", *SIDE_BY_SIDE)

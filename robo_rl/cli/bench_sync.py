@@ -180,8 +180,8 @@ def link(args: "Bench", report: Report, base: dict[str, Tensor]) -> None:
     words = [(a.view(np.uint64), b.view(np.uint64)) for a, b in pairs]
     mask, step = np.empty(deltas.BLOCK, bool), deltas.BLOCK
 
-    def pack(threads: int) -> Callable[[], np.ndarray]:
-        return lambda: deltas.to_bytes(deltas.diff(base, new, 1, 2, link=LINK, result=result, threads=threads))
+    def pack() -> np.ndarray:
+        return deltas.to_bytes(deltas.diff(base, new, 1, 2, link=LINK, result=result))
 
     def read_both() -> None:
         for a, b in words:
@@ -194,18 +194,15 @@ def link(args: "Bench", report: Report, base: dict[str, Tensor]) -> None:
             index = (a != b).nonzero().view(-1)
             out.append((index.int(), b[index]))
         return out
-    message, lists = pack(1)(), plain()
+    message, lists = pack(), plain()
     share = len(message) / size(base)
-    for threads in (1, 2):
-        def bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
-            return [at_most("ms", ours, 40), at_least("of limit", of_limit, 12.7 / 40)] * full + [
-                at_most("bytes of full", share, 0.04)]
-        peers = {"plain torch": (plain, 1)} if args.peers and threads == 1 else {}
-        work = {"ours": (pack(threads), 1), "reading both copies": (read_both, 1)} | peers
-        clock = time.thread_time if threads == 1 else time.perf_counter
-        report.add(make_row(f"{mb}, 1 % changed: diff and pack, {threads} thread{'s' * (threads > 1)}", "ms",
-                            in_turns(work, args.slice, clock), "reading both copies", "".join(peers), bars,
-                            note=f"message {share:.2%} of the full weights"))
+
+    def bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
+        return [at_most("ms", ours, 40), at_least("of limit", of_limit, 12.7 / 40)] * full + [at_most("bytes of full", share, 0.04)]
+    peers = {"plain torch": (plain, 1)} if args.peers else {}
+    work = {"ours": (pack, 1), "reading both copies": (read_both, 1)} | peers
+    report.add(make_row(f"{mb}, 1 % changed: diff and pack, 1 thread", "ms", in_turns(work, args.slice, time.thread_time),
+                        "reading both copies", "".join(peers), bars, note=f"message {share:.2%} of the full weights"))
     there = {n: t.clone() for n, t in base.items()}
     layout = deltas.layout_of(there)
     ready = [(deltas.elements(t), i.numpy().astype(np.int64), v.numpy().view(np.uint16))

@@ -52,6 +52,8 @@ class Collect:
 def run(args: Collect) -> int:
     """Record, repair or accept."""
     from robo_rl.cli import envs
+    if not (args.repair or args.accept):
+        envs.check_names(args.sim, args.task, obs=args.obs, control=args.control, randomise=args.randomise)
     from robo_rl.data.repair import accept, repair
     from robo_rl.data.writer import Writer
     from robo_rl.demos import check_expert, record

@@ -98,6 +98,10 @@ def thinker(args: Deploy, act, period: float):
 
 def run(args: Deploy) -> int:
     """0: it ran to the end; 1: the governor or a loss ended it."""
+    from pathlib import Path
+
+    from robo_rl.cli.eval import pick_checkpoint
+    pick_checkpoint(Path(args.run), args.checkpoint)  # a wrong name is told before torch is loaded
     from controllers.model import arm_model
     from controllers.robot import load_robot
     from robo_rl.cli.robots import expected

@@ -10,6 +10,14 @@ def twin(name: str) -> str:
     return "mujoco" if name.split(":")[0] in ROBOTS else name
 
 
+def check_names(name: str, task: str = "", **options) -> None:
+    """Raise UserError for a simulator, task, observation, reward, control or randomisation that does not exist; before torch is
+    loaded, which takes seconds."""
+    import sims
+    if not name.startswith("wm:"):
+        sims.check_names(twin(name), task, **options)
+
+
 def make(name: str, task: str = "", num_envs: int = 1, *, judge: str = "", **options):
     """`sims.make`, or the world model in the folder after `wm:`; `judge` (of a world model alone) says who decides on
     success, see `world_models.judge.make`."""

@@ -67,12 +67,12 @@ class Eval:
 
 def pick_checkpoint(path: Path, name: str) -> tuple[Path, Path]:
     """(run folder, checkpoint folder) of a run and a checkpoint name, or of a checkpoint folder."""
-    from robo_rl import checkpoint
     from robo_rl.log import open_run
 
     if (path / "meta.json").exists():
         return path.parent.parent, path
     run = open_run(path)
+    from robo_rl import checkpoint  # torch comes with it: a name that is wrong is told before
     root = run / "checkpoints"
     found = checkpoint.checkpoints(run)
     if not found:
@@ -188,8 +188,8 @@ def run(args: Eval) -> int:
     from robo_rl import files
     from robo_rl.stats import paired_difference
 
-    if args.against:
-        pick_checkpoint(Path(args.against), args.checkpoint)  # a typo shows before the work
+    for name in (args.run, args.against) if args.against else (args.run,):
+        pick_checkpoint(Path(name), args.checkpoint)  # a typo shows before the work
     result = evaluate_checkpoint(args, args.run, args.checkpoint)
     folder, _ = pick_checkpoint(Path(args.run), args.checkpoint)
     where = "" if args.on == "sim" else f"{args.on}-{'cartesian-' if args.controller == 'cartesian' else ''}"

@@ -97,11 +97,12 @@ def only_instruction(config) -> str:
 
 def run(args: Serve) -> int:
     """Listen until interrupted."""
+    from robo_rl.cli.eval import pick_checkpoint
+    source, _ = pick_checkpoint(Path(args.run), args.checkpoint)  # a wrong name is told before torch is loaded
     from controllers.remote import read_token
     from controllers.serving import PolicyServer
-    from robo_rl.cli.eval import pick_checkpoint
     act, config, spec = actor(args.run, args.checkpoint, args.seed, args.instruction)
-    where = Path(args.token) if args.token else pick_checkpoint(Path(args.run), args.checkpoint)[0] / TOKEN
+    where = Path(args.token) if args.token else source / TOKEN
     token = read_token(where, make=True)
     with socket.socket(socket.AF_INET6 if ":" in args.host else socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -167,9 +167,10 @@ def parse(argv: list[str]) -> Train:
 
 def begun(base: Train, init: Path) -> Train:
     """The preset for a run that begins with the policy of `init`: its networks, the method's exploration, nothing supervised."""
-    from robo_rl import checkpoint
     from robo_rl.cli.eval import pick_checkpoint
-    had = checkpoint.read_meta(pick_checkpoint(init, "best")[1])["policy"]["options"]
+    folder = pick_checkpoint(init, "best")[1]
+    from robo_rl import checkpoint
+    had = checkpoint.read_meta(folder)["policy"]["options"]
     base = replace(base, policy=PolicyOptions(**had | {k: v for k, v in asdict(base.policy).items() if k in EXPLORATION}))
     if base.algo == "bc":
         return base
@@ -270,12 +271,13 @@ def resume(folder: Path) -> int:
 def begin(args: Train, tell: Callable[[Path], None]) -> int:
     """Start a run in a new folder; `tell` hears of the folder once the run can be resumed."""
     from robo_rl import files
-    from robo_rl.cli import feeds
+    from robo_rl.cli import envs, feeds
 
     os.environ.setdefault("OMP_NUM_THREADS", str(args.torch_threads))
     taken = "{0} already holds a run; go on with it: robo_rl train --resume {0}, or choose another --out"
     if args.out and (Path(args.out) / "run.json").exists():
         raise UserError(taken.format(args.out))
+    envs.check_names(args.sim, args.task, obs=args.obs, reward=args.reward, control=args.control, randomise=args.randomise)
     env = probe_env(args)
     check(args, env)  # a mistake leaves no folder behind
     if args.algo != "bc":  # what was chosen for this machine stays, wherever the run is resumed

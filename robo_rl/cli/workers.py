@@ -29,10 +29,10 @@ def run(args: Workers) -> int:
     from robo_rl import files
     from robo_rl.cli import feeds
     from robo_rl.cli.train import run_config
-    from robo_rl.runtime.crewed import WANTED, wanted
     folder = Path(args.run)
     if not (folder / "run.json").exists():
         raise UserError(f"{folder} is no run folder; give one that robo_rl train made")
+    from robo_rl.runtime.crewed import WANTED, wanted  # torch comes with it
     options, flight = run_config(folder), folder / "flight"
     if not (flight / "slots.bin").exists():
         raise UserError(f"no workers collect for {folder} now: it was begun with --workers 0, has not come to online RL, "

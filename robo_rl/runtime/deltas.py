@@ -11,7 +11,6 @@ Source: SparseRL-Sync, 2605.07330; its NaN as the mark of "unchanged" is not use
 """
 
 import struct
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
@@ -181,12 +180,13 @@ class Delta:
 
 
 def diff(base: dict[str, Tensor], new: dict[str, Tensor], base_version: int, new_version: int, *, link: float,
-         costs: Costs = Costs(), result: int | None = None, threads: int = 1) -> Delta:
+         costs: Costs = Costs(), result: int | None = None) -> Delta:
     """What turns `base` into `new`, each tensor in the mode that arrives first over a link of `link` [B/s].
 
     The density is sampled first, so that a tensor that will go dense is not compared in full; inf: all dense.
     result: the content hash of `new` if it is known (`WeightWriter.publish` returns it). Only sparse values are
-    copied: use or pack the delta before `new` changes.
+    copied: use or pack the delta before `new` changes. One thread: NumPy holds the interpreter's lock in the searches that take the
+    time, and a second thread only waited for it.
     """
     layout = layout_of(new)
     if layout_of(base).hash != layout.hash:
@@ -194,20 +194,10 @@ def diff(base: dict[str, Tensor], new: dict[str, Tensor], base_version: int, new
     olds, news = ([elements(t[n]) for n in layout.names] for t in (base, new))
     tried = [sparse_pays(n.nbytes, n.itemsize, sampled_density(o, n), link, costs) and n.size < 2**32
              for o, n in zip(olds, news, strict=True)]
-    jobs = [(i, s) for i, n in enumerate(news) if tried[i] for s in range(0, len(n), BLOCK * 8 // n.itemsize)]
-
-    def work(job: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, int, int]:
-        i, s = job
-        e = s + BLOCK * 8 // news[i].itemsize
-        return _block(olds[i][s:e], news[i][s:e])
-    if threads > 1:
-        with ThreadPoolExecutor(threads) as pool:
-            done = list(pool.map(work, jobs))
-    else:
-        done = [work(j) for j in jobs]
-    found: dict[int, list] = {i: [] for i in range(len(news))}
-    for (i, s), block in zip(jobs, done, strict=True):
-        found[i].append((s, block))
+    found: dict[int, list] = {}
+    for i, n in enumerate(news):
+        size = BLOCK * 8 // n.itemsize
+        found[i] = [(s, _block(olds[i][s:s + size], n[s:s + size])) for s in range(0, len(n) if tried[i] else 0, size)]
     parts = []
     for i, n in enumerate(news):
         changed = sum(len(b[0]) for _, b in found[i])
@@ -333,20 +323,18 @@ def from_bytes(data: "bytes | bytearray | memoryview | np.ndarray", layout: Layo
 class DeltaSender:
     """The publisher's end: remembers what it sent last. A slow link skips versions: send only the newest."""
 
-    def __init__(self, tensors: dict[str, Tensor], version: int, *, link: float, costs: Costs = Costs(),
-                 threads: int = 1):
+    def __init__(self, tensors: dict[str, Tensor], version: int, *, link: float, costs: Costs = Costs()):
         """link: [B/s]. The first message to a receiver is `full()`."""
         if not link > 0:
             raise UserError(f"link must be above 0 B/s, got {link}")
-        self.version, self._link, self._costs, self._threads = version, link, costs, threads
+        self.version, self._link, self._costs = version, link, costs
         self._last = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
 
     def send(self, version: int, tensors: dict[str, Tensor], result: int | None = None) -> np.ndarray:
         """The message from the last version to this one, uint8 [B]. result: content hash of `tensors` if known."""
         if version <= self.version:
             raise UserError(f"version {version} cannot follow {self.version}: versions only grow")
-        delta = diff(self._last, tensors, self.version, version, link=self._link, costs=self._costs, result=result,
-                     threads=self._threads)
+        delta = diff(self._last, tensors, self.version, version, link=self._link, costs=self._costs, result=result)
         message = to_bytes(delta)
         apply(self._last, delta)
         self.version = version

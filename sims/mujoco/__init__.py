@@ -3,7 +3,32 @@
 from robo_rl.errors import UserError, choose, in_range
 
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
+CONTROLS = ("ee_delta", "joint_delta")
+RANDOMISE = ("mass", "friction", "camera", "latency:<steps>")
 TASKS = ("pick_cube", "reach", "push_cube", "stack_cube", "peg_insert", "open_drawer", "pick_by_name", "stack_place", *LOCOMOTION)
+
+
+def parse_randomise(text: str) -> tuple[frozenset[str], int]:
+    """("mass", ...) and the latency in control steps of "mass,friction,camera,latency:2"."""
+    kinds, latency = set(), 0
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, colon, value = item.partition(":")
+        if name == "latency":
+            if not (colon and value.isdigit() and int(value) <= 50):
+                raise UserError(f"randomise latency needs a number of control steps in 0 .. 50, for example "
+                                f"latency:2, got {item!r}")
+            latency = int(value)
+        else:
+            choose("randomise", item, RANDOMISE)
+            kinds.add(item)
+    return frozenset(kinds), latency
+
+
+def check_names(task: str, control: str = "", randomise: str = "") -> None:
+    """Raise UserError for names that `make_mujoco` does not know; loads nothing heavy."""
+    if choose("mujoco task", task or TASKS[0], TASKS) not in LOCOMOTION:
+        choose("control", control or CONTROLS[0], CONTROLS)
+        parse_randomise(randomise)
 
 
 def make_mujoco(
@@ -36,7 +61,7 @@ def make_mujoco(
         return make_locomotion(task, num_envs=num_envs, obs=obs, reward=reward, control=control,
                                image_size=image_size, threads=threads, max_steps=max_steps, randomise=randomise,
                                render=render, device=device)
-    from sims.mujoco.env import CONTROLS, MujocoArmEnv, parse_randomise
+    from sims.mujoco.env import MujocoArmEnv
     from sims.mujoco.tasks import TASKS as ARM_TASKS
     control = choose("control", control or CONTROLS[0], CONTROLS)
     kinds, latency = parse_randomise(randomise)

@@ -16,6 +16,7 @@ from robo_rl.contract import action_spaces, observation_spaces, read_actions, re
 from robo_rl.errors import UserError, choose
 from robo_rl.starts import StartStream, uniforms
 from robo_rl.types import ActionAxis, ControlSpec
+from sims.mujoco import CONTROLS
 from sims.mujoco import model as m
 from sims.mujoco.experts import EXPERTS, back_out
 from sims.mujoco.kinematics import Arm, contract, damped_step, rotation_error, turn, wrap
@@ -23,8 +24,6 @@ from sims.mujoco.model import JOINT, MOVE, TURN
 from sims.mujoco.tasks import TASKS, Scene, Task
 
 F = np.float32
-CONTROLS = ("ee_delta", "joint_delta")
-RANDOMISE = ("mass", "friction", "camera", "latency:<steps>")
 VIEWS = ("front", "wrist")
 LEAD = 0.06  # how far the target may run ahead of the hand [m]
 JOINT_LEAD = 0.25  # and the joint targets ahead of the joints [rad]
@@ -40,22 +39,6 @@ SPREAD = 0.3  # randomised masses and frictions lie within +- this share of thei
 CAMERA_SHIFT = np.array([0.03, 0.005])  # randomised camera positions: +- this, by camera (front, wrist) [m]
 CAMERA_TURN = 0.06  # and attitude: +- about this [rad]
 RENDER_SIZE = 256  # pixels of `render()`, unless `env.render_size` says otherwise
-
-
-def parse_randomise(text: str) -> tuple[frozenset[str], int]:
-    """("mass", ...) and the latency in control steps of "mass,friction,camera,latency:2"."""
-    kinds, latency = set(), 0
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        name, colon, value = item.partition(":")
-        if name == "latency":
-            if not (colon and value.isdigit() and int(value) <= 50):
-                raise UserError(f"randomise latency needs a number of control steps in 0 .. 50, for example "
-                                f"latency:2, got {item!r}")
-            latency = int(value)
-        else:
-            choose("randomise", item, RANDOMISE)
-            kinds.add(item)
-    return frozenset(kinds), latency
 
 
 def build_model(task: Task) -> mujoco.MjModel:
