@@ -19,6 +19,7 @@ class Browser:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--mute-audio", "--no-first-run", "--disable-extensions",
+                 "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync",
                  "--disable-background-timer-throttling", "--disable-renderer-backgrounding", "--hide-scrollbars",
                  "--remote-debugging-port=0", f"--window-size={size[0]},{size[1]}", f"--user-data-dir={folder}"]
         self.process = subprocess.Popen([BINARY, *flags, *(["--force-dark-mode"] if dark else []), "about:blank"],
@@ -72,7 +73,9 @@ class Browser:
 
     def key(self, key: str, down: bool = True, up: bool = True) -> None:
         code = f"Key{key.upper()}" if key.isalpha() and len(key) == 1 else key
-        text = {"text": key} if len(key) == 1 else {}
+        text = {"text": "\r" if key == "Enter" else key} if len(key) == 1 or key == "Enter" else {}
+        if number := {"Enter": 13, "Tab": 9, "Escape": 27, " ": 32}.get(key):
+            text["windowsVirtualKeyCode"] = number
         if down:
             self.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=code, **text)
         if up:

@@ -7,14 +7,12 @@ import os
 import re
 import signal
 import time
-import urllib.error
-import urllib.request
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from browser import BINARY, Browser
-from commands import TINY, Command, robo_rl
+from commands import robo_rl
+from consoles import Page, connect, console, drive, trained
 
 from robo_rl.cli.console import Console, Floor
 from robo_rl.cli.eval import pick_checkpoint
@@ -83,6 +81,24 @@ def test_a_silent_holder_stops_the_robot_and_loses_it_later():
     clock.now += GRACE
     assert phases(d)[0] == PAUSE and d.holds[0] is None and d.why[0] == "its operator is gone"
     d.take("bob", 0)
+
+
+def test_a_command_given_to_an_old_picture_holds_the_robot_still():
+    clock = Clock()
+    d = Desk(1, 2, clock=clock, max_delay=1.0)
+    d.begin(np.ones(1, bool), {})
+    hold = d.take("ann", 0)
+    for delay, phase in ((0.02, CORRECTION), (0.99, CORRECTION), (1.01, PAUSE), (7.8, PAUSE), (0.5, CORRECTION)):
+        d.drive("ann", 0, hold, [1, 1], "correction", delay)
+        assert phases(d) == [phase]
+    assert d.holds[0] is not None
+
+
+def test_how_an_episode_ended_is_told_to_who_held_it():
+    d, _ = desk()
+    d.take("ann", 1)
+    d.ended(1, "it succeeded")
+    assert d.last == ["", "it succeeded", ""] and d.holds[1] is None
 
 
 def test_a_lost_connection_stops_the_robot_at_once():
@@ -202,69 +218,33 @@ def test_damage_inside_a_journal_is_said(tmp_path):
         journal.scan(tmp_path / "j")
 
 
+@pytest.mark.parametrize("torn", [0, 10])
+def test_frames_that_the_disk_refuses_wait_for_the_next_commit(tmp_path, torn):
+    j = journal.Journal(tmp_path / "j")
+    frames(j, "a", 2)
+    j.commit()
+    whole, size = j._fd, os.path.getsize(tmp_path / "j")
+    frames(j, "a", 1)
+    if torn:  # part of it is written, then the disk is full
+        os.pwrite(whole, bytes(torn), size)
+    j._fd = os.open(tmp_path / "j", os.O_RDONLY)
+    with pytest.raises(OSError):
+        j.commit()
+    os.close(j._fd)
+    j._fd = whole
+    assert len(j) == 1
+    j.close_episode("a", -1)
+    j.commit()
+    assert [r["kind"] for r in journal.scan(tmp_path / "j")[0]] == ["frame"] * 3 + ["close"]
+    j.close()
+
+
 # ------------------------------------------------------------ the command
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("console")
-    tiny = [a for i, a in enumerate(TINY) if not (str(a).startswith("--rl.") or (i and str(TINY[i - 1]).startswith("--rl.")))]
-    done = robo_rl(folder, "train", "--algo", "bc", *tiny, "--out", "run")
-    assert done.code == 0, done.err
-    return folder
-
-
-@contextlib.contextmanager
-def console(folder, *argv):
-    """A console that runs -> (its command, {operator: address})."""
-    pytest.importorskip("websockets", reason="needs robo_rl[console]")
-    command = Command(folder, ["console", "run", "--port", "0", "--robots", "2", "--operators", "ann,bob", *argv],
-                      env={"PYTHONUNBUFFERED": "1"})
-    try:
-        command.until(lambda: command.out.exists() and command.out.read_text().count("http://") == 2, 120)
-        yield command, dict(re.findall(r"(\w+): (http\S+)", command.out.read_text()))
-    finally:
-        if command.process.is_alive():
-            command.process.kill()
-        command.process.join()
-
-
-class Page:
-    """What the page is to the console."""
-
-    def __init__(self, ws):
-        self.ws, self.state, self.said, self.pictures = ws, None, [], 0
-
-    async def hear(self, until, timeout=60):
-        end = time.monotonic() + timeout
-        while not until(self):
-            m = await asyncio.wait_for(self.ws.recv(), max(0.01, end - time.monotonic()))
-            if isinstance(m, bytes):
-                self.pictures += 1
-                assert m[1:3] == b"\xff\xd8"
-            elif (m := json.loads(m))["t"] == "state":
-                self.state = m
-            else:
-                self.said.append(m)
-
-    async def ask(self, **message):
-        """Send, and wait for the answer."""
-        before = len(self.said)
-        await self.ws.send(json.dumps(message))
-        await self.hear(lambda p: len(p.said) > before)
-        return self.said[-1]
-
-
-def connect(address):
-    from websockets.asyncio.client import connect
-    return connect(address.replace("http", "ws").replace("/?", "/ws?"), open_timeout=60)
-
-
-async def drive(page, number, steps=20, action=None, **more):
-    a = action if action is not None else [0.2] * len(page.state["axes"])
-    for _ in range(steps):
-        await page.ws.send(json.dumps({"t": "drive", "robot": 0, "number": number, "action": a, "phase": "correction", **more}))
-        await asyncio.sleep(0.02)
+    return trained(tmp_path_factory)
 
 
 def test_people_take_over_teach_and_hand_back_and_a_kill_loses_nothing(run):
@@ -283,11 +263,6 @@ def test_people_take_over_teach_and_hand_back_and_a_kill_loses_nothing(run):
                 await ann.hear(lambda p: p.state)
             return ann.state["account"]["human_steps"]
     with console(run, "--speed", "0.5") as (command, addresses):
-        for address in (addresses["ann"].split("?")[0], addresses["ann"][:-3] + "abc"):
-            with pytest.raises(urllib.error.HTTPError, match="403"):
-                urllib.request.urlopen(address, timeout=30)
-        page = urllib.request.urlopen(addresses["ann"], timeout=30).read().decode()
-        assert "robo_rl console" in page and "http" not in re.sub(r'"(ws|https?)[^"]*"|//[^\n]*', "", page.split("<style>")[1])
         counted = asyncio.run(teach(addresses))
         command.signal(signal.SIGKILL)  # in the middle of the correction
         command.process.join()
@@ -359,6 +334,7 @@ def test_a_leader_arm_leads_what_the_first_operator_holds_once_it_is_there(run):
 
 @pytest.mark.parametrize("argv, words", [
     (["--operators", "ann,ann"], "must be different names"), (["--speed", "0"], "--speed must be in (0, 10]"),
+    (["--url", "lab"], "--url must be a scheme and a name"),
     (["--robots", "0"], "--robots must be in [1, 64]"), (["--checkpoint", "x"], "has no checkpoint 'x'")])
 def test_mistakes_of_the_console_are_one_line(run, argv, words):
     assert words in robo_rl(run, "console", "run", *argv).mistake
@@ -400,23 +376,3 @@ def test_random_kills_of_the_console_lose_no_correction_that_was_counted(run):
         command.signal(signal.SIGINT)
         assert command.wait().code == 0
     assert frames() >= wanted
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(BINARY is None, reason="needs chromium")
-def test_a_person_takes_over_in_the_browser(run, tmp_path):
-    with console(run, "--speed", "0.3") as (_, addresses), Browser(tmp_path / "profile") as b:
-        b.open(addresses["ann"])
-        b.until("window.__console && __console.state() && __console.counts()[1] > 2", 120)
-        assert b.js("document.querySelectorAll('.robot').length") == 2
-        b.key("Enter")
-        b.until("__console.held()[1] > 0")
-        b.key("w", up=False)
-        b.until("__console.state().robots[0].phase === 'correction'")
-        b.key("w", down=False)
-        b.key("r")
-        b.until("__console.state().robots[0].phase === 'recovery'")
-        b.key("y")
-        b.until("__console.state().account.kept >= 1")
-        b.picture(tmp_path / "page.png")
-        assert (tmp_path / "page.png").stat().st_size > 20_000

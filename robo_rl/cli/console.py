@@ -1,17 +1,16 @@
 """`robo_rl console RUN`: a web page on which people watch N robots, take over, and teach.
 
-One thread steps the robots at the control period and draws them; another serves the page and its WebSockets. Between
-them stand the `Desk` (who wants what, under one lock) and the newest picture of every robot. Frames in which a person
-acts are journaled before they count, finished episodes go to RUN/corrections (LeRobot v3), from which `robo_rl correct
-RUN --operator console` learns.
+One thread steps the robots at the control period and draws them; another serves the page and its WebSockets
+(`console_server`). Between them stand the `Desk` (who wants what, under one lock) and the newest pictures. Frames in which a
+person acts are journaled before they count, finished episodes go to RUN/corrections (LeRobot v3), from which `robo_rl correct
+RUN --operator console` learns. What cannot be saved is told on the page and tried again; the robots go on.
 """
 
-import asyncio
-import hmac
-import io
-import json
+import os
 import secrets
+import select
 import signal
+import sys
 import threading
 import time
 import urllib.parse
@@ -21,13 +20,13 @@ from pathlib import Path
 import tyro
 
 from robo_rl.errors import MissingDependency, UserError, in_range
-from robo_rl.files import parse_json
 
 CONSOLE_START = 1_100_000_000  # starts of the console's episodes
 LIMIT = 40  # episodes end after this many times the task's own limit
 STUCK = 0.02  # change of the normalised state over a second (RMS) below which a robot is stuck
 BLEND = 0.06  # s of wall clock
 JOURNAL = 20_000_000  # bytes after which the journal is written anew
+RETRY = 3.0  # s until what could not be saved is tried again
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -43,14 +42,18 @@ class Console:
     """Address to listen on; anything but loopback lets other machines in (they still need a token)."""
     port: int = 8765
     """0: any free one."""
+    url: str = ""
+    """Address that people open where a reverse proxy stands before the console, like https://console.lab.example."""
     operators: str = "operator"
-    """Comma list of names; each gets an address with a token of their own."""
+    """Comma list of names; each gets an address of their own, which works once. Enter in the terminal makes new ones."""
     speed: float = 0.5
     """Pace of the simulation; 1: real time."""
-    size: int = 192
-    """Pixels of the pictures."""
+    size: int = 480
+    """Pixels of the pictures of the robot that somebody looks at, from every camera (of others: one camera, 192 at most)."""
     fps: float = 20.0
     """Most pictures per second and robot."""
+    max_delay: float = 1.0
+    """Age of the picture on an operator's page, in seconds, above which the robot that they hold stands still."""
     patience: float = 60.0
     """Seconds that a robot waits for help before its episode is given up as a failure."""
     device: str = ""
@@ -63,15 +66,18 @@ class Console:
     """Stop after this time; 0: run until Ctrl-C."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (("robots", 1, 64), ("port", 0, 65535), ("size", 48, 1024), ("fps", 1, 60), ("patience",
-                                                                                                            1, 1e6),
-                                ("seed", 0, 2000), ("threads", 0, 4096), ("seconds", 0, 1e9)):
-            in_range(f"--{name}", getattr(self, name), low, high)
+        for name, low, high in (("robots", 1, 64), ("port", 0, 65535), ("size", 48, 1024), ("fps", 1, 60),
+                                ("patience", 1, 1e6), ("seed", 0, 2000), ("threads", 0, 4096), ("seconds", 0, 1e9),
+                                ("max_delay", 0.1, 3600)):
+            in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         in_range("--speed", self.speed, 0, 10, open_low=True)
         names = self.operators.split(",")
         if len(set(names)) < len(names) or not all(n.isidentifier() for n in names):
             raise UserError(f"--operators must be different names of letters and digits with commas between, got "
                             f"{self.operators!r}")
+        parts = urllib.parse.urlsplit(self.url)
+        if self.url and not (parts.scheme in ("http", "https") and parts.hostname and not parts.path.strip("/")):
+            raise UserError(f"--url must be a scheme and a name, like https://console.lab.example, got {self.url!r}")
 
 
 def run(args: Console) -> int:
@@ -80,22 +86,22 @@ def run(args: Console) -> int:
         import websockets  # noqa: F401
     except ImportError:
         raise MissingDependency("the console needs websockets: pip install 'robo_rl[console]'") from None
+    from robo_rl.cli.console_server import Server
     from robo_rl.cli.eval import pick_checkpoint
     from robo_rl.cli.train import run_config
 
     source, folder = pick_checkpoint(Path(args.run), args.checkpoint)
     config = replace(run_config(source), threads=args.threads)
-    with Stop() as stop:
+    with Signals() as signals:
         floor = Floor(args, config, source, folder)
         try:
-            server = Server(floor, args)
+            server = Server(floor, args.host, args.port, args.operators, args.url)
             server.start()
             if args.host not in LOOPBACK:
-                print(f"robo_rl: listening on {args.host}: everybody who can reach this machine and has a token can move "
-                      "the robots")
-            for name, address in server.addresses().items():
-                print(f"{name}: {address}", flush=True)
-            floor.work(stop, args.seconds)
+                print(f"robo_rl: listening on {args.host}: everybody who can reach this machine and has an address can move "
+                      "the robots, and what they send is not encrypted (docs/human.md: ssh -L, or a proxy with TLS)")
+            announce(server)
+            floor.work(signals, args.seconds, lambda: announce(server, renew=True))
             server.stop()
         finally:
             floor.close()
@@ -104,19 +110,42 @@ def run(args: Console) -> int:
     return 0
 
 
-class Stop:
-    """While open: SIGINT and SIGTERM set a flag."""
+def announce(server, renew: bool = False) -> None:
+    """Print an address per operator; renew: new ones, and the old sessions end."""
+    if renew:
+        server.renew()
+    for name, address in server.addresses().items():
+        print(f"{name}: {address}", flush=True)
+    print(f"Each address works once. New ones, old sessions end: press Enter here, or kill -USR1 {os.getpid()}", flush=True)
 
-    asked = False
+
+class Signals:
+    """While open: SIGINT and SIGTERM ask for the end, SIGUSR1 and Enter in the terminal for new addresses."""
+
+    stop = renew = False
 
     def __enter__(self):
-        self._before = {s: signal.signal(s, lambda *_: setattr(self, "asked", True)) for s in (signal.SIGINT,
-                                                                                               signal.SIGTERM)}
+        flags = {signal.SIGINT: "stop", signal.SIGTERM: "stop", signal.SIGUSR1: "renew"}
+        self._before = {s: signal.signal(s, lambda *_, flag=flag: setattr(self, flag, True)) for s, flag in flags.items()}
         return self
 
     def __exit__(self, *error) -> None:
         for s, handler in self._before.items():
             signal.signal(s, handler)
+
+    def wants_new_addresses(self) -> bool:
+        """Whether somebody asked since the last call."""
+        asked, self.renew = self.renew, False
+        return asked or enter_pressed()
+
+
+def enter_pressed() -> bool:
+    """Whether a line waits in the terminal, which is read; False where there is none, or it is another job's."""
+    try:
+        here = sys.stdin.isatty() and os.tcgetpgrp(0) == os.getpgrp()
+        return here and bool(select.select([0], [], [], 0)[0]) and os.read(0, 4096) != b""
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 # ---------------------------------------------------------------------------------------------------- the robots
@@ -130,6 +159,8 @@ class Floor:
         import torch
 
         from robo_rl.checkpoint import load_policy
+        from robo_rl.cli.console_access import Reserve
+        from robo_rl.cli.console_cameras import Cameras, Frame
         from robo_rl.cli.train import make_env
         from robo_rl.data.writer import Writer
         from robo_rl.human.desk import Desk
@@ -140,16 +171,17 @@ class Floor:
 
         torch.set_num_threads(1)
         self.args, self.data = args, source / "corrections"
+        self.reserve, self.trouble, self.retry = Reserve(), "", 0.0
         self.policy, _ = load_policy(checkpoint)
         probe = make_env(config, 1)
         self.limit = probe.spec.max_steps
         probe.close()
         inner = make_env(replace(config, max_steps=LIMIT * self.limit), args.robots, render=config.obs != "rgb")
-        if hasattr(inner, "render_size"):
-            inner.render_size = args.size
         self.spec = inner.spec
         self.pace = self.spec.period / args.speed
-        self.desk, self.lock = Desk(args.robots, len(self.spec.axes), args.patience), threading.Lock()
+        delay = max(args.max_delay, 3 * self.pace, 3 / args.fps)
+        self.desk = Desk(args.robots, len(self.spec.axes), args.patience, max_delay=delay)
+        self.lock = threading.Lock()
         self.env = Intervene(inner, self.desk, blend=BLEND * args.speed, freeze=hasattr(inner, "get_state"))
         self.writer, path = Writer(self.data, spec=self.spec), source / "console.journal"
         self.kept, self.recovered = 0, 0
@@ -168,11 +200,13 @@ class Floor:
         self.device = open_device(args.device, self.leader) if args.device else None
         self.led = 0  # number of the hold that a leader arm is aligned with
         self.orders: list[tuple] = []  # (what, robot, ...) for the stepping thread
-        self.pictures: list[tuple[int, bytes]] = [(0, b"")] * args.robots
+        self.cameras = Cameras(self.env, args.size)
+        self.looks: dict[str, int] = {}  # operator -> the robot that their page shows large
+        self.frame = Frame(0, time.monotonic())
         self.results = np.zeros((args.robots, 2), int)  # successes, failures
         self.still, self.due = [None] * args.robots, [self.limit] * args.robots
-        self.drawn, self.rate, self.frames = 0.0, 0.0, 0
-        self.seen: dict[str, float] = {}
+        self.drawn, self.cost, self.rate, self.blind = 0.0, 0.0, 0.0, ""
+        self.people: set[str] = set()
         self.shown = self.robots.account.summary()
         for i in range(args.robots):
             self.name(i)
@@ -199,32 +233,67 @@ class Floor:
                 episode = episode_of(tape, self.robots.views, False, False)
                 if episode is not None:
                     self.keep(episode, i)
-        self.writer.close()
-        self.journal.commit()
-        self.journal.replace()
-        self.journal.close()
-        self.env.close()
+        self.save()
+        try:
+            if self.trouble:
+                print(f"robo_rl: {self.trouble}; what people did is in {self.journal.path}, and the next robo_rl console of this "
+                      "run puts it into the data set", file=sys.stderr, flush=True)
+            else:
+                self.writer.close()
+                self.journal.replace()
+        finally:
+            self.reserve.close()
+            self.journal.abandon()
+            self.env.close()
 
     def keep(self, episode, i: int) -> None:
         """A finished episode; those with help go to the data set."""
-        if "human" in episode.source:
-            self.journal.close_episode(self.names[i], self.writer.episodes)
-            self.journal.commit()
-            self.writer.add(episode)
-            self.writer.flush()
-            self.kept += 1
-        else:
-            self.journal.close_episode(self.names[i], -1)
+        helped = "human" in episode.source
+        self.journal.close_episode(self.names[i], len(self.writer) if helped else -1)
         self.name(i)
+        if helped:
+            self.save(episode)
+            self.kept += 1
 
-    def work(self, stop, seconds: float = 0.0) -> None:
-        """Step at the pace until asked to stop."""
+    def save(self, *episodes) -> None:
+        """Journal and finished episodes to the disk. What fails is told on the page, waits, and is tried again."""
+        with self.reserve:
+            try:
+                for episode in episodes:
+                    self.writer.add(episode)
+                self.journal.commit()
+                self.writer.flush()
+                self.trouble = ""
+            except (OSError, UserError) as e:
+                why = (e.strerror or str(e)) if isinstance(e, OSError) else str(e)
+                self.trouble = f"corrections are not saved yet, trying again ({why})"
+                self.retry = time.monotonic() + RETRY
+
+    def arrived(self, who: str) -> None:
+        """An operator's page is open."""
+        with self.lock:
+            self.people.add(who)
+            self.looks.setdefault(who, 0)
+
+    def left(self, who: str) -> None:
+        """And closed: what they hold stops."""
+        with self.lock:
+            self.people.discard(who)
+            self.looks.pop(who, None)
+            self.desk.lost(who)
+
+    def work(self, signals: Signals, seconds: float = 0.0, renew=lambda: None) -> None:
+        """Step at the pace until asked to stop; `renew()` runs when somebody asks for new addresses."""
         began = due = time.monotonic()
-        while not stop.asked and not (seconds and time.monotonic() - began > seconds):
+        while not signals.stop and not (seconds and time.monotonic() - began > seconds):
             due = max(due + self.pace, time.monotonic() - 5 * self.pace)
             self.tick()
-            if self.journal.size > JOURNAL:
+            if self.trouble and time.monotonic() > self.retry:
+                self.save()
+            if self.journal.size > JOURNAL and not self.trouble:
                 self.compact()
+            if signals.wants_new_addresses():
+                renew()
             time.sleep(max(0.0, due - time.monotonic()))
 
     def tick(self) -> None:
@@ -246,7 +315,7 @@ class Floor:
             self.detect()
         self.write()
         self.rate = 0.95 * self.rate + 0.05 / max(self.pace, time.monotonic() - began)
-        now, gap = time.monotonic(), 1 / self.args.fps
+        now, gap = time.monotonic(), max(1 / self.args.fps, 2 * self.cost)
         if now - self.drawn >= gap:  # late pictures are made up for by one, so that --fps holds on average
             self.drawn = max(self.drawn + gap, now - gap)
             self.draw()
@@ -277,17 +346,24 @@ class Floor:
     def write(self) -> None:
         """New frames to the journal, on the disk at once where a person acted; only then they count."""
         helped = [self.append(i, tape) for i, tape in enumerate(self.robots.tapes)]
-        if any(helped) or len(self.journal) > 1000:
-            self.journal.commit()
-        self.shown = self.robots.account.summary()
+        if (any(helped) or len(self.journal) > 1000) and not self.trouble:
+            self.save()
+        if not self.trouble:
+            self.shown = self.robots.account.summary()
 
     def compact(self) -> None:
         """The journal anew, with the episodes that are not over."""
-        self.journal.commit()
+        self.save()
+        if self.trouble:
+            return
         self.written = [0] * self.args.robots
         for i, tape in enumerate(self.robots.tapes):
             self.append(i, tape)
-        self.journal.replace()
+        with self.reserve:
+            try:
+                self.journal.replace()
+            except (OSError, UserError) as e:  # the old one holds all of it
+                self.trouble, self.retry = f"the journal is not written anew, trying again ({e})", time.monotonic() + RETRY
 
     def append(self, i: int, tape) -> bool:
         """Frames of a tape that the journal does not have -> whether a person acted in one."""
@@ -351,17 +427,18 @@ class Floor:
                 self.still[i] = (steps, now.copy())
 
     def draw(self) -> None:
-        """The newest picture of every robot, as JPEG."""
-        from PIL import Image
-        if self.spec.views:
-            frames = self.robots.obs[f"image/{self.spec.views[0]}"]
-        else:
-            frames = self.env.env.render()
-        for i, frame in enumerate(frames):
-            out = io.BytesIO()
-            Image.fromarray(frame).save(out, "JPEG", quality=75)
-            self.pictures[i] = (self.pictures[i][0] + 1, out.getvalue())
-        self.frames += 1
+        """The newest pictures: every robot small, those that somebody looks at large and from every camera."""
+        began = time.monotonic()
+        with self.lock:
+            large = sorted(set(self.looks.values()))
+        try:
+            self.frame = self.cameras.frame(self.frame.number + 1, began, self.robots.obs, large)
+            self.blind = ""
+        except (OSError, RuntimeError, UserError) as e:
+            if not self.frame.small:
+                raise  # there never was one: no OpenGL
+            self.blind = f"no new pictures ({e})"
+        self.cost = time.monotonic() - began
 
     def apart(self, i: int) -> str:
         """How far a leader arm is from the robot it is to lead; "" where it is there, or leads none."""
@@ -373,27 +450,31 @@ class Floor:
 
     def state(self, who: str) -> dict:
         """What operator `who` sees; call it under the lock."""
+        from robo_rl.cli.console_cameras import words_of
         from robo_rl.data.episode import PHASES
         desk, now, steps, out = self.desk, self.desk.clock(), self.env.steps, []
         for i in range(self.args.robots):
             hold, mine = desk.holds[i], desk.holds[i] is not None and desk.holds[i].operator == who
             out.append({"phase": PHASES[int(self.robots.phase[i])], "holder": hold.operator if hold else "",
-                        "number": hold.number if mine else 0, "why": desk.why[i], "paused": desk.paused[i],
+                        "number": hold.number if mine else 0, "late": mine and hold.delay > desk.max_delay,
+                        "why": desk.why[i], "paused": desk.paused[i],
                         "waiting": round(now - desk.asked[i], 1) if desk.why[i] else 0.0,
-                        "episode": int(desk.episode[i]),
+                        "episode": int(desk.episode[i]), "last": desk.last[i],
                         "time": round(int(steps[i]) * self.spec.period, 2), "task": self.apart(i) or self.robots.tapes[i].task,
                         "successes": int(self.results[i, 0]), "failures": int(self.results[i, 1])})
         s = self.shown
         total = self.results.sum(0)
         return {"t": "state", "robots": out, "you": who, "limit": round(self.limit * self.spec.period, 2),
-                "axes": [{"name": a.name, "kind": a.kind, "unit": a.unit} for a in self.spec.axes],
-                "people": sorted(self.seen), "rate": round(self.rate, 1), "pace": self.args.speed,
+                "axes": [{"name": a.name, "kind": a.kind, "unit": a.unit, "words": words_of(a)} for a in self.spec.axes],
+                "views": self.cameras.views, "max_delay": desk.max_delay, "trouble": self.trouble or self.blind,
+                "people": sorted(self.people), "rate": round(self.rate, 1), "pace": self.args.speed,
                 "account": {"operator_minutes": round(s["operator_minutes"], 2), "interventions": s["interventions"],
                             "per_hour": round(s["interventions_per_hour"]), "human": round(100 * s["human_share"], 1),
                             "human_steps": s["human_steps"], "first_ms": [round(1000 * x, 1)
                                                                           for x in desk.latencies[-20:]],
                             "reaction": round(sum(desk.reactions) / len(desk.reactions), 1) if desk.reactions else 0,
-                            "successes": int(total[0]), "episodes": int(total.sum()), "kept": self.kept}}
+                            "successes": int(total[0]), "episodes": int(total.sum()), "kept": self.kept,
+                            "unsaved": len(self.writer) - self.writer.episodes}}
 
 
 class Heard:
@@ -412,155 +493,3 @@ class Heard:
             return None
         opening = grip.message.position[0] if grip is not None and grip.message.position else 1.0
         return got.message.pos, got.message.quat, 1.0 if opening > 0.5 else -1.0
-
-
-# ---------------------------------------------------------------------------------------------------- the page
-
-
-class Server:
-    """HTTP and WebSocket on one port, in a thread of its own. One connection per operator: a newer one replaces it."""
-
-    def __init__(self, floor: Floor, args: Console):
-        self.floor, self.args = floor, args
-        self.tokens = {secrets.token_urlsafe(18): name for name in args.operators.split(",")}
-        self.page = (Path(__file__).parent / "console.html").read_bytes()
-        self.connections: dict[str, object] = {}
-        self.port, self.loop = args.port, asyncio.new_event_loop()
-        self.ready, self.failed = threading.Event(), None
-        self.thread = threading.Thread(target=self._run, daemon=True)
-
-    def addresses(self) -> dict[str, str]:
-        host = f"[{self.args.host}]" if ":" in self.args.host else self.args.host
-        return {name: f"http://{host}:{self.port}/?token={token}" for token, name in self.tokens.items()}
-
-    def start(self) -> None:
-        self.thread.start()
-        if not self.ready.wait(20) or self.failed:
-            raise UserError(f"cannot listen on {self.args.host}:{self.args.port}"
-                            + (f" ({self.failed.strerror or self.failed})" if self.failed else "")
-                            + "; choose another --port")
-
-    def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.ending.set)
-        self.thread.join(5)
-
-    def _run(self) -> None:
-        self.loop.run_until_complete(self._serve())
-
-    async def _serve(self) -> None:
-        from websockets.asyncio.server import serve
-        self.ending = asyncio.Event()
-        try:
-            async with serve(self.handle, self.args.host, self.args.port, process_request=self.request, max_size=65536,
-                             ping_interval=5, ping_timeout=5, compression=None) as server:
-                self.port = server.sockets[0].getsockname()[1]
-                self.ready.set()
-                await self.ending.wait()
-        except OSError as e:
-            self.failed = e
-            self.ready.set()
-
-    def operator(self, path: str) -> str:
-        """Whose token the address carries; "" if nobody's."""
-        given = urllib.parse.parse_qs(urllib.parse.urlsplit(path).query).get("token", [""])[0]
-        found = ""
-        for token, name in self.tokens.items():
-            if hmac.compare_digest(token.encode(), given.encode()):
-                found = name
-        return found
-
-    def request(self, connection, request):
-        """The page for a browser, a WebSocket for the page; 403 without a token that fits."""
-        from websockets.datastructures import Headers
-        from websockets.http11 import Response
-
-        def answer(status: int, reason: str, body: bytes, kind: str = "text/plain; charset=utf-8"):
-            return Response(status, reason, Headers([
-                ("Content-Type", kind), ("Content-Length", str(len(body))), ("Cache-Control", "no-store"),
-                ("Referrer-Policy", "no-referrer"), ("X-Frame-Options", "DENY"), ("Connection", "close")]), body)
-        path = urllib.parse.urlsplit(request.path).path
-        if path == "/favicon.ico":
-            return answer(204, "No Content", b"")
-        if path not in ("/", "/ws"):
-            return answer(404, "Not Found", b"there is nothing here\n")
-        if not self.operator(request.path):
-            return answer(403, "Forbidden",
-                          b"a token is missing or wrong: open the address that robo_rl console printed\n")
-        return answer(200, "OK", self.page, "text/html; charset=utf-8") if path == "/" else None
-
-    async def handle(self, ws) -> None:
-        """One operator's page."""
-        from websockets.exceptions import ConnectionClosed
-        who = self.operator(ws.request.path)
-        before, self.connections[who] = self.connections.get(who), ws
-        if before is not None:
-            await before.close(4001, "opened in another tab")
-        self.floor.seen[who] = time.monotonic()
-        sending = asyncio.create_task(self.send(ws, who))
-        try:
-            async for message in ws:
-                answer = self.hear(who, message)
-                if answer is not None:
-                    await ws.send(json.dumps(answer))
-        except ConnectionClosed:
-            pass
-        finally:
-            sending.cancel()
-            if self.connections.get(who) is ws:
-                del self.connections[who]
-                self.floor.seen.pop(who, None)
-                with self.floor.lock:
-                    self.floor.desk.lost(who)
-
-    def hear(self, who: str, message) -> dict | None:
-        """One message of a page -> the answer."""
-        floor, desk = self.floor, self.floor.desk
-        m: dict = {}
-        try:
-            m = parse_json(message, "that message", depth=8)
-            kind, i = m["t"], m.get("robot")
-            with floor.lock:
-                if kind == "ping":
-                    return {"t": "pong", "sent": m.get("sent")}
-                if kind == "take":
-                    return {"t": "hold", "robot": i, "number": desk.take(who, i)}
-                if kind == "drive":
-                    desk.drive(who, i, m.get("number"), m.get("action"), m.get("phase"))
-                elif kind == "back":
-                    desk.hand_back(who, i, m.get("number"))
-                    return {"t": "said", "text": f"robot {i} is back with its policy"}
-                elif kind == "pause":
-                    desk.pause(who, i, bool(m.get("on")))
-                elif kind == "mark":
-                    desk.mark(who, i, m.get("episode"), m.get("success"))
-                    return {"t": "said", "text": f"robot {i}: marked a {'success' if m['success'] else 'failure'}"}
-                elif kind == "rewind":
-                    desk.held(who, desk.robot(i), m.get("number"))
-                    if not floor.env.freeze:
-                        raise UserError("this simulator cannot go back")
-                    seconds = float(m.get("seconds", 1.0))
-                    in_range("seconds", seconds, 0, 1e4)
-                    floor.orders.append(("rewind", i, seconds))
-                    return {"t": "said", "text": f"robot {i} goes back {seconds:g} s"}
-                else:
-                    raise UserError(f"unknown message {kind!r}")
-        except UserError as e:
-            return {"t": "error", "text": str(e), "of": m.get("t")}
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
-            return {"t": "error", "text": f"that message makes no sense ({type(e).__name__})", "of": ""}
-        return None
-
-    async def send(self, ws, who: str) -> None:
-        """New pictures as they come (only the newest of each robot), the state ten times a second."""
-        sent, said, floor = [-1] * self.args.robots, 0.0, self.floor
-        while True:
-            for i, (number, picture) in enumerate(floor.pictures):
-                if number != sent[i] and picture:
-                    sent[i] = number
-                    await ws.send(bytes([i]) + picture)
-            if time.monotonic() - said > 0.1:
-                said = time.monotonic()
-                with floor.lock:
-                    document = floor.state(who)
-                await ws.send(json.dumps(document))
-            await asyncio.sleep(0.01)

@@ -3,8 +3,8 @@ argument.
 
 Rules. A robot is held by one operator. Only its holder drives it, and only with the number of that hold, so what a
 stale tab sends is ignored. A holder who is silent for `DEADLINE` seconds makes the robot hold still at once and loses
-it after `GRACE`. Anybody may pause any robot. Every command that is refused raises UserError with one line for the
-page.
+it after `GRACE`. A holder whose picture of the robot is older than `max_delay` holds it still. Anybody may pause any
+robot. Every command that is refused raises UserError with one line for the page.
 """
 
 import math
@@ -33,6 +33,7 @@ class Hold:
     action: np.ndarray
     phase: int = PAUSE
     first: float = math.nan  # when the first command of this hold was applied
+    delay: float = 0.0  # age of the picture that the last command was given to [s]
 
 
 @dataclass(slots=True)
@@ -46,9 +47,9 @@ class Mark:
 class Desk:
     """The people of `robo_rl console`; an Operator of `Intervene`."""
 
-    def __init__(self, num_robots: int, actions: int, patience: float = 60.0, clock: Callable[[],
-                                                                                              float] = time.monotonic):
-        n = num_robots
+    def __init__(self, num_robots: int, actions: int, patience: float = 60.0,
+                 clock: Callable[[], float] = time.monotonic, max_delay: float = math.inf):
+        n, self.max_delay = num_robots, max_delay
         self.clock, self.patience, self.n, self.a = clock, patience, n, actions
         self.holds: list[Hold | None] = [None] * n
         self.paused: list[str] = [""] * n  # who paused it
@@ -57,6 +58,7 @@ class Desk:
         self.episode = np.zeros(n, np.int64)  # number of the episode, counted over the desk's life
         self.marks: list[Mark | None] = [None] * n
         self.closed: dict[int, str] = {}  # episode -> how it ended, for late marks
+        self.last: list[str] = [""] * n  # how the robot's last episode ended
         self.count = 0
         self.reactions: list[float] = []  # from a call for help to the take-over [s]
         self.latencies: list[float] = []  # from the take-over to the first human command applied [s]
@@ -91,8 +93,8 @@ class Desk:
             raise UserError(f"this tab's hold of robot {robot} is over; take it again")
         return hold
 
-    def drive(self, who: str, robot: int, number: int, action, phase: str) -> None:
-        """The holder's present command; says that they are there, too."""
+    def drive(self, who: str, robot: int, number: int, action, phase: str, delay: float = 0.0) -> None:
+        """The holder's present command, given to a picture `delay` seconds old; says that they are there, too."""
         hold = self.held(who, robot, number)
         choose("phase", phase, (*DRIVES, "pause"))
         try:
@@ -102,7 +104,7 @@ class Desk:
         if a.shape != (self.a,) or not np.isfinite(a).all():
             raise UserError(f"a command is {self.a} finite numbers")
         hold.action, hold.heard = a.clip(-1, 1), self.clock()
-        hold.phase = DRIVES.get(phase, PAUSE)
+        hold.phase, hold.delay = DRIVES.get(phase, PAUSE), delay
 
     def hand_back(self, who: str, robot: int, number: int) -> None:
         self.held(who, robot, number)
@@ -150,7 +152,7 @@ class Desk:
 
     def ended(self, robot: int, how: str) -> None:
         """The episode of a robot is over, and with it the hold."""
-        self.closed[int(self.episode[robot])] = how
+        self.closed[int(self.episode[robot])] = self.last[robot] = how
         while len(self.closed) > 256:
             del self.closed[next(iter(self.closed))]
         self.count += 1
@@ -174,7 +176,7 @@ class Desk:
                 self.holds[i] = hold = None
                 self.call(i, "its operator is gone")
             if hold is not None:
-                late = now - hold.heard > DEADLINE
+                late = now - hold.heard > DEADLINE or hold.delay > self.max_delay
                 phase[i] = PAUSE if late or self.paused[i] else hold.phase
                 if phase[i] > PAUSE:
                     actions[i] = hold.action

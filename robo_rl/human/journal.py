@@ -6,6 +6,7 @@ policy and person are appended as they happen; `commit` syncs them. An episode i
 episode of the data set it became; the ones never closed are recovered by `unfinished`.
 """
 
+import contextlib
 import json
 import os
 import struct
@@ -16,7 +17,7 @@ import numpy as np
 
 from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError
-from robo_rl.files import FILE, parse_json, write_bytes
+from robo_rl.files import FILE, parse_json, private_file, write_bytes
 
 HEAD = struct.Struct("<II")
 FRAME, CLOSE = "frame", "close"
@@ -64,9 +65,8 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         _, self.size = scan(path)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = private_file(path)
         os.ftruncate(self._fd, self.size)
-        os.lseek(self._fd, 0, os.SEEK_END)
         self._waiting: list[bytes] = []
 
     def __len__(self) -> int:
@@ -88,25 +88,34 @@ class Journal:
         self._waiting.append(pack({"kind": CLOSE, "episode": episode, "index": index}, {}))
 
     def commit(self) -> None:
-        """Everything so far is on the disk when this returns."""
-        if self._waiting:
-            data = memoryview(b"".join(self._waiting))
-            self._waiting, self.size = [], self.size + len(data)
-            while data:
-                data = data[os.write(self._fd, data):]
+        """Everything so far is on the disk when this returns. OSError: nothing of it is, and it waits for the next try."""
+        if not self._waiting:
+            return
+        data, at = memoryview(b"".join(self._waiting)), self.size
+        try:
+            while at - self.size < len(data):
+                at += os.pwrite(self._fd, data[at - self.size:], at)
             os.fdatasync(self._fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self.size)
+            raise
+        self._waiting, self.size = [], at
 
     def replace(self) -> None:
         """What was appended since the last `commit` becomes the whole file, atomically."""
         data = b"".join(self._waiting)
         write_bytes(self.path, data)
-        os.close(self._fd)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        os.lseek(self._fd, 0, os.SEEK_END)
+        old, self._fd = self._fd, private_file(self.path)
+        os.close(old)
         self._waiting, self.size = [], len(data)
 
     def close(self) -> None:
         self.commit()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file as it is; what was not committed is lost."""
         os.close(self._fd)
 
 

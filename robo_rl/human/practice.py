@@ -18,7 +18,11 @@ HUMAN = ("policy", "human")  # source codes of Intervene as words of an Episode
 
 @dataclass(slots=True)
 class Account:
-    """What a period of practice cost and gave. Steps are control steps; times in seconds of robot time."""
+    """What a period of practice cost and gave. Steps are control steps; times in seconds of robot time.
+
+    An intervention begins with a person's first command and lasts, pauses and changes between recovery and correction
+    included, until the policy acts again or the episode ends.
+    """
 
     period: float
     steps: int = 0
@@ -87,6 +91,7 @@ class Robots:
         self.source, self.phase = np.zeros(n, np.uint8), np.zeros(n, np.uint8)
         self.executed = np.zeros_like(self.chunk[:, 0])
         self.helped = np.zeros(n, bool)  # somebody has corrected in this episode
+        self.helping = np.zeros(n, bool)  # an intervention is going on
         self.account = Account(env.spec.period, robots=n)
         self.obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": self._starts(np.ones(n, bool))})
         self._begin(np.ones(n, bool))
@@ -105,7 +110,7 @@ class Robots:
             self.tapes[i].task = str(self.obs["task"][i])
         self.cursor[mask] = self.execute
         self.phase[mask] = self.source[mask] = 0
-        self.helped[mask] = False
+        self.helped[mask] = self.helping[mask] = False
 
     @property
     def working(self) -> bool:
@@ -144,7 +149,9 @@ class Robots:
             if snapshot is not None:
                 tape.snapshots.append({k: v[i].copy() for k, v in snapshot.items()})
                 tape.obs.append({k: v[i].copy() if hasattr(v[i], "copy") else v[i] for k, v in before.items()})
-        came = self.busy & (phase > PAUSE) & (self.phase <= PAUSE)
+        self.helping &= phase != POLICY
+        came = self.busy & (phase > PAUSE) & ~self.helping
+        self.helping |= came
         a.steps += int(self.busy.sum())
         a.human_steps += int((self.busy & info["held"]).sum())
         a.pause_steps += int((self.busy & (phase == PAUSE) & ~info["held"]).sum())

@@ -236,6 +236,26 @@ class MujocoArmEnv(VectorEnv):
             raise UserError("call reset() before render()")
         return self._renderer(("front",), self.render_size).render()["front"]
 
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Views that `film` takes."""
+        return VIEWS
+
+    def film(self, views, size: int, ids=None) -> dict[str, np.ndarray]:
+        """uint8 [n, size, size, 3] per view of the envs `ids` (default: all), for people who watch."""
+        if not self.ready.all():
+            raise UserError("call reset() before film()")
+        return self._renderer(tuple(views), size).render(ids)
+
+    def tool(self, i: int) -> np.ndarray:
+        """[3] [m]: where the hand of env i is, in the base frame."""
+        return self.scene.tcp[:, i].astype(np.float64)
+
+    def project(self, view: str, i: int, points: np.ndarray) -> np.ndarray:
+        """[K, 2]: where `points` [K, 3] [m] lie in the picture of `view` of env i, 0 .. 1 from its top left corner."""
+        from sims.mujoco.render import project
+        return project(self.model, self.batch, choose("view", view, VIEWS), i, points)
+
     def hand_target(self) -> tuple[np.ndarray, np.ndarray]:
         """Where the hand is being sent: position [3, N] and frame [3, 5, N] (with joint control: where it is)."""
         if self.control == "ee_delta":

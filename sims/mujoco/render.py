@@ -99,6 +99,26 @@ class Renderer:
         self.close()
 
 
+def project(model: mujoco.MjModel, batch: Batch, view: str, i: int, points: np.ndarray) -> np.ndarray:
+    """[K, 2]: where `points` [K, 3] [m] lie in a square picture of camera `view` of env i, 0 .. 1 from the top left.
+
+    With (x, y, z) the point in the camera's frame (x right, y up, z backwards) and f = 1 / tan(fovy / 2):
+    u = (1 + f x / -z) / 2, v = (1 - f y / -z) / 2. NaN behind the camera. Moved and turned cameras count as they are.
+    """
+    camera = model.camera(view).id
+    data = mujoco.MjData(model)
+    data.qpos[:] = batch.bind("qpos")[i]
+    mujoco.mj_kinematics(model, data)
+    own = {f: (model_field if (x := batch.expanded(f)) is None else x[i])[camera]
+           for f, model_field in (("cam_pos", model.cam_pos), ("cam_quat", model.cam_quat), ("cam_fovy", model.cam_fovy))}
+    turned, body = np.zeros(9), model.cam_bodyid[camera]
+    mujoco.mju_quat2Mat(turned, np.ascontiguousarray(own["cam_quat"], np.float64))
+    attitude = data.xmat[body].reshape(3, 3)
+    seen = (points - (data.xpos[body] + attitude @ own["cam_pos"])) @ (attitude @ turned.reshape(3, 3))
+    depth = np.where(seen[:, 2] < -1e-6, -seen[:, 2], np.nan)[:, None]
+    return 0.5 + 0.5 / np.tan(np.radians(own["cam_fovy"]) / 2) * seen[:, :2] * [1, -1] / depth
+
+
 class _Painter:
     """One thread with a GL context, and the MjData and scene that it draws."""
 

@@ -1,0 +1,336 @@
+"""The console's page and its WebSockets: HTTP and WebSocket on one port, in a thread of its own.
+
+A frame to the page is one binary message: length of the head [4 bytes, little-endian], the head (JSON), then the JPEGs
+that it names. The page acknowledges frames by number; what is not acknowledged yet is bounded, so a slow link gets fewer
+pictures and not old ones. The age of the newest acknowledged picture is the delay that commands are judged by.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import struct
+import sys
+import threading
+import time
+import urllib.parse
+from pathlib import Path
+
+from robo_rl.cli.console_access import BYTES, DEPTH, Access, Listener, Rate, cookie, room
+from robo_rl.errors import UserError, in_range
+from robo_rl.files import parse_json
+
+HANDSHAKE = 5.0  # s from a connection to the end of its request
+WRONG = 0.3  # s that a wrong token waits for its answer
+FLOOD = 5.0  # s above the rate after which a page is cut off
+FLIGHT = 6  # frames on their way at most; `SLOW_FLIGHT` where the delay is above `SLOW`
+SLOW_FLIGHT, SLOW = 2, 0.4
+SAY = 0.1  # s between two states
+ASSETS = {"/": ("console.html", "text/html"), "/console.css": ("console.css", "text/css"),
+          "/console.js": ("console.js", "text/javascript")}
+POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+          "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+HEADERS = (("Content-Security-Policy", POLICY), ("X-Content-Type-Options", "nosniff"), ("X-Frame-Options", "DENY"),
+           ("Referrer-Policy", "no-referrer"), ("Cache-Control", "no-store"), ("Cross-Origin-Opener-Policy", "same-origin"),
+           ("Cross-Origin-Resource-Policy", "same-origin"), ("Connection", "close"))
+ENTER = b"""<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=/">
+<title>robo_rl console</title><p><a href="/">Open the console</a></p></html>
+"""  # a page and no redirect: cookies of SameSite=Strict do not follow one that a page of another site began
+
+
+class View:
+    """One page: who it is of, which robot it looks at, what it has shown."""
+
+    def __init__(self, ws, who: str):
+        self.ws, self.who, self.rate = ws, who, Rate()
+        self.robot = 0
+        self.sent: dict[int, float] = {}  # frames on their way: number -> when they were taken
+        self.last, self.shown = -1, -1.0  # the newest frame sent; when the newest one shown was taken (-1: none yet)
+        self.flood = 0.0  # since when it is above its rate
+
+    def seen(self, number: int) -> None:
+        """The page has shown frame `number`, and with it all before it."""
+        if number in self.sent:
+            self.shown = self.sent[number]
+            self.sent = {n: at for n, at in self.sent.items() if n > number}
+
+    def delay(self, now: float) -> float:
+        """Age of the newest picture that the page has shown [s]; 0 before the first acknowledgement."""
+        return now - self.shown if self.shown >= 0 else 0.0
+
+    def may_send(self, now: float) -> bool:
+        return len(self.sent) < (SLOW_FLIGHT if self.delay(now) > SLOW else FLIGHT)
+
+
+class Server:
+    """The listener, its operators and their pages. One page per operator: a newer one replaces it.
+
+    A fault of the listener or of a page is told in one line and ends neither the process nor the other pages; a listener
+    that is gone is opened anew.
+    """
+
+    def __init__(self, floor, host: str, port: int, operators: str, url: str = ""):
+        self.floor, self.host, self.port = floor, host, port
+        self.access = Access(operators.split(","), url)
+        if host not in ("", "0.0.0.0", "::"):
+            self.access.names.add(host.lower())
+        self.files = {path: ((Path(__file__).parent / name).read_bytes(), f"{kind}; charset=utf-8")
+                      for path, (name, kind) in ASSETS.items()}
+        self.most = room()
+        self.pages: dict[str, View] = {}
+        self.wrong, self.told, self.wake = 0, (0, 0), asyncio.Event()
+        self.ended = self.listening = False
+        self.loop, self.ready, self.failed = asyncio.new_event_loop(), threading.Event(), None
+        self.thread = threading.Thread(target=self._run, name="console", daemon=True)
+
+    def addresses(self) -> dict[str, str]:
+        """{operator: an address that works once}"""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, f"[{self.host}]" if ":" in self.host else self.host)
+        base = self.access.url or f"http://{host}:{self.port}"
+        return {name: f"{base}/?token={token}" for name, token in self.access.tokens.items()}
+
+    def start(self) -> None:
+        self.thread.start()
+        if not self.ready.wait(20) or self.failed:
+            raise UserError(f"cannot listen on {self.host}:{self.port}"
+                            + (f" ({getattr(self.failed, 'strerror', '') or self.failed})" if self.failed else "")
+                            + "; choose another --port")
+
+    def stop(self) -> None:
+        self.ended = True
+        self.loop.call_soon_threadsafe(self.wake.set)
+        self.thread.join(5)
+
+    def renew(self) -> None:
+        """New addresses for everybody; the pages of old sessions are closed."""
+        self.access.renew()
+        for page in list(self.pages.values()):
+            asyncio.run_coroutine_threadsafe(page.ws.close(4003, "this session has ended"), self.loop)
+
+    # ------------------------------------------------------------ the listener
+
+    def _run(self) -> None:
+        self.loop.set_exception_handler(lambda loop, context: None)  # of single connections; ours are told below
+        while not self.failed and not self.ended:
+            try:
+                self.loop.run_until_complete(self._serve())
+            except Exception as e:  # noqa: BLE001 (the robots must not be left without a console)
+                if not self.ready.is_set():
+                    self.failed = e
+                    self.ready.set()
+                    return
+                self.listening = False
+                warn(f"the console's listener failed ({type(e).__name__}: {e}); the robots go on, it is opened anew")
+                time.sleep(1)
+
+    async def _serve(self) -> None:
+        import socket
+
+        from websockets.asyncio.server import serve
+        found = socket.getaddrinfo(self.host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        self.wake.clear()
+        self.told = 0, self.wrong
+        self.listener = Listener(family, kind, protocol)
+        self.listener.most = self.most
+        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self.listener.bind(address)
+        except OSError:
+            self.listener.close()
+            raise
+        logger = logging.getLogger("robo_rl.console")
+        logger.setLevel(logging.CRITICAL)
+        async with serve(self.handle, sock=self.listener, process_request=self.request, open_timeout=HANDSHAKE,
+                         max_size=BYTES, max_queue=16, ping_interval=5, ping_timeout=5, close_timeout=2, compression=None,
+                         server_header=None, logger=logger, backlog=16):
+            self.listener.listen(256)  # the kernel's queue; the 16 above are how many are accepted in one turn
+            self.port = self.listener.getsockname()[1]
+            self.listening = True
+            self.ready.set()
+            while not self.ended:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.wake.wait(), 30)
+                self.tell()
+
+    def tell(self) -> None:
+        """One line about who was turned away in the last half minute."""
+        refused, wrong = (a - b for a, b in zip((self.listener.refused, self.wrong), self.told, strict=True))
+        self.told = self.listener.refused, self.wrong
+        if refused or wrong:
+            warn(f"{refused} connections beyond the limits and {wrong} requests without a token or session were refused")
+
+    # ------------------------------------------------------------ requests
+
+    @property
+    def cookie(self) -> str:
+        return f"robo_rl_console_{self.port}"
+
+    async def request(self, connection, request):
+        """The answer to a request; None lets a WebSocket open."""
+        from websockets.datastructures import Headers
+        from websockets.http11 import Response
+
+        def answer(status: int, reason: str, body: bytes, kind: str = "text/plain; charset=utf-8", more=()):
+            return Response(status, reason, Headers([("Content-Type", kind), ("Content-Length", str(len(body))), *HEADERS,
+                                                     *more]), body)
+
+        def one(name: str) -> str:
+            values = request.headers.get_all(name)
+            return values[0] if len(values) == 1 else ""
+
+        url = urllib.parse.urlsplit(request.path)
+        if getattr(request, "method", "GET") != "GET":
+            return answer(405, "Method Not Allowed", b"only GET is answered\n")
+        if not self.access.host_is_ours(one("Host")):
+            return answer(421, "Misdirected Request",
+                          b"this console does not answer to that name; behind a proxy start it with --url\n")
+        if url.path == "/favicon.ico":
+            return answer(204, "No Content", b"")
+        if url.path != "/ws" and url.path not in self.files:
+            return answer(404, "Not Found", b"there is nothing here\n")
+        token = urllib.parse.parse_qs(url.query).get("token", [""])[0] if url.path == "/" else ""
+        if token:
+            try:
+                _, session = self.access.exchange(token)
+            except UserError as e:
+                self.wrong += 1
+                await asyncio.sleep(WRONG)
+                return answer(403, "Forbidden", f"{e}\n(press Enter where robo_rl console runs, or kill -USR1 "
+                                                f"{os.getpid()}, for new addresses)\n".encode())
+            secure = "; Secure" if self.access.url.startswith("https:") else ""
+            return answer(200, "OK", ENTER, "text/html; charset=utf-8", [
+                ("Set-Cookie", f"{self.cookie}={session}; HttpOnly; SameSite=Strict; Path=/{secure}")])
+        who = self.access.operator(cookie("; ".join(request.headers.get_all("Cookie")), self.cookie))
+        if not who:
+            self.wrong += 1
+            return answer(403, "Forbidden", b"no session: open the address that robo_rl console printed (each works once)\n")
+        if url.path == "/ws":
+            if not self.access.origin_is_ours(one("Origin"), one("Host")):
+                return answer(403, "Forbidden", b"a page of another origin may not drive robots\n")
+            connection.operator = who
+            self.listener.vouch(connection.transport.get_extra_info("socket").fileno())
+            return None
+        return answer(200, "OK", *self.files[url.path])
+
+    # ------------------------------------------------------------ pages
+
+    async def handle(self, ws) -> None:
+        """One operator's page, from its opening to its end."""
+        from websockets.exceptions import ConnectionClosed
+        view = View(ws, ws.operator)
+        who = view.who
+        before, self.pages[who] = self.pages.get(who), view
+        if before is not None:
+            await before.ws.close(4001, "opened in another tab")
+        self.floor.arrived(who)
+        sending = asyncio.create_task(self.send(view))
+        sending.add_done_callback(lambda task: task.cancelled() or task.exception() and ws.transport.abort())
+        try:
+            async for message in ws:
+                answer = self.limited(view, message)
+                if answer is not None:
+                    await ws.send(json.dumps(answer))
+                if view.flood and time.monotonic() - view.flood > FLOOD:
+                    await ws.close(1008, "too many messages")
+        except ConnectionClosed:
+            pass
+        except Exception as e:  # noqa: BLE001 (one page's fault must not end the others)
+            warn(f"the page of {who} failed ({type(e).__name__}: {e}); it may connect again")
+        finally:
+            sending.cancel()
+            if self.pages.get(who) is view:
+                del self.pages[who]
+                self.floor.left(who)
+
+    def limited(self, view: View, message) -> dict | None:
+        """One message of a page -> the answer; those above the rate are dropped, which is said once a second."""
+        if view.rate.allows():
+            view.flood = 0.0 if view.rate.level > 100 else view.flood
+            return self.hear(view, message)
+        first = not view.flood
+        view.flood = view.flood or time.monotonic()
+        return {"t": "error", "text": "too many messages: some are dropped", "of": ""} if first else None
+
+    def hear(self, view: View, message) -> dict | None:
+        """One message of a page -> the answer; a bad one is refused in one line."""
+        m, of = {}, ""
+        try:
+            if not isinstance(message, str):
+                raise UserError("messages are text")
+            m = parse_json(message, "the message", limit=BYTES, depth=DEPTH)
+            of = str(m.get("t"))[:20]
+            with self.floor.lock:
+                return self.obey(view, m)
+        except UserError as e:
+            return {"t": "error", "text": str(e), "of": of, "number": m.get("number")}
+        except Exception as e:  # noqa: BLE001 (the edge: whatever a page sends is answered)
+            return {"t": "error", "text": f"that message makes no sense ({type(e).__name__})", "of": of}
+
+    def obey(self, view: View, m: dict) -> dict | None:
+        """A message as the floor understands it; under the lock."""
+        floor, desk, who, kind, i = self.floor, self.floor.desk, view.who, m.get("t"), m.get("robot")
+        if kind == "ping":
+            return {"t": "pong", "sent": m.get("sent")}
+        if kind == "seen":
+            view.seen(m.get("frame"))
+        elif kind == "look":
+            floor.looks[who] = view.robot = desk.robot(i)
+        elif kind == "take":
+            number = desk.take(who, i)
+            floor.looks[who] = view.robot = i
+            return {"t": "hold", "robot": i, "number": number}
+        elif kind == "drive":
+            desk.drive(who, i, m.get("number"), m.get("action"), m.get("phase"), view.delay(time.monotonic()))
+        elif kind == "back":
+            desk.hand_back(who, i, m.get("number"))
+            return {"t": "said", "text": f"Robot {i} is back with its policy."}
+        elif kind == "pause":
+            desk.pause(who, i, bool(m.get("on")))
+            return {"t": "said", "text": f"Robot {i} {'stands still' if m.get('on') else 'goes on'}."}
+        elif kind == "mark":
+            desk.mark(who, i, m.get("episode"), m.get("success"))
+            return {"t": "said", "text": f"Robot {i}: episode marked a {'success' if m['success'] else 'failure'}."}
+        elif kind == "rewind":
+            desk.held(who, desk.robot(i), m.get("number"))
+            if not floor.env.freeze:
+                raise UserError("this simulator cannot go back")
+            seconds = m.get("seconds", 1.0)
+            in_range("seconds", seconds, 0, 1e4)
+            floor.orders.append(("rewind", i, seconds))
+            return {"t": "said", "text": f"Robot {i} goes back {seconds:g} s."}
+        else:
+            raise UserError(f"unknown message {str(kind)[:40]!r}")
+        return None
+
+    async def send(self, view: View) -> None:
+        """The newest frame as the page has room for it, and the state ten times a second."""
+        said = 0.0
+        while True:
+            now, frame = time.monotonic(), self.floor.frame
+            if frame.number != view.last and view.may_send(now):
+                view.last = frame.number
+                view.sent[frame.number] = frame.at
+                await view.ws.send(packed(frame, view.robot))
+            if now - said > SAY:
+                said = now
+                with self.floor.lock:
+                    document = self.floor.state(view.who)
+                document["delay"] = round(view.delay(now), 3)
+                await view.ws.send(json.dumps(document))
+            await asyncio.sleep(0.01)
+
+
+def packed(frame, robot: int) -> bytes:
+    """A frame for a page that looks at `robot`: its cameras large, the first camera of the others small."""
+    large = frame.large.get(robot, ())
+    pictures = [(robot, view, 1, axes, data) for view, data, axes in large]
+    pictures += [(i, "", 0, None, data) for i, data in enumerate(frame.small) if i != robot or not large]
+    head = json.dumps({"frame": frame.number, "pictures": [
+        {"robot": i, "view": view, "large": big, "bytes": len(data), "axes": axes} for i, view, big, axes, data in pictures]})
+    return b"".join((struct.pack("<I", len(head)), head.encode(), *(p[-1] for p in pictures)))
+
+
+def warn(text: str) -> None:
+    print(f"robo_rl: {text}", file=sys.stderr, flush=True)
