@@ -187,7 +187,7 @@ def test_a_learner_that_died_finds_everything_and_its_actor_is_gone(tmp_path):
 
 
 def test_an_actor_that_hangs_is_asked_for_its_stack_and_replaced(tmp_path):
-    actor, *_ = beside(tmp_path, partial(stuck, tmp_path / "mark"), hang=1.0)
+    actor, *_ = beside(tmp_path, partial(stuck, tmp_path / "mark"), hang=4.0)  # s, far above a pause of a busy machine
     last, kill = [], actor._kill
     actor._kill = lambda why: (kill(why), last.append(actor.last))
     try:
