@@ -396,8 +396,8 @@ class RlpdOptions(OffPolicyOptions):
     alpha: float = 0.001
     """Temperature at the start."""
     alpha_lr: float = 3e-4
-    target_entropy: float = 1.0
-    """The target entropy is minus this per action entry."""
+    target_entropy: float = 0.5
+    """The target entropy is minus this per action entry: -D/2, RLPD's and HIL-SERL's."""
     entropy_backup: bool = False
     """Whether the target counts the entropy of the next action."""
     imitate: Literal["taught", "success"] = "taught"
@@ -476,6 +476,8 @@ class IqlOptions(OffPolicyOptions):
 class CalQlOptions(RlpdOptions):
     """Cal-QL: SAC with a conservative critic that never falls below the data's returns (`robo_rl/algos/calql.py`)."""
 
+    target_entropy: float = 1.0
+    """The target entropy is minus this per action entry: -D, Cal-QL's."""
     cql_alpha: float = 0.1
     """Weight of the penalty."""
     cql_actions: int = 4

@@ -484,7 +484,7 @@ def test_what_was_not_the_start_s_own_is_not_imitated():
 
 
 def test_wsrl_with_nothing_offline_is_rlpd_on_what_it_collected():
-    a, b = build("rlpd", options=RlpdOptions(**RL, demo_share=0.0)), build("wsrl")
+    a, b = build("rlpd", options=RlpdOptions(**RL, demo_share=0.0, target_entropy=1.0)), build("wsrl")
     b.begin_online()
     for i in range(3):
         rows = batch(a, seed=i)

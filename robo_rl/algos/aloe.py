@@ -12,9 +12,9 @@ has a transformer over image features.
 import torch
 from torch import Tensor
 
-from robo_rl.algos.credit import descend, make_adam
+from robo_rl.algos.credit import descend
 from robo_rl.algos.iql import advantage_weight, check_flow
-from robo_rl.algos.offpolicy import CriticLearner, OffPolicyLearner, Rows, td_target
+from robo_rl.algos.offpolicy import CriticLearner, OffPolicyLearner, Rows, make_adam, td_target
 from robo_rl.options import AloeOptions
 from robo_rl.policies.offpolicy import flow_samples
 

@@ -24,9 +24,9 @@ def pick(obs: Obs, rows: Tensor) -> Obs:
     return {k: v[rows] for k, v in obs.items()}
 
 
-def make_adam(params, lr: float, weight_decay: float = 0.0) -> torch.optim.Optimizer:
-    """AdamW in its fused form (one kernel for all tensors; eps 1e-5 as in CleanRL and SB3)."""
-    return torch.optim.AdamW(params, lr=lr, eps=1e-5, weight_decay=weight_decay, fused=True)
+def make_adam(params, lr: float, weight_decay: float = 0.0, eps: float = 1e-5) -> torch.optim.Optimizer:
+    """AdamW in its fused form (one kernel for all tensors; eps 1e-5 as in CleanRL and SB3, 1e-8 in methods of replay)."""
+    return torch.optim.AdamW(params, lr=lr, eps=eps, weight_decay=weight_decay, fused=True)
 
 
 def descend(loss: Tensor, params: list[Tensor], opt: torch.optim.Optimizer, max_norm: float,

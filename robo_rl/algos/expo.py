@@ -15,7 +15,7 @@ import math
 
 from torch import Tensor
 
-from robo_rl.algos.credit import descend, make_adam
+from robo_rl.algos.credit import descend
 from robo_rl.algos.offpolicy import (
     CriticLearner,
     OffPolicyLearner,
@@ -23,6 +23,7 @@ from robo_rl.algos.offpolicy import (
     Temperature,
     check_judge,
     frozen,
+    make_adam,
     polyak,
     td_target,
 )

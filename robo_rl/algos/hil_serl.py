@@ -19,8 +19,8 @@ import copy
 import torch
 from torch import Tensor
 
-from robo_rl.algos.credit import descend, make_adam
-from robo_rl.algos.offpolicy import Rows, check_judge, polyak, td_target
+from robo_rl.algos.credit import descend
+from robo_rl.algos.offpolicy import Rows, check_judge, make_adam, polyak, td_target
 from robo_rl.algos.rlpd import RlpdLearner
 from robo_rl.errors import UserError
 from robo_rl.options import HilSerlOptions

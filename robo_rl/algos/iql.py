@@ -10,8 +10,8 @@ online unchanged. Over chunks, for a flow policy, which acts as it is. Source: a
 import torch
 from torch import Tensor
 
-from robo_rl.algos.credit import descend, make_adam
-from robo_rl.algos.offpolicy import CriticLearner, OffPolicyLearner, Rows, td_target
+from robo_rl.algos.credit import descend
+from robo_rl.algos.offpolicy import CriticLearner, OffPolicyLearner, Rows, make_adam, td_target
 from robo_rl.errors import UserError
 from robo_rl.options import IqlOptions
 from robo_rl.policies.nets import Critic

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robo_rl.algos.credit import descend, make_adam
+from robo_rl.algos import credit
+from robo_rl.algos.credit import descend
 from robo_rl.errors import UserError
 from robo_rl.options import OffPolicyOptions
 from robo_rl.policies.offpolicy import Ensemble
@@ -23,6 +24,11 @@ from robo_rl.policies.policy import Obs
 from robo_rl.replay import POLICY, Batch
 
 Sample = Callable[[int], Batch]  # transitions wanted -> a batch with the guaranteed shares
+
+
+def make_adam(params, lr: float) -> torch.optim.Optimizer:
+    """Adam as the papers of these methods have it: eps 1e-8 (SAC, RLPD, IQL, Cal-QL, EXPO)."""
+    return credit.make_adam(params, lr, eps=1e-8)
 
 
 @dataclass(slots=True)

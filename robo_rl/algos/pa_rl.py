@@ -13,9 +13,9 @@ in [0, 1] and not in [-100, 0]; with `floor` the batch's own action counts no le
 import torch
 from torch import Tensor
 
-from robo_rl.algos.credit import descend, make_adam
+from robo_rl.algos.credit import descend
 from robo_rl.algos.expo import check_guided
-from robo_rl.algos.offpolicy import CriticLearner, OffPolicyLearner, Rows, cql_penalty, td_target
+from robo_rl.algos.offpolicy import CriticLearner, OffPolicyLearner, Rows, cql_penalty, make_adam, td_target
 from robo_rl.errors import UserError
 from robo_rl.options import PaRlOptions
 from robo_rl.policies.offpolicy import GuidedPolicy, gumbel

@@ -18,7 +18,7 @@ range of returns. With `--policy.teacher` (the preset) the supervised actor stay
 import torch
 from torch import Tensor
 
-from robo_rl.algos.credit import descend, make_adam
+from robo_rl.algos.credit import descend
 from robo_rl.algos.offpolicy import (
     CriticLearner,
     OffPolicyLearner,
@@ -26,6 +26,7 @@ from robo_rl.algos.offpolicy import (
     Temperature,
     check_judge,
     frozen,
+    make_adam,
     td_target,
 )
 from robo_rl.errors import UserError

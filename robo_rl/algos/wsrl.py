@@ -9,8 +9,7 @@ The paper's choices: 5,000 warm-up steps, UTD 4, 10 critics, actor lr 1e-4.
 """
 
 from robo_rl.algos.calql import CalQlLearner, check_offline
-from robo_rl.algos.credit import make_adam
-from robo_rl.algos.offpolicy import Temperature
+from robo_rl.algos.offpolicy import Temperature, make_adam
 from robo_rl.errors import UserError
 from robo_rl.options import WsrlOptions
 
