@@ -450,10 +450,13 @@ class PaRlOptions(OffPolicyOptions):
 
     cql_alpha: float = 0.0
     """Weight of the Cal-QL penalty on the critic."""
+    cql_temperature: float = 0.01
+    """T [value] of its soft maximum over actions."""
 
     def __post_init__(self) -> None:
         OffPolicyOptions.__post_init__(self)
         in_range("rl.cql_alpha", self.cql_alpha, 0, 1e6)
+        in_range("rl.cql_temperature", self.cql_temperature, 0, 1e6, open_low=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -478,14 +481,17 @@ class CalQlOptions(RlpdOptions):
 
     target_entropy: float = 1.0
     """The target entropy is minus this per action entry: -D, Cal-QL's."""
-    cql_alpha: float = 0.1
-    """Weight of the penalty."""
+    cql_alpha: float = 0.01
+    """Weight of the penalty; the paper's 5, for returns of -500 to 0, where they lie in [0, 1]."""
+    cql_temperature: float = 0.01
+    """T [value] of the penalty's soft maximum over actions; the paper's 1, likewise."""
     cql_actions: int = 4
-    """Actions per state from the policy, and as many uniform ones."""
+    """Actions from the policy at the state, as many at its successor, and as many uniform ones as both."""
 
     def __post_init__(self) -> None:
         RlpdOptions.__post_init__(self)
         in_range("rl.cql_alpha", self.cql_alpha, 0, 1e6)
+        in_range("rl.cql_temperature", self.cql_temperature, 0, 1e6, open_low=True)
         in_range("rl.cql_actions", self.cql_actions, 1, 1000)
 
 

@@ -177,13 +177,52 @@ def test_polyak_moves_the_share_tau():
 
 
 def test_calql_without_a_bound_is_cql_and_with_one_pushes_no_lower():
-    q, box, data = torch.randn(2, 5, 3), torch.randn(2, 5, 3), torch.randn(2, 5)
+    q, box, data, logp = torch.randn(2, 5, 3), torch.randn(2, 5, 3), torch.randn(2, 5), torch.randn(5, 3)
     none = torch.full((5,), -math.inf)
-    plain = (torch.logsumexp(torch.cat([q, box + 4 * math.log(2)], -1), -1) - math.log(6) - data).mean()
-    torch.testing.assert_close(cql_penalty(q, box, data, none, 4), plain)
+    terms = torch.cat([q / 0.5 - logp, box / 0.5 + 4 * math.log(2)], -1)
+    plain = (0.5 * (torch.logsumexp(terms, -1) - math.log(6)) - data).mean()
+    torch.testing.assert_close(cql_penalty(q, logp, box, data, none, 4, 0.5), plain)
     q.requires_grad_(True)
-    slope, = torch.autograd.grad(cql_penalty(q, box, data, torch.full((5,), 50.0), 4), q)
+    slope, = torch.autograd.grad(cql_penalty(q, logp, box, data, torch.full((5,), 50.0), 4, 0.5), q)
     assert not slope.any()  # what lies below the return of the data is left alone
+
+
+def test_calqls_soft_maximum_is_over_the_box_whatever_the_policy_that_samples_it():
+    """T log of the integral of exp(Q / T) over [-1, 1]^2, Q = -|a|^2 / 2: the sum of a grid, from policies near and far."""
+    def value(a):
+        return -0.5 * a.square().sum(-1)
+    t, m, line = 0.2, 20_000, torch.linspace(-1, 1, 801)
+    cell = float(line[1] - line[0]) ** 2
+    want = t * torch.log((value(torch.cartesian_prod(line, line)) / t).exp().sum() * cell)
+    generator = torch.Generator().manual_seed(0)
+    for mean, std in ((0.0, 0.3), (0.5, 0.5)):
+        u = mean + std * torch.randn(m, 2, generator=generator)
+        actions, logp = squash(u, torch.full((2,), mean), torch.full((2,), std).log())
+        box = torch.rand(m, 2, generator=generator) * 2 - 1
+        got = cql_penalty(value(actions)[None, None], logp[None], value(box)[None, None], torch.zeros(1, 1),
+                          torch.full((1,), -math.inf), 2, t)
+        assert abs(float(got - want)) < 0.01, (mean, std)
+
+
+def test_calql_pushes_down_what_the_policy_does_and_not_the_whole_box():
+    """A chunk of 16 entries, a policy as narrow as the preset's, and critics that think 0.5 more of what it does than of anything else: the
+    gradient is on the policy's actions (at T = 1 it is 1e-8 of that on uniform ones), unless the data's return was more."""
+    d, b, m = 16, 64, 8
+    head = torch.zeros(b, d), torch.full((b, d), math.log(0.1))
+    u = head[0][:, None] + 0.1 * torch.randn(b, m, d, generator=torch.Generator().manual_seed(0))
+    _, logp = squash(u, head[0][:, None], head[1][:, None])
+    q = torch.full((1, b, m), 0.7, requires_grad=True)
+    box = torch.full((1, b, m), 0.2, requires_grad=True)
+
+    def shares(bound, t):
+        loss = cql_penalty(q, logp, box, torch.zeros(1, b), torch.full((b,), bound), d, t)
+        mine, others = torch.autograd.grad(loss, (q, box))
+        return float(mine.sum()), float(others.sum())
+    mine, others = shares(-math.inf, CalQlOptions().cql_temperature)
+    assert mine > 0.99 and others < 0.01
+    assert shares(-math.inf, 1.0)[0] < 1e-5  # what it was
+    assert shares(0.6, CalQlOptions().cql_temperature)[0] > 0.99  # above what is known to be reachable: down
+    assert shares(0.8, CalQlOptions().cql_temperature) == (0, pytest.approx(0, abs=1e-6))  # below it: left alone
 
 
 # ---- methods in their degenerate cases

@@ -8,6 +8,7 @@ Polyak average (REDQ, Chen et al. 2021, eq. 4). A time limit is no terminal: it 
 """
 
 import copy
+import math
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,17 +99,22 @@ def polyak(slow: torch.nn.Module, fast: torch.nn.Module, tau: float) -> None:
         torch._foreach_lerp_(list(slow.parameters()), list(fast.parameters()), tau)
 
 
-def cql_penalty(q_policy: Tensor, q_random: Tensor, q_data: Tensor, bound: Tensor, d: int) -> Tensor:
-    """Cal-QL's regulariser (Nakamoto et al. 2023, eq. 5): logsumexp over sampled actions minus the data's value.
+def cql_penalty(q_policy: Tensor, logp: Tensor | None, q_random: Tensor, q_data: Tensor, bound: Tensor, d: int,
+                temperature: float) -> Tensor:
+    """Cal-QL's regulariser (Nakamoto et al. 2023, eq. 5 with CQL(H)'s importance weights, Kumar et al. 2020, appendix F):
 
-    q_policy [Q,B,M] counts at least the return `bound` [B] that followed (-inf: no bound: plain CQL); q_random [Q,B,M]
-    are uniform over the box of `d` entries and corrected by their density 2^-d; q_data [Q,B].
+        T log mean_i exp(Q_i / T) / q(a_i)  -  Q(s, a_data),     an estimate of T log integral exp(Q / T) da
+
+    over M actions of the policy, drawn from q = exp(`logp` [B,M]), of which Q_i counts at least the return `bound` [B] that
+    followed (-inf: no bound: plain CQL), and as many uniform ones in the box of `d` entries, q = 2^-d. q_policy and q_random
+    [Q,B,M], q_data [Q,B]. `logp` None: the density is not known, all actions weigh the same (T log mean exp(Q_i / T)).
     """
-    calibrated = torch.maximum(q_policy, bound[:, None])
-    count = calibrated.shape[-1] + q_random.shape[-1]
-    every = torch.cat([calibrated, q_random + d * 0.6931471805599453], -1)
-    log_count = torch.log(torch.tensor(float(count)))
-    return (torch.logsumexp(every, -1) - log_count - q_data).mean()
+    calibrated = torch.maximum(q_policy, bound[:, None]) / temperature
+    random = q_random / temperature
+    if logp is not None:
+        calibrated, random = calibrated - logp, random + d * math.log(2)
+    every = torch.cat([calibrated, random], -1)
+    return (temperature * (torch.logsumexp(every, -1) - math.log(every.shape[-1])) - q_data).mean()
 
 
 class CriticLearner:

@@ -40,12 +40,13 @@ class PaRlLearner(OffPolicyLearner):
         return self.critics.step(rows, y, (lambda q: self.penalty(rows, q)) if o.cql_alpha else None)
 
     def penalty(self, rows: Rows, q_data: Tensor) -> Tensor:
-        """Cal-QL's, on the optimised actions and as many uniform ones."""
+        """Cal-QL's, on the optimised actions, whose density nobody knows, and as many uniform ones."""
         actions = self.policy.candidates(rows.context, self.generator)
         box = torch.rand(actions.shape, generator=self.generator) * 2 - 1
         q = self.critics.critic.many(rows.context, torch.cat([actions, box], 1))
         m = actions.shape[1]
-        return self.options.cql_alpha * cql_penalty(q[..., :m], q[..., m:], q_data, rows.bound, self.policy.size)
+        o = self.options
+        return o.cql_alpha * cql_penalty(q[..., :m], None, q[..., m:], q_data, rows.bound, self.policy.size, o.cql_temperature)
 
     def actor_step(self, rows: Rows) -> dict[str, Tensor]:
         o, policy = self.options, self.policy
