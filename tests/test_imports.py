@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     "types errors geometry",
     "files options contract starts stats advantages corrections losses sampling normalise allocate",
-    "policies data rewards log journal selection",
+    "policies data rewards log journal selection health",
     "checkpoint rollout replay",
     "evaluate algos gather",
     "demos",

@@ -21,7 +21,8 @@ from robo_rl import losses
 from robo_rl.advantages import whiten
 from robo_rl.algos.credit import Credit, descend, flat, make_adam, pick, step_along
 from robo_rl.algos.stale import Corrector
-from robo_rl.options import OnPolicyOptions
+from robo_rl.corrections import ess
+from robo_rl.options import OnPolicyOptions, PolicyOptions
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
 from robo_rl.rollout import Rollout
 
@@ -122,7 +123,7 @@ class OnPolicyLearner:
                     if not logs:
                         metrics["first_log_ratio"] = float(log_ratio.abs().max())
                     logs.append(step)
-                    tails.append(log_ratio.sum(-1))
+                    tails.append(log_ratio)
                     if gae and not fixed:
                         value_losses.append(self.credit.step(context.detach(), returns[batch], values[batch]))
                     if o.target_kl and self.mean(step["kl"]) > o.target_kl:
@@ -154,7 +155,7 @@ class OnPolicyLearner:
         if value_losses:
             metrics |= value_metrics(value_losses)
         if logs:
-            metrics |= average(logs, tails)
+            metrics |= average(logs, tails) | {"ess": effective(tails, rules.joint, policy.options, policy.spec.action)}
         if logs and "active" in logs[0]:
             self.corrector.updated(float(logs[0]["active"]))
         return metrics
@@ -183,7 +184,7 @@ class OnPolicyLearner:
                 (loss * len(batch)).backward()
                 sound = sound & torch.isfinite(loss.detach())
                 logs.append(step)
-                tails.append(log_ratio.sum(-1))
+                tails.append(log_ratio)
                 rows_in_all += len(batch)
         self.iteration += 1
         metrics = {k: sum(m[k] for m in told) / len(told) for k in told[0]}
@@ -195,7 +196,7 @@ class OnPolicyLearner:
                 p.grad /= rows_in_all
         norm = step_along(self.actor_params, self.actor_opt, o.max_grad_norm, sound=sound)
         self.settle(progress)
-        metrics["first_log_ratio"] = float(torch.cat(tails).abs().max())
+        metrics["first_log_ratio"] = float(torch.cat(tails).sum(-1).abs().max())
         return metrics | average([step | {"grad_norm": norm} for step in logs], tails) | {"epochs": 1.0}
 
     def actor_step(self, context: Tensor, row: dict[str, Tensor], rules: Rules) -> tuple[dict[str, Tensor], Tensor]:
@@ -324,15 +325,25 @@ def value_metrics(losses: list[Tensor]) -> dict[str, float]:
 
 
 def average(logs: list[dict[str, Tensor]], tails: list[Tensor]) -> dict[str, float]:
-    """Metrics of an update from those of its steps, means or maxima, and the tails of the log ratios."""
+    """Metrics of an update from those of its steps, means or maxima, and the tails of the last epoch's log ratios [B,F]."""
     every = {k: torch.stack([step[k] for step in logs]) for k in logs[0]}
     out = {k: float(v.max() if k in MAXIMA else v.mean()) for k, v in every.items()}
     skipped = float((~torch.isfinite(every["grad_norm"])).float().mean())
     if skipped:
         out["skipped_updates"] = skipped
     out["log_ratio_p01"], out["log_ratio_p99"] = torch.quantile(
-        torch.cat(tails)[:1_000_000], torch.tensor([0.01, 0.99])).tolist()
+        torch.cat(tails).sum(-1)[:1_000_000], torch.tensor([0.01, 0.99])).tolist()
     return out
+
+
+def effective(tails: list[Tensor], joint: bool, options: PolicyOptions, action: int) -> float:
+    """Effective sample size per sample of the ratios of densities in `tails` [B,F]: of the chain, or of each factor.
+
+    A log-prob that is a mean over the executed entries is brought back to their sum first.
+    """
+    x = torch.cat(tails)
+    x = (x.sum(-1) if joint else x.flatten()) * (options.execute * action if options.logp_reduction == "mean" else 1)
+    return float(ess(x)) / len(x)
 
 
 def surrogate(logp: Tensor, logp_old: Tensor, adv: Tensor, rules: Rules, dual_clip: float,

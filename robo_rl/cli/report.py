@@ -274,6 +274,21 @@ def health(run: Run) -> str:
     return f'<div class="small">{sft_chart(run)}{"".join(charts)}</div>{more}'
 
 
+def watched(run: Run) -> str:
+    """The healthy range of every number that was watched, and what left it; "" where nothing was."""
+    if not run.ranges:
+        return ""
+    rows = ""
+    for r in run.ranges:
+        mine = [f for f in run.findings if f.metric == r["metric"]]
+        cells = "<br>".join(esc(f.text) for f in mine) or "inside"
+        rows += (f"<tr{' class=bad' if mine else ''}><td>{esc(r['title'])}</td><td>{esc(r['healthy'])}</td>"
+                 f"<td>{cells}</td></tr>")
+    return ("<h2>Healthy ranges</h2><p>Watched in every update; three in a row outside, or one far outside, is said while "
+            "the run goes on.</p><div class='card pad'><table><tr><th>number</th><th>healthy</th><th>this run</th></tr>"
+            f"{rows}</table></div>")
+
+
 def sft_chart(run: Run) -> str:
     m = run.metrics
     if "sft/loss" not in m:
@@ -520,7 +535,7 @@ def not_finite(run: Run) -> list[str]:
 
 def page(run: Run) -> str:
     """The whole page."""
-    notes = [*run.notes, *not_finite(run)]
+    notes = [*(f.text[0].upper() + f.text[1:] + "." for f in run.findings), *run.notes, *not_finite(run)]
     if run.start and run.end and not difference(run.start, run.end).paired:
         notes.append("The evaluations before and after RL used different starts, so the difference is not paired.")
     chosen = run.best is not None and run.best.which == CHOOSE
@@ -547,6 +562,7 @@ they say nothing about other training seeds.</p>
 {videos}
 <h2>Training</h2>
 {training}
+{watched(run)}
 {asynchrony(run)}{people(run)}
 <h2>Throughput</h2>
 {throughput(run)}
@@ -580,6 +596,8 @@ def summary(run: Run, path: Path) -> dict:
                   for r in (per_task(end.task, end.success) if end and end.task else [])],
         **{k: v if math.isfinite(v) else None for k, v in totals(run).items()},
         "notes": run.notes, "rounds": rounds_of(run),
+        "unhealthy": [{"metric": f.metric, "begin": f.begin, "end": f.end, "worst": f.worst, "text": f.text}
+                      for f in run.findings],
     }
 
 
@@ -598,7 +616,7 @@ def run(args: Report) -> int:
         d = difference(record.start, record.end)
         print(f"success {pct(record.start.rate.value)} → {pct(record.end.rate.value)}: {d.verdict}, "
               f"{points(d.change.value)} points (95 % {change(d.change)})")
-    for note in record.notes:
+    for note in [*(f.text for f in record.findings), *record.notes]:
         print(f"note: {note}", file=sys.stderr)
     print(f"open {path}")
     return 0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from robo_rl import health
 from robo_rl.errors import UserError
 from robo_rl.files import read_json
 from robo_rl.log import read_metrics
@@ -59,6 +60,8 @@ class Run:
     evals: list[Evaluation]  # in the order of their steps
     videos: list[tuple[str, Path]]  # (label, file), whole files only, start and end first
     notes: list[str]
+    findings: list[health.Finding]  # numbers that left their healthy range
+    ranges: list[dict]  # those that were watched: metric, title, healthy
 
     @property
     def start(self) -> "Evaluation | None":
@@ -132,7 +135,12 @@ def load(folder: Path) -> Run:
             notes.append(f"The video {path.name} is no whole MP4 file (cut off while written?) and was left out.")
     rank = {"sft": 0, "final": 1, "best": 2}
     videos.sort(key=lambda v: (rank.get(v[0], 9), v[0]))
-    return Run(folder, info, read_metrics(folder), evals, videos, notes)
+    try:
+        ranges, findings = health.read(folder)
+    except UserError as e:
+        ranges, findings = [], []
+        notes.append(str(e))
+    return Run(folder, info, read_metrics(folder), evals, videos, notes, findings, ranges)
 
 
 def difference(before: Evaluation, after: Evaluation) -> Difference:

@@ -575,8 +575,12 @@ class Run:
 
     def improve(self, learner, feed) -> int:
         """Take a batch, learn from it, publish; evaluate and save on the way."""
+        from robo_rl import health
         from robo_rl.cli import feeds
         args = self.args
+        watch = health.Watch(health.ranges(args.rl, self.policy.options, self.policy.spec.action, args.reward != "dense"),
+                             self.folder)
+        watch.begin(self.step)
         every = args.eval_every or max(1, args.steps // 10)
         next_eval = (self.step // every + 1) * every
         saved_at = time.monotonic()
@@ -602,6 +606,8 @@ class Run:
             if feeds.workers(args):
                 row["util/learner_wait"] = min(1.0, waited / (end - begin))
             self.log.log(self.step, row)
+            for text in watch.look(self.step, metrics | stats):
+                self.progress.say(f"warning: {text}")
             self.progress.update(self.step, stats.get("success"), feed.note())
             if self.step >= next_eval and self.step < args.steps:
                 next_eval = (self.step // every + 1) * every

@@ -1,0 +1,208 @@
+"""Healthy ranges of an on-policy run's numbers, and who watches them while it runs.
+
+A `Watch` looks at the metrics of every update. A number outside its range for `PATIENCE` updates in a row, or once beyond
+its alarm, is a *finding*: it is told at once, once, and ends after as many updates inside. Findings lie in
+RUN/health.json with the ranges they were judged by; `robo_rl report` shows them.
+
+The ranges: PPO's surrogate is a bound for small steps only. Its authors steer KL to 0.003 to 0.03 (Schulman et al. 2017,
+section 4); implementations stop epochs at 0.01 to 0.05. An effective sample size below 0.3 means that three of four
+samples no longer count; beyond the alarms nothing is left of what the update rests on.
+"""
+
+import math
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from robo_rl.files import read_json, write_json
+from robo_rl.options import MethodOptions, NftOptions, OnPolicyOptions, PolicyOptions
+
+FILE = "health.json"
+PATIENCE = 3  # updates in a row
+FEW = 100  # episodes
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Healthy values of a metric: [low, high]; a single value beyond `alarm` on the unhealthy side is told at once."""
+
+    metric: str
+    title: str
+    low: float = -math.inf
+    high: float = math.inf
+    alarm: float | None = None
+    meaning: str = ""
+
+    def outside(self, value: float) -> bool:
+        return not self.low <= value <= self.high  # nan is outside
+
+    def alarming(self, value: float) -> bool:
+        if math.isnan(value) or self.alarm is None:
+            return math.isnan(value)
+        return self.outside(value) and (value >= self.alarm if value > self.high else value <= self.alarm)
+
+    @property
+    def text(self) -> str:
+        """The range in words."""
+        if math.isinf(self.high):
+            return f"at least {self.low:g}"
+        return f"at most {self.high:g}" if math.isinf(self.low) else f"{self.low:g} to {self.high:g}"
+
+
+SMALLER = "lower --rl.lr or --rl.epochs, or set --rl.target-kl"
+RATIO = (
+    Range("kl", "KL", high=0.2, alarm=2.0, meaning=f"the policy moves too far in an update: {SMALLER}"),
+    Range("clip_fraction", "clip fraction", high=0.6, meaning=f"most samples no longer push: {SMALLER}"),
+    Range("ess", "effective sample size", low=0.3, alarm=0.01,
+          meaning=f"few samples carry the last epoch's gradient: {SMALLER}"),
+    Range("ess_frac", "effective sample size of stale data", low=0.3, alarm=0.01,
+          meaning="older weights acted too differently: --max-staleness 0, or smaller updates"),
+    Range("is_rejected", "stale samples dropped or truncated", high=0.5,
+          meaning="older weights acted too differently: --max-staleness 0, or smaller updates"),
+    Range("first_log_ratio", "first log ratio", high=1e-2, alarm=1e-1,
+          meaning="the stored log-probs are not those of the weights that acted: an error, please report it"),
+    Range("refused", "refused minibatches", high=0.0, alarm=0.0,
+          meaning=f"log ratios that are not finite or beyond 20: {SMALLER}"),
+)
+STEPS = (
+    Range("skipped_updates", "steps not taken", high=0.0, alarm=0.0, meaning="a gradient was not finite: lower --rl.lr"),
+    Range("skipped_critic", "critic steps not taken", high=0.0, alarm=0.0,
+          meaning="a value or a return was not finite: lower --rl.critic-lr, look at the rewards"),
+    Range("explained_variance", "explained variance of the critic", low=-0.5,
+          meaning="the critic is worse than a constant: lower --rl.critic-lr"),
+)
+NFT = (Range("drift", "squared distance to the supervised velocity", high=1.0,
+             meaning="the velocity has left what supervision taught it: lower --rl.lr, raise --rl.kl-coef"),)
+SUCCESS = (
+    Range("failures", "episodes in a row without a success", high=FEW,
+          meaning="a sparse reward teaches nothing without one: more --demos or --bc.updates, or --reward dense"),
+    Range("success_kept", "success over the best of before", low=0.5,
+          meaning=f"training undoes what was known: {SMALLER}"),
+)
+
+
+def ranges(options: MethodOptions, policy: PolicyOptions, action: int, sparse: bool) -> tuple[Range, ...]:
+    """What is watched of a method on a policy with `action` axes; successes only where the reward is `sparse`.
+
+    Of a log-prob that is a mean over n executed entries KL is about 1/n^2 of that of the density, and so is its range.
+    The first log ratio is that to the weights that acted only where the anchor is no average of several versions.
+    """
+    own = NFT if isinstance(options, NftOptions) else RATIO
+    if policy.logp_reduction == "mean":
+        n2 = (policy.execute * action) ** 2
+        own = tuple(replace(r, high=r.high / n2, alarm=(r.alarm or 0) / n2) if r.metric == "kl" else r for r in own)
+    if isinstance(options, OnPolicyOptions) and options.proximal == "ewma":
+        own = tuple(r for r in own if r.metric != "first_log_ratio")
+    return own + STEPS + (SUCCESS if sparse else ())
+
+
+@dataclass(slots=True)
+class Finding:
+    """A metric that left its range at step `begin` [control steps] and, if `end` >= 0, came back; its `worst` value."""
+
+    metric: str
+    title: str
+    healthy: str
+    meaning: str
+    begin: int
+    worst: float | None
+    at: int
+    end: int = -1
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        worst = "not a number" if self.worst is None else f"{self.worst:.3g}"
+        until = "" if self.end < 0 else f", until step {self.end:,}"
+        return (f"{self.title} is out of its healthy range ({self.healthy}) from step {self.begin:,}{until}: {worst} at "
+                f"step {self.at:,}; {self.meaning}")
+
+
+@dataclass(slots=True)
+class Watch:
+    """Judges the metrics of every update; `folder` None keeps findings in memory."""
+
+    ranges: tuple[Range, ...]
+    folder: "Path | None" = None
+    findings: list[Finding] = field(default_factory=list)
+    outside: dict[str, int] = field(default_factory=dict)  # updates in a row
+    inside: dict[str, int] = field(default_factory=dict)
+    failures: int = 0
+    recent: list[float] = field(default_factory=list)
+    best: float = 0.0
+
+    def begin(self, step: int) -> None:
+        """Take up what the folder holds of steps up to `step`, the step of a checkpoint; later findings are made again."""
+        if self.folder is not None and (self.folder / FILE).exists():
+            known = [Finding(**f) for f in read_json(self.folder / FILE)["findings"]]
+            self.findings = [f for f in known if f.begin <= step]
+            for f in self.findings:
+                f.end = -1 if f.end > step else f.end
+        self.write()
+
+    def look(self, step: int, metrics: dict[str, float]) -> list[str]:
+        """Judge the metrics of an update that ended at control step `step` -> what is new, a sentence each."""
+        values = metrics | self.successes(metrics)
+        stale = values.get("staleness_max", 0) > 0 and "ess_frac" not in values  # trained on as if it were fresh
+        told, changed = [], False
+        for r in self.ranges:
+            if r.metric not in values or r.metric == "first_log_ratio" and stale:
+                continue
+            value = float(values[r.metric])
+            bad = r.outside(value)
+            self.outside[r.metric] = self.outside.get(r.metric, 0) + 1 if bad else 0
+            self.inside[r.metric] = 0 if bad else self.inside.get(r.metric, 0) + 1
+            known = next((f for f in self.findings if f.metric == r.metric and f.end < 0), None)
+            if known is not None:
+                changed |= self.follow(known, r, step, value)
+            elif bad and (r.alarming(value) or self.outside[r.metric] >= PATIENCE):
+                f = Finding(r.metric, r.title, r.text, r.meaning, step, _number(value), step)
+                self.findings.append(f)
+                told.append(f.text)
+                changed = True
+        if changed:
+            self.write()
+        return told
+
+    def follow(self, known: Finding, r: Range, step: int, value: float) -> bool:
+        """Go on with a finding: a worse value, or its end -> whether it changed."""
+        if self.inside[r.metric] >= PATIENCE:
+            known.end = step
+            return True
+        worse = r.outside(value) and (math.isnan(value) or known.worst is not None and (
+            value > known.worst if value > r.high else value < known.worst))
+        if worse:
+            known.worst, known.at = _number(value), step
+        return worse
+
+    def successes(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Episodes in a row without a success; the last updates' mean success over the best such mean so far."""
+        episodes, rate = int(metrics.get("episodes", 0)), metrics.get("success")
+        if rate is None or not episodes:
+            return {}
+        self.failures = self.failures + episodes if rate == 0 else 0
+        self.recent = [*self.recent, rate][-PATIENCE:]
+        out = {"failures": float(self.failures)}
+        if len(self.recent) == PATIENCE:
+            mean = sum(self.recent) / PATIENCE
+            self.best = max(self.best, mean)
+            if self.best >= 0.1:
+                out["success_kept"] = mean / self.best
+        return out
+
+    def write(self) -> None:
+        if self.folder is not None:
+            write_json(self.folder / FILE, {
+                "ranges": [{"metric": r.metric, "title": r.title, "healthy": r.text} for r in self.ranges],
+                "findings": [asdict(f) for f in self.findings]})
+
+
+def read(folder: Path) -> "tuple[list[dict], list[Finding]]":
+    """(ranges, findings) of a run folder; nothing where it was not watched or the file is damaged."""
+    if not (folder / FILE).exists():
+        return [], []
+    had = read_json(folder / FILE)
+    return had["ranges"], [Finding(**f) for f in had["findings"]]
+
+
+def _number(x: float) -> "float | None":
+    return x if math.isfinite(x) else None
