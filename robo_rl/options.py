@@ -147,6 +147,8 @@ class OnPolicyOptions(MethodOptions):
     """Stop an update's epochs once the mean KL passes this (0: never)."""
     critic_warmup: int = 2
     """First iterations that train the critic alone."""
+    ramp: int = 0
+    """Actor steps over which its learning rate grows to --rl.lr: Adam's first steps move every weight by the whole of it."""
     max_grad_norm: float = 1.0
     advantage: Literal["gae", "grpo", "dr_grpo", "rloo", "opob"] = "gae"
     """GAE on a critic, or relative to the group of a start; opob: over the baseline of least variance (VCPO), which weighs
@@ -183,7 +185,8 @@ class OnPolicyOptions(MethodOptions):
         for name, low, high in (("decisions", int(self.advantage == "gae"), 10**6), ("epochs", 1, 1000),
                                 ("minibatch", 1, 10**7), ("lam", 0, 1), ("group", 2, 10**5), ("value_clip", 0, 1e6),
                                 ("huber", 0, 1e6), ("value_coef", 0, 1e6), ("entropy_coef", 0, 1e6),
-                                ("target_kl", 0, 1e6), ("critic_warmup", 0, 10**6), ("bc_coef", 0, 1e6)):
+                                ("target_kl", 0, 1e6), ("critic_warmup", 0, 10**6), ("bc_coef", 0, 1e6),
+                                ("ramp", 0, 10**9)):
             in_range(f"rl.{name}", getattr(self, name), low, high)
         for name, high in (("lr", 1), ("critic_lr", 1), ("gamma", 1), ("clip_low", 1), ("clip_high", 1),
                            ("max_grad_norm", 1e6)):

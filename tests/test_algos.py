@@ -170,6 +170,29 @@ def test_advantages_whitened_per_minibatch_have_mean_0_and_std_1_in_each_and_ran
         PpoOptions(whiten="minibatch", advantage="grpo")
 
 
+@pytest.mark.parametrize("name", ["ppo", "dppo", "nft"])
+def test_the_actors_learning_rate_grows_over_its_first_steps_and_goes_on_growing_after_a_resume(name):
+    def run(resume):
+        env, learner, collector, o = setup(name)
+        rng, rates = np.random.default_rng(0), []
+        for i in range(3):
+            if resume and i == 1:
+                state, weights = learner.state_dict(), learner.policy.state_dict()
+                learner = setup(name, seed=4)[1]
+                learner.policy.load_state_dict(weights)
+                learner.load_state_dict(state)
+            learner.options = replace(o, epochs=1, minibatch=96, critic_warmup=0, ramp=6)
+            opt = learner.actor_opt
+            hook = opt.register_step_pre_hook(lambda opt, *_: rates.append(opt.param_groups[0]["lr"] / o.lr))
+            step(env, learner, collector, learner.options, rng)
+            hook.remove()
+            assert opt.param_groups[0]["lr"] == o.lr
+        return rates
+    rates = run(False)
+    assert rates[:7] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1, 1]) and rates[-1] == 1
+    assert run(True)[:8] == pytest.approx(run(False)[:8])
+
+
 def test_the_critic_warms_up_alone():
     env, learner, collector, options = setup("pi_rl sde")
     actor = [p.clone() for p in learner.policy.parameters()]

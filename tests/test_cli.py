@@ -61,7 +61,8 @@ def mistake(capsys, *argv: str) -> str:
     ("train --algo=dpo", "unknown algo 'dpo'; did you mean 'dppo'? Allowed: dppo,"),
     ("train --obs rbg", "unknown obs 'rbg'; did you mean 'rgb'? Allowed: rgb, state"),
     ("collect --obs rbg", "unknown obs 'rbg'; did you mean 'rgb'? Allowed: rgb, state"),
-    ("train --preset quik", "unknown preset 'quik'; did you mean 'quick'? Allowed: quick, full"),
+    ("train --preset quik", "unknown preset 'quik'; did you mean 'quick'? Allowed: quick, full, paper"),
+    ("train --preset paper --algo nft", "--preset paper is there for dppo and reinflow, got --algo nft; use quick or full"),
     ("train --control ee_delt", "unknown control 'ee_delt'; did you mean 'ee_delta'? Allowed: ee_delta, joint_delta"),
     ("train --reward dens", "unknown reward 'dens'; did you mean 'dense'? Allowed: dense,"),
     ("train --randomise mas", "unknown randomise 'mas'; did you mean 'mass'? Allowed: mass,"),
@@ -106,7 +107,7 @@ def test_the_lists_of_valid_names_are_complete(here, capsys):
     from sims import PREFIXES, SIMS
     from sims.mujoco import TASKS
     for argv, names in ((["x"], COMMANDS), (["train", "--sim", "x"], SIMS + PREFIXES), (["train", "--task", "x"], TASKS),
-                        (["train", "--algo", "x"], ALGOS), (["train", "--preset", "x"], ("quick", "full"))):
+                        (["train", "--algo", "x"], ALGOS), (["train", "--preset", "x"], ("quick", "full", "paper"))):
         said = mistake(capsys, *argv)
         assert sorted(said.split("Allowed: ")[1].strip().split(", ")) == sorted(names)
 
@@ -181,6 +182,22 @@ def test_targets_are_clamped_only_where_returns_lie_in_a_known_range(algo):
     assert most("--task", "HalfCheetah-v5") == most("--sim", "gym:Pendulum-v1") == 0
     assert most("--sim", "maniskill", "--task", "MS-HopperStand-v1") == 0  # knows its dense reward alone
     assert most("--reward", "dense", "--rl.max-target", "5") == 5
+
+
+def test_the_papers_numbers_have_their_own_preset_and_ours_another():
+    t, ours = (preset("mujoco", "pick_cube", "reinflow", "state", name) for name in ("paper", "full"))
+    assert (t.rl.entropy_coef, t.rl.clip_low, t.rl.clip_high) == (0.03, 0.01, 0.01)
+    assert (t.policy.noise_min, t.policy.noise_max, t.policy.noise, t.policy.noise_steps) == (0.10, 0.24, "learned", "all")
+    assert (t.rl.lr, t.rl.critic_lr, t.rl.epochs, t.rl.target_kl, t.rl.noise_hold, t.rl.noise_end) == (4.5e-5, 6.5e-4, 5, 1, 0.35, 0.7)
+    assert (t.envs, t.rl.decisions, t.rl.minibatch, t.rl.gamma, t.rl.lam) == (40, 500, 50_000, 0.99, 0.95)
+    assert ours.rl != t.rl and ours.policy.logp_reduction == "sum"
+    d = preset("mujoco", "pick_cube", "dppo", "state", "paper")
+    assert (d.policy.denoise_steps, d.policy.finetune_steps, d.policy.execute, d.rl.clip_base, d.rl.clip_coef) == (20, 10, 4, 0.001, 0.01)
+    for t in (t, d):
+        import importlib
+
+        from robo_rl.policies import ObsSpec, make_policy
+        importlib.import_module(f"robo_rl.algos.{t.algo}").make(make_policy(t.policy, ObsSpec(state=4, action=3), 0), t.rl, 0)
 
 
 def best_eval(run: Path) -> dict:

@@ -13,7 +13,7 @@ import torch
 
 from robo_rl import losses
 from robo_rl.algos.credit import Credit, descend, flat, make_adam, pick
-from robo_rl.algos.onpolicy import Demos, encoded_once, encoded_pictures
+from robo_rl.algos.onpolicy import Demos, encoded_once, encoded_pictures, ramped, scaled_lr
 from robo_rl.errors import UserError
 from robo_rl.options import NftOptions
 from robo_rl.rollout import Rollout
@@ -75,7 +75,8 @@ class NftLearner:
                     if o.bc_coef and self.demos is not None:
                         loss = loss + o.bc_coef * policy.bc_loss(*self.demos(len(batch), self.generator),
                                                                  self.generator)
-                    step["grad_norm"] = descend(loss, self.params, self.actor_opt, o.max_grad_norm)
+                    with scaled_lr(self.actor_opt, ramped(self.actor_opt, o.ramp)):
+                        step["grad_norm"] = descend(loss, self.params, self.actor_opt, o.max_grad_norm)
                 if o.advantage == "gae":
                     with torch.no_grad():
                         context = self.old.encode(chosen)

@@ -194,7 +194,8 @@ class OnPolicyLearner:
         for p in self.actor_params:
             if p.grad is not None:
                 p.grad /= rows_in_all
-        norm = step_along(self.actor_params, self.actor_opt, o.max_grad_norm, sound=sound)
+        with scaled_lr(self.actor_opt, ramped(self.actor_opt, o.ramp)):
+            norm = step_along(self.actor_params, self.actor_opt, o.max_grad_norm, sound=sound)
         self.settle(progress)
         metrics["first_log_ratio"] = float(torch.cat(tails).sum(-1).abs().max())
         return metrics | average([step | {"grad_norm": norm} for step in logs], tails) | {"epochs": 1.0}
@@ -202,7 +203,8 @@ class OnPolicyLearner:
     def actor_step(self, context: Tensor, row: dict[str, Tensor], rules: Rules) -> tuple[dict[str, Tensor], Tensor]:
         """One step on a minibatch -> metrics and the log ratios [B,F] before the step; arguments as `actor_loss`."""
         loss, step, log_ratio = self.actor_loss(context, row, rules)
-        step["grad_norm"] = descend(loss, self.actor_params, self.actor_opt, self.options.max_grad_norm, self.total_norm)
+        with scaled_lr(self.actor_opt, ramped(self.actor_opt, self.options.ramp)):
+            step["grad_norm"] = descend(loss, self.actor_params, self.actor_opt, self.options.max_grad_norm, self.total_norm)
         return step, log_ratio
 
     def actor_loss(self, context: Tensor, row: dict[str, Tensor],
@@ -279,6 +281,17 @@ def scaled_lr(opt: torch.optim.Optimizer, scale: float):
     finally:
         for group, lr in zip(opt.param_groups, before):
             group["lr"] = lr
+
+
+def ramped(opt: torch.optim.Optimizer, ramp: int) -> float:
+    """Factor on the learning rate of the next step: (steps taken + 1)/ramp, at most 1; 1 without a ramp.
+
+    In Adam's first steps m/sqrt(v) is the sign of the gradient, so every weight moves by the whole learning rate.
+    """
+    if not ramp:
+        return 1.0
+    taken = next((float(s["step"]) for s in opt.state.values()), 0.0)
+    return min(1.0, (taken + 1) / ramp)
 
 
 def minibatches(columns: dict[str, Tensor], order: Tensor, size: int, share: slice = slice(None), anew: bool = False):

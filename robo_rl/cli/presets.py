@@ -4,14 +4,20 @@ from dataclasses import replace
 
 from robo_rl.cli.envs import ROBOTS
 from robo_rl.cli.train import OFF_POLICY, RL_OPTIONS, Train
-from robo_rl.errors import choose
+from robo_rl.errors import UserError, choose
 from robo_rl.options import DppoOptions, NftOptions, PiRlOptions, PolicyOptions, PpoOptions
 
+PRESETS = ("quick", "full", "paper")
 # Manipulation from a weak supervised policy, sparse reward, chunks of 8: rollouts of one or two episodes.
 CHUNKS = dict(decisions=16, minibatch=1024, lr=3e-4)
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
-HEADS = {"ppo": dict(kind="gaussian", init_std=0.3), "reinflow": dict(noise="learned", noise_steps="all"),
+HEADS = {"ppo": dict(kind="gaussian", init_std=0.3),
+         "reinflow": dict(noise="learned", noise_steps="all", noise_min=0.10, noise_max=0.24),
          "dppo": dict(kind="diffusion", denoise_steps=10, logp_reduction="mean")}  # what a method can train
+# The ratio of a whole chain tells two policies apart by the sum of all its steps and entries: few steps along the gradient
+# of a whole rollout, grown into, and stopped by KL. As many steps on minibatches of a quarter move as far in noise.
+WHOLE = {"reinflow": dict(lr=2e-4, epochs=4, target_kl=0.3, ramp=6),
+         "dppo": dict(lr=1e-3, epochs=5, target_kl=4e-4, ramp=12, clip_base=0.01, clip_coef=0.1)}  # KL of a mean log-prob
 # Replay: chunks of 4, small networks and many updates on every step learn most in a minute of one core.
 SMALL = dict(horizon=4, execute=4, hidden=128, layers=2)
 JUDGE = dict(critics=2, critic_hidden=128)
@@ -28,6 +34,25 @@ BRISK = dict(utd=1.0, batch=128, tau=0.02, actor_every=4, warmup=4000, lr=1e-3)
 IMITATES = {"expo": BRISK | dict(alpha=0.001, slow=0.01), "pa_rl": BRISK}
 
 
+# What the papers and their public code use, on our tasks. ReinFlow (arXiv 2505.22094): the learning rates without their
+# cosine, clips for a log-prob that is a mean over entries. DPPO (arXiv 2409.00588), robomimic; its minibatch counts pairs
+# of a decision and one of 10 denoise steps.
+PAPERS = {
+    "reinflow": dict(
+        policy=dict(noise="learned", noise_steps="all", noise_min=0.10, noise_max=0.24, denoise_steps=4, horizon=4, execute=4,
+                    logp_reduction="mean"),
+        rl=dict(entropy_coef=0.03, clip_low=0.01, clip_high=0.01, lr=4.5e-5, critic_lr=6.5e-4, gamma=0.99, lam=0.95,
+                decisions=500, minibatch=50_000, epochs=5, target_kl=1.0, dual_clip=0.0, noise_hold=0.35, noise_end=0.7),
+        run=dict(envs=40)),
+    "dppo": dict(
+        policy=dict(kind="diffusion", train_steps=20, denoise_steps=20, finetune_steps=10, std_floor=0.1, horizon=4, execute=4,
+                    logp_reduction="mean"),
+        rl=dict(gamma_denoise=0.99, clip_base=0.001, clip_coef=0.01, lr=1e-4, critic_lr=1e-3, gamma=0.999, lam=0.95,
+                decisions=300, minibatch=750, epochs=10, target_kl=1.0, dual_clip=0.0, scale_reward=True, critic_warmup=2),
+        run=dict(envs=50)),
+}
+
+
 def preset(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "") -> Train:
     """The defaults `robo_rl train` starts from for this combination; `reward`: "" (the task's own), sparse or dense."""
     t = simulated(sim, task, algo, obs, name, reward == "dense" or sim == "maniskill" and task.startswith("MS-"))
@@ -42,10 +67,12 @@ def preset(sim: str, task: str, algo: str, obs: str, name: str, reward: str = ""
 
 def simulated(sim: str, task: str, algo: str, obs: str, name: str, dense: bool = False) -> Train:
     """The same where time is a computer's; `dense`: returns lie in no known range."""
-    choose("preset", name, ("quick", "full"))
+    choose("preset", name, PRESETS)
     quick = name == "quick"
     rl = RL_OPTIONS.get(algo, PiRlOptions)
     t = Train(sim=sim, task=task, algo=algo, obs=obs, preset=name, rl=rl())
+    if name == "paper":
+        return paper(t)
     if algo in OFF_POLICY:
         return replay(t, quick, dense)
     if task in LOCOMOTION or sim.startswith(("gym:", "envpool:")):
@@ -67,12 +94,23 @@ def simulated(sim: str, task: str, algo: str, obs: str, name: str, dense: bool =
                     rl=rl(**CHUNKS | dict(minibatch=256, epochs=4, lr=4e-5, critic_warmup=3, freeze_trunk=True),
                           anneal_lr=True))
     t = replace(t, policy=replace(t.policy, **HEADS.get(algo, {})))
+    if algo in WHOLE and obs != "rgb" and sim != "maniskill":
+        return replace(t, envs=128, max_staleness=0, steps=300_000 if quick else 600_000, eval_every=50_000,
+                       rl=rl(**CHUNKS | dict(minibatch=2048, anneal_lr=True) | WHOLE[algo]))
     if algo == "dppo":
         clips = dict(clip_base=0.01, clip_coef=0.1)
         t = replace(t, rl=replace(t.rl, **clips) if obs == "rgb" else DppoOptions(**CHUNKS | clips | dict(lr=1e-3)))
     if algo == "nft" and obs != "rgb":
         t = replace(t, rl=NftOptions(**CHUNKS | dict(lr=2e-4, epochs=2)))
     return t
+
+
+def paper(t: Train) -> Train:
+    """A method's numbers as its paper has them, whatever the task."""
+    if t.algo not in PAPERS:
+        raise UserError(f"--preset paper is there for {' and '.join(sorted(PAPERS))}, got --algo {t.algo}; use quick or full")
+    p = PAPERS[t.algo]
+    return replace(t, **p["run"], steps=2_000_000, policy=PolicyOptions(**p["policy"]), rl=RL_OPTIONS[t.algo](**p["rl"]))
 
 
 def replay(t: Train, quick: bool, dense: bool = False) -> Train:

@@ -53,7 +53,7 @@ class Train:
     obs: str = "state"
     """state, or rgb: two cameras and the instruction through the vision-language trunk."""
     preset: str = "full"
-    """quick: minutes, to see it move; full: to the numbers of the README."""
+    """quick: minutes, to see it move; full: to the numbers of the README; paper (reinflow, dppo): the method's own numbers."""
     demos: str = "20"
     """Number of expert demonstrations to record, or the folder of a LeRobot v3 data set; 0 starts from scratch."""
     init: str = ""
