@@ -105,6 +105,28 @@ def test_colours_and_cameras_that_differ_per_env_are_seen(batch, make):
     assert centre(now[3], 0)[1] < centre(plain[3], 0)[1] - 2
 
 
+@pytest.mark.parametrize("randomise", ["", "camera"])
+def test_a_point_is_projected_to_where_the_picture_shows_it(randomise):
+    import sims
+    env = sims.make("mujoco", "pick_cube", 3, randomise=randomise, render=True)
+    env.reset(seed=5)
+    size, seen = 400, 0
+    pictures = env.film(env.cameras, size, [2, 0])
+    for k, i in enumerate((2, 0)):
+        cube = env.scene.pos[0][:, i].astype(float)
+        for view in env.cameras:
+            x = pictures[view][k].astype(int)
+            red = np.argwhere((x[..., 0] > 100) & (x[..., 1] < 60) & (x[..., 2] < 60))
+            (u, v), = env.project(view, i, cube[None])
+            if len(red) and 0.1 < u < 0.9 and 0.1 < v < 0.9:
+                assert np.abs(red.mean(0) + 0.5 - size * np.array([v, u])).max() < 8, (view, i)
+                seen += 1
+    assert seen >= 3
+    away = env.project("wrist", 0, env.tool(0)[None] + [0, 0, 1.0])
+    assert np.isnan(away).all()  # behind the camera
+    env.close()
+
+
 def test_an_unknown_view_is_refused_with_the_views_there_are(batch):
     with pytest.raises(UserError, match="unknown view 'frnt'; did you mean 'front'"):
         Renderer(batch, batch.model, ("frnt",), 32, 32)

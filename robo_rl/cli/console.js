@@ -12,7 +12,7 @@ const TOLD = 20000;  // ms that a refusal stays in view
 
 let ws, state = null, stateAt = 0, tries = 0, over = "";
 let at = 0, held = -1, number = 0, episode = -1, ending = null, phase = "correction", grip = 1;
-let active = document.hasFocus(), pictures = 0, perSecond = 0, roundTrip = 0, asked = 0, digits = "", digitsTimer;
+let active = document.hasFocus(), blind = false, pictures = 0, perSecond = 0, roundTrip = 0, asked = 0, digits = "", digitsTimer;
 const cards = [], cameras = {}, keys = new Set(), mouse = {x: 0, y: 0, z: 0, from: null};
 
 // ------------------------------------------------------------ what is said
@@ -226,7 +226,7 @@ function label(id, text, key) {
 function drawHold(r, mine) {
   let what = "You hold nothing", does = `Robot ${at} is selected. Enter takes it over.`, color = "none";
   if (over) [what, does, color] = ["Not connected", over, "bad"];
-  else if (mine && r.late) [what, does, color] = [`You hold robot ${at}: held still`, "The picture is too old to drive by.", "bad"];
+  else if (mine && (r.late || blind)) [what, does, color] = [`You hold robot ${at}: held still`, "The picture is too old to drive by.", "bad"];
   else if (mine) {
     what = `You hold robot ${at}`; color = r.phase === "policy" ? "pause" : r.phase;
     does = !active ? "Keyboard not active: it stands still." : r.paused ? `Paused by ${r.paused}: Space goes on.` : r.phase === "pause" ? "It stands still. Esc hands back."
@@ -237,7 +237,7 @@ function drawHold(r, mine) {
   const before = $("holds").textContent + $("does").textContent;
   if (before !== what + does) { $("holds").textContent = what; $("does").textContent = does; }
   $("hold").className = color;
-  $("stage").className = mine ? "held" + (r.late || over ? " late" : "") : over ? "late" : "";
+  $("stage").className = mine ? "held" + (r.late || blind || over ? " late" : "") : over ? "late" : "";
 }
 
 function drawCalls() {
@@ -406,7 +406,8 @@ function drive() {
     k += 1;
     return Math.max(-1, Math.min(1, v)) * speed;
   });
-  const {age, trip} = delayNow(), blind = Math.max(age, trip) > state.max_delay;
+  const {age, trip} = delayNow();
+  blind = Math.max(age, trip) > state.max_delay;
   send({t: "drive", robot: held, number, action, phase: blind || !(active || stick.length) ? "pause" : phase});
 }
 

@@ -49,7 +49,7 @@ class Console:
     speed: float = 0.5
     """Pace of the simulation; 1: real time."""
     size: int = 480
-    """Pixels of the pictures of the robot that somebody looks at, from every camera (of others: one camera, 192 at most)."""
+    """Pixels of the pictures of the robot that somebody looks at, from every camera (of others: one camera, 128 at most)."""
     fps: float = 20.0
     """Most pictures per second and robot."""
     max_delay: float = 1.0

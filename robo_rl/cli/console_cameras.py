@@ -11,7 +11,7 @@ import numpy as np
 
 from robo_rl.types import ActionAxis
 
-SMALL = 192  # pixels
+SMALL = 128  # pixels
 NEAR = 0.01  # m, how far along an axis its direction in a picture is taken
 WORDS = {"dx": ("back", "forward"), "dy": ("right", "left"), "dz": ("down", "up"),
          "rx": ("roll left", "roll right"), "ry": ("pitch up", "pitch down"), "rz": ("turn right", "turn left"),
