@@ -1,7 +1,8 @@
-"""`robo_rl bench sim|policy|train|sync|async|control|bridge|scale|wm`: ours, the limit and a peer side by side in one run.
+"""`robo_rl bench sim|policy|train|sync|async|control|bridge|scale|wm`: ours, the limit and the peers side by side.
 
-Ours, the limit and the peer take turns in short slices, so that other load on the machine meets all of them; a ratio
-is the median of the ratios of neighbouring slices. Ratios carry over to other machines, absolute figures do not.
+Ours, the limit and the peers take turns in every repeat, so that other load on the machine meets all of them; a ratio
+is the median of the ratios within a repeat. Ratios carry over to other machines, absolute figures do not. Rows are
+printed as they come; `bench_rows` says what a row promises.
 """
 
 import json
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import IO, Literal
 
 import tyro
 
@@ -19,7 +20,7 @@ from robo_rl.errors import in_range
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Measure our speed against the physical limit and a peer, in one run."""
+    """Measure our speed against a limit and the best peer, in one run."""
 
     what: tyro.conf.Positional[Literal["sim", "policy", "train", "sync", "async", "control", "bridge", "scale", "wm"]]
     """sim: simulators and rendering; policy: sampling, re-scoring, one robot; train: RL end to end;
@@ -34,11 +35,11 @@ class Bench:
     envs: int = 0
     """N of every row; 0: as in the README."""
     quick: bool = False
-    """A tenth of the time and fewer peer settings, for a first look."""
+    """A tenth of the time, fewer settings of the peers and no compilation, for a first look."""
     peers: bool = True
-    """Measure the peers that are installed too (pip install 'robo_rl[bench]' for Stable-Baselines3)."""
+    """Measure the peers that are installed too (pip install 'robo_rl[bench,envpool]' for all of them)."""
     json: bool = False
-    """Print one JSON document and nothing else to standard output."""
+    """Print one JSON document and nothing else to standard output; rows go to standard error as they come."""
 
     def __post_init__(self) -> None:
         in_range("--seconds", self.seconds, 0, 3600, open_low=True)
@@ -51,11 +52,16 @@ class Bench:
 
 
 def run(args: Bench) -> int:
-    """Measure and print a table, or JSON."""
+    """Measure; print each row when it is known, or JSON at the end."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is imported: one robot gets one thread
-    from robo_rl.cli.bench_rows import Report, table
-    report = Report(lambda text: print(text, file=sys.stderr, flush=True))
-    with quiet_stdout():
+    from robo_rl.cli.bench_rows import Report
+    before = machine()
+    with quiet_stdout() as out:
+        def say(text: str) -> None:
+            print(text, file=sys.stderr if args.json else out, flush=True)
+        report = Report(say)
+        say(f"{before['cpu']}, {before['cores']} cores, load {before['load']:.1f}" +
+            (": the machine is busy, trust the ratios only" if before["load"] > 0.5 else ""))
         if args.what == "sim":
             from robo_rl.cli.bench_sim import measure
         elif args.what == "policy":
@@ -74,11 +80,13 @@ def run(args: Bench) -> int:
             from robo_rl.cli.bench_bridge import measure
         else:
             from robo_rl.cli.bench_train import measure
-        before = machine()
         measure(args, report)
-    document = {"bench": args.what, "options": asdict(args), "machine": before, "load_after": os.getloadavg()[0],
+        after = os.getloadavg()[0]
+        say(f"load {after:.1f} after")
+    document = {"bench": args.what, "options": asdict(args), "machine": before, "load_after": after,
                 "rows": [asdict(r) for r in report.rows], "skipped": report.skipped}
-    print(json.dumps(document, indent=1) if args.json else table(document))
+    if args.json:
+        print(json.dumps(document, indent=1))
     return 0
 
 
@@ -94,14 +102,14 @@ def machine() -> dict:
 
 
 @contextmanager
-def quiet_stdout() -> Iterator[None]:
-    """Send everything that libraries and child processes print to standard output to standard error."""
+def quiet_stdout() -> Iterator[IO[str]]:
+    """Send what libraries and child processes print to standard output to standard error; yields the real one."""
     sys.stdout.flush()
     saved = os.dup(1)
     os.dup2(2, 1)
     try:
-        with redirect_stdout(sys.stderr):
-            yield
+        with open(saved, "w", closefd=False) as out, redirect_stdout(sys.stderr):
+            yield out
     finally:
         os.dup2(saved, 1)
         os.close(saved)

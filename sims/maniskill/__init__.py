@@ -11,13 +11,16 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from robo_rl.errors import MissingDependency, UserError, choose
 from robo_rl.files import parse_json
 from sims.maniskill.build import VULKAN_REMEDY
 from sims.maniskill.tasks import EXPERT_TASKS, NEEDS_DOWNLOAD, NEEDS_RENDERER, TASKS
 
-__all__ = ["EXPERT_TASKS", "TASKS", "VULKAN_REMEDY", "make_maniskill", "raw_rate", "vulkan_problem"]
+__all__ = ["EXPERT_TASKS", "TASKS", "VULKAN_REMEDY", "bare_rates", "make_maniskill", "vulkan_problem"]
+
 
 def make_maniskill(
     task: str = "",
@@ -93,15 +96,24 @@ def vulkan_problem() -> str:
     return "" if done.returncode == 0 else (lines[-1] if lines else f"the renderer crashed ({done.returncode})")
 
 
-def raw_rate(task: str = "PickCube-v1", workers: int = 2, seconds: float = 5.0, control: str = "") -> float:
-    """Control steps/s of `workers` bare ManiSkill envs in as many processes, random actions, resets not counted."""
+@contextmanager
+def bare_rates(task: str = "PickCube-v1", workers: int = 2, seconds: float = 5.0,
+               control: str = "") -> Iterator[Callable[[], dict[str, float]]]:
+    """A function that measures, for about `seconds` of each: control steps/s of `workers` processes, random actions.
+
+    `env`: of ManiSkill's own env, its resets not counted; `physics`: of the PhysX steps of such a control step alone.
+    """
     from sims.maniskill.env import START_DEADLINE, Workers
     from sims.maniskill.wire import RAW
     choose("maniskill task", task, TASKS)
     _require()
     group = Workers(_config(task, workers, "state", "", control, 64, 0, False, raw=True) | {"seconds": seconds}, workers)
+
+    def measure() -> dict[str, float]:
+        answers = [parse_json(x, "a worker's answer") for x in group.ask(RAW, START_DEADLINE + 4 * seconds)]
+        return {k: sum(a[k] for a in answers) for k in answers[0]}
     try:
         group.gather(START_DEADLINE)
-        return sum(parse_json(x, "a worker's answer", (int, float)) for x in group.ask(RAW, START_DEADLINE + seconds))
+        yield measure
     finally:
         group.close()

@@ -18,7 +18,7 @@ REPLAY = b"p"  # to starts[i], then history[i, :steps[i]]
 EXPERT = b"e"  # fill expert[:], every row
 RENDER = b"v"  # fill frames[:], every row
 MAP = b"m"  # the memory has its size now
-RAW = b"w"  # bench: step the bare simulator for `reward[0]` seconds, answer with steps per second
+RAW = b"w"  # bench: step ManiSkill's env and its physics alone, answer with the control steps per second of each
 
 OK, USER, FAULT = b"k", b"u", b"x"  # answers: done (payload optional), the user's mistake, our crash (traceback)
 _HEAD = struct.Struct("<cI")

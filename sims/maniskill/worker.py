@@ -180,21 +180,34 @@ def _command(sock: socket.socket) -> bytes:
 
 
 def _serve_raw(sock: socket.socket, config: dict) -> None:
-    """Bench: one bare env stepped with random actions, as fast as ManiSkill goes."""
+    """Bench: ManiSkill's own env stepped with random actions, and the PhysX steps of such control steps alone."""
     import torch
     env = build(config)
     rng = np.random.default_rng(0)
-    actions = torch.from_numpy(rng.uniform(-1, 1, (500, *env.single_action_space.shape)).astype(np.float32))
-    limit = 50
+    actions = torch.from_numpy(rng.uniform(-1, 1, (50, *env.single_action_space.shape)).astype(np.float32))
     wire.answer(sock, wire.OK, b"{}")
+
+    def whole(action: torch.Tensor) -> float:
+        began = time.perf_counter()
+        env.step(action[None])
+        return time.perf_counter() - began
+
+    def physics(action: torch.Tensor) -> float:
+        env.agent.set_action(action[None])
+        px, spent = env.scene.px, 0.0
+        for _ in range(env._sim_steps_per_control):
+            env.agent.before_simulation_step()
+            began = time.perf_counter()
+            px.step()
+            spent += time.perf_counter() - began
+        return spent
     while True:
         _command(sock)
-        steps, spent = 0, 0.0
-        while spent < config["seconds"]:
-            env.reset(seed=steps)
-            begin = time.perf_counter()
-            for action in actions[:limit]:
-                env.step(action[None])
-            spent += time.perf_counter() - begin
-            steps += limit
-        wire.answer(sock, wire.OK, json.dumps(steps / spent).encode())
+        steps, spent = 0, {"env": 0.0, "physics": 0.0}
+        until = time.perf_counter() + 2 * config["seconds"]
+        while not steps or time.perf_counter() < until:
+            for name, step in (("env", whole), ("physics", physics)):
+                env.reset(seed=steps)
+                spent[name] += sum(step(action) for action in actions)
+            steps += len(actions)
+        wire.answer(sock, wire.OK, json.dumps({k: steps / t for k, t in spent.items()}).encode())
