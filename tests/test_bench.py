@@ -3,6 +3,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from robo_rl.cli import bench, bench_rows
+from robo_rl.cli import bench, bench_rows, bench_sim
 from robo_rl.cli.bench import Bench
-from robo_rl.cli.bench_policy import PlainFlow, product_chain, product_update
+from robo_rl.cli.bench_plain import PlainChain, PlainChunk, chain_flops, product_chain, product_update, update_flops
+from robo_rl.cli.bench_policy import CHAINS
 from robo_rl.errors import UserError
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -31,9 +33,18 @@ def check(doc):
     assert doc["rows"] or doc["skipped"]
     for r in doc["rows"]:
         assert r["ours"] > 0 and r["limit"] > 0 and r["limit_is"] and 0 < r["of_limit"] < math.inf
-        assert (r["peer"] is None) == (r["over_peer"] is None) == (r["peer_is"] == "")
+        assert r["limit_kind"] in (bench_rows.BARE, bench_rows.PHYSICAL) and r["clock"]
+        assert r["n"] >= 3 and r["work"]  # repeats, and the same work on every side
+        assert r["ours_iqr"][0] <= r["ours"] <= r["ours_iqr"][1]
+        assert r["of_limit_iqr"][0] <= r["of_limit"] <= r["of_limit_iqr"][1]
+        assert (r["peer"] is None) == (r["over_peer"] is None) == (r["peer_is"] == "") == (r["over_peer_iqr"] is None)
+        told = [o for o in r["others"] if o["role"] == "peer"]
+        assert r["peer_is"] or told or r["no_peer"]  # never silently without one
+        assert all(o.get("why") or (o["value"] > 0 and o["ratio"] > 0) for o in r["others"])
+        if r["peer_is"]:  # the best of them, and nothing bare beats the limit
+            assert all(o["ratio"] >= 0.5 * r["over_peer"] for o in told if "why" not in o)
         assert all(b["text"] and isinstance(b["passed"], bool) for b in r["bars"])
-        rate = r["unit"] not in ("ms", "us")
+        rate = r["unit"] not in bench_rows.SCALE
         one_round = r["ours"] / r["limit"] if rate else r["limit"] / r["ours"]
         assert 0.1 < r["of_limit"] / one_round < 10  # medians of ratios, not ratios of medians
     for s in doc["skipped"]:
@@ -77,9 +88,23 @@ def test_short_calls_are_repeated_until_a_turn_is_long_enough():
 def test_a_ratio_is_one_at_the_limit_and_above_one_over_a_slower_peer():
     times = {"ours": np.array([2.0, 4.0, 2.0]), "floor": np.array([1.0, 2.0, 1.0]), "peer": np.array([6.0, 12.0, 6.0])}
     for unit, ours, limit in (("steps/s", 0.5, 1.0), ("ms", 2000, 1000)):
-        row = bench_rows.make_row("x", unit, times, "floor", "peer")
+        row = bench_rows.make_row("x", unit, times, {"floor": bench_rows.BARE}, ["peer"])
         assert (row.ours, row.limit, row.of_limit, row.over_peer) == (ours, limit, 0.5, 3.0)
-    assert bench_rows.make_row("x", "us", times, "floor").over_peer is None
+        assert row.n == 3 and row.of_limit_iqr == (0.5, 0.5) and row.over_peer_iqr == (3.0, 3.0)
+    assert bench_rows.make_row("x", "us", times, {"floor": bench_rows.BARE}).over_peer is None
+
+
+def test_the_fastest_limit_and_the_fastest_peer_are_the_rows_and_the_rest_stay_beside_them():
+    times = {"ours": np.array([2.0, 3.0]), "far": np.array([0.5, 0.5]), "near": np.array([1.0, 1.0]),
+             "slow": np.array([9.0, 9.0]), "quick": np.array([4.0, 4.0])}
+    row = bench_rows.make_row("x", "s", times, {"near": bench_rows.BARE, "far": bench_rows.PHYSICAL}, ["slow", "quick"],
+                              {"gone": "it is not installed"})
+    assert (row.limit_is, row.limit_kind, row.peer_is) == ("far", bench_rows.PHYSICAL, "quick")
+    assert [o["name"] for o in row.others] == ["near", "slow", "gone"]
+    said = bench_rows.text_of(row)
+    assert "gone: not measured, it is not installed" in said and "slow" in said and "n = 2" in said
+    low, high = row.ours_iqr
+    assert 2.0 < low < row.ours < high < 3.0
 
 
 def test_bars_say_what_was_asked_and_whether_it_was_met():
@@ -102,20 +127,22 @@ def test_what_libraries_print_leaves_standard_output_clean(capfd):
 
 
 @pytest.mark.parametrize("activation", ["relu", "silu"])
-def test_the_plain_modules_are_the_same_policy(activation):
-    policy = make_policy(PolicyOptions(horizon=3, execute=3, hidden=32, layers=3, activation=activation),
-                         ObsSpec(state=5, action=2), 0)
-    plain, state = PlainFlow(policy), torch.randn(40, 5)
+@pytest.mark.parametrize("name", [*CHAINS])
+def test_the_plain_modules_are_the_same_policy(name, activation):
+    o = replace(CHAINS[name], horizon=3, execute=3, hidden=32, activation=activation)
+    policy = make_policy(o, ObsSpec(state=5, action=2), 0)
+    plain, state = PlainChain(policy), torch.randn(40, 5)
     chunk = policy.act({"state": state}, torch.Generator().manual_seed(3), True)
-    x, before, after, draw, logp = plain.act(state, torch.Generator().manual_seed(3), True)
-    assert torch.equal(draw, chunk.trace["k"][:, 0])
+    x, before, after, steps, logp = plain.act(state, torch.Generator().manual_seed(3))
+    assert torch.equal(steps, chunk.trace["k"])
     assert torch.allclose(x.view(40, 3, 2), chunk.x0, atol=1e-5)
-    assert torch.allclose(before, chunk.trace["x"][:, 0], atol=1e-5)
-    assert torch.allclose(after, chunk.trace["x_next"][:, 0], atol=1e-5)
-    assert torch.allclose(logp, chunk.logp[:, 0], atol=1e-3)
-    assert torch.allclose(plain.score(state, before, after, draw), logp, atol=1e-3)
-    quiet = policy.act({"state": state}, torch.Generator().manual_seed(3), False).x0
-    assert torch.allclose(plain.act(state, torch.Generator().manual_seed(3), False)[0].view(40, 3, 2), quiet, atol=1e-5)
+    assert torch.allclose(before, chunk.trace["x"], atol=1e-5) and torch.allclose(after, chunk.trace["x_next"], atol=1e-5)
+    assert torch.allclose(logp, chunk.logp, atol=1e-3)
+    assert torch.allclose(plain.score(state, before, after, steps), logp, atol=1e-3)
+    if o.kind == "flow" and o.noise == "sde":
+        noise = torch.randn(40, 6, generator=torch.Generator().manual_seed(3))
+        quiet = policy.act({"state": state}, torch.Generator().manual_seed(3), False).x0
+        assert torch.allclose(PlainChunk(plain)(state, noise).view(40, 3, 2), quiet, atol=1e-5)
 
 
 class Products(TorchDispatchMode):
@@ -141,9 +168,11 @@ def test_the_floors_count_the_products_of_the_job_and_no_more():
     state, d, hidden, k, n = 5, 6, 32, 4, 7
     per_step = d * hidden + 2 * hidden * hidden + hidden * d
     assert products(product_chain(n, state, d, hidden, 3, k)) == n * (state * hidden + k * per_step)
+    assert chain_flops(n, state, d, hidden, 3, k) == 2 * n * (state * hidden + k * per_step)
     sizes = [state + d, hidden, hidden, hidden, d]
     forward = sum(a * b for a, b in pairwise(sizes))
     assert products(product_update(n, sizes)) == n * (3 * forward - (state + d) * hidden)
+    assert update_flops(n, sizes) == 2 * products(lambda: product_update(n, sizes)())
     policy = make_policy(PolicyOptions(horizon=3, execute=3, hidden=hidden, layers=3), ObsSpec(state=state, action=2), 0)
     obs, g = {"state": torch.randn(n, state)}, torch.Generator().manual_seed(0)
     extra = k * (32 * 64 + 64 * hidden)  # the time product, once per chain
@@ -153,22 +182,53 @@ def test_the_floors_count_the_products_of_the_job_and_no_more():
 # ---- whole runs --------------------------------------------------------------------------------------------------
 
 
-def test_bench_policy_has_a_limit_a_ratio_and_a_peer_in_every_row(capfd):
+def test_bench_policy_compares_each_method_with_the_same_work(capfd):
     doc = check(document(capfd, what="policy"))
-    assert len(doc["rows"]) == 4 and all(r["peer"] for r in doc["rows"])
+    rows = {r["what"]: r for r in doc["rows"]}
+    assert len(rows) == 8 and all(r["peer"] for r in rows.values())
     assert doc["bench"] == "policy" and doc["machine"]["cores"] >= 1
+    for method, steps in (("pi_rl", "1 step"), ("reinflow", "4 steps"), ("dppo", "5 steps")):
+        update, = (r for name, r in rows.items() if name.startswith(f"PPO update, {method}"))
+        assert update["work"].startswith(steps)
+    robot = next(r for name, r in rows.items() if "NumPy alone" in name)
+    beside = [robot["peer_is"]] + [o["name"] for o in robot["others"]]
+    for form in ("onnxruntime", "torch.jit", "torch.compile", "eager"):  # measured, or said why not
+        assert any(form in name for name in beside), form
 
 
-def test_bench_sim_measures_the_arm_and_its_images(capfd):
-    doc = check(document(capfd, what="sim", task="reach", peers=False))
+def test_bench_sim_measures_the_arm_at_every_number_of_envs(capfd):
+    doc = check(document(capfd, what="sim", task="reach", peers=False, envs=0, seconds=0.01))
     rows = [r["what"] for r in doc["rows"]]
-    assert sum("delta" in r for r in rows) == 4
+    assert [n for n in bench_sim.COUNTS if any(f"N = {n}, ee_delta, 2 threads" in r for r in rows)] == [1, 4, 16, 64, 256, 1024]
     assert sum("rgb" in r for r in rows) + sum("rgb" in s["what"] for s in doc["skipped"]) == 2
 
 
-def test_bench_sim_measures_a_walker(capfd):
-    doc = check(document(capfd, what="sim", task="Hopper-v5", peers=False))
-    assert [r["what"] for r in doc["rows"]] == ["mujoco Hopper-v5, N = 4, 2 threads"]
+def test_bench_sim_measures_a_walker_beside_gymnasium_and_envpool(capfd):
+    row, = check(document(capfd, what="sim", task="Hopper-v5"))["rows"]
+    beside = " ".join([row["limit_is"], row["peer_is"], *(o["name"] for o in row["others"])])
+    assert all(name in beside for name in ("SyncVectorEnv", "AsyncVectorEnv", "envpool", "Batch alone", "mj_step"))
+    assert row["what"] == "mujoco Hopper-v5, N = 4, 2 threads"
+
+
+@pytest.mark.parametrize("task", ["reach", "Hopper-v5"])
+def test_the_bare_simulator_ends_in_the_states_of_the_env(task):
+    import sims
+    env = sims.make("mujoco", task, 3, threads=1)
+    from sims.mujoco.model import SUBSTEPS
+    stretch = bench_sim.Stretch(env, 1, env.walker.frame_skip if task == "Hopper-v5" else SUBSTEPS, quick=True)
+    stretch.check()
+    assert len(stretch.calls) == 3  # Batch twice, and mj_step in a loop
+    stretch.controls = [-c for c in stretch.controls]
+    with pytest.raises(AssertionError, match="other physics"):
+        stretch.check()
+    env.close()
+
+
+def test_rows_are_printed_as_they_come_on_the_real_standard_output(capfd):
+    with bench.quiet_stdout() as out:
+        report = bench_rows.Report(lambda text: print(text, file=out, flush=True))
+        report.add(bench_rows.make_row("the first row", "us", {"ours": np.ones(3), "floor": np.ones(3)}, {"floor": bench_rows.BARE}))
+        assert capfd.readouterr().out.startswith("the first row: 1,000,000 us")  # while the next is being measured
 
 
 @pytest.mark.parametrize("task, rows", [("HalfCheetah-v5", 1), ("Hopper-v5", 2)])
@@ -214,19 +274,6 @@ def test_bench_sync_measures_one_host_and_a_link(capfd):
 def test_a_task_without_a_row_is_told(capfd):
     doc = document(capfd, what="train", task="Ant-v5")
     assert not doc["rows"] and "HalfCheetah-v5" in doc["skipped"][0]["why"]
-
-
-def test_the_fastest_of_gymnasiums_vector_envs_is_the_peer():
-    import gymnasium
-
-    from robo_rl.cli.bench_sim import Peers
-    said = []
-    report = bench_rows.Report(said.append)
-    peers = Peers([lambda: gymnasium.make("InvertedPendulum-v5")] * 2, Bench(what="sim", **TINY), report)
-    (name, seconds), = peers.turn().items()
-    peers.close()
-    assert name.startswith(("SyncVectorEnv", "AsyncVectorEnv")) and 0 < seconds < 1
-    assert "SyncVectorEnv" in said[0] and "AsyncVectorEnv" in said[1]
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ class Stretch:
 
     def __init__(self, env, threads: int, substeps: int, quick: bool):
         n, self.env, self.substeps = env.num_envs, env, substeps
-        self.length = int(np.clip((2000 if quick else 20000) // n, 8, min(64, env.spec.max_steps - 8)))
+        self.length = int(np.clip((200 if quick else 20000) // n, 1 if quick else 8, min(64, env.spec.max_steps - 8)))
         rng = np.random.default_rng(0)
         self.actions = rng.uniform(-1, 1, (self.length, n, *env.single_action_space.shape)).astype(np.float32)
         env.reset(seed=0)
