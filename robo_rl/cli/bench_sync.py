@@ -1,10 +1,13 @@
 """`robo_rl bench sync`: weights from the learner to the workers, on one host and over a link.
 
-The limits are what the memory allows: a copy into a warm buffer, reading both copies. The peers are a safetensors
-file (one host) and plain torch calls that find, pack and write the same changes (link). One process takes all parts
-in turn, so a ratio holds on a busy machine too; times are CPU times of this thread but for rows of several threads.
+The limits are the memory's: bytes that must be moved, at the rate of a copy of warm buffers that is measured in turns
+with the rest, and bare calls. The peers are what a user has without us: tensors in torch's shared memory, a safetensors
+file, and plain torch calls that find, pack and write the same changes (link). One process takes all parts in turn, so a
+ratio holds on a busy machine too; times are CPU times of this thread.
 """
 
+import copy
+import multiprocessing
 import resource
 import tempfile
 import time
@@ -17,7 +20,19 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from robo_rl.cli.bench_rows import Bar, Report, at_least, at_most, in_turns, make_row
+from robo_rl.cli.bench_rows import (
+    BARE,
+    CPU,
+    LEAST,
+    PHYSICAL,
+    Bar,
+    Report,
+    at_least,
+    at_most,
+    in_turns,
+    make_row,
+    versioned,
+)
 from robo_rl.runtime import deltas
 from robo_rl.runtime.weights import WeightReader, WeightWriter
 
@@ -27,6 +42,7 @@ if TYPE_CHECKING:
 LARGE, LARGE_QUICK = 100, 8  # tensors of a million bf16 weights
 CHANGED = 0.01  # share of weights that one update changes
 LINK = 100e6  # B/s
+LINE = 64  # bytes that a processor moves at least
 
 
 def measure(args: "Bench", report: Report) -> None:
@@ -82,22 +98,47 @@ def small(args: "Bench", report: Report, folder: Path) -> None:
         np.copyto(a, b)
         np.copyto(b, a)
 
+    shared = {n: t.clone().share_memory_() for n, t in tensors.items()}
+    other = copy.deepcopy(policy)
+    state = other.state_dict()
+
     def by_file() -> None:
         safetensors.torch.save_file(tensors, file)
-        policy.load_state_dict(safetensors.torch.load_file(file))
+        other.load_state_dict(safetensors.torch.load_file(file))
+
+    def by_shared_memory() -> None:
+        with torch.no_grad():
+            for n, t in tensors.items():
+                shared[n].copy_(t)
+            for n, t in state.items():
+                t.copy_(shared[n])
 
     def bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
         return [at_most("ms", ours, 1)]
-    work = {"ours": (ours, 1), "two copies": (copies, 1)} | ({"safetensors file": (by_file, 1)} if args.peers else {})
+    peers = {f"safetensors file, {versioned('safetensors')}": (by_file, 1),
+             f"share_memory_ and copy_, {versioned('torch')}": (by_shared_memory, 1)} if args.peers else {}
+    for call, module in [(ours, policy), *((c, other) for c, _ in peers.values())]:
+        for t in module.parameters():
+            t.data.zero_()
+        call()
+        assert all(torch.equal(t, tensors[n]) for n, t in module.state_dict().items()), "other weights arrived"
+    work = {"ours": (ours, 1), "two copies of the bytes": (copies, 1)} | peers
+    none = "" if args.peers else "--no-peers"
     report.add(make_row("1 MB: publish, fetch, verify, swap", "ms", in_turns(work, args.slice, time.thread_time),
-                        "two copies", "safetensors file" if args.peers else "", bars))
-    cell = memoryview(bytearray(4096)).cast("Q")
+                        {"two copies of the bytes": PHYSICAL}, [*peers], bars=bars, clock=CPU, no_peer=none,
+                        work="the weights of a learner in a worker's module, equal on every side; only ours can be read "
+                             "while it is written and finds damage"))
+    cell, counter = memoryview(bytearray(4096)).cast("Q"), multiprocessing.Value("q", 3)
+    peer = "multiprocessing.Value, with its lock"
     work = {"ours": (reader.version, 1), "reading a word": (lambda: cell[8], 1)}
+    work |= {peer: (lambda: counter.value, 1)} if args.peers else {}
 
     def poll_bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
         return [at_most("us", ours, 2)]
     report.add(make_row("asking for the version", "us", in_turns(work, args.slice / 10, time.thread_time),
-                        "reading a word", "", poll_bars))
+                        {"reading a word": BARE}, [peer] if args.peers else [], bars=poll_bars, clock=CPU, no_peer=none,
+                        work="one number from shared memory"))
+    writer.close()
 
 
 def host(args: "Bench", report: Report, folder: Path, new: dict[str, Tensor]) -> None:
@@ -107,34 +148,44 @@ def host(args: "Bench", report: Report, folder: Path, new: dict[str, Tensor]) ->
     if args.peers:
         safetensors.torch.save_file(new, file)
     source, warm = np.full((2, size(new)), 1, np.uint8)
-    aside = {n: t.clone() for n, t in new.items()}
-    calls: dict[str, Callable[[], object]] = {
-        "copy into a warm buffer": lambda: np.copyto(warm, source), "ours": reader.fetch,
-        "pause": lambda: reader.swap(module), "assigning": lambda: point(module, new)}
+    aside, shared = ({n: t.clone() for n, t in new.items()} for _ in range(2))
+    warm_copy, table = "a copy into a warm buffer", np.zeros((2, len(new)), np.uint64)
+    pointers = "a word written for each tensor"
+    fetches: dict[str, Callable[[], object]] = {warm_copy: lambda: np.copyto(warm, source), "ours": reader.fetch}
+    swaps: dict[str, Callable[[], object]] = {"ours": lambda: reader.swap(module), pointers: lambda: np.copyto(*table)}
     if args.peers:
-        calls["safetensors file"] = lambda: [aside[n].copy_(t) for n, t in safetensors.torch.load_file(file).items()]
-    times: dict[str, list[float]] = {n: [] for n in ("publish", *calls)}
-    faults, end = 0, time.perf_counter() + args.slice
-    while len(times["ours"]) < 4 or time.perf_counter() < end:
-        times["publish"].append(timed(lambda: writer.publish(writer.version + 1, new)))
-        for name, call in calls.items():
-            before = page_faults()
-            times[name].append(timed(call))
-            faults += page_faults() - before if name == "ours" and len(times["ours"]) > 2 else 0
-    columns = {n: np.array(t[2:]) for n, t in times.items()}
+        for t in shared.values():
+            t.share_memory_()
+        fetches |= {f"copy_ from share_memory_, {versioned('torch')}": lambda: [t.copy_(shared[n]) for n, t in aside.items()],
+                    f"safetensors file, {versioned('safetensors')}":
+                        lambda: [aside[n].copy_(t) for n, t in safetensors.torch.load_file(file).items()]}
+        swaps |= {f"setting .data, {versioned('torch')}": lambda: point(module, new),
+                  f"load_state_dict(assign=True), {versioned('torch')}": lambda: module.load_state_dict(new, assign=True)}
+    times: dict[str, dict[str, list[float]]] = {"fetch": {n: [] for n in fetches}, "swap": {n: [] for n in swaps}}
+    publishes, faults, end = [], 0, time.perf_counter() + args.slice
+    while len(publishes) < LEAST + 2 or time.perf_counter() < end:
+        publishes.append(timed(lambda: writer.publish(writer.version + 1, new)))
+        for kind, calls in (("fetch", fetches), ("swap", swaps)):
+            for name, call in calls.items():
+                before = page_faults()
+                times[kind][name].append(timed(call))
+                faults += page_faults() - before if (kind, name) == ("fetch", "ours") and len(publishes) > 2 else 0
+                if kind == "swap" and name == "ours":
+                    assert all(torch.equal(p, t) for p, t in zip(module.parameters(), new.values(), strict=True))
+    fetched, swapped = ({n: np.array(t[2:]) for n, t in times[k].items()} for k in ("fetch", "swap"))
     mb, full = f"{size(new) / 1e6:.0f} MB", not args.quick
-    publish = np.median(columns["publish"] / columns["copy into a warm buffer"])
+    publish, none = np.median(np.array(publishes[2:]) / fetched[warm_copy]), "" if args.peers else "--no-peers"
 
     def bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
         return [at_least("of limit", of_limit, 1 / 1.2)] * full + [at_most("page faults", faults, 0)]
-    report.add(make_row(f"{mb}: fetch into standby", "ms", columns, "copy into a warm buffer",
-                        "safetensors file" if args.peers else "", bars,
-                        note=f"publish, hash included, takes {publish:.2f} x the copy"))
+    report.add(make_row(f"{mb}: fetch into standby", "ms", fetched, {warm_copy: PHYSICAL}, list(fetches)[2:], bars=bars, clock=CPU,
+                        note=f"publish, hash included, takes {publish:.2f} x the copy", no_peer=none,
+                        work="the bytes of all weights in this process; ours were equal after every swap"))
 
     def pause_bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
         return [at_most("ms", ours, 1)]
-    report.add(make_row(f"{mb}: pause of the swap", "ms", columns | {"ours": columns["pause"]}, "assigning", "",
-                        pause_bars))
+    report.add(make_row(f"{mb}: pause of the swap", "ms", swapped, {pointers: PHYSICAL}, list(swaps)[2:], bars=pause_bars,
+                        clock=CPU, no_peer=none, work="a module with other weights, none copied"))
     writer.close()
 
 
@@ -195,18 +246,39 @@ def link(args: "Bench", report: Report, base: dict[str, Tensor]) -> None:
             out.append((index.int(), b[index]))
         return out
     message, lists = pack(), plain()
-    share = len(message) / size(base)
+    share, none = len(message) / size(base), "" if args.peers else "--no-peers"
+    for (n, t), (index, values) in zip(new.items(), lists, strict=True):
+        flat = base[n].view(torch.int16).view(-1).clone()
+        flat[index.long()] = values
+        assert torch.equal(flat, t.view(torch.int16).view(-1)), "the peer found other changes"
+    source, target = np.full((2, size(base)), 1, np.uint8)
+    read, compare = "reading both, at the rate of a copy", "comparing both in blocks"
+    peers = {f"plain torch calls, {versioned('torch')}": (plain, 1)} if args.peers else {}
+    work = {"ours": (pack, 1), read: (lambda: np.copyto(target, source), 1), compare: (read_both, 1)} | peers
 
     def bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
-        return [at_most("ms", ours, 40), at_least("of limit", of_limit, 12.7 / 40)] * full + [at_most("bytes of full", share, 0.04)]
-    peers = {"plain torch": (plain, 1)} if args.peers else {}
-    work = {"ours": (pack, 1), "reading both copies": (read_both, 1)} | peers
-    report.add(make_row(f"{mb}, 1 % changed: diff and pack, 1 thread", "ms", in_turns(work, args.slice, time.thread_time),
-                        "reading both copies", "".join(peers), bars, note=f"message {share:.2%} of the full weights"))
+        wanted = [at_most("ms", ours, 40), at_least("of limit", of_limit, 12.7 / 40)] if full else []
+        return [*wanted, at_most("bytes of full", share, 0.04)]
+    report.add(make_row(f"{mb}, 1 % changed: diff and pack", "ms", in_turns(work, args.slice, time.thread_time),
+                        {read: PHYSICAL, compare: BARE}, [*peers], bars=bars, clock=CPU, no_peer=none,
+                        note=f"message {share:.2%} of the full weights",
+                        work="every changed weight with its place, the same on every side; ours also packs and hashes"))
+    apply_rows(args, report, base, new, message, lists)
+
+
+def apply_rows(args: "Bench", report: Report, base: dict[str, Tensor], new: dict[str, Tensor], message: np.ndarray,
+               lists: list[tuple[Tensor, Tensor]]) -> None:
+    """Unpacking a delta and writing it into the weights."""
+    mb, full = f"{size(base) / 1e6:.0f} MB", not args.quick
     there = {n: t.clone() for n, t in base.items()}
     layout = deltas.layout_of(there)
     ready = [(deltas.elements(t), i.numpy().astype(np.int64), v.numpy().view(np.uint16))
              for t, (i, v) in zip(there.values(), lists, strict=True)]
+    lines = np.mean([len(np.unique(i // (LINE // 2))) / (len(t) * 2 / LINE) for t, i, _ in ready])
+    source, target = np.full((2, size(base)), 1, np.uint8)
+
+    def ours() -> None:
+        deltas.apply(there, deltas.from_bytes(message, layout))
 
     def scatter() -> None:
         for t, index, values in ready:
@@ -215,10 +287,19 @@ def link(args: "Bench", report: Report, base: dict[str, Tensor]) -> None:
     def plain_apply() -> None:
         for t, (index, values) in zip(there.values(), lists, strict=True):
             t.view(torch.int16).view(-1)[index.long()] = values
+    limit = "the cache lines that change, at the rate of a copy"
+    peers = {f"plain torch calls, {versioned('torch')}": (plain_apply, 1),
+             f"NumPy's scatter of unpacked places, {versioned('numpy')}": (scatter, 1)} if args.peers else {}
+    for call in (ours, *(c for c, _ in peers.values())):
+        for n, t in there.items():
+            t.copy_(base[n])
+        call()
+        assert all(torch.equal(there[n], t) for n, t in new.items()), "other weights"
+    work = {"ours": (ours, 1), limit: (lambda: np.copyto(target, source), 1 / lines)} | peers
 
-    def apply_bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
+    def bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
         return [at_most("ms", ours, 8)] * full
-    work = {"ours": (lambda: deltas.apply(there, deltas.from_bytes(message, layout)), 1), "writing alone": (scatter, 1)}
-    work |= {"plain torch": (plain_apply, 1)} if args.peers else {}
     report.add(make_row(f"{mb}, 1 % changed: unpack and apply", "ms", in_turns(work, args.slice, time.thread_time),
-                        "writing alone", "plain torch" if args.peers else "", apply_bars))
+                        {limit: PHYSICAL}, [*peers], bars=bars, clock=CPU, no_peer="" if args.peers else "--no-peers",
+                        note=f"{lines:.0%} of the cache lines change",
+                        work="the new weights, equal on every side; the peers' places lie unpacked"))
