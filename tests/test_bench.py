@@ -13,7 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from robo_rl.cli import bench, bench_rows, bench_sim
 from robo_rl.cli.bench import Bench
-from robo_rl.cli.bench_plain import PlainChain, PlainChunk, chain_flops, product_chain, product_update, update_flops
+from robo_rl.cli.bench_plain import (
+    PlainChain,
+    PlainChunk,
+    chain_flops,
+    product_chain,
+    product_update,
+    update_flops,
+)
 from robo_rl.cli.bench_policy import CHAINS
 from robo_rl.errors import UserError
 from robo_rl.options import PolicyOptions
@@ -231,28 +238,60 @@ def test_rows_are_printed_as_they_come_on_the_real_standard_output(capfd):
         assert capfd.readouterr().out.startswith("the first row: 1,000,000 us")  # while the next is being measured
 
 
-@pytest.mark.parametrize("task, rows", [("HalfCheetah-v5", 1), ("Hopper-v5", 2)])
-def test_bench_train_is_measured_against_its_bound(capfd, task, rows):
-    doc = check(document(capfd, what="train", task=task, peers=False))
-    assert len(doc["rows"]) == rows and all(r["recorded"] and "sim" in r["note"] for r in doc["rows"])
+def test_bench_train_takes_as_many_gradient_steps_as_its_peers(capfd):
+    doc = check(document(capfd, what="train", task="Hopper-v5", envs=2))
+    assert [r["what"].split(",")[0] for r in doc["rows"]] == ["pi_rl", "reinflow", "dppo"]
+    for r in doc["rows"]:
+        assert r["peer_is"].startswith("a plain script") and "gradient steps" in r["work"] and "sim" in r["note"]
+
+
+def test_bench_train_holds_ppo_against_the_best_that_is_installed(capfd):
+    row, = check(document(capfd, what="train", task="HalfCheetah-v5", envs=2))["rows"]
+    beside = " ".join([row["peer_is"], *(o["name"] for o in row["others"])])
+    assert all(name in beside for name in ("a plain script", "aselines3", "sample-factory"))
+
+
+@pytest.mark.parametrize("algo", ["ppo", "pi_rl", "dppo"])
+def test_the_plain_script_learns_what_it_is_rewarded_for(algo):
+    from robo_rl.cli.bench_script import Script
+    from robo_rl.cli.bench_train import Loop
+    from robo_rl.cli.presets import preset
+    t = preset("mujoco", "Hopper-v5", algo, "state", "full")
+    t = replace(t, envs=4, threads=1, torch_threads=1, rl=replace(t.rl, decisions=8, minibatch=16, epochs=2))
+    script = Script(t, Loop(t).policy, 1, 1)
+    script.iterate()
+    assert script.updates == 2 * 2  # epochs times minibatches
+    state = torch.randn(16, script.spec.state)
+    _, *trace, logp = script.actor.act(state, torch.Generator().manual_seed(0))
+    adv = torch.linspace(-1, 1, 16)
+    for _ in range(3):
+        script.learn(state, logp, adv, torch.zeros(16), *trace)
+    with torch.no_grad():
+        gained = (script.actor.score(state, *trace) - logp).sum(1)
+    assert gained[8:].mean() > gained[:8].mean()  # what had an advantage became likelier
+    script.close()
 
 
 def test_bench_wm_measures_the_model_against_its_simulator(capfd):
-    doc = check(document(capfd, what="wm", task="reach"))
-    assert any("states" in r["peer_is"] for r in doc["rows"]) and all(r["over_peer"] > 0 for r in doc["rows"])
+    row, = check(document(capfd, what="wm", task="reach"))["rows"]
+    beside = " ".join([row["peer_is"], *(o["name"] for o in row["others"])])
+    assert "states" in beside and "matrix products" in row["limit_is"]
 
 
-def test_bench_control_measures_the_law_the_governed_arm_and_the_loop(capfd):
+def test_bench_control_holds_the_law_against_a_compiled_one_of_the_same_torques(capfd):
     doc = check(document(capfd, what="control"))
     rows = {r["what"].split(":")[0]: r for r in doc["rows"]}
     assert {"law, one tick", "one tick of the arm", "arm at 1 kHz"} <= {*rows}
-    assert rows["law, one tick"]["limit_is"] == "a bare impedance law" and "real-time priority" in doc["rows"][-2]["note"]
+    laws = [r for r in doc["rows"] if r["what"].startswith("law")]
+    assert len(laws) == 4 and all("numba" in r["peer_is"] and "J dq" in r["limit_is"] for r in laws)
+    assert "the same torques" in laws[0]["work"] and "real-time priority" in doc["rows"][-2]["note"]
 
 
 def test_bench_bridge_measures_messages_and_joins(capfd):
     doc = check(document(capfd, what="bridge"))
     join, *way = doc["rows"]
-    assert "chunks join" in join["what"] and join["ours"] < join["peer"] and join["note"].endswith(" 0 of them late or twice")
+    assert "chunks join" in join["what"] and join["note"].endswith(" 0 of them late or twice")
+    assert "temporal ensembling" in join["peer_is"] + join["others"][0]["name"]
     assert way or doc["skipped"]
 
 
@@ -268,7 +307,9 @@ def test_bench_sync_measures_one_host_and_a_link(capfd):
     doc = check(document(capfd, what="sync"))
     rows = {r["what"]: r for r in doc["rows"]}
     assert len(rows) == 7 and sum("fetch" in name for name in rows) == 2
-    assert all(r["peer"] for name, r in rows.items() if "diff and pack, 1 thread" in name or "fetch" in name)
+    assert all(r["peer"] for r in rows.values())
+    assert all("copy" in r["limit_is"] or "copies" in r["limit_is"] or r["limit_kind"] == bench_rows.BARE or "word" in r["limit_is"]
+               for r in rows.values())  # the memory's, not a peer's
 
 
 def test_a_task_without_a_row_is_told(capfd):
@@ -290,11 +331,10 @@ def test_bench_sim_measures_maniskill(capfd):
     check(document(capfd, what="sim", task="PickCube-v1"))
 
 
-def test_the_table_names_every_limit_and_marks_what_was_recorded_elsewhere(capfd):
-    assert bench.run(Bench(what="train", task="Hopper-v5", peers=False, **TINY | {"json": False})) == 0
-    out = capfd.readouterr().out
-    assert out.count("limit: bare simulator and bare update") == 2
-    assert "recorded on another machine, not run here [steps/s]: ReinFlow 5,330" in out
+def test_without_json_every_row_names_its_limit_and_why_it_has_no_peer(capfd):
+    assert bench.run(Bench(what="sim", task="Hopper-v5", peers=False, **TINY | {"json": False})) == 0
+    out, err = capfd.readouterr()
+    assert out.count("limit: ") == 1 and "no peer: --no-peers" in out and "mujoco Hopper-v5" not in err
 
 
 def test_out_of_range_seconds_are_refused():

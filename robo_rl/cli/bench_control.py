@@ -21,7 +21,18 @@ from controllers.law import Law, LawOptions, joint_impedance, operational_space
 from controllers.loop import Timing, real_time, undisturbed
 from controllers.model import ArmModel, arm_model
 from controllers.robot import load_robot
-from robo_rl.cli.bench_rows import BARE, CPU, LEAST, PHYSICAL, Report, at_most, columns, in_turns, make_row, versioned
+from robo_rl.cli.bench_rows import (
+    BARE,
+    CPU,
+    LEAST,
+    PHYSICAL,
+    Report,
+    at_most,
+    columns,
+    in_turns,
+    make_row,
+    versioned,
+)
 
 if TYPE_CHECKING:
     from robo_rl.cli.bench import Bench

@@ -31,7 +31,18 @@ from robo_rl.cli.bench_plain import (
     product_update,
     update_flops,
 )
-from robo_rl.cli.bench_rows import BARE, CPU, PHYSICAL, Bar, Report, at_least, at_most, in_turns, make_row, versioned
+from robo_rl.cli.bench_rows import (
+    BARE,
+    CPU,
+    PHYSICAL,
+    Bar,
+    Report,
+    at_least,
+    at_most,
+    in_turns,
+    make_row,
+    versioned,
+)
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.numpy_actor import NumpyActor

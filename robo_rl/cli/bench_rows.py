@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-SCALE = {"s": 1.0, "ms": 1e3, "us": 1e6}  # of times; other units are rates: units of work per second
+SCALE = {"s": 1.0, "ms": 1e3, "us": 1e6, "mm": 1e3}  # of times and lengths, less is better; others are rates, units of work per s
 SLICE = 0.02  # s, least length of one turn
 LEAST = 5  # turns of each side
 BARE, PHYSICAL = "bare call", "physical"  # kinds of limits
-WALL, CPU = "wall clock", "CPU time of the thread"
+WALL, CPU, NONE = "wall clock", "CPU time of the thread", "no clock: a simulation that repeats"
 Span = tuple[float, float]
 
 

@@ -16,7 +16,18 @@ import numpy as np
 from mujoco.batch import Batch
 
 from robo_rl.cli.bench_peers import Pool, arm_maker, envpool_pool, gymnasium_pools
-from robo_rl.cli.bench_rows import (BARE, LEAST, Bar, Report, at_least, columns, in_turns, lacking, make_row, versioned)
+from robo_rl.cli.bench_rows import (
+    BARE,
+    LEAST,
+    Bar,
+    Report,
+    at_least,
+    columns,
+    in_turns,
+    lacking,
+    make_row,
+    versioned,
+)
 from robo_rl.errors import UserError
 
 if TYPE_CHECKING:

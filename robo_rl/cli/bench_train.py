@@ -1,12 +1,12 @@
-"""`robo_rl bench train`: online RL end to end, against the bound of its bare parts and against Stable-Baselines3.
+"""`robo_rl bench train`: online RL end to end, against the bound of its bare parts and against what one could run instead.
 
-The bound of an env step is the time of the bare simulator (`Batch` alone) plus that of the bare update (plain modules,
+The limit of an env step is the time of physics alone (as `bench sim` has it) plus that of the bare update (plain modules,
 their loss, AdamW, on data that lies ready), each at its fastest on this machine; for chains also the bare matrix
-products of sampling. Acting, credit, minibatches, statistics and metrics are what is above the bound.
+products of sampling. Acting, credit, minibatches, statistics and metrics are what is above it. The peers are
+Stable-Baselines3 in its fastest setting and a plain script on envpool (`bench_script`), with as many gradient steps.
 """
 
 import importlib
-import importlib.util
 import os
 import time
 from collections.abc import Callable
@@ -18,8 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robo_rl.cli.bench_policy import product_chain
-from robo_rl.cli.bench_rows import Bar, Report, at_least, in_turns, make_row
+from robo_rl.cli.bench_plain import product_chain
+from robo_rl.cli.bench_rows import (
+    BARE,
+    Bar,
+    Report,
+    at_least,
+    columns,
+    in_turns,
+    lacking,
+    make_row,
+    versioned,
+)
+from robo_rl.cli.bench_script import scripts
 from robo_rl.cli.presets import preset
 from robo_rl.cli.train import Train, make_env, obs_spec
 from robo_rl.policies import make_policy
@@ -30,6 +41,7 @@ if TYPE_CHECKING:
     from robo_rl.cli.bench import Bench
 
 ROUNDS = 5
+BOUND = "physics alone and the bare update"
 MANY = 4  # bare updates of one call
 
 
@@ -40,10 +52,10 @@ def measure(args: "Bench", report: Report) -> None:
         if args.task in ("", "HalfCheetah-v5"):
             ppo(args, report)
         if args.task in ("", "Hopper-v5"):
-            for sim_threads in (1, 2):
-                pi_rl(args, report, sim_threads)
+            for algo in ("pi_rl", "reinflow", "dppo"):
+                chain(args, report, algo)
         if args.task not in ("", "HalfCheetah-v5", "Hopper-v5"):
-            report.skip(args.task, "bench train measures HalfCheetah-v5 (ppo) and Hopper-v5 (pi_rl)")
+            report.skip(args.task, "bench train measures HalfCheetah-v5 (ppo) and Hopper-v5 (pi_rl, reinflow, dppo)")
     finally:
         torch.set_num_threads(threads)
 
@@ -57,9 +69,15 @@ class Loop:
         self.policy = make_policy(t.policy, obs_spec(self.env, False), 0)
         self.learner = importlib.import_module(f"robo_rl.algos.{t.algo}").make(self.policy, t.rl, 0)
         self.collector = Collector(self.env, self.policy, t.rl.gamma, 1)
-        self.steps_per_call = t.envs * t.rl.decisions * t.policy.execute
+        self.steps_per_call, self.calls = t.envs * t.rl.decisions * t.policy.execute, 0
+
+    @property
+    def gradient_steps(self) -> int:
+        """Of the actor, so far."""
+        return max((int(s["step"]) for s in self.learner.actor_opt.state.values()), default=0)
 
     def __call__(self) -> None:
+        self.calls += 1
         torch.set_num_threads(self.t.torch_threads)
         rollout = self.collector.collect(self.learner.sampler, self.t.rl.decisions)
         self.learner.update(rollout, 0.1)
@@ -83,18 +101,40 @@ class Bare:
         return total + sum(parts.values())
 
 
-def turns(args: "Bench", loop: Loop, bare: Bare, peer: "tuple[str, Callable[[], object], float] | None"):
-    """Seconds per env step of ours, the bound and the peer, in turns."""
-    rounds = []
-    share = args.slice / ROUNDS / (3 if peer else 2)
-    for warm in (loop, peer[1]) if peer else (loop,):
+@dataclass(frozen=True)
+class Peer:
+    """Another program on the same job: what iterates it, control steps of an iteration, what ends it."""
+
+    name: str
+    iterate: Callable[[], object]
+    close: Callable[[], object]
+
+
+def turns(args: "Bench", loop: Loop, bare: Bare, peers: list[Peer]) -> dict[str, np.ndarray]:
+    """Seconds per env step [repeats] of ours, the bound and the peers, in turns."""
+    share = args.slice / ROUNDS / (2 + len(peers))
+    for warm in (loop, *(p.iterate for p in peers)):
         warm()
-    for _ in range(2 if args.quick else ROUNDS):
-        row = {"ours": _once(loop, loop.steps_per_call, share), "bare simulator and bare update": bare.turn(share)}
-        if peer:
-            row[peer[0]] = _once(peer[1], peer[2], share)
-        rounds.append(row)
-    return {k: np.array([r[k] for r in rounds]) for k in rounds[0]}
+    found = []
+    for _ in range(3 if args.quick else ROUNDS):
+        row = {"ours": _once(loop, loop.steps_per_call, share), BOUND: bare.turn(share)}
+        found.append(row | {p.name: _once(p.iterate, loop.steps_per_call, share) for p in peers})
+    return columns(found)
+
+
+def script_peers(args: "Bench", loop: Loop) -> list[Peer]:
+    """The plain script, which takes as many gradient steps from as many control steps as ours."""
+    if not args.peers:
+        return []
+    out = []
+    for script in scripts(loop.t, loop.policy, loop.t.threads, args.quick, _thread_counts()):
+        before = loop.gradient_steps, script.updates
+        loop()
+        script.iterate()
+        took = loop.gradient_steps - before[0], script.updates - before[1]
+        assert took[0] == took[1], f"ours took {took[0]} gradient steps, the script {took[1]}"
+        out.append(Peer(script.name, script.iterate, script.close))
+    return out
 
 
 def _once(call: Callable[[], object], units: float, seconds: float) -> float:
@@ -126,31 +166,45 @@ def ppo(args: "Bench", report: Report) -> None:
                 policy=replace(t.policy, hidden=256, layers=2, activation="tanh"),
                 rl=replace(t.rl, decisions=32, minibatch=512, epochs=5))
     loop = Loop(t)
-    peer = sb3(args, report, t) if args.peers else None
+    peers, missing = [], {}
+    if args.peers:
+        missing["sample-factory 2.1"] = "it needs gymnasium below 1 and numpy below 2, so an interpreter of its own"
+        if why := lacking("stable_baselines3", "Stable-Baselines3"):
+            missing["Stable-Baselines3"] = why
+        else:
+            peers.append(sb3(args, report, t))
+        loop()
+        peers += script_peers(args, loop)
     sizes = [loop.policy.spec.state, *[256] * 2]
     size = min(t.rl.minibatch, t.envs * t.rl.decisions)
-    bare = Bare(_sim(t), update_work(bare_update([*sizes, loop.policy.chunk], [*sizes, 1], size, "tanh"),
-                                     size / t.rl.epochs, args.quick))
-    times = turns(args, loop, bare, peer[:3] if peer else None)
+    bare = Bare(_sim(t, args.quick), update_work(bare_update([*sizes, loop.policy.chunk], [*sizes, 1], size, "tanh"),
+                                                 size / t.rl.epochs, args.quick))
+    times = turns(args, loop, bare, peers)
 
     def bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
-        return [at_least("of limit", of_limit, 0.8)] + ([at_least("over peer", over_peer, 1.35)] if peer else [])
-    report.add(make_row(f"PPO, HalfCheetah-v5, {t.envs} envs x 32 steps, end to end", "steps/s", times,
-                        "bare simulator and bare update", peer[0] if peer else "", bars,
-                        recorded={"the limit": 19400, "Stable-Baselines3": 11000, "rsl_rl": 11000,
-                                  "sample-factory, asynchronous": 11700, "CleanRL": 5250}, note=stages(loop)))
-    if peer:
-        peer[3]()
+        return [at_least("of limit", of_limit, 0.8)] + [at_least("over peer", over_peer, 1)] * bool(peers)
+    report.add(make_row(f"PPO, HalfCheetah-v5, {t.envs} envs x {t.rl.decisions} steps, end to end", "steps/s", times,
+                        {BOUND: BARE}, [p.name for p in peers], missing, bars, note=stages(loop), work=_work(t),
+                        no_peer="" if args.peers else "--no-peers"))
+    for peer in peers:
+        peer.close()
 
 
-def bare_update(actor: list[int], critic: list[int], size: int, act: str) -> tuple[Callable[[], None], ...]:
+def _work(t: Train) -> str:
+    """What every side does in an iteration."""
+    batches = -(-t.envs * t.rl.decisions // t.rl.minibatch)
+    return (f"{t.envs * t.rl.decisions * t.policy.execute} control steps, {t.rl.epochs} x {batches} gradient steps of the "
+            "actor (counted) and as many of the critic; ours also normalises, as the peers do not")
+
+
+def bare_update(actor: list[int], critic: list[int], size: int, act: str, states: int = 0) -> tuple[Callable[[], None], ...]:
     """One minibatch of plain PPO on tensors that lie ready, as (actor's step, critic's): MLP, loss, backward, fused
-    AdamW, nothing else."""
+    AdamW, nothing else. size: rows of the actor; states: those of the critic, if fewer."""
     pi, v, log_std = mlp(actor, act), mlp(critic, act), nn.Parameter(torch.zeros(actor[-1]))
     opts = [torch.optim.AdamW([*pi.parameters(), log_std], 1e-5, fused=True),
             torch.optim.AdamW(v.parameters(), 1e-5, fused=True)]
-    x, state, a = torch.randn(size, actor[0]), torch.randn(size, critic[0]), torch.randn(size, actor[-1])
-    logp_old, adv, returns = torch.randn(3, size)
+    x, state, a = torch.randn(size, actor[0]), torch.randn(states or size, critic[0]), torch.randn(size, actor[-1])
+    (logp_old, adv), returns = torch.randn(2, size), torch.randn(states or size)
 
     def step(opt: torch.optim.Optimizer, loss: Tensor) -> None:
         opt.zero_grad()
@@ -194,9 +248,19 @@ def update_work(steps: tuple[Callable[[], None], ...], units: float,
     return {name: (way, MANY * units) for name, way in ways.items()}
 
 
-def _sim(t: Train) -> Callable[[float], float]:
-    from sims.mujoco import rates
-    return lambda seconds: 1 / rates(t.task, t.envs, t.threads, seconds / 3)["raw"]
+def _sim(t: Train, quick: bool) -> Callable[[float], float]:
+    """Seconds per env step of physics alone, over about some seconds."""
+    from robo_rl.cli.bench_sim import Stretch
+    env = make_env(t, t.envs)
+    stretch = Stretch(env, t.threads, env.walker.frame_skip, quick)
+    stretch.check()
+
+    def measure(seconds: float) -> float:
+        laps, end = [], time.perf_counter() + seconds
+        while not laps or time.perf_counter() < end:
+            laps.append(min(call()[0] for call in stretch.calls.values()) / stretch.units)
+        return float(np.median(laps))
+    return measure
 
 
 def _threads(k: int, call: Callable[[], object]) -> Callable[[], object]:
@@ -210,11 +274,8 @@ def _thread_counts() -> tuple[int, ...]:
     return (1, 2) if (os.cpu_count() or 1) > 1 else (1,)
 
 
-def sb3(args: "Bench", report: Report, t: Train) -> "tuple[str, Callable[[], object], float, Callable[[], None]] | None":
-    """Stable-Baselines3's PPO on the same job in its fastest setting: (name, one iteration, env steps of it, close)."""
-    if importlib.util.find_spec("stable_baselines3") is None:
-        report.say("  no peer: Stable-Baselines3 is not installed (pip install 'robo_rl[bench]')")
-        return None
+def sb3(args: "Bench", report: Report, t: Train) -> Peer:
+    """Stable-Baselines3's PPO on the same job in its fastest setting."""
     import gymnasium
     import mujoco
     from stable_baselines3 import PPO
@@ -248,30 +309,32 @@ def sb3(args: "Bench", report: Report, t: Train) -> "tuple[str, Callable[[], obj
                        f"{1 / found[-1][0]:,.0f} steps/s")
     _, kind, threads = min(found)
     iterate, close = build(kind, threads)
-    return f"Stable-Baselines3, {kind}, {threads} thread{'s' * (threads > 1)}", iterate, steps, close
+    return Peer(f"{versioned('stable_baselines3')}, {kind}, {threads} thread{'s' * (threads > 1)}", iterate, close)
 
 
-# ---- pi_RL on Hopper ---------------------------------------------------------------------------------------------
+# ---- chains on Hopper --------------------------------------------------------------------------------------------
 
 
-def pi_rl(args: "Bench", report: Report, sim_threads: int) -> None:
-    """40 envs, chunk 4, K = 4, three layers of 256, 5 epochs; torch on one thread."""
-    t = preset("mujoco", "Hopper-v5", "pi_rl", "state", "full")
-    t = replace(t, envs=args.envs or 40, torch_threads=1, threads=sim_threads,
-                policy=replace(t.policy, horizon=4, execute=4, denoise_steps=4, hidden=256, layers=3),
+def chain(args: "Bench", report: Report, algo: str) -> None:
+    """40 envs, chunk 4, three layers of 256, 5 epochs; torch on one thread. Every side re-scores as many steps of a chain."""
+    t = preset("mujoco", "Hopper-v5", algo, "state", "full")
+    t = replace(t, envs=args.envs or 40, torch_threads=1, threads=2,
+                policy=replace(t.policy, horizon=4, execute=4, hidden=256, layers=3),
                 rl=replace(t.rl, decisions=32, minibatch=1280, epochs=5))
     loop = Loop(t)
-    o, spec, chunk = t.policy, loop.policy.spec, loop.policy.chunk
-    body, size = [o.hidden] * o.layers, min(t.rl.minibatch, t.envs * t.rl.decisions)
-    products = product_chain(t.envs, spec.state, chunk, o.hidden, o.layers, o.denoise_steps)
-    update = update_work(bare_update([spec.state + chunk, *body, chunk], [spec.state, *body, 1], size, o.activation),
-                         size * o.execute / t.rl.epochs, True)
-    bare = Bare(_sim(t), {"sampling": (_threads(1, products), t.envs * o.execute),
-                          "update": update["update, 1 thread"]})
-
-    def bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
-        return [at_least("steps/s", ours, 2.5 * 5330), at_least("of limit", of_limit, 0.8)]
+    loop()
+    o, spec, width = t.policy, loop.policy.spec, loop.policy.chunk
+    body, size, factors = [o.hidden] * o.layers, min(t.rl.minibatch, t.envs * t.rl.decisions), loop.policy.factors
+    actor, critic = bare_update([spec.state + width, *body, width], [spec.state, *body, 1], size * factors, o.activation, size)
+    products = product_chain(t.envs, spec.state, width, o.hidden, o.layers, o.denoise_steps)
+    update = update_work((actor, critic), size * o.execute / t.rl.epochs, True)
+    bare = Bare(_sim(t, args.quick), {"sampling": (_threads(1, products), t.envs * o.execute),
+                                      "update": update["update, 1 thread"]})
+    peers = script_peers(args, loop)
     report.add(make_row(
-        f"pi_rl, Hopper-v5, {t.envs} envs, chunk 4, K = 4, {sim_threads} simulator thread{'s' * (sim_threads > 1)}",
-        "steps/s", turns(args, loop, bare, None), "bare simulator and bare update", bars=bars,
-        recorded={"ReinFlow": 5330, "DPPO": 3155, "DPPO, K = 10": 1605}, note=stages(loop)))
+        f"{algo}, Hopper-v5, {t.envs} envs, chunk 4, {factors} of {o.denoise_steps} denoise steps learn", "steps/s",
+        turns(args, loop, bare, peers), {BOUND: BARE}, [p.name for p in peers], work=_work(t), note=stages(loop),
+        bars=lambda ours, of_limit, over_peer: [at_least("of limit", of_limit, 0.8)] * (algo == "pi_rl") +
+        [at_least("over peer", over_peer, 1)] * bool(peers), no_peer="" if args.peers else "--no-peers"))
+    for peer in peers:
+        peer.close()
