@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -295,6 +296,24 @@ def test_bench_bridge_measures_messages_and_joins(capfd):
     assert way or doc["skipped"]
 
 
+def test_the_rows_of_gymnasiums_subprocesses_are_the_envs_own():
+    import sims
+    from robo_rl.cli.bench_async import Subprocesses
+    env = sims.make("mujoco", "reach", 4, threads=1)
+    many = Subprocesses([partial(sims.make, "mujoco", "reach", 2, threads=1)] * 2)
+    starts, actions = np.arange(40, 44), np.random.default_rng(0).uniform(-1, 1, (3, 4, 7)).astype(np.float32)
+    told = [(x.reset(options={"starts": starts})[0]["state"], *(x.step(a) for a in actions)) for x in (env, many)]
+    assert np.array_equal(told[0][0], told[1][0])
+    for one, other in zip(told[0][1:], told[1][1:], strict=True):
+        assert np.array_equal(one[0]["state"], other[0]["state"]) and np.array_equal(one[4]["success"], other[4]["success"])
+        assert all(np.array_equal(a, b) for a, b in zip(one[1:4], other[1:4], strict=True))
+    mask = np.array([False, True, False, True])
+    fresh = [x.reset(options={"reset_mask": mask, "starts": starts + 9})[0]["state"] for x in (env, many)]
+    assert np.array_equal(*fresh) and many.reset(seed=3)[0]["state"].shape == fresh[0].shape
+    env.close()
+    many.close()
+
+
 @pytest.mark.slow
 def test_bench_async_and_scale_measure_the_runtime(capfd):
     doc = document(capfd, what="async", seconds=1.0)
@@ -306,7 +325,7 @@ def test_bench_async_and_scale_measure_the_runtime(capfd):
 def test_bench_sync_measures_one_host_and_a_link(capfd):
     doc = check(document(capfd, what="sync"))
     rows = {r["what"]: r for r in doc["rows"]}
-    assert len(rows) == 7 and sum("fetch" in name for name in rows) == 2
+    assert len(rows) == 6 and sum("fetch" in name for name in rows) == 2
     assert all(r["peer"] for r in rows.values())
     assert all("copy" in r["limit_is"] or "copies" in r["limit_is"] or r["limit_kind"] == bench_rows.BARE or "word" in r["limit_is"]
                for r in rows.values())  # the memory's, not a peer's
