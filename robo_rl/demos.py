@@ -49,7 +49,8 @@ def record(env, episodes: int, seed: int, add: Callable[[Episode], None], noise:
             add(Episode(state=np.stack([r[0][i] for r in rows[:t]]), action=np.stack([r[1][i] for r in rows[:t]]),
                         reward=np.array([r[2][i] for r in rows[:t]]), task=tasks[i], success=True, terminated=True,
                         images={v: np.stack([r[3][v][i] for r in rows[:t]]) for v in views},
-                        source="expert", start=int(starts[i]), final=np.array(obs["state"][i])))
+                        source="expert", start=int(starts[i]), final=np.array(obs["state"][i]),
+                        final_images={v: np.array(obs[f"image/{v}"][i]) for v in views}))
             kept += 1
             tick(kept, tried)
             if kept == episodes:

@@ -188,7 +188,8 @@ class Gatherer:
                 self.record(Episode(state=state, action=action, reward=reward, task=str(self.task[i]),
                                     images=dict(zip(self.spec.views, pictures, strict=True)),
                                     source=["human" if x == HUMAN else "policy" for x in source], phase=phase,
-                                    success=bool(success[i]), terminated=bool(terminated[i])))
+                                    success=bool(success[i]), terminated=bool(terminated[i]), final=self.frame[0][i],
+                                    final_images=dict(zip(self.spec.views, (x[i] for x in self.frame[1:]), strict=True))))
 
     def take(self) -> dict[str, float]:
         """Sums over the episodes that ended since the last call (`means` of them are for people)."""

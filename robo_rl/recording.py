@@ -76,7 +76,8 @@ class Recorder(VectorEnv):
                 **{k: self._rows[k][i, :t].copy() for k in ("state", "action", "reward")}, task=str(self._obs["task"][i]),
                 images={v: self._rows[f"image/{v}"][i, :t].copy() for v in self.spec.views},
                 success=bool(info["success"][i]), source=self.source, start=int(self._starts[i]),
-                terminated=bool(terminated[i]), final=np.array(self._obs["state"][i])))
+                terminated=bool(terminated[i]), final=np.array(self._obs["state"][i]),
+                final_images={v: np.array(self._obs[f"image/{v}"][i]) for v in self.spec.views}))
         self.whole &= ~over
         return self._obs, reward, terminated, truncated, info
 

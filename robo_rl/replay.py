@@ -354,21 +354,24 @@ class Mixture:
 
 
 def add_episodes(replay: Replay, obs: dict[str, np.ndarray], action: np.ndarray, reward: np.ndarray, from_: np.ndarray,
-                 to: np.ndarray, success: np.ndarray, source: "np.ndarray | int" = EXPERT, phase: "np.ndarray | int" = 0) -> None:
+                 to: np.ndarray, success: np.ndarray, source: "np.ndarray | int" = EXPERT, phase: "np.ndarray | int" = 0,
+                 last: "dict[str, np.ndarray] | None" = None, known: "np.ndarray | None" = None) -> None:
     """Recorded episodes (rows from_[e] .. to[e] - 1 of flat arrays) into lane 0.
 
-    Data sets keep no observation after the last action. A success is terminal, so none is needed; of any other episode
-    the last frame serves as that observation. A success without a reward of its own earns 1 at its last step.
+    last: row e is what was observed after the last action of episode e, where known[e]. Where it was not recorded, a
+    success needs none, for it is terminal; of any other episode the last frame serves as that observation, and its
+    action is left out. A success without a reward of its own earns 1 at its last step.
     """
+    known = np.zeros(len(to), bool) if last is None else known
     lane = np.zeros(1, np.int64)
     source, phase = (np.broadcast_to(np.asarray(x, np.uint8), (len(action),)) for x in (source, phase))
-    for first, end, won in zip(from_.tolist(), to.tolist(), success.tolist()):
-        last = end if won else end - 1
-        for row in range(first, last):
+    for e, (first, end, won) in enumerate(zip(from_.tolist(), to.tolist(), success.tolist())):
+        stop = end if won or known[e] else end - 1
+        for row in range(first, stop):
             over = won and row == end - 1
             r = reward[row:row + 1]
             replay.add(lane, {k: v[row:row + 1] for k, v in obs.items()}, action[row:row + 1],
                        np.maximum(r, 1) if over and not r.any() else r, np.array([over]), source[row:row + 1], phase[row:row + 1])
-        if last > first:
-            row = end - 1
-            replay.close(lane, {k: v[row:row + 1] for k, v in obs.items()})
+        if stop > first:
+            after = {k: v[e:e + 1] for k, v in last.items()} if known[e] else {k: v[end - 1:end] for k, v in obs.items()}
+            replay.close(lane, after)

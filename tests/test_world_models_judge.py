@@ -8,10 +8,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Dict
 from test_world_models import LIMIT, record
 from toys import PointReach
 
 from robo_rl.errors import UserError
+from robo_rl.recording import Recorder, expert_actor, play, random_actor
 from world_models import judge as judges
 from world_models.env import WorldEnv
 from world_models.judge import Classifier, ClassifierOptions, Endpoint, Seen, confusion
@@ -145,7 +147,7 @@ def test_a_classifier_tells_recorded_successes_and_keeps_to_its_rate_of_false_al
     judge.fit(data)
     held = np.repeat(data.held, data.lengths)
     won = np.isin(np.arange(len(held)), data.end[data.success] - 1)[held]
-    said = judge(Seen({"state": data.state[held]}, {}, np.array([""] * held.sum()), data.action[held], np.zeros(held.sum())))
+    said = judge(Seen({}, {"state": data.after[held]}, np.array([""] * held.sum()), data.action[held], np.zeros(held.sum())))
     assert (said[won][:, None] > said[~won]).mean() > 0.9  # AUROC
     assert (said[~won] > 0.5).mean() <= 0.02 + 1 / (~won).sum()
     judge.save(tmp_path)
@@ -159,12 +161,78 @@ def test_a_classifier_tells_recorded_successes_and_keeps_to_its_rate_of_false_al
 
 def test_a_classifier_of_pictures_needs_no_state():
     data = record(PointReach(20, LIMIT), 60)
-    won = np.isin(np.arange(len(data.state)), data.end[data.success] - 1)
-    images = np.where(won[:, None, None, None], 200, 30).astype(np.uint8) * np.ones((1, 16, 16, 3), np.uint8)
-    data = replace(data, images={"top": images}, state=data.state * 0)
+    images = np.full((len(data.state), 16, 16, 3), 30, np.uint8)
+    last = np.where(data.success[:, None, None, None], 200, 30).astype(np.uint8) * np.ones((1, 16, 16, 3), np.uint8)
+    data = replace(data, images={"top": images}, state=data.state * 0, final=data.final * 0, final_images={"top": last},
+                   pictured=np.ones(len(data), bool))
     judge = Classifier(4, 2, ("top",), ClassifierOptions(updates=100, batch=32))
     judge.fit(data)
     assert confusion(judge, data)["disagreement"] == 0
+
+
+class Watched(PointReach):
+    """With a camera whose picture is bright where the point is at its goal."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.spec = replace(self.spec, views=("top",))
+        self.single_observation_space = Dict({**self.single_observation_space, "image/top": Box(0, 255, (16, 16, 3), np.uint8)})
+
+    def _obs(self):
+        there = np.linalg.norm(self.goal - self.pos, axis=1) < self.radius
+        picture = np.where(there[:, None, None, None], 220, 30).astype(np.uint8) * np.ones((1, 16, 16, 3), np.uint8)
+        return super()._obs() | {"image/top": picture}
+
+
+class Witness:
+    """A judge that notes what it is shown and says no."""
+
+    every = 1
+
+    def __call__(self, seen: Seen) -> np.ndarray:
+        self.seen = seen
+        return np.zeros(len(seen.task))
+
+
+def test_what_a_judge_is_shown_of_a_success_is_the_successful_observation(data):
+    witness = Witness()
+    found = confusion(witness, data)
+    n, far = found["false_negative"], lambda obs: np.hypot(*obs["state"][:, 2:].T)
+    assert n >= 5
+    assert (far(witness.seen.after)[:n] < 0.1).all() and (far(witness.seen.after)[n:] >= 0.1).all()
+    assert (far(witness.seen.before) >= 0.1).all()
+
+
+def test_in_a_recording_without_last_observations_the_judge_is_shown_the_one_before(data):
+    witness = Witness()
+    n = confusion(witness, replace(data, final=np.full_like(data.final, np.nan)))["false_negative"]
+    assert np.array_equal(witness.seen.after["state"][:n], witness.seen.before["state"][:n])
+    assert not np.array_equal(witness.seen.after["state"][n:], witness.seen.before["state"][n:])
+
+
+def test_pictures_after_the_last_action_travel_from_the_recording_to_the_judge_and_the_models(tmp_path):
+    """Recorded in an env, written, read: every success is seen in its picture, which no frame before it shows."""
+    from robo_rl.cli.wm import joined, read
+    from robo_rl.data.writer import Writer
+    for name in "ab":
+        env = Watched(4, LIMIT)
+        with Writer(tmp_path / name, spec=env.spec) as writer:
+            recorder = Recorder(env, writer.add, "policy", 0.0, 0)
+            play(recorder, expert_actor(env), 12, 0)
+            play(recorder, random_actor(env, 0), 8, 1)
+    data = read([tmp_path / "a", tmp_path / "b"], images=True)
+    assert data.pictured.all() and data.known.all() and len(data) == 40
+    bright = data.final_images["top"].mean((1, 2, 3)) > 128
+    assert np.array_equal(bright, data.success) and not (data.images["top"].mean((1, 2, 3)) > 128).any()
+    witness = Witness()
+    n = confusion(witness, data)["false_negative"]
+    assert n and ((witness.seen.after["image/top"].mean((1, 2, 3)) > 128) == (np.arange(len(witness.seen.task)) < n)).all()
+    whole, steps = data.extended()
+    assert len(whole.state) == len(data.state) + 40 and np.array_equal(whole.state[steps], data.state)
+    assert np.array_equal(whole.state[steps + 1], data.after) and not whole.action[whole.end - 1].any()
+    assert np.array_equal(whole.images["top"][whole.end - 1], data.final_images["top"])
+    parts = [read([tmp_path / name], images=True) for name in "ab"]
+    assert np.array_equal(joined(parts, np).final_images["top"], data.final_images["top"])
 
 
 def test_the_judges_word_is_the_envs_reward_and_end():

@@ -46,8 +46,8 @@ def open_loop(model: WorldModel, data: Recorded, horizon: int, most: int = 400, 
     carry = model.start(obs, rows.astype(np.int64))
     carry = _in_motion(carry, data, rows)
     _, p = model.step(carry, torch.from_numpy(data.action[at[:, :-1]]))
-    truth = data.state[at[:, 1:]]
-    there = rows[:, None] + np.arange(1, horizon + 1) <= last[:, None]
+    truth = data.after[at[:, :-1]]
+    there = (rows[:, None] + np.arange(horizon) <= last[:, None]) & np.isfinite(truth).all(-1)
 
     def rms(x: np.ndarray) -> np.ndarray:
         return np.where(there, np.sqrt((((x - truth) / std) ** 2).mean(-1)), np.nan)

@@ -5,7 +5,7 @@ its codes, so that pictures are drawn only where somebody looks.
     (s, c)' = (s, c) + the ensemble's change    reward, success and end from (s, c) and (s, c)':  world_models.latent
 
 The codes have unit variance, and the noise on them makes neighbours look alike: a rollout's small errors stay small in
-the picture. After an episode's last action no picture is recorded: its code is the one before it (the arm's state is recorded).
+the picture. In old recordings no picture was kept after an episode's last action: its code is the one before it there.
 Sources: Ha and Schmidhuber 2018 (dynamics of an autoencoder's codes); PETS as in `latent`. Departures from both: no recurrence,
 for the arm's state carries velocities; codes are not sampled.
 """

@@ -87,10 +87,13 @@ class EncodedFitter:
     def with_codes(self) -> Recorded:
         """The data with codes beside the states, without pictures."""
         data, codes = self.data, self.model.codes(self.data.images).numpy()
+        last = codes[data.end - 1]  # of an old recording: the picture after the last action was not kept
+        if data.known.any():
+            last = np.where(data.known[:, None], self.model.codes(data.final_images).numpy(), last)
         names = tuple(f"code{i}" for i in range(codes.shape[1]))
         control = replace(data.control, views=(), state_names=(*data.control.state_names, *names))
         return replace(data, state=np.concatenate([data.state, codes], 1), images={}, control=control,
-                       final=np.concatenate([data.final, codes[data.end - 1]], 1))
+                       final=np.concatenate([data.final, last], 1), final_images={}, pictured=None)
 
     def result(self) -> Encoded:
         """The model with the dynamics' averaged weights."""

@@ -61,6 +61,7 @@ class Head:
 
 # ---- a classifier of recorded steps ------------------------------------------------------------------------------
 
+FORMAT = 2  # of its folder
 POOL = 8  # images are seen as so many means in each direction
 
 
@@ -81,7 +82,7 @@ class ClassifierOptions:
 
 
 class Classifier:
-    """A small network on (state, state^2, pooled images, action) of the step, learnt apart from any model."""
+    """A small network on (state, state^2, pooled images) after a step and its action, learnt apart from any model."""
 
     every = 1
 
@@ -101,10 +102,12 @@ class Classifier:
 
     @torch.no_grad()
     def __call__(self, seen: Seen) -> np.ndarray:
-        return torch.sigmoid(self.net(self.features(seen.before, seen.action))[0, :, 0] - self.bar).numpy()
+        return torch.sigmoid(self.net(self.features(seen.after, seen.action))[0, :, 0] - self.bar).numpy()
 
     def fit(self, data: Recorded, seed: int = 0) -> None:
-        """Learn which recorded steps succeeded; the bar lets `false_alarms` of the held-out failing steps pass."""
+        """Learn which recorded steps succeeded, from what was observed after them (`Recorded.extended`); the bar lets
+        `false_alarms` of the held-out failing steps pass.
+        """
         o, episode = self.options, np.repeat(np.arange(len(data)), data.lengths)
         won = np.isin(np.arange(len(episode)), data.end[data.success] - 1)
         held = data.held[episode]
@@ -113,7 +116,8 @@ class Classifier:
                             f"{won[held].sum()}; record more: robo_rl collect --policy expert")
         state = torch.from_numpy(data.state)
         self.mean, self.std = state.mean(0), state.std(0).clamp(min=1e-3)
-        obs = {"state": data.state} | {f"image/{v}": data.images[v] for v in self.views}
+        after, steps = data.extended()
+        obs = {"state": after.state[steps + 1]} | {f"image/{v}": after.images[v][steps + 1] for v in self.views}
         x, y = self.features(obs, data.action), torch.from_numpy(won.astype(np.float32))
         generator, opt = torch.Generator().manual_seed(seed), torch.optim.AdamW(self.net.parameters(), lr=o.lr)
         yes, no = (torch.from_numpy(np.flatnonzero(m & ~held)) for m in (won, ~won))
@@ -134,7 +138,7 @@ class Classifier:
         tensors = dict(self.net.state_dict()) | {"mean": self.mean, "std": self.std, "bar": self.bar}
         Path(folder).mkdir(parents=True, exist_ok=True)
         files.write_bytes(Path(folder) / "judge.safetensors", save({k: v.contiguous() for k, v in tensors.items()}))
-        files.write_json(Path(folder) / "judge.json", {"format": 1, "sizes": self.sizes, "views": self.views,
+        files.write_json(Path(folder) / "judge.json", {"format": FORMAT, "sizes": self.sizes, "views": self.views,
                                                        "options": asdict(self.options)})
 
 
@@ -144,9 +148,9 @@ def load_classifier(folder: "str | Path") -> Classifier:
     from safetensors.torch import load
     doc = files.read_json(Path(folder) / "judge.json")
     try:
-        if doc["format"] != 1:
-            raise UserError(f"{folder} holds a judge of format {doc['format']}, this robo_rl reads 1; train it again: "
-                            "robo_rl wm judge DATASET")
+        if doc["format"] != FORMAT:
+            raise UserError(f"{folder} holds a judge of format {doc['format']}, this robo_rl reads {FORMAT} (1 looked at "
+                            "the moment before success); train it again: robo_rl wm judge DATASET")
         out = Classifier(*doc["sizes"], tuple(doc["views"]), ClassifierOptions(**doc["options"]))
         tensors = load((Path(folder) / "judge.safetensors").read_bytes())
         out.mean, out.std, out.bar = (tensors.pop(k) for k in ("mean", "std", "bar"))
@@ -251,7 +255,7 @@ def confusion(judge: Judge, data: Recorded, most: int = 200, seed: int = 0) -> d
 
     Returns the counts `true_positive`, `false_negative`, `false_positive`, `true_negative`, and `disagreement`: the mean
     of the two rates of error (0: always right, 0.5: as good as a coin), nan without a held-out success. The observation
-    after a step is taken to be the next recorded one, of an episode's last step the one before it.
+    after an episode's last step is the one before it where the recording has no other (old data sets).
     """
     episode = np.repeat(np.arange(len(data)), data.lengths)
     held, n = data.held[episode], len(episode)
@@ -260,11 +264,11 @@ def confusion(judge: Judge, data: Recorded, most: int = 200, seed: int = 0) -> d
     yes, no = (rng.permutation(np.flatnonzero(held & m))[:most] for m in (won, ~won))
     no = no[:max(len(yes), 1)]
     rows = np.concatenate([yes, no])
-    after = np.minimum(rows + 1, data.end[episode[rows]] - 1)
+    whole, steps = data.extended()
 
     def obs(at: np.ndarray) -> dict[str, np.ndarray]:
-        return {"state": data.state[at]} | {f"image/{v}": x[at] for v, x in data.images.items()}
-    said = judge(Seen(obs(rows), obs(after), np.array(data.tasks)[data.task[episode[rows]]], data.action[rows],
+        return {"state": whole.state[at]} | {f"image/{v}": x[at] for v, x in whole.images.items()}
+    said = judge(Seen(obs(steps[rows]), obs(steps[rows] + 1), np.array(data.tasks)[data.task[episode[rows]]], data.action[rows],
                       np.zeros(len(rows), np.float32))) > 0.5
     hit, alarm = int(said[:len(yes)].sum()), int(said[len(yes):].sum())
     rates = [(len(yes) - hit) / len(yes) if len(yes) else np.nan, alarm / len(no) if len(no) else np.nan]

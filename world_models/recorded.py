@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,8 +19,9 @@ class Recorded:
     """E episodes of F frames in all: what was observed, the action then executed and its reward.
 
     state float32[F,S], action float32[F,A], reward float32[F]; episode e owns rows first[e] .. end[e]-1; success and
-    terminated bool[E]; task int64[E] into `tasks`; images {view: uint8[F,h,w,3]}; final float32[E,S] the state after
-    an episode's last action, nan where it is not recorded.
+    terminated bool[E]; task int64[E] into `tasks`; images {view: uint8[F,h,w,3]}. What was observed after an episode's
+    last action: final float32[E,S], nan where it was not recorded, and final_images {view: uint8[E,h,w,3]} where
+    pictured bool[E] (None: nowhere).
     """
 
     state: np.ndarray
@@ -35,6 +36,8 @@ class Recorded:
     control: ControlSpec
     images: Mapping[str, np.ndarray]
     final: np.ndarray
+    final_images: Mapping[str, np.ndarray] = field(default_factory=dict)
+    pictured: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.first)
@@ -49,6 +52,30 @@ class Recorded:
         out = np.roll(self.state, -1, 0)
         out[self.end - 1] = self.final
         return out
+
+    @property
+    def known(self) -> np.ndarray:
+        """bool[E]: everything that was observed after the last action is recorded."""
+        pictured = np.zeros(len(self), bool) if self.pictured is None else self.pictured
+        return np.isfinite(self.final).all(1) & (pictured | (not self.images))
+
+    def extended(self) -> "tuple[Recorded, np.ndarray]":
+        """(the recording with one more row per episode, for what was observed after its last action; int64[F] the rows that
+        are steps). Row r + 1 of its states and pictures is what came of step r, also of the last one: where that was
+        not recorded (`known`), what was observed before it stands there. Actions and rewards of such rows are 0.
+        """
+        steps = np.arange(len(self.state)) + np.repeat(np.arange(len(self)), self.lengths)
+        last, known = self.end + np.arange(len(self)), self.known
+
+        def longer(x: np.ndarray, at_end: np.ndarray) -> np.ndarray:
+            out = np.zeros((len(x) + len(self), *x.shape[1:]), x.dtype)
+            out[steps], out[last] = x, at_end
+            return out
+        images = {v: longer(x, np.where(known[:, None, None, None], self.final_images[v], x[self.end - 1])
+                            if known.any() else x[self.end - 1]) for v, x in self.images.items()}
+        return replace(self, state=longer(self.state, np.where(known[:, None], self.final, self.state[self.end - 1])),
+                       action=longer(self.action, 0), reward=longer(self.reward, 0), images=images,
+                       first=self.first + np.arange(len(self)), end=last + 1), steps
 
     @property
     def held(self) -> np.ndarray:

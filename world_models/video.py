@@ -12,8 +12,8 @@ The net paints: y^ = share (seen - last frame), share and what is seen there per
 arXiv 1605.07157), so that it need not copy what it takes away. It is given (1-t) x_t: at t = 1 that is nothing at all, so
 K = 1, R = 0 is the one-step regression model, without any randomness. (3) is PDE-Refiner (arXiv 2308.05732, eq. 5-8) on this model's own noise levels, with y^ predicted, not eps.
 Fewer than C actions are made a chunk by repeating the last, in learning too (`video_fit`), so an env may step one by one.
-Reward, success and end are told from the frame and state before a step and its action, since nothing is recorded after an
-episode's last action. Uncertainty is that of the ensemble.
+Reward, success and end are told from the frame and state after a step and its action (`after` False, as in models of
+before: from those before it). Uncertainty is that of the ensemble.
 
 Departures: own convolutional net instead of parts of `diffusers` (the same blocks, a fifth of the import, runs without it).
 """
@@ -52,6 +52,8 @@ class VideoOptions:
     """R: refinements after it (PDE-Refiner)."""
     sigma: float = 0.05
     """Noise of the last refinement, as a share."""
+    after: bool = True
+    """The heads see the frame and state after the step they tell of (False: those before it)."""
     proprio: LatentOptions = field(default_factory=lambda: LatentOptions(hidden=128))
 
     def __post_init__(self) -> None:
@@ -127,7 +129,7 @@ class Net(nn.Module):
 
 
 class Heads(nn.Module):
-    """Frame and state before a step, and its action -> reward (in units of its std), logits of success and end: [B,3]."""
+    """Frame and state after (or before) a step, and its action -> reward (in units of its std), logits of success and end: [B,3]."""
 
     def __init__(self, views: int, grid: int, state: int, action: int, width: int = 32):
         super().__init__()
@@ -254,9 +256,11 @@ class Video(nn.Module):
         whole = padded(states, c)
         y = self.sample(last, before, whole, padded(actions, c), noise)
         frames = (last[:, None] + self.changes(y, before, whole))[:, :e].clamp(-1, 1)
-        shown = torch.cat([last[:, None], frames[:, :-1]], 1).flatten(0, 1)
-        stood = torch.cat([before[:, None], states[:, :-1]], 1).flatten(0, 1)
-        out = self.judged(shown, stood, actions.flatten(0, 1)).view(n, e, 3)
+        shown, stood = frames, states
+        if not self.options.after:
+            shown = torch.cat([last[:, None], frames[:, :-1]], 1)
+            stood = torch.cat([before[:, None], states[:, :-1]], 1)
+        out = self.judged(shown.flatten(0, 1), stood.flatten(0, 1), actions.flatten(0, 1)).view(n, e, 3)
         chance = (out[..., 1:] - self.shift).sigmoid()
         obs = {"state": states} | {f"image/{v}": to_frames(x) for v, x in zip(views, frames.split(48, 2), strict=True)}
         return after | {"last": frames[:, -1]}, Prediction(obs, out[..., 0] * self.proprio.gain, chance[..., 1], chance[..., 0],
@@ -265,4 +269,4 @@ class Video(nn.Module):
 
 def build(spec: WorldSpec, options: dict) -> Video:
     """The untrained model of a folder's JSON."""
-    return Video(spec, VideoOptions(**(options | {"proprio": LatentOptions(**options["proprio"])})))
+    return Video(spec, VideoOptions(**({"after": False} | options | {"proprio": LatentOptions(**options["proprio"])})))

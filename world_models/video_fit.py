@@ -24,7 +24,8 @@ class VideoFitter:
     """
 
     def __init__(self, model: Video, data: Recorded, options: VideoFitOptions, seed: int, fresh: bool = True):
-        self.model, self.data, self.options = model, data, options
+        self.model, self.options, after = model, options, model.options.after
+        self.data, steps = data.extended()  # rows from here on are those of it
         self.more: Callable[[], tuple[Tensor, dict[str, Tensor]]] | None = None
         self.arm = Fitter(model.proprio, data, FitOptions(updates=options.arm, batch=128), seed, fresh)
         if not fresh:
@@ -32,20 +33,20 @@ class VideoFitter:
             model.proprio.requires_grad_(False)
         self.generator = torch.Generator().manual_seed(seed)
         self.update, c = 0, model.options.chunk
-        self.last = np.repeat(data.end - 1, data.lengths)
-        rows = np.concatenate([np.arange(a, b - c) for a, b, h in zip(data.first, data.end, data.held, strict=True) if not h and b - a > c]
-                              or [np.zeros(0, np.int64)])
+        last = self.data.end - 1 - ~(data.known & after)  # the last row that a chunk may end in
+        rows = np.concatenate([np.arange(a, b - c + 1) for a, b, h in zip(self.data.first, last, data.held, strict=True)
+                               if not h and b - a >= c] or [np.zeros(0, np.int64)])
         if not len(rows):
             raise UserError(f"no recorded episode is longer than {c} steps, the frames a video model makes at once; record longer ones")
         self.rows = torch.from_numpy(rows)
-        train = ~np.repeat(data.held, data.lengths)
-        self.any = torch.from_numpy(np.flatnonzero(train))
-        self.events = torch.from_numpy((data.end - 1)[~data.held & (data.success | data.terminated)])
-        heads = torch.zeros(len(data.state), 3)
-        heads[:, 0] = torch.from_numpy(data.reward) / model.proprio.gain
-        heads[torch.from_numpy(data.end[data.success] - 1), 1] = 1
-        heads[torch.from_numpy(data.end[data.terminated] - 1), 2] = 1
-        self.heads, self.state, self.action = heads, torch.from_numpy(data.state), torch.from_numpy(data.action)
+        self.any = torch.from_numpy(steps[~np.repeat(data.held, data.lengths)])
+        ends = steps[data.end - 1]
+        self.events = torch.from_numpy(ends[~data.held & (data.success | data.terminated)])
+        heads = torch.zeros(len(self.data.state), 3)
+        heads[:, 0] = torch.from_numpy(self.data.reward) / model.proprio.gain
+        heads[torch.from_numpy(ends[data.success]), 1] = 1
+        heads[torch.from_numpy(ends[data.terminated]), 2] = 1
+        self.heads, self.state, self.action = heads, torch.from_numpy(self.data.state), torch.from_numpy(self.data.action)
         rare = heads[self.any, 1:].mean(0).clamp(1e-6, 1 - 1e-6)
         often = (2 * rare + (heads[self.events, 1:].mean(0) if len(self.events) else rare)) / 3
         model.shift.copy_(torch.logit(often.clamp(max=1 - 1e-6)) - torch.logit(rare))
@@ -106,9 +107,10 @@ class VideoFitter:
         some = self.any[torch.randint(0, len(self.any), (b,), generator=self.generator)]
         if len(self.events):
             some = torch.cat([some, self.events[torch.randint(0, len(self.events), (b,), generator=self.generator)]])
-        at = torch.cat([rows + k + 1, some])
-        shown = torch.cat([seen, self.patches(some[:, None])[:, 0]])
-        out, want = m.judged(shown, self.state[at], self.action[at]), self.heads[at]
+        after = int(m.options.after)  # the frame and state that tell of step `at` are in row at + after
+        at = torch.cat([rows + k + 1 - after, some])
+        shown = torch.cat([seen, self.patches(some[:, None] + after)[:, 0]])
+        out, want = m.judged(shown, self.state[at + after], self.action[at]), self.heads[at]
         reward = (out[:, 0] - want[:, 0]).square().mean()
         events = F.binary_cross_entropy_with_logits(out[:, 1:], want[:, 1:])
         return frames + 0.1 * reward + 0.5 * events, {"frames": frames.detach(), "reward": reward.detach(), "success": events.detach()}

@@ -64,9 +64,11 @@ class FrameInverse(nn.Module):
 def fit_inverse(data: Recorded, updates: int, seed: int = 0, width: int = 32, steps: int = 8, batch: int = 8,
                 lr: float = 1e-3, tick: Callable[[int], object] = lambda update: None) -> tuple[FrameInverse, dict[str, float]]:
     """Learn from clips of the training episodes -> (frozen model, errors on the held-out ones: rmse, r2, held steps)."""
+    known = data.known
+    data, _ = data.extended()
     views, action = data.control.views, torch.from_numpy(data.action)
     mine, other = (np.concatenate([np.arange(a, b - steps, 1 if not h else steps) for a, b, h in
-                                   zip(data.first, data.end, data.held, strict=True) if h == want] or [np.zeros(0, np.int64)])
+                                   zip(data.first, data.end - ~known, data.held, strict=True) if h == want] or [np.zeros(0, np.int64)])
                    for want in (False, True))
     if len(mine) < 64 or not len(other):
         raise UserError(f"an inverse-dynamics model of frames needs more than {steps} steps in 64 places and in a held-out episode, "

@@ -230,7 +230,7 @@ class Floor:
         from robo_rl.human.practice import episode_of
         for i, tape in enumerate(self.robots.tapes):
             if any(r[3] for r in tape.rows):
-                episode = episode_of(tape, self.robots.views, False, False)
+                episode = episode_of(tape, self.robots.views, False, False, self.robots.seen_by(i))
                 if episode is not None:
                     self.keep(episode, i)
         self.save()

@@ -135,6 +135,7 @@ class Notes:
         from sims.mujoco.tasks import TASKS
         self.args, self.name, self.expects, self.rule = args, name, task, TASKS[name]
         self.rows: list[tuple] = []
+        self.last: tuple | None = None  # state and pictures in which the task was fulfilled
         self.frames: list = []
         self.success_at = None
         self.bag = self.writer = self.bridge = None
@@ -183,6 +184,7 @@ class Notes:
         known = len(self.poses) == len(self.bodies) and not self.rule.uses_goal
         if self.success_at is None and known and self.bridge.commands and succeeded(self.rule, self):
             self.success_at = now
+            self.last = self.bridge.observation(), self.bridge.senses.pictures()
         return self.success_at is not None and not self.args.go_on
 
     def tool(self):
@@ -203,9 +205,12 @@ class Notes:
                     from robo_rl.data.episode import Episode
                     states, pictures, actions = zip(*self.rows, strict=True)
                     images = {k.removeprefix("image/"): np.stack([p[k] for p in pictures]) for k in pictures[0]}
-                    self.writer.add(Episode(np.stack(states), np.stack(actions), images, self.args.instruction or
-                                            self.rule.instructions[0], self.success_at is not None, source="policy",
-                                            terminated=self.success_at is not None))
+                    over = self.last is not None and not self.args.go_on
+                    state, seen = self.last if over else (self.bridge.observation(), self.bridge.senses.pictures())
+                    self.writer.add(Episode(
+                        np.stack(states), np.stack(actions), images, self.args.instruction or self.rule.instructions[0],
+                        self.success_at is not None, source="policy", terminated=self.success_at is not None, final=state,
+                        final_images={k.removeprefix("image/"): np.array(x) for k, x in seen.items()}))
             print(f"recorded {len(self.rows)} frames in {self.args.record}")
         if self.bag is not None:
             self.bag.close()

@@ -93,6 +93,19 @@ def seen_frames(policy, data, size: int = 256) -> dict[str, np.ndarray]:
     return {k: np.concatenate([p[k] for p in pieces]) for k in pieces[0]}
 
 
+def seen_last(policy, data) -> tuple[dict[str, np.ndarray] | None, np.ndarray]:
+    """(what replay keeps of what was observed after the last actions, one row per episode; bool[E]: where it was recorded)."""
+    from robo_rl.gather import seen
+    known = np.isfinite(data.final).all(1)
+    pictures = {v: data.final_images(v) for v in policy.spec.views}
+    for _, recorded in pictures.values():
+        known &= recorded
+    if not known.any():
+        return None, known
+    obs = {"state": np.nan_to_num(data.final), "task": np.array([data.task(e) for e in range(len(data))])}
+    return seen(policy, obs | {f"image/{v}": x for v, (x, _) in pictures.items()}), known
+
+
 class OffPolicyRun(Run):
     """One run folder; owns both replay stores, the gatherer and the learner."""
 
@@ -119,7 +132,7 @@ class OffPolicyRun(Run):
             codes = {"policy": POLICY} | ({"human": HUMAN} if data.features.phases else {})
             source = np.array([codes.get(name, EXPERT) for name in data.sources], np.uint8)[data.source]
             add_episodes(self.demos, seen_frames(self.policy, data), data.action, data.reward, data.from_, data.to, data.success,
-                         source, data.phase)
+                         source, data.phase, *seen_last(self.policy, data))
         self.online = Replay(rows, spec.action, e, o.gamma, o.capacity, n)
         self.kept, again = [], False
         marks = state.get("marks", [([0, 0], 0)] * 2)  # of a run that was not saved since it began to collect: nothing

@@ -102,8 +102,10 @@ def read(paths: Sequence[str], images: bool = False):
             raise UserError(f"data set {where} differs from {paths[0]} in what its actions mean; train on sets of one env")
         pictures = {v: d.images(v) for v in d.views} if images else {}
         task = d.task_index[d.from_]
+        last = {v: d.final_images(v) for v in pictures}
+        pictured = np.logical_and.reduce([known for _, known in last.values()]) if last else None
         parts.append(Recorded(d.state, d.action, d.reward, d.from_, d.to, d.success, d.terminated, task, tuple(d.tasks),
-                              control, pictures, d.final))
+                              control, pictures, d.final, {v: x for v, (x, _) in last.items()}, pictured))
     return parts[0] if len(parts) == 1 else joined(parts, np)
 
 
@@ -119,7 +121,9 @@ def joined(parts: Sequence, np):
         **{k: all_of(lambda p, o, k=k: getattr(p, k) + o) for k in ("first", "end")},
         task=all_of(lambda p, o: np.array([tasks.index(t) for t in p.tasks], np.int64)[p.task]), tasks=tasks,
         control=replace(parts[0].control, max_steps=max(p.control.max_steps for p in parts)),
-        images={v: all_of(lambda p, o, v=v: p.images[v]) for v in parts[0].images})
+        images={v: all_of(lambda p, o, v=v: p.images[v]) for v in parts[0].images},
+        final_images={v: all_of(lambda p, o, v=v: p.final_images[v]) for v in parts[0].images},
+        pictured=all_of(lambda p, o: p.pictured) if parts[0].images else None)
 
 
 def world_spec(data, kind: str, where: str):

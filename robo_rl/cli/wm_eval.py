@@ -81,17 +81,23 @@ def read_windows(dataset, views: tuple[str, ...], episodes: np.ndarray, count: i
     which, row = pick_starts(first, last, count, steps, seed)
     end = last[which][:, None]
     at = row[:, None] + np.arange(steps)
-    after = np.minimum(at + 1, end)
     final = at == end
+    seen = (at <= end) & np.isfinite(after := dataset.after[np.minimum(at, end)]).all(-1)
     before = np.maximum(row - 1, first[which])
     images, start = {}, {"state": dataset.state[row], "before": dataset.state[before], "task": np.array([dataset.task(int(e)) for e in episodes[which]])}
     for view in views:
-        clips = {e: dataset.frames(view, int(episodes[e])) for e in np.unique(which)}
+        clips = {}
+        for e in np.unique(which):
+            clip, last = dataset.frames(view, int(episodes[e])), dataset.final_image(view, int(episodes[e]))
+            clips[e] = np.concatenate([clip, clip[-1:] if last is None else last[None]])
+            if last is None:
+                seen &= ~final | (which != e)[:, None]
         start[f"image/{view}"] = np.stack([clips[e][r - first[e]] for e, r in zip(which, row)])
-        images[view] = np.stack([clips[e][a - first[e]] for e, a in zip(which, after)])
-    return Windows(start, dataset.action[np.minimum(at, end)], dataset.state[after], images,
+        images[view] = np.stack([clips[e][np.minimum(a + 1 - first[e], len(clips[e]) - 1)] for e, a in zip(which, at)])
+    before_end = dataset.state[np.minimum(at, end)]
+    return Windows(start, dataset.action[np.minimum(at, end)], np.where(np.isfinite(after), after, before_end), images,
                    dataset.reward[np.minimum(at, end)], final & dataset.terminated[episodes[which]][:, None],
-                   final & dataset.success[episodes[which]][:, None], at + 1 <= end, at <= end)
+                   final & dataset.success[episodes[which]][:, None], seen, at <= end)
 
 
 # ---- against recorded episodes -----------------------------------------------------------------------------------
@@ -188,11 +194,9 @@ def measure_executability(model, dataset, w, p, args: WmEval) -> dict:
 
     from world_models import eva
 
-    inner = np.ones(len(dataset.state), bool)
-    inner[dataset.to - 1] = False
-    row = np.flatnonzero(inner)
+    row = np.flatnonzero(np.isfinite(dataset.after).all(1))
     order = np.random.default_rng([args.seed, 31]).permutation(row)[:20_000]
-    inverse, errors = eva.fit_inverse(dataset.state[order], dataset.state[order + 1], dataset.action[order], updates=args.inverse, seed=args.seed)
+    inverse, errors = eva.fit_inverse(dataset.state[order], dataset.after[order], dataset.action[order], updates=args.inverse, seed=args.seed)
     steps = min(16, w.actions.shape[1])
     whole = w.seen[:, :steps].all(1)
     if steps < 4 or not whole.any():

@@ -173,12 +173,16 @@ class Robots:
     def finish(self, i: int, success: bool, terminated: bool) -> None:
         """Close the episode of robot `i`: count it and hand it to `done`."""
         tape, a = self.tapes[i], self.account
-        episode = episode_of(tape, self.views, success, terminated)
+        episode = episode_of(tape, self.views, success, terminated, self.seen_by(i))
         a.episodes += 1
         a.successes += success
         if episode is not None:
             a.alone += success and not (np.asarray(episode.phase) > PAUSE).any()
             self.done(episode, i)
+
+    def seen_by(self, i: int) -> dict[str, np.ndarray]:
+        """The state and pictures that robot `i` sees now."""
+        return {k: np.array(self.obs[k][i]) for k in ("state", *(f"image/{v}" for v in self.views))}
 
     def renew(self, mask: np.ndarray) -> None:
         """Begin the next episode on the robots of `mask`; one without a start left idles in an episode that is not
@@ -208,8 +212,8 @@ def _rows(x, n: int) -> np.ndarray:
     return np.array([x] * n) if isinstance(x, str) else np.repeat(np.asarray(x)[None], n, 0)
 
 
-def episode_of(tape: Tape, views: list[str], success: bool, terminated: bool) -> Episode | None:
-    """The tape as an Episode without its pauses; None if nothing is left."""
+def episode_of(tape: Tape, views: list[str], success: bool, terminated: bool, last: dict[str, np.ndarray]) -> Episode | None:
+    """The tape as an Episode without its pauses, ending with the observation `last`; None if nothing is left."""
     rows = [r for r, ran in zip(tape.rows, tape.ran, strict=True) if ran]
     if not rows:
         return None
@@ -217,4 +221,5 @@ def episode_of(tape: Tape, views: list[str], success: bool, terminated: bool) ->
     return Episode(state=np.stack(state), action=np.stack(action), reward=np.array(reward), task=tape.task,
                    success=success,
                    terminated=terminated, images={v: np.stack([x[v] for x in images]) for v in views},
-                   source=[HUMAN[s] for s in source], phase=np.array(phase), start=tape.start)
+                   source=[HUMAN[s] for s in source], phase=np.array(phase), start=tape.start,
+                   final=last["state"], final_images={v: last[f"image/{v}"] for v in views})
