@@ -41,7 +41,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "controllers/governor.py": ("test_controllers_governor_limits", "test_controllers_governor"),
     "controllers/law.py": ("test_controllers_law",),
     "controllers/tick.py": ("test_controllers_law",),
-    "robo_rl/data/writer.py": ("test_data",),
+    "robo_rl/data/writer.py": ("test_data_integrity", "test_data"),
+    "robo_rl/data/reader.py": ("test_data_integrity", "test_data"),
+    "robo_rl/data/checksums.py": ("test_data_integrity", "test_data"),
 }
 COMPARE = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,

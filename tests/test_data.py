@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from robo_rl.data import video
-from robo_rl.data.lerobot import BrokenDataset, Episode, Features, Writer, chunks, load, repair, write_video
+from robo_rl.data.lerobot import BrokenDataset, Episode, Features, Writer, accept, chunks, load, repair, write_video
 from robo_rl.errors import UserError
 from robo_rl.types import ActionAxis, ControlSpec
 
@@ -563,6 +563,14 @@ if what == "read":
     stats = {f"stats/{k}": np.asarray(v["mean"]) for k, v in ds.meta.stats.items()}
     columns = {k: np.stack([x[k] for x in items]) for k in keys}
     np.savez(npz, task=[x["task"] for x in items], **columns, **stats)
+elif what == "edit":
+    from lerobot.datasets.dataset_tools import add_features, delete_episodes, merge_datasets, split_dataset
+    a, b = (LeRobotDataset("us/" + name, root=f"{root}/{name}") for name in "ab")
+    delete_episodes(a, [1], f"{root}/deleted", "us/deleted")
+    extra = np.zeros((len(a), 1), np.float32)
+    add_features(a, {"more": (extra, {"dtype": "float32", "shape": (1,), "names": None})}, f"{root}/added", "us/added")
+    merge_datasets([a, b], "us/merged", f"{root}/merged")
+    split_dataset(a, {"train": [0, 1], "rest": [2, 3]}, root)
 else:
     data = np.load(npz)
     kind = {"write": "video", "images": "image"}.get(what)
@@ -627,7 +635,9 @@ def test_lerobot_reads_what_we_write_and_can_extend_it(tmp_path):
     assert psnr(pictures, ours.images("front")) > 33  # its colour conversion rounds otherwise than ours
 
     lerobot("append", root, lerobot_frames(tmp_path, 2))
-    data = load(root)
+    with pytest.raises(BrokenDataset, match="robo_rl collect --accept"):
+        load(root)
+    data = accept(root)
     assert len(data) == 9 and data.tasks[2:] == ["task 0", "task 1"]
     np.testing.assert_array_equal(data.episode(8).state, episode(1).state)
     assert psnr(data.frames("front", 8), episode(1, view=view).images["front"]) > 28
@@ -635,6 +645,24 @@ def test_lerobot_reads_what_we_write_and_can_extend_it(tmp_path):
     assert len(load(root)) == 10
     lerobot("read", root, tmp_path / "out.npz")
     np.testing.assert_array_equal(np.load(tmp_path / "out.npz")["observation.state"], load(root).state)
+
+
+@needs_lerobot
+@pytest.mark.slow
+def test_the_control_specification_survives_lerobots_own_editing_tools(tmp_path):
+    for name, first in (("a", 0), ("b", 4)):
+        with Writer(tmp_path / name, spec=spec()) as w:
+            for i in range(first, first + 4):
+                w.add(replace(episode(i), final=np.arange(6.0)))
+    lerobot("edit", tmp_path, tmp_path / "unused.npz")
+    for name, episodes in (("deleted", [0, 2, 3]), ("added", range(4)), ("merged", range(8)), ("train", range(2))):
+        with pytest.warns(UserWarning, match="without checksums"):
+            data = load(tmp_path / name)
+        assert data.spec == spec() and data.sources[0] == "policy", name
+        for k, i in enumerate(episodes):
+            np.testing.assert_array_equal(data.episode(k).state, episode(i).state)
+            assert data.episode(k).final is None  # lost, and not taken from another episode
+        accept(tmp_path / name)
 
 
 @needs_lerobot

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_data import DATA, FEATURES, VIDEO, episode, features, fill, picture, psnr, same, set_info, spec
+from test_data import DATA, EPISODES, FEATURES, VIDEO, episode, features, fill, picture, psnr, same, set_info, spec
 
 from robo_rl.data import checksums, statistics
 from robo_rl.data.lerobot import BrokenDataset, Features, Writer, accept, load, repair
@@ -218,6 +219,99 @@ def test_repair_gives_up_damaged_last_observations_and_keeps_the_episodes(tmp_pa
     path.with_name("file-000.parquet").unlink()
     with pytest.raises(BrokenDataset, match=r"file-000.parquet: the file is missing"):
         load(root)
+
+
+WRITER = """
+import sys
+sys.path.insert(0, {tests!r})
+from test_data import features
+from test_data_integrity import VIEW, spec, whole
+from robo_rl.data.lerobot import Writer
+with Writer({root!r}, features(VIEW), spec(), flush_every=1) as w:
+    for i in range(len(w), 10_000):
+        print("begins", flush=True)
+        w.add(whole(i))
+        print(w.episodes, flush=True)
+"""
+
+
+def killed(root: Path, steps: int, delay: float) -> int:
+    """Run a writer, kill -9 it `delay` seconds after its episode number `steps` began -> episodes that it said were saved."""
+    code = WRITER.format(tests=str(Path(__file__).parent), root=str(root))
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    said = [child.stdout.readline().strip() for _ in range(2 * steps + 1)]
+    time.sleep(delay)
+    os.kill(child.pid, signal.SIGKILL)
+    said += [line.strip() for line in child.stdout]
+    child.wait()
+    return max((int(x) for x in said if x.isdigit()), default=0)
+
+
+@pytest.mark.slow
+def test_kill_9_anywhere_loses_at_most_the_episode_in_progress(tmp_path):
+    rng, root = np.random.default_rng(0), tmp_path / "d"
+    for _ in range(25):
+        saved = killed(root, int(rng.integers(1, 4)), float(rng.uniform(0, 0.03)))
+        now = len(load(root)) if (root / "meta/info.json").exists() else 0
+        assert saved <= now <= saved + 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # all files have their checksums
+            same(load(root), now, VIEW)
+        assert np.isfinite(load(root).final).all()
+        assert repair(root).reason == ""
+    assert now > 25
+
+
+def test_a_writer_killed_at_any_rename_leaves_files_that_match_their_checksums(tmp_path):
+    """Snapshots of the folder before every rename are all the states that a kill can leave behind."""
+    root, snapshots, on = tmp_path / "d", [], [True]
+
+    def spy(event: str, args: tuple) -> None:
+        if on[0] and event == "os.rename" and str(args[1]).startswith(str(root)):
+            snapshots.append((tmp_path / f"s{len(snapshots)}", w.episodes, Path(args[1]).relative_to(root).as_posix()))
+            shutil.copytree(root, snapshots[-1][0])
+
+    sys.addaudithook(spy)
+    try:
+        with Writer(root, features(VIEW), spec(), flush_every=1) as w:
+            for i in range(3):
+                w.add(whole(i))
+    finally:
+        on[0] = False
+    order = [name for _, n, name in snapshots if n == 2]
+    assert order == [checksums.NAME, VIDEO, DATA, "meta/final/chunk-000/file-000.parquet", "meta/stats.json",
+                     "meta/image_histograms.json", EPISODES, "meta/info.json"]
+    for folder, committed, _ in snapshots[-16:]:
+        same(load(folder), committed, VIEW)
+        if folder.name[-1] in "0369" and committed == 2:
+            record(folder, 1, first=2)
+            assert len(read_all(folder)[0]) == len(load(root).state)
+    for path in root.rglob("*"):
+        if path.is_file() and path.name != ".lock" and path != root / checksums.NAME:
+            listed = checksums.from_text((root / checksums.NAME).read_text()).files
+            assert listed[path.relative_to(root).as_posix()] == (checksums.file_digest(path),)
+
+
+def test_what_is_synced_before_it_gets_its_name(tmp_path):
+    """Each file and, before the commit, each folder: a power cut keeps the order of the renames."""
+    events, fsync, replace_ = [], os.fsync, os.replace
+    os.fsync = lambda fd: events.append(("sync", os.readlink(f"/proc/self/fd/{fd}"))) or fsync(fd)
+    os.replace = lambda a, b: events.append(("name", str(a), str(b))) or replace_(a, b)
+    try:
+        record(tmp_path / "d", 1)
+    finally:
+        os.fsync, os.replace = fsync, replace_
+    named = [i for i, e in enumerate(events) if e[0] == "name"]
+    for i in named:
+        assert ("sync", events[i][1]) in events[:i]
+    commit = next(i for i in named if events[i][2].endswith("info.json"))
+    first = next(i for i in named if not events[i][2].endswith("checksums.json"))
+    listed = max(i for i in named if i < first)
+    assert ("sync", str(tmp_path / "d/meta")) in events[listed:first]
+    for i in named:
+        if first <= i < commit:
+            assert ("sync", str(Path(events[i][2]).parent)) in events[i:commit]
+    assert ("sync", str(tmp_path / "d/meta")) in events[commit:]
 
 
 # ---- the observation after the last action

@@ -1,6 +1,7 @@
 """The video model: its flow against cases with a known answer, its carry, its learning on a world of one moving square."""
 
 import copy
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -338,3 +339,53 @@ def test_as_an_env_it_keeps_the_contract(more):
     model.proprio.fit(*(torch.from_numpy(x) for x in (data.state, np.diff(data.state, axis=0), data.reward)), torch.zeros(len(data.state), 2))
     model.frames, model.spec = data.frames(), SPEC.calibrated(12, 1e6)
     check_env(lambda n: WorldEnv(model, n), num_envs=3, cuts=True, atol=1e-4)
+
+
+# ---- the moment of success
+
+
+def finished(data: Recorded) -> Recorded:
+    """`squares` with the picture after every last action, one of which each episode has alone."""
+    last = np.arange(len(data), dtype=np.uint8)[:, None, None, None] + 100 + np.zeros((1, 16, 16, 3), np.uint8)
+    return replace(data, final=data.state[data.end - 1] + 0.1, final_images={"top": last}, pictured=np.ones(len(data), bool))
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_the_heads_see_the_frame_and_state_after_the_step_they_tell_of(after):
+    model, obs, shown = stirred(after=after), observations(), []
+    model.judged = lambda last, state, action: shown.append((last, state)) or torch.zeros(len(last), 3)
+    _, p = model.step(model.start(obs, np.arange(3)), torch.full((3, 4, 2), 0.3))
+    (frame, state), = shown
+    frames, states = (torch.cat([torch.as_tensor(obs[k])[:, None], p.obs[k]], 1)[:, after:4 + after] for k in ("image/top", "state"))
+    assert torch.equal(state.view(3, 4, 2), states) and torch.equal(to_frames(frame), frames.flatten(0, 1))
+
+
+def test_a_video_model_of_before_keeps_looking_at_the_frame_before():
+    doc = asdict(options())
+    assert build(SPEC, doc).options.after
+    del doc["after"]
+    assert not build(SPEC, doc).options.after
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_successes_are_learnt_from_the_frame_after_them(after):
+    data = finished(squares())
+    fitter = VideoFitter(Video(SPEC, options(after=after)), data, VideoFitOptions(arm=1, updates=1, batch=4), 0)
+    seen, patches = [], fitter.patches
+    fitter.patches = lambda rows: seen.append(rows) or patches(rows)
+    fitter.loss(fitter.rows[:4])
+    own = np.flatnonzero(fitter.heads[:, 1] > 0)
+    assert len(own) == data.success.sum() and set(fitter.events.tolist()) <= set(own.tolist())
+    looked = set(seen[-1].flatten().tolist())
+    values = {int(fitter.data.images["top"][r, 0, 0, 0]) for r in looked}
+    assert bool(values & set(range(100, 100 + len(data)))) == after
+    whole = fitter.data
+    assert fitter.rows.tolist() == [r for a, b, h in zip(whole.first, whole.end, data.held) if not h
+                                    for r in range(a, b - 4 - (not after))]
+
+
+def test_without_last_pictures_the_rows_are_those_of_the_frames():
+    fitter = VideoFitter(Video(SPEC, options()), data := squares(), VideoFitOptions(arm=1, updates=1, batch=4), 0)
+    steps = data.extended()[1]
+    want = [r for a, b, h in zip(data.first, data.end, data.held) if not h for r in range(a, b - 4)]
+    assert fitter.rows.tolist() == steps[want].tolist()
