@@ -458,6 +458,21 @@ def test_widths_that_disagree_with_the_meta_data_are_named(tmp_path, small, feat
         load(root, trust=None)
 
 
+@pytest.mark.parametrize(("change", "words"), [
+    ({"chunks_size": 0}, "chunks_size must be a whole number >= 1, got 0"),
+    ({"chunks_size": 2.5}, "chunks_size must be a whole number >= 1, got 2.5"),
+    ({"total_episodes": -1}, "total_episodes must be a whole number >= 0, got -1"),
+    ({"total_frames": "many"}, "total_frames must be a whole number >= 0, got 'many'"),
+    ({"fps": 0}, "fps must be in"), ({"features": {"action": {"dtype": "float32", "shape": [-3], "names": None}}}, "shape of 'action'")])
+def test_counts_that_cannot_be_are_one_line(tmp_path, small, change, words):
+    root = tmp_path / "d"
+    shutil.copytree(small, root)
+    set_info(root, **change)
+    with pytest.raises(BrokenDataset, match=words) as e:
+        load(root, trust=None)
+    assert "meta/info.json" in str(e.value) and "\n" not in str(e.value)
+
+
 def test_the_control_specification_survives_a_new_info_json_with_the_old_features(tmp_path, small):
     """What LeRobot's tools write (delete_episodes, split, merge, add_features): info.json anew, `features` as they were,
     no file that they do not know."""

@@ -108,12 +108,21 @@ def new_info(f: Features, codec: str, spec: ControlSpec | None = None) -> dict:
     }
 
 
+def whole(info: dict, key: str, least: int) -> int:
+    """A count of info.json; ValueError unless it is a whole number of at least `least`."""
+    if type(info[key]) is not int or info[key] < least:
+        raise ValueError(f"{key} must be a whole number >= {least}, got {info[key]!r}")
+    return info[key]
+
+
 def features_of_info(info: dict) -> Features:
     """Inverse of `info_features`, for any writer's data; KeyError, TypeError or ValueError if malformed."""
     def names(key: str) -> tuple[str, ...]:
         ft = info["features"].get(key)
         if ft is None:
             return ()
+        if any(type(x) is not int or x < 1 for x in ft["shape"]):
+            raise ValueError(f"the shape of {key!r} must be whole numbers >= 1, got {ft['shape']}")
         n, given = int(np.prod(ft["shape"])), ft.get("names")
         if isinstance(given, dict):  # {"motors": [...]}
             given = [x for v in given.values() for x in (v if isinstance(v, list) else [v])]

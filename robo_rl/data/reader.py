@@ -135,7 +135,8 @@ def load_meta(root: Path | str, episodes: int = 0, trust: Collection[Path] | Non
                         "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=ID")
     try:
         features = layout.features_of_info(info)
-        count, frames, per_chunk = info["total_episodes"], info["total_frames"], info["chunks_size"]
+        count, frames, per_chunk = (layout.whole(info, key, least) for key, least in (
+            ("total_episodes", 0), ("total_frames", 0), ("chunks_size", 1)))
     except (ValueError, KeyError, TypeError, IndexError) as e:
         raise BrokenDataset(path, f"its features are malformed ({e!r})", root) from None
     if episodes:
