@@ -85,7 +85,9 @@ class Journal:
         """Append one call. Raises UserError when the disk is full; what was written before is intact."""
         body = b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
         try:
-            if self.file is None or self.size > self.limit:
+            if self.file is None:
+                self._begin()
+            if self.size > self.limit:
                 self._begin()
             data = frame(kind, n, self.steps, body)
             if os.write(self.file, data) != len(data):

@@ -310,6 +310,20 @@ def test_damage_in_the_middle_of_a_journal_costs_the_calls_it_hit_and_is_counted
     assert (jump == batch.steps).all()  # no chunk leads over the gap
 
 
+def test_the_end_of_an_episode_lost_to_damage_joins_it_to_none(tmp_path):
+    """No control step is lost then, and yet what follows in the lane is another episode."""
+    a = small(journal=Journal(tmp_path / "j", 60))
+    for tag in (1, 2):
+        lane_episode(a, 0, 6, tag, "truncated")
+    path = a.journal.path(0)
+    blob, hit = path.read_bytes(), frames(path.read_bytes())[6]  # the first close
+    path.write_bytes(blob[:hit + 30] + b"\xee" + blob[hit + 31:])
+    b = small(journal=Journal(tmp_path / "j", 60))
+    assert b.restore() == 12 and (b.journal.lost, b.journal.breaks) == (0, 1)
+    batch = b.gather(b.draw(500, np.random.default_rng(0)))
+    assert (batch.obs["state"][:, 0] == batch.next_obs["state"][:, 0]).all()
+
+
 def test_a_last_call_that_is_whole_and_damaged_is_counted_and_one_cut_off_is_not(tmp_path):
     a = small(journal=Journal(tmp_path / "j", 60))
     lane_episode(a, 0, 6, 1, "open", close=False)
@@ -387,23 +401,29 @@ def test_a_journal_rewound_to_a_mark_is_as_it_was_there_and_goes_on_as_if_nothin
     straight.rewind(mark)
     other = tags(tmp_path / "b", range(5, 9), straight)
     assert again.steps == straight.steps == steps + 24 and everything(mine) == everything(other)
-    for path in (tmp_path / "b").iterdir():
-        assert path.read_bytes() == (tmp_path / "a" / path.name).read_bytes()
+    tags(tmp_path / "c", range(1, 9), Journal(tmp_path / "c", 400, limit=700))  # never interrupted
+    for path in (tmp_path / "c").iterdir():
+        for folder in "ab":
+            assert path.read_bytes() == (tmp_path / folder / path.name).read_bytes()
 
 
-def test_files_that_a_checkpoint_may_need_stay_until_another_was_saved(tmp_path):
-    journal = Journal(tmp_path / "j", 60, limit=500, hold=True)
-    a = small(capacity=60, journal=journal)
+@pytest.mark.parametrize("capacity", range(60, 71))
+def test_files_that_a_checkpoint_may_need_stay_until_another_was_saved(capacity, tmp_path):
+    journal = Journal(tmp_path / "j", capacity, limit=500, hold=True)
+    a = small(capacity=capacity, journal=journal)
     for tag in range(1, 30):
         lane_episode(a, 0, 6, tag, "terminated")
     many = journal.numbers()
     journal.release()
     assert journal.numbers() == many  # the checkpoint before may need them
     journal.release()
-    b = small(capacity=60, journal=Journal(tmp_path / "j", 60))
+    b = small(capacity=capacity, journal=Journal(tmp_path / "j", capacity))
     b.restore()
     assert len(journal.numbers()) < len(many) and everything(a).keys() == everything(b).keys()
     assert np.array_equal(a.draw(200, np.random.default_rng(2)), b.draw(200, np.random.default_rng(2)) + a.total - b.total)
+    x, y = (r.gather(rows[~r.final[rows % r.capacity]]) for r in (a, b) for rows in [np.arange(r.total - r.capacity, r.total)])
+    assert np.array_equal(x.before, y.before) and np.array_equal(x.actions, y.actions)  # down to those that began in another file
+    assert not x.before[x.obs["state"][:, 1] == 0].any() and x.before[x.obs["state"][:, 1] > 0].all()
 
 
 def test_what_was_evicted_is_never_drawn_though_it_lies_between_what_was_not():

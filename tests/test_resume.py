@@ -40,15 +40,17 @@ def differences(a, b, where="") -> list[str]:
         return [w for k in a.keys() | b.keys() for w in differences(a.get(k), b.get(k), f"{where}/{k}")]
     if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
         return [w for i, (x, y) in enumerate(zip(a, b)) for w in differences(x, y, f"{where}/{i}")]
+    if isinstance(a, dict | list | tuple) or isinstance(b, dict | list | tuple):
+        return [where]
     same = np.array_equal(np.asarray(a), np.asarray(b), equal_nan=np.asarray(a).dtype.kind == "f")
     return [] if same else [where]
 
 
-def assert_same_runs(whole, other) -> None:
-    """Metrics, evaluations, checkpoints with all of their state, journals and recorded episodes."""
+def assert_same_runs(whole, other, checkpoints: int = 0) -> None:
+    """Metrics, evaluations, checkpoints (from that one on) with all of their state, journals and recorded episodes."""
     assert rows(whole) == rows(other)
     assert [p.name for p in checkpoint.checkpoints(whole)] == [p.name for p in checkpoint.checkpoints(other)]
-    for a, b in zip(checkpoint.checkpoints(whole), checkpoint.checkpoints(other)):
+    for a, b in list(zip(checkpoint.checkpoints(whole), checkpoint.checkpoints(other)))[checkpoints:]:
         assert not differences(checkpoint.load_train(a)[0], checkpoint.load_train(b)[0])
         assert (a / "policy.safetensors").read_bytes() == (b / "policy.safetensors").read_bytes()
     for path in sorted((whole / "evals").glob("*.json")):
@@ -93,3 +95,20 @@ def test_a_run_killed_at_five_random_points_ends_as_one_that_was_not(name, tmp_p
     points = kill_at_random(tmp_path, RUNS[name], 5, 1)
     print(f"\n{name}: killed after {points} of {len(rows(tmp_path / 'whole'))} lines")
     assert_same_runs(tmp_path / "whole", tmp_path / "killed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hil_serl", "calql"])  # the critic's stage comes after the warm-up, or first of all
+def test_a_run_asked_to_stop_before_its_critics_are_ready_ends_as_one_that_was_not(name, tmp_path):
+    argv, run = (*RUNS[name], "--rl.pretrain", 600), tmp_path / "stopped"
+    assert robo_rl(tmp_path, "train", *argv, "--out", "whole").code == 0
+    command = Command(tmp_path, ("train", *argv, "--out", "stopped"))
+    for rounds in (3, 7):
+        command.until(lambda: sum("critic/q" in row for row in rows(run)) >= rounds)
+        command.signal(signal.SIGTERM)
+        assert (result := command.wait()).code == 128 + signal.SIGTERM, result
+        state = checkpoint.load_train(checkpoint.checkpoints(run)[-1])[0]
+        assert rounds * 50 <= state["pretrained"] < 600 and not state["online"]
+        command = Command(tmp_path, ("train", "--resume", "stopped"))
+    assert (end := command.wait()).code == 0, end
+    assert_same_runs(tmp_path / "whole", run, checkpoints=1)  # the first of them was saved anew by the stop
