@@ -4,9 +4,10 @@ A `Watch` looks at the metrics of every update. A number outside its range for `
 its alarm, is a *finding*: it is told at once, once, and ends after as many updates inside. Findings lie in
 RUN/health.json with the ranges they were judged by; `robo_rl report` shows them.
 
-The ranges: PPO's surrogate is a bound for small steps only. Its authors steer KL to 0.003 to 0.03 (Schulman et al. 2017,
-section 4); implementations stop epochs at 0.01 to 0.05. An effective sample size below 0.3 means that three of four
-samples no longer count; beyond the alarms nothing is left of what the update rests on.
+The ranges: PPO's surrogate is a bound for small steps only; its authors steer KL to 0.003 to 0.03 (Schulman et al. 2017,
+section 4). That of a whole chain adds up its steps: runs here learn at 0.02 to 0.3 with an effective sample size of 0.2
+to 0.9, and one at a KL of 9 and 0.001 of its samples lost all that it knew. Beyond the alarms nothing is left of what an
+update rests on.
 """
 
 import math
@@ -50,11 +51,11 @@ class Range:
 
 SMALLER = "lower --rl.lr or --rl.epochs, or set --rl.target-kl"
 RATIO = (
-    Range("kl", "KL", high=0.2, alarm=2.0, meaning=f"the policy moves too far in an update: {SMALLER}"),
+    Range("kl", "KL", high=0.5, alarm=5.0, meaning=f"the policy moves too far in an update: {SMALLER}"),
     Range("clip_fraction", "clip fraction", high=0.6, meaning=f"most samples no longer push: {SMALLER}"),
-    Range("ess", "effective sample size", low=0.3, alarm=0.01,
+    Range("ess", "effective sample size", low=0.1, alarm=0.01,
           meaning=f"few samples carry the last epoch's gradient: {SMALLER}"),
-    Range("ess_frac", "effective sample size of stale data", low=0.3, alarm=0.01,
+    Range("ess_frac", "effective sample size of stale data", low=0.1, alarm=0.01,
           meaning="older weights acted too differently: --max-staleness 0, or smaller updates"),
     Range("is_rejected", "stale samples dropped or truncated", high=0.5,
           meaning="older weights acted too differently: --max-staleness 0, or smaller updates"),
