@@ -2,6 +2,7 @@
 
 One control step: actions -> targets (integrated, so that gravity and contact do not let them drift) -> joint
 commands -> `Batch.step` over the envs still running -> observation, success and reward of the whole batch at once.
+What is many small operations per env is compiled (`sims.mujoco.kernel`).
 Envs that are over are not stepped, so they stay as they are.
 """
 
@@ -17,22 +18,16 @@ from robo_rl.errors import UserError, choose
 from robo_rl.starts import StartStream, uniforms
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.mujoco import CONTROLS
+from sims.mujoco import kernel
 from sims.mujoco import model as m
 from sims.mujoco.experts import EXPERTS, back_out
-from sims.mujoco.kinematics import Arm, contract, damped_step, rotation_error, turn, wrap
+from sims.mujoco.kinematics import Arm, contract, damped_step, turn
 from sims.mujoco.model import JOINT, MOVE, TURN
 from sims.mujoco.tasks import TASKS, Scene, Task
 
 F = np.float32
 VIEWS = ("front", "wrist")
-LEAD = 0.06  # how far the target may run ahead of the hand [m]
-JOINT_LEAD = 0.25  # and the joint targets ahead of the joints [rad]
-REACH_LOW = np.array([[0.2], [-0.5], [0.009]], F)  # targets stay in this box [m]
-REACH_HIGH = np.array([[0.8], [0.5], [0.7]], F)
 JITTER = 0.08  # start: joints within +- this of HOME [rad]
-LOW = np.array(m.JOINT_LOW, F)[:, None]
-HIGH = np.array(m.JOINT_HIGH, F)[:, None]
-SPEED = np.array(m.JOINT_SPEED, F)[:, None] * F(m.DT * m.SUBSTEPS)
 HOME = np.array(m.HOME)
 PROPRIOCEPTION = 30  # the first entries of the state: joints, commands, gripper, hand pose
 SPREAD = 0.3  # randomised masses and frictions lie within +- this share of their own
@@ -96,10 +91,11 @@ class MujocoArmEnv(VectorEnv):
         b.reset(stage=0)
         self._blank = b.state[0].copy()
         self._qpos, self._qvel, self._ctrl = b.bind("qpos"), b.bind("qvel"), b.bind("ctrl")
-        self._mocap = b.bind("mocap_pos") if self.model.nmocap else None
+        self._mocap_pos = b.bind("mocap_pos") if self.model.nmocap else np.zeros((n, 0, 3))
+        self._mocap = self._mocap_pos if self.model.nmocap else None
         adr = [int(self.model.joint(o).qposadr[0]) for o in task.objects]
         vadr = [int(self.model.joint(o).dofadr[0]) for o in task.objects]
-        self._adr = adr
+        self._adr = np.array(adr, np.int64)
         movable = task.objects + (("drawer",) if task.uses_slide else ())
         self._bodies = np.array([self.model.body(o).id for o in movable], np.int64)
 
@@ -120,6 +116,7 @@ class MujocoArmEnv(VectorEnv):
         self._q = np.zeros((self.model.nq, n), F)
         self._v = np.zeros((self.model.nv, n), F)
         self.arm = Arm(n)
+        self._spin = np.zeros((7, n), np.complex64)  # exp(i q) of the joints
         goal = np.zeros((3, n), F)
         slide = self._q[-1] if task.uses_slide else np.zeros(n, F)
         self.scene = Scene(self._q[:7], self._v[:7], np.zeros(n, F), self.arm.tcp, self.arm.frame,
@@ -160,7 +157,7 @@ class MujocoArmEnv(VectorEnv):
             self.queue[:-1, alive] = self.queue[1:, alive]
             self.queue[-1, alive] = actions[alive]
             actions = oldest
-        self._command(np.ascontiguousarray(actions.T), over if over.any() else None)
+        self._command(actions, over)
         self.batch.step(alive, nstep=m.SUBSTEPS)
         self.steps += alive
         before = self.progress
@@ -266,70 +263,23 @@ class MujocoArmEnv(VectorEnv):
 
     # ------------------------------------------------------------ one step's parts
 
-    def _command(self, a: np.ndarray, over: np.ndarray | None) -> None:
-        """Move the targets by actions a [A, N] and write the actuators; envs that are `over` keep theirs."""
-        s = self.scene
-        if self.control == "ee_delta":
-            jac = self.arm.jacobian()
-            target = F(MOVE) * a[:3]
-            target += self.target
-            _limit(target, s.tcp - F(LEAD), s.tcp + F(LEAD))
-            _limit(target, REACH_LOW, REACH_HIGH)
-            w = np.empty((5, self.num_envs), F)
-            np.multiply(a[3:6], F(TURN), out=w[:3])
-            wrap(w)
-            attitude = turn(self.attitude, w)
-            twist = np.empty((6, self.num_envs), F)
-            np.subtract(target, s.tcp, out=twist[:3])
-            twist[3:] = rotation_error(s.frame, attitude)
-            twist -= contract("ikn,kn->in", jac, self._ahead)  # what the joint targets are ahead already
-            joints = damped_step(jac, twist)
-            _limit(joints, -SPEED, SPEED)
-        else:
-            joints = F(JOINT) * a[:7]
-        joints += self.joints
-        _limit(joints, s.q - F(JOINT_LEAD), s.q + F(JOINT_LEAD))
-        _limit(joints, LOW, HIGH)
-        grip = a[-1]
-        if over is not None:
-            joints, grip = np.where(over, self.joints, joints), np.where(over, self.grip, grip)
-        self.joints, self.grip = joints, grip
-        if self.control == "ee_delta":
-            if over is not None:
-                target, attitude = np.where(over, self.target, target), np.where(over, self.attitude, attitude)
-            self.target, self.attitude = target, attitude
-        self._ctrl[:, :7] = joints.T
-        self._ctrl[:, 7:] = (grip * F(m.FINGER_OPEN / 2) + F(m.FINGER_OPEN / 2))[:, None]
+    def _command(self, actions: np.ndarray, over: np.ndarray) -> None:
+        """Move the targets by actions [N, A] and write the actuators; envs that are `over` keep theirs."""
+        s, n, by_hand = self.scene, self.num_envs, self.control == "ee_delta"
+        joints, grip = np.empty((7, n), F), np.empty(n, F)
+        target, attitude = (np.empty((3, n), F), np.empty((3, 5, n), F)) if by_hand else (self.target, self.attitude)
+        kernel.command(actions, over, by_hand, self._q, s.tcp, s.frame, self.arm.axes, self.arm.anchors, self._rows, self.joints,
+                       self.grip, self.target, self.attitude, self._ctrl, joints, grip, target, attitude)
+        self.joints, self.grip, self.target, self.attitude = joints, grip, target, attitude
 
     def _observe(self) -> None:
         """Refill the scene, the observation rows and the progress from the physics state."""
-        s, rows = self.scene, self._rows
+        s, arm = self.scene, self.arm
         np.copyto(self._q, self._qpos.T, casting="same_kind")
-        np.copyto(self._v, self._qvel.T, casting="same_kind")
-        if self._mocap is not None:
-            np.copyto(s.goal, self._mocap[:, 0].T, casting="same_kind")
-        np.add(self._q[7], self._q[8], out=s.opening)
-        s.opening *= F(0.5 / m.FINGER_OPEN)
-        self.arm.forward(s.q)
-        rows[:7] = s.q
-        rows[7:14] = s.qd
-        np.subtract(self.joints, s.q, out=self._ahead)
-        rows[21], rows[22] = s.opening, self.grip
-        rows[23:26] = s.tcp
-        rows[26:28] = s.frame[0, :2]
-        rows[28:30] = s.frame[2, :2]
-        i = 30
-        for k in range(len(s.pos)):
-            np.subtract(s.pos[k], s.tcp, out=rows[i:i + 3])
-            rows[i + 3] = s.pos[k][2]
-            _four_yaw(s.quat[k], s.frame, rows[i + 4:i + 6])
-            i += 6
-        if self.task.uses_goal:
-            np.subtract(s.goal, s.pos[0] if s.pos else s.tcp, out=rows[i:i + 3])
-            i += 3
-        if self.task.uses_slide:
-            rows[i - 3] -= s.slide  # the handle moves with the drawer
-            rows[i] = s.slide
+        np.cos(s.q, out=self._spin.real)
+        np.sin(s.q, out=self._spin.imag)
+        kernel.observe(self._qvel, self._mocap_pos, self._q, self._v, s.goal, s.opening, self._spin, arm.axes, arm.anchors, s.frame,
+                       s.tcp, self._rows, self.joints, self.grip, self._adr, self.task.uses_goal, self.task.uses_slide)
         if self.dense:
             self.progress = self.task.progress(s)
 
@@ -416,23 +366,6 @@ class MujocoArmEnv(VectorEnv):
             if hasattr(r, "close"):
                 r.close()
         self._renderers.clear()
-
-
-def _limit(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
-    """Clip x in place (`np.clip` costs five times as much on arrays this small)."""
-    np.maximum(x, low, out=x)
-    np.minimum(x, high, out=x)
-
-
-def _four_yaw(quat: np.ndarray, frame: np.ndarray, out: np.ndarray) -> None:
-    """out [2, N]: cos and sin of four times the yaw of a box relative to the hand (a square has four fronts)."""
-    w, x, y, z = quat
-    cx, cy = F(1) - F(2) * (y * y + z * z), F(2) * (x * y + w * z)
-    hx, hy = frame[0, 0], frame[0, 1]
-    c, s = hx * cx + hy * cy, hx * cy - hy * cx
-    c, s = c * c - s * s, F(2) * c * s
-    np.subtract(c * c, s * s, out=out[0])
-    np.multiply(F(2) * c, s, out=out[1])
 
 
 def rates(task: str, num_envs: int, threads: int = 0, seconds: float = 1.0, control: str = CONTROLS[0]) -> dict:
