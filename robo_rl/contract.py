@@ -38,7 +38,8 @@ def read_actions(actions, num_envs: int, action_dim: int) -> np.ndarray:
     if not math.isfinite(np.vdot(a, a)) and not np.isfinite(a).all():  # the first is one call, and may overflow
         bad = np.flatnonzero(~np.isfinite(a).all(1)).tolist()
         raise UserError(f"actions must be finite, got NaN or infinity in env {', '.join(map(str, bad[:5]))}")
-    return a.clip(-1.0, 1.0)
+    a = np.maximum(a, -1.0)  # two calls on a small array take a third of the time of `clip`
+    return np.minimum(a, 1.0, out=a)
 
 
 def read_reset(seed, options: dict | None, num_envs: int,

@@ -104,6 +104,7 @@ class MujocoArmEnv(VectorEnv):
         self.starts = np.zeros(n, np.int64)
         self.steps = np.zeros(n, np.int64)
         self.ready = np.zeros(n, bool)
+        self._begun = False  # all are ready
         self.terminated, self.truncated = np.zeros(n, bool), np.zeros(n, bool)
         self.success = np.zeros(n, bool)
         self.joints = np.zeros((7, n), F)  # joint targets
@@ -147,8 +148,10 @@ class MujocoArmEnv(VectorEnv):
         return self._obs(), {"success": self.success.copy()}
 
     def step(self, actions):
-        if not self.ready.all():
-            raise UserError("call reset() before step()")
+        if not self._begun:
+            self._begun = bool(self.ready.all())
+            if not self._begun:
+                raise UserError("call reset() before step()")
         actions = read_actions(actions, self.num_envs, len(self.spec.axes))
         over = self.terminated | self.truncated
         alive = ~over

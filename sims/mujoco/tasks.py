@@ -85,13 +85,17 @@ def _between(u: np.ndarray, low: float, high: float) -> np.ndarray:
 def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Euclidean distance [N] of the rows of a and b."""
     d = a - b
-    d *= d
-    return np.sqrt(d.sum(0))
+    np.multiply(d, d, out=d)
+    total = np.add.reduce(d, 0)
+    return np.sqrt(total, out=total)
 
 
 def held(s: Scene, k: int) -> np.ndarray:
     """bool [N]: object k is between the finger tips, which are neither open nor closed."""
-    return (distance(s.tcp, s.pos[k]) < 0.025) & (s.opening > HELD[0]) & (s.opening < HELD[1])
+    out = distance(s.tcp, s.pos[k]) < 0.025
+    out &= s.opening > HELD[0]
+    out &= s.opening < HELD[1]
+    return out
 
 
 def near(d: np.ndarray, scale: float) -> np.ndarray:
@@ -122,7 +126,8 @@ def _pick_place(u):
 
 
 def _lifted(s: Scene, k: int):
-    return (s.pos[k][2] > CUBE + LIFT) & held(s, k)
+    up = s.pos[k][2] > CUBE + LIFT
+    return up & held(s, k) if np.count_nonzero(up) else up
 
 
 def _pick_progress(s: Scene, k: int = 0):
