@@ -7,8 +7,7 @@ import pytest
 import sims
 from robo_rl.errors import UserError
 from sims.check import check_env
-from sims.mujoco import LOCOMOTION, TASKS, model, rates, raw_rate
-from sims.mujoco.env import parse_randomise
+from sims.mujoco import LOCOMOTION, TASKS, model, parse_randomise, rates, raw_rate
 from sims.mujoco.kinematics import Arm, damped_step, rotation_error, turn
 from sims.mujoco.tasks import TASKS as ARM
 from sims.mujoco.tasks import pair, placed
