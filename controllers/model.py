@@ -26,7 +26,10 @@ class ArmModel:
                  gravity: bool = True, coriolis: bool = True):
         spec = self.spec = reduced(read_spec(source), joints)
         add_tool(spec, site)
-        self.mj = spec.compile()
+        try:
+            self.mj = spec.compile()
+        except ValueError as e:
+            raise UserError(f"the model cannot be built: {' '.join(str(e).split())}") from None
         self.data = mujoco.MjData(self.mj)
         order = [self.mj.joint(j).dofadr[0] for j in joints]
         if order != sorted(order):

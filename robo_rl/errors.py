@@ -17,11 +17,23 @@ def choose(kind: str, name: str, allowed: Iterable[str]) -> str:
     names = list(allowed)
     if name in names:
         return name
+    if not names:
+        raise UserError(f"unknown {kind} {name!r}: there is none to choose from")
     near = difflib.get_close_matches(name, names, n=len(names), cutoff=0.0)
     near += [n for n in names if n not in near]
     hint = f"; did you mean {near[0]!r}?" if difflib.get_close_matches(name, names, n=1) else ""
     raise UserError(f"unknown {kind} {name!r}{hint} Allowed: {', '.join(near)}" if hint
                     else f"unknown {kind} {name!r}. Allowed: {', '.join(near)}")
+
+
+def utf8(name: str, text: str) -> str:
+    """Return `text` if UTF-8 can say it; else (half of a surrogate pair: bytes of another encoding) raise UserError."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise UserError(f"{name} must be Unicode text, got {text[:80]!r}: at position {e.start} is half of a surrogate pair, as "
+                        "bytes of another encoding give it; write it in UTF-8") from None
+    return text
 
 
 def in_range(name: str, value: float, low: float, high: float, open_low: bool = False, open_high: bool = False) -> None:

@@ -11,13 +11,14 @@ import json
 import math
 import os
 import re
+import resource
 import shutil
 import stat
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 
-from robo_rl.errors import UserError
+from robo_rl.errors import UserError, utf8
 
 FILE, MESSAGE = 64 << 20, 64 << 10  # bytes of JSON that is read, at most: of a file, of a message or a line
 DEEP = 64  # levels of brackets at most
@@ -104,8 +105,8 @@ def plain(x: object) -> object:
 
 
 def write_json(path: "str | Path", obj: object) -> None:
-    """Write `obj` as strict JSON, whole or not at all. Equal objects give equal bytes."""
-    text = json.dumps(plain(obj), indent=1, allow_nan=False, ensure_ascii=False)
+    """Write `obj` as strict JSON, whole or not at all. Equal objects give equal bytes. UserError: text that is no Unicode."""
+    text = utf8(f"what {path} shall hold", json.dumps(plain(obj), indent=1, allow_nan=False, ensure_ascii=False))
     write_bytes(path, (text + "\n").encode())
 
 
@@ -263,3 +264,23 @@ def require_free(path: "str | Path", need: int) -> None:
     if free < need:
         raise UserError(f"{path} needs about {need / 1e6:.0f} MB and its disk has {free / 1e6:.0f} MB free; "
                         f"free some space or choose a folder on another disk")
+
+
+def free_memory() -> int:
+    """Bytes of memory that this process may still take: of the machine, its control group and its own limit."""
+    def number(path: str) -> int:
+        try:
+            return int(Path(path).read_text())
+        except (OSError, ValueError):  # no such limit
+            return 1 << 62
+    machine = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text())
+    group = number("/sys/fs/cgroup/memory.max") - min(number("/sys/fs/cgroup/memory.current"), 1 << 61)
+    own = resource.getrlimit(resource.RLIMIT_AS)[0]
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    return min(int(machine[1]) << 10 if machine else 1 << 62, group, own - used if own != resource.RLIM_INFINITY else 1 << 62)
+
+
+def require_memory(what: str, need: int, remedy: str) -> None:
+    """Raise UserError unless `need` bytes of memory are free: the kernel would kill whoever takes them later."""
+    if need > (free := free_memory()):
+        raise UserError(f"{what} needs about {need / 1e9:.1f} GB of memory and {max(free, 0) / 1e9:.1f} GB are free; {remedy}")

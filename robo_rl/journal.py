@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from robo_rl.errors import UserError
+from robo_rl.files import private_folder
 
 MAGIC, OLD = b"RPL2", b"1LPR"  # frames of this format, and of one without `steps`
 HEAD = struct.Struct("<4sIBIQ")
@@ -64,7 +65,7 @@ class Journal:
 
     def __init__(self, folder: Path, capacity: int, limit: int = 64 << 20, hold: bool = False):
         self.folder, self.capacity, self.limit, self.hold = Path(folder), capacity, limit, hold
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         self.rows: dict[int, int] = {}  # file -> rows in it
         self.file, self.size, self.number, self.reopen = None, 0, 0, False
         self.read_to = (-1, 0)  # file and byte up to which `read` has come

@@ -18,7 +18,7 @@ from typing import Self, TextIO
 import numpy as np
 
 from robo_rl.errors import MissingDependency, UserError, choose
-from robo_rl.files import parse_json, read_json, replacing, write_bytes
+from robo_rl.files import parse_json, private_folder, read_json, replacing, write_bytes
 
 STAGES = ("sft", "rl")  # in the order a run goes through them
 BACKENDS = ("tensorboard", "wandb")
@@ -158,7 +158,7 @@ class RunLog:
         for name in backends:
             choose("log backend", name, BACKENDS)
         choose("stage", resume_stage, STAGES)
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         self._path = folder / "metrics.jsonl"
         rows = _lines(self._path)
         if resume_step is None and rows:

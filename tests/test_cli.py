@@ -286,6 +286,7 @@ def demos(tmp_path_factory) -> Path:
     assert first.code == 0 and "3 episodes added (expert succeeded in 3 of 3), 3 in all" in first.out, first
     again = robo_rl(folder, "collect", "--task", "reach", "--episodes", 2, "--out", "d", "--seed", 1, "--threads", 1)
     assert again.code == 0 and "2 episodes added (expert succeeded in 2 of 2), 5 in all" in again.out, again
+    assert (folder / "d").stat().st_mode & 0o777 == 0o700
     return folder / "d"
 
 
@@ -373,6 +374,7 @@ def content(folder: Path) -> dict:
 
 def test_a_run_leaves_what_it_promises(runs):
     run = runs / "runs" / "a"
+    assert run.stat().st_mode & 0o777 == 0o700  # nobody else's business
     info = json.loads((run / "run.json").read_text())
     assert info["seed"] == 0 and info["config"]["task"] == "reach" and info["versions"]["torch"] and "git" in info
     assert {p.name for p in run.iterdir()} >= {"run.json", "metrics.jsonl", "checkpoints", "evals", "demos", "tensorboard"}

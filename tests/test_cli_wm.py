@@ -28,6 +28,7 @@ def place(tmp_path_factory):
 
 
 def test_a_model_is_learnt_calibrated_and_goes_on_after_a_stop(place):
+    assert (place / "wm").stat().st_mode & 0o777 == 0o700
     report = json.loads((place / "wm" / "calibration.json").read_text())
     assert report["horizon"] > 0 and report["threshold"] > 0 and len(report["error"]) == len(report["copied"])
     said = ok(place, "wm", "train", "--resume", "wm").err  # finished: it only measures again

@@ -33,6 +33,7 @@ def test_a_round_practises_with_help_learns_and_is_a_run_of_its_own(run, protoco
     done = robo_rl(run, "correct", "runs/weak", "--protocol", protocol, *FAST, "--json")
     assert done.code == 0, done.err
     rows, out = json.loads(done.out), run / f"runs/weak-{protocol}-s0"
+    assert out.stat().st_mode & 0o777 == 0o700
     assert [r["round"] for r in rows] == [0, 1] and rows[1]["interventions"] > 0 < rows[1]["human_share"] < 1
     assert "operator min" in done.err and "interventions/h" in done.err
     told = [r["report"] for r in rows if "report" in r]

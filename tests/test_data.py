@@ -388,6 +388,13 @@ def set_info(root: Path, **change) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
 
 
+def set_shape(root: Path, key: str, shape) -> None:
+    features = json.loads((root / "meta/info.json").read_text())["features"]
+    assert key in features
+    features[key]["shape"] = shape
+    set_info(root, features=features)
+
+
 @pytest.mark.parametrize(("damage", "names", "sound"), [
     (lambda r: cut(r / DATA, 0.5), DATA, 0),
     (lambda r: (r / DATA).unlink(), DATA, 0),
@@ -403,6 +410,20 @@ def set_info(root: Path, **change) -> None:
     (lambda r: cut(r / "meta/info.json", 0.5), "meta/info.json", 0),
     (lambda r: set_info(r, total_episodes=9), "meta/episodes", 5),
     (lambda r: set_info(r, features={"action": 3}), "meta/info.json", 0),
+    (lambda r: set_info(r, features=[]), "meta/info.json", 0),
+    (lambda r: set_info(r, chunks_size=0), "meta/info.json", 0),
+    (lambda r: set_info(r, chunks_size="1000"), "meta/info.json", 0),
+    (lambda r: set_info(r, total_episodes=-1), "meta/info.json", 0),
+    (lambda r: set_info(r, total_frames=None), "meta/info.json", 0),
+    (lambda r: set_info(r, fps=0), "meta/info.json", 0),
+    (lambda r: set_info(r, fps=True), "meta/info.json", 0),
+    (lambda r: set_shape(r, "action", [10**12]), "meta/info.json", 0),
+    (lambda r: set_shape(r, "action", [-3]), "meta/info.json", 0),
+    (lambda r: set_shape(r, "observation.state", 6), "meta/info.json", 0),
+    (lambda r: set_shape(r, "observation.images.front", [16]), "meta/info.json", 0),
+    (lambda r: set_shape(r, "observation.images.front", [10**6, 10**6, 3]), "meta/info.json", 0),
+    (lambda r: (r / "meta/info.json").write_text("[" * 60_000), "meta/info.json", 0),
+    (lambda r: (r / "meta/info.json").write_text("[]"), "meta/info.json", 0),
 ])
 def test_damage_is_reported_with_the_file_and_what_to_do(tmp_path, damage, names, sound):
     root = tmp_path / "d"

@@ -107,3 +107,51 @@ def test_folders_and_files_that_are_made_for_one_user_are_closed_to_others(tmp_p
         os.umask(old)
     with pytest.raises(UserError, match="is a file where a folder should be"):
         private_folder(tmp_path / "file")
+
+
+def test_text_that_is_no_unicode_is_refused_where_it_comes_in(tmp_path):
+    from commands import robo_rl
+
+    from robo_rl.data.episode import Episode
+    from robo_rl.human.journal import Journal
+    half = "pick \udcff"
+    says = "must be Unicode text.*half of a surrogate pair"
+    with pytest.raises(UserError, match=f"episode: task {says}"):
+        Episode(np.zeros((1, 2)), np.zeros((1, 2)), task=half)
+    with pytest.raises(UserError, match=says):
+        write_json(tmp_path / "a.json", {"task": half})
+    journal = Journal(tmp_path / "journal")
+    with pytest.raises(UserError, match=f"task {says}"):
+        journal.frame("a", 0, half, np.zeros(2), np.zeros(2), 0.0, 0, 0, {})
+    assert len(journal) == 0 and (tmp_path / "journal").stat().st_mode & 0o777 == 0o600
+    journal.close()
+    for argv in (["train", "--task", half], ["collect", "--out", half], [half]):
+        assert "an option of the command line must be Unicode text" in robo_rl(tmp_path, *argv).mistake
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["journal"]
+
+
+def test_what_the_memory_does_not_hold_is_one_line(tmp_path):
+    import functools
+    import resource
+
+    from commands import robo_rl
+
+    import sims
+    from controllers.model import arm_model
+    from controllers.robot import load_robot
+    from robo_rl.files import free_memory, require_memory
+    require_memory("nothing", 0, "")
+    with pytest.raises(UserError, match=r"1000000 envs needs about 31.* GB of memory and .* are free; use fewer envs or smaller"):
+        sims.make("mujoco", "pick_cube", num_envs=10**6, obs="rgb", image_size=512)
+    room = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    tight = functools.partial(resource.setrlimit, resource.RLIMIT_AS, (room + (3 << 29),) * 2)
+    assert 0 < free_memory() < 1 << 50
+    done = robo_rl(tmp_path, "train", "--task", "reach", "--envs", "1000000", "--workers", "0", "--out", "a", first=tight)
+    assert "1000000 envs needs about 5.0 GB" in done.mistake
+    done = robo_rl(tmp_path, "train", "--task", "reach", "--envs", "2", "--workers", "0", "--policy.hidden", "8192",
+                   "--policy.layers", "32", "--demos", "0", "--out", "b", "--threads", "1", first=tight)
+    assert done.code == 2 and "robo_rl: out of memory" in done.err and "Traceback" not in done.err, done
+    for text, says in (("<mujoco><nonsense/></mujoco>", "the model cannot be read"), ("<mujoco/>", "there is none to choose from"),
+                       ('<mujoco><worldbody><body><joint name="fr3_joint1"/></body></worldbody></mujoco>', "unknown joint")):
+        with pytest.raises(UserError, match=says):
+            arm_model(load_robot("fr3"), text)

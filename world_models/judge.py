@@ -136,7 +136,7 @@ class Classifier:
         """Write weights, then judge.json."""
         from safetensors.torch import save
         tensors = dict(self.net.state_dict()) | {"mean": self.mean, "std": self.std, "bar": self.bar}
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        files.private_folder(folder)
         files.write_bytes(Path(folder) / "judge.safetensors", save({k: v.contiguous() for k, v in tensors.items()}))
         files.write_json(Path(folder) / "judge.json", {"format": FORMAT, "sizes": self.sizes, "views": self.views,
                                                        "options": asdict(self.options)})

@@ -110,7 +110,7 @@ class WorldModel(Protocol):
 def save(model: WorldModel, folder: "str | Path") -> None:
     """Write a model's folder; one that is there is replaced, `world.json` last."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    files.private_folder(folder)
     f = model.frames
     frames = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in f.obs.items()}
     frames |= {f"frame/{k}": torch.from_numpy(np.ascontiguousarray(getattr(f, k))) for k in ("task", "first", "held")}

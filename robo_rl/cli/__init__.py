@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 
-from robo_rl.errors import UserError, choose
+from robo_rl.errors import UserError, choose, utf8
 
 COMMANDS = {
     "train": ("Train", "demonstrations, SFT, online RL, evaluation, checkpoints, videos"),
@@ -47,6 +47,8 @@ def main(argv: list[str] | None = None) -> None:
         print(__version__)
         raise SystemExit(0)
     try:
+        for text in argv:
+            utf8("an option of the command line", text)
         name = choose("command", argv[0], COMMANDS)
         module = importlib.import_module(f"robo_rl.cli.{name.replace('-', '_')}")
         args = module.parse(argv[1:]) if hasattr(module, "parse") else \
@@ -55,6 +57,12 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(job(args))
     except UserError as e:
         print(f"robo_rl: {' '.join(str(e).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except (MemoryError, RuntimeError) as e:
+        if not isinstance(e, MemoryError) and "can't allocate memory" not in str(e):  # torch's word for it
+            raise
+        print(f"robo_rl: out of memory ({' '.join(str(e).split())[:200] or 'no more is known'}); use fewer --envs or --workers, "
+              "shorter batches, or smaller images", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the same press, passed on by the guard

@@ -23,6 +23,7 @@ from robo_rl.cli.train import RL_OPTIONS, Train, make_env
 from robo_rl.data.episode import Episode
 from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
+from robo_rl.files import private_folder
 from robo_rl.recording import Recorder
 from robo_rl.rollout import Collector, Rollout
 
@@ -79,7 +80,7 @@ def spooled(folder: Path) -> list[Episode]:
 
 def make_recorded(args: Train, folder: Path, num_envs: int):
     """The run's env, whose episodes are handed over through `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     return Recorder(make_env(args, num_envs), functools.partial(spool, folder))
 
 
@@ -117,7 +118,7 @@ class DreamFeed:
         self.difficulty = None
         self.since, self.played, self.kept = 0, 0, 0  # control steps since the last fit; dreamt batches; fits thrown away
         self.stats_: dict[str, float] = {}
-        (self.folder / "spool").mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder / "spool")
         if saved is None:
             spooled(self.folder / "spool")
         self.writer = Writer(self.folder / "data", spec=spec)

@@ -406,7 +406,7 @@ def run(args: WmEval) -> int:
 
     folder = Path(args.out) if args.out else find(args.model) / "eval"
     doc, arrays = evaluate_model(args)
-    folder.mkdir(parents=True, exist_ok=True)
+    files.private_folder(folder)
     clips = side_by_side(folder, arrays) if args.video else []
     doc["page"] = str(folder / "eval.html")
     files.write_json(folder / "eval.json", doc)

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from robo_rl.errors import UserError, choose
+from robo_rl.errors import UserError, choose, utf8
 from robo_rl.types import ControlSpec
 
 SOURCES = ("policy", "expert", "human", "teacher", "unknown")  # who chose an action; stored as index
@@ -77,6 +77,7 @@ class Episode:
             if self.final is None or have != want:
                 raise UserError(f"episode: final_images must be uint8 pictures of {want or 'no camera'}, beside final, "
                                 f"got {have or 'none'}")
+        utf8("episode: task", self.task)
         words = {self.source} if isinstance(self.source, str) else set(self.source)
         if not isinstance(self.source, str) and len(self.source) != T:
             raise UserError(f"episode: source must be one word or {T} words, got {len(self.source)}")

@@ -115,15 +115,33 @@ def whole(info: dict, key: str, least: int) -> int:
     return info[key]
 
 
+WIDE, PIXELS = 1 << 16, 1 << 14  # numbers of a feature, pixels of a picture's side, at most
+
+
+def _shape(key: str, ft: dict) -> list[int]:
+    """The shape of a feature; ValueError for one that no file has."""
+    shape, picture = ft["shape"], ft["dtype"] in ("video", "image")
+    most = PIXELS if picture else WIDE
+    if not isinstance(shape, (list, tuple)) or not 0 < len(shape) <= 4 or any(type(k) is not int or k < 1 for k in shape):
+        raise ValueError(f"the shape of {key!r} must be whole numbers >= 1, got {str(shape)[:60]}")
+    if max(shape) > most or not picture and np.prod(shape, dtype=float) > most or picture and len(shape) != 3:
+        raise ValueError(f"the shape of {key!r} must be {'three sizes' if picture else 'numbers'} up to {most}, got {shape}")
+    return list(shape)
+
+
 def features_of_info(info: dict) -> Features:
     """Inverse of `info_features`, for any writer's data; KeyError, TypeError or ValueError if malformed."""
+    if not isinstance(info["features"], dict) or not all(isinstance(ft, dict) for ft in info["features"].values()):
+        raise ValueError("features must say what each column is")
+    if type(info["fps"]) not in (int, float) or not 0 < info["fps"] <= 10_000:
+        raise ValueError(f"fps must be in (0, 10000], got {info['fps']!r}")
+    shapes = {key: _shape(key, ft) for key, ft in info["features"].items()}
+
     def names(key: str) -> tuple[str, ...]:
         ft = info["features"].get(key)
         if ft is None:
             return ()
-        if any(type(x) is not int or x < 1 for x in ft["shape"]):
-            raise ValueError(f"the shape of {key!r} must be whole numbers >= 1, got {ft['shape']}")
-        n, given = int(np.prod(ft["shape"])), ft.get("names")
+        n, given = int(np.prod(shapes[key])), ft.get("names")
         if isinstance(given, dict):  # {"motors": [...]}
             given = [x for v in given.values() for x in (v if isinstance(v, list) else [v])]
         ok = isinstance(given, list) and len(given) == n
@@ -132,7 +150,7 @@ def features_of_info(info: dict) -> Features:
     views = []
     for key, ft in info["features"].items():
         if ft["dtype"] in ("video", "image"):
-            shape = list(ft["shape"])
+            shape = shapes[key]
             first = (ft.get("names") or ["height"])[0] in ("channel", "channels") or shape[0] == 3 != shape[2]
             h, w = shape[1:] if first else shape[:2]
             views.append((key.removeprefix(IMAGES), int(h), int(w)))

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from robo_rl.data.episode import Episode
-from robo_rl.errors import UserError
-from robo_rl.files import FILE, parse_json, private_file, write_bytes
+from robo_rl.errors import UserError, utf8
+from robo_rl.files import FILE, parse_json, private_file, private_folder, write_bytes
 
 HEAD = struct.Struct("<II")
 FRAME, CLOSE = "frame", "close"
@@ -62,7 +62,7 @@ class Journal:
     """Appends to the journal at `path`; one writer."""
 
     def __init__(self, path: Path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         self.path = path
         _, self.size = scan(path)
         self._fd = private_file(path)
@@ -77,6 +77,7 @@ class Journal:
               source: int,
               phase: int, images: dict[str, np.ndarray]) -> None:
         """A frame of a robot's episode; durable after the next `commit`."""
+        utf8("task", task)
         self._waiting.append(pack({"kind": FRAME, "episode": episode, "start": start, "task": task, "reward": reward,
                                    "source": source, "phase": phase},
                                   {"state": state, "action": action} | {f"image/{k}": v for k, v in images.items()}))

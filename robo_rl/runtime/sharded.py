@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from robo_rl.algos.onpolicy import MAXIMA
 from robo_rl.errors import UserError
+from robo_rl.files import private_folder
 from robo_rl.options import OnPolicyOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import Rollout, one_thread
@@ -196,7 +197,7 @@ class ShardedLearner:
     def __init__(self, algo: str, policy, options: OnPolicyOptions, seed: int, learners: int, folder: Path):
         check(algo, options, learners)
         from robo_rl.runtime.processes import context
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         snapshot.evict(folder)  # ranks of a learner that died
         store = folder / f"ranks{os.getpid()}-{time.monotonic_ns()}"
         self.policy, self.options, self.folder, self.store = policy, options, folder, store

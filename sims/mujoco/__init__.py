@@ -1,7 +1,9 @@
 """The embedded default simulator: a Panda-like arm on MuJoCo's batch, and Gymnasium's locomotion tasks."""
 
 from robo_rl.errors import UserError, choose, in_range
+from robo_rl.files import require_memory
 
+ENV, PICTURES = 5000, 4  # bytes of an env, measured with 50,000; pictures of one: two views, drawn and given
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 CONTROLS = ("ee_delta", "joint_delta")
 RANDOMISE = ("mass", "friction", "camera", "latency:<steps>")
@@ -56,6 +58,7 @@ def make_mujoco(
     if max_steps < 0:
         raise UserError(f"max_steps must be >= 0 (0: the task's own limit), got {max_steps}")
     in_range("threads", threads, 0, 1024)
+    require_memory(f"{num_envs} envs", num_envs * (ENV + (PICTURES * image_size**2 * 3 if obs == "rgb" else 0)), "use fewer envs or smaller images")
     if task in LOCOMOTION:
         from sims.mujoco.locomotion import make_locomotion
         return make_locomotion(task, num_envs=num_envs, obs=obs, reward=reward, control=control,
