@@ -1,8 +1,9 @@
-"""`robo_rl bench sim|policy|train|sync|async|control|bridge|scale|wm`: ours, the limit and the peers side by side.
+"""`robo_rl bench sim|policy|train|sync|async|control|bridge|scale|wm`: ours, the limit and the peers side by
+side.
 
-Ours, the limit and the peers take turns in every repeat, so that other load on the machine meets all of them; a ratio
-is the median of the ratios within a repeat. Ratios carry over to other machines, absolute figures do not. Rows are
-printed as they come; `bench_rows` says what a row promises.
+Ours, the limit and the peers take turns in every repeat, so that other load on the machine meets all of them;
+a ratio is the median of the ratios within a repeat. Ratios carry over to other machines, absolute figures do
+not. Rows are printed as they come; `bench_rows` says what a row promises.
 """
 
 import json
@@ -22,7 +23,9 @@ from robo_rl.errors import in_range
 class Bench:
     """Measure our speed against a limit and the best peer, in one run."""
 
-    what: tyro.conf.Positional[Literal["sim", "policy", "train", "sync", "async", "control", "bridge", "scale", "wm"]]
+    what: tyro.conf.Positional[
+        Literal["sim", "policy", "train", "sync", "async", "control", "bridge", "scale", "wm"]
+    ]
     """sim: simulators and rendering; policy: sampling, re-scoring, one robot; train: RL end to end;
     sync: weights from the learner to the workers; async: workers beside the learner against taking turns;
     control: the arm's control law and its 1 kHz loop; bridge: DDS and how chunks join;
@@ -53,7 +56,9 @@ class Bench:
 
 def run(args: Bench) -> int:
     """Measure; print each row when it is known, or JSON at the end."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is imported: one robot gets one thread
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # read when NumPy is imported: one robot gets one thread
     from robo_rl.cli.bench_rows import Report
     before = machine()
     with quiet_stdout() as out:
@@ -103,7 +108,8 @@ def machine() -> dict:
 
 @contextmanager
 def quiet_stdout() -> Iterator[IO[str]]:
-    """Send what libraries and child processes print to standard output to standard error; yields the real one."""
+    """Send what libraries and child processes print to standard output to standard error; yields the real
+    one."""
     sys.stdout.flush()
     saved = os.dup(1)
     os.dup2(2, 1)

@@ -1,10 +1,12 @@
-"""`robo_rl bench async`: collecting and learning at once against one after the other, and what the runtime costs.
+"""`robo_rl bench async`: collecting and learning at once against one after the other, and what the runtime
+costs.
 
-Sims that compute: the whole run on this machine's cores, with workers beside the learner, with the same workers that wait
-for it (`--max-staleness 0`), in one process, and as a user would have it without us: Gymnasium's AsyncVectorEnv and the
-same learner in turn. The limit is physics and the bare update spread over all cores. Sims that wait, as robots and remote
-sims do: 16 arms, each with a pace of its own for every episode (log-normal, sigma 1); the limit is that no arm ever waits.
-One feed at a time exists, so nobody works during another's turn; all take turns in every repeat.
+Sims that compute: the whole run on this machine's cores, with workers beside the learner, with the same
+workers that wait for it (`--max-staleness 0`), in one process, and as a user would have it without us:
+Gymnasium's AsyncVectorEnv and the same learner in turn. The limit is physics and the bare update spread over
+all cores. Sims that wait, as robots and remote sims do: 16 arms, each with a pace of its own for every
+episode (log-normal, sigma 1); the limit is that no arm ever waits. One feed at a time exists, so nobody works
+during another's turn; all take turns in every repeat.
 """
 
 import functools
@@ -20,11 +22,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import gymnasium
 import numpy as np
 import psutil
 import torch
 
+from robo_rl.cli.bench_peers import Subprocesses
 from robo_rl.cli.bench_rows import BARE, PHYSICAL, at_least, columns, in_turns, make_row, versioned
 from robo_rl.cli.feeds import cores, make_feed, shares
 from robo_rl.cli.presets import preset
@@ -57,13 +59,15 @@ def measure(args: "Bench", report: "Report") -> None:
 
 
 def learner_for(t: Train, env):
-    return importlib.import_module(f"robo_rl.algos.{t.algo}").make(make_policy(t.policy, obs_spec(env, False), 0), t.rl, 0)
+    return importlib.import_module(f"robo_rl.algos.{t.algo}").make(
+        make_policy(t.policy, obs_spec(env, False), 0), t.rl, 0
+    )
 
 
 def steps_per_second(t: Train, seconds: float, env=None, wrap=None,
                      means: dict[str, list[float]] | None = None) -> tuple[float, float, dict[str, float]]:
-    """(env steps per second, share of all cores that was busy, last statistics) of a run that is under way; `means`
-    collects every statistic."""
+    """(env steps per second, share of all cores that was busy, last statistics) of a run that is under
+    way; `means` collects every statistic."""
     env = env or probe_env(t)
     learner = learner_for(t, env)
     with tempfile.TemporaryDirectory() as folder:
@@ -101,8 +105,9 @@ def repeats(args: "Bench") -> int:
 
 def in_rounds(args: "Bench", modes: "dict[str, tuple[Train, Callable | None]]", wrap=None,
               parts: "dict[str, Callable[[], float]] | None" = None) -> tuple[dict, dict, dict]:
-    """({mode: seconds per env step [repeats]}, {mode: its last statistics}, {part: seconds [repeats]}) of whole runs in
-    turns; a mode is its options and, if it collects in one process, what makes its env; parts are measured after them."""
+    """({mode: seconds per env step [repeats]}, {mode: its last statistics}, {part: seconds [repeats]}) of
+    whole runs in turns; a mode is its options and, if it collects in one process, what makes its env;
+    parts are measured after them."""
     times, stats, found = [], {}, []
     for k in range(repeats(args)):
         row = {}
@@ -124,27 +129,51 @@ def computing(args: "Bench", report: "Report") -> None:
     if args.envs:
         base = replace(base, envs=args.envs)
     n, alone = cores(), replace(base, workers=0, max_staleness=0)
-    waiting, user = "the same workers, --max-staleness 0", f"{versioned('gymnasium')} AsyncVectorEnv, the same learner in turn"
+    waiting, user = (
+        "the same workers, --max-staleness 0",
+        f"{versioned('gymnasium')} AsyncVectorEnv, the same learner in turn",
+    )
     modes = {"ours": (replace(base, max_staleness=1), None)}
     if args.peers:
-        modes |= {waiting: (replace(base, max_staleness=0), None), "one process, --workers 0": (alone, None),
-                  user: (alone, lambda: Subprocesses([functools.partial(make_env, replace(alone, threads=1), m)
-                                                      for m in shares(base.envs, n, 0)]))}
+        modes |= {
+            waiting: (replace(base, max_staleness=0), None),
+            "one process, --workers 0": (alone, None),
+            user: (
+                alone,
+                lambda: Subprocesses(
+                    [
+                        functools.partial(make_env, replace(alone, threads=1), m)
+                        for m in shares(base.envs, n, 0)
+                    ]
+                ),
+            ),
+        }
     bare, parts = "physics and the bare update on all cores", bare_parts(base, args.quick)
     times, stats, one = in_rounds(args, modes, parts=parts)
     times[bare] = one["physics"] + one["update"] / n
-    report.add(make_row(
-        f"pick_cube, pi_rl, {n} workers beside the learner", "steps/s", times, {bare: BARE}, list(modes)[1:],
-        bars=lambda ours, of_limit, over_peer: [at_least("over the best synchronous way", over_peer, 1.0)] * bool(args.peers),
-        work="the same options of env, policy and learner; rates over whole updates once the pipeline is full",
-        no_peer="" if args.peers else "--no-peers",
-        note=f"physics alone on all cores {1 / np.median(one['physics']):,.0f}, bare updates alone on one "
-             f"{1 / np.median(one['update']):,.0f}, the learner's updates alone {1 / np.median(one['learner']):,.0f} steps/s; "
-             f"{stats['ours']['busy']:.2f} of all cores busy, staleness {stats['ours']['stal/mean']:.2f} on average"))
+    rates = {name: 1 / float(np.median(t)) for name, t in one.items()}
+    report.add(
+        make_row(
+            f"pick_cube, pi_rl, {n} workers beside the learner",
+            "steps/s",
+            times,
+            {bare: BARE},
+            list(modes)[1:],
+            bars=lambda ours, of_limit, over_peer: (
+                [at_least("over the best synchronous way", over_peer, 1.0)] * bool(args.peers)
+            ),
+            work="the same options of env, policy and learner; whole updates once the pipeline is full",
+            no_peer="" if args.peers else "--no-peers",
+            note=f"alone [steps/s]: physics on all cores {rates['physics']:,.0f}, bare updates on one "
+            f"{rates['update']:,.0f}, the learner's updates {rates['learner']:,.0f}; "
+            f"{stats['ours']['busy']:.2f} of all cores busy, mean staleness {stats['ours']['stal/mean']:.2f}",
+        )
+    )
 
 
 def bare_parts(t: Train, quick: bool) -> "dict[str, Callable[[], float]]":
-    """Ways to measure seconds per env step: of physics alone on all cores, of bare updates and of our learner's on one."""
+    """Ways to measure seconds per env step: of physics alone on all cores, of bare updates and of our
+    learner's on one."""
     from robo_rl.cli.bench_sim import Stretch
     from robo_rl.cli.bench_train import MANY, bare_update, update_work
     from sims.mujoco.model import SUBSTEPS
@@ -154,8 +183,11 @@ def bare_parts(t: Train, quick: bool) -> "dict[str, Callable[[], float]]":
     stretch.check()
     o, spec, chunk = t.policy, learner.policy.spec, learner.policy.chunk
     body, size = [o.hidden] * o.layers, min(t.rl.minibatch, t.envs * t.rl.decisions)
-    step, units = update_work(bare_update([spec.state + chunk, *body, chunk], [spec.state, *body, 1], size, o.activation),
-                              size * o.execute / t.rl.epochs, True)["update, 1 thread"]
+    step, units = update_work(
+        bare_update([spec.state + chunk, *body, chunk], [spec.state, *body, 1], size, o.activation),
+        size * o.execute / t.rl.epochs,
+        True,
+    )["update, 1 thread"]
     collector = Collector(make_env(t, t.envs), learner.policy, t.rl.gamma, 1)
     rollout = collector.collect(learner.sampler, t.rl.decisions)
 
@@ -165,84 +197,16 @@ def bare_parts(t: Train, quick: bool) -> "dict[str, Callable[[], float]]":
         return (time.perf_counter() - began) / steps
     step()
     assert units == MANY * size * o.execute / t.rl.epochs
-    return {"physics": lambda: min(call()[0] for call in stretch.calls.values()) / stretch.units,
-            "update": lambda: timed(step, units),
-            "learner": lambda: timed(lambda: learner.update(rollout, 0.1), t.envs * t.rl.decisions * o.execute)}
-
-
-class Share(gymnasium.Env):
-    """Some rows of a contract env as one Gymnasium env: observations [m, S+4] end in reward, terminated, truncated, success."""
-
-    def __init__(self, make: "Callable[[], gymnasium.vector.VectorEnv]"):
-        self.env = make()
-        rows, self.width = self.env.num_envs, self.env.single_observation_space["state"].shape[0]
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (rows, self.width + 4), np.float32)
-        self.action_space = gymnasium.spaces.Box(-1, 1, (rows, *self.env.single_action_space.shape), np.float32)
-        self.out = np.zeros(self.observation_space.shape, np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        return self.begin({"seed": seed}), {}
-
-    def begin(self, how: dict) -> np.ndarray:
-        """`reset` of the rows that `how` means."""
-        obs, _ = self.env.reset(**how)
-        self.out[:, :self.width], self.out[:, self.width:] = obs["state"], 0
-        return self.out
-
-    def step(self, action):
-        obs, *rest, info = self.env.step(action)
-        self.out[:, :self.width] = obs["state"]
-        for k, column in enumerate((*rest, info["success"])):
-            self.out[:, self.width + k] = column
-        return self.out, 0.0, False, False, {}
-
-    def close(self):
-        self.env.close()
-
-
-class Subprocesses:
-    """A contract env whose rows live in the processes of Gymnasium's AsyncVectorEnv: the peer's way to use all cores."""
-
-    def __init__(self, makers: "list[Callable[[], gymnasium.vector.VectorEnv]]"):
-        probe = makers[0]()
-        self.spec, self.single_observation_space = probe.spec, probe.single_observation_space
-        self.single_action_space, rows = probe.single_action_space, probe.num_envs
-        self.words = np.resize(probe.reset(seed=0)[0]["task"], rows * len(makers))
-        probe.close()
-        self.rows, self.num_envs = rows, rows * len(makers)
-        self.many = gymnasium.vector.AsyncVectorEnv([functools.partial(Share, make) for make in makers])
-        self.many.reset(seed=0)
-
-    def _read(self, out: np.ndarray) -> tuple:
-        out = out.reshape(self.num_envs, -1)
-        reward, terminated, truncated, success = out[:, -4:].T
-        return ({"state": out[:, :-4], "task": self.words}, reward, terminated > 0, truncated > 0, {"success": success > 0})
-
-    def reset(self, *, seed=None, options=None):
-        parts = [slice(i * self.rows, (i + 1) * self.rows) for i in range(len(self.many.env_fns))]
-        hows = [{"seed": None if seed is None else mix(seed, i) >> 33,
-                 "options": None if options is None else {k: np.asarray(v)[part] for k, v in options.items()}}
-                for i, part in enumerate(parts)]
-        obs, _, _, _, info = self._read(np.stack(self._begin(hows)))
-        return obs, info
-
-    def _begin(self, hows: list[dict]) -> tuple:
-        for pipe, how in zip(self.many.parent_pipes, hows, strict=True):  # each process its own rows
-            pipe.send(("_call", ("begin", [how], {})))
-        answers = [pipe.recv() for pipe in self.many.parent_pipes]
-        assert all(ok for _, ok in answers), "a process of AsyncVectorEnv failed"
-        return tuple(x for x, _ in answers)
-
-    def step(self, actions):
-        out, *_ = self.many.step(np.ascontiguousarray(actions, np.float32).reshape(len(self.many.env_fns), self.rows, -1))
-        return self._read(out)
-
-    def close(self) -> None:
-        self.many.close()
+    return {
+        "physics": lambda: min(call()[0] for call in stretch.calls.values()) / stretch.units,
+        "update": lambda: timed(step, units),
+        "learner": lambda: timed(lambda: learner.update(rollout, 0.1), t.envs * t.rl.decisions * o.execute),
+    }
 
 
 class Waits:
-    """A vector env whose steps take real time: each episode of each env has a pace of its own; the slowest counts."""
+    """A vector env whose steps take real time: each episode of each env has a pace of its own; the slowest
+    counts."""
 
     def __init__(self, env, seed: int, pace: float = PACE):
         self.env, self.seed, self.count, self.median = env, seed, 0, pace
@@ -250,7 +214,9 @@ class Waits:
 
     def _draw(self, n: int) -> np.ndarray:
         self.count += 1
-        return self.median * np.exp(SIGMA * np.random.default_rng(mix(self.seed, self.count)).standard_normal(n))
+        return self.median * np.exp(
+            SIGMA * np.random.default_rng(mix(self.seed, self.count)).standard_normal(n)
+        )
 
     def __getattr__(self, name: str):
         return getattr(self.env, name)
@@ -273,23 +239,45 @@ def slow(t: Train, n: int, pace: float = PACE):
 def waiting(args: "Bench", report: "Report") -> None:
     """16 arms that wait, reach."""
     base = preset("mujoco", "reach", "pi_rl", "state", "full")
-    base = replace(base, demos="0", envs=ARMS, threads=1, rl=replace(base.rl, decisions=8, minibatch=64, epochs=2))
+    base = replace(
+        base, demos="0", envs=ARMS, threads=1, rl=replace(base.rl, decisions=8, minibatch=64, epochs=2)
+    )
     alone = replace(base, workers=0, max_staleness=0)
     user = f"{versioned('gymnasium')} AsyncVectorEnv, the same learner in turn"
     modes = {"ours": (replace(base, workers=ARMS, max_staleness=4, server=True), None)}
     if args.peers:
-        modes |= {"the same workers, --max-staleness 0": (replace(base, workers=ARMS, max_staleness=0, server=True), None),
-                  user: (alone, lambda: Subprocesses([functools.partial(slow, replace(alone, seed=i), 1) for i in range(ARMS)])),
-                  "one lockstep vector env": (alone, lambda: slow(alone, ARMS))}
+        modes |= {
+            "the same workers, --max-staleness 0": (
+                replace(base, workers=ARMS, max_staleness=0, server=True),
+                None,
+            ),
+            user: (
+                alone,
+                lambda: Subprocesses(
+                    [functools.partial(slow, replace(alone, seed=i), 1) for i in range(ARMS)]
+                ),
+            ),
+            "one lockstep vector env": (alone, lambda: slow(alone, ARMS)),
+        }
     times, stats, _ = in_rounds(args, modes, functools.partial(slow, base))
     limit = "no arm ever waits for another or for the learner"
     times[limit] = np.full(len(times["ours"]), PACE * np.exp(SIGMA**2 / 2) / ARMS)
-    report.add(make_row(f"{ARMS} arms that wait (log-normal, sigma {SIGMA:g})", "steps/s", times, {limit: PHYSICAL},
-                        list(modes)[1:], no_peer="" if args.peers else "--no-peers",
-                        bars=lambda ours, of_limit, over_peer: [at_least("over the best synchronous way", over_peer, 2.5)] * args.peers,
-                        work="the same arms, policy and learner; every episode of an arm draws its pace anew",
-                        note=f"staleness {stats['ours']['stal/mean']:.1f} on average, {stats['ours']['stal/masked']:.3f} of "
-                             "the decisions masked"))
+    report.add(
+        make_row(
+            f"{ARMS} arms that wait (log-normal, sigma {SIGMA:g})",
+            "steps/s",
+            times,
+            {limit: PHYSICAL},
+            list(modes)[1:],
+            no_peer="" if args.peers else "--no-peers",
+            bars=lambda ours, of_limit, over_peer: (
+                [at_least("over the best synchronous way", over_peer, 2.5)] * args.peers
+            ),
+            work="the same arms, policy and learner; every episode of an arm draws its pace anew",
+            note=f"mean staleness {stats['ours']['stal/mean']:.1f}, {stats['ours']['stal/masked']:.3f} of the "
+            "decisions masked",
+        )
+    )
 
 
 def overhead(args: "Bench", report: "Report") -> None:
@@ -308,8 +296,16 @@ def overhead(args: "Bench", report: "Report") -> None:
     def runtime():
         env = make_env(t, t.envs)
         learner = learner_for(t, env)
-        feed = Local(1, lambda i, refresh: Worker(i, Collector(env, learner.policy, t.rl.gamma, 1), learner.policy, refresh, 0),
-                     t.envs * t.rl.decisions, 0, t.rl.decisions, 0)
+        feed = Local(
+            1,
+            lambda i, refresh: Worker(
+                i, Collector(env, learner.policy, t.rl.gamma, 1), learner.policy, refresh, 0
+            ),
+            t.envs * t.rl.decisions,
+            0,
+            t.rl.decisions,
+            0,
+        )
 
         def loop():
             learner.update(feed.next(), 0.1, feed.version)
@@ -326,15 +322,23 @@ def overhead(args: "Bench", report: "Report") -> None:
 def handover(args: "Bench", report: "Report") -> None:
     """1 MB of a rollout from another process: written into a slot, announced, there to read.
 
-    The limit and the peer are taken in turns with it, for caches and sleeping cores as they find them: a process copies
-    as many bytes into shared memory, writes a byte into a pipe, and the one that wakes, on another core, copies them out;
-    or it sends the columns through a `multiprocessing.Pipe`.
+    The limit and the peer are taken in turns with it, for caches and sleeping cores as they find them: a
+    process copies as many bytes into shared memory, writes a byte into a pipe, and the one that wakes, on
+    another core, copies them out; or it sends the columns through a `multiprocessing.Pipe`.
     """
-    rows = {"obs/state": ((64, 256), np.dtype(np.float32)), "final/state": ((64, 1), np.dtype(np.float32)),
-            "done": ((64,), np.dtype(bool)), "mask": ((64,), np.dtype(bool)), "success": ((64,), np.dtype(bool)),
-            "executed": ((64,), np.dtype(np.int64)), "lengths": ((64,), np.dtype(np.int64)), "version": ((), np.dtype(np.int64)),
-            **{k: ((64,), np.dtype(np.float32)) for k in ("rewards", "discounts", "returns", "gains")},
-            "x0": ((64, 1, 1), np.dtype(np.float32)), "logp": ((64, 1), np.dtype(np.float32))}
+    rows = {
+        "obs/state": ((64, 256), np.dtype(np.float32)),
+        "final/state": ((64, 1), np.dtype(np.float32)),
+        "done": ((64,), np.dtype(bool)),
+        "mask": ((64,), np.dtype(bool)),
+        "success": ((64,), np.dtype(bool)),
+        "executed": ((64,), np.dtype(np.int64)),
+        "lengths": ((64,), np.dtype(np.int64)),
+        "version": ((), np.dtype(np.int64)),
+        **{k: ((64,), np.dtype(np.float32)) for k in ("rewards", "discounts", "returns", "gains")},
+        "x0": ((64, 1, 1), np.dtype(np.float32)),
+        "logp": ((64, 1), np.dtype(np.float32)),
+    }
     fork, near = multiprocessing.get_context("fork"), os.sched_getaffinity(0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "slots.bin"
@@ -350,7 +354,11 @@ def handover(args: "Bench", report: "Report") -> None:
             child.start()
             if len(near) > 1:  # as workers are
                 os.sched_setaffinity(child.pid, near - {min(near)})
-        limit, peer, times = "two copies and a byte through a pipe", "multiprocessing.Pipe, the columns pickled", []
+        limit, peer, times = (
+            "two copies and a byte through a pipe",
+            "multiprocessing.Pipe, the columns pickled",
+            [],
+        )
         for _ in range(25 if args.quick else 300):
             mine.send(0)
             began = mine.recv()
@@ -374,11 +382,19 @@ def handover(args: "Bench", report: "Report") -> None:
         for fd in (*there, *back):
             os.close(fd)
         os.sched_setaffinity(0, near)
-    report.add(make_row("hand-over of 1 MB between processes", "us", columns(times[5:]), {limit: BARE},
-                        [peer] if args.peers else [], no_peer="" if args.peers else "--no-peers",
-                        bars=lambda ours, of_limit, _: [at_least("of limit", of_limit, 1)],
-                        work=f"{size} bytes that another process has, there to read in this one; the limit's and the peer's are "
-                             "this process's own, ours stay shared"))
+    report.add(
+        make_row(
+            "hand-over of 1 MB between processes",
+            "us",
+            columns(times[5:]),
+            {limit: BARE},
+            [peer] if args.peers else [],
+            no_peer="" if args.peers else "--no-peers",
+            bars=lambda ours, of_limit, _: [at_least("of limit", of_limit, 1)],
+            work=f"{size} bytes that another process has, there to read in this one; the limit's and the peer's are "
+            "this process's own, ours stay shared",
+        )
+    )
 
 
 def _sender(pipe, path: Path) -> None:

@@ -1,10 +1,12 @@
-"""`robo_rl bench bridge`: messages between two processes over DDS, the bridge's own work, and how chunks join.
+"""`robo_rl bench bridge`: messages between two processes over DDS, the bridge's own work, and how chunks
+join.
 
-One way: a child publishes JointState of 7 joints with its monotonic clock as stamp, 1000 times a second; the receiver
-polls. Both read the machine's one clock, so the difference is the latency. From chunk to command: the bridge's own work
-between a policy's answer and the joint targets handed to DDS, in lockstep on the simulated arm. Joins: chunks of a noisy plan arrive late by
-0 to 400 ms with jitter, at most 5 mm of a step allowed; the schedule's largest step of a command against temporal ensembling (ACT, LeRobot) and against
-naive switching, which takes each as it comes.
+One way: a child publishes JointState of 7 joints with its monotonic clock as stamp, 1000 times a second; the
+receiver polls. Both read the machine's one clock, so the difference is the latency. From chunk to command:
+the bridge's own work between a policy's answer and the joint targets handed to DDS, in lockstep on the
+simulated arm. Joins: chunks of a noisy plan arrive late by 0 to 400 ms with jitter, at most 5 mm of a step
+allowed; the schedule's largest step of a command against temporal ensembling (ACT, LeRobot) and against naive
+switching, which takes each as it comes.
 """
 
 import subprocess
@@ -62,7 +64,9 @@ def one_way(args: "Bench", report: Report) -> None:
     child = None
     try:
         box = wire.subscription("joint_states", JointState, depth=64)
-        child = subprocess.Popen([sys.executable, "-c", SPEAK.format(domain=DOMAIN, seconds=2 * seconds + 5.0)])
+        child = subprocess.Popen(
+            [sys.executable, "-c", SPEAK.format(domain=DOMAIN, seconds=2 * seconds + 5.0)]
+        )
         end = time.monotonic() + 180.0
         while not box.take() and time.monotonic() < end:
             time.sleep(0.001)
@@ -86,18 +90,34 @@ def one_way(args: "Bench", report: Report) -> None:
         report.skip("DDS one way", "nothing came within 180 s")
         return
     us = 1e6 * np.concatenate(parts)
-    median, p99, limit = float(np.median(us)), float(np.percentile(us, 99)), "a byte through a pipe, there and back, halved"
+    median, p99, limit = (
+        float(np.median(us)),
+        float(np.percentile(us, 99)),
+        "a byte through a pipe, there and back, halved",
+    )
     said = f"p99 {p99:.0f} us, max {us.max():.0f} us, {len(us)} of {round(1000 * seconds)} messages; " \
            f"real-time priority {'on' if real else 'not permitted'}"
     bars = [at_most("median us", median, 150)] + ([at_most("p99 us", p99, 400)] if real else [])
-    times = columns([{"ours": float(np.median(ages)), limit: pipe} for ages, pipe in zip(parts, pipes, strict=True)])
-    report.add(make_row("DDS one way, JointState at 1 kHz, two processes", "us", times, {limit: BARE},
-                        bars=lambda *_: bars, note=said, no_peer="rclpy is on no package index, and its messages take DDS too",
-                        work="the limit wakes another process with one byte; ours carries 21 numbers, 7 names and a stamp"))
+    times = columns(
+        [{"ours": float(np.median(ages)), limit: pipe} for ages, pipe in zip(parts, pipes, strict=True)]
+    )
+    report.add(
+        make_row(
+            "DDS one way, JointState at 1 kHz, two processes",
+            "us",
+            times,
+            {limit: BARE},
+            bars=lambda *_: bars,
+            note=said,
+            no_peer="rclpy is on no package index, and its messages take DDS too",
+            work="the limit wakes another process with one byte; ours carries 21 numbers, 7 names and a stamp",
+        )
+    )
 
 
 class Both:
-    """A lockstep wire whose joint targets go out over DDS as well; at: when the last one was handed over [s]."""
+    """A lockstep wire whose joint targets go out over DDS as well; at: when the last one was handed over
+    [s]."""
 
     def __init__(self, loop: Transport, dds: Transport):
         self.loop, self.dds, self.at = loop, dds, 0.0
@@ -165,7 +185,9 @@ def chunk_to_command(args: "Bench", report: Report) -> None:
 def bare_pipe(count: int = 300) -> float:
     """Seconds that a byte takes one way between two processes."""
     echo = "import os\nwhile b := os.read(0, 1): os.write(1, b)"
-    child = subprocess.Popen([sys.executable, "-c", echo], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    child = subprocess.Popen(
+        [sys.executable, "-c", echo], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    )
     times = []
     for _ in range(count):
         began = time.perf_counter()
@@ -189,7 +211,8 @@ def curve(t: np.ndarray) -> np.ndarray:
 
 def arriving(latency: float, jitter: float, seed: int, seconds: float, dt: float,
              rows: int) -> Iterator[tuple[int, float, list[Chunk]]]:
-    """(period, time, chunks that came in it): the policy is asked every 8 periods, or when its last answer is here."""
+    """(period, time, chunks that came in it): the policy is asked every 8 periods, or when its last answer
+    is here."""
     rng, coming, asked = np.random.default_rng(seed), [], -np.inf
     for k in range(round(seconds / dt)):
         now = k * dt
@@ -202,9 +225,19 @@ def arriving(latency: float, jitter: float, seed: int, seconds: float, dt: float
         yield k, now, [chunk for _, chunk in here]
 
 
-def switched(latency: float, jitter: float, seed: int, *, naive: bool, seconds: float = 20.0, dt: float = 0.02,
-             rows: int = 32, most: float = 0.005) -> tuple[float, dict[str, int], int]:
-    """(largest step of a command [m], counts of the schedule, rows that ran in another period than their own)."""
+def switched(
+    latency: float,
+    jitter: float,
+    seed: int,
+    *,
+    naive: bool,
+    seconds: float = 20.0,
+    dt: float = 0.02,
+    rows: int = 32,
+    most: float = 0.005,
+) -> tuple[float, dict[str, int], int]:
+    """(largest step of a command [m], counts of the schedule, rows that ran in another period than their
+    own)."""
     schedule = Schedule(dt, 3, max_step=np.inf if naive else most)
     last, worst, wrong = None, 0.0, 0
     for k, now, chunks in arriving(latency, jitter, seed, seconds, dt, rows):
@@ -222,10 +255,17 @@ def switched(latency: float, jitter: float, seed: int, *, naive: bool, seconds: 
     return worst, dict(schedule.counts), wrong
 
 
-def ensembled(latency: float, jitter: float, seed: int, seconds: float = 20.0, dt: float = 0.02, rows: int = 32,
-              decay: float = 0.01) -> float:
-    """Largest step [m] of temporal ensembling: the mean of all chunks' rows for a period, weights exp(-decay i), i = 0 the
-    oldest (ACT, arXiv 2304.13705, section IV-B; LeRobot's default decay)."""
+def ensembled(
+    latency: float,
+    jitter: float,
+    seed: int,
+    seconds: float = 20.0,
+    dt: float = 0.02,
+    rows: int = 32,
+    decay: float = 0.01,
+) -> float:
+    """Largest step [m] of temporal ensembling: the mean of all chunks' rows for a period, weights
+    exp(-decay i), i = 0 the oldest (ACT, arXiv 2304.13705, section IV-B; LeRobot's default decay)."""
     here: list[Chunk] = []
     last, worst = None, 0.0
     for _, now, chunks in arriving(latency, jitter, seed, seconds, dt, rows):
@@ -245,14 +285,33 @@ def joins(args: "Bench", report: Report) -> None:
     """Largest step of a command where chunks join, over latencies of 0 to 400 ms."""
     runs = [(latency, jitter) for latency in (0.0, 0.1, 0.2, 0.4) for jitter in (0.0, 0.1)]
     ours = [switched(a, b, k, naive=False) for k, (a, b) in enumerate(runs)]
-    limit, ensemble, naive = "the plan's own largest step, nothing to join", "temporal ensembling, decay 0.01 (ACT, LeRobot)", "naive switching"
-    steps = {"ours": np.array([r[0] for r in ours]), limit: np.full(len(runs), np.abs(np.diff(curve(np.arange(0, 20, 0.02)), axis=0)).max())}
+    limit, ensemble, naive = (
+        "the plan's own largest step, nothing to join",
+        "temporal ensembling, decay 0.01 (ACT, LeRobot)",
+        "naive switching",
+    )
+    steps = {
+        "ours": np.array([r[0] for r in ours]),
+        limit: np.full(len(runs), np.abs(np.diff(curve(np.arange(0, 20, 0.02)), axis=0)).max()),
+    }
     if args.peers:
         steps[ensemble] = np.array([ensembled(a, b, k) for k, (a, b) in enumerate(runs)])
         steps[naive] = np.array([switched(a, b, k, naive=True)[0] for k, (a, b) in enumerate(runs)])
     wrong, step = sum(r[2] for r in ours), 1e3 * float(steps["ours"].max())
-    report.add(make_row("largest step of a command where chunks join, latency 0 to 400 ms", "mm", steps, {limit: PHYSICAL},
-                        [ensemble, naive] if args.peers else [], clock=NONE, no_peer="" if args.peers else "--no-peers",
-                        bars=lambda *_: [at_most("mm in the worst run", step, 5.0 + 1e-6), at_most("rows late or twice", wrong, 0)],
-                        work=f"{len(runs)} runs of 20 s with the same chunks, arriving at the same times",
-                        note=f"{sum(r[1].get('executed', 0) for r in ours)} rows ran, {wrong} of them late or twice"))
+    report.add(
+        make_row(
+            "largest step of a command where chunks join, latency 0 to 400 ms",
+            "mm",
+            steps,
+            {limit: PHYSICAL},
+            [ensemble, naive] if args.peers else [],
+            clock=NONE,
+            no_peer="" if args.peers else "--no-peers",
+            bars=lambda *_: [
+                at_most("mm in the worst run", step, 5.0 + 1e-6),
+                at_most("rows late or twice", wrong, 0),
+            ],
+            work=f"{len(runs)} runs of 20 s with the same chunks, arriving at the same times",
+            note=f"{sum(r[1].get('executed', 0) for r in ours)} rows ran, {wrong} of them late or twice",
+        )
+    )

@@ -1,9 +1,10 @@
 """`robo_rl bench control`: a tick of the control law, of the governed arm, and the arm's loop in real time.
 
-The limits are bare calls: the two products with the Jacobian that no law of the tool can leave out, MuJoCo's kinematics
-and dynamics, its step. The peers are what one would write instead: a plain impedance law, compiled by numba and in NumPy,
-`mj_forward` for the model, and a loop that sleeps until the next period. Ticks are CPU times of this thread; the loop is
-measured on the wall clock, so on a busy machine its periods are those of the other programs.
+The limits are bare calls: the two products with the Jacobian that no law of the tool can leave out, MuJoCo's
+kinematics and dynamics, its step. The peers are what one would write instead: a plain impedance law, compiled
+by numba and in NumPy, `mj_forward` for the model, and a loop that sleeps until the next period. Ticks are CPU
+times of this thread; the loop is measured on the wall clock, so on a busy machine its periods are those of
+the other programs.
 """
 
 import time
@@ -40,10 +41,25 @@ if TYPE_CHECKING:
 TICKS = 200  # of one call; the target moves within them
 PRODUCTS, STEP = "J dq and J^T F", "mj_step"
 STIFFNESS, DAMPING = (600.0,) * 3 + (30.0,) * 3, (50.0,) * 3 + (10.0,) * 3
-PLAIN = LawOptions(stiffness=STIFFNESS, damping=DAMPING, error_clip=None, filter_time=0.0, feed_acceleration=(0.0, 0.0),
-                   nullspace="none", posture_stiffness=0.0, limit_torque=0.0, torque_rate=None, torque_fraction=1.0, ramp=0.0)
-LAWS = {"plain impedance, the peers' law": PLAIN, "Cartesian impedance": LawOptions(), "operational space": operational_space(),
-        "joint impedance": joint_impedance(damping=25.0)}
+PLAIN = LawOptions(
+    stiffness=STIFFNESS,
+    damping=DAMPING,
+    error_clip=None,
+    filter_time=0.0,
+    feed_acceleration=(0.0, 0.0),
+    nullspace="none",
+    posture_stiffness=0.0,
+    limit_torque=0.0,
+    torque_rate=None,
+    torque_fraction=1.0,
+    ramp=0.0,
+)
+LAWS = {
+    "plain impedance, the peers' law": PLAIN,
+    "Cartesian impedance": LawOptions(),
+    "operational space": operational_space(),
+    "joint impedance": joint_impedance(damping=25.0),
+}
 
 
 def measure(args: "Bench", report: Report) -> None:
@@ -59,7 +75,9 @@ def measure(args: "Bench", report: Report) -> None:
     loop(args, report)
 
 
-def law(args: "Bench", report: Report, name: str, ours: Law, model: ArmModel, plain: dict[str, Callable]) -> None:
+def law(
+    args: "Bench", report: Report, name: str, ours: Law, model: ArmModel, plain: dict[str, Callable]
+) -> None:
     """One tick of a law for a model that is there, beside the products it needs and the plain law."""
     goal = np.array(model.pos) + [0.0, 0.02, 0.01], np.array(model.quat)
     out = np.zeros(model.n)
@@ -76,16 +94,33 @@ def law(args: "Bench", report: Report, name: str, ours: Law, model: ArmModel, pl
     work |= {k: (call, TICKS) for k, call in products(model).items()}
     limits = dict.fromkeys(list(work)[1:], BARE)
     peers = plain if args.peers else {}
-    work |= {k: (lambda call=call: [call(model, *goal, out) for _ in range(TICKS)], TICKS) for k, call in peers.items()}
-    said = "all sides gave the same torques at rest; ours also moves its reference and looks after limits" if same else \
-        "the peers' law is the plain one: no reference that moves, no nullspace, no limits"
-    report.add(make_row(f"law, one tick: {name}, 7 joints", "us", in_turns(work, args.slice / 4, time.thread_time), limits,
-                        [*peers], bars=lambda ours, *_: [at_most("us", ours, 30)], clock=CPU, work=said,
-                        no_peer="" if args.peers else "--no-peers"))
+    work |= {
+        k: (lambda call=call: [call(model, *goal, out) for _ in range(TICKS)], TICKS)
+        for k, call in peers.items()
+    }
+    said = (
+        "all sides gave the same torques at rest; ours also moves its reference and looks after limits"
+        if same
+        else "the peers' law is the plain one: no reference that moves, no nullspace, no limits"
+    )
+    report.add(
+        make_row(
+            f"law, one tick: {name}, 7 joints",
+            "us",
+            in_turns(work, args.slice / 4, time.thread_time),
+            limits,
+            [*peers],
+            bars=lambda ours, *_: [at_most("us", ours, 30)],
+            clock=CPU,
+            work=said,
+            no_peer="" if args.peers else "--no-peers",
+        )
+    )
 
 
 def products(model: ArmModel) -> dict[str, Callable[[], None]]:
-    """TICKS times the tool's twist and the torques of a force at the tool: through MuJoCo's C calls, and compiled."""
+    """TICKS times the tool's twist and the torques of a force at the tool: through MuJoCo's C calls, and
+    compiled."""
     force, twist, torque, jac, dq = np.ones(6), np.zeros(6), np.zeros(model.n), model.jac, model.dq.copy()
 
     @njit(error_model="numpy")
@@ -148,7 +183,11 @@ def plain_laws(model: ArmModel) -> dict[str, Callable]:
         mujoco.mju_mulQuat(turn, quat, back)
         mujoco.mju_quat2Vel(e[3:], turn, 1.0)
         out[:] = m.jac.T @ (kk @ e - dd @ (m.jac @ m.dq)) + m.bias
-    return {f"a plain impedance law, {versioned('numba')}": by_numba, f"a plain impedance law, {versioned('numpy')}": by_numpy}
+
+    return {
+        f"a plain impedance law, {versioned('numba')}": by_numba,
+        f"a plain impedance law, {versioned('numpy')}": by_numpy,
+    }
 
 
 def kinematics(args: "Bench", report: Report, model: ArmModel) -> None:
@@ -179,18 +218,32 @@ def kinematics(args: "Bench", report: Report, model: ArmModel) -> None:
     model.update(q, dq)
     for call in (bare, by_forward):
         call()
-        assert np.allclose(jac, model.jac) and np.allclose(minv, model.minv_jt) and np.allclose(bias, model.bias)
+        assert (
+            np.allclose(jac, model.jac) and np.allclose(minv, model.minv_jt) and np.allclose(bias, model.bias)
+        )
     peer = f"mj_forward, mj_jacSite, mj_solveM, {versioned('mujoco')}"
-    work = {"ours": (lambda: [model.update(q, dq) for _ in range(TICKS)], TICKS), "MuJoCo's calls alone": (bare, TICKS)}
+    work = {
+        "ours": (lambda: [model.update(q, dq) for _ in range(TICKS)], TICKS),
+        "MuJoCo's calls alone": (bare, TICKS),
+    }
     work |= {peer: (by_forward, TICKS)} if args.peers else {}
-    report.add(make_row("kinematics and dynamics for the law", "us", in_turns(work, args.slice / 8, time.thread_time),
-                        {"MuJoCo's calls alone": BARE}, [peer] if args.peers else [], clock=CPU,
-                        work="Jacobian, M^-1 J^T and bias of one state, equal on every side",
-                        no_peer="" if args.peers else "--no-peers"))
+    report.add(
+        make_row(
+            "kinematics and dynamics for the law",
+            "us",
+            in_turns(work, args.slice / 8, time.thread_time),
+            {"MuJoCo's calls alone": BARE},
+            [peer] if args.peers else [],
+            clock=CPU,
+            work="Jacobian, M^-1 J^T and bias of one state, equal on every side",
+            no_peer="" if args.peers else "--no-peers",
+        )
+    )
 
 
 def plain_arm(arm: SimArm, plain: dict[str, Callable]) -> tuple[str, Callable[[], None]]:
-    """The simulated arm under the compiled plain law, as a short script has it: model, law, step; no governor."""
+    """The simulated arm under the compiled plain law, as a short script has it: model, law, step; no
+    governor."""
     (name, call), model = next(iter(plain.items())), arm_model(arm.robot)
     pos, quat = np.array(model.pos), np.array(model.quat)
     dofs = [int(arm.mj.joint(j).dofadr[0]) for j in arm.robot.joints]
@@ -211,10 +264,18 @@ def governed_arm(args: "Bench", report: Report, plain: dict[str, Callable]) -> N
     name, tick = plain_arm(SimArm(robot), plain)
     work = {"ours": (governed(SimArm(robot)), TICKS), STEP: (steps(SimArm(robot)), TICKS)}
     work |= {name: (lambda: [tick() for _ in range(TICKS)], TICKS)} if args.peers else {}
-    report.add(make_row("one tick of the arm: governor, model, law, physics", "us",
-                        in_turns(work, args.slice / 4, time.thread_time), {STEP: BARE}, [name] if args.peers else [],
-                        clock=CPU, work="one physics step of the same model on every side; the peer checks nothing",
-                        no_peer="" if args.peers else "--no-peers"))
+    report.add(
+        make_row(
+            "one tick of the arm: governor, model, law, physics",
+            "us",
+            in_turns(work, args.slice / 4, time.thread_time),
+            {STEP: BARE},
+            [name] if args.peers else [],
+            clock=CPU,
+            work="one physics step of the same model on every side; the peer checks nothing",
+            no_peer="" if args.peers else "--no-peers",
+        )
+    )
 
 
 def ticks(law: Law, model: ArmModel) -> Callable[[], None]:
@@ -276,7 +337,8 @@ def governed(arm: SimArm) -> Callable[[], None]:
 
 
 def sleeping(tick: Callable[[], object], dt: float, seconds: float) -> tuple[float, float]:
-    """(p99 of the period, CPU time of a period) [s] of the loop one writes first: work, then sleep for what is left."""
+    """(p99 of the period, CPU time of a period) [s] of the loop one writes first: work, then sleep for
+    what is left."""
     began, busy, end = [], time.thread_time(), time.monotonic() + seconds
     while (now := time.monotonic()) < end:
         began.append(now)
@@ -305,8 +367,29 @@ def loop(args: "Bench", report: Report) -> None:
     said = f"{timings[-1].text()}; real-time priority {'on' if real else 'not permitted'}"
     peers, none = [peer] if args.peers else [], "" if args.peers else "--no-peers"
     work = "the same governed tick; every loop under the same priority"
-    report.add(make_row("arm at 1 kHz: p99 of the period", "ms", columns(periods), {"the period": PHYSICAL}, peers,
-                        bars=lambda ours, *_: [at_most("ms", ours, 1.1 if real else 1.6)], note=said, work=work, no_peer=none))
-    report.add(make_row("arm at 1 kHz: CPU time of a period", "us", columns(costs), {STEP: BARE}, peers,
-                        bars=lambda ours, *_: [at_most("share of a core", ours / (1e6 * arm.dt), 0.30)], clock=CPU,
-                        work=work, no_peer=none))
+    report.add(
+        make_row(
+            "arm at 1 kHz: p99 of the period",
+            "ms",
+            columns(periods),
+            {"the period": PHYSICAL},
+            peers,
+            bars=lambda ours, *_: [at_most("ms", ours, 1.1 if real else 1.6)],
+            note=said,
+            work=work,
+            no_peer=none,
+        )
+    )
+    report.add(
+        make_row(
+            "arm at 1 kHz: CPU time of a period",
+            "us",
+            columns(costs),
+            {STEP: BARE},
+            peers,
+            bars=lambda ours, *_: [at_most("share of a core", ours / (1e6 * arm.dt), 0.30)],
+            clock=CPU,
+            work=work,
+            no_peer=none,
+        )
+    )

@@ -1,5 +1,7 @@
-"""Simulators that a user could take instead of ours, for `robo_rl bench`: Gymnasium's vector envs and envpool."""
+"""Simulators that a user could take instead of ours, for `robo_rl bench`: Gymnasium's vector envs and
+envpool."""
 
+import functools
 import time
 from collections.abc import Callable
 
@@ -7,6 +9,7 @@ import gymnasium
 import numpy as np
 
 from robo_rl.cli.bench_rows import Report, lacking, versioned
+from robo_rl.rollout import mix
 
 MOST = 64  # processes or envs that Gymnasium is asked to hold
 COUNTS, COUNTS_QUICK = (1, 2, 4, 8, 16, 32, 64), (1, 2)
@@ -40,9 +43,13 @@ class Pool:
 
 
 def gymnasium_pools(maker: Callable[[], gymnasium.Env], n: int, quick: bool, report: Report) -> list[Pool]:
-    """Gymnasium's SyncVectorEnv and AsyncVectorEnv of n envs; above MOST each at the size that is its fastest."""
+    """Gymnasium's SyncVectorEnv and AsyncVectorEnv of n envs; above MOST each at the size that is its
+    fastest."""
     import mujoco
-    mujoco.set_mju_user_warning(lambda text: None)  # one line of a deprecated XML attribute per env and process
+
+    mujoco.set_mju_user_warning(
+        lambda text: None
+    )  # one line of a deprecated XML attribute per env and process
     pools = []
     for mode in (gymnasium.vector.SyncVectorEnv, gymnasium.vector.AsyncVectorEnv):
         found: list[tuple[float, int]] = []
@@ -53,7 +60,9 @@ def gymnasium_pools(maker: Callable[[], gymnasium.Env], n: int, quick: bool, rep
         best = min(found)[1] if found else n
         if found:
             report.say(f"  {mode.__name__}: fastest at n = {best}, {1 / min(found)[0]:,.0f} steps/s")
-        pools.append(Pool(f"{versioned('gymnasium')} {mode.__name__}, n = {best}", mode([maker] * best), best))
+        pools.append(
+            Pool(f"{versioned('gymnasium')} {mode.__name__}, n = {best}", mode([maker] * best), best)
+        )
     return pools
 
 
@@ -70,7 +79,8 @@ def envpool_pool(task: str, n: int, threads: int) -> tuple[Pool | None, dict[str
 
 
 def arm_maker(task: str) -> Callable[[], gymnasium.Env]:
-    """The least that a Gymnasium env of the arm could do: one `mj_step`, qpos and qvel as observation, no reward."""
+    """The least that a Gymnasium env of the arm could do: one `mj_step`, qpos and qvel as observation, no
+    reward."""
     def make() -> gymnasium.Env:
         import mujoco
 
@@ -104,3 +114,86 @@ def arm_maker(task: str) -> Callable[[], gymnasium.Env]:
                 return np.concatenate([self.data.qpos, self.data.qvel], dtype=np.float32)
         return BareArm()
     return make
+
+
+class Share(gymnasium.Env):
+    """Some rows of a contract env as one Gymnasium env: observations [m, S+4] end in reward, terminated,
+    truncated, success."""
+
+    def __init__(self, make: "Callable[[], gymnasium.vector.VectorEnv]"):
+        self.env = make()
+        rows, self.width = self.env.num_envs, self.env.single_observation_space["state"].shape[0]
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (rows, self.width + 4), np.float32)
+        self.action_space = gymnasium.spaces.Box(
+            -1, 1, (rows, *self.env.single_action_space.shape), np.float32
+        )
+        self.out = np.zeros(self.observation_space.shape, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return self.begin({"seed": seed}), {}
+
+    def begin(self, how: dict) -> np.ndarray:
+        """`reset` of the rows that `how` means."""
+        obs, _ = self.env.reset(**how)
+        self.out[:, :self.width], self.out[:, self.width:] = obs["state"], 0
+        return self.out
+
+    def step(self, action):
+        obs, *rest, info = self.env.step(action)
+        self.out[:, :self.width] = obs["state"]
+        for k, column in enumerate((*rest, info["success"])):
+            self.out[:, self.width + k] = column
+        return self.out, 0.0, False, False, {}
+
+    def close(self):
+        self.env.close()
+
+
+class Subprocesses:
+    """A contract env whose rows live in the processes of Gymnasium's AsyncVectorEnv: the peer's way to use
+    all cores."""
+
+    def __init__(self, makers: "list[Callable[[], gymnasium.vector.VectorEnv]]"):
+        probe = makers[0]()
+        self.spec, self.single_observation_space = probe.spec, probe.single_observation_space
+        self.single_action_space, rows = probe.single_action_space, probe.num_envs
+        self.words = np.resize(probe.reset(seed=0)[0]["task"], rows * len(makers))
+        probe.close()
+        self.rows, self.num_envs = rows, rows * len(makers)
+        self.many = gymnasium.vector.AsyncVectorEnv([functools.partial(Share, make) for make in makers])
+        self.many.reset(seed=0)
+
+    def _read(self, out: np.ndarray) -> tuple:
+        out = out.reshape(self.num_envs, -1)
+        reward, terminated, truncated, success = out[:, -4:].T
+        return (
+            {"state": out[:, :-4], "task": self.words},
+            reward,
+            terminated > 0,
+            truncated > 0,
+            {"success": success > 0},
+        )
+
+    def reset(self, *, seed=None, options=None):
+        parts = [slice(i * self.rows, (i + 1) * self.rows) for i in range(len(self.many.env_fns))]
+        hows = [{"seed": None if seed is None else mix(seed, i) >> 33,
+                 "options": None if options is None else {k: np.asarray(v)[part] for k, v in options.items()}}
+                for i, part in enumerate(parts)]
+        obs, _, _, _, info = self._read(np.stack(self._begin(hows)))
+        return obs, info
+
+    def _begin(self, hows: list[dict]) -> tuple:
+        for pipe, how in zip(self.many.parent_pipes, hows, strict=True):  # each process its own rows
+            pipe.send(("_call", ("begin", [how], {})))
+        answers = [pipe.recv() for pipe in self.many.parent_pipes]
+        assert all(ok for _, ok in answers), "a process of AsyncVectorEnv failed"
+        return tuple(x for x, _ in answers)
+
+    def step(self, actions):
+        out, *_ = self.many.step(
+            np.ascontiguousarray(actions, np.float32).reshape(len(self.many.env_fns), self.rows, -1)
+        )
+        return self._read(out)
+
+    def close(self) -> None:
+        self.many.close()

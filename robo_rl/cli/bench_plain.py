@@ -1,8 +1,9 @@
-"""What `robo_rl bench` holds our policies against: bare matrix products, and the same policies in plain modules.
+"""What `robo_rl bench` holds our policies against: bare matrix products, and the same policies in plain
+modules.
 
-The plain policy is what one writes first from the papers: `nn.Sequential` on `torch.cat([state, x, time])`, made anew at
-every denoise step, `torch.distributions.Normal` for densities, one denoise step after the other where all are scored. Its
-weights are ours, so its samples and densities are too; the tests hold it to that.
+The plain policy is what one writes first from the papers: `nn.Sequential` on `torch.cat([state, x, time])`,
+made anew at every denoise step, `torch.distributions.Normal` for densities, one denoise step after the other
+where all are scored. Its weights are ours, so its samples and densities are too; the tests hold it to that.
 """
 
 import copy
@@ -24,12 +25,18 @@ PEAK = 512  # side of the product whose rate stands for the processor's
 
 
 class PlainChain(nn.Module):
-    """The same function as a `ChainPolicy` on states: Flow-SDE with one random step or all, learned noise, diffusion."""
+    """The same function as a `ChainPolicy` on states: Flow-SDE with one random step or all, learned noise,
+    diffusion."""
 
     def __init__(self, policy: ChainPolicy):
         super().__init__()
         o = policy.options
-        self.steps, self.level, self.one, self.first = o.denoise_steps, o.noise_level, policy.one, policy.first
+        self.steps, self.level, self.one, self.first = (
+            o.denoise_steps,
+            o.noise_level,
+            policy.one,
+            policy.first,
+        )
         self.chunk, self.mean = policy.chunk, o.logp_reduction == "mean"
         self.net, self.time = _as_one(policy, policy.head), _time_net(policy.head)
         self.base, self.base_time = None, None
@@ -37,7 +44,10 @@ class PlainChain(nn.Module):
             self.base, self.base_time = _as_one(policy, policy.base), _time_net(policy.base)
         self.noise = copy.deepcopy(policy.noise)
         if self.noise is not None:
-            self.embed, self.time_out = copy.deepcopy(policy.head.from_context), copy.deepcopy(policy.head.from_time[2])
+            self.embed, self.time_out = (
+                copy.deepcopy(policy.head.from_context),
+                copy.deepcopy(policy.head.from_time[2]),
+            )
         self.register_buffer("t", policy.times.clone())
         self.diffusion = policy.diffusion
         for name in ("bars", "bars_prev", "loud_a", "loud_b", "loud_s") if policy.diffusion else ():
@@ -70,7 +80,8 @@ class PlainChain(nn.Module):
     @torch.no_grad()
     def act(self, state: Tensor, generator: torch.Generator,
             velocity: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None) -> tuple[Tensor, ...]:
-        """Exploring: chunk [B,D], then what `score` takes: x [B,F,D], x after it [B,F,D], step [B,F]; and logp [B,F].
+        """Exploring: chunk [B,D], then what `score` takes: x [B,F,D], x after it [B,F,D], step [B,F]; and
+        logp [B,F].
 
         velocity: a compiled form of the network to take instead.
         """
@@ -89,7 +100,10 @@ class PlainChain(nn.Module):
             if self.one:
                 mine = draw == i
                 x_next = torch.where(mine[:, None], x_next, x - out / self.steps)
-                before, after = torch.where(mine[:, None], x, before), torch.where(mine[:, None], x_next, after)
+                before, after = (
+                    torch.where(mine[:, None], x, before),
+                    torch.where(mine[:, None], x_next, after),
+                )
                 logp = torch.where(mine, self.logp(x_next, mean, std), logp)
             elif i >= self.first:
                 kept.append((x, x_next, k, self.logp(x_next, mean, std)))
@@ -108,7 +122,8 @@ class PlainChain(nn.Module):
 
 
 class PlainChunk(nn.Module):
-    """A flow policy's chunk from its initial noise: state [B,S], x [B,D] -> [B,D]. The whole chain, to be compiled."""
+    """A flow policy's chunk from its initial noise: state [B,S], x [B,D] -> [B,D]. The whole chain, to be
+    compiled."""
 
     def __init__(self, plain: PlainChain):
         super().__init__()
@@ -130,7 +145,9 @@ def _as_one(policy: ChainPolicy, head: nn.Module) -> nn.Sequential:
     net = mlp([policy.spec.state + policy.chunk + 64] + [o.hidden] * o.layers + [policy.chunk], o.activation)
     linears = [m for m in net if isinstance(m, nn.Linear)]
     with torch.no_grad():
-        linears[0].weight.copy_(torch.cat([head.from_context.weight, head.from_x.weight, head.from_time[2].weight], 1))
+        linears[0].weight.copy_(
+            torch.cat([head.from_context.weight, head.from_x.weight, head.from_time[2].weight], 1)
+        )
         linears[0].bias.copy_(head.from_context.bias)
         for mine, theirs in zip(linears[1:], [*head.body, head.out], strict=True):
             mine.load_state_dict(theirs.state_dict())
@@ -142,7 +159,8 @@ def _as_one(policy: ChainPolicy, head: nn.Module) -> nn.Sequential:
 
 def compiled_forms(module: nn.Module, example: tuple[Tensor, ...], quick: bool,
                    onnx: bool = True) -> tuple[dict[str, Callable], dict[str, str]]:
-    """({name and version: the module's forward, compiled}, {what is not here: why}); each gives the module's own output."""
+    """({name and version: the module's forward, compiled}, {what is not here: why}); each gives the
+    module's own output."""
     torch_is, forms, missing = versioned("torch"), {}, {}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -176,7 +194,9 @@ class OnnxForm:
         program.save(file)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        self.session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
+        self.session = onnxruntime.InferenceSession(
+            file.getvalue(), options, providers=["CPUExecutionProvider"]
+        )
         self.names = [i.name for i in self.session.get_inputs()]
 
     def run(self, *rows: np.ndarray) -> np.ndarray:
@@ -189,7 +209,9 @@ class OnnxForm:
 # ---- limits ------------------------------------------------------------------------------------------------------
 
 
-def product_chain(rows: int, context: int, chunk: int, hidden: int, layers: int, steps: int) -> Callable[[], None]:
+def product_chain(
+    rows: int, context: int, chunk: int, hidden: int, layers: int, steps: int
+) -> Callable[[], None]:
     """The matrix products of a chain of `steps`: the context's once, then x, body and out at every step."""
     body = [torch.randn(hidden, hidden) for _ in range(layers - 1)]
     weights, x = [torch.randn(chunk, hidden), *body, torch.randn(hidden, chunk)], torch.randn(rows, chunk)
@@ -234,6 +256,7 @@ def update_flops(rows: int, sizes: list[int]) -> float:
 
 
 def at_peak(flops: float) -> tuple[Callable[[], object], float]:
-    """(a square product, how many jobs of `flops` are as many operations): the processor's rate on such a job."""
+    """(a square product, how many jobs of `flops` are as many operations): the processor's rate on such a
+    job."""
     a, b, out = torch.randn(PEAK, PEAK), torch.randn(PEAK, PEAK), torch.empty(PEAK, PEAK)
     return lambda: torch.mm(a, b, out=out), 2.0 * PEAK**3 / flops

@@ -1,9 +1,11 @@
-"""`robo_rl bench policy`: sampling chains, re-scoring them in PPO updates, and one robot's chunk, each on one thread.
+"""`robo_rl bench policy`: sampling chains, re-scoring them in PPO updates, and one robot's chunk, each on one
+thread.
 
-The limits are the bare chain of matrix products of the same shapes through the fastest plain call torch (or NumPy, for
-one robot) has, and the same number of operations at the rate of a large product. The peers do the same job with plain modules (`bench_plain`), eager and through each compiler. The methods
-are measured one by one: pi_rl re-scores one step of a chain, ReinFlow and DPPO all of them. Times are CPU times of the
-measuring thread, so that a busy machine counts little.
+The limits are the bare chain of matrix products of the same shapes through the fastest plain call torch (or
+NumPy, for one robot) has, and the same number of operations at the rate of a large product. The peers do the
+same job with plain modules (`bench_plain`), eager and through each compiler. The methods are measured one by
+one: pi_rl re-scores one step of a chain, ReinFlow and DPPO all of them. Times are CPU times of the measuring
+thread, so that a busy machine counts little.
 """
 
 import copy
@@ -52,9 +54,11 @@ if TYPE_CHECKING:
 
 ENVS, MINIBATCHES = 256, (512, 1024, 4096)
 CHAIN = PolicyOptions(horizon=4, execute=4, denoise_steps=4, hidden=256, layers=3)
-CHAINS = {"pi_rl, one random step of K = 4": CHAIN,
-          "reinflow, all of K = 4": replace(CHAIN, noise="learned", noise_steps="all"),
-          "dppo, the last 5 of K = 10": replace(CHAIN, kind="diffusion", denoise_steps=10, logp_reduction="mean")}
+CHAINS = {
+    "pi_rl, one random step of K = 4": CHAIN,
+    "reinflow, all of K = 4": replace(CHAIN, noise="learned", noise_steps="all"),
+    "dppo, the last 5 of K = 10": replace(CHAIN, kind="diffusion", denoise_steps=10, logp_reduction="mean"),
+}
 CHAIN_SPEC = ObsSpec(state=32, action=8)
 ROBOT = PolicyOptions(horizon=16, execute=16, denoise_steps=4, hidden=256, layers=3)
 ROBOT_SPEC = ObsSpec(state=32, action=7)
@@ -90,7 +94,9 @@ def sampling(args: "Bench", report: Report, name: str, o: PolicyOptions) -> None
     if args.peers:
         example = (obs["state"], torch.randn(n, policy.chunk), plain.t[0].expand(n))
         forms, missing = compiled_forms(plain, example, args.quick, onnx=not args.quick)
-        forms = {f"plain modules, {versioned('torch')} eager": None} | {f"plain modules, {k}": f for k, f in forms.items()}
+        forms = {f"plain modules, {versioned('torch')} eager": None} | {
+            f"plain modules, {k}": f for k, f in forms.items()
+        }
         right = policy.act(obs, torch.Generator().manual_seed(1), True)
         for label, form in forms.items():
             x, *_, logp = plain.act(obs["state"], torch.Generator().manual_seed(1), form)
@@ -99,11 +105,20 @@ def sampling(args: "Bench", report: Report, name: str, o: PolicyOptions) -> None
             peers[label] = (lambda form=form: plain.act(obs["state"], generator, form), 1)
     work = {"ours": (lambda: policy.act(obs, generator, True), 1), MM: (product_chain(*shapes), 1),
             PEAK: at_peak(chain_flops(*shapes))} | peers
-    report.add(make_row(f"chains of {n} envs, chunk 4 x 8, {name}", "ms", in_turns(work, args.slice, time.thread_time),
-                        PRODUCTS, [*peers], missing,
-                        lambda ours, of_limit, over_peer: [at_least("over peer", over_peer, 1)] * bool(peers), clock=CPU,
-                        work="chunks, trace and log-probs; from one seed every side gives the same",
-                        no_peer="" if args.peers else "--no-peers"))
+    report.add(
+        make_row(
+            f"chains of {n} envs, chunk 4 x 8, {name}",
+            "ms",
+            in_turns(work, args.slice, time.thread_time),
+            PRODUCTS,
+            [*peers],
+            missing,
+            lambda ours, of_limit, over_peer: [at_least("over peer", over_peer, 1)] * bool(peers),
+            clock=CPU,
+            work="chunks, trace and log-probs; from one seed every side gives the same",
+            no_peer="" if args.peers else "--no-peers",
+        )
+    )
 
 
 def update(args: "Bench", report: Report, name: str, o: PolicyOptions, size: int) -> None:
@@ -134,13 +149,24 @@ def update(args: "Bench", report: Report, name: str, o: PolicyOptions, size: int
             work[label] = (plain_update(plain, form, obs["state"], trace, chunk.logp, adv, joint), size)
             peers.append(label)
         right = policy.score(policy.encode(obs), chunk.trace)[0]
-        assert torch.allclose(plain.score(obs["state"], *trace), right, atol=1e-2), "the peer gives other densities"
-    report.add(make_row(f"PPO update, {name}, minibatch {size}, per re-scored transition", "us",
-                        in_turns(work, args.slice, time.thread_time), PRODUCTS, peers, missing,
-                        lambda ours, of_limit, over_peer: [at_least("over peer", over_peer, 1)] * bool(peers), clock=CPU,
-                        work=f"{policy.factors} step{'s' * (policy.factors > 1)} of a chain re-scored on every side, "
-                             "the densities compared; backward, norm, AdamW",
-                        no_peer="" if args.peers else "--no-peers"))
+        assert torch.allclose(plain.score(obs["state"], *trace), right, atol=1e-2), (
+            "the peer gives other densities"
+        )
+    report.add(
+        make_row(
+            f"PPO update, {name}, minibatch {size}, per re-scored transition",
+            "us",
+            in_turns(work, args.slice, time.thread_time),
+            PRODUCTS,
+            peers,
+            missing,
+            lambda ours, of_limit, over_peer: [at_least("over peer", over_peer, 1)] * bool(peers),
+            clock=CPU,
+            work=f"{policy.factors} step{'s' * (policy.factors > 1)} of a chain re-scored on every side, "
+            "the densities compared; backward, norm, AdamW",
+            no_peer="" if args.peers else "--no-peers",
+        )
+    )
 
 
 def _each(work: tuple[Callable[[], object], float], units: float) -> tuple[Callable[[], object], float]:
@@ -152,8 +178,15 @@ def sizes(o: PolicyOptions, policy) -> list[int]:
     return [policy.spec.state + policy.chunk, *[o.hidden] * o.layers, policy.chunk]
 
 
-def plain_update(plain: PlainChain, form: Callable, state: Tensor, trace: tuple[Tensor, ...], logp_old: Tensor,
-                 adv: Tensor, joint: bool) -> Callable[[], None]:
+def plain_update(
+    plain: PlainChain,
+    form: Callable,
+    state: Tensor,
+    trace: tuple[Tensor, ...],
+    logp_old: Tensor,
+    adv: Tensor,
+    joint: bool,
+) -> Callable[[], None]:
     """One PPO step of a copy of the plain policy; form: how its score is compiled."""
     model = copy.deepcopy(plain)
     params = [p for n, p in model.named_parameters() if not n.startswith("base")]
@@ -209,9 +242,21 @@ def robot(args: "Bench", report: Report) -> None:
         def bars(ours: float, of_limit: float, over_peer: float, name=name) -> list[Bar]:
             wanted = [at_most("us", ours, 100)] if name == "numpy" else []
             return wanted + [at_least("over peer", over_peer, 1)] * bool(peers)
-        report.add(make_row(f"one chunk 16 x 7, K = 4, {label}", "us", times | {"ours": times[name]}, limits, peers, missing,
-                            bars, clock=CPU, work="a state in, fresh noise, a chunk out; every peer gives NumPy's chunk for one noise",
-                            no_peer="" if args.peers else "--no-peers"))
+
+        report.add(
+            make_row(
+                f"one chunk 16 x 7, K = 4, {label}",
+                "us",
+                times | {"ours": times[name]},
+                limits,
+                peers,
+                missing,
+                bars,
+                clock=CPU,
+                work="a state in, fresh noise, a chunk out; every peer gives NumPy's chunk for one noise",
+                no_peer="" if args.peers else "--no-peers",
+            )
+        )
 
 
 def _drawing(form: Callable, state: np.ndarray, d: int, rng: np.random.Generator) -> Callable[[], object]:
@@ -230,7 +275,9 @@ def one_row(widths: list[int], o: PolicyOptions, rng: np.random.Generator) -> di
     """The products of a chain of one row through NumPy and through torch."""
     weights = [rng.standard_normal((a, b), dtype=np.float32) for a, b in pairwise(widths)]
     rows = [(np.ones(len(w), np.float32), w, np.empty(w.shape[1], np.float32)) for w in weights]
-    there = [(torch.ones(len(w)), torch.from_numpy(w).t().contiguous(), torch.empty(w.shape[1])) for w in weights]
+    there = [
+        (torch.ones(len(w)), torch.from_numpy(w).t().contiguous(), torch.empty(w.shape[1])) for w in weights
+    ]
 
     def by_numpy() -> None:
         for _ in range(o.denoise_steps):

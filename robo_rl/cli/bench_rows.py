@@ -1,9 +1,9 @@
 """Rows of `robo_rl bench`: measuring in turns, what a row promises, and how it is printed.
 
-A limit is physical (bytes over measured bandwidth, the period of a loop, arms that never wait) or a bare call that does
-the part nobody can leave out; it is measured, never computed from our own figure. A peer is the best that a user could
-take instead, with its version; one that is not installed stays in the row and says so. All sides of a row do the same
-work and take turns in every repeat.
+A limit is physical (bytes over measured bandwidth, the period of a loop, arms that never wait) or a bare call
+that does the part nobody can leave out; it is measured, never computed from our own figure. A peer is the
+best that a user could take instead, with its version; one that is not installed stays in the row and says so.
+All sides of a row do the same work and take turns in every repeat.
 """
 
 import importlib.metadata
@@ -14,7 +14,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-SCALE = {"s": 1.0, "ms": 1e3, "us": 1e6, "mm": 1e3}  # of times and lengths, less is better; others are rates, units of work per s
+SCALE = {
+    "s": 1.0,
+    "ms": 1e3,
+    "us": 1e6,
+    "mm": 1e3,
+}  # of times and lengths, less is better; others are rates, units of work per s
 SLICE = 0.02  # s, least length of one turn
 LEAST = 5  # turns of each side
 BARE, PHYSICAL = "bare call", "physical"  # kinds of limits
@@ -34,10 +39,11 @@ class Bar:
 class Row:
     """One line: ours beside the limit and the best peer.
 
-    `of_limit` is 1 at the limit and less below it, `over_peer` above 1 where we are faster, both for rates and times:
-    medians over the `n` repeats of the ratio within a repeat. Each `_iqr` is the quartiles of the same repeats.
-    `others`: the remaining limits and peers as dicts of role, name, value, ratio; those that were not measured have a
-    `why` instead. `no_peer`: why nothing does this job. `work`: what each side does and how that was checked.
+    `of_limit` is 1 at the limit and less below it, `over_peer` above 1 where we are faster, both for rates
+    and times: medians over the `n` repeats of the ratio within a repeat. Each `_iqr` is the quartiles of the
+    same repeats. `others`: the remaining limits and peers as dicts of role, name, value, ratio; those that
+    were not measured have a `why` instead. `no_peer`: why nothing does this job. `work`: what each side does
+    and how that was checked.
     """
 
     what: str
@@ -88,7 +94,8 @@ def in_turns(work: "dict[str, tuple[Callable[[], object], float]]", seconds: flo
     """Seconds per unit of work, `[repeats]` per name, of calls that take turns for about `seconds` in all.
 
     work: name -> (call, units of work it does). A turn repeats its call for `slice_s` at least. The order is
-    reversed every other repeat. `clock` may count CPU time of this thread: on a busy machine that is what a call costs.
+    reversed every other repeat. `clock` may count CPU time of this thread: on a busy machine that is what a
+    call costs.
     """
     counts = {}
     for name, (call, _) in work.items():
@@ -126,17 +133,25 @@ def in_unit(times: np.ndarray, unit: str) -> np.ndarray:
     return times * SCALE[unit] if unit in SCALE else 1 / times
 
 
-def make_row(what: str, unit: str, times: Mapping[str, np.ndarray], limits: Mapping[str, str],
-             peers: Sequence[str] = (), missing: Mapping[str, str] | None = None,
-             bars: Callable[[float, float, float], list[Bar]] = lambda ours, of_limit, over_peer: [], **more) -> Row:
+def make_row(
+    what: str,
+    unit: str,
+    times: Mapping[str, np.ndarray],
+    limits: Mapping[str, str],
+    peers: Sequence[str] = (),
+    missing: Mapping[str, str] | None = None,
+    bars: Callable[[float, float, float], list[Bar]] = lambda ours, of_limit, over_peer: [],
+    **more,
+) -> Row:
     """Row from seconds per unit of work `[repeats]` of "ours", of each limit {name: kind} and of each peer.
 
-    The fastest limit and the fastest peer are the row's; the rest stand beside them. missing: peers that were not
-    measured -> why. bars: (ours, of_limit, over_peer, NaN without a peer) -> demands. more: other fields of the row.
+    The fastest limit and the fastest peer are the row's; the rest stand beside them. missing: peers that were
+    not measured -> why. bars: (ours, of_limit, over_peer, NaN without a peer) -> demands. more: other fields
+    of the row.
     """
     ours = times["ours"]
-    limit, *limits_left = sorted(limits, key=lambda k: np.median(times[k]))
-    best, *peers_left = sorted(peers, key=lambda k: np.median(times[k])) or [""]
+    limit, *limits_left = sorted(limits, key=lambda k: np.median(times[k] / ours))
+    best, *peers_left = sorted(peers, key=lambda k: np.median(times[k] / ours)) or [""]
     of_limit, figures = times[limit] / ours, in_unit(ours, unit)
     over = times[best] / ours if best else np.array([np.nan])
     number, ratio, gain = (float(np.median(x)) for x in (figures, of_limit, over))
@@ -144,13 +159,30 @@ def make_row(what: str, unit: str, times: Mapping[str, np.ndarray], limits: Mapp
     def other(role: str, name: str) -> dict:
         return {"role": role, "name": name, "value": float(np.median(in_unit(times[name], unit))),
                 "ratio": float(np.median(times[name] / ours))}
-    others = [other("limit", k) | {"kind": limits[k]} for k in limits_left] + [other("peer", k) for k in peers_left]
+
+    others = [other("limit", k) | {"kind": limits[k]} for k in limits_left] + [
+        other("peer", k) for k in peers_left
+    ]
     others += [{"role": "peer", "name": k, "why": why} for k, why in (missing or {}).items()]
-    return Row(what=what, unit=unit, ours=number, limit=float(np.median(in_unit(times[limit], unit))), limit_is=limit,
-               limit_kind=limits[limit], of_limit=ratio, n=len(ours), ours_iqr=quartiles(figures),
-               of_limit_iqr=quartiles(of_limit), peer=float(np.median(in_unit(times[best], unit))) if best else None,
-               peer_is=best, over_peer=gain if best else None, over_peer_iqr=quartiles(over) if best else None,
-               others=others, bars=bars(number, ratio, gain), **more)
+    return Row(
+        what=what,
+        unit=unit,
+        ours=number,
+        limit=float(np.median(in_unit(times[limit], unit))),
+        limit_is=limit,
+        limit_kind=limits[limit],
+        of_limit=ratio,
+        n=len(ours),
+        ours_iqr=quartiles(figures),
+        of_limit_iqr=quartiles(of_limit),
+        peer=float(np.median(in_unit(times[best], unit))) if best else None,
+        peer_is=best,
+        over_peer=gain if best else None,
+        over_peer_iqr=quartiles(over) if best else None,
+        others=others,
+        bars=bars(number, ratio, gain),
+        **more,
+    )
 
 
 def versioned(package: str) -> str:
@@ -188,10 +220,14 @@ def text_of(row: Row) -> str:
     """A row as printed: ours, then one line for the limit, for the peer and for the rest."""
     marks = "".join(f"  [{'pass' if b.passed else 'FAIL'}: {b.text}]" for b in row.bars)
     kind = f", {row.limit_kind}" if row.limit_kind else ""
-    lines = [f"{row.what}: {number(row.ours)} {row.unit}{span(row.ours_iqr)}, n = {row.n}, {row.clock}{marks}",
-             f"limit: {row.limit_is}{kind}, {number(row.limit)}: {row.of_limit:.2f}{_ratio(row.of_limit_iqr)} of it"]
+    lines = [
+        f"{row.what}: {number(row.ours)} {row.unit}{span(row.ours_iqr)}, n = {row.n}, {row.clock}{marks}",
+        f"limit: {row.limit_is}{kind}, {number(row.limit)}: {row.of_limit:.2f}{_ratio(row.of_limit_iqr)} of it",
+    ]
     if row.peer is not None:
-        lines.append(f"peer: {row.peer_is}, {number(row.peer)}: {row.over_peer:.2f} x{_ratio(row.over_peer_iqr)}")
+        lines.append(
+            f"peer: {row.peer_is}, {number(row.peer)}: {row.over_peer:.2f} x{_ratio(row.over_peer_iqr)}"
+        )
     for o in row.others:
         lines.append(f"{o['role']}: {o['name']}: not measured, {o['why']}" if "why" in o else
                      f"also: {o['name']}, {number(o['value'])}: {o['ratio']:.2f}")

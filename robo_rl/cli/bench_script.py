@@ -1,8 +1,9 @@
-"""Online RL as a script has it, for `robo_rl bench train` to hold us against: one file, plain modules, one loop.
+"""Online RL as a script has it, for `robo_rl bench train` to hold us against: one file, plain modules, one
+loop.
 
-In the manner of CleanRL's PPO: act for T decisions, GAE, epochs of shuffled minibatches, one Adam for policy and value,
-on envpool where it is installed and else on Gymnasium's SyncVectorEnv. It leaves out what a script leaves out: statistics,
-normalisation, true bootstraps at time limits, staleness, checkpoints.
+In the manner of CleanRL's PPO: act for T decisions, GAE, epochs of shuffled minibatches, one Adam for policy
+and value, on envpool where it is installed and else on Gymnasium's SyncVectorEnv. It leaves out what a script
+leaves out: statistics, normalisation, true bootstraps at time limits, staleness, checkpoints.
 """
 
 import gymnasium
@@ -21,7 +22,10 @@ class Gaussian(nn.Module):
 
     def __init__(self, state: int, chunk: int, hidden: int, layers: int, activation: str):
         super().__init__()
-        self.net, self.log_std = mlp([state, *[hidden] * layers, chunk], activation), nn.Parameter(torch.zeros(chunk))
+        self.net, self.log_std = (
+            mlp([state, *[hidden] * layers, chunk], activation),
+            nn.Parameter(torch.zeros(chunk)),
+        )
 
     @torch.no_grad()
     def act(self, state: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -30,7 +34,9 @@ class Gaussian(nn.Module):
         return x, x, d.log_prob(x).sum(-1, keepdim=True)
 
     def score(self, state: Tensor, x: Tensor) -> Tensor:
-        return torch.distributions.Normal(self.net(state), self.log_std.exp()).log_prob(x).sum(-1, keepdim=True)
+        return (
+            torch.distributions.Normal(self.net(state), self.log_std.exp()).log_prob(x).sum(-1, keepdim=True)
+        )
 
 
 class Script:
@@ -39,18 +45,29 @@ class Script:
     def __init__(self, t: Train, policy, threads: int, torch_threads: int):
         self.t, self.torch_threads, self.updates, n = t, torch_threads, 0, t.envs
         if lacking("envpool", "envpool", "envpool"):
-            env = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make(t.task, disable_env_checker=True)] * n)
+            env = gymnasium.vector.SyncVectorEnv(
+                [lambda: gymnasium.make(t.task, disable_env_checker=True)] * n
+            )
             where = f"{versioned('gymnasium')} SyncVectorEnv"
         else:
             import envpool
-            env, where = envpool.make(t.task, env_type="gymnasium", num_envs=n, num_threads=min(threads, n), seed=0), \
-                versioned("envpool")
-        self.name = f"a plain script, {versioned('torch')} and {where}, {torch_threads} thread{'s' * (torch_threads > 1)} of torch"
+
+            env, where = (
+                envpool.make(t.task, env_type="gymnasium", num_envs=n, num_threads=min(threads, n), seed=0),
+                versioned("envpool"),
+            )
+        count = f"{torch_threads} thread{'s' * (torch_threads > 1)} of torch"
+        self.name = f"a plain script, {versioned('torch')} and {where}, {count}"
         self.env, self.spec, o = env, policy.spec, t.policy
-        self.actor = Gaussian(self.spec.state, policy.chunk, o.hidden, o.layers, o.activation) if o.kind == "gaussian" else \
-            PlainChain(policy)
+        self.actor = (
+            Gaussian(self.spec.state, policy.chunk, o.hidden, o.layers, o.activation)
+            if o.kind == "gaussian"
+            else PlainChain(policy)
+        )
         self.critic = mlp([self.spec.state, *[o.hidden] * o.layers, 1], o.activation)
-        self.params = [p for n, p in self.actor.named_parameters() if not n.startswith("base")] + [*self.critic.parameters()]
+        self.params = [p for n, p in self.actor.named_parameters() if not n.startswith("base")] + [
+            *self.critic.parameters()
+        ]
         self.opt, self.generator = torch.optim.Adam(self.params, t.rl.lr), torch.Generator().manual_seed(0)
         self.joint = o.kind != "diffusion"
         self.state = torch.as_tensor(env.reset()[0], dtype=torch.float32)

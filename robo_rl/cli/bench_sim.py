@@ -1,8 +1,9 @@
-"""`robo_rl bench sim`: each simulator against its bare physics or drawing, and against what a user could take instead.
+"""`robo_rl bench sim`: each simulator against its bare physics or drawing, and against what a user could take
+instead.
 
-The limit of an env is the fastest bare call that does the same physics: `Batch` alone (with and without one MjData per
-simulation) or `mj_step` in a loop. It repeats a stretch of the env's life, from the same states, with the same controls
-and the same resets, and must end in the same states.
+The limit of an env is the fastest bare call that does the same physics: `Batch` alone (with and without one
+MjData per simulation) or `mj_step` in a loop. It repeats a stretch of the env's life, from the same states,
+with the same controls and the same resets, and must end in the same states.
 """
 
 import copy
@@ -65,14 +66,17 @@ def measure(args: "Bench", report: Report) -> None:
 
 
 class Stretch:
-    """Some control steps of an env with random actions, recorded once, and the bare calls that repeat its physics.
+    """Some control steps of an env with random actions, recorded once, and the bare calls that repeat its
+    physics.
 
     reset_share: what a lap owes for resets that it did not see, in full resets.
     """
 
     def __init__(self, env, threads: int, substeps: int, quick: bool):
         n, self.env, self.substeps = env.num_envs, env, substeps
-        self.length = int(np.clip((200 if quick else 20000) // n, 1 if quick else 8, min(64, env.spec.max_steps - 8)))
+        self.length = int(
+            np.clip((200 if quick else 20000) // n, 1 if quick else 8, min(64, env.spec.max_steps - 8))
+        )
         rng = np.random.default_rng(0)
         self.actions = rng.uniform(-1, 1, (self.length, n, *env.single_action_space.shape)).astype(np.float32)
         env.reset(seed=0)
@@ -81,7 +85,9 @@ class Stretch:
         self.begin, state, ctrl = env.get_state(), env.batch.state, env.batch.bind("ctrl")
         self.first, self.controls = state.copy(), []
         self.alive: list[np.ndarray | None] = []
-        self.fresh: list[tuple[np.ndarray, np.ndarray] | None] = []  # (ids, rows) of what was reset after a step
+        self.fresh: list[
+            tuple[np.ndarray, np.ndarray] | None
+        ] = []  # (ids, rows) of what was reset after a step
         over = np.zeros(n, bool)
         for a in self.actions:
             self.alive.append(None if not over.any() else ~over)
@@ -95,8 +101,12 @@ class Stretch:
         resets = sum(len(f[0]) for f in self.fresh if f)
         self.reset_share = 0.0 if resets else self.length / env.spec.max_steps
         self.units = self.length * n
-        self.calls = {f"Batch alone{', one MjData each' * kept}": self._batch(Batch(env.model, n, threads, persistent=kept))
-                      for kept in ((False, True) if n <= KEPT else (False,))}
+        self.calls = {
+            f"Batch alone{', one MjData each' * kept}": self._batch(
+                Batch(env.model, n, threads, persistent=kept)
+            )
+            for kept in ((False, True) if n <= KEPT else (False,))
+        }
         if n <= 4:
             self.calls["mj_step in a loop, 1 thread"] = self._loop()
 
@@ -161,7 +171,9 @@ class Stretch:
             self._env_step(a)
         assert np.array_equal(self.env.batch.state, self.last), "the env does not repeat its own stretch"
         for name, call in self.calls.items():
-            assert np.allclose(call()[1], self.last, rtol=0, atol=1e-9), f"{name} did other physics than the env"
+            assert np.allclose(call()[1], self.last, rtol=0, atol=1e-9), (
+                f"{name} did other physics than the env"
+            )
 
 
 def simulator(args: "Bench", report: Report, task: str, n: int, threads: int, control: str = "") -> None:
@@ -173,7 +185,11 @@ def simulator(args: "Bench", report: Report, task: str, n: int, threads: int, co
     walker = task in LOCOMOTION
     stretch = Stretch(env, threads, env.walker.frame_skip if walker else SUBSTEPS, args.quick)
     stretch.check()
-    pools, missing = peers(args, report, task, n, threads, walker) if threads == 2 and control != "joint_delta" else ([], {})
+    pools, missing = (
+        peers(args, report, task, n, threads, walker)
+        if threads == 2 and control != "joint_delta"
+        else ([], {})
+    )
     times = laps(stretch, pools, args.slice)
     env.close()
     for pool in pools:
@@ -181,18 +197,35 @@ def simulator(args: "Bench", report: Report, task: str, n: int, threads: int, co
     wanted = next(v for k, v in sorted(WANTED.items(), reverse=True) if n >= k)
 
     def bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
-        return [at_least("of limit", of_limit, wanted)] * (threads == 2) + [at_least("over peer", over_peer, 1)] * bool(pools)
+        return [at_least("of limit", of_limit, wanted)] * (threads == 2) + [
+            at_least("over peer", over_peer, 1)
+        ] * bool(pools)
+
     label = f"mujoco {task}, N = {n}{control and f', {control}'}, {threads} thread{'s' * (threads > 1)}"
     said = "" if walker else "; the peers' env does no more than mj_step and copying qpos and qvel"
-    report.add(make_row(
-        label, "steps/s", times, dict.fromkeys(stretch.calls, BARE), [p.name for p in pools], missing, bars,
-        work=f"{stretch.length} control steps of {n} envs; the limit starts in the env's states, takes its controls and "
-             f"its resets, and ended in its states{said if pools else ''}",
-        no_peer="" if pools or missing else "the row with end-effector control and 2 threads has them" if args.peers
-                else "--no-peers"))
+    report.add(
+        make_row(
+            label,
+            "steps/s",
+            times,
+            dict.fromkeys(stretch.calls, BARE),
+            [p.name for p in pools],
+            missing,
+            bars,
+            work=f"{stretch.length} control steps of {n} envs; the limit starts in the env's states, takes its controls, "
+            f"takes its resets and ended in its states{said if pools else ''}",
+            no_peer=""
+            if pools or missing
+            else "the row with end-effector control and 2 threads has them"
+            if args.peers
+            else "--no-peers",
+        )
+    )
 
 
-def peers(args: "Bench", report: Report, task: str, n: int, threads: int, walker: bool) -> tuple[list[Pool], dict[str, str]]:
+def peers(
+    args: "Bench", report: Report, task: str, n: int, threads: int, walker: bool
+) -> tuple[list[Pool], dict[str, str]]:
     """(running peers, {peer: why it is not among them}) of a simulator's row."""
     if not args.peers:
         return [], {}
@@ -202,7 +235,9 @@ def peers(args: "Bench", report: Report, task: str, n: int, threads: int, walker
     pools = gymnasium_pools(maker, n, args.quick, report) + [pool] * (pool is not None)
     if walker:
         for p in pools:
-            assert p.env.step(p.actions[0])[0].shape == (p.n, _width(task)), f"{p.name} observes something else"
+            assert p.env.step(p.actions[0])[0].shape == (p.n, _width(task)), (
+                f"{p.name} observes something else"
+            )
     return pools, missing
 
 
@@ -212,7 +247,8 @@ def _width(task: str) -> int:
 
 
 def laps(stretch: Stretch, pools: list[Pool], seconds: float) -> dict[str, np.ndarray]:
-    """Seconds per control step [repeats] of the env, the bare calls and the peers, in turns for about `seconds`."""
+    """Seconds per control step [repeats] of the env, the bare calls and the peers, in turns for about
+    `seconds`."""
     sides = 1 + len(stretch.calls) + len(pools)
     turn = min(0.5, seconds / LEAST / sides)
     count = max(1, round(turn / max(stretch.lap(), 1e-6)))
@@ -228,7 +264,8 @@ def laps(stretch: Stretch, pools: list[Pool], seconds: float) -> dict[str, np.nd
 
 
 def drawing(args: "Bench", report: Report, task: str, size: int) -> None:
-    """Two cameras per env through `Renderer`, against mjr_render and mjr_readPixels of prepared scenes alone."""
+    """Two cameras per env through `Renderer`, against mjr_render and mjr_readPixels of prepared scenes
+    alone."""
     import sims
     from sims.mujoco.render import Renderer
     n = min(args.envs or 32, 32)
@@ -242,7 +279,9 @@ def drawing(args: "Bench", report: Report, task: str, size: int) -> None:
         return
     peer, why = f"{versioned('mujoco')} mujoco.Renderer, shadows, reflections and multisampling off", ""
     if args.peers and os.environ.get("MUJOCO_GL", "") not in ("egl", "osmesa"):
-        why = "mujoco.Renderer reads its backend when mujoco is imported: set MUJOCO_GL=egl before the command"
+        why = (
+            "mujoco.Renderer reads its backend when mujoco is imported: set MUJOCO_GL=egl before the command"
+        )
     plain = plain_renderer(env.model, size) if args.peers and not why else None
     datas, spec = [mujoco.MjData(env.model) for _ in range(n)], int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
@@ -261,7 +300,9 @@ def drawing(args: "Bench", report: Report, task: str, size: int) -> None:
     repeats = []
     for _ in range(LEAST):
         r = renderer.rates(args.slice / LEAST / 3)
-        repeats.append({"ours": 1 / r["render"], "mjr_render and mjr_readPixels of prepared scenes": 1 / r["bare"]})
+        repeats.append(
+            {"ours": 1 / r["render"], "mjr_render and mjr_readPixels of prepared scenes": 1 / r["bare"]}
+        )
         if plain:
             repeats[-1][peer] = float(np.median(in_turns({"peer": (by_mujoco, 2 * n)}, args.slice / LEAST / 3,
                                                          least=1)["peer"]))
@@ -269,10 +310,19 @@ def drawing(args: "Bench", report: Report, task: str, size: int) -> None:
     if plain:
         plain.close()
     env.close()
-    report.add(make_row(what, "images/s", columns(repeats), {"mjr_render and mjr_readPixels of prepared scenes": BARE},
-                        [peer] if plain else [], {peer: why} if why else {}, work=f"{2 * n} images of the same states",
-                        no_peer="" if args.peers else "--no-peers",
-                        bars=lambda _, of_limit, __: [at_least("of limit", of_limit, 0.8)]))
+    report.add(
+        make_row(
+            what,
+            "images/s",
+            columns(repeats),
+            {"mjr_render and mjr_readPixels of prepared scenes": BARE},
+            [peer] if plain else [],
+            {peer: why} if why else {},
+            work=f"{2 * n} images of the same states",
+            no_peer="" if args.peers else "--no-peers",
+            bars=lambda _, of_limit, __: [at_least("of limit", of_limit, 0.8)],
+        )
+    )
 
 
 def plain_renderer(model: mujoco.MjModel, size: int) -> mujoco.Renderer:
@@ -289,7 +339,8 @@ def plain_renderer(model: mujoco.MjModel, size: int) -> mujoco.Renderer:
 
 
 def maniskill(args: "Bench", report: Report, task: str) -> None:
-    """Two worker processes against two bare PhysX systems and two of ManiSkill's own envs, state observations."""
+    """Two worker processes against two bare PhysX systems and two of ManiSkill's own envs, state
+    observations."""
     import sims
     what = f"maniskill {task}, 2 workers"
     if why := lacking("mani_skill", "ManiSkill", "maniskill"):
@@ -313,9 +364,19 @@ def maniskill(args: "Bench", report: Report, task: str) -> None:
             for _ in range(LEAST):
                 ours = in_turns({"ours": (step, n)}, share, least=2)["ours"]
                 found = rates()
-                repeats.append({"ours": float(np.median(ours)), bare: 1 / found["physics"], own: 1 / found["env"]})
+                repeats.append(
+                    {"ours": float(np.median(ours)), bare: 1 / found["physics"], own: 1 / found["env"]}
+                )
         env.close()
-        report.add(make_row(f"{what}, {control}, N = {n}", "steps/s", columns(repeats), {bare: BARE}, [own],
-                            work="control steps with random actions, resets rare or not counted; physics: the same number "
-                                 "of PhysX steps per control step from the same reset",
-                            bars=lambda _, of_limit, over_peer: [at_least("over peer", over_peer, 1)]))
+        report.add(
+            make_row(
+                f"{what}, {control}, N = {n}",
+                "steps/s",
+                columns(repeats),
+                {bare: BARE},
+                [own],
+                work="control steps with random actions, resets rare or not counted; physics: as many "
+                "PhysX steps per control step from the same reset",
+                bars=lambda _, of_limit, over_peer: [at_least("over peer", over_peer, 1)],
+            )
+        )

@@ -1,9 +1,9 @@
 """`robo_rl bench sync`: weights from the learner to the workers, on one host and over a link.
 
-The limits are the memory's: bytes that must be moved, at the rate of a copy of warm buffers that is measured in turns
-with the rest, and bare calls. The peers are what a user has without us: tensors in torch's shared memory, a safetensors
-file, and plain torch calls that find, pack and write the same changes (link). One process takes all parts in turn, so a
-ratio holds on a busy machine too; times are CPU times of this thread.
+The limits are the memory's: bytes that must be moved, at the rate of a copy of warm buffers that is measured
+in turns with the rest, and bare calls. The peers are what a user has without us: tensors in torch's shared
+memory, a safetensors file, and plain torch calls that find, pack and write the same changes (link). One
+process takes all parts in turn, so a ratio holds on a busy machine too; times are CPU times of this thread.
 """
 
 import copy
@@ -63,7 +63,9 @@ def measure(args: "Bench", report: Report) -> None:
 def large(count: int) -> dict[str, Tensor]:
     """`count` tensors [1000, 1000] bfloat16 of a spread of magnitudes."""
     g = torch.Generator().manual_seed(0)
-    return {f"layers.{i}.weight": (0.02 * torch.randn(1000, 1000, generator=g)).bfloat16() for i in range(count)}
+    return {
+        f"layers.{i}.weight": (0.02 * torch.randn(1000, 1000, generator=g)).bfloat16() for i in range(count)
+    }
 
 
 def changed(tensors: dict[str, Tensor], share: float) -> dict[str, Tensor]:
@@ -121,13 +123,25 @@ def small(args: "Bench", report: Report, folder: Path) -> None:
         for t in module.parameters():
             t.data.zero_()
         call()
-        assert all(torch.equal(t, tensors[n]) for n, t in module.state_dict().items()), "other weights arrived"
+        assert all(torch.equal(t, tensors[n]) for n, t in module.state_dict().items()), (
+            "other weights arrived"
+        )
     work = {"ours": (ours, 1), "two copies of the bytes": (copies, 1)} | peers
     none = "" if args.peers else "--no-peers"
-    report.add(make_row("1 MB: publish, fetch, verify, swap", "ms", in_turns(work, args.slice, time.thread_time),
-                        {"two copies of the bytes": PHYSICAL}, [*peers], bars=bars, clock=CPU, no_peer=none,
-                        work="the weights of a learner in a worker's module, equal on every side; only ours can be read "
-                             "while it is written and finds damage"))
+    report.add(
+        make_row(
+            "1 MB: publish, fetch, verify, swap",
+            "ms",
+            in_turns(work, args.slice, time.thread_time),
+            {"two copies of the bytes": PHYSICAL},
+            [*peers],
+            bars=bars,
+            clock=CPU,
+            no_peer=none,
+            work="the weights of a learner in a worker's module, equal on every side; only ours can be read "
+            "while it is written and finds damage",
+        )
+    )
     cell, counter = memoryview(bytearray(4096)).cast("Q"), multiprocessing.Value("q", 3)
     peer = "multiprocessing.Value, with its lock"
     work = {"ours": (reader.version, 1), "reading a word": (lambda: cell[8], 1)}
@@ -135,9 +149,19 @@ def small(args: "Bench", report: Report, folder: Path) -> None:
 
     def poll_bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
         return [at_most("us", ours, 2)]
-    report.add(make_row("asking for the version", "us", in_turns(work, args.slice / 10, time.thread_time),
-                        {"reading a word": BARE}, [peer] if args.peers else [], bars=poll_bars, clock=CPU, no_peer=none,
-                        work="one number from shared memory"))
+    report.add(
+        make_row(
+            "asking for the version",
+            "us",
+            in_turns(work, args.slice / 10, time.thread_time),
+            {"reading a word": BARE},
+            [peer] if args.peers else [],
+            bars=poll_bars,
+            clock=CPU,
+            no_peer=none,
+            work="one number from shared memory",
+        )
+    )
     writer.close()
 
 
@@ -151,17 +175,35 @@ def host(args: "Bench", report: Report, folder: Path, new: dict[str, Tensor]) ->
     aside, shared = ({n: t.clone() for n, t in new.items()} for _ in range(2))
     warm_copy, table = "a copy into a warm buffer", np.zeros((2, len(new)), np.uint64)
     pointers = "a word written for each tensor"
-    fetches: dict[str, Callable[[], object]] = {warm_copy: lambda: np.copyto(warm, source), "ours": reader.fetch}
-    swaps: dict[str, Callable[[], object]] = {"ours": lambda: reader.swap(module), pointers: lambda: np.copyto(*table)}
+    fetches: dict[str, Callable[[], object]] = {
+        warm_copy: lambda: np.copyto(warm, source),
+        "ours": reader.fetch,
+    }
+    swaps: dict[str, Callable[[], object]] = {
+        "ours": lambda: reader.swap(module),
+        pointers: lambda: np.copyto(*table),
+    }
     if args.peers:
         for t in shared.values():
             t.share_memory_()
-        fetches |= {f"copy_ from share_memory_, {versioned('torch')}": lambda: [t.copy_(shared[n]) for n, t in aside.items()],
-                    f"safetensors file, {versioned('safetensors')}":
-                        lambda: [aside[n].copy_(t) for n, t in safetensors.torch.load_file(file).items()]}
-        swaps |= {f"setting .data, {versioned('torch')}": lambda: point(module, new),
-                  f"load_state_dict(assign=True), {versioned('torch')}": lambda: module.load_state_dict(new, assign=True)}
-    times: dict[str, dict[str, list[float]]] = {"fetch": {n: [] for n in fetches}, "swap": {n: [] for n in swaps}}
+        fetches |= {
+            f"copy_ from share_memory_, {versioned('torch')}": lambda: [
+                t.copy_(shared[n]) for n, t in aside.items()
+            ],
+            f"safetensors file, {versioned('safetensors')}": lambda: [
+                aside[n].copy_(t) for n, t in safetensors.torch.load_file(file).items()
+            ],
+        }
+        swaps |= {
+            f"setting .data, {versioned('torch')}": lambda: point(module, new),
+            f"load_state_dict(assign=True), {versioned('torch')}": lambda: module.load_state_dict(
+                new, assign=True
+            ),
+        }
+    times: dict[str, dict[str, list[float]]] = {
+        "fetch": {n: [] for n in fetches},
+        "swap": {n: [] for n in swaps},
+    }
     publishes, faults, end = [], 0, time.perf_counter() + args.slice
     while len(publishes) < LEAST + 2 or time.perf_counter() < end:
         publishes.append(timed(lambda: writer.publish(writer.version + 1, new)))
@@ -169,23 +211,54 @@ def host(args: "Bench", report: Report, folder: Path, new: dict[str, Tensor]) ->
             for name, call in calls.items():
                 before = page_faults()
                 times[kind][name].append(timed(call))
-                faults += page_faults() - before if (kind, name) == ("fetch", "ours") and len(publishes) > 2 else 0
+                faults += (
+                    page_faults() - before if (kind, name) == ("fetch", "ours") and len(publishes) > 2 else 0
+                )
                 if kind == "swap" and name == "ours":
-                    assert all(torch.equal(p, t) for p, t in zip(module.parameters(), new.values(), strict=True))
+                    assert all(
+                        torch.equal(p, t) for p, t in zip(module.parameters(), new.values(), strict=True)
+                    )
     fetched, swapped = ({n: np.array(t[2:]) for n, t in times[k].items()} for k in ("fetch", "swap"))
     mb, full = f"{size(new) / 1e6:.0f} MB", not args.quick
-    publish, none = np.median(np.array(publishes[2:]) / fetched[warm_copy]), "" if args.peers else "--no-peers"
+    publish, none = (
+        np.median(np.array(publishes[2:]) / fetched[warm_copy]),
+        "" if args.peers else "--no-peers",
+    )
 
     def bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
         return [at_least("of limit", of_limit, 1 / 1.2)] * full + [at_most("page faults", faults, 0)]
-    report.add(make_row(f"{mb}: fetch into standby", "ms", fetched, {warm_copy: PHYSICAL}, list(fetches)[2:], bars=bars, clock=CPU,
-                        note=f"publish, hash included, takes {publish:.2f} x the copy", no_peer=none,
-                        work="the bytes of all weights in this process; ours were equal after every swap"))
+
+    report.add(
+        make_row(
+            f"{mb}: fetch into standby",
+            "ms",
+            fetched,
+            {warm_copy: PHYSICAL},
+            list(fetches)[2:],
+            bars=bars,
+            clock=CPU,
+            note=f"publish, hash included, takes {publish:.2f} x the copy",
+            no_peer=none,
+            work="the bytes of all weights in this process; ours were equal after every swap",
+        )
+    )
 
     def pause_bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
         return [at_most("ms", ours, 1)]
-    report.add(make_row(f"{mb}: pause of the swap", "ms", swapped, {pointers: PHYSICAL}, list(swaps)[2:], bars=pause_bars,
-                        clock=CPU, no_peer=none, work="a module with other weights, none copied"))
+
+    report.add(
+        make_row(
+            f"{mb}: pause of the swap",
+            "ms",
+            swapped,
+            {pointers: PHYSICAL},
+            list(swaps)[2:],
+            bars=pause_bars,
+            clock=CPU,
+            no_peer=none,
+            work="a module with other weights, none copied",
+        )
+    )
     writer.close()
 
 
@@ -259,15 +332,32 @@ def link(args: "Bench", report: Report, base: dict[str, Tensor]) -> None:
     def bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
         wanted = [at_most("ms", ours, 40), at_least("of limit", of_limit, 12.7 / 40)] if full else []
         return [*wanted, at_most("bytes of full", share, 0.04)]
-    report.add(make_row(f"{mb}, 1 % changed: diff and pack", "ms", in_turns(work, args.slice, time.thread_time),
-                        {read: PHYSICAL, compare: BARE}, [*peers], bars=bars, clock=CPU, no_peer=none,
-                        note=f"message {share:.2%} of the full weights",
-                        work="every changed weight with its place, the same on every side; ours also packs and hashes"))
+
+    report.add(
+        make_row(
+            f"{mb}, 1 % changed: diff and pack",
+            "ms",
+            in_turns(work, args.slice, time.thread_time),
+            {read: PHYSICAL, compare: BARE},
+            [*peers],
+            bars=bars,
+            clock=CPU,
+            no_peer=none,
+            note=f"message {share:.2%} of the full weights",
+            work="every changed weight with its place, the same on every side; ours also packs and hashes",
+        )
+    )
     apply_rows(args, report, base, new, message, lists)
 
 
-def apply_rows(args: "Bench", report: Report, base: dict[str, Tensor], new: dict[str, Tensor], message: np.ndarray,
-               lists: list[tuple[Tensor, Tensor]]) -> None:
+def apply_rows(
+    args: "Bench",
+    report: Report,
+    base: dict[str, Tensor],
+    new: dict[str, Tensor],
+    message: np.ndarray,
+    lists: list[tuple[Tensor, Tensor]],
+) -> None:
     """Unpacking a delta and writing it into the weights."""
     mb, full = f"{size(base) / 1e6:.0f} MB", not args.quick
     there = {n: t.clone() for n, t in base.items()}
@@ -299,7 +389,18 @@ def apply_rows(args: "Bench", report: Report, base: dict[str, Tensor], new: dict
 
     def bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
         return [at_most("ms", ours, 8)] * full
-    report.add(make_row(f"{mb}, 1 % changed: unpack and apply", "ms", in_turns(work, args.slice, time.thread_time),
-                        {limit: PHYSICAL}, [*peers], bars=bars, clock=CPU, no_peer="" if args.peers else "--no-peers",
-                        note=f"{lines:.0%} of the cache lines change",
-                        work="the new weights, equal on every side; the peers' places lie unpacked"))
+
+    report.add(
+        make_row(
+            f"{mb}, 1 % changed: unpack and apply",
+            "ms",
+            in_turns(work, args.slice, time.thread_time),
+            {limit: PHYSICAL},
+            [*peers],
+            bars=bars,
+            clock=CPU,
+            no_peer="" if args.peers else "--no-peers",
+            note=f"{lines:.0%} of the cache lines change",
+            work="the new weights, equal on every side; the peers' places lie unpacked",
+        )
+    )

@@ -1,9 +1,11 @@
-"""`robo_rl bench train`: online RL end to end, against the bound of its bare parts and against what one could run instead.
+"""`robo_rl bench train`: online RL end to end, against the bound of its bare parts and against what one could
+run instead.
 
-The limit of an env step is the time of physics alone (as `bench sim` has it) plus that of the bare update (plain modules,
-their loss, AdamW, on data that lies ready), each at its fastest on this machine; for chains also the bare matrix
-products of sampling. Acting, credit, minibatches, statistics and metrics are what is above it. The peers are
-Stable-Baselines3 in its fastest setting and a plain script on envpool (`bench_script`), with as many gradient steps.
+The limit of an env step is the time of physics alone (as `bench sim` has it) plus that of the bare update
+(plain modules, their loss, AdamW, on data that lies ready), each at its fastest on this machine; for chains
+also the bare matrix products of sampling. Acting, credit, minibatches, statistics and metrics are what is
+above it. The peers are Stable-Baselines3 in its fastest setting and a plain script on envpool
+(`bench_script`), with as many gradient steps.
 """
 
 import importlib
@@ -55,7 +57,9 @@ def measure(args: "Bench", report: Report) -> None:
             for algo in ("pi_rl", "reinflow", "dppo"):
                 chain(args, report, algo)
         if args.task not in ("", "HalfCheetah-v5", "Hopper-v5"):
-            report.skip(args.task, "bench train measures HalfCheetah-v5 (ppo) and Hopper-v5 (pi_rl, reinflow, dppo)")
+            report.skip(
+                args.task, "bench train measures HalfCheetah-v5 (ppo) and Hopper-v5 (pi_rl, reinflow, dppo)"
+            )
     finally:
         torch.set_num_threads(threads)
 
@@ -168,7 +172,9 @@ def ppo(args: "Bench", report: Report) -> None:
     loop = Loop(t)
     peers, missing = [], {}
     if args.peers:
-        missing["sample-factory 2.1"] = "it needs gymnasium below 1 and numpy below 2, so an interpreter of its own"
+        missing["sample-factory 2.1"] = (
+            "it needs gymnasium below 1 and numpy below 2, so an interpreter of its own"
+        )
         if why := lacking("stable_baselines3", "Stable-Baselines3"):
             missing["Stable-Baselines3"] = why
         else:
@@ -177,15 +183,33 @@ def ppo(args: "Bench", report: Report) -> None:
         peers += script_peers(args, loop)
     sizes = [loop.policy.spec.state, *[256] * 2]
     size = min(t.rl.minibatch, t.envs * t.rl.decisions)
-    bare = Bare(_sim(t, args.quick), update_work(bare_update([*sizes, loop.policy.chunk], [*sizes, 1], size, "tanh"),
-                                                 size / t.rl.epochs, args.quick))
+    bare = Bare(
+        _sim(t, args.quick),
+        update_work(
+            bare_update([*sizes, loop.policy.chunk], [*sizes, 1], size, "tanh"),
+            size / t.rl.epochs,
+            args.quick,
+        ),
+    )
     times = turns(args, loop, bare, peers)
 
     def bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
         return [at_least("of limit", of_limit, 0.8)] + [at_least("over peer", over_peer, 1)] * bool(peers)
-    report.add(make_row(f"PPO, HalfCheetah-v5, {t.envs} envs x {t.rl.decisions} steps, end to end", "steps/s", times,
-                        {BOUND: BARE}, [p.name for p in peers], missing, bars, note=stages(loop), work=_work(t),
-                        no_peer="" if args.peers else "--no-peers"))
+
+    report.add(
+        make_row(
+            f"PPO, HalfCheetah-v5, {t.envs} envs x {t.rl.decisions} steps, end to end",
+            "steps/s",
+            times,
+            {BOUND: BARE},
+            [p.name for p in peers],
+            missing,
+            bars,
+            note=stages(loop),
+            work=_work(t),
+            no_peer="" if args.peers else "--no-peers",
+        )
+    )
     for peer in peers:
         peer.close()
 
@@ -193,17 +217,25 @@ def ppo(args: "Bench", report: Report) -> None:
 def _work(t: Train) -> str:
     """What every side does in an iteration."""
     batches = -(-t.envs * t.rl.decisions // t.rl.minibatch)
-    return (f"{t.envs * t.rl.decisions * t.policy.execute} control steps, {t.rl.epochs} x {batches} gradient steps of the "
-            "actor (counted) and as many of the critic; ours also normalises, as the peers do not")
+    return (
+        f"{t.envs * t.rl.decisions * t.policy.execute} control steps, {t.rl.epochs} x {batches} gradient steps "
+        "of the actor (counted) and as many of the critic; ours also normalises, as the peers do not"
+    )
 
 
-def bare_update(actor: list[int], critic: list[int], size: int, act: str, states: int = 0) -> tuple[Callable[[], None], ...]:
-    """One minibatch of plain PPO on tensors that lie ready, as (actor's step, critic's): MLP, loss, backward, fused
-    AdamW, nothing else. size: rows of the actor; states: those of the critic, if fewer."""
+def bare_update(
+    actor: list[int], critic: list[int], size: int, act: str, states: int = 0
+) -> tuple[Callable[[], None], ...]:
+    """One minibatch of plain PPO on tensors that lie ready, as (actor's step, critic's): MLP, loss,
+    backward, fused AdamW, nothing else. size: rows of the actor; states: those of the critic, if fewer."""
     pi, v, log_std = mlp(actor, act), mlp(critic, act), nn.Parameter(torch.zeros(actor[-1]))
     opts = [torch.optim.AdamW([*pi.parameters(), log_std], 1e-5, fused=True),
             torch.optim.AdamW(v.parameters(), 1e-5, fused=True)]
-    x, state, a = torch.randn(size, actor[0]), torch.randn(states or size, critic[0]), torch.randn(size, actor[-1])
+    x, state, a = (
+        torch.randn(size, actor[0]),
+        torch.randn(states or size, critic[0]),
+        torch.randn(size, actor[-1]),
+    )
     (logp_old, adv), returns = torch.randn(2, size), torch.randn(states or size)
 
     def step(opt: torch.optim.Optimizer, loss: Tensor) -> None:
@@ -223,7 +255,8 @@ def bare_update(actor: list[int], critic: list[int], size: int, act: str, states
 
 def update_work(steps: tuple[Callable[[], None], ...], units: float,
                 quick: bool) -> dict[str, tuple[Callable[[], object], float]]:
-    """Ways to do MANY bare updates of `units` env steps each: in turn on one thread, side by side, on two threads."""
+    """Ways to do MANY bare updates of `units` env steps each: in turn on one thread, side by side, on two
+    threads."""
     def in_turn(threads: int) -> None:
         torch.set_num_threads(threads)
         for _ in range(MANY):
@@ -281,7 +314,10 @@ def sb3(args: "Bench", report: Report, t: Train) -> Peer:
     from stable_baselines3 import PPO
     from stable_baselines3.common.logger import Logger
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
-    mujoco.set_mju_user_warning(lambda text: None)  # one line of a deprecated XML attribute per env and process
+
+    mujoco.set_mju_user_warning(
+        lambda text: None
+    )  # one line of a deprecated XML attribute per env and process
     steps = t.envs * t.rl.decisions
     width = [t.policy.hidden] * t.policy.layers
 
@@ -289,9 +325,16 @@ def sb3(args: "Bench", report: Report, t: Train) -> Peer:
         makers = [lambda: gymnasium.make(t.task, disable_env_checker=True)] * t.envs
         env = DummyVecEnv(makers) if kind == "DummyVecEnv" else SubprocVecEnv(makers, start_method="fork")
         torch.set_num_threads(threads)
-        model = PPO("MlpPolicy", env, n_steps=t.rl.decisions, batch_size=min(t.rl.minibatch, steps), device="cpu",
-                    n_epochs=t.rl.epochs, seed=0,
-                    policy_kwargs={"net_arch": {"pi": width, "vf": width}, "activation_fn": nn.Tanh})
+        model = PPO(
+            "MlpPolicy",
+            env,
+            n_steps=t.rl.decisions,
+            batch_size=min(t.rl.minibatch, steps),
+            device="cpu",
+            n_epochs=t.rl.epochs,
+            seed=0,
+            policy_kwargs={"net_arch": {"pi": width, "vf": width}, "activation_fn": nn.Tanh},
+        )
         model.set_logger(Logger(None, []))  # no folder, no output
 
         def iterate() -> None:
@@ -309,14 +352,17 @@ def sb3(args: "Bench", report: Report, t: Train) -> Peer:
                        f"{1 / found[-1][0]:,.0f} steps/s")
     _, kind, threads = min(found)
     iterate, close = build(kind, threads)
-    return Peer(f"{versioned('stable_baselines3')}, {kind}, {threads} thread{'s' * (threads > 1)}", iterate, close)
+    return Peer(
+        f"{versioned('stable_baselines3')}, {kind}, {threads} thread{'s' * (threads > 1)}", iterate, close
+    )
 
 
 # ---- chains on Hopper --------------------------------------------------------------------------------------------
 
 
 def chain(args: "Bench", report: Report, algo: str) -> None:
-    """40 envs, chunk 4, three layers of 256, 5 epochs; torch on one thread. Every side re-scores as many steps of a chain."""
+    """40 envs, chunk 4, three layers of 256, 5 epochs; torch on one thread. Every side re-scores as many
+    steps of a chain."""
     t = preset("mujoco", "Hopper-v5", algo, "state", "full")
     t = replace(t, envs=args.envs or 40, torch_threads=1, threads=2,
                 policy=replace(t.policy, horizon=4, execute=4, hidden=256, layers=3),
@@ -324,17 +370,34 @@ def chain(args: "Bench", report: Report, algo: str) -> None:
     loop = Loop(t)
     loop()
     o, spec, width = t.policy, loop.policy.spec, loop.policy.chunk
-    body, size, factors = [o.hidden] * o.layers, min(t.rl.minibatch, t.envs * t.rl.decisions), loop.policy.factors
-    actor, critic = bare_update([spec.state + width, *body, width], [spec.state, *body, 1], size * factors, o.activation, size)
+    body, size, factors = (
+        [o.hidden] * o.layers,
+        min(t.rl.minibatch, t.envs * t.rl.decisions),
+        loop.policy.factors,
+    )
+    actor, critic = bare_update(
+        [spec.state + width, *body, width], [spec.state, *body, 1], size * factors, o.activation, size
+    )
     products = product_chain(t.envs, spec.state, width, o.hidden, o.layers, o.denoise_steps)
     update = update_work((actor, critic), size * o.execute / t.rl.epochs, True)
     bare = Bare(_sim(t, args.quick), {"sampling": (_threads(1, products), t.envs * o.execute),
                                       "update": update["update, 1 thread"]})
     peers = script_peers(args, loop)
-    report.add(make_row(
-        f"{algo}, Hopper-v5, {t.envs} envs, chunk 4, {factors} of {o.denoise_steps} denoise steps learn", "steps/s",
-        turns(args, loop, bare, peers), {BOUND: BARE}, [p.name for p in peers], work=_work(t), note=stages(loop),
-        bars=lambda ours, of_limit, over_peer: [at_least("of limit", of_limit, 0.8)] * (algo == "pi_rl") +
-        [at_least("over peer", over_peer, 1)] * bool(peers), no_peer="" if args.peers else "--no-peers"))
+    report.add(
+        make_row(
+            f"{algo}, Hopper-v5, {t.envs} envs, chunk 4, {factors} of {o.denoise_steps} denoise steps learn",
+            "steps/s",
+            turns(args, loop, bare, peers),
+            {BOUND: BARE},
+            [p.name for p in peers],
+            work=_work(t),
+            note=stages(loop),
+            bars=lambda ours, of_limit, over_peer: (
+                [at_least("of limit", of_limit, 0.8)] * (algo == "pi_rl")
+                + [at_least("over peer", over_peer, 1)] * bool(peers)
+            ),
+            no_peer="" if args.peers else "--no-peers",
+        )
+    )
     for peer in peers:
         peer.close()

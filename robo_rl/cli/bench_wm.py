@@ -16,8 +16,9 @@ PRODUCTS = "the networks' matrix products"
 
 
 def measure(args: "Bench", report: Report) -> None:
-    """A latent model of random weights (its speed does not depend on them), N = 256, on one thread: against the bare
-    products of its networks, and against the real env with states and with two cameras of 64 pixels."""
+    """A latent model of random weights (its speed does not depend on them), N = 256, on one thread:
+    against the bare products of its networks, and against the real env with states and with two cameras
+    of 64 pixels."""
     import torch
 
     import sims
@@ -53,10 +54,21 @@ def measure(args: "Bench", report: Report) -> None:
         found.append(row)
     times = {k: v / CHUNK for k, v in columns(found).items()}
     drawn = [float(np.median(v / times["ours"])) for k, v in times.items() if "every step" in k]
-    report.add(make_row(f"latent model of {task}, N = {n}, 4 x 3 x 128, 1 thread", "steps/s", times, {PRODUCTS: BARE}, [*peers],
-                        missing, lambda *_: [at_least("over rgb every step", x, 5) for x in drawn], clock="CPU time of all threads",
-                        work=f"a reset and {CHUNK} control steps of every env with the same actions; the model gives a state, reward "
-                             "and success, and no picture", no_peer="" if args.peers else "--no-peers"))
+    report.add(
+        make_row(
+            f"latent model of {task}, N = {n}, 4 x 3 x 128, 1 thread",
+            "steps/s",
+            times,
+            {PRODUCTS: BARE},
+            [*peers],
+            missing,
+            lambda *_: [at_least("over rgb every step", x, 5) for x in drawn],
+            clock="CPU time of all threads",
+            work=f"a reset and {CHUNK} control steps of every env with the same actions; the model gives "
+            "a state, reward and success, and no picture",
+            no_peer="" if args.peers else "--no-peers",
+        )
+    )
     for env in (dream, *(e for e, _, _ in peers.values())):
         env.close()
 
@@ -101,7 +113,8 @@ def play(env, actions: np.ndarray, lazy: bool = False) -> None:
 
 
 def seconds(call) -> float:
-    """CPU time of all threads, for a simulator and a renderer have theirs: on a busy machine that is what a call costs."""
+    """CPU time of all threads, for a simulator and a renderer have theirs: on a busy machine that is what
+    a call costs."""
     began = time.process_time()
     call()
     return max(time.process_time() - began, 1e-9)
