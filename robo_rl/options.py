@@ -489,7 +489,7 @@ class CalQlOptions(RlpdOptions):
     cql_temperature: float = 0.01
     """T [value] of the penalty's soft maximum over actions; the paper's 1, likewise."""
     cql_actions: int = 4
-    """Actions from the policy at the state, as many at its successor, and as many uniform ones as both."""
+    """Actions from the policy at the state, as many at its successor, and as many uniform ones."""
 
     def __post_init__(self) -> None:
         RlpdOptions.__post_init__(self)

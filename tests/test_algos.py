@@ -324,6 +324,7 @@ def test_demonstrations_that_do_not_fit_the_env_are_refused_by_name(tmp_path):
 
 
 @pytest.mark.learning
+@pytest.mark.timeout(1800)  # a busy machine
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_improves_a_weak_supervised_policy(name, seed, tmp_path):

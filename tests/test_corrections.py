@@ -761,6 +761,7 @@ def learn(data, seed, lag, rounds=20, **kw):
 
 
 @pytest.mark.learning
+@pytest.mark.timeout(3600)  # twenty-one runs
 def test_rollouts_of_eight_updates_ago_teach_as_much_as_fresh_ones_only_if_corrected(tmp_path):
     data = demonstrations(tmp_path, 6)
     cases = {"fresh": (0, {}), "none": (8, dict(correction="none")),

@@ -700,6 +700,7 @@ def improve(name: str, seed: int, updates: int = 2500, envs: int = 16, limit: in
 
 
 @pytest.mark.learning
+@pytest.mark.timeout(1800)  # a busy machine
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("name", LEARNS)
 def test_every_method_improves_a_weak_policy(name, seed):

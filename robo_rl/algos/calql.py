@@ -29,14 +29,14 @@ class CalQlLearner(RlpdLearner):
     conservative = True
 
     def penalty(self, rows: Rows, q_data: Tensor) -> Tensor:
-        """cql_alpha times the regulariser, on fresh actions of the actor at s and at s', and as many uniform ones."""
+        """cql_alpha times the regulariser, on `cql_actions` fresh actions of the actor at s, at s', and uniform ones."""
         o, m, d = self.options, self.options.cql_actions, rows.flat.shape[1]
         with torch.no_grad():
             wide = torch.cat([rows.context, rows.next_context]).repeat_interleave(m, 0)
             mine, logp = self.policy.actor.sample(wide, self.generator)
             mine = torch.cat(mine.view(2, -1, m, d).unbind(), 1)
             logp = torch.cat(logp.view(2, -1, m).unbind(), 1)
-            box = torch.rand(mine.shape, generator=self.generator) * 2 - 1
+            box = torch.rand(len(mine), m, d, generator=self.generator) * 2 - 1
         q = self.critics.critic.many(rows.context, torch.cat([mine, box], 1))
         return o.cql_alpha * cql_penalty(q[..., :2 * m], logp, q[..., 2 * m:], q_data, rows.bound, d, o.cql_temperature)
 

@@ -106,8 +106,8 @@ def cql_penalty(q_policy: Tensor, logp: Tensor | None, q_random: Tensor, q_data:
         T log mean_i exp(Q_i / T) / q(a_i)  -  Q(s, a_data),     an estimate of T log integral exp(Q / T) da
 
     over M actions of the policy, drawn from q = exp(`logp` [B,M]), of which Q_i counts at least the return `bound` [B] that
-    followed (-inf: no bound: plain CQL), and as many uniform ones in the box of `d` entries, q = 2^-d. q_policy and q_random
-    [Q,B,M], q_data [Q,B]. `logp` None: the density is not known, all actions weigh the same (T log mean exp(Q_i / T)).
+    followed (-inf: no bound: plain CQL), and M' uniform ones in the box of `d` entries, q = 2^-d. q_policy [Q,B,M], q_random
+    [Q,B,M'], q_data [Q,B]. `logp` None: the density is not known, all actions weigh the same (T log mean exp(Q_i / T)).
     """
     calibrated = torch.maximum(q_policy, bound[:, None]) / temperature
     random = q_random / temperature
