@@ -15,10 +15,11 @@ import numpy as np
 import torch
 
 from robo_rl.data.episode import Episode
+from robo_rl.noise import mix, seed_noise
 from robo_rl.policies import Policy, obs_tensors
 from robo_rl.replay import HUMAN, PAUSE, Tape
 from robo_rl.rewards import Judge, Marked
-from robo_rl.rollout import Timer, mix, one_thread
+from robo_rl.rollout import Timer, one_thread
 
 NAMES = ("chunk", "at", "returns", "lengths", "human", "follow", "task")  # arrays of a Gatherer that its state has
 SUMS = ("episodes", "success", "return", "length", "human_steps", "helped", "alone", "judge/false", "judge/missed")
@@ -100,7 +101,7 @@ class Gatherer:
         self.timer.skip()
         need = self.at >= self.execute
         if need.any():
-            self.generator.manual_seed(mix(self.seed, self.steps))
+            seed_noise(self.generator, mix(self.seed, self.steps))
             now = {k: torch.from_numpy(v[need]) for k, v in self.obs.items()}
             self.chunk[need] = policy.act(now, self.generator, explore).actions.numpy()
             self.at[need] = 0

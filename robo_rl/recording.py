@@ -9,8 +9,8 @@ from gymnasium.vector import VectorEnv
 from robo_rl.data.episode import Episode
 from robo_rl.demos import DEMO_START, check_expert
 from robo_rl.errors import UserError
+from robo_rl.noise import mix, seed_noise
 from robo_rl.policies import Policy, obs_tensors
-from robo_rl.rollout import mix
 
 Actor = Callable[[Mapping[str, np.ndarray], int], np.ndarray]  # obs, decision -> actions [N,E,A]
 
@@ -109,7 +109,7 @@ def policy_actor(policy: Policy, seed: int) -> Actor:
     generator = torch.Generator()
 
     def act(obs, decision: int) -> np.ndarray:
-        generator.manual_seed(mix(seed, 17, decision))
+        seed_noise(generator, mix(seed, 17, decision))
         return policy.act(obs_tensors(obs, policy.spec), generator, explore=True).actions.numpy()
     return act
 

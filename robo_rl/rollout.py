@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robo_rl.noise import mix, seed_noise
 from robo_rl.policies import Policy, obs_tensors
 from robo_rl.policies.policy import Obs
 
@@ -112,17 +113,6 @@ def one_thread():
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def mix(*keys: int) -> int:
-    """63 random bits that depend on the integers `keys` alone (SplitMix64, Steele et al. 2014)."""
-    h = 0
-    for key in keys:
-        z = (h + key + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        z = ((z ^ z >> 27) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        h = z ^ z >> 31
-    return h >> 1
 
 
 def _array(x) -> np.ndarray:
@@ -267,7 +257,7 @@ class Collector:
     def decide(self, policy: Policy, columns: Columns, t: int, version: int = 0, explore: bool = True,
                whole: bool = False) -> None:
         """One decision in every env, into row t of the columns; `whole` leaves an env that is over as it is."""
-        self.generator.manual_seed(self.observe(columns, t))
+        seed_noise(self.generator, self.observe(columns, t))
         actions, = think(policy, [(columns, t)], self.generator, version, explore)
         self.timer.add("policy")
         self.act(actions, columns, t, whole)

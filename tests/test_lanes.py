@@ -12,9 +12,10 @@ from test_runtime import SPEC, taken_uids, train, weights
 from toys import PointReach
 
 from robo_rl.algos import pi_rl
+from robo_rl.noise import mix
 from robo_rl.options import PiRlOptions, PolicyOptions
 from robo_rl.policies import make_policy
-from robo_rl.rollout import Collector, mix
+from robo_rl.rollout import Collector
 from robo_rl.runtime.crewed import Crewed
 from robo_rl.runtime.lanes import Lanes
 from robo_rl.runtime.local import Local

@@ -1,5 +1,6 @@
 """What a slot vouches for: numbers that are finite, decisions that are as they were written, whatever a power cut left."""
 
+import functools
 import os
 import signal
 import time
@@ -128,10 +129,7 @@ class IllAtTheEnd(PointReach):
 @pytest.mark.parametrize("where", ["one process", "worker process"])
 def test_a_last_observation_that_is_not_finite_refuses_its_fragment_and_is_counted(tmp_path, where):
     learner, ill = make_learner(), tmp_path / "ill"
-    env = lambda n: IllAtTheEnd(ill, n)  # noqa: E731
-    if where == "worker process":
-        from functools import partial
-        env = partial(IllAtTheEnd, ill)
+    env = functools.partial(IllAtTheEnd, ill)
     feed = local(learner, env=env) if where == "one process" else processes(tmp_path / "run", learner, env=env)
     try:
         train(learner, feed, 1)

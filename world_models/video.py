@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from robo_rl.errors import UserError, in_range
+from robo_rl.noise import seed_noise
 from robo_rl.sampling import time_grid
 from robo_rl.starts import hashed
 from world_models.latent import Latent, LatentOptions
@@ -252,7 +253,7 @@ class Video(nn.Module):
         def noise(k: int) -> Tensor:
             seeds = (hashed(keys, t, k, 71) >> np.uint64(1)).astype(np.int64)
             shape = (48 * len(views) * c, *last.shape[2:])
-            return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(int(s))) for s in seeds])
+            return torch.stack([torch.randn(shape, generator=seed_noise(torch.Generator(), int(s))) for s in seeds])
         whole = padded(states, c)
         y = self.sample(last, before, whole, padded(actions, c), noise)
         frames = (last[:, None] + self.changes(y, before, whole))[:, :e].clamp(-1, 1)

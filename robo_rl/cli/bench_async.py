@@ -31,8 +31,9 @@ from robo_rl.cli.bench_rows import BARE, PHYSICAL, at_least, columns, in_turns, 
 from robo_rl.cli.feeds import cores, make_feed, shares
 from robo_rl.cli.presets import preset
 from robo_rl.cli.train import Train, make_env, obs_spec, probe_env
+from robo_rl.noise import mix
 from robo_rl.policies import make_policy
-from robo_rl.rollout import Collector, mix
+from robo_rl.rollout import Collector
 from robo_rl.runtime.local import Local
 from robo_rl.runtime.processes import pair
 from robo_rl.runtime.slots import Slots

@@ -16,8 +16,8 @@ import numpy as np
 
 from robo_rl.errors import UserError
 from robo_rl.human.intervene import CORRECTION, POLICY, RECOVERY, Help, Look
+from robo_rl.noise import mix
 from robo_rl.options import Person
-from robo_rl.rollout import mix
 
 SLIP = 0.25  # s
 ARRIVED = 0.1  # a recovery is over when no axis of it asks for more than this

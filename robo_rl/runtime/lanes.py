@@ -18,8 +18,9 @@ import numpy as np
 import torch
 import xxhash
 
+from robo_rl.noise import mix, seed_noise
 from robo_rl.policies import Policy
-from robo_rl.rollout import FINAL, OBS, Collector, Columns, mix, new_columns, think
+from robo_rl.rollout import FINAL, OBS, Collector, Columns, new_columns, think
 from robo_rl.runtime.worker import Lease
 
 REPEATED = ("returns", "lengths", "success", "version")  # columns that stay as they were once an episode is over
@@ -111,7 +112,7 @@ class Lanes:
     def _noise(self) -> list[tuple[torch.Generator, int]]:
         seed = mix(self.collector.seed, self.index)
         keys = zip(self.uid.tolist(), self.member.tolist(), self.row.tolist())
-        return [(g.manual_seed(mix(seed, *key)), 1) for g, key in zip(self.generators, keys)]
+        return [(seed_noise(g, mix(seed, *key)), 1) for g, key in zip(self.generators, keys)]
 
     def _keep(self, g: Group, lanes: np.ndarray) -> None:
         """Move what these lanes did from the line to the rows of their group."""

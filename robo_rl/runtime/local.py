@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from robo_rl.errors import UserError
-from robo_rl.rollout import Columns, Layout, Rollout, mix, new_columns
+from robo_rl.noise import mix
+from robo_rl.rollout import Columns, Layout, Rollout, new_columns
 from robo_rl.runtime.feed import batch_of
 from robo_rl.runtime.lanes import Lanes
 from robo_rl.runtime.ledger import Fragment, Ledger

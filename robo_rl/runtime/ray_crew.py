@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from robo_rl.errors import MissingDependency, UserError
-from robo_rl.rollout import Collector, mix, new_columns
+from robo_rl.noise import mix
+from robo_rl.rollout import Collector, new_columns
 from robo_rl.runtime.crewed import BACK_OFF, DEATHS, Crewed
 from robo_rl.runtime.deltas import DeltaReceiver, DeltaSender
 from robo_rl.runtime.worker import Job, Lease, Worker

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from robo_rl.errors import UserError
+from robo_rl.noise import seed_noise
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import think
@@ -241,7 +242,7 @@ def _serve(job: ServerJob, pipe) -> None:
         for generator, (_, (slot, worker, t, key)) in zip(generators, waiting):
             columns = slots.columns(slot, worker)
             parts.append((columns, t))
-            noise.append((generator.manual_seed(key), columns["done"].shape[1]))
+            noise.append((seed_noise(generator, key), columns["done"].shape[1]))
         think(policy, parts, noise if len(parts) > 1 else noise[0][0], version, job.explore)
         for client, _ in waiting:
             requests.answer(client, version)

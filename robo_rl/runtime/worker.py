@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from robo_rl.noise import mix
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, Policy, make_policy
-from robo_rl.rollout import Collector, Columns, mix
+from robo_rl.rollout import Collector, Columns
 from robo_rl.runtime import snapshot
 from robo_rl.runtime.server import Remote
 from robo_rl.runtime.slots import Slots, finite
