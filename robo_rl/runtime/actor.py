@@ -182,6 +182,7 @@ class Beside:
                  back_off: tuple[float, ...] = BACK_OFF):
         self.job, self.stores, self.round, self.hang, self.back_off = job, stores, round_, hang, back_off
         self.steps, self.restarts, self.deaths, self.again = job.steps, 0, 0, 0.0
+        self.clock, self.beat, self.heard = snapshot.AwakeClock(min(1.0, hang / 4)), 0, 0.0
         self.sums = dict.fromkeys(SUMS, 0)
         job.flight.mkdir(parents=True, exist_ok=True)
         snapshot.evict(job.flight)  # who still acts for a learner that died
@@ -244,7 +245,7 @@ class Beside:
 
     def _start(self) -> None:
         self.pipe, theirs = pair()
-        self.ready, self.started, self.last = False, time.monotonic(), ""
+        self.ready, self.started, self.last = False, self.clock.now(), ""
         self.words[BEAT] = time.monotonic_ns()
         self.process = self.context.Process(target=main, args=(self.job, theirs), name="actor")
         self.process.start()
@@ -275,11 +276,13 @@ class Beside:
         self._hear()
         if not self.process.is_alive():
             return self._died()
-        silent = (time.monotonic_ns() - int(self.words[BEAT])) / 1e9
-        if not self.ready and now - self.started > START_LIMIT:
+        awake, beat = self.clock.now(), int(self.words[BEAT])
+        if beat != self.beat:
+            self.beat, self.heard = beat, awake
+        if not self.ready and awake - self.started > START_LIMIT:
             self._kill(f"did not start within {START_LIMIT:.0f} s")
-        elif self.ready and silent > self.hang:
-            self._kill(f"made no control step for {silent:.0f} s")
+        elif self.ready and awake - self.heard > self.hang:
+            self._kill(f"made no control step for {awake - self.heard:.0f} s")
 
     def _kill(self, why: str) -> None:
         """Ask a silent actor for its stack, then end it."""

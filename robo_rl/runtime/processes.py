@@ -82,6 +82,8 @@ class Member:
     restarts: int = 0
     started: float = 0.0
     again: float = 0.0  # when to start it
+    beat: int = 0  # its last sign of life [ns]
+    heard: float = 0.0  # when that came, in seconds of the broker's `AwakeClock`
     words: str = ""
 
     @property
@@ -95,6 +97,7 @@ class Processes:
     def __init__(self, jobs: list[Job], policy, hang: float = 60.0, back_off: tuple[float, ...] = BACK_OFF):
         self.jobs, self.policy, self.hang, self.back_off = jobs, policy, hang, back_off
         self.members: dict[int, Member] = {}
+        self.clock = snapshot.AwakeClock(min(1.0, hang / 4))
         self.wake_r, self.wake_w = multiprocessing.Pipe(duplex=False)
 
     @property
@@ -165,10 +168,10 @@ class Processes:
                     self._hear(m, m.pipe.recv())
             if not m.process.is_alive():
                 self._died(m)
-        self._watch(time.monotonic())
+        self._watch(self.clock.now())
         for i, m in self.members.items():
             if m.leaving and m.process is not None and not m.leases and not m.told:
-                m.told = time.monotonic()
+                m.told = self.clock.now()
                 self._send(m, None)
             while m.wants and not m.leaving and (lease := self.feed.lease(i, m.job.lanes)) is not None:
                 m.wants -= 1
@@ -199,7 +202,7 @@ class Processes:
         m.process = self.context.Process(target=server.main if m.decides else main, args=(m.job, theirs), name=m.name)
         m.process.start()
         theirs.close()
-        m.ready, m.leases, m.wants, m.started, m.words = False, {}, 0, time.monotonic(), ""
+        m.ready, m.leases, m.wants, m.started, m.words = False, {}, 0, self.clock.now(), ""
 
     def _hear(self, m: Member, message: tuple) -> None:
         if message[0] == "ready":
@@ -220,6 +223,7 @@ class Processes:
                     self.members[SERVER].deaths = 0
 
     def _watch(self, now: float) -> None:
+        """Kill who is silent for too long; `now` in seconds in which the broker was at work."""
         for m in self.members.values():
             if m.process is None or not m.process.is_alive():
                 continue
@@ -228,10 +232,11 @@ class Processes:
             elif m.told and now - m.told > self.hang:
                 self._kill(m, "was told to leave")
             elif m.leases:
-                beat = self.feed.slots.head["beat"][list(m.leases.values())].max()
-                silent = (time.monotonic_ns() - int(beat)) / 1e9
-                if silent > self.hang:
-                    self._kill(m, f"made no decision for {silent:.0f} s")
+                beat = int(self.feed.slots.head["beat"][list(m.leases.values())].max())
+                if beat != m.beat:
+                    m.beat, m.heard = beat, now
+                elif now - m.heard > self.hang:
+                    self._kill(m, f"made no decision for {now - m.heard:.0f} s")
 
     def _kill(self, m: Member, why: str) -> None:
         """Ask a silent process for its stack, then end it."""

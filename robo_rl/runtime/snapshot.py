@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -107,6 +107,24 @@ def kill(process, folder: Path, name: str, why: str) -> str:
     stack = folder / f"{name}.stack"
     process.kill()
     return f"{why}; it was at:\n{stack.read_text()[-1500:] if stack.exists() else '(no stack)'}"
+
+
+class AwakeClock:
+    """Seconds in which this process was at work: a gap of more than `longest` seconds between two looks counts as `longest`.
+
+    Who watches others for signs of life must not count the time in which it was stopped itself (Ctrl-Z, a suspended machine,
+    SIGSTOP to the whole process group): they were stopped too.
+    """
+
+    def __init__(self, longest: float = 1.0, clock: Callable[[], float] = time.monotonic):
+        self.longest, self.clock, self.seconds, self.last = longest, clock, 0.0, clock()
+
+    def now(self) -> float:
+        """The time; to be called at least every `longest` seconds."""
+        now = self.clock()
+        self.seconds += min(now - self.last, self.longest)
+        self.last = now
+        return self.seconds
 
 
 def evict(folder: Path, seconds: float = 5.0) -> int:
