@@ -23,6 +23,7 @@ from robo_rl.policies.policy import Obs
 Columns = dict[str, np.ndarray]
 Layout = dict[str, tuple[tuple[int, ...], np.dtype]]  # column -> shape of one decision's row, dtype
 OBS, FINAL, TRACE = "obs/", "final/", "trace/"  # prefixes of columns
+REPEATED = ("returns", "lengths", "success", "version")  # columns that stay as they were after the last decision
 
 
 @dataclass(slots=True)
@@ -155,7 +156,7 @@ def _trimmed(c: Columns, made: int, t: int, n: int) -> Columns:
         extra = t - made
         if k.startswith(OBS):
             out[k] = np.concatenate([v[:made + 1], np.broadcast_to(v[made], (extra, *v.shape[1:]))])
-        elif k in ("returns", "lengths", "success", "version"):
+        elif k in REPEATED:
             out[k] = np.concatenate([v[:made], np.broadcast_to(v[made - 1], (extra, *v.shape[1:]))])
         else:
             fill = 1 if k == "discounts" else 0

@@ -5,21 +5,24 @@ starts again what died. A learner that dies costs what it learnt since its check
 and batches it had taken come again in their order.
 """
 
+import itertools
 import secrets
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 from robo_rl.errors import UserError
 from robo_rl.files import private_folder, read_json
-from robo_rl.rollout import Layout, Rollout
+from robo_rl.rollout import Columns, Layout, Rollout
 from robo_rl.runtime import ledger as led
 from robo_rl.runtime.feed import Busy, batch_of
 from robo_rl.runtime.ledger import Fragment, Ledger
-from robo_rl.runtime.slots import EMPTY, LEASED, SEALED, TAKEN, Slots, finite
+from robo_rl.runtime.slots import EMPTY, LEASED, SEALED, TAKEN, Slots, finite, slot_bytes
+from robo_rl.runtime.staging import Choice, Staging
 from robo_rl.runtime.worker import Lease
 
 DEATHS = 6  # in a row without a finished fragment
@@ -27,6 +30,19 @@ BACK_OFF = (0.0, 0.1, 0.5, 2.0, 5.0, 10.0)  # seconds before restart i
 USELESS = 6  # fragments in a row with numbers that are not finite
 WANTED = "workers.json"  # in the folder: how many workers there should be, for whoever changes it while the run goes on
 LOOK = 0.3  # seconds between looks at it
+
+
+KEPT, KEPT_BYTES = 6, 1 << 28  # batches that are kept for a learner that dies, beyond the two at work, and their bytes at most
+
+
+def slots_of(workers: int, per_batch: int, staleness: int, kept: int) -> int:
+    """Slots for what may be in flight under the admission bound, for `kept` batches until a checkpoint, and one to begin.
+
+    Fragments are whole without staleness: a batch is made while one is learnt from. With it workers hand over early what
+    newer weights overtook, so that there may be one fragment more of each worker for each version.
+    """
+    flying = 2 * per_batch if staleness == 0 else (staleness + 2) * (per_batch + workers)
+    return flying + kept * per_batch + workers + 1
 
 
 class WorkerFailure(UserError):
@@ -60,13 +76,21 @@ class Crewed:
             (folder / WANTED).unlink(missing_ok=True)
         self.workers, self.looked = wanted(folder) or len(envs), time.monotonic()
         shares = {i: self.share(i) for i in range(len(envs))}
-        per_batch = -(-batch // min(d * n for d, n in shares.values()))
-        count = len(envs) * (staleness + 2) + per_batch * (staleness + 8)
-        self.slots = Slots.create(folder / "slots.bin", layouts, decisions, count)
+        self.per_batch = -(-batch // min(d * n for d, n in shares.values()))
+        size = max(slot_bytes(rows, decisions) for rows in layouts)
+        self.kept = min(KEPT, KEPT_BYTES // (self.per_batch * size))
+        self.slots = Slots.create(folder / "slots.bin", layouts, decisions,
+                                  count := slots_of(len(envs), self.per_batch, staleness, self.kept))
         self.ledger = Ledger(batch, staleness, count, {i: self.share(i) for i in range(self.workers)})
-        self.condition = threading.Condition()
+        lock = threading.RLock()
+        self.condition, self.more = threading.Condition(lock), threading.Condition(lock)  # for the learner; for `_stage`
+        self.fresh: deque[Fragment] = deque()  # finished, not in place
         self.busy, self.sums, self.failure, self.stopping = Busy(), {}, "", False
-        self.useless, self.stale = 0, 0.0
+        self.useless, self.stale, self.room = 0, 0.0, 0
+        self.staging, self.order = None, None  # order: first env of each worker in a synchronous batch
+        if self.per_batch > 1 and not streams:  # a single fragment is a batch as it lies in its slot
+            width = self.per_batch * envs[0] if len(set(envs)) == 1 else -(-batch // shares[0][0])
+            self.staging = Staging(self.slots.columns(0, 0), decisions, width)
         crew.evict(folder)  # who is still at work for a learner that died would write into these slots
         if resume:
             self._recover(resume)
@@ -75,6 +99,8 @@ class Crewed:
         crew.start(self, bool(resume))
         self.thread = threading.Thread(target=self._broker, name="broker", daemon=True)
         self.thread.start()
+        if self.staging:
+            threading.Thread(target=self._stage, name="staging", daemon=True).start()
 
     @property
     def version(self) -> int:
@@ -106,6 +132,8 @@ class Crewed:
         found = list({f.uid: f for f in found}.values())
         for slot in self.ledger.recover(found, state["version"], state["next_batch"], state["taken"], state["next_uid"]):
             head["state"][slot] = EMPTY
+        for f in self.ledger.finished.values():
+            head["state"][f.slot] = SEALED  # also what is left of a torn batch, or of a stream
 
     def _was_taken(self, head, slot: int, state: dict) -> str:
         """A stream has an order of its own: what it took since the checkpoint is simply there again."""
@@ -123,13 +151,60 @@ class Crewed:
                 if not self.ledger.free and all(f.state == led.TAKEN for f in self.ledger.fragments.values()):
                     raise RuntimeError("every slot waits for a checkpoint")
                 self.condition.wait(1.0)
-            for f in chosen:
-                self.slots.head["batch"][f.slot] = f.batch
-                self.slots.head["state"][f.slot] = TAKEN
+            choices = self._choices(chosen, chosen) if self.staging else []
+        chosen, parts = self._together(chosen, choices)
+        with self.condition:
+            self.fresh.clear()
+            if self.staging and self.ledger.samples:
+                self.fresh.extend(self.ledger.oldest()[0])
+                self.more.notify()
+            head = self.slots.head
+            for i, f in enumerate(chosen):
+                head["batch"][f.slot], head["place"][f.slot], head["state"][f.slot] = f.batch, i, TAKEN  # the state last
         self.count("time/rollouts", time.perf_counter() - begin)
-        rollout = batch_of([(self.slots.columns(f.slot, f.worker), f.rows) for f in chosen], self.version, self.staleness)
+        rollout = batch_of(parts, self.version, self.staleness)
         self.stale = 0.8 * self.stale + 0.2 * rollout.stats["stal/mean"]
         return rollout
+
+    def _together(self, chosen: list[Fragment], choices: list[Choice]) -> tuple[list[Fragment], list[tuple[Columns, int]]]:
+        """Fragments in the order in which they are in a batch, and the parts of it: one, if they are in place already."""
+        head = self.slots.head
+        if all(head["state"][f.slot] == TAKEN for f in chosen):
+            chosen = sorted(chosen, key=lambda f: head["place"][f.slot])  # as it was before a learner died
+        elif self.staging and (got := self.staging.take(choices)):
+            columns, rows, order = got
+            by = {f.uid: f for f in chosen}
+            return [by[uid] for uid in order], [(columns, rows)]
+        return chosen, [(self.slots.columns(f.slot, f.worker), f.rows) for f in chosen]
+
+    def _choices(self, fragments: Iterable[Fragment], among: Iterable[Fragment]) -> list[Choice]:
+        """Finished fragments, each with the place of its worker's share in a synchronous batch, of those in `among`."""
+        rounds, out = self.ledger.rounds() if self.staleness == 0 else 0, []
+        if rounds and self.order is None:
+            workers = sorted(self.ledger.shares)
+            self.order = dict(zip(workers, itertools.accumulate((self.share(w)[1] * rounds for w in workers), initial=0)))
+        ranks: dict[int, list[int]] = {}
+        for f in sorted(among, key=lambda f: f.uid) if rounds > 1 else ():
+            ranks.setdefault(f.worker, []).append(f.uid)
+        for f in fragments:
+            first = self.order.get(f.worker) if rounds else None
+            if first is not None and rounds > 1:
+                first += ranks[f.worker].index(f.uid) * f.envs
+            out.append((f.uid, self.slots.columns(f.slot, f.worker), f.rows, first))
+        return out
+
+    def _stage(self) -> None:
+        """A thread: what the next batch will be of is copied to its place as it is finished."""
+        while not self.stopping:
+            with self.condition:
+                f = self.fresh.popleft() if self.fresh else None
+                if f is None:
+                    self.more.wait(1.0)
+                    continue
+                if f.state != led.READY:
+                    continue
+                choice, = self._choices([f], self.ledger.finished.values())
+            self.staging.stage(choice, lambda f=f: f.state == led.READY)
 
     def stream(self) -> Iterator[Rollout]:
         """The next synchronous batch, fragment by fragment as they are finished: in turn one of each worker."""
@@ -260,7 +335,11 @@ class Crewed:
                 self.count(f"workers/{stage}", float(head[f"{stage}_ns"][f.slot]) / 1e9)
             if head["begin"][f.slot]:
                 self.busy.add(name, int(head["begin"][f.slot]), int(head["end"][f.slot]))
-            self.condition.notify_all()
+            if good and self.staging and self.ledger.samples < self.ledger.batch + self.ledger.widest * self.rows:
+                self.fresh.append(f)
+                self.more.notify()
+            if self.streams or self.failure or self.ledger.samples >= self.ledger.batch:
+                self.condition.notify_all()
             return good
 
     def lost(self, worker: int) -> None:
@@ -272,6 +351,7 @@ class Crewed:
         """A worker is new."""
         with self.condition:
             self.ledger.join(worker, self.share(worker))
+            self.order = None
 
     def leave(self, worker: int) -> None:
         """A worker is gone for good: what it made of an unfinished fragment stays, if that is of use."""
@@ -284,6 +364,7 @@ class Crewed:
             self.sealed(worker, f"worker{worker}", f.uid, rows, oldest, True, bad)
         with self.condition:
             self.ledger.leave(worker, 0, 0)
+            self.order = None
             self.condition.notify_all()
 
     def give_up(self, words: str) -> None:

@@ -20,10 +20,8 @@ import xxhash
 
 from robo_rl.noise import mix, seed_noise
 from robo_rl.policies import Policy
-from robo_rl.rollout import FINAL, OBS, Collector, Columns, new_columns, think
+from robo_rl.rollout import FINAL, OBS, REPEATED, Collector, Columns, new_columns, think
 from robo_rl.runtime.worker import Lease
-
-REPEATED = ("returns", "lengths", "success", "version")  # columns that stay as they were once an episode is over
 
 
 @dataclass(slots=True)

@@ -170,9 +170,9 @@ class Ledger:
             self.next_batch += 1
             self.taken += sum(f.made * f.envs for f in chosen)
             return chosen
-        chosen, total = self.oldest()
-        if total < self.batch:
+        if self.samples < self.batch:
             return None
+        chosen, total = self.oldest()
         for f in chosen:
             self._taken(f)
         self.next_batch += 1

@@ -27,7 +27,7 @@ from robo_rl.files import private_file, private_folder, read_json
 from robo_rl.rollout import FINAL, OBS, Columns, Layout, column_shape
 
 FIELDS = ("uid", "worker", "attempt", "granted", "made", "oldest", "state", "batch", "due", "rows", "beat", "sim_ns",
-          "policy_ns", "wait_ns", "begin", "end", "salt", "since", "checksum")
+          "policy_ns", "wait_ns", "begin", "end", "salt", "since", "place", "checksum")
 SEALED_FIELDS = ("uid", "worker", "granted", "made", "oldest", "due", "rows", "salt")  # what a seal vouches for
 EMPTY, LEASED, SEALED, TAKEN = range(4)  # header state
 ALIGN, PAGE = 64, 4096
