@@ -257,13 +257,13 @@ class Remote:
 
     def ask(self, slot: int, worker: int, t: int, key: int) -> int:
         """The decision is in the slot when this returns the version that made it. TimeoutError after a minute."""
-        end = time.monotonic() + DEADLINE
-        while time.monotonic() < end and not self.stop():
+        clock = snapshot.AwakeClock(2.0)  # the server was stopped when this process was
+        while clock.now() < DEADLINE and not self.stop():
             try:
                 if self.wire is None:
                     self.wire = connect(self.folder, 1.0)
                 self.wire.sendall(REQUEST.pack(slot, worker, t, key))
-                if (answer := self._answer(end)) is not None:
+                if (answer := self._answer(clock)) is not None:
                     return answer
             except OSError:  # the server died; its successor will listen here
                 self.close()
@@ -271,10 +271,10 @@ class Remote:
         self.close()  # a late answer is no one's
         raise TimeoutError(f"the policy server gave no answer for {DEADLINE:.0f} s")
 
-    def _answer(self, end: float) -> "int | None":
+    def _answer(self, clock: snapshot.AwakeClock) -> "int | None":
         data = b""
         while len(data) < ANSWER.size:
-            if self.stop() or time.monotonic() > end:
+            if self.stop() or clock.now() > DEADLINE:
                 return None
             with contextlib.suppress(TimeoutError):  # after a second, to look around
                 got = self.wire.recv(ANSWER.size - len(data))
