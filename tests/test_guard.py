@@ -278,3 +278,27 @@ def test_the_workers_of_a_run_are_ended_from_its_own_folder_and_never_from_a_cop
     finally:
         process.kill()
         process.stdout.close()
+
+
+@pytest.mark.parametrize("code", [1, 7])
+def test_a_learner_that_a_library_ends_goes_on_from_its_checkpoint_and_one_that_ends_by_itself_does_not(tmp_path, code):
+    script = """
+import os, pathlib, sys
+from robo_rl.cli.guard import guarded
+here, code = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+
+def first(tell):
+    tell(here)
+    os._exit(code)  # past every handler
+
+def again(folder):
+    assert folder == here.resolve()
+    (here / "again").touch()
+    raise SystemExit(code)
+
+raise SystemExit(guarded(first, again))
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path), str(code)], capture_output=True, text=True, timeout=60,
+                          check=False)
+    assert done.returncode == code and (tmp_path / "again").exists()
+    assert f"ended by a library with exit status {code}" in done.stderr and done.stderr.count("going on") == 1

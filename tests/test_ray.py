@@ -4,9 +4,10 @@ import socket
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
-from commands import TINY, robo_rl
+from commands import TINY, Command, robo_rl
 from test_runtime import SPEC, N, T, build, make_learner, plain, taken_uids, train, want, weights
 
 from robo_rl.rollout import Collector
@@ -82,7 +83,8 @@ def test_actors_join_and_leave_while_the_run_goes_on(cluster, tmp_path):
         seen = train(learner, feed, 2)
         for n in (3, 1, 2):
             want(tmp_path, n)
-            while len(feed.ledger.shares) != n or len(feed.crew.actors) != n:
+            while len(feed.ledger.shares) != n or len(feed.crew.actors) != n or not all(
+                    a.here for a in list(feed.crew.actors.values())):
                 assert time.monotonic() < end, (n, feed.crew.actors.keys(), feed.ledger.shares)
                 seen += train(learner, feed, 1)
             assert sorted(feed.crew.actors) == list(range(n))
@@ -92,6 +94,44 @@ def test_actors_join_and_leave_while_the_run_goes_on(cluster, tmp_path):
         feed.close()
     assert max(s["stal/max"] for s in seen) <= 1
     assert len(set(uids)) == len(uids) and workers >= {0, 1, 2}
+
+
+def test_actors_for_whom_there_is_no_place_hold_no_lease_and_the_others_do_their_share(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr("robo_rl.runtime.ray_crew.PLACE", 1.0)
+    learner = make_learner(epochs=1)
+    feed, began = feed_of(tmp_path, learner, 8, 0), time.monotonic()
+    try:
+        train(learner, feed, 3)
+        with feed.condition:
+            away = [i for i, a in feed.crew.actors.items() if not a.here]
+            assert away and not any(feed.ledger.held(i) for i in away) and not set(away) & feed.ledger.shares.keys()
+    finally:
+        feed.close()
+    assert time.monotonic() - began < 200
+
+
+def test_weights_pass_from_machine_to_machine_and_a_dead_one_on_the_way_costs_no_run(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr("robo_rl.runtime.ray_crew.FAN", 1)
+    learner = make_learner(epochs=1)
+    feed = feed_of(tmp_path, learner, 4, 1)
+    try:
+        train(learner, feed, 3)
+        ray.kill(feed.crew.actors[0].handle)  # the first of its machine passes weights on
+        seen = train(learner, feed, 6)
+        assert feed.crew.restarts == 1 and max(s["stal/max"] for s in seen) <= 1
+    finally:
+        feed.close()
+
+
+def test_a_run_whose_raylet_is_killed_says_so_and_goes_on_with_a_cluster_started_anew(tmp_path):
+    run = Command(tmp_path, ("train", *TINY[:-3], "--backend", "ray", "--workers", 1, "--out", "run", "--no-video"))
+
+    def raylets():
+        return [p for p in psutil.Process(run.process.pid).children(recursive=True) if "raylet" in p.name()]
+    run.until(lambda: list((tmp_path / "run" / "checkpoints").glob("step_*")) and raylets(), 200)
+    raylets()[0].kill()
+    done = run.wait(300)
+    assert done.code == 0 and "raylet" in done.err and "going on from the last checkpoint (restart 1)" in done.err
 
 
 def test_an_address_at_which_no_cluster_listens_is_said_before_anything_is_trained(tmp_path):

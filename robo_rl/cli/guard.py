@@ -1,4 +1,8 @@
-"""A small parent that outlives the learner: when a signal kills it, the run goes on from its last checkpoint."""
+"""A small parent that outlives the learner: when a signal kills it, the run goes on from its last checkpoint.
+
+A library may also end the process on its own, past every handler (Ray does when the daemon of this machine dies): a learner
+that ends by itself says so to its parent, one that does not was ended.
+"""
 
 import contextlib
 import ctypes
@@ -13,6 +17,7 @@ from pathlib import Path
 RESTARTS = 20  # in a row without a new checkpoint
 DEADLY = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 PR_SET_PDEATHSIG = 1
+BY_ITSELF = b"\0"  # the learner's last word to its parent
 
 
 def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Path], int]) -> int:
@@ -30,7 +35,11 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
         if child == 0:
             os.close(reader)
             _follow_parent()
-            return first(functools.partial(_tell, writer)) if folder is None else again(folder)
+            try:
+                return first(functools.partial(_tell, writer)) if folder is None else again(folder)
+            finally:
+                with contextlib.suppress(OSError):
+                    os.write(writer, BY_ITSELF)
         os.close(writer)
         before = {s: signal.signal(s, functools.partial(_pass_on, child)) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -42,17 +51,20 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
             os.close(reader)
             for s, handler in before.items():
                 signal.signal(s, handler)
+        by_itself = told.endswith(BY_ITSELF)
+        told = told.removesuffix(BY_ITSELF)
         folder = Path(os.fsdecode(told)) if told else folder
         code = os.waitstatus_to_exitcode(status)
-        if code >= 0 or -code not in DEADLY:
+        if code == 0 or by_itself and code > 0 or code < 0 and -code not in DEADLY:
             return code if code >= 0 else 128 - code
-        name = signal.Signals(-code).name
+        name = signal.Signals(-code).name if code < 0 else f"a library with exit status {code} (with --backend ray: the " \
+            "daemon of this machine, its raylet, died)"
         newest = folder and max((p.stat().st_mtime_ns for p in (folder / "checkpoints").glob("step_*")), default=0)
         futile, saved = (futile + 1 if newest == saved else 0), newest
         if folder is None or futile >= RESTARTS:
             print(f"\nrobo_rl: the learner was ended by {name}" +
                   (f"; go on with: robo_rl train --resume {folder}" if folder else ""), file=sys.stderr)
-            return 128 - code
+            return 128 - code if code < 0 else code
         restarts += 1
         print(f"\nthe learner was ended by {name}; going on from the last checkpoint (restart {restarts})",
               file=sys.stderr)

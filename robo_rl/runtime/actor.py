@@ -24,10 +24,10 @@ import numpy as np
 
 from robo_rl.errors import UserError
 from robo_rl.gather import SUMS, Gatherer
+from robo_rl.journal import Journal
 from robo_rl.noise import mix
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, Policy, make_policy
-from robo_rl.journal import Journal
 from robo_rl.replay import Replay, Tape
 from robo_rl.runtime import snapshot
 from robo_rl.runtime.crewed import BACK_OFF, DEATHS, WorkerFailure

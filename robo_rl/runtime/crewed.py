@@ -86,7 +86,8 @@ class Crewed:
         self.condition, self.more = threading.Condition(lock), threading.Condition(lock)  # for the learner; for `_stage`
         self.fresh: deque[Fragment] = deque()  # finished, not in place
         self.busy, self.sums, self.failure, self.stopping = Busy(), {}, "", False
-        self.useless, self.stale, self.room = 0, 0.0, 0
+        self.useless, self.stale = 0, 0.0
+        self.room = 0  # counts whenever somebody who was refused a lease may ask again
         self.staging, self.order = None, None  # order: first env of each worker in a synchronous batch
         if self.per_batch > 1 and not streams:  # a single fragment is a batch as it lies in its slot
             width = self.per_batch * envs[0] if len(set(envs)) == 1 else -(-batch // shares[0][0])
@@ -229,6 +230,7 @@ class Crewed:
         self.crew.publish(self.version + 1)
         with self.condition:
             self.ledger.publish(self.version + 1)
+            self.room += 1
         self.count("time/publish", time.perf_counter() - begin)
         self.crew.wake()
 
@@ -245,6 +247,7 @@ class Crewed:
         with self.condition:
             for slot in self.ledger.commit():
                 self.slots.head["state"][slot] = EMPTY
+            self.room += 1
         self.crew.wake()
 
     def crowded(self) -> bool:
@@ -318,7 +321,7 @@ class Crewed:
             f = self.ledger.fragments.get(uid)
             if f is None or f.worker != worker or f.state != led.LEASED:
                 return True  # told twice
-            head, f.rows = self.slots.head, rows
+            head, f.rows, admitted = self.slots.head, rows, self.ledger.admitted
             self.ledger.seal(uid, (0 if cut else 1) if self.whole else rows, oldest)
             if bad and uid in self.ledger.fragments:
                 self.ledger.refuse(uid)
@@ -326,6 +329,7 @@ class Crewed:
                 if self.useless >= USELESS:
                     self.give_up(f"{name} keeps giving numbers that are not finite (column {bad}): lower --rl.lr, or look at the sim")
             good = uid in self.ledger.fragments
+            self.room += self.ledger.admitted < admitted  # something was given back
             if good:
                 head["rows"][f.slot], head["oldest"][f.slot], head["made"][f.slot] = rows, oldest, f.made
                 head["checksum"][f.slot] = self.slots.checksum(f.slot, worker)
@@ -351,7 +355,7 @@ class Crewed:
         """A worker is new."""
         with self.condition:
             self.ledger.join(worker, self.share(worker))
-            self.order = None
+            self.order, self.room = None, self.room + 1
 
     def leave(self, worker: int) -> None:
         """A worker is gone for good: what it made of an unfinished fragment stays, if that is of use."""
@@ -364,7 +368,7 @@ class Crewed:
             self.sealed(worker, f"worker{worker}", f.uid, rows, oldest, True, bad)
         with self.condition:
             self.ledger.leave(worker, 0, 0)
-            self.order = None
+            self.order, self.room = None, self.room + 1
             self.condition.notify_all()
 
     def give_up(self, words: str) -> None:

@@ -7,6 +7,7 @@ actions in the slot and goes on. One that makes no decision for `hang` seconds i
 import contextlib
 import multiprocessing
 import pickle
+import selectors
 import time
 from dataclasses import dataclass, field, replace
 from multiprocessing import connection as mpc
@@ -19,6 +20,7 @@ from robo_rl.runtime.weights import WeightWriter
 from robo_rl.runtime.worker import Job, main
 
 START_LIMIT = 300.0  # seconds a worker may take to build its sim
+LOOK = 0.05  # seconds between looks at everybody while somebody is to be started
 SERVER = -1  # index of the policy server among the members
 
 
@@ -99,6 +101,11 @@ class Processes:
         self.members: dict[int, Member] = {}
         self.clock = snapshot.AwakeClock(min(1.0, hang / 4))
         self.wake_r, self.wake_w = multiprocessing.Pipe(duplex=False)
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.wake_r, selectors.EVENT_READ)
+        self.pause, self.looked, self.turned, self.down = min(0.5, hang / 8), 0.0, True, 0
+        self.asking: set[int] = set()  # who asked for work since the last turn
+        self.tried = -1  # `feed.room` when everybody who waits was refused
 
     @property
     def restarts(self) -> int:
@@ -145,7 +152,40 @@ class Processes:
         self.wake_w.send(0)
 
     def turn(self) -> None:
-        """Start what should run, hear what they say, bury the dead, hand out work."""
+        """Start what should run, hear what they say, bury the dead, hand out work. It looks at who said something, at everybody
+        only now and then: a turn takes the same time for any number of workers."""
+        now, pause = self.clock.now(), LOOK if self.down else self.pause
+        if now - self.looked >= pause or self.turned:
+            self.looked, self.turned = now, False
+            self._look_after_all()
+            self._watch(now)
+        for key, _ in self.selector.select(pause):
+            m = key.data
+            if m is None:
+                self.wake_r.recv()
+                self.turned = True  # work, or other numbers of workers
+                continue
+            if m.process is None:
+                continue
+            with contextlib.suppress(EOFError, OSError):
+                while m.pipe.poll():
+                    self._hear(m, m.pipe.recv())
+            if not m.process.is_alive():
+                self._died(m)
+                self.turned = True
+        room = self.feed.room
+        for i in list(self.asking if room == self.tried else self.members):
+            m = self.members.get(i)
+            while m is not None and m.wants and not m.leaving and \
+                    (lease := self.feed.lease(i, m.job.lanes)) is not None:
+                m.wants -= 1
+                m.leases[lease.uid] = lease.slot
+                self._send(m, [lease])
+        self.asking.clear()
+        self.tried = room
+
+    def _look_after_all(self) -> None:
+        """Start who should run, let go of who left, tell who is to leave."""
         now = time.monotonic()
         for i, m in list(self.members.items()):
             if m.process is None and m.leaving:
@@ -154,29 +194,10 @@ class Processes:
                 del self.members[i]
             elif m.process is None and now >= m.again:
                 self._start(m)
-        running = [m for m in self.members.values() if m.process is not None]
-        pipes, ends = {m.pipe: m for m in running}, {m.process.sentinel: m for m in running}
-        for thing in mpc.wait([*pipes, *ends, self.wake_r], 0.5 if len(running) == len(self.members) else 0.05):
-            if thing is self.wake_r:
-                self.wake_r.recv()
-                continue
-            m = pipes.get(thing) or ends[thing]
-            if m.process is None:
-                continue
-            with contextlib.suppress(EOFError, OSError):
-                while m.pipe.poll():
-                    self._hear(m, m.pipe.recv())
-            if not m.process.is_alive():
-                self._died(m)
-        self._watch(self.clock.now())
-        for i, m in self.members.items():
-            if m.leaving and m.process is not None and not m.leases and not m.told:
+            elif m.leaving and m.process is not None and not m.leases and not m.told:
                 m.told = self.clock.now()
                 self._send(m, None)
-            while m.wants and not m.leaving and (lease := self.feed.lease(i, m.job.lanes)) is not None:
-                m.wants -= 1
-                m.leases[lease.uid] = lease.slot
-                self._send(m, [lease])
+        self.down = sum(m.process is None for m in self.members.values())
 
     def _send(self, m: Member, message: object) -> None:
         with contextlib.suppress(OSError):  # it died: the sentinel tells
@@ -202,6 +223,8 @@ class Processes:
         m.process = self.context.Process(target=server.main if m.decides else main, args=(m.job, theirs), name=m.name)
         m.process.start()
         theirs.close()
+        for thing in (m.pipe, m.process.sentinel):
+            self.selector.register(thing, selectors.EVENT_READ, m)
         m.ready, m.leases, m.wants, m.started, m.words = False, {}, 0, self.clock.now(), ""
 
     def _hear(self, m: Member, message: tuple) -> None:
@@ -213,6 +236,7 @@ class Processes:
                 self._send(m, held)
         elif message[0] == "wants":
             m.wants += message[1]
+            self.asking.add(m.job.index)
         elif message[0] == "error":
             m.words = f"{message[1]}\n{message[2]}"
         elif message[0] == "sealed":
@@ -245,6 +269,8 @@ class Processes:
     def _died(self, m: Member) -> None:
         code = m.process.exitcode
         m.process.join()
+        for thing in (m.pipe, m.process.sentinel):
+            self.selector.unregister(thing)
         m.pipe.close()
         m.process, m.pipe, m.ready, m.leases, m.wants = None, None, False, {}, 0
         if m.told:  # it left

@@ -2,8 +2,12 @@
 
 An actor collects a whole fragment for one lease and sends it; the learner's side writes it into its slot, and from then
 on it is in the journal. An actor or a node that dies costs the fragment it was making: its successor starts from the
-state that came with the one before. Weights travel as deltas, sparse where that is faster over the link, while the actor
-collects, and are swapped in between two decisions.
+state that came with the one before. It gets its first lease once it has a place in the cluster; one that waits for a place
+has no share of the work meanwhile.
+
+Weights travel as deltas, sparse where that is faster over the link, while the actor collects, and are swapped in between two
+decisions. They spread as a tree: the learner sends to `FAN` machines, one actor of each passes them on to `FAN` more and to
+its neighbours on the machine. What is lost with an actor on the way is noticed at the next lease and sent whole.
 """
 
 import contextlib
@@ -18,37 +22,61 @@ import numpy as np
 
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.noise import mix
-from robo_rl.rollout import Collector, new_columns
+from robo_rl.rollout import OBS, Collector, new_columns
+from robo_rl.runtime import snapshot
 from robo_rl.runtime.crewed import BACK_OFF, DEATHS, Crewed
 from robo_rl.runtime.deltas import DeltaReceiver, DeltaSender
+from robo_rl.runtime.slots import RowSums, finite
 from robo_rl.runtime.worker import Job, Lease, Worker
 
-NEWS = 60.0  # seconds an actor waits for the weights it should begin with
+NEWS = 2.0  # seconds an actor waits for the weights it should begin with before it asks for all of them
+ASKS = 30  # times in a row that it may ask
+PLACE = 10.0  # seconds an actor may wait for a place in the cluster before its share is given to the others
+NOBODY = 300.0  # seconds after which a run ends if no actor has a place
+FAN = 4  # machines that one machine sends weights to
 LINK = 1.25e9  # B/s between machines unless told otherwise: 10 Gbit/s
 
 
 class Collecting:
-    """The actor: a worker, its columns, and the newest weights that came."""
+    """The actor: a worker, its columns, and the newest weights that came. It has a place as soon as it answers; the sim is
+    built with its first lease."""
 
-    def __init__(self, job: Job, message: np.ndarray):
+    def __init__(self, job: Job):
         import torch
 
         from robo_rl.policies import make_policy
         torch.set_num_threads(job.threads)
         self.job, self.policy = job, make_policy(job.options, job.spec, 0).eval()
         self.standby = {k: v.clone() for k, v in self.policy.state_dict().items()}
-        self.lock = threading.Lock()
+        self.lock, self.early = threading.Lock(), []  # early: came before what they build on
         self.receiver, self.version = DeltaReceiver(self.standby, "always"), -1
-        self.receive(message)
+        self.worker = self.columns = None
+
+    def _build(self) -> None:
+        job = self.job
+        self.refresh()
         seed = mix(job.seed, job.incarnation) if job.incarnation else job.seed
         collector = Collector(job.build(job.envs), self.policy, job.gamma, seed, job.index)
         self.worker = Worker(job.index, collector, self.policy, self.refresh, job.staleness, job.explore, job.group)
-        self.columns, self.asked = None, time.monotonic_ns()
+        self.asked = time.monotonic_ns()
 
-    def receive(self, message: np.ndarray) -> str:
-        """New weights, in a thread beside `collect` -> "applied", "old" or "need_full"."""
+    def receive(self, message: np.ndarray, below: tuple = ()) -> str:
+        """New weights, in a thread beside `collect` -> "applied", "old" or "need_full". They are passed on to `below`, pairs of
+        an actor and those below it, first."""
+        if below:
+            import ray
+            again = ray.put(message)  # from this machine
+            for handle, further in below:
+                handle.receive.remote(again, further)
         with self.lock:
-            return self.receiver.receive(message)
+            said = self.receiver.receive(message)
+            if said == "need_full":
+                self.early = [*self.early[-3:], message]
+            elif said == "applied":
+                early, self.early = self.early, []
+                for m in early:
+                    self.receiver.receive(m)
+            return said
 
     def refresh(self) -> int:
         """The newest whole set of weights becomes the policy's, unless it is just being written."""
@@ -63,15 +91,18 @@ class Collecting:
 
     def collect(self, lease: Lease, rows: int, state: dict, least: int) -> dict[str, Any]:
         """One fragment, begun with weights of version `least` or newer -> its columns, rows and times, and the state after
-        it. TimeoutError if they do not come within a minute."""
-        end = time.monotonic() + NEWS
+        it; {"lacks": why} if they do not come within `NEWS` seconds."""
+        clock = snapshot.AwakeClock(NEWS / 4)
         while (version := self.receiver.version) is None or version < least:
-            if time.monotonic() > end:
-                raise TimeoutError(f"weights of version {least} did not come; here is {version} ({self.receiver.why})")
+            if clock.now() > NEWS:
+                return {"lacks": f"weights of version {least} did not come; here is {version} ({self.receiver.why})"}
             time.sleep(0.001)
+        if self.worker is None:
+            self._build()
         begin = time.monotonic_ns()
         if self.columns is None or len(self.columns["done"]) < rows:
             self.columns = new_columns(self.worker.collector.layout(self.policy, self.job.explore), rows)
+            self.sums = RowSums(self.columns)
         self.worker.begin(replace(lease, made=0), self.columns, state or None)
         self.worker.collector.timer.take()
         while not self.worker.decide():
@@ -79,7 +110,8 @@ class Collecting:
         made, oldest, end = self.worker.made, self.worker.oldest, time.monotonic_ns()
         self.worker.end()
         spent = self.worker.collector.timer.take()
-        out = {"columns": {k: v[:made + k.startswith("obs/")] for k, v in self.columns.items()}, "rows": made,
+        out = {"columns": {k: v[:made + k.startswith(OBS)] for k, v in self.columns.items()}, "rows": made,
+               "bad": finite(self.columns, made), "sums": [self.sums.of(t, lease.salt) for t in range(made)],
                "oldest": oldest, "state": self.worker.state().get("collector", {}), "took": end - begin,
                "waited": begin - self.asked, "sim": spent.get("sim", 0.0), "policy": spent.get("policy", 0.0)}
         self.asked = end
@@ -98,8 +130,11 @@ class Actor:
     job: Job
     handle: Any = None
     lease: "Lease | None" = None
+    placed: Any = None  # reference of its machine, then the machine: it may have work
+    here: bool = False  # it has a place in the cluster
+    away: bool = False  # it waits so long for one that its share is the others'
     result: Any = None  # reference of the fragment to come
-    news: Any = None  # reference of the answer to the last weights
+    asks: int = 0  # times in a row that weights did not come
     kept: dict | None = None  # the collector's state after its last fragment
     state: dict | None = None  # what a successor must be told
     deaths: int = 0
@@ -122,10 +157,27 @@ def join(address: str, cpus: int):
                 socket.create_connection((host.strip("[]") or "127.0.0.1", int(port)), 3).close()
             ray.init(address=address or None, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
                      **({} if address else {"num_cpus": cpus}))
-        except (OSError, ValueError, RuntimeError) as e:  # ConnectionError is an OSError
-            raise UserError(f"cannot join the Ray cluster at {address or 'this machine'}: {e}; "
-                            "start one with: ray start --head") from e
+        except Exception as e:  # noqa: BLE001 (Ray raises whatever there is, also bare Exception, where a daemon does not start)
+            said = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)[:300].strip()
+            if not address:
+                raise UserError(f"cannot start Ray on this machine: {said}; look at its logs in /tmp/ray/session_latest/logs, "
+                                "or leave --backend ray out") from e
+            raise UserError(f"cannot join the Ray cluster at {address}: {said}; start one with: ray start --head") from e
     return ray
+
+
+def tree(nodes: dict[str, list], fan: int = FAN) -> list[tuple]:
+    """Who passes weights on to whom: machine i to machines fan·(i+1) … fan·(i+1) + fan - 1 and to the rest of its own actors.
+
+    `nodes` maps machines to their actors -> (actor, those below it) of the machines 0 … fan - 1, that the learner sends to.
+    """
+    groups = list(nodes.values())
+
+    def below(i: int) -> tuple:
+        first = fan * (i + 1)
+        further = tuple((groups[j][0], below(j)) for j in range(first, min(first + fan, len(groups))))
+        return further + tuple((other, ()) for other in groups[i][1:])
+    return [(groups[i][0], below(i)) for i in range(min(fan, len(groups)))]
 
 
 class RayCrew:
@@ -135,11 +187,14 @@ class RayCrew:
         self.ray, self.policy, self.hang, self.link = join(address, len(jobs) + 1), policy, hang, link
         self.actors, self.left = {j.index: Actor(j) for j in jobs}, {}
         self.kind = self.ray.remote(Collecting).options(num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=2)
+        self.lock = threading.Lock()  # the learner's thread publishes, the broker's asks for the whole
+        self.clock = snapshot.AwakeClock(min(1.0, hang / 4))
+        self.lonely = 0.0  # when somebody last had a place
 
     @property
     def restarts(self) -> int:
         """Actors started again so far."""
-        return sum(a.restarts for a in self.actors.values())
+        return sum(a.restarts for a in list(self.actors.values()))
 
     def evict(self, folder: Path) -> None:
         """Actors end with the process that made them."""
@@ -148,7 +203,7 @@ class RayCrew:
         """Remember what is sent; `turn` starts the actors."""
         self.feed = feed
         self.sender = DeltaSender(self.tensors(), feed.version, link=self.link)
-        self.message = self.whole = self.ray.put(self.sender.full())
+        self.whole = self.ray.put(self.sender.full())
         if resumed:
             for a in self.actors.values():
                 a.job = replace(a.job, incarnation=int(time.time()) % 10**9)
@@ -158,18 +213,22 @@ class RayCrew:
         return dict(self.policy.state_dict())
 
     def publish(self, version: int) -> None:
-        """Send what changed to every actor; one that missed something gets everything."""
-        self.message = self.ray.put(self.sender.send(version, self.tensors()))
-        self.whole = None
-        for a in self.actors.values():
-            if a.handle is not None:
-                a.news = a.handle.receive.remote(self.message)
+        """Send what changed down the tree."""
+        with self.lock:
+            message, self.whole = self.ray.put(self.sender.send(version, self.tensors())), None
+        nodes: dict[str, list] = {}
+        for a in list(self.actors.values()):
+            if a.here and a.handle is not None:
+                nodes.setdefault(a.placed, []).append(a.handle)
+        for handle, below in tree(nodes):
+            handle.receive.remote(message, below)
 
     def full(self):
         """The newest weights, whole."""
-        if self.whole is None:
-            self.whole = self.ray.put(self.sender.full())
-        return self.whole
+        with self.lock:
+            if self.whole is None:
+                self.whole = self.ray.put(self.sender.full())
+            return self.whole
 
     def wake(self) -> None:
         """Turns are short."""
@@ -187,43 +246,82 @@ class RayCrew:
 
     def turn(self) -> None:
         """Start actors, hand out leases, take what comes back, bury the dead."""
-        now = time.monotonic()
         for i, a in list(self.actors.items()):
-            if a.leaving and a.lease is None:
-                if a.handle is not None:
-                    self.ray.kill(a.handle)
-                self.feed.leave(i)
-                self.left[i] = a.job.incarnation + 1, a.kept
-                del self.actors[i]
-                continue
-            if a.handle is None and now >= a.again:
-                a.handle, a.lease, a.since = self.kind.remote(a.job, self.full()), None, now
-            if a.handle is not None and a.lease is None and not a.leaving and (lease := self.feed.lease(i)) is not None:
-                a.lease, a.since = lease, now
-                rows = self.feed.rows if self.feed.whole else a.lease.rows
-                a.result = a.handle.collect.remote(a.lease, rows, a.state or {}, self.feed.version)
-                a.state = None  # it knows from now on
+            self._look_after(i, a)
         waiting = {a.result: a for a in self.actors.values() if a.lease is not None}
-        news = {a.news: a for a in self.actors.values() if a.news is not None}
-        refs = [*waiting, *news]
-        if not refs:
+        waiting |= {a.placed: a for a in self.actors.values() if a.handle is not None and not a.here}
+        if not waiting:
             time.sleep(0.02)
             return
-        ready, _ = self.ray.wait(refs, num_returns=1, timeout=0.2)
-        for ref in ready:
-            a = waiting.get(ref) or news[ref]
+        some, rest = self.ray.wait(list(waiting), num_returns=1, timeout=0.2)
+        more = self.ray.wait(rest, num_returns=len(rest), timeout=0)[0] if some and rest else []
+        for ref in (*some, *more):
+            a = waiting[ref]
             try:
                 got = self.ray.get(ref)
             except self.ray.exceptions.RayError as e:
                 self._died(a, e)
                 continue
-            if ref in news:
-                a.news = a.handle.receive.remote(self.full()) if got == "need_full" else None
+            if ref == a.placed:
+                self._placed(a, got)
+            elif "lacks" in got:
+                self._lacks(a, got["lacks"])
             else:
                 self._finished(a, got)
+        self._watch()
+
+    def _look_after(self, i: int, a: Actor) -> None:
+        """Let an actor leave, start, or have work."""
+        if a.leaving and a.lease is None:
+            if a.handle is not None:
+                self.ray.kill(a.handle)
+            self.feed.leave(i)
+            self.left[i] = a.job.incarnation + 1, a.kept
+            del self.actors[i]
+            return
+        if a.handle is None and time.monotonic() >= a.again:
+            a.handle, a.lease, a.since, a.here = self.kind.remote(a.job), None, self.clock.now(), False
+            a.placed = a.handle.node.remote()
+        if a.here and a.lease is None and not a.leaving and (lease := self.feed.lease(i)) is not None:
+            a.lease, a.since = lease, self.clock.now()
+            self._ask(a)
+
+    def _ask(self, a: Actor) -> None:
+        rows = self.feed.rows if self.feed.whole else a.lease.rows
+        a.result = a.handle.collect.remote(a.lease, rows, a.state or {}, self.feed.version)
+
+    def _placed(self, a: Actor, node: str) -> None:
+        """An actor has a place."""
+        a.placed, a.here = node, True
+        a.handle.receive.remote(self.full())
+        if a.away:
+            a.away = False
+            self.feed.join(a.job.index)
+
+    def _lacks(self, a: Actor, why: str) -> None:
+        """An actor waits for weights: it gets them whole."""
+        a.asks += 1
+        if a.asks > ASKS:
+            return self._died(a, TimeoutError(why))
+        a.handle.receive.remote(self.full())
+        self._ask(a)
+
+    def _watch(self) -> None:
+        """End who is silent for too long; give the share of who has no place to the others."""
+        now = self.clock.now()
         for a in self.actors.values():
             if a.lease is not None and now - a.since > 10 * self.hang:
                 self._died(a, TimeoutError(f"no fragment for {10 * self.hang:.0f} s"))
+            elif a.handle is not None and not a.here and not a.away and now - a.since > PLACE and \
+                    any(other.here for other in self.actors.values()):
+                a.away = True
+                self.feed.leave(a.job.index)
+        if any(a.here for a in self.actors.values()):
+            self.lonely = now
+        elif now - self.lonely > NOBODY:
+            have = self.ray.cluster_resources().get("CPU", 0)
+            self.feed.give_up(f"no actor found a place in the Ray cluster within {NOBODY:.0f} s: each needs a CPU, and the "
+                              f"cluster has {have:.0f}; add machines with ray start --address …, or use fewer --workers")
 
     def end(self) -> None:
         """Let go of the actors (and of a cluster of our own)."""
@@ -233,24 +331,26 @@ class RayCrew:
                     self.ray.kill(a.handle)
 
     def _finished(self, a: Actor, got: dict) -> None:
-        lease, head = a.lease, self.feed.slots.head
-        columns = self.feed.slots.columns(lease.slot, a.job.index)
+        lease, slots = a.lease, self.feed.slots
+        columns, head = slots.columns(lease.slot, a.job.index), slots.head
         for k, v in got["columns"].items():
             columns[k][:len(v)] = v
+        slots.sums(lease.slot, a.job.index)[:got["rows"]] = got["sums"]
         end = time.monotonic_ns()
         for name, value in (("rows", got["rows"]), ("oldest", got["oldest"]), ("begin", end - got["took"]), ("end", end),
                             ("sim_ns", int(got["sim"] * 1e9)), ("policy_ns", int(got["policy"] * 1e9)),
                             ("wait_ns", got["waited"])):
             head[name][lease.slot] = value
-        a.kept, a.lease, a.result = got["state"], None, None
-        if self.feed.sealed(a.job.index, f"worker{a.job.index}", lease.uid, got["rows"], got["oldest"], False):
+        a.kept, a.state, a.lease, a.result, a.asks = got["state"], None, None, None, 0  # it knows its state from now on
+        if self.feed.sealed(a.job.index, f"worker{a.job.index}", lease.uid, got["rows"], got["oldest"], False, got["bad"]):
             a.deaths = 0
 
     def _died(self, a: Actor, error: Exception) -> None:
         with contextlib.suppress(Exception):
             self.ray.kill(a.handle)
         a.deaths, a.restarts = a.deaths + 1, a.restarts + 1
-        a.handle = a.lease = a.result = a.news = None
+        a.handle = a.lease = a.result = a.placed = None
+        a.here, a.asks = False, 0
         a.state, a.again = a.kept, time.monotonic() + BACK_OFF[min(a.deaths - 1, len(BACK_OFF) - 1)]
         a.job = replace(a.job, incarnation=a.job.incarnation + 1)
         self.feed.lost(a.job.index)

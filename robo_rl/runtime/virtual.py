@@ -30,14 +30,26 @@ class Outcome:
     stale_max: int
     masked: float
     seconds: float
+    broker_wait: float = 0.0  # share of its time that the learner waits though workers have finished enough for a batch
+
+
+@dataclass(frozen=True)
+class Broker:
+    """Seconds of service: a lease with its message, a finished fragment with its message (the broker does one after
+    another), and what the learner itself does to take a batch and to publish."""
+
+    lease: float = 0.0
+    seal: float = 0.0
+    take: float = 0.0
+    publish: float = 0.0
 
 
 def simulate(workers: int, envs: int, decisions: int, batch: int, staleness: int, decide: Draw, learn: Draw,
-             updates: int, cores: float = math.inf, warm: int = 3, seed: int = 0) -> Outcome:
+             updates: int, cores: float = math.inf, warm: int = 3, seed: int = 0, broker: Broker = Broker()) -> Outcome:
     """Run until `updates` updates are made; the first `warm` are not counted.
 
     decide draws the seconds that one decision of all envs of a worker takes alone, learn those of an update (with
-    publishing). The first order of workers is drawn, later ones follow from the clock.
+    publishing). The first order of workers is drawn, later ones follow from the clock. The broker has a core of its own.
     """
     rng = np.random.default_rng(seed)
     slots = workers * (staleness + 2) + -(-batch // (decisions * envs)) * (staleness + 8)
@@ -47,9 +59,11 @@ def simulate(workers: int, envs: int, decisions: int, batch: int, staleness: int
     tie = 0
     published = [0.0]  # when version i was out
     waits, began = [0.0] * workers, [0.0] * workers
-    idle = set(range(workers))
+    idle, refused = set(range(workers)), set()  # refused: who need not ask before something changes
     spans: dict[int, tuple[float, float]] = {}  # uid -> begin, end
-    learning, since, learner_wait, samples, made = False, 0.0, 0.0, 0, 0
+    learning, since, learner_wait, broker_wait, samples, made = False, 0.0, 0.0, 0.0, 0, 0
+    busy = 0.0  # until when the broker is at work
+    there, enough = 0, math.inf  # samples that workers have finished and the learner has not taken; since when a batch of them
     ages: list[np.ndarray] = []
     masked = total = 0
     start = 0.0
@@ -63,19 +77,22 @@ def simulate(workers: int, envs: int, decisions: int, batch: int, staleness: int
         heapq.heappush(heap, (turns + work, tie, what))
 
     while made < updates:
-        for w in sorted(idle, key=lambda w: (began[w], w)) if idle else ():
+        for w in sorted(idle - refused, key=lambda w: (began[w], w)):
             f = book.lease(w)
             if f is None:
+                refused |= {w} if staleness == 0 else idle
                 if staleness:
                     break  # nobody else may begin either
                 continue
             idle.discard(w)
-            waits[w] += now - began[w]
-            spans[f.uid] = (now, 0.0)
-            push(sum(decide(rng) for _ in range(f.decisions)), f)
+            busy = max(busy, now) + broker.lease
+            waits[w] += busy - began[w]
+            spans[f.uid] = (busy, 0.0)
+            push(busy - now + sum(decide(rng) for _ in range(f.decisions)), f)
         if not learning and (chosen := book.take()) is not None:
             learning = True
-            learner_wait += now - since
+            learner_wait += now + broker.take - since
+            broker_wait += now + broker.take - max(since, min(enough, now))
             for f in chosen:
                 a, b = spans.pop(f.uid)
                 at = np.linspace(a, b, f.made, endpoint=False)
@@ -84,7 +101,9 @@ def simulate(workers: int, envs: int, decisions: int, batch: int, staleness: int
                 masked += int((age > staleness).sum()) * f.envs
                 total += f.made * f.envs
                 ages.append(np.repeat(age[age <= staleness], f.envs))
-            push(learn(rng), None)
+                there -= f.made * f.envs
+            enough = now if there >= batch else math.inf
+            push(broker.take + learn(rng) + broker.publish, None)
         assert heap, "everybody waits"
         done, _, what = heap[0]
         now += (done - turns) / speed()
@@ -95,21 +114,27 @@ def simulate(workers: int, envs: int, decisions: int, batch: int, staleness: int
             book.commit()
             book.publish(book.version + 1)
             published.append(now)
+            refused.clear()
             learning, since, made = False, now, made + 1
             if made == warm:
-                start, samples, learner_wait, masked, total = now, 0, 0.0, 0, 0
+                start, samples, learner_wait, broker_wait, masked, total = now, 0, 0.0, 0.0, 0, 0
                 ages, waits, began = [], [0.0] * workers, [max(t, now) if i in idle else t for i, t in enumerate(began)]
+        elif isinstance(what, tuple):  # the broker is done with it
+            f, ended = what
+            book.seal(f.uid, f.decisions, bisect.bisect_right(published, spans[f.uid][0]) - 1)
+            idle.add(f.worker)
+            began[f.worker] = ended
         else:
             spans[what.uid] = (spans[what.uid][0], now)
-            oldest = bisect.bisect_right(published, spans[what.uid][0]) - 1
-            book.seal(what.uid, what.decisions, oldest)
-            idle.add(what.worker)
-            began[what.worker] = now
+            there += what.decisions * what.envs
+            enough = now if there >= batch and enough == math.inf else enough
+            busy = max(busy, now) + broker.seal
+            push(busy - now, (what, now))
     seconds = now - start
     age = np.concatenate(ages)
     waited = sum(waits) + sum(now - began[w] for w in idle)
     return Outcome(samples / seconds, waited / (workers * seconds), learner_wait / seconds, float(age.mean()),
-                   float(np.percentile(age, 99)), int(age.max()), masked / max(total, 1), seconds)
+                   float(np.percentile(age, 99)), int(age.max()), masked / max(total, 1), seconds, broker_wait / seconds)
 
 
 def constant(seconds: float) -> Draw:
