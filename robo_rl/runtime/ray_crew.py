@@ -166,12 +166,12 @@ def join(address: str, cpus: int):
     return ray
 
 
-def tree(nodes: dict[str, list], fan: int = FAN) -> list[tuple]:
+def tree(nodes: dict[str, list], fan: int = 0) -> list[tuple]:
     """Who passes weights on to whom: machine i to machines fan·(i+1) … fan·(i+1) + fan - 1 and to the rest of its own actors.
 
     `nodes` maps machines to their actors -> (actor, those below it) of the machines 0 … fan - 1, that the learner sends to.
     """
-    groups = list(nodes.values())
+    groups, fan = list(nodes.values()), fan or FAN
 
     def below(i: int) -> tuple:
         first = fan * (i + 1)
