@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 
 from robo_rl.cli.bench_rows import Report, lacking, versioned
-from robo_rl.rollout import mix
+from robo_rl.noise import mix
 
 MOST = 64  # processes or envs that Gymnasium is asked to hold
 COUNTS, COUNTS_QUICK = (1, 2, 4, 8, 16, 32, 64), (1, 2)
