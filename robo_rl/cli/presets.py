@@ -17,7 +17,7 @@ HEADS = {"ppo": dict(kind="gaussian", init_std=0.3),
 # The ratio of a whole chain tells two policies apart by the sum of all its steps and entries: few steps along the gradient
 # of a whole rollout, grown into, and stopped by KL. As many steps on minibatches of a quarter move as far in noise.
 WHOLE = {"reinflow": dict(lr=2e-4, epochs=4, target_kl=0.3, ramp=6),
-         "dppo": dict(lr=1e-3, epochs=5, target_kl=4e-4, ramp=12, clip_base=0.01, clip_coef=0.1)}  # KL of a mean log-prob
+         "dppo": dict(lr=1e-3, epochs=5, target_kl=1.6e-4, ramp=12, clip_base=0.01, clip_coef=0.1)}  # KL of a mean over 56 entries
 # Replay: chunks of 4, small networks and many updates on every step learn most in a minute of one core.
 SMALL = dict(horizon=4, execute=4, hidden=128, layers=2)
 JUDGE = dict(critics=2, critic_hidden=128)
@@ -95,7 +95,8 @@ def simulated(sim: str, task: str, algo: str, obs: str, name: str, dense: bool =
                           anneal_lr=True))
     t = replace(t, policy=replace(t.policy, **HEADS.get(algo, {})))
     if algo in WHOLE and obs != "rgb" and sim != "maniskill":
-        return replace(t, envs=128, max_staleness=0, steps=300_000 if quick else 600_000, eval_every=50_000,
+        return replace(t, envs=128, max_staleness=0, steps=200_000 if quick else 600_000 if algo == "reinflow" else 400_000,
+                       eval_every=50_000,
                        rl=rl(**CHUNKS | dict(minibatch=2048, anneal_lr=True) | WHOLE[algo]))
     if algo == "dppo":
         clips = dict(clip_base=0.01, clip_coef=0.1)
