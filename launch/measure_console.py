@@ -1,7 +1,7 @@
-"""Measure the console on loopback: pictures per second and robot, take-over to first human action, stop after a lost
-connection.
+"""Measure the console on loopback: pictures per second and robot, take-over to first human action, stop after
+a lost connection.
 
-    python launch/measure_console.py RUN --robots 8
+python launch/measure_console.py RUN --robots 8
 """
 
 import asyncio

@@ -1,4 +1,6 @@
-"""The console's doors: one-time addresses, Host and Origin, caps on connections, what cannot be saved; then all of it attacked."""
+"""The console's doors: one-time addresses, Host and Origin, caps on connections, what cannot be saved; then
+all of it attacked.
+"""
 
 import asyncio
 import contextlib
@@ -399,7 +401,9 @@ BAD = ["[" * 4000, "{\"t\":" * 600 + "1" + "}" * 600, "null", "[]", "\"drive\"",
 
 
 def test_attackers_stop_neither_the_robots_nor_an_operator_nor_what_is_saved(run):
-    """300 half-open connections on 256 descriptors, guesses, garbage, slow and silent pages, floods; ann works on."""
+    """300 half-open connections on 256 descriptors, guesses, garbage, slow and silent pages, floods; ann
+    works on.
+    """
     async def teach(addresses):
         async with connect(addresses["ann"]) as a:
             ann = Page(a)

@@ -1,4 +1,6 @@
-"""The console's page in a real browser, at two sizes: what is in view, where keys act, what is said when something is wrong."""
+"""The console's page in a real browser, at two sizes: what is in view, where keys act, what is said when
+something is wrong.
+"""
 
 import json
 import time

@@ -1,9 +1,10 @@
 """`robo_rl console RUN`: a web page on which people watch N robots, take over, and teach.
 
 One thread steps the robots at the control period and draws them; another serves the page and its WebSockets
-(`console_server`). Between them stand the `Desk` (who wants what, under one lock) and the newest pictures. Frames in which a
-person acts are journaled before they count, finished episodes go to RUN/corrections (LeRobot v3), from which `robo_rl correct
-RUN --operator console` learns. What cannot be saved is told on the page and tried again; the robots go on.
+(`console_server`). Between them stand the `Desk` (who wants what, under one lock) and the newest pictures.
+Frames in which a person acts are journaled before they count, finished episodes go to RUN/corrections
+(LeRobot v3), from which `robo_rl correct RUN --operator console` learns. What cannot be saved is told on the
+page and tried again; the robots go on.
 """
 
 import os
@@ -43,22 +44,23 @@ class Console:
     port: int = 8765
     """0: any free one."""
     url: str = ""
-    """Address that people open where a reverse proxy stands before the console, like https://console.lab.example."""
+    """Address that people open where a reverse proxy stands in front, like https://console.lab.example."""
     operators: str = "operator"
-    """Comma list of names; each gets an address of their own, which works once. Enter in the terminal makes new ones."""
+    """Comma list of names; each gets an address that works once (Enter in the terminal: new ones)."""
     speed: float = 0.5
     """Pace of the simulation; 1: real time."""
     size: int = 480
-    """Pixels of the pictures of the robot that somebody looks at, from every camera (of others: one camera, 128 at most)."""
+    """Pixels of the pictures of the robot that somebody looks at, from every camera."""
     fps: float = 20.0
     """Most pictures per second and robot."""
     max_delay: float = 1.0
-    """Age of the picture on an operator's page, in seconds, above which the robot that they hold stands still."""
+    """Age of the picture on an operator's page, in seconds, above which what they hold stands still."""
     patience: float = 60.0
     """Seconds that a robot waits for help before its episode is given up as a failure."""
     device: str = ""
-    """gamepad:/dev/input/js0 or spacemouse:/dev/hidraw0 on this machine, or leader:NAMESPACE, an arm on the wire that publishes
-    its pose (robo_rl sim-arm, a real one): drives what the first operator holds. (A gamepad on the browser's machine needs no option.)
+    """gamepad:/dev/input/js0 or spacemouse:/dev/hidraw0 on this machine, or leader:NAMESPACE, an arm on the
+    wire that publishes its pose (robo_rl sim-arm, a real one): drives what the first operator holds. (A
+    gamepad on the browser's machine needs no option.)
     """
     seed: int = 0
     threads: int = 1
@@ -98,8 +100,8 @@ def run(args: Console) -> int:
             server = Server(floor, args.host, args.port, args.operators, args.url)
             server.start()
             if args.host not in LOOPBACK:
-                print(f"robo_rl: listening on {args.host}: everybody who can reach this machine and has an address can move "
-                      "the robots, and what they send is not encrypted (docs/human.md: ssh -L, or a proxy with TLS)")
+                print(f"robo_rl: listening on {args.host}: everybody who can reach this machine and has an address "
+                      "can move the robots, and nothing is encrypted (docs/human.md: ssh -L, or a proxy with TLS)")
             announce(server)
             floor.work(signals, args.seconds, lambda: announce(server, renew=True))
             server.stop()
@@ -116,7 +118,8 @@ def announce(server, renew: bool = False) -> None:
         server.renew()
     for name, address in server.addresses().items():
         print(f"{name}: {address}", flush=True)
-    print(f"Each address works once. New ones, old sessions end: press Enter here, or kill -USR1 {os.getpid()}", flush=True)
+    print("Each address works once. New ones, old sessions end: press Enter here, or "
+          f"kill -USR1 {os.getpid()}", flush=True)
 
 
 class Signals:
@@ -126,7 +129,8 @@ class Signals:
 
     def __enter__(self):
         flags = {signal.SIGINT: "stop", signal.SIGTERM: "stop", signal.SIGUSR1: "renew"}
-        self._before = {s: signal.signal(s, lambda *_, flag=flag: setattr(self, flag, True)) for s, flag in flags.items()}
+        self._before = {s: signal.signal(s, lambda *_, flag=flag: setattr(self, flag, True))
+                        for s, flag in flags.items()}
         return self
 
     def __exit__(self, *error) -> None:
@@ -140,7 +144,7 @@ class Signals:
 
 
 def enter_pressed() -> bool:
-    """Whether a line waits in the terminal, which is read; False where there is none, or it is another job's."""
+    """Whether a line waits in the terminal (which is read); False without one, or if it is another job's."""
     try:
         here = sys.stdin.isatty() and os.tcgetpgrp(0) == os.getpgrp()
         return here and bool(select.select([0], [], [], 0)[0]) and os.read(0, 4096) != b""
@@ -216,7 +220,8 @@ class Floor:
         from robo_rl.cli.wire import connect
         from robo_rl.human.devices import LeaderArm, tool_of
         tool_of(self.robots.obs["state"][0], self.spec.state_names)
-        steps = [next((a.high for a in self.spec.axes if a.kind == "delta" and a.unit == unit), 0.0) for unit in ("m", "rad")]
+        steps = [next((a.high for a in self.spec.axes if a.kind == "delta" and a.unit == unit), 0.0)
+                 for unit in ("m", "rad")]
         if not all(steps):
             raise UserError("a leader arm moves the hand: it needs a run of --control ee_delta")
         return LeaderArm(Heard(connect("robo_rl_console", namespace=namespace)), (steps[0], steps[1]))
@@ -236,8 +241,8 @@ class Floor:
         self.save()
         try:
             if self.trouble:
-                print(f"robo_rl: {self.trouble}; what people did is in {self.journal.path}, and the next robo_rl console of this "
-                      "run puts it into the data set", file=sys.stderr, flush=True)
+                print(f"robo_rl: {self.trouble}; what people did is in {self.journal.path}, and the next robo_rl "
+                      "console of this run puts it into the data set", file=sys.stderr, flush=True)
             else:
                 self.writer.close()
                 self.journal.replace()
@@ -256,7 +261,7 @@ class Floor:
             self.kept += 1
 
     def save(self, *episodes) -> None:
-        """Journal and finished episodes to the disk. What fails is told on the page, waits, and is tried again."""
+        """Journal and finished episodes to the disk. What fails is told on the page and tried again."""
         with self.reserve:
             try:
                 for episode in episodes:
@@ -363,7 +368,8 @@ class Floor:
             try:
                 self.journal.replace()
             except (OSError, UserError) as e:  # the old one holds all of it
-                self.trouble, self.retry = f"the journal is not written anew, trying again ({e})", time.monotonic() + RETRY
+                self.trouble = f"the journal is not written anew, trying again ({e})"
+                self.retry = time.monotonic() + RETRY
 
     def append(self, i: int, tape) -> bool:
         """Frames of a tape that the journal does not have -> whether a person acted in one."""
@@ -427,7 +433,7 @@ class Floor:
                 self.still[i] = (steps, now.copy())
 
     def draw(self) -> None:
-        """The newest pictures: every robot small, those that somebody looks at large and from every camera."""
+        """The newest pictures: every robot small, those that somebody looks at from every camera."""
         began = time.monotonic()
         with self.lock:
             large = sorted(set(self.looks.values()))
@@ -460,12 +466,14 @@ class Floor:
                         "why": desk.why[i], "paused": desk.paused[i],
                         "waiting": round(now - desk.asked[i], 1) if desk.why[i] else 0.0,
                         "episode": int(desk.episode[i]), "last": desk.last[i],
-                        "time": round(int(steps[i]) * self.spec.period, 2), "task": self.apart(i) or self.robots.tapes[i].task,
+                        "time": round(int(steps[i]) * self.spec.period, 2),
+                        "task": self.apart(i) or self.robots.tapes[i].task,
                         "successes": int(self.results[i, 0]), "failures": int(self.results[i, 1])})
         s = self.shown
         total = self.results.sum(0)
         return {"t": "state", "robots": out, "you": who, "limit": round(self.limit * self.spec.period, 2),
-                "axes": [{"name": a.name, "kind": a.kind, "unit": a.unit, "words": words_of(a)} for a in self.spec.axes],
+                "axes": [{"name": a.name, "kind": a.kind, "unit": a.unit, "words": words_of(a)}
+                         for a in self.spec.axes],
                 "views": self.cameras.views, "max_delay": desk.max_delay, "trouble": self.trouble or self.blind,
                 "people": sorted(self.people), "rate": round(self.rate, 1), "pace": self.args.speed,
                 "account": {"operator_minutes": round(s["operator_minutes"], 2), "interventions": s["interventions"],
@@ -478,13 +486,14 @@ class Floor:
 
 
 class Heard:
-    """() -> (position, quaternion, gripper -1 .. 1) that an arm on the wire said last; None once it is silent."""
+    """() -> (position, quaternion, gripper -1 .. 1) that an arm on the wire said last; None: it is silent."""
 
     def __init__(self, wire):
         from controllers.node import GRIPPER_STATE
         from controllers.transport import JointState, PoseStamped
         self.wire = wire
-        self.pose, self.gripper = wire.subscription("current_pose", PoseStamped), wire.subscription(GRIPPER_STATE, JointState)
+        self.pose = wire.subscription("current_pose", PoseStamped)
+        self.gripper = wire.subscription(GRIPPER_STATE, JointState)
 
     def __call__(self):
         from robo_rl.human.devices import SILENCE

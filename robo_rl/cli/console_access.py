@@ -1,8 +1,8 @@
-"""Who may talk to the console, and how much: one-time addresses, sessions, Host and Origin, caps on connections.
+"""Who may talk to the console, and how much: one-time addresses, sessions, Host and Origin, connections.
 
-An address that `robo_rl console` prints carries a token that works once: it is exchanged for a session in an HttpOnly
-cookie. Tokens and sessions are kept as SHA-256 digests, so that the time of a look-up says nothing about them. `renew`
-makes new addresses and ends the old sessions.
+An address that `robo_rl console` prints carries a token that works once: it is exchanged for a session in an
+HttpOnly cookie. Tokens and sessions are kept as SHA-256 digests, so that the time of a look-up says nothing
+about them. `renew` makes new addresses and ends the old sessions.
 """
 
 import hashlib
@@ -31,7 +31,8 @@ class Access:
 
     def __init__(self, operators: Iterable[str], url: str = "", clock: Callable[[], float] = time.monotonic):
         self.operators, self.url, self.clock = tuple(operators), url.rstrip("/"), clock
-        self.names = {"localhost", socket.gethostname().lower(), urllib.parse.urlsplit(self.url).hostname or "localhost"}
+        self.names = {"localhost", socket.gethostname().lower()}
+        self.names.add(urllib.parse.urlsplit(self.url).hostname or "localhost")
         self.renew()
 
     def renew(self) -> None:
@@ -42,11 +43,11 @@ class Access:
         self._sessions: dict[bytes, str] = {}
 
     def exchange(self, token: str) -> tuple[str, str]:
-        """(operator, session) for a token, which is used up by that. UserError: it is nobody's, or was used before."""
+        """(operator, session) for a token, which is used up by that. UserError: nobody's, or used before."""
         key = _digest(token)
         if key in self._used:
-            raise UserError(f"this address was used {self.clock() - self._used[key]:.0f} s ago, and works once; if it was not "
-                            "you, somebody else has read it: make new addresses")
+            raise UserError(f"this address was used {self.clock() - self._used[key]:.0f} s ago, and works once; if it "
+                            "was not you, somebody else has read it: make new addresses")
         if key not in self._unused:
             raise UserError("the token is missing or wrong: open the address that robo_rl console printed")
         name, session = self._unused.pop(key), secrets.token_urlsafe(32)
@@ -67,7 +68,7 @@ class Access:
         return name in self.names or _is_ip(name)
 
     def origin_is_ours(self, origin: str, host: str) -> bool:
-        """Whether an Origin header is that of our own page, served under `host` (or under the proxy's address)."""
+        """Whether an Origin header is that of our own page, served under `host` or the proxy's address."""
         return origin in (f"http://{host}", f"https://{host}") or bool(self.url) and origin == self.url
 
 
@@ -111,7 +112,8 @@ def enter(address: str, timeout: float = 30) -> tuple[str, dict[str, str]]:
         with urllib.request.urlopen(address, timeout=timeout) as answer:
             got = answer.headers.get("Set-Cookie", "")
     except urllib.error.HTTPError as e:
-        raise UserError(f"the console refuses {url.netloc}: {e.read(500).decode(errors='replace').strip()}") from None
+        why = e.read(500).decode(errors="replace").strip()
+        raise UserError(f"the console refuses {url.netloc}: {why}") from None
     origin = f"{url.scheme}://{url.netloc}"
     return f"{origin.replace('http', 'ws', 1)}/ws", {"Origin": origin, "Cookie": got.split(";")[0]}
 
@@ -133,7 +135,7 @@ class Rate:
 
 
 def room() -> int:
-    """How many connections this process can afford beside `RESERVED` descriptors; raises a low soft limit first.
+    """How many connections this process can afford beside `RESERVED` descriptors; a low soft limit is raised.
 
     UserError: fewer than eight.
     """
@@ -145,12 +147,13 @@ def room() -> int:
     with open("/dev/null") as f:  # the lowest free descriptor: about as many are in use
         free = (CONNECTIONS * 2 if soft == resource.RLIM_INFINITY else soft - f.fileno()) - 2 * RESERVED
     if free < 8:
-        raise UserError(f"the console needs {8 - free} more open files than this shell allows ({soft}): ulimit -n 1024")
+        raise UserError(f"the console needs {8 - free} more open files than this shell allows ({soft}): "
+                        "ulimit -n 1024")
     return min(CONNECTIONS, free)
 
 
 class Reserve:
-    """Descriptors held back; while the block runs they are free, so that files can be written whatever else is open."""
+    """Descriptors held back; while the block runs they are free, for files, whatever else is open."""
 
     def __init__(self, count: int = RESERVED):
         self.count, self._held = count, []
@@ -178,9 +181,10 @@ class Reserve:
 class Listener(socket.socket):
     """A listening socket that bounds what it has accepted.
 
-    A connection is pending until `vouch` is called with its descriptor. Where a newcomer would be one too many of its
-    address, or of all pending, the oldest pending one (of its address, of the address with the most) is shut down: whoever
-    says who they are at once gets in, whatever waits in silence. Beyond `most` connections newcomers are closed.
+    A connection is pending until `vouch` is called with its descriptor. Where a newcomer would be one too
+    many of its address, or of all pending, the oldest pending one (of its address, of the address with the
+    most) is shut down: whoever says at once who they are gets in, whatever waits in silence. Beyond `most`
+    connections newcomers are closed.
     """
 
     most = CONNECTIONS
@@ -188,7 +192,7 @@ class Listener(socket.socket):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._pending: dict[int, tuple[socket.socket, str]] = {}  # descriptor -> connection, address; oldest first
+        self._pending: dict[int, tuple[socket.socket, str]] = {}  # descriptor -> connection, address; in order
         self._others: dict[int, socket.socket] = {}  # vouched for, or shut down and not closed yet
 
     def accept(self):
@@ -197,7 +201,7 @@ class Listener(socket.socket):
         if len(self._pending) + len(self._others) >= self.most:
             conn.close()
             self.refused += 1
-            raise ConnectionAbortedError("too many connections")  # asyncio goes on with its other work, then asks again
+            raise ConnectionAbortedError("too many connections")  # asyncio asks again in its next turn
         host, held = address[0], Counter(a for _, a in self._pending.values())
         if held[host] >= min(PER_ADDRESS, self.most // 4):
             self._shut_down_oldest(host)

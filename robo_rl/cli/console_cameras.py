@@ -1,7 +1,8 @@
-"""The console's pictures: every robot small, those that somebody looks at large, from every camera, with axes to draw.
+"""The console's pictures: every robot small, those that somebody looks at large, from every camera, with
+axes.
 
-An env that can `film` and `project` (sims/mujoco) is filmed at the size asked for; of others the pictures of the
-observation are shown, or what `render()` gives.
+An env that can `film` and `project` (sims/mujoco) is filmed at the size asked for; of others the pictures of
+the observation are shown, or what `render()` gives.
 """
 
 import io
@@ -14,8 +15,8 @@ from robo_rl.types import ActionAxis
 SMALL = 128  # pixels
 NEAR = 0.01  # m, how far along an axis its direction in a picture is taken
 WORDS = {"dx": ("back", "forward"), "dy": ("right", "left"), "dz": ("down", "up"),
-         "rx": ("roll left", "roll right"), "ry": ("pitch up", "pitch down"), "rz": ("turn right", "turn left"),
-         "gripper": ("close", "open")}
+         "rx": ("roll left", "roll right"), "ry": ("pitch up", "pitch down"),
+         "rz": ("turn right", "turn left"), "gripper": ("close", "open")}
 
 
 def words_of(axis: ActionAxis) -> tuple[str, str]:
@@ -25,10 +26,11 @@ def words_of(axis: ActionAxis) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One drawing of all robots. at: when [s]; small: JPEG per robot; large: robot -> ((view, JPEG, axes), ...).
+    """One drawing of all robots. at: when [s]; small: JPEG per robot; large: robot -> ((view, JPEG, axes),
+    ...).
 
-    axes: None, or the tool's place in the picture (0 .. 1 from the top left) and, for x, y and z of the base, where a metre
-    along it leads in the picture: [[u, v], [du, dv], [du, dv], [du, dv]].
+    axes: None, or the tool's place in the picture (0 .. 1 from the top left) and, for x, y and z of the base,
+    where a metre along it leads in the picture: [[u, v], [du, dv], [du, dv], [du, dv]].
     """
 
     number: int
@@ -53,7 +55,8 @@ class Cameras:
             some = self.env.film(self.views[:1], min(SMALL, self.size), rest)[self.views[0]] if rest else ()
             small = dict(zip(rest, map(jpeg, some), strict=True))
             big = self.env.film(self.views, self.size, large) if large else {}
-            out = {i: tuple((v, jpeg(big[v][k]), self.axes(v, i)) for v in self.views) for k, i in enumerate(large)}
+            out = {i: tuple((v, jpeg(big[v][k]), self.axes(v, i)) for v in self.views)
+                   for k, i in enumerate(large)}
             for i in large:  # for those who look at another
                 small[i] = out[i][0][1]
             return Frame(number, at, tuple(small[i] for i in range(n)), out)
@@ -63,7 +66,7 @@ class Cameras:
                                                   for v, x in pictures.items()) for i in large})
 
     def axes(self, view: str, i: int) -> list | None:
-        """The tool and the base's axes in a picture, see `Frame`; None where they cannot be seen or are not commanded."""
+        """The tool and the base's axes in a picture, see `Frame`; None where not seen or not commanded."""
         if not self.moves:
             return None
         points = self.env.tool(i) + np.concatenate([np.zeros((1, 3)), NEAR * np.eye(3)])

@@ -1,8 +1,9 @@
 """The console's page and its WebSockets: HTTP and WebSocket on one port, in a thread of its own.
 
-A frame to the page is one binary message: length of the head [4 bytes, little-endian], the head (JSON), then the JPEGs
-that it names. The page acknowledges frames by number; what is not acknowledged yet is bounded, so a slow link gets fewer
-pictures and not old ones. The age of the newest acknowledged picture is the delay that commands are judged by.
+A frame to the page is one binary message: length of the head [4 bytes, little-endian], the head (JSON), then
+the JPEGs that it names. The page acknowledges frames by number; what is not acknowledged yet is bounded, so a
+slow link gets fewer pictures and not old ones. The age of the newest acknowledged picture is the delay that
+commands are judged by.
 """
 
 import asyncio
@@ -29,12 +30,14 @@ SLOW_FLIGHT, SLOW = 2, 0.4
 SAY = 0.1  # s between two states
 ASSETS = {"/": ("console.html", "text/html"), "/console.css": ("console.css", "text/css"),
           "/console.js": ("console.js", "text/javascript")}
-POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
-          "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
-HEADERS = (("Content-Security-Policy", POLICY), ("X-Content-Type-Options", "nosniff"), ("X-Frame-Options", "DENY"),
-           ("Referrer-Policy", "no-referrer"), ("Cache-Control", "no-store"), ("Cross-Origin-Opener-Policy", "same-origin"),
-           ("Cross-Origin-Resource-Policy", "same-origin"), ("Connection", "close"))
-ENTER = b"""<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=/">
+POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+          "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+HEADERS = (("Content-Security-Policy", POLICY), ("X-Content-Type-Options", "nosniff"),
+           ("X-Frame-Options", "DENY"), ("Referrer-Policy", "no-referrer"), ("Cache-Control", "no-store"),
+           ("Cross-Origin-Opener-Policy", "same-origin"), ("Cross-Origin-Resource-Policy", "same-origin"),
+           ("Connection", "close"))
+ENTER = b"""<!doctype html><html lang="en"><meta charset="utf-8">
+<meta http-equiv="refresh" content="0; url=/">
 <title>robo_rl console</title><p><a href="/">Open the console</a></p></html>
 """  # a page and no redirect: cookies of SameSite=Strict do not follow one that a page of another site began
 
@@ -46,7 +49,7 @@ class View:
         self.ws, self.who, self.rate = ws, who, Rate()
         self.robot = 0
         self.sent: dict[int, float] = {}  # frames on their way: number -> when they were taken
-        self.last, self.shown = -1, -1.0  # the newest frame sent; when the newest one shown was taken (-1: none yet)
+        self.last, self.shown = -1, -1.0  # the newest frame sent; when the newest one shown was taken (-1: none)
         self.flood = 0.0  # since when it is above its rate
 
     def seen(self, number: int) -> None:
@@ -66,8 +69,8 @@ class View:
 class Server:
     """The listener, its operators and their pages. One page per operator: a newer one replaces it.
 
-    A fault of the listener or of a page is told in one line and ends neither the process nor the other pages; a listener
-    that is gone is opened anew.
+    A fault of the listener or of a page is told in one line and ends neither the process nor the other pages;
+    a listener that is gone is opened anew.
     """
 
     def __init__(self, floor, host: str, port: int, operators: str, url: str = ""):
@@ -86,16 +89,15 @@ class Server:
 
     def addresses(self) -> dict[str, str]:
         """{operator: an address that works once}"""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, f"[{self.host}]" if ":" in self.host else self.host)
-        base = self.access.url or f"http://{host}:{self.port}"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        base = self.access.url or f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
         return {name: f"{base}/?token={token}" for name, token in self.access.tokens.items()}
 
     def start(self) -> None:
         self.thread.start()
         if not self.ready.wait(20) or self.failed:
-            raise UserError(f"cannot listen on {self.host}:{self.port}"
-                            + (f" ({getattr(self.failed, 'strerror', '') or self.failed})" if self.failed else "")
-                            + "; choose another --port")
+            why = f" ({getattr(self.failed, 'strerror', '') or self.failed})" if self.failed else ""
+            raise UserError(f"cannot listen on {self.host}:{self.port}{why}; choose another --port")
 
     def stop(self) -> None:
         self.ended = True
@@ -111,7 +113,7 @@ class Server:
     # ------------------------------------------------------------ the listener
 
     def _run(self) -> None:
-        self.loop.set_exception_handler(lambda loop, context: None)  # of single connections; ours are told below
+        self.loop.set_exception_handler(lambda loop, context: None)  # of single connections
         while not self.failed and not self.ended:
             try:
                 self.loop.run_until_complete(self._serve())
@@ -121,14 +123,16 @@ class Server:
                     self.ready.set()
                     return
                 self.listening = False
-                warn(f"the console's listener failed ({type(e).__name__}: {e}); the robots go on, it is opened anew")
+                warn(f"the console's listener failed ({type(e).__name__}: {e}); the robots go on, it is opened "
+                     "anew")
                 time.sleep(1)
 
     async def _serve(self) -> None:
         import socket
 
         from websockets.asyncio.server import serve
-        found = socket.getaddrinfo(self.host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(self.host or None, self.port, type=socket.SOCK_STREAM,
+                                   flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         self.wake.clear()
         self.told = 0, self.wrong
@@ -143,9 +147,9 @@ class Server:
         logger = logging.getLogger("robo_rl.console")
         logger.setLevel(logging.CRITICAL)
         async with serve(self.handle, sock=self.listener, process_request=self.request, open_timeout=HANDSHAKE,
-                         max_size=BYTES, max_queue=16, ping_interval=5, ping_timeout=5, close_timeout=2, compression=None,
-                         server_header=None, logger=logger, backlog=16):
-            self.listener.listen(256)  # the kernel's queue; the 16 above are how many are accepted in one turn
+                         max_size=BYTES, max_queue=16, ping_interval=5, ping_timeout=5, close_timeout=2,
+                         compression=None, server_header=None, logger=logger, backlog=16):
+            self.listener.listen(256)  # the kernel's queue; of it at most 16 are accepted in one turn
             self.port = self.listener.getsockname()[1]
             self.listening = True
             self.ready.set()
@@ -159,7 +163,8 @@ class Server:
         refused, wrong = (a - b for a, b in zip((self.listener.refused, self.wrong), self.told, strict=True))
         self.told = self.listener.refused, self.wrong
         if refused or wrong:
-            warn(f"{refused} connections beyond the limits and {wrong} requests without a token or session were refused")
+            warn(f"{refused} connections beyond the limits and {wrong} requests without a token or session were "
+                 "refused")
 
     # ------------------------------------------------------------ requests
 
@@ -173,8 +178,8 @@ class Server:
         from websockets.http11 import Response
 
         def answer(status: int, reason: str, body: bytes, kind: str = "text/plain; charset=utf-8", more=()):
-            return Response(status, reason, Headers([("Content-Type", kind), ("Content-Length", str(len(body))), *HEADERS,
-                                                     *more]), body)
+            about = [("Content-Type", kind), ("Content-Length", str(len(body)))]
+            return Response(status, reason, Headers([*about, *HEADERS, *more]), body)
 
         def one(name: str) -> str:
             values = request.headers.get_all(name)
@@ -197,15 +202,16 @@ class Server:
             except UserError as e:
                 self.wrong += 1
                 await asyncio.sleep(WRONG)
-                return answer(403, "Forbidden", f"{e}\n(press Enter where robo_rl console runs, or kill -USR1 "
-                                                f"{os.getpid()}, for new addresses)\n".encode())
+                how = f"press Enter where robo_rl console runs, or kill -USR1 {os.getpid()}, for new addresses"
+                return answer(403, "Forbidden", f"{e}\n({how})\n".encode())
             secure = "; Secure" if self.access.url.startswith("https:") else ""
             return answer(200, "OK", ENTER, "text/html; charset=utf-8", [
                 ("Set-Cookie", f"{self.cookie}={session}; HttpOnly; SameSite=Strict; Path=/{secure}")])
         who = self.access.operator(cookie("; ".join(request.headers.get_all("Cookie")), self.cookie))
         if not who:
             self.wrong += 1
-            return answer(403, "Forbidden", b"no session: open the address that robo_rl console printed (each works once)\n")
+            return answer(403, "Forbidden",
+                          b"no session: open the address that robo_rl console printed (each works once)\n")
         if url.path == "/ws":
             if not self.access.origin_is_ours(one("Origin"), one("Host")):
                 return answer(403, "Forbidden", b"a page of another origin may not drive robots\n")
@@ -245,7 +251,7 @@ class Server:
                 self.floor.left(who)
 
     def limited(self, view: View, message) -> dict | None:
-        """One message of a page -> the answer; those above the rate are dropped, which is said once a second."""
+        """One message of a page -> the answer; those above the rate are dropped, which is said once."""
         if view.rate.allows():
             view.flood = 0.0 if view.rate.level > 100 else view.flood
             return self.hear(view, message)
@@ -291,7 +297,8 @@ class Server:
             return {"t": "said", "text": f"Robot {i} {'stands still' if m.get('on') else 'goes on'}."}
         elif kind == "mark":
             desk.mark(who, i, m.get("episode"), m.get("success"))
-            return {"t": "said", "text": f"Robot {i}: episode marked a {'success' if m['success'] else 'failure'}."}
+            word = "success" if m["success"] else "failure"
+            return {"t": "said", "text": f"Robot {i}: episode marked a {word}."}
         elif kind == "rewind":
             desk.held(who, desk.robot(i), m.get("number"))
             if not floor.env.freeze:
@@ -327,8 +334,9 @@ def packed(frame, robot: int) -> bytes:
     large = frame.large.get(robot, ())
     pictures = [(robot, view, 1, axes, data) for view, data, axes in large]
     pictures += [(i, "", 0, None, data) for i, data in enumerate(frame.small) if i != robot or not large]
-    head = json.dumps({"frame": frame.number, "pictures": [
-        {"robot": i, "view": view, "large": big, "bytes": len(data), "axes": axes} for i, view, big, axes, data in pictures]})
+    names = [{"robot": i, "view": view, "large": big, "bytes": len(data), "axes": axes}
+             for i, view, big, axes, data in pictures]
+    head = json.dumps({"frame": frame.number, "pictures": names})
     return b"".join((struct.pack("<I", len(head)), head.encode(), *(p[-1] for p in pictures)))
 
 

@@ -1,10 +1,10 @@
-"""The console's operator: what people at several desks want of N robots, as one state machine with its clock as an
-argument.
+"""The console's operator: what people at several desks want of N robots, as one state machine with its clock
+as an argument.
 
-Rules. A robot is held by one operator. Only its holder drives it, and only with the number of that hold, so what a
-stale tab sends is ignored. A holder who is silent for `DEADLINE` seconds makes the robot hold still at once and loses
-it after `GRACE`. A holder whose picture of the robot is older than `max_delay` holds it still. Anybody may pause any
-robot. Every command that is refused raises UserError with one line for the page.
+Rules. A robot is held by one operator. Only its holder drives it, and only with the number of that hold, so
+what a stale tab sends is ignored. A holder who is silent for `DEADLINE` seconds makes the robot hold still at
+once and loses it after `GRACE`. A holder whose picture of the robot is older than `max_delay` holds it still.
+Anybody may pause any robot. Every command that is refused raises UserError with one line for the page.
 """
 
 import math
@@ -94,7 +94,7 @@ class Desk:
         return hold
 
     def drive(self, who: str, robot: int, number: int, action, phase: str, delay: float = 0.0) -> None:
-        """The holder's present command, given to a picture `delay` seconds old; says that they are there, too."""
+        """The holder's present command, given to a picture `delay` seconds old; a sign of life, too."""
         hold = self.held(who, robot, number)
         choose("phase", phase, (*DRIVES, "pause"))
         try:
@@ -142,7 +142,7 @@ class Desk:
                 hold.phase, hold.heard = PAUSE, min(hold.heard, self.clock() - DEADLINE)
 
     def call(self, robot: int, why: str) -> None:
-        """A detector says that a robot needs help; it holds still until somebody comes or `patience` is over."""
+        """A detector says that a robot needs help; it holds still until somebody comes, or for `patience`."""
         if not self.why[robot] and self.holds[robot] is None and not self.paused[robot]:
             self.why[robot], self.asked[robot] = why, self.clock()
 

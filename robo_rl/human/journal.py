@@ -1,9 +1,10 @@
 """Corrections are durable before they count: an append-only file of frames that a kill -9 cannot take back.
 
-Record: length [4 bytes] CRC-32 [4 bytes] payload; the payload is one line of JSON and then the bytes of the arrays it
-names. A torn record at the end is dropped when the file is read; damage before the end raises UserError. Frames of
-policy and person are appended as they happen; `commit` syncs them. An episode is closed by a record that names the
-episode of the data set it became; the ones never closed are recovered by `unfinished`.
+Record: length [4 bytes] CRC-32 [4 bytes] payload; the payload is one line of JSON and then the bytes of the
+arrays it names. A torn record at the end is dropped when the file is read; damage before the end raises
+UserError. Frames of policy and person are appended as they happen; `commit` syncs them. An episode is closed
+by a record that names the episode of the data set it became; the ones never closed are recovered by
+`unfinished`.
 """
 
 import contextlib
@@ -83,13 +84,15 @@ class Journal:
                                   {"state": state, "action": action} | {f"image/{k}": v for k, v in images.items()}))
 
     def close_episode(self, episode: str, index: int) -> None:
-        """`episode` becomes number `index` of the data set; written before the data set is, so that it is never there
-        twice.
+        """`episode` becomes number `index` of the data set; written before the data set is, so that it is
+        never there twice.
         """
         self._waiting.append(pack({"kind": CLOSE, "episode": episode, "index": index}, {}))
 
     def commit(self) -> None:
-        """Everything so far is on the disk when this returns. OSError: nothing of it is, and it waits for the next try."""
+        """Everything so far is on the disk when this returns. OSError: nothing of it is, and it waits for the
+        next try.
+        """
         if not self._waiting:
             return
         data, at = memoryview(b"".join(self._waiting)), self.size
@@ -121,7 +124,9 @@ class Journal:
 
 
 def unfinished(records: list[dict], committed: int) -> list[Episode]:
-    """Episodes of a journal that are not among the `committed` first of the data set and in which a person acted."""
+    """Episodes of a journal that are not among the `committed` first of the data set and in which a person
+    acted.
+    """
     frames: dict[str, list[dict]] = {}
     done = set()
     for r in records:
