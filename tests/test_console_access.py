@@ -304,6 +304,12 @@ def test_an_intervention_is_counted_once_however_often_the_person_pauses(run):
             floor.desk.drive("ann", 0, number, [0.1] * len(floor.spec.axes), "correction")
             floor.tick()
         assert floor.state("ann")["account"]["interventions"] == 2
+        floor.desk.hand_back("ann", 0, number)
+        number = floor.desk.take("ann", 0)  # before the policy has acted
+        for _ in range(8):
+            floor.desk.drive("ann", 0, number, [0.1] * len(floor.spec.axes), "correction")
+            floor.tick()
+        assert floor.state("ann")["account"]["interventions"] == 3
     finally:
         floor.close()
 

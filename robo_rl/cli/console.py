@@ -203,6 +203,7 @@ class Floor:
         self.robots.account.operators = len(args.operators.split(","))
         self.device = open_device(args.device, self.leader) if args.device else None
         self.led = 0  # number of the hold that a leader arm is aligned with
+        self.numbers = [0] * args.robots  # of the holds in the step before
         self.orders: list[tuple] = []  # (what, robot, ...) for the stepping thread
         self.cameras = Cameras(self.env, args.size)
         self.looks: dict[str, int] = {}  # operator -> the robot that their page shows large
@@ -310,6 +311,9 @@ class Floor:
         robots, began = self.robots, time.monotonic()
         with self.lock:
             self.handheld()
+            numbers = [hold.number if hold else 0 for hold in self.desk.holds]
+            self.robots.helping[[n == 0 or n != m for n, m in zip(numbers, self.numbers, strict=True)]] = False
+            self.numbers = numbers  # another hold is another intervention
             self.env.sources()  # what people want now, under the lock; the step itself needs none
         ended = robots.step()
         with self.lock:
