@@ -10,6 +10,7 @@ ARGUMENTS = (("policy", None, "run folder"), ("robot", "sim", "preset or JSON fi
              ("dry_run", "true", "true commands nothing: poses go to preview/target_pose"),
              ("speed", "0.25", "limit of the tool [m/s]"), ("seconds", "30", "how long [s]"),
              ("served", "", "HOST:PORT of robo_rl serve, where the policy runs elsewhere"),
+             ("token", "", "file with the token that robo_rl serve names; empty: serve.token in the run folder"),
              ("model", "", "MJCF or URDF of a robot whose preset ships none"), ("namespace", "", "prefix of all topics"))
 
 
@@ -21,6 +22,7 @@ def setup(context):
     command = ["robo_rl", "deploy", given["policy"]]
     command += ["--dry-run"] if given["dry_run"] == "true" else []
     command += ["--policy", given["served"]] if given["served"] else []
+    command += ["--token", given["token"]] if given["served"] and given["token"] else []
     for name in ("robot", "speed", "seconds", "model", "namespace"):
         command += [f"--{name}", given[name]] if given[name] else []
     bridge = ExecuteProcess(cmd=command, output="screen", name="policy_bridge", respawn=False)

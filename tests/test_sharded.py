@@ -4,6 +4,7 @@ import copy
 import os
 import socket
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -98,6 +99,10 @@ def test_two_learners_make_the_updates_of_one_and_either_goes_on_from_the_others
     two = ShardedLearner(algo, policy, options, 0, 2, tmp_path / "ranks")
     try:
         got, metrics = updated(two, rollouts[:2])
+        me = psutil.Process()
+        here = {c.laddr.ip for p in (me, *me.children(recursive=True)) for c in p.net_connections("inet")
+                if c.status == psutil.CONN_LISTEN}
+        assert here and here <= {"127.0.0.1", "::1"}, here  # nothing that another machine reaches
         assert_close(got, want, fresh)
         assert metrics.keys() == told.keys() and metrics["staleness_max"] == told["staleness_max"] == 2
         assert metrics["kl"] == pytest.approx(told["kl"], rel=0.05, abs=1e-5)

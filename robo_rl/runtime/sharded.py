@@ -107,6 +107,7 @@ class Rank:
 
     def __init__(self, job: RankJob):
         self.rank, self.world = job.rank, job.world
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here; by default gloo listens where the host's name is
         dist.init_process_group("gloo", store=dist.FileStore(job.store, job.world), rank=job.rank, world_size=job.world,
                                 timeout=timedelta(seconds=LIMIT))
         policy = make_policy(job.policy, job.spec, 0)
