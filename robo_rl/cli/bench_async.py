@@ -27,7 +27,7 @@ import psutil
 import torch
 
 from robo_rl.cli.bench_peers import Subprocesses
-from robo_rl.cli.bench_rows import BARE, PHYSICAL, at_least, columns, in_turns, make_row, versioned
+from robo_rl.cli.bench_rows import BARE, LEAST, PHYSICAL, at_least, columns, in_turns, make_row, versioned
 from robo_rl.cli.feeds import cores, make_feed, shares
 from robo_rl.cli.presets import preset
 from robo_rl.cli.train import Train, make_env, obs_spec, probe_env
@@ -75,7 +75,7 @@ def steps_per_second(t: Train, seconds: float, env=None, wrap=None,
         feed, _ = make_feed(t, Path(folder), env, learner, None, wrap)
         try:
             steps, stats, begin, busy, i = 0.0, {}, 0.0, 0.0, 0
-            while i < 4 or time.perf_counter() - begin < seconds:
+            while i < 3 + LEAST or time.perf_counter() - begin < seconds:  # a full queue is soon spent
                 if i == 3:  # the pipeline is full
                     begin, steps = time.perf_counter(), 0.0
                     psutil.cpu_percent()

@@ -168,7 +168,7 @@ def ppo(args: "Bench", report: Report) -> None:
     t = preset("mujoco", "HalfCheetah-v5", "ppo", "state", "full")
     t = replace(t, envs=args.envs or 64, torch_threads=2, threads=2,
                 policy=replace(t.policy, hidden=256, layers=2, activation="tanh"),
-                rl=replace(t.rl, decisions=32, minibatch=512, epochs=5))
+                rl=replace(t.rl, decisions=8 if args.quick else 32, minibatch=512, epochs=5))
     loop = Loop(t)
     peers, missing = [], {}
     if args.peers:
@@ -366,7 +366,7 @@ def chain(args: "Bench", report: Report, algo: str) -> None:
     t = preset("mujoco", "Hopper-v5", algo, "state", "full")
     t = replace(t, envs=args.envs or 40, torch_threads=1, threads=2,
                 policy=replace(t.policy, horizon=4, execute=4, hidden=256, layers=3),
-                rl=replace(t.rl, decisions=32, minibatch=1280, epochs=5))
+                rl=replace(t.rl, decisions=8 if args.quick else 32, minibatch=1280, epochs=5))
     loop = Loop(t)
     loop()
     o, spec, width = t.policy, loop.policy.spec, loop.policy.chunk
