@@ -105,6 +105,7 @@ class MujocoArmEnv(VectorEnv):
         self.steps = np.zeros(n, np.int64)
         self.ready = np.zeros(n, bool)
         self._begun = False  # all are ready
+        self._none = np.zeros(n, bool)
         self.terminated, self.truncated = np.zeros(n, bool), np.zeros(n, bool)
         self.success = np.zeros(n, bool)
         self.joints = np.zeros((7, n), F)  # joint targets
@@ -154,27 +155,27 @@ class MujocoArmEnv(VectorEnv):
                 raise UserError("call reset() before step()")
         actions = read_actions(actions, self.num_envs, len(self.spec.axes))
         over = self.terminated | self.truncated
-        alive = ~over
+        some_over = np.count_nonzero(over)
         if self.latency:
-            oldest = self.queue[0].copy()
+            alive, oldest = ~over, self.queue[0].copy()
             self.queue[:-1, alive] = self.queue[1:, alive]
             self.queue[-1, alive] = actions[alive]
             actions = oldest
         self._command(actions, over)
-        self.batch.step(alive, nstep=m.SUBSTEPS)
-        self.steps += alive
+        if some_over:
+            self.batch.step(~over, nstep=m.SUBSTEPS)
+        else:  # without a mask the batch makes no list of ids
+            self.batch.step(nstep=m.SUBSTEPS)
         before = self.progress
         self._observe()
-        success = self.task.success(self.scene) & alive
-        self.success |= success
-        self.terminated |= success
-        if self.task.failure is not None:
-            self.terminated |= self.task.failure(self.scene) & alive
-        self.truncated |= alive & ~self.terminated & (self.steps >= self.spec.max_steps)
-        reward = success.astype(F)
+        won = self.task.success(self.scene)
+        lost = self._none if self.task.failure is None else self.task.failure(self.scene)
+        reward = np.empty(self.num_envs, F)
+        kernel.settle(won, lost, over, self.steps, self.spec.max_steps, self.success, self.terminated, self.truncated, reward)
         if self.dense:
-            reward += (self.progress - before) * alive
-        self._draw(alive)
+            reward += (self.progress - before) * ~over
+        if self.rgb:
+            self._draw(~over)
         return (self._obs(), reward, self.terminated.copy(), self.truncated.copy(), {"success": self.success.copy()})
 
     def get_state(self) -> dict[str, np.ndarray]:

@@ -262,4 +262,23 @@ def command(a, over, by_hand, q, tcp, frame, axes, anchors, rows, joints, grip, 
                 new_attitude[i, 3, e], new_attitude[i, 4, e] = new_attitude[i, 0, e], new_attitude[i, 1, e]
 
 
+@kept(*["boolean[::1]"] * 3, "int64[::1]", "int64", *["boolean[::1]"] * 3, A1)
+def settle(won, lost, over, steps, limit, success, terminated, truncated, reward):
+    """Count the step of every env [N] that is not `over` and say how it stands: won, lost or out of time after `limit` steps.
+
+    Updates steps, success, terminated and truncated; reward: 1 where the step won.
+    """
+    for e in range(len(won)):
+        reward[e] = ZERO
+        if over[e]:
+            continue
+        steps[e] += 1
+        if won[e]:
+            reward[e], success[e], terminated[e] = ONE, True, True
+        if lost[e]:
+            terminated[e] = True
+        if not terminated[e] and steps[e] >= limit:
+            truncated[e] = True
+
+
 NOTICE.cancel()
