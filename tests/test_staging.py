@@ -167,7 +167,7 @@ def test_a_learner_that_makes_a_checkpoint_when_it_is_told_never_runs_out_of_slo
         for i in range(12):
             for _ in range(2):
                 for w in range(workers):
-                    if len(feed.held(w)) or (f := feed.lease(w)) is None:
+                    if feed.held(w) or feed.lease(w) is None:
                         continue
                     feed.ledger.lost(w)  # it is at it
                     finish(feed, w, columns[(w + i) % 6])

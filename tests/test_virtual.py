@@ -2,7 +2,7 @@
 
 import pytest
 
-from robo_rl.runtime.virtual import constant, lognormal, simulate
+from robo_rl.runtime.virtual import Broker, constant, lognormal, simulate
 
 
 def test_synchronous_work_takes_the_sum_of_collecting_and_learning():
@@ -34,3 +34,25 @@ def test_heavy_tails_cost_synchronous_work_the_slowest_and_asynchronous_work_the
 def test_the_same_seed_gives_the_same_numbers():
     a, b = (simulate(4, 8, 4, 128, 2, lognormal(0.1, 0.5), constant(0.3), 20, seed=3) for _ in range(2))
     assert a == b
+
+
+def test_a_learner_waits_for_a_broker_that_serves_one_worker_after_another():
+    """10 workers finish together: the batch is there after 10 leases, 10 seals and the taking, by hand."""
+    broker = Broker(lease=0.01, seal=0.02, take=0.3, publish=0.1)
+    out = simulate(10, 8, 4, 320, 0, constant(0.05), constant(1.0), 12, broker=broker)
+    # leases one by one: worker i begins at 0.01 (i + 1) and ends 0.2 later; the last is sealed when all 10 seals are done
+    sealed = max(0.01 * (i + 1) + 0.2 + 0.02 * (10 - i) for i in range(10))
+    cycle = sealed + 0.3 + 1.0 + 0.1
+    assert out.rate == pytest.approx(320 / cycle) and out.learner_wait == pytest.approx((sealed + 0.3) / cycle)
+    assert out.broker_wait == pytest.approx((sealed + 0.3 - (0.1 + 0.2)) / cycle)  # the last worker was done at 0.1 + 0.2
+
+
+def test_a_broker_without_service_times_costs_nothing():
+    assert simulate(10, 8, 4, 320, 0, constant(0.05), constant(1.0), 12).broker_wait == 0
+    assert simulate(4, 8, 4, 128, 2, lognormal(0.1, 0.5), constant(0.3), 20, seed=3).broker_wait == 0
+
+
+def test_with_staleness_the_broker_serves_while_the_learner_learns():
+    broker = Broker(lease=0.001, seal=0.001, take=0.01, publish=0.01)
+    out = simulate(100, 8, 4, 3200, 1, lognormal(0.05, 0.3), constant(2.0), 12, broker=broker)
+    assert out.broker_wait == pytest.approx(0.01 / 2.02, abs=0.002) and out.learner_wait == pytest.approx(out.broker_wait, abs=0.01)

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import os
 import re
 import signal
 import sys
@@ -36,6 +37,7 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> None:
     """Entry point: exit code 0 on success, 2 with one line on a user's mistake."""
     command, argv = argv is None, sys.argv[1:] if argv is None else argv
+    os.umask(0o077)  # runs, journals, sockets and shared memory are their user's alone
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without · and ± is no reason to fail
