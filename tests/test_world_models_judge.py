@@ -115,6 +115,33 @@ def test_one_that_fails_at_first_is_asked_again_and_one_that_refuses_is_not():
         Endpoint(stand.url, pause=0.01)(seen(STATES))
 
 
+def test_one_whose_answer_drips_in_without_end_runs_into_its_deadline_too():
+    over = threading.Event()
+
+    class Drip(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            for _ in range(600):
+                self.wfile.write(b" ")
+                if over.wait(0.05):
+                    return
+
+        def log_message(self, *args):
+            pass
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Drip)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        judge = Endpoint(f"http://127.0.0.1:{server.server_address[1]}/", timeout=0.3, tries=1)
+        with pytest.raises(UserError, match="its answer does not end"):
+            judge(seen(STATES[:1]))
+    finally:
+        over.set()
+        server.shutdown()
+        server.server_close()
+
+
 def test_one_that_is_slow_runs_into_its_deadline():
     def slow(items, stand):
         time.sleep(1.0)

@@ -207,7 +207,11 @@ class Endpoint:
             try:
                 request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})
                 with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-                    text = answer.read(10_000_000)
+                    text, end = b"", time.monotonic() + self.timeout
+                    while part := answer.read1(1 << 16):  # bytes that drip in would else be waited for one by one
+                        text += part
+                        if len(text) > 10_000_000 or time.monotonic() > end:
+                            raise TimeoutError("its answer does not end")
                 return _scores(text, len(items), self.url)
             except urllib.error.HTTPError as e:
                 why = f"status {e.code}"
