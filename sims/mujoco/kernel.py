@@ -33,7 +33,7 @@ ZERO, HALF, ONE, TWO = F(0), F(0.5), F(1), F(2)
 C6, C24, C120, C720 = F(1 / 6), F(1 / 24), F(1 / 120), F(1 / 720)
 
 
-NOTICE = Timer(2.0, print, ["compiling the arm's control step, once on this machine: some 10 s"], {"file": sys.stderr})
+NOTICE = Timer(4.0, print, ["compiling the arm's control step, once on this machine: some 10 s"], {"file": sys.stderr})
 NOTICE.daemon = True
 NOTICE.start()
 A1, A2, A3, ROWS = "float32[::1]", "float32[:,::1]", "float32[:,:,::1]", "float64[:,:]"
