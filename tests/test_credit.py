@@ -183,6 +183,24 @@ def test_steps_that_did_not_run_do_not_enter_the_nft_loss():
     assert v.grad[:, :2].any() and not v.grad[:, 2:].any()
 
 
+def test_the_value_loss_is_half_the_squared_error_huber_beyond_its_width_and_the_worse_of_two_where_clipped():
+    v, target = torch.tensor([1.0, -1.0]), torch.tensor([4.0, -1.5])  # errors -3 and 0.5
+    assert float(losses.value(v, target)) == pytest.approx((0.5 * 9 + 0.5 * 0.25) / 2)
+    assert float(losses.value(v, target, huber=2.0)) == pytest.approx((2 * (3 - 1) + 0.5 * 0.25) / 2)
+    old = torch.tensor([0.0, -1.0])  # V may move 0.2 from it: 0.2 is further from 4 than 1 is
+    assert float(losses.value(v, target, old, clip=0.2)) == pytest.approx((0.5 * 3.8**2 + 0.5 * 0.25) / 2)
+    assert float(losses.value(v, target, torch.tensor([3.0, -1.0]), clip=0.2)) == pytest.approx((0.5 * 9 + 0.125) / 2)
+
+
+def test_nfts_negative_branch_has_its_own_weight_and_each_branch_is_divided_by_its_error():
+    x0, _, t, x_t, mask = _nft_batch()
+    v, old, bad = torch.randn_like(x0), torch.randn_like(x0), torch.zeros(64)
+    whole, fifth = (losses.nft(v, old, x_t, t, x0, bad, mask, 1.0, negative_weight=w) for w in (1.0, 0.2))
+    assert torch.allclose(fifth, 0.2 * whole)
+    near = (x_t - x0) / t[:, None, None] + 1e-3 / t[:, None, None]  # an error of 1e-3 in x0 everywhere
+    assert float(losses.nft(near, near, x_t, t, x0, torch.ones(64), mask, 1.0)) == pytest.approx(1e-3, rel=0.05)
+
+
 def test_optimality_maps_advantages_onto_zero_to_one():
     r = losses.nft_optimality(torch.tensor([-9.0, -0.5, 0.0, 0.5, 9.0]), 1.0)
     assert r.tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
