@@ -546,3 +546,54 @@ def test_histograms_of_another_count_of_frames_are_made_anew(tmp_path):
     data, stats = load(tmp_path), json.loads((tmp_path / "meta/stats.json").read_text())["observation.images.front"]
     for q, want in quantiles(data.images("front").reshape(-1, 3) / 255).items():
         np.testing.assert_allclose(np.ravel(stats[q]), want, atol=1e-12)
+
+
+# ---- what a failed rename and a growing data set leave
+
+
+@pytest.mark.parametrize("which", range(7))
+def test_a_flush_that_fails_between_its_renames_is_made_up_for_by_the_next(tmp_path, which):
+    root, replace_, calls = tmp_path / "d", os.replace, []
+    w = Writer(root, features(VIEW), spec(), flush_every=10)
+    w.add(whole(0))
+    w.flush()
+    w.add(whole(1))
+
+    def fail(a, b):
+        if Path(b).name != "checksums.json":
+            calls.append(b)
+            if len(calls) == which + 1:
+                raise OSError(5, "Input/output error")
+        replace_(a, b)
+
+    os.replace = fail
+    try:
+        with pytest.raises(UserError, match="1 episodes saved before are intact"):
+            w.flush()
+    finally:
+        os.replace = replace_
+    same(load(root), 1, VIEW)
+    assert not list(root.rglob("*.tmp"))
+    w.add(whole(2))
+    w.close()
+    same(load(root), 3, VIEW)
+    assert load(root).final_images("front")[1].all()
+    assert repair(root).reason == ""
+
+
+def test_a_file_that_grew_after_the_checksums_were_read_is_sound(tmp_path):
+    record(tmp_path, 1)
+    old, path = checksums.Verifier(tmp_path), tmp_path / VIDEO
+    data = load(tmp_path)
+    with Writer(tmp_path, features(VIEW), spec(), flush_every=1) as w:
+        for i in range(1, 4):
+            w.add(whole(i))
+    shutil.copy(tmp_path / "videos/observation.images.front/chunk-000/file-001.mp4", path.with_name("copy"))
+    assert old.is_sound(tmp_path / "meta/stats.json") and old.read(tmp_path / "meta/info.json")[1]
+    assert old.is_sound(path) and len(data.frames("front", 0)) == len(whole(0))
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    assert not old.is_sound(path) and not old.read(path)[1]
+    path.unlink()
+    assert not old.is_sound(path)
+    assert old.is_sound(path.with_name("copy"))  # of which nothing is known

@@ -176,11 +176,15 @@ class Staged:
         write(self.root, self.sums)
         *first, last = self._temps
         for path in first:
-            os.replace(self._temps.pop(path), path)
+            self._put(path)
         for folder in {path.parent for path in first}:
             _sync(folder)
-        os.replace(self._temps.pop(last), last)
+        self._put(last)
         _sync(last.parent)
+
+    def _put(self, path: Path) -> None:
+        os.replace(self._temps[path], path)
+        del self._temps[path]
 
     def abandon(self) -> None:
         """Delete what was not put in place."""
