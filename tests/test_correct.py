@@ -40,6 +40,7 @@ def test_a_round_practises_with_help_learns_and_is_a_run_of_its_own(run, protoco
     assert len(told) == 1 and told[0]["list"] == 1 and {r["list"] for r in rows} == {0}  # chosen on one list, reported on another
     assert json.loads((out / "evals" / "best.json").read_text())["step"] == told[0]["round"]
     data = load(out / "corrections")
+    assert np.isfinite(data.final).all() and np.isfinite(data.after).all()
     assert len(data) == 4 and data.features.phases and {"human", "policy"} <= {data.sources[c] for c in np.unique(data.source)}
     assert (2 in data.phase) == (protocol == "rac") and 3 in data.phase and 1 not in data.phase
     assert json.loads((out / "rounds.json").read_text())[1]["account"]["operator_minutes"] > 0

@@ -105,6 +105,7 @@ def test_a_deployment_is_kept_as_a_data_set_and_as_a_bag(run, tmp_path):
     done = robo_rl(tmp_path, *command, "--bag", "bag")
     assert re.search(r"recorded [67] frames", done.out) and "bag with" in done.out, done
     data = load(tmp_path / "data")
+    assert np.isfinite(data.final).all() and all(data.final_images(view)[1].all() for view in data.views)
     rows = int(re.search(r"rows (\d+) executed", done.out)[1])
     assert data.meta.lengths.tolist() == [rows] and data.spec.sim == "arm" and data.spec.axes == axes_of("ee_delta")
     assert np.isfinite(data.state).all() and np.abs(data.action).max() <= 1 and {data.sources[k] for k in data.source} == {"policy"}

@@ -143,6 +143,18 @@ def test_recorded_episodes_become_transitions_and_a_failure_bootstraps():
     assert b.rewards.tolist() == [1, 0] and b.discounts.tolist() == [0, 0.5] and (b.source == EXPERT).all()
 
 
+def test_the_observation_after_the_last_action_of_a_recording_is_what_a_failure_bootstraps_from():
+    state = np.stack([np.r_[np.full(4, 1), np.full(4, 2)], np.r_[0:4, 0:4]], 1).astype(F)
+    last, known = {"state": np.array([[1, 4], [2, 4]], F)}, np.array([False, True])
+    r = small(capacity=100)
+    add_episodes(r, {"state": state}, np.arange(8, dtype=F)[:, None], np.zeros(8, F), np.array([0, 4]), np.array([4, 8]),
+                 np.array([True, False]), last=last, known=known)
+    found = everything(r)
+    assert set(found) == {(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3)}
+    b = r.gather(np.array([found[2, 3]]))
+    assert b.discounts.tolist() == [0.5] and b.next_obs["state"].tolist() == [[2, 4]]
+
+
 # ---- corrections
 
 

@@ -112,6 +112,7 @@ def test_pictures_are_learnt_from_as_what_the_supervised_trunk_makes_of_them(tmp
     from robo_rl.data.reader import load
     data = load(run / "corrections")
     assert data.images("front").shape == (len(data.state), 32, 32, 3) and data.images("front").std() > 5
+    assert np.isfinite(data.final).all() and data.final_images("front")[1].all() and data.final_images("wrist")[1].all()
     assert data.images("wrist").std() > 5 and not (data.images("front")[0] == data.images("front")[-1]).all()
     shutil.copytree(run, tmp_path / "stopped")
     forget(tmp_path / "stopped", 300)

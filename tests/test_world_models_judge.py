@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Dict
 from test_world_models import LIMIT, record
 from toys import PointReach
 
+from robo_rl import demos
 from robo_rl.errors import UserError
 from robo_rl.recording import Recorder, expert_actor, play, random_actor
 from world_models import judge as judges
@@ -260,6 +261,15 @@ def test_pictures_after_the_last_action_travel_from_the_recording_to_the_judge_a
     assert np.array_equal(whole.images["top"][whole.end - 1], data.final_images["top"])
     parts = [read([tmp_path / name], images=True) for name in "ab"]
     assert np.array_equal(joined(parts, np).final_images["top"], data.final_images["top"])
+
+
+def test_demonstrations_end_with_the_observation_that_succeeded():
+    kept, env = [], Watched(4, LIMIT)
+    demos.record(env, 6, 0, kept.append)
+    assert len(kept) == 6
+    for e in kept:
+        assert np.hypot(*e.final[2:]) < 0.1 <= np.hypot(*e.state[-1, 2:])
+        assert e.final_images["top"].mean() > 128 > e.images["top"].max()
 
 
 def test_the_judges_word_is_the_envs_reward_and_end():
