@@ -5,7 +5,7 @@ its alarm, is a *finding*: it is told at once, once, and ends after as many upda
 RUN/health.json with the ranges they were judged by; `robo_rl report` shows them.
 
 The ranges: PPO's surrogate is a bound for small steps only; its authors steer KL to 0.003 to 0.03 (Schulman et al. 2017,
-section 4). That of a whole chain adds up its steps: runs here learn at 0.02 to 0.3 with an effective sample size of 0.2
+section 4). That of a whole chain adds up its steps: runs here learn at 0.02 to 0.9 with an effective sample size of 0.2
 to 0.9, and one at a KL of 9 and 0.001 of its samples lost all that it knew. Beyond the alarms nothing is left of what an
 update rests on.
 """
@@ -51,7 +51,7 @@ class Range:
 
 SMALLER = "lower --rl.lr or --rl.epochs, or set --rl.target-kl"
 RATIO = (
-    Range("kl", "KL", high=0.5, alarm=5.0, meaning=f"the policy moves too far in an update: {SMALLER}"),
+    Range("kl", "KL", high=1.0, alarm=5.0, meaning=f"the policy moves too far in an update: {SMALLER}"),
     Range("clip_fraction", "clip fraction", high=0.6, meaning=f"most samples no longer push: {SMALLER}"),
     Range("ess", "effective sample size", low=0.1, alarm=0.01,
           meaning=f"few samples carry the last epoch's gradient: {SMALLER}"),

@@ -76,7 +76,7 @@ def test_a_run_that_loses_the_success_it_had_says_so():
 
 def test_the_range_of_kl_follows_the_reduction_of_the_log_prob():
     whole, mean = (ranges(PpoOptions(), PolicyOptions(execute=4, logp_reduction=r), 3, True)[0] for r in ("sum", "mean"))
-    assert whole.high == 0.5 and mean.high == pytest.approx(0.5 / 144) and mean.alarm == pytest.approx(5.0 / 144)
+    assert whole.high == 1.0 and mean.high == pytest.approx(1.0 / 144) and mean.alarm == pytest.approx(5.0 / 144)
 
 
 def test_a_resumed_run_keeps_the_findings_of_before_its_checkpoint_and_makes_the_later_ones_again(tmp_path):

@@ -17,7 +17,7 @@ HEADS = {"ppo": dict(kind="gaussian", init_std=0.3),
 # The ratio of a whole chain tells two policies apart by the sum of all its steps and entries: few steps along the gradient
 # of a whole rollout, grown into, and stopped by KL. As many steps on minibatches of a quarter move as far in noise.
 WHOLE = {"reinflow": dict(lr=2e-4, epochs=4, target_kl=0.3, ramp=6),
-         "dppo": dict(lr=1e-3, epochs=5, target_kl=1.6e-4, ramp=12, clip_base=0.01, clip_coef=0.1)}  # KL of a mean over 56 entries
+         "dppo": dict(lr=1e-3, epochs=5, target_kl=4e-4, ramp=12, clip_base=0.01, clip_coef=0.1)}  # KL of a mean over 56 entries
 # Replay: chunks of 4, small networks and many updates on every step learn most in a minute of one core.
 SMALL = dict(horizon=4, execute=4, hidden=128, layers=2)
 JUDGE = dict(critics=2, critic_hidden=128)
