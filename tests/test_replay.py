@@ -183,7 +183,7 @@ def test_every_human_step_is_in_both_buffers_with_the_action_that_ran(takes, exe
     """The bug of a public learner was a flag under another name: corrections never reached the demonstrations."""
     options = PolicyOptions(kind="squashed", horizon=execute, execute=execute, hidden=16, layers=1)
     policy = make_policy(options, ObsSpec(state=4, action=2), 0)
-    env, rows = Person(3, takes), {"state": ((4,), F)}
+    env, rows = Person(3, takes, limit=200), {"state": ((4,), F)}  # no time limit: help in vain would be dropped
     online, demos = (Replay(rows, 2, execute, 0.9, 2000, 3) for _ in range(2))
     gatherer = Gatherer(env, policy, online, demos, 0)
     gatherer.run(policy, 60)
@@ -525,7 +525,7 @@ def test_with_the_projects_own_intervention_the_corrections_are_the_persons_step
 
         def set_state(self, state, mask):
             pass
-    base = PointReach(4, 30)
+    base = PointReach(4, 1000, radius=0)  # no episode ends within a correction
     env = Intervene(base, Turns(base), blend=0.3)
     policy = make_policy(PolicyOptions(kind="squashed", horizon=3, execute=3, hidden=16, layers=1), ObsSpec(state=4, action=2), 0)
     online, demos = (Replay({"state": ((4,), F)}, 2, 3, 0.9, 3000, 4) for _ in range(2))
