@@ -71,7 +71,7 @@ STEPS = (
     Range("explained_variance", "explained variance of the critic", low=-0.5,
           meaning="the critic is worse than a constant: lower --rl.critic-lr"),
 )
-NFT = (Range("drift", "squared distance to the supervised velocity", high=1.0,
+NFT = (Range("drift", "squared distance to the supervised velocity", high=1.0, alarm=10.0,
              meaning="the velocity has left what supervision taught it: lower --rl.lr, raise --rl.kl-coef"),)
 SUCCESS = (
     Range("failures", "episodes in a row without a success", high=FEW,
