@@ -93,11 +93,11 @@ def measure(policy, layout: dict, columns: Columns, workers: int, rounds: int = 
             timed("pipe", lambda: [_bare(ours, theirs) for _ in range(workers)], workers)
             weights = dict(policy.state_dict())
             writer = WeightWriter.create(Path(folder) / "weights", weights)
-            for v in range(5):
-                timed("publish", lambda v=v: writer.publish(v, weights), 1)
+            writer.publish(0, weights)
             reader = WeightReader.open(Path(folder) / "weights")
-            for _ in range(5):
-                timed("fetch", reader.fetch, 1)
+            for v in range(1, 8):
+                timed("publish", lambda v=v: writer.publish(v, weights), 1)
+                assert timed("fetch", reader.fetch, 1) == v
             writer.close()
             size = workers * sum(v.nbytes for k, v in columns.items() if not k.startswith("final/"))
             _copy(best, size)
