@@ -124,11 +124,12 @@ def test_weights_pass_from_machine_to_machine_and_a_dead_one_on_the_way_costs_no
 
 
 def test_a_run_whose_raylet_is_killed_says_so_and_goes_on_with_a_cluster_started_anew(tmp_path):
-    run = Command(tmp_path, ("train", *TINY[:-3], "--backend", "ray", "--workers", 1, "--out", "run", "--no-video"))
+    run = Command(tmp_path, ("train", *TINY[:-3], "--backend", "ray", "--workers", 1, "--out", "run", "--no-video",
+                             "--steps", 40000, "--eval-every", 2000))
 
     def raylets():
         return [p for p in psutil.Process(run.process.pid).children(recursive=True) if "raylet" in p.name()]
-    run.until(lambda: list((tmp_path / "run" / "checkpoints").glob("step_*")) and raylets(), 200)
+    run.until(lambda: len(list((tmp_path / "run" / "checkpoints").glob("step_*"))) > 1 and raylets(), 200)
     raylets()[0].kill()
     done = run.wait(300)
     assert done.code == 0 and "raylet" in done.err and "going on from the last checkpoint (restart 1)" in done.err

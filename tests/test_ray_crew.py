@@ -85,6 +85,7 @@ def test_whatever_ray_raises_at_start_up_is_one_line(monkeypatch):
         def init(self, **options): raise self.said
     ray = Ray("ray")
     monkeypatch.setitem(sys.modules, "ray", ray)
+    ray.__spec__ = object()
     for ray.said in (Exception("The current node timed out during startup.\nThis can happen if …"), RuntimeError(""),
                      ConnectionError("no"), ValueError("object_store_memory is too small"), AssertionError()):
         for address in ("", "auto"):

@@ -72,8 +72,8 @@ def check(args: Train) -> None:
         raise UserError(f"--workers {n} need at least {n * group} --envs" +
                         (f" (groups of {group} stay together)" if group > 1 else "") + f", got {args.envs}")
     if args.backend == "ray":
-        from robo_rl.runtime.ray_crew import join
-        join(args.ray_address, n + 1)  # now, not after the supervised stage
+        from robo_rl.runtime import ray_crew
+        ray_crew.check(args.ray_address)  # now, not after the supervised stage
 
 
 def shares(envs: int, workers: int, group: int) -> list[int]:

@@ -35,11 +35,13 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
         if child == 0:
             os.close(reader)
             _follow_parent()
+            own = os.getpid()
             try:
                 return first(functools.partial(_tell, writer)) if folder is None else again(folder)
             finally:
-                with contextlib.suppress(OSError):
-                    os.write(writer, BY_ITSELF)
+                if os.getpid() == own:  # not what it forked
+                    with contextlib.suppress(OSError):
+                        os.write(writer, BY_ITSELF)
         os.close(writer)
         before = {s: signal.signal(s, functools.partial(_pass_on, child)) for s in (signal.SIGINT, signal.SIGTERM)}
         try:

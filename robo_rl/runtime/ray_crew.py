@@ -11,6 +11,7 @@ its neighbours on the machine. What is lost with an actor on the way is noticed 
 """
 
 import contextlib
+import importlib.util
 import socket
 import threading
 import time
@@ -144,6 +145,19 @@ class Actor:
     leaving: bool = False  # it gets no more
 
 
+def check(address: str) -> None:
+    """Raise UserError where Ray is missing or nobody listens at host:port. Ray itself takes a minute to say so, and the process
+    that joins must be the learner: Ray ends it if the daemon of this machine dies, not the guard that starts it again."""
+    if importlib.util.find_spec("ray") is None:
+        raise MissingDependency("--backend ray needs Ray: pip install 'robo_rl[ray]'")
+    host, _, port = address.rpartition(":")
+    if port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]") or "127.0.0.1", int(port)), 3).close()
+        except OSError as e:
+            raise UserError(f"cannot join the Ray cluster at {address}: {e}; start one with: ray start --head") from e
+
+
 def join(address: str, cpus: int):
     """Ray, joined to the cluster at `address`, or to one of `cpus` CPUs of its own ("") -> the module."""
     try:
@@ -151,11 +165,9 @@ def join(address: str, cpus: int):
     except ImportError:
         raise MissingDependency("--backend ray needs Ray: pip install 'robo_rl[ray]'") from None
     if not ray.is_initialized():
-        host, _, port = address.rpartition(":")
+        check(address)
         try:
-            if port.isdigit():  # Ray itself takes a minute to say so
-                socket.create_connection((host.strip("[]") or "127.0.0.1", int(port)), 3).close()
-            ray.init(address=address or None, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+            ray.init(address=address or "local", include_dashboard=False, log_to_driver=False, logging_level="ERROR",
                      **({} if address else {"num_cpus": cpus}))
         except Exception as e:  # noqa: BLE001 (Ray raises whatever there is, also bare Exception, where a daemon does not start)
             said = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)[:300].strip()
