@@ -114,7 +114,7 @@ def test_a_frozen_trunk_stays_and_encoding_pictures_once_changes_nothing(name, m
                 monkeypatch.setattr(f"robo_rl.algos.{module}.encoded_once", lambda policy, obs: obs)
         policy_options, options = METHODS[name]
         options = replace(options, freeze_trunk=True, normalise_obs=False)
-        env = Seen(16, limit=12)
+        env = Seen(16, limit=12, radius=0.3)  # near enough that every draw of noise has successes and failures
         spec = ObsSpec(state=4, action=2, views=("front",), image_size=16, language=True)
         policy = make_policy(replace(policy_options, width=32, depth=1), spec, 0)
         learner = importlib.import_module(f"robo_rl.algos.{name.split()[0]}").make(policy, options, 0)

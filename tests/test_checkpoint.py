@@ -4,6 +4,7 @@ import json
 import math
 import os
 import resource
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from robo_rl.errors import UserError
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.policy import describe
+from robo_rl.selection import Look
 
 KINDS = {"flow": {}, "flow with learned noise": {"noise": "learned", "noise_steps": "all"}, "gaussian": {"kind": "gaussian"},
          "diffusion with a frozen base": {"kind": "diffusion", "denoise_steps": 5, "train_steps": 20, "finetune_steps": 2}}
@@ -181,11 +183,11 @@ def test_the_files_hold_tensors_and_json_and_no_pickle(tmp_path):
 def saved_run(folder, plan: list[tuple[int, float]]) -> list[str]:
     """Save a checkpoint per (step, success) as the trainer does -> names that are left."""
     run = Run(Train(video=False), folder, env=None)
-    run.policy = build()
+    run.policy, run.log = build(), SimpleNamespace(lines=0)
     for step, success in plan:
         run.step = step
-        if success > run.best["success"]:
-            run.best = {"success": success, "return": success, "step": step, "label": ""}
+        if success >= 0:
+            run.looks.append(Look(step, round(10 * success), 10, success))
         run.save({}, finished=False)
     return [p.name for p in checkpoint.checkpoints(folder)]
 
@@ -198,7 +200,7 @@ def test_the_last_two_the_best_and_the_supervised_one_are_kept(tmp_path):
 
 
 def test_the_best_checkpoint_is_the_last_where_none_was_evaluated(tmp_path):
-    assert saved_run(tmp_path, [(0, -2.0), (10, -2.0)]) and checkpoint.best(tmp_path).name == checkpoint.name(10)
+    assert saved_run(tmp_path, [(0, -1.0), (10, -1.0)]) and checkpoint.best(tmp_path).name == checkpoint.name(10)
 
 
 def test_saving_again_at_one_step_replaces(tmp_path):
