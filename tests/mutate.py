@@ -36,7 +36,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "robo_rl/losses.py": ("test_algos", "test_corrections", "test_credit", "test_sampling"),
     "robo_rl/advantages.py": ("test_credit", "test_corrections", "test_algos"),
     "robo_rl/corrections.py": ("test_corrections",),
-    "robo_rl/runtime/ledger.py": ("test_runtime", "test_periodic"),
+    "robo_rl/runtime/ledger.py": ("test_ledger",),
     "robo_rl/replay.py": ("test_replay", "test_offpolicy"),
     "controllers/governor.py": ("test_controllers_governor_limits", "test_controllers_governor"),
     "controllers/law.py": ("test_controllers_law",),
