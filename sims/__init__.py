@@ -36,7 +36,9 @@ def check_names(name: str, task: str = "", *, obs: str = "state", reward: str = 
         from sims.mujoco import check_names as check_mujoco
         check_mujoco(task, control, randomise)
     elif name == "maniskill":
-        choose("maniskill task", task or tasks(name)[0], tasks(name))
+        from sims.maniskill.tasks import NEEDS_DOWNLOAD, TASKS
+        if task not in NEEDS_DOWNLOAD:  # its own remedy is told when it is made
+            choose("maniskill task", task or TASKS[0], TASKS)
 
 
 def make(
