@@ -136,3 +136,63 @@ def test_a_dead_worker_s_fragment_goes_to_its_successor_as_another_attempt():
     book.lost(0)
     again = book.lease(0)
     assert again is f and again.attempt == 1
+
+
+def test_a_synchronous_batch_of_several_rounds_gives_each_worker_as_many_fragments():
+    book = Ledger(24, 0, 8, {0: (2, 3), 1: (2, 3)})
+    assert book.rounds() == 2 and Ledger(25, 0, 8, {0: (2, 3)}).rounds() == 0 and Ledger(4, 0, 8, {0: (2, 3)}).rounds() == 1
+    first, second = book.lease(0), book.lease(0, more=True)
+    assert second.uid != first.uid and book.lease(0, more=True) is None  # its two shares
+    book.seal(first.uid, 1, 0)  # half of the first is given back: as much is left to lease
+    third = book.lease(0, more=True)
+    assert third.decisions == 1 and book.lease(0, more=True) is None and book.used[0] == 12
+
+
+def test_fragments_taken_one_by_one_count_as_those_of_a_whole_batch_do():
+    book = Ledger(12, 0, 8, {0: (2, 3), 1: (2, 3)})
+    leases = [book.lease(i) for i in (0, 1)]
+    assert book.take_from(0, last=False) is None
+    for f in leases:
+        book.seal(f.uid, 2, 0)
+    assert book.ready() == 12
+    assert book.take_from(0, last=False) is leases[0] and (book.taken, book.next_batch, book.ready()) == (6, 0, 6)
+    assert book.take_from(1, last=True) is leases[1] and (book.taken, book.next_batch, book.ready()) == (12, 1, 0)
+    book.publish(1)
+    assert sorted(book.commit()) == [leases[0].slot, leases[1].slot] and book.committed == 12
+    book.check()
+
+
+def test_a_worker_that_nobody_knows_may_leave_and_one_that_joins_counts_from_then_on():
+    book = Ledger(12, 0, 8, {0: (2, 3)})
+    book.leave(7, 0, 0)
+    assert book.together == 6 and book.rounds() == 2
+    book.join(1, (2, 3))
+    assert book.together == 12 and book.rounds() == 1
+    book.join(1, (4, 3))  # the same one, with another share
+    assert book.together == 18 and book.widest == 3
+    book.leave(1, 0, 0)
+    assert book.together == 6 and 1 not in book.shares
+
+
+def test_after_a_crash_what_was_ready_is_ready_and_what_was_taken_comes_again_whole():
+    book = Ledger(6, 1, 6, {0: (2, 3)})
+    ready = led.Fragment(3, 0, 0, 2, 3, 0, led.READY, made=2, rows=2)
+    again = led.Fragment(2, 1, 0, 2, 3, 0, led.TAKEN, made=2, rows=2, batch=1)
+    torn = led.Fragment(1, 2, 0, 1, 3, 0, led.TAKEN, made=1, rows=1, batch=2)  # the rest of its batch is lost
+    assert book.recover([ready, again, torn], version=1, next_batch=1, taken=6, next_uid=4) == [5, 4, 3]
+    assert (book.samples, book.admitted, book.next_uid, book.recovered) == (9, 21, 4, True)
+    assert ready.batch == torn.batch == -1 and again.batch == 10**18
+    assert book.commit() == []  # nothing of it is covered by the checkpoint
+    assert [f.uid for f in book.take()] == [2] and again.batch == 1
+
+
+def test_a_ledger_goes_on_from_what_it_said_of_itself():
+    book = Ledger(12, 2, 8, {0: (2, 3), 1: (2, 5)})
+    leases = [book.lease(i) for i in (0, 1)]
+    assert [(f.batch, f.state, f.attempt) for f in leases] == [(-1, led.LEASED, 0)] * 2
+    book.seal(leases[0].uid, 2, 0)
+    other = Ledger(12, 2, 8, {0: (1, 1)})
+    other.load_state_dict(book.state_dict())
+    assert other.state_dict() == book.state_dict() and other.together == 16 and other.widest == 5
+    assert other.ready() == 6 and [f.uid for f in other.held(1)] == [leases[1].uid]
+    other.check()

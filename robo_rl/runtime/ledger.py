@@ -291,6 +291,7 @@ class Ledger:
         for k in COUNTERS:
             setattr(self, k, state[k])
         self.together = sum(d * n for d, n in self.shares.values())
+        self.widest = max((n for _, n in self.shares.values()), default=self.widest)
         self._index()
 
 
