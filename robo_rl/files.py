@@ -133,7 +133,7 @@ def parse_json(data: "bytes | bytearray | str", what: str, kind: "type | tuple[t
         raise UserError(f"{what} is damaged or no JSON that is read here ({why}){remedy and '; ' + remedy}") from None
     if not isinstance(out, kind):
         kinds = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
-        raise UserError(f"{what} holds a JSON {type(out).__name__}, not a {kinds}{remedy and '; ' + remedy}")
+        raise UserError(f"{what} is damaged: it holds a JSON {type(out).__name__}, not a {kinds}{remedy and '; ' + remedy}")
     return out
 
 

@@ -86,9 +86,9 @@ def cut(whole, tmp_path) -> Path:
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_bit_for_bit_like_one_that_was_not(whole, tmp_path):
     rng, run = np.random.default_rng(1), tmp_path / "run"
-    for deaths in range(20):
+    for deaths in range(40):
         command = ["--resume", "run"] if (run / "run.json").exists() else [*TINY, "--out", "run"]
-        k = int(rng.integers(1, 40) if deaths < 2 else rng.integers(20, 75))  # file operations, of saves and logs
+        k = int(rng.integers(1, 40) if deaths < 2 else rng.integers(40, 130))  # file operations, of saves and logs
         result = robo_rl(tmp_path, "train", *command, first=At(k, "run/"))
         assert result.code in (-9, 0), result
         if result.code == 0:
