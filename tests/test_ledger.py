@@ -196,3 +196,61 @@ def test_a_ledger_goes_on_from_what_it_said_of_itself():
     assert other.state_dict() == book.state_dict() and other.together == 16 and other.widest == 5
     assert other.ready() == 6 and [f.uid for f in other.held(1)] == [leases[1].uid]
     other.check()
+
+
+def test_what_a_worker_that_leaves_has_made_stays_and_the_rest_is_given_back():
+    book = Ledger(12, 1, 4, {0: (2, 3), 1: (2, 3)})
+    f, g = book.lease(0), book.lease(1)
+    book.leave(0, 1, 7)
+    assert (f.state, f.made, f.decisions, f.oldest) == (led.READY, 1, 1, 7)
+    assert book.ready() == 3 and book.admitted == 9 and book.held(0) == [] and 0 not in book.leased
+    book.leave(1, 0, 0)  # it made nothing: its slot is free again
+    assert g.uid not in book.fragments and book.admitted == 3 and len(book.free) == 3
+    book.check()
+
+
+def test_a_refused_fragment_is_counted_and_collected_anew():
+    book = Ledger(12, 1, 4, {0: (2, 3)})
+    f = book.lease(0)
+    book.seal(f.uid, 2, 0)
+    free = len(book.free)
+    book.refuse(f.uid)
+    assert book.refused == 6 and book.admitted == 0 and book.ready() == 0 and len(book.free) == free + 1
+    book.check()
+
+
+def test_a_worker_with_more_envs_widens_the_ledger_and_one_share_is_one_round():
+    book = Ledger(6, 0, 4, {0: (2, 3)})
+    assert book.rounds() == 1  # together as many as the batch
+    book.join(1, (1, 9))
+    assert book.widest == 9
+
+
+def test_leases_are_numbered_and_say_which_batch_they_would_be_in():
+    book = Ledger(6, 3, 8, {0: (1, 3)})
+    leases = [book.lease(0, more=True) for _ in range(8)]
+    assert [f.uid for f in leases] == list(range(8)) and [f.due for f in leases] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert book.lease(0, more=True) is None and not book.recovered  # the bound: 4 batches of 2
+    assert {(f.attempt, f.made, f.rows, f.oldest) for f in leases} == {(0, 0, 0, 0)}
+    for f in leases[:2]:
+        book.seal(f.uid, 1, 0)
+    book.take()
+    book.publish(1)
+    assert book.commit() and book.lease(0, more=True).due == 4  # version 1, 18 more samples admitted
+
+
+def test_of_a_workers_finished_fragments_the_oldest_is_taken_first():
+    book = Ledger(6, 3, 8, {0: (1, 3)})
+    leases = [book.lease(0, more=True) for _ in range(3)]
+    for f in reversed(leases):
+        book.seal(f.uid, 1, 0)
+    assert [book.take_from(0, last=False).uid for _ in range(3)] == [0, 1, 2] and book.take_from(0, last=True) is None
+
+
+def test_the_bound_may_be_a_million_and_no_more_and_without_workers_there_is_no_round():
+    assert Ledger(6, 10**6, 1, {0: (2, 3)}).staleness == 10**6
+    with pytest.raises(UserError, match="max-staleness"):
+        Ledger(6, 10**6 + 1, 1, {0: (2, 3)})
+    book = Ledger(6, 0, 2, {0: (2, 3)})
+    book.leave(0, 0, 0)
+    assert book.rounds() == 0
