@@ -91,6 +91,7 @@ def test_a_loop_keeps_cores_awake_where_the_system_permits(tmp_path, monkeypatch
     monkeypatch.setattr(loop, "AWAKE", str(tmp_path / "latency"))
     if there:
         (tmp_path / "latency").write_bytes(b"")
+    gc.collect()  # files that earlier tests left to it
     before = len(list(Path("/proc/self/fd").iterdir()))
     with undisturbed():
         assert len(list(Path("/proc/self/fd").iterdir())) == before + there
