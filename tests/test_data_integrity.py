@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_data import DATA, EPISODES, FEATURES, VIDEO, episode, features, fill, picture, psnr, same, set_info, spec
+from test_data import DATA, EPISODES, FEATURES, VIDEO, episode, features, picture, psnr, same, set_info, spec
 
 from robo_rl.data import checksums, statistics
 from robo_rl.data.lerobot import BrokenDataset, Features, Writer, accept, load, repair
