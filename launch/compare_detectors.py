@@ -18,10 +18,10 @@ import torch
 import tyro
 
 from robo_rl.checkpoint import load_policy
-from robo_rl.cli.correct import demos_of
-from robo_rl.cli.eval import pick_checkpoint
-from robo_rl.cli.train import make_env, run_config
 from robo_rl.data.reader import load
+from robo_rl.experiment.correct import demos_of
+from robo_rl.experiment.evaluation import pick_checkpoint
+from robo_rl.experiment.train import make_env, run_config
 from robo_rl.human import detect
 from robo_rl.policies import obs_tensors
 from robo_rl.rollout import run_chunk

@@ -20,10 +20,10 @@ def learn(run: Path, t, wrap, steps: int) -> tuple[float, dict]:
     """Online RL from the checkpoint of `run` -> (seconds, evaluation)."""
     from robo_rl import checkpoint
     from robo_rl.algos import pi_rl
-    from robo_rl.cli.bench_async import ARMS
-    from robo_rl.cli.feeds import make_feed
-    from robo_rl.cli.train import make_env
+    from robo_rl.bench.asynchronous import ARMS
     from robo_rl.evaluate import eval_starts, evaluate
+    from robo_rl.experiment.feeds import make_feed
+    from robo_rl.experiment.train import make_env
     policy, _ = checkpoint.load_policy(checkpoint.checkpoints(run)[-1])
     learner = pi_rl.make(policy, t.rl, t.seed)
     env = wrap(ARMS) if not t.workers else make_env(t, ARMS)
@@ -53,9 +53,9 @@ def main() -> None:
     p.add_argument("--seeds", type=int, default=3)
     p.add_argument("--pace", type=float, default=0.004, help="median seconds per control step")
     args = p.parse_args()
+    from robo_rl.bench.asynchronous import ARMS, slow
     from robo_rl.cli import main as robo_rl
-    from robo_rl.cli.bench_async import ARMS, slow
-    from robo_rl.cli.presets import preset
+    from robo_rl.experiment.recipes import preset
     from robo_rl.stats import wilson
     for seed in range(args.seeds):
         with tempfile.TemporaryDirectory() as folder:

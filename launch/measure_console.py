@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import psutil
 import tyro
 
-from robo_rl.cli.console_access import enter
 from robo_rl.files import parse_json
+from robo_rl.human.console.access import enter
 
 
 @dataclass(frozen=True)

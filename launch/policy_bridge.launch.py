@@ -1,10 +1,17 @@
 """ros2 launch policy_bridge.launch.py policy:=RUN [robot:=sim dry_run:=false ...]: a policy on an arm. Dry by default."""
 
-from launch import LaunchDescription
-from launch.actions import DeclareLaunchArgument, EmitEvent, ExecuteProcess, OpaqueFunction, RegisterEventHandler
+from launch.actions import (
+    DeclareLaunchArgument,
+    EmitEvent,
+    ExecuteProcess,
+    OpaqueFunction,
+    RegisterEventHandler,
+)
 from launch.event_handlers import OnProcessExit
 from launch.events import Shutdown
 from launch.substitutions import LaunchConfiguration
+
+from launch import LaunchDescription
 
 ARGUMENTS = (("policy", None, "run folder"), ("robot", "sim", "preset or JSON file"),
              ("dry_run", "true", "true commands nothing: poses go to preview/target_pose"),

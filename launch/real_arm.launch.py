@@ -6,12 +6,13 @@ person activates it), and the bridge where a policy is given. None of it has bee
 
 from pathlib import Path
 
-from launch import LaunchDescription
 from launch.actions import DeclareLaunchArgument, IncludeLaunchDescription, OpaqueFunction
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
 from launch_ros.substitutions import FindPackageShare
+
+from launch import LaunchDescription
 
 HERE = Path(__file__).parent
 VENDOR = {  # robot -> package and file of its driver, and the arguments that carry its address

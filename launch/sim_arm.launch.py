@@ -1,10 +1,17 @@
 """ros2 launch sim_arm.launch.py [robot:=sim scene:=pick_cube speed:=0.25 namespace:=...]: the simulated arm on the graph."""
 
-from launch import LaunchDescription
-from launch.actions import DeclareLaunchArgument, EmitEvent, ExecuteProcess, OpaqueFunction, RegisterEventHandler
+from launch.actions import (
+    DeclareLaunchArgument,
+    EmitEvent,
+    ExecuteProcess,
+    OpaqueFunction,
+    RegisterEventHandler,
+)
 from launch.event_handlers import OnProcessExit
 from launch.events import Shutdown
 from launch.substitutions import LaunchConfiguration
+
+from launch import LaunchDescription
 
 ARGUMENTS = (("robot", "sim", "preset or JSON file"), ("scene", "pick_cube", "pick_cube or none"),
              ("speed", "0.25", "limit of the tool [m/s]"), ("namespace", "", "prefix of all topics"))

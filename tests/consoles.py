@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import TINY, Command, robo_rl
 
-from robo_rl.cli.console_access import enter
+from robo_rl.human.console.access import enter
 
 RUNS: list[Path] = []
 

@@ -13,9 +13,9 @@ from commands import TINY_REPLAY, Command, robo_rl
 from toys import PointReach
 
 from robo_rl.errors import UserError
+from robo_rl.journal import ADD, Journal
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
-from robo_rl.journal import ADD, Journal
 from robo_rl.replay import Replay, Tape
 from robo_rl.runtime.actor import LEAD, ActorJob, Beside, Stage
 from robo_rl.runtime.crewed import WorkerFailure

@@ -120,6 +120,7 @@ def test_a_frozen_trunk_stays_and_encoding_pictures_once_changes_nothing(name, m
         learner = importlib.import_module(f"robo_rl.algos.{name.split()[0]}").make(policy, options, 0)
         before = {k: v.clone() for k, v in policy.state_dict().items()}
         collector, rng = Collector(env, policy, options.gamma, 0), np.random.default_rng(1)
+        r = None
         for i in range(3):
             r = step(env, learner, collector, options, rng)[1] if i < 2 else r
             ratio = learner.update(r, 0.5, version=i).get("first_log_ratio", 0.0)  # once more, and staler every time

@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from robo_rl.cli import bench, bench_rows, bench_sim
-from robo_rl.cli.bench import Bench
-from robo_rl.cli.bench_plain import (
+from robo_rl.bench import options as bench
+from robo_rl.bench import rows as bench_rows
+from robo_rl.bench import sim as bench_sim
+from robo_rl.bench.options import Bench
+from robo_rl.bench.plain import (
     PlainChain,
     PlainChunk,
     chain_flops,
@@ -22,7 +24,7 @@ from robo_rl.cli.bench_plain import (
     product_update,
     update_flops,
 )
-from robo_rl.cli.bench_policy import CHAINS
+from robo_rl.bench.policy import CHAINS
 from robo_rl.errors import UserError
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -294,9 +296,9 @@ def test_bench_train_holds_ppo_against_the_best_that_is_installed(capfd):
 
 @pytest.mark.parametrize("algo", ["ppo", "pi_rl", "dppo"])
 def test_the_plain_script_learns_what_it_is_rewarded_for(algo):
-    from robo_rl.cli.bench_script import Script
-    from robo_rl.cli.bench_train import Loop
-    from robo_rl.cli.presets import preset
+    from robo_rl.bench.script import Script
+    from robo_rl.bench.train import Loop
+    from robo_rl.experiment.recipes import preset
     t = preset("mujoco", "Hopper-v5", algo, "state", "full")
     t = replace(t, envs=4, threads=1, torch_threads=1, rl=replace(t.rl, decisions=8, minibatch=16, epochs=2))
     script = Script(t, Loop(t).policy, 1, 1)
@@ -338,7 +340,7 @@ def test_bench_bridge_measures_messages_and_joins(capfd):
 
 def test_the_rows_of_gymnasiums_subprocesses_are_the_envs_own():
     import sims
-    from robo_rl.cli.bench_peers import Subprocesses
+    from robo_rl.bench.peers import Subprocesses
     env = sims.make("mujoco", "reach", 4, threads=1)
     many = Subprocesses([partial(sims.make, "mujoco", "reach", 2, threads=1)] * 2)
     starts, actions = np.arange(40, 44), np.random.default_rng(0).uniform(-1, 1, (3, 4, 7)).astype(np.float32)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from robo_rl import checkpoint
-from robo_rl.cli.train import Run, Train
 from robo_rl.errors import UserError
+from robo_rl.experiment.train import Run, Train
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.policy import describe

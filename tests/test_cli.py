@@ -13,11 +13,12 @@ import torch
 from commands import TINY, robo_rl
 
 from robo_rl.cli import COMMANDS, main
-from robo_rl.cli.collect import Collect
-from robo_rl.cli.eval import Eval
-from robo_rl.cli.presets import preset
-from robo_rl.cli.train import ALGOS, OFF_POLICY, RL_OPTIONS, Train, parse
+from robo_rl.cli.train import parse
 from robo_rl.errors import UserError
+from robo_rl.experiment.collect import Collect
+from robo_rl.experiment.evaluation import Eval
+from robo_rl.experiment.recipes import preset
+from robo_rl.experiment.train import ALGOS, OFF_POLICY, RL_OPTIONS, Train
 from robo_rl.options import BcOptions, PolicyOptions
 
 CUT = (*TINY, "--demos", "20", "--bc.updates", "300", "--bc.batch", "128", "--policy.hidden", "64", "--eval-episodes", "24",

@@ -14,12 +14,12 @@ import pytest
 from commands import robo_rl
 from consoles import Page, connect, console, drive, trained
 
-from robo_rl.cli.console import Console, Floor
-from robo_rl.cli.eval import pick_checkpoint
-from robo_rl.cli.train import run_config
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
+from robo_rl.experiment.evaluation import pick_checkpoint
+from robo_rl.experiment.train import run_config
 from robo_rl.human import journal
+from robo_rl.human.console.session import Console, Floor
 from robo_rl.human.desk import DEADLINE, GRACE, Desk
 from robo_rl.human.devices import LeaderArm, tool_of
 from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, RECOVERY, Look

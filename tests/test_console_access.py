@@ -19,8 +19,11 @@ import pytest
 from commands import robo_rl
 from consoles import Page, connect, console, drive, trained
 
-from robo_rl.cli.console import Console, Floor
-from robo_rl.cli.console_access import (
+from robo_rl.data.reader import load
+from robo_rl.errors import UserError
+from robo_rl.experiment.evaluation import pick_checkpoint
+from robo_rl.experiment.train import run_config
+from robo_rl.human.console.access import (
     BURST,
     PER_ADDRESS,
     RATE,
@@ -31,11 +34,8 @@ from robo_rl.cli.console_access import (
     cookie,
     enter,
 )
-from robo_rl.cli.console_server import FLIGHT, HEADERS, SLOW_FLIGHT, Server, View
-from robo_rl.cli.eval import pick_checkpoint
-from robo_rl.cli.train import run_config
-from robo_rl.data.reader import load
-from robo_rl.errors import UserError
+from robo_rl.human.console.server import FLIGHT, HEADERS, SLOW_FLIGHT, Server, View
+from robo_rl.human.console.session import Console, Floor
 from robo_rl.human.journal import scan, unfinished
 
 

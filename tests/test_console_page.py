@@ -9,7 +9,7 @@ import pytest
 from browser import BINARY, Browser
 from consoles import console, trained
 
-from robo_rl.cli.console_access import enter
+from robo_rl.human.console.access import enter
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason="needs chromium")
 SIZES = [(1280, 800), pytest.param((1920, 1080), marks=pytest.mark.slow)]

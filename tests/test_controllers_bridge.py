@@ -19,9 +19,9 @@ from controllers.pace import limits_at
 from controllers.remote import Incoming, Remote, address, pack
 from controllers.robot import load_robot
 from controllers.transport import Flag, Numbers, PoseStamped, Text, Weather
-from robo_rl.cli.robots import lockstep, make_arm_env, placed, scene
 from robo_rl.cli.sim_arm import SimArm, build
 from robo_rl.errors import UserError
+from robo_rl.experiment.arm import lockstep, make_arm_env, placed, scene
 from robo_rl.policies import ObsSpec
 from sims.check import check_env
 from sims.mujoco.env import axes_of, state_names_of
@@ -380,7 +380,7 @@ def test_kill_9_of_the_bridge_in_motion_leaves_the_arm_braking_and_holding(tmp_p
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
     from controllers.loop import real_time, undisturbed
-    from robo_rl.cli.wire import connect
+    from robo_rl.experiment.wire import connect
     domain = 101 + os.getpid() % 100
     try:
         wire = connect("arm", domain)
@@ -391,7 +391,7 @@ def test_kill_9_of_the_bridge_in_motion_leaves_the_arm_braking_and_holding(tmp_p
 import time
 from controllers.loop import undisturbed
 from controllers.transport import PoseStamped
-from robo_rl.cli.wire import connect
+from robo_rl.experiment.wire import connect
 wire = connect("commander", {domain})
 undisturbed().__enter__()
 pose, target = wire.subscription("current_pose", PoseStamped), wire.publisher("target_pose", PoseStamped, "command")

@@ -14,9 +14,9 @@ from controllers.services import PARAMETER_SERVICES, filled, parameter, value_of
 from controllers.transport import Clock, Loop, WrenchStamped
 from controllers.wrench import Observer
 from robo_rl.cli.deploy import put
-from robo_rl.cli.robots import BOX, STEP, expected, placed
 from robo_rl.cli.sim_arm import SimArm, build
 from robo_rl.errors import UserError
+from robo_rl.experiment.arm import BOX, STEP, expected, placed
 from robo_rl.policies import ObsSpec
 from sims.arm import ArmEnv
 from sims.mujoco.tasks import TASKS
@@ -264,7 +264,7 @@ def live(there):
 
 def test_the_live_arm_does_what_the_lockstep_arm_does():
     """Same placement, same actions; the wire adds a millisecond or two."""
-    from robo_rl.cli.robots import make_arm_env
+    from robo_rl.experiment.arm import make_arm_env
     env, body = live(There(speed=1.5))
     other = make_arm_env(Config, ObsSpec(state=36, action=7), 1)
     rng = np.random.default_rng(0)

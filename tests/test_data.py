@@ -18,7 +18,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from robo_rl.data import video
-from robo_rl.data.lerobot import BrokenDataset, Episode, Features, Writer, accept, chunks, load, repair, write_video
+from robo_rl.data.lerobot import (
+    BrokenDataset,
+    Episode,
+    Features,
+    Writer,
+    accept,
+    chunks,
+    load,
+    repair,
+    write_video,
+)
 from robo_rl.errors import UserError
 from robo_rl.types import ActionAxis, ControlSpec
 

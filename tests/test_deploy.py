@@ -15,13 +15,13 @@ from commands import Command, robo_rl
 from controllers.bridge import camera_topic, picture
 from controllers.remote import Remote, read_token
 from robo_rl.checkpoint import name, save_checkpoint
-from robo_rl.cli.cameras import Cameras
 from robo_rl.cli.deploy import Deploy
 from robo_rl.cli.serve import Serve
 from robo_rl.cli.sim_arm import SimArm
-from robo_rl.cli.train import Train
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
+from robo_rl.experiment.cameras import Cameras
+from robo_rl.experiment.train import Train
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from sims.mujoco.env import axes_of
@@ -137,8 +137,8 @@ def test_a_policy_of_pictures_sees_them_over_the_wire_and_is_filmed(tmp_path):
 def test_the_arms_cameras_see_what_the_simulators_see():
     import sims
     from controllers.transport import CompressedImage, Loop
-    from robo_rl.cli.cameras import Eyes
     from robo_rl.cli.sim_arm import build
+    from robo_rl.experiment.cameras import Eyes
     _, node = build(SimArm(lockstep=True, seconds=1, start=7))
     wire = Loop(node.transport.bus, "client")
     eyes = Eyes(wire, "pick_cube", ("front", "wrist"), 64)

@@ -118,7 +118,7 @@ def test_probes_are_asked_at_once(tmp_path, monkeypatch):
 
 
 def test_a_process_that_asks_a_probe_starts_with_the_standard_library_alone():
-    code = "import sys, robo_rl.cli.probes; print({m.split('.')[0] for m in sys.modules} - sys.stdlib_module_names)"
+    code = "import sys, robo_rl.probes; print({m.split('.')[0] for m in sys.modules} - sys.stdlib_module_names)"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True,
                           env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)})
     assert not {"tyro", "rich", "numpy", "torch"} & eval(done.stdout), done.stdout

@@ -6,10 +6,11 @@ import torch
 from test_world_models import SPEC, trained
 from toys import PointReach
 
-from robo_rl.cli import dream
-from robo_rl.cli.train import Train, parse
+from robo_rl.cli.train import parse
 from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError
+from robo_rl.experiment import dream
+from robo_rl.experiment.train import Train
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import make_policy
 from robo_rl.rollout import Collector, new_columns, rollout_of

@@ -108,7 +108,7 @@ def test_a_run_killed_in_the_middle_of_a_save_resumes_by_auto(whole, tmp_path):
 
 
 def saver(folder: Path, step: int) -> "object":
-    from robo_rl.cli.train import Run, Train
+    from robo_rl.experiment.train import Run, Train
     run = Run(Train(video=False), folder, env=None)
     run.policy, run.step = build(step), step
     run.looks = [Look(10, 1, 2, 0.5)]

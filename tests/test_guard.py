@@ -167,8 +167,8 @@ def test_fifty_kills_of_actor_and_learner_beside_a_person_lose_no_correction(tmp
 def test_what_the_guard_is_told_the_run_hears_once(send, number):
     code = """
 import time
-from robo_rl.cli.guard import guarded
-from robo_rl.cli.command import Stop
+from robo_rl.experiment.supervise import guarded
+from robo_rl.provenance import Stop
 
 def run(tell):
     with Stop() as stop:
@@ -192,7 +192,7 @@ raise SystemExit(guarded(run, None))
 def test_the_guard_gives_up_on_a_learner_that_dies_again_and_again_without_a_new_checkpoint(tmp_path):
     code = """
 import os, pathlib, signal, sys
-from robo_rl.cli import guard
+from robo_rl.experiment import supervise as guard
 guard.RESTARTS = 3
 here = pathlib.Path(sys.argv[1])
 
@@ -284,7 +284,7 @@ def test_the_workers_of_a_run_are_ended_from_its_own_folder_and_never_from_a_cop
 def test_a_learner_that_a_library_ends_goes_on_from_its_checkpoint_and_one_that_ends_by_itself_does_not(tmp_path, code):
     script = """
 import os, pathlib, sys
-from robo_rl.cli.guard import guarded
+from robo_rl.experiment.supervise import guarded
 here, code = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 
 def first(tell):

@@ -7,9 +7,9 @@ from toys import PointReach
 
 import sims
 from controllers.transport import Bus, JointState, Loop, PoseStamped
-from robo_rl.cli.console import Heard
 from robo_rl.errors import UserError
 from robo_rl.geometry import matrix
+from robo_rl.human.console.session import Heard
 from robo_rl.human.devices import (
     Gamepad,
     Handheld,

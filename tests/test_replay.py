@@ -14,9 +14,9 @@ from toys import PointReach
 
 from robo_rl.errors import UserError
 from robo_rl.gather import Gatherer
+from robo_rl.journal import Journal, frame_at, next_frame
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
-from robo_rl.journal import Journal, frame_at, next_frame
 from robo_rl.replay import EXPERT, HUMAN, Mixture, Replay, add_episodes, counts
 
 F = np.float32

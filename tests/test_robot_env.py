@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from commands import TINY, TINY_REPLAY, Command, robo_rl
 
-from robo_rl.cli import envs
-from robo_rl.cli.presets import preset
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
+from robo_rl.experiment import envs
+from robo_rl.experiment.recipes import preset
 from sims.check import check_env
 
 REPLAY = [w for i in range(0, len(TINY_REPLAY) - 1, 2) for w in TINY_REPLAY[i:i + 2]

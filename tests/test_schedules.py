@@ -130,7 +130,7 @@ def test_nft_learns_against_the_very_weights_that_acted_while_they_move():
 
 
 def test_a_run_that_begins_with_an_old_policy_explores_within_its_own_bounds(tmp_path):
-    from robo_rl.cli.train import Train, first_policy
+    from robo_rl.experiment.train import Train, first_policy
     options = PolicyOptions(noise="learned", noise_steps="all", noise_max=0.3, hidden=16, layers=2)
     spec = ObsSpec(state=4, action=2, action_names=("x", "y"))
     old = make_policy(options, spec, 0)

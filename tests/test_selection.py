@@ -7,9 +7,10 @@ import pytest
 from commands import TINY, TINY_REPLAY, robo_rl
 
 from robo_rl import checkpoint
-from robo_rl.cli.offpolicy import OffPolicyRun
-from robo_rl.cli.train import Run, Train, looks_of, parse
+from robo_rl.cli.train import parse
 from robo_rl.evaluate import eval_starts
+from robo_rl.experiment.replay import OffPolicyRun
+from robo_rl.experiment.train import Run, Train, looks_of
 from robo_rl.options import PiRlOptions, RlpdOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.selection import CHOOSE, REPORT, Look, best_look, lower_bounds, stop_reason

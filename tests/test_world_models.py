@@ -9,7 +9,6 @@ import torch
 from toys import PointReach
 
 from robo_rl.algos import pi_rl
-from robo_rl.cli.wm import world_spec
 from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError
 from robo_rl.options import PiRlOptions, PolicyOptions
@@ -24,6 +23,7 @@ from world_models.calibrate import calibrate, open_loop, threshold
 from world_models.env import WorldEnv, frame_of
 from world_models.fit import FitOptions, Fitter
 from world_models.latent import Latent, LatentOptions
+from world_models.learning import world_spec
 from world_models.oracle import Oracle
 from world_models.recorded import Recorded, check, check_fits
 

@@ -12,13 +12,14 @@ import pytest
 import torch
 from toys import PointReach
 
-from robo_rl.cli import wm_eval, wm_page
+from robo_rl.cli import wm_eval
 from robo_rl.cli.wm_eval import WmEval, compare_models
 from robo_rl.data.episode import Episode
 from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
 from robo_rl.files import plain
+from robo_rl.report import world_model as wm_page
 from world_models import imagine
 from world_models.latent import Latent, LatentOptions
 from world_models.model import Frames, Prediction, WorldSpec, save

@@ -240,8 +240,8 @@ def test_in_a_recording_without_last_observations_the_judge_is_shown_the_one_bef
 
 def test_pictures_after_the_last_action_travel_from_the_recording_to_the_judge_and_the_models(tmp_path):
     """Recorded in an env, written, read: every success is seen in its picture, which no frame before it shows."""
-    from robo_rl.cli.wm import joined, read
     from robo_rl.data.writer import Writer
+    from world_models.learning import joined, read
     for name in "ab":
         env = Watched(4, LIMIT)
         with Writer(tmp_path / name, spec=env.spec) as writer:

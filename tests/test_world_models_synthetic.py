@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from robo_rl.cli.synthetic import SOURCE, Synthetic
 from robo_rl.errors import UserError
+from robo_rl.experiment.synthetic import SOURCE, Synthetic
 from robo_rl.options import RlpdOptions
 from robo_rl.replay import Mixture, Replay, counts
 from world_models import guided, synther

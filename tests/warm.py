@@ -5,8 +5,8 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-for name in ("torch", "robo_rl.checkpoint", "robo_rl.cli.collect", "robo_rl.cli.eval", "robo_rl.cli.presets",
-             "robo_rl.cli.report", "robo_rl.algos.pi_rl", "robo_rl.data.reader", "robo_rl.data.writer", "robo_rl.demos",
+for name in ("torch", "robo_rl.checkpoint", "robo_rl.experiment.collect", "robo_rl.experiment.evaluation", "robo_rl.experiment.recipes",
+             "robo_rl.report.page", "robo_rl.algos.pi_rl", "robo_rl.data.reader", "robo_rl.data.writer", "robo_rl.demos",
              "robo_rl.evaluate", "sims.mujoco.env", "tensorboard.compat.proto.event_pb2",
              "tensorboard.summary.writer.event_file_writer"):
     importlib.import_module(name)

@@ -81,8 +81,8 @@ def thinker(args: Deploy, act, period: float):
     if not args.policy:
         return Inline(act), None
     if args.policy != "process":
-        from robo_rl.cli.eval import pick_checkpoint
         from robo_rl.cli.serve import TOKEN
+        from robo_rl.experiment.evaluation import pick_checkpoint
         where = args.token or pick_checkpoint(Path(args.run), args.checkpoint)[0] / TOKEN
         return Remote(args.policy, read_token(where), PATIENCE * period), None
     token = secrets.token_urlsafe(32)
@@ -100,12 +100,12 @@ def run(args: Deploy) -> int:
     """0: it ran to the end; 1: the governor or a loss ended it."""
     from pathlib import Path
 
-    from robo_rl.cli.eval import pick_checkpoint
+    from robo_rl.experiment.evaluation import pick_checkpoint
     pick_checkpoint(Path(args.run), args.checkpoint)  # a wrong name is told before torch is loaded
     from controllers.model import arm_model
     from controllers.robot import load_robot
-    from robo_rl.cli.robots import expected
     from robo_rl.cli.serve import actor
+    from robo_rl.experiment.arm import expected
 
     robot = load_robot(args.robot)
     act, config, spec = actor(args.run, args.checkpoint, args.seed, args.instruction)
@@ -228,8 +228,8 @@ class Notes:
 def inprocess(args: Deploy, robot, task, model, mind, notes: Notes) -> int:
     """A simulated arm in this process, in lockstep on simulated time."""
     from controllers.transport import Loop
-    from robo_rl.cli.cameras import Eyes
-    from robo_rl.cli.robots import lockstep, placed
+    from robo_rl.experiment.arm import lockstep, placed
+    from robo_rl.experiment.cameras import Eyes
     body = lockstep(robot, task, args.speed, dry_run=args.dry_run, wired=notes.wired)
     views = tuple(dict.fromkeys((*task.views, *(("front",) if args.video else ()))))
     if views:
@@ -252,8 +252,8 @@ def on_the_wire(args: Deploy, robot, task, model, mind, notes: Notes) -> int:
     from controllers.node import SAFETY_COMMAND, SAFETY_STATE
     from controllers.pace import limits_at
     from controllers.transport import Text
-    from robo_rl.cli.robots import BOX, STEP
-    from robo_rl.cli.wire import connect
+    from robo_rl.experiment.arm import BOX, STEP
+    from robo_rl.experiment.wire import connect
 
     wire = notes.wired(connect("robo_rl_bridge", args.domain, args.interface, args.namespace))
     stop = []

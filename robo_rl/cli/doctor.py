@@ -1,6 +1,6 @@
 """`robo_rl doctor`: what works on this machine, and the exact command for what does not.
 
-Every probe (`robo_rl/cli/probes.py`) runs in a process of its own with a deadline, all at once: a driver that crashes or hangs
+Every probe (`robo_rl/probes.py`) runs in a process of its own with a deadline, all at once: a driver that crashes or hangs
 costs one line of the table, not the doctor.
 """
 
@@ -15,7 +15,7 @@ from typing import Annotated
 
 import tyro
 
-from robo_rl.cli.probes import PROBES, Probe, Row
+from robo_rl.probes import PROBES, Probe, Row
 
 DEADLINE = 15.0  # seconds, of each probe
 
@@ -30,7 +30,7 @@ class Doctor:
 
 def ask(probe: Probe, deadline: float) -> list[Row]:
     """The rows of `probe`, or rows that say how it failed; takes at most `deadline` seconds."""
-    code = f"from robo_rl.cli.probes import answer; answer({probe.target!r})"
+    code = f"from robo_rl.probes import answer; answer({probe.target!r})"
     env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                              stdin=subprocess.DEVNULL, env=env, start_new_session=True, text=True)

@@ -53,8 +53,8 @@ def actor(run: str, checkpoint: str, seed: int, words: str = ""):
     import numpy as np
 
     from robo_rl import checkpoint as checkpoints
-    from robo_rl.cli.eval import pick_checkpoint
-    from robo_rl.cli.train import run_config
+    from robo_rl.experiment.evaluation import pick_checkpoint
+    from robo_rl.experiment.train import run_config
     from robo_rl.policies import ObsSpec
     from robo_rl.policies.numpy_actor import NumpyActor
 
@@ -97,7 +97,7 @@ def only_instruction(config) -> str:
 
 def run(args: Serve) -> int:
     """Listen until interrupted."""
-    from robo_rl.cli.eval import pick_checkpoint
+    from robo_rl.experiment.evaluation import pick_checkpoint
     source, _ = pick_checkpoint(Path(args.run), args.checkpoint)  # a wrong name is told before torch is loaded
     from controllers.remote import read_token
     from controllers.serving import PolicyServer

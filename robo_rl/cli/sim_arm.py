@@ -92,8 +92,8 @@ def build(args: SimArm, transport=None):
     from controllers.robot import load_robot
     from controllers.transport import Bus, Loop, Weather
     from controllers.wrench import Observer
-    from robo_rl.cli.robots import BOX, STEP, WIRE_NAMES, controllers_of, law, placed, scene, sprung
-    from robo_rl.cli.wire import connect, worse
+    from robo_rl.experiment.arm import BOX, STEP, WIRE_NAMES, controllers_of, law, placed, scene, sprung
+    from robo_rl.experiment.wire import connect, worse
 
     controller = args.controller or ("joint" if args.robot == "sim" else "cartesian")
     robot = sprung(load_robot(args.robot), controller)

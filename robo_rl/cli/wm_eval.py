@@ -221,7 +221,7 @@ def measure_executability(model, dataset, w, p, args: WmEval) -> dict:
 def find_policies(paths: tuple[str, ...]) -> list[tuple[str, Path, Path]]:
     """(name, run folder, checkpoint folder) of every checkpoint of the runs, and of the checkpoints named."""
     from robo_rl import checkpoint
-    from robo_rl.cli.eval import pick_checkpoint
+    from robo_rl.experiment.evaluation import pick_checkpoint
 
     out = []
     for path in map(Path, paths):
@@ -233,7 +233,7 @@ def find_policies(paths: tuple[str, ...]) -> list[tuple[str, Path, Path]]:
 
 def make_real(spec, runs: list[Path], num_envs: int):
     """The simulator that a model stands for, made as the first of the runs that did not act in a model."""
-    from robo_rl.cli.train import make_env, run_config
+    from robo_rl.experiment.train import make_env, run_config
 
     configs = [run_config(r) for r in runs]
     real = next((c for c in configs if not c.sim.startswith("wm:")), None)
@@ -401,7 +401,7 @@ def table(doc: dict) -> str:
 def run(args: WmEval) -> int:
     """Measure, write eval.json, eval.html and videos, print the table or the JSON."""
     from robo_rl import files
-    from robo_rl.cli.wm_page import page, side_by_side
+    from robo_rl.report.world_model import page, side_by_side
     from world_models.model import find
 
     folder = Path(args.out) if args.out else find(args.model) / "eval"

@@ -77,8 +77,8 @@ def run(args: WmTune) -> int:
 
     from robo_rl import files
     from robo_rl.cli import wm
-    from robo_rl.cli.command import Stop, git_hash, versions
     from robo_rl.log import Progress
+    from robo_rl.provenance import Stop, git_hash, versions
     from world_models import model as worlds
     from world_models import recorded
     from world_models import video_tune as vt

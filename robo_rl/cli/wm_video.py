@@ -60,8 +60,8 @@ def in_parts(args, folder: Path, data, fitter, total: int, done, finish) -> int:
     """Fit what is learnt in two parts: `done()` updates of `total` are made; `finish()` -> (calibrated model, its numbers)."""
     from robo_rl import files
     from robo_rl.cli import wm
-    from robo_rl.cli.command import Stop
     from robo_rl.log import Progress, RunLog
+    from robo_rl.provenance import Stop
     from world_models import model as worlds
 
     saved = folder / "fit.safetensors"

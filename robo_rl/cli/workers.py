@@ -27,8 +27,8 @@ class Workers:
 def run(args: Workers) -> int:
     """Write down how many there should be; the run looks several times a second."""
     from robo_rl import files
-    from robo_rl.cli import feeds
-    from robo_rl.cli.train import run_config
+    from robo_rl.experiment import feeds
+    from robo_rl.experiment.train import run_config
     folder = Path(args.run)
     if not (folder / "run.json").exists():
         raise UserError(f"{folder} is no run folder; give one that robo_rl train made")

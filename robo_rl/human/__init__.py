@@ -3,7 +3,3 @@
 `intervene` puts a person between policy and env; `operators` and `devices` are that person; `detect` says which robot
 fails; `protocols` shares failed robots among few people; `lessons` turns recorded corrections into what is learned.
 """
-
-from robo_rl.human.intervene import CORRECTION, PAUSE, PHASES, POLICY, RECOVERY, Intervene
-
-__all__ = ["CORRECTION", "PAUSE", "PHASES", "POLICY", "RECOVERY", "Intervene"]

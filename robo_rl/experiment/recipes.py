@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from robo_rl.cli.envs import ROBOTS
-from robo_rl.cli.train import OFF_POLICY, RL_OPTIONS, Train
 from robo_rl.errors import UserError, choose
+from robo_rl.experiment.envs import ROBOTS
+from robo_rl.experiment.train import OFF_POLICY, RL_OPTIONS, Train
 from robo_rl.options import DppoOptions, NftOptions, PiRlOptions, PolicyOptions, PpoOptions
 
 PRESETS = ("quick", "full", "paper")

@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from robo_rl.cli import feeds
-from robo_rl.cli.train import RL_OPTIONS, Train, make_env
 from robo_rl.data.episode import Episode
 from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
+from robo_rl.experiment import feeds
+from robo_rl.experiment.train import RL_OPTIONS, Train, make_env
 from robo_rl.files import private_folder
 from robo_rl.recording import Recorder
 from robo_rl.rollout import Collector, Rollout
@@ -163,11 +163,11 @@ class DreamFeed:
 
     def _refit(self) -> None:
         """Learn on from the present weights on everything recorded; the lanes go on in the new model."""
-        from robo_rl.cli.wm import calibrated, read, world_spec
         from world_models import recorded
         from world_models.calibrate import TOLERANCE
         from world_models.fit import FitOptions, Fitter
         from world_models.latent import Latent, LatentOptions
+        from world_models.learning import calibrated, read, world_spec
 
         self.writer.flush()
         data, first = read([str(self.folder / "data")]), self.collector is None

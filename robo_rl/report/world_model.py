@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from robo_rl.cli.charts import Series, chart, whisker
-from robo_rl.cli.report import esc
+from robo_rl.report.charts import Series, chart, whisker
+from robo_rl.report.page import esc
 
 SHOWN = 6  # windows in a video
 SIZE = 160  # pixels of a drawn panel

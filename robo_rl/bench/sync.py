@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from robo_rl.cli.bench_rows import (
+from robo_rl.bench.rows import (
     BARE,
     CPU,
     LEAST,
@@ -37,7 +37,7 @@ from robo_rl.runtime import deltas
 from robo_rl.runtime.weights import WeightReader, WeightWriter
 
 if TYPE_CHECKING:
-    from robo_rl.cli.bench import Bench
+    from robo_rl.bench.options import Bench
 
 LARGE, LARGE_QUICK = 100, 8  # tensors of a million bf16 weights
 CHANGED = 0.01  # share of weights that one update changes

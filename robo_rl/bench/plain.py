@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robo_rl.cli.bench_rows import lacking, versioned
+from robo_rl.bench.rows import lacking, versioned
 from robo_rl.policies.nets import mlp, time_features
 from robo_rl.policies.policy import ChainPolicy
 

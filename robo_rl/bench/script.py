@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robo_rl.cli.bench_plain import PlainChain
-from robo_rl.cli.bench_rows import lacking, versioned
-from robo_rl.cli.train import Train
+from robo_rl.bench.plain import PlainChain
+from robo_rl.bench.rows import lacking, versioned
+from robo_rl.experiment.train import Train
 from robo_rl.policies.nets import mlp
 
 

@@ -6,8 +6,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from robo_rl.cli.train import OFF_POLICY, Train, make_env
 from robo_rl.errors import UserError
+from robo_rl.experiment.train import OFF_POLICY, Train, make_env
 
 
 def cores() -> int:

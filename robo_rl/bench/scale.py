@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from robo_rl.cli import bench_broker
-from robo_rl.cli.bench_async import learner_for, steps_per_second
-from robo_rl.cli.bench_rows import Row, at_most
-from robo_rl.cli.feeds import cores
-from robo_rl.cli.presets import preset
-from robo_rl.cli.train import make_env
+from robo_rl.bench import broker as bench_broker
+from robo_rl.bench.asynchronous import learner_for, steps_per_second
+from robo_rl.bench.rows import Row, at_most
+from robo_rl.experiment.feeds import cores
+from robo_rl.experiment.recipes import preset
+from robo_rl.experiment.train import make_env
 from robo_rl.rollout import Collector, new_columns
 from robo_rl.runtime.virtual import constant, lognormal, simulate
 
 if TYPE_CHECKING:
-    from robo_rl.cli.bench import Bench
-    from robo_rl.cli.bench_rows import Report
+    from robo_rl.bench.options import Bench
+    from robo_rl.bench.rows import Report
 
 ENV_STEP, CHUNK, EPISODE = 0.020, 8, 25  # s per control step of one sim, steps per decision, decisions per episode
 SIGMA = 0.3  # spread of the time a fragment takes

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from robo_rl.algos.credit import descend, make_adam
 from robo_rl.algos.onpolicy import Rules, surrogate
-from robo_rl.cli.bench_plain import (
+from robo_rl.bench.plain import (
     OnnxForm,
     PlainChain,
     PlainChunk,
@@ -33,7 +33,7 @@ from robo_rl.cli.bench_plain import (
     product_update,
     update_flops,
 )
-from robo_rl.cli.bench_rows import (
+from robo_rl.bench.rows import (
     BARE,
     CPU,
     PHYSICAL,
@@ -50,7 +50,7 @@ from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.numpy_actor import NumpyActor
 
 if TYPE_CHECKING:
-    from robo_rl.cli.bench import Bench
+    from robo_rl.bench.options import Bench
 
 ENVS, MINIBATCHES = 256, (512, 1024, 4096)
 CHAIN = PolicyOptions(horizon=4, execute=4, denoise_steps=4, hidden=256, layers=3)

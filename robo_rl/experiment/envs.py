@@ -27,7 +27,7 @@ def make(name: str, task: str = "", num_envs: int = 1, *, judge: str = "", **opt
     if judge:
         raise UserError(f"--judge is for a world model (--sim wm:PATH), got --sim {name}")
     if name.split(":")[0] in ROBOTS:
-        from robo_rl.cli.robots import make_robot
+        from robo_rl.experiment.arm import make_robot
         return make_robot(name, task, num_envs, **options)
     import sims
     return sims.make(name, task, num_envs, **options)

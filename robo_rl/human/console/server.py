@@ -18,9 +18,9 @@ import time
 import urllib.parse
 from pathlib import Path
 
-from robo_rl.cli.console_access import BYTES, DEPTH, Access, Listener, Rate, cookie, room
 from robo_rl.errors import UserError, in_range
 from robo_rl.files import parse_json
+from robo_rl.human.console.access import BYTES, DEPTH, Access, Listener, Rate, cookie, room
 
 HANDSHAKE = 5.0  # s from a connection to the end of its request
 WRONG = 0.3  # s that a wrong token waits for its answer

@@ -16,8 +16,8 @@ import mujoco
 import numpy as np
 from mujoco.batch import Batch
 
-from robo_rl.cli.bench_peers import Pool, arm_maker, envpool_pool, gymnasium_pools
-from robo_rl.cli.bench_rows import (
+from robo_rl.bench.peers import Pool, arm_maker, envpool_pool, gymnasium_pools
+from robo_rl.bench.rows import (
     BARE,
     LEAST,
     Bar,
@@ -32,7 +32,7 @@ from robo_rl.cli.bench_rows import (
 from robo_rl.errors import UserError
 
 if TYPE_CHECKING:
-    from robo_rl.cli.bench import Bench
+    from robo_rl.bench.options import Bench
 
 WALKERS = ("HalfCheetah-v5", "Hopper-v5")
 COUNTS = (1, 4, 16, 64, 256, 1024)  # N

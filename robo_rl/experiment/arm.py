@@ -14,8 +14,8 @@ from controllers.model import arm_model
 from controllers.pace import joints_at, law_at, limits_at
 from controllers.robot import Robot, load_robot
 from controllers.transport import Weather
-from robo_rl.cli.envs import twin
 from robo_rl.errors import UserError, choose, in_range
+from robo_rl.experiment.envs import twin
 
 CONTROLLERS = ("cartesian", "joint")
 SCENES = ("pick_cube", "none")
@@ -151,7 +151,7 @@ def arm_env(name: str, task: Task, num_envs: int, speed: float, controller: str,
     bodies = [lockstep(made, task, speed, name, controller=controller) for _ in range(num_envs)]
     if task.views:
         from controllers.transport import Loop
-        from robo_rl.cli.cameras import Eyes
+        from robo_rl.experiment.cameras import Eyes
         for body in bodies:
             body.eyes = lambda bus: Eyes(Loop(bus, "cameras"), name, task.views, task.image_size)
     return ArmEnv(TASKS[name], bodies, max_steps, lambda: [body.close() for body in bodies], task.views, task.image_size)
@@ -191,7 +191,7 @@ def make_robot(sim: str, task: str, num_envs: int, *, obs: str = "state", reward
         return arm_env(task, made, num_envs, speed, said["controller"], max_steps=max_steps)
     if num_envs != 1:
         raise UserError(f"--sim dds is one arm: --envs 1, got {num_envs}")
-    from robo_rl.cli.wire import connect
+    from robo_rl.experiment.wire import connect
     wire = connect("robo_rl_env", domain, namespace=said["namespace"])
     try:
         env, body = live_env(task, made, wire, speed, said["controller"], max_steps=max_steps, leave=wire.close)

@@ -22,11 +22,11 @@ from controllers.bridge import Inline
 from controllers.loop import undisturbed
 from controllers.schedule import Chunk, Schedule
 from controllers.transport import JointState, Transport
-from robo_rl.cli.bench_rows import BARE, LEAST, NONE, PHYSICAL, Report, at_most, columns, make_row
+from robo_rl.bench.rows import BARE, LEAST, NONE, PHYSICAL, Report, at_most, columns, make_row
 from robo_rl.errors import MissingDependency
 
 if TYPE_CHECKING:
-    from robo_rl.cli.bench import Bench
+    from robo_rl.bench.options import Bench
 
 DOMAIN = 99
 SPEAK = """
@@ -34,7 +34,7 @@ import os, sys, time
 from contextlib import suppress
 from controllers.loop import real_time, undisturbed
 from controllers.transport import JointState
-from robo_rl.cli.wire import connect
+from robo_rl.experiment.wire import connect
 parent = os.getppid()
 wire = connect("bench_speaker", {domain})
 out = wire.publisher("joint_states", JointState)
@@ -58,7 +58,7 @@ def measure(args: "Bench", report: Report) -> None:
 
 def one_way(args: "Bench", report: Report) -> None:
     """Latency of JointState at 1 kHz between two processes on loopback."""
-    from robo_rl.cli.wire import connect
+    from robo_rl.experiment.wire import connect
     seconds = max(args.slice / 2, 0.5)
     wire = connect("bench_listener", DOMAIN)
     child = None
@@ -152,8 +152,8 @@ class Answering(Inline):
 def chunk_to_command(args: "Bench", report: Report) -> None:
     """What the bridge does between an answer of the policy and its first command on the wire."""
     from controllers.robot import load_robot
-    from robo_rl.cli.robots import TRAINED, expected, lockstep, placed
-    from robo_rl.cli.wire import connect
+    from robo_rl.experiment.arm import TRAINED, expected, lockstep, placed
+    from robo_rl.experiment.wire import connect
     robot, rng = load_robot("sim"), np.random.default_rng(0)
     task = expected(SimpleNamespace(sim="mujoco", task="pick_cube", control=""),
                     SimpleNamespace(state=36, views=(), image_size=0))

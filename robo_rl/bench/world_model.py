@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from robo_rl.cli.bench_rows import BARE, LEAST, Report, at_least, columns, make_row, versioned
+from robo_rl.bench.rows import BARE, LEAST, Report, at_least, columns, make_row, versioned
 from robo_rl.errors import UserError
 
 if TYPE_CHECKING:
-    from robo_rl.cli.bench import Bench
+    from robo_rl.bench.options import Bench
 
 CHUNK = 8
 PRODUCTS = "the networks' matrix products"

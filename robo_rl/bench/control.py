@@ -22,7 +22,7 @@ from controllers.law import Law, LawOptions, joint_impedance, operational_space
 from controllers.loop import Timing, real_time, undisturbed
 from controllers.model import ArmModel, arm_model
 from controllers.robot import load_robot
-from robo_rl.cli.bench_rows import (
+from robo_rl.bench.rows import (
     BARE,
     CPU,
     LEAST,
@@ -36,7 +36,7 @@ from robo_rl.cli.bench_rows import (
 )
 
 if TYPE_CHECKING:
-    from robo_rl.cli.bench import Bench
+    from robo_rl.bench.options import Bench
 
 TICKS = 200  # of one call; the target moves within them
 PRODUCTS, STEP = "J dq and J^T F", "mj_step"

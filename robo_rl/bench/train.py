@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robo_rl.cli.bench_plain import product_chain
-from robo_rl.cli.bench_rows import (
+from robo_rl.bench.plain import product_chain
+from robo_rl.bench.rows import (
     BARE,
     Bar,
     Report,
@@ -32,15 +32,15 @@ from robo_rl.cli.bench_rows import (
     make_row,
     versioned,
 )
-from robo_rl.cli.bench_script import scripts
-from robo_rl.cli.presets import preset
-from robo_rl.cli.train import Train, make_env, obs_spec
+from robo_rl.bench.script import scripts
+from robo_rl.experiment.recipes import preset
+from robo_rl.experiment.train import Train, make_env, obs_spec
 from robo_rl.policies import make_policy
 from robo_rl.policies.nets import mlp
 from robo_rl.rollout import Collector
 
 if TYPE_CHECKING:
-    from robo_rl.cli.bench import Bench
+    from robo_rl.bench.options import Bench
 
 ROUNDS = 5
 BOUND = "physics alone and the bare update"
@@ -283,7 +283,7 @@ def update_work(steps: tuple[Callable[[], None], ...], units: float,
 
 def _sim(t: Train, quick: bool) -> Callable[[float], float]:
     """Seconds per env step of physics alone, over about some seconds."""
-    from robo_rl.cli.bench_sim import Stretch
+    from robo_rl.bench.sim import Stretch
     env = make_env(t, t.envs)
     stretch = Stretch(env, t.threads, env.walker.frame_skip, quick)
     stretch.check()

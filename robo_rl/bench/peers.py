@@ -8,7 +8,7 @@ from collections.abc import Callable
 import gymnasium
 import numpy as np
 
-from robo_rl.cli.bench_rows import Report, lacking, versioned
+from robo_rl.bench.rows import Report, lacking, versioned
 from robo_rl.noise import mix
 
 MOST = 64  # processes or envs that Gymnasium is asked to hold

@@ -26,11 +26,11 @@ import numpy as np
 import psutil
 import torch
 
-from robo_rl.cli.bench_peers import Subprocesses
-from robo_rl.cli.bench_rows import BARE, LEAST, PHYSICAL, at_least, columns, in_turns, make_row, versioned
-from robo_rl.cli.feeds import cores, make_feed, shares
-from robo_rl.cli.presets import preset
-from robo_rl.cli.train import Train, make_env, obs_spec, probe_env
+from robo_rl.bench.peers import Subprocesses
+from robo_rl.bench.rows import BARE, LEAST, PHYSICAL, at_least, columns, in_turns, make_row, versioned
+from robo_rl.experiment.feeds import cores, make_feed, shares
+from robo_rl.experiment.recipes import preset
+from robo_rl.experiment.train import Train, make_env, obs_spec, probe_env
 from robo_rl.noise import mix
 from robo_rl.policies import make_policy
 from robo_rl.rollout import Collector
@@ -40,8 +40,8 @@ from robo_rl.runtime.slots import Slots
 from robo_rl.runtime.worker import Worker
 
 if TYPE_CHECKING:
-    from robo_rl.cli.bench import Bench
-    from robo_rl.cli.bench_rows import Report
+    from robo_rl.bench.options import Bench
+    from robo_rl.bench.rows import Report
 
 ARMS, PACE, SIGMA = 16, 0.004, 1.0  # robots that wait, median seconds per control step, spread over episodes
 
@@ -175,8 +175,8 @@ def computing(args: "Bench", report: "Report") -> None:
 def bare_parts(t: Train, quick: bool) -> "dict[str, Callable[[], float]]":
     """Ways to measure seconds per env step: of physics alone on all cores, of bare updates and of our
     learner's on one."""
-    from robo_rl.cli.bench_sim import Stretch
-    from robo_rl.cli.bench_train import MANY, bare_update, update_work
+    from robo_rl.bench.sim import Stretch
+    from robo_rl.bench.train import MANY, bare_update, update_work
     from sims.mujoco.model import SUBSTEPS
     env = make_env(t, t.envs)
     learner = learner_for(t, env)

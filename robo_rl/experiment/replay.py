@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from robo_rl.cli.train import Run, Train, make_env
 from robo_rl.errors import UserError
+from robo_rl.experiment.train import Run, Train, make_env
 
 ROUND = 4  # decisions of every env between updates
 
@@ -150,7 +150,7 @@ class OffPolicyRun(Run):
 
     def reinforce(self, resume: Path | None) -> int:
         from robo_rl import checkpoint
-        from robo_rl.cli import feeds
+        from robo_rl.experiment import feeds
         from robo_rl.replay import Mixture
 
         args, o = self.args, self.args.rl
@@ -175,7 +175,7 @@ class OffPolicyRun(Run):
         sources = {"demonstrations": (self.demos, rest * o.demo_share), "online": (self.online, rest * (1 - o.demo_share))}
         self.real, self.synthetic = Mixture(sources), None
         if o.synthetic:
-            from robo_rl.cli.synthetic import Synthetic
+            from robo_rl.experiment.synthetic import Synthetic
             self.synthetic = Synthetic(o, args.policy.execute, self.policy.spec.action, args.seed, self.progress.say)
             sources = sources | {"synthetic": (self.synthetic, o.synthetic)}
             if state.get("synthetic"):
@@ -192,7 +192,7 @@ class OffPolicyRun(Run):
 
     def act(self, state: dict):
         """The actor, here or in a process of its own; where the run repeats it goes on where the checkpoint's was."""
-        from robo_rl.cli import feeds
+        from robo_rl.experiment import feeds
         from robo_rl.gather import Gatherer
         from robo_rl.runtime.actor import ActorJob, Beside, Here
 

@@ -248,17 +248,17 @@ def isaac() -> list[Row]:
 
 
 PROBES = (
-    Probe("robo_rl.cli.probes:python", ("Python",), needed=True),
-    Probe("robo_rl.cli.probes:torch", ("torch", "CUDA"), "pip install 'torch>=2.7'", needed=True),
-    Probe("robo_rl.cli.probes:mujoco", ("MuJoCo",), "pip install 'mujoco>=4'", needed=True),
-    Probe("robo_rl.cli.probes:gl", ("off-screen GL",), GL_REMEDY),
-    Probe("robo_rl.cli.probes:maniskill", ("Vulkan", "ManiSkill"), "pip install -U 'robo_rl[maniskill]'"),
-    Probe("robo_rl.cli.probes:envpool", ("envpool",), "pip install -U 'robo_rl[envpool]'"),
-    Probe("robo_rl.cli.probes:isaac", ("Isaac",)),
-    Probe("robo_rl.cli.probes:files", ("video", "data sets"), "pip install -U av pyarrow", needed=True),
-    Probe("robo_rl.cli.probes:loggers", ("TensorBoard", "wandb"), "pip install tensorboard"),
-    Probe("robo_rl.cli.probes:browser", ("Chromium",), "apt-get install -y chromium"),
-    Probe("robo_rl.cli.probes:machine", ("cores", "memory", "shared memory", "disk"), "pip install psutil"),
+    Probe("robo_rl.probes:python", ("Python",), needed=True),
+    Probe("robo_rl.probes:torch", ("torch", "CUDA"), "pip install 'torch>=2.7'", needed=True),
+    Probe("robo_rl.probes:mujoco", ("MuJoCo",), "pip install 'mujoco>=4'", needed=True),
+    Probe("robo_rl.probes:gl", ("off-screen GL",), GL_REMEDY),
+    Probe("robo_rl.probes:maniskill", ("Vulkan", "ManiSkill"), "pip install -U 'robo_rl[maniskill]'"),
+    Probe("robo_rl.probes:envpool", ("envpool",), "pip install -U 'robo_rl[envpool]'"),
+    Probe("robo_rl.probes:isaac", ("Isaac",)),
+    Probe("robo_rl.probes:files", ("video", "data sets"), "pip install -U av pyarrow", needed=True),
+    Probe("robo_rl.probes:loggers", ("TensorBoard", "wandb"), "pip install tensorboard"),
+    Probe("robo_rl.probes:browser", ("Chromium",), "apt-get install -y chromium"),
+    Probe("robo_rl.probes:machine", ("cores", "memory", "shared memory", "disk"), "pip install psutil"),
 )
 
 

@@ -1,0 +1,1 @@
+"""What a run is: its configuration, its folder, the loops that train, evaluation."""

@@ -1,0 +1,143 @@
+"""`robo_rl cameras`: the simulated arm's cameras, in a process of their own so that the arm's loop does not wait for them.
+
+They know nothing but the wire: joints, gripper and bodies come from the topics, pictures are drawn as sims/mujoco draws
+them and published as sensor_msgs/CompressedImage on <view>/image_raw/compressed.
+"""
+
+import io
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from robo_rl.errors import UserError, choose, in_range
+
+FORMATS = ("png", "jpeg")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cameras:
+    """Draw and publish what the simulated arm's cameras see."""
+
+    scene: str = "pick_cube"
+    views: tuple[str, ...] = ("front", "wrist")
+    size: int = 64
+    """Pixels of each side."""
+    rate: float = 50.0
+    """Pictures per second and view."""
+    format: str = "png"
+    """png keeps every pixel, jpeg is smaller above 128 pixels."""
+    seconds: float = float("inf")
+    robot: str = "sim"
+    """Whose topic names."""
+    namespace: str = ""
+    """Prefix of all topics."""
+    domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
+    """ROS domain; -1: ROS_DOMAIN_ID, else 0."""
+    interface: str = ""
+    """Network interface; "": loopback."""
+    parent: int = 0
+    """Process that these cameras belong to: they end with it. 0: none."""
+
+    def __post_init__(self) -> None:
+        in_range("--size", self.size, 16, 1024)
+        in_range("--rate", self.rate, 0, 1000, open_low=True)
+        in_range("--seconds", self.seconds, 0, float("inf"), open_low=True)
+        in_range("--domain", self.domain, -1, 232)
+        choose("--format", self.format, FORMATS)
+
+
+class Eyes:
+    """Pictures of a scene as the topics of the arm tell it. `look` draws, `publish` sends."""
+
+    def __init__(self, transport, scene: str, views: tuple[str, ...], size: int, *, form: str = "png", robot: str = "sim"):
+        from mujoco.batch import Batch
+
+        from controllers.bridge import camera_topic
+        from controllers.node import GRIPPER_STATE
+        from controllers.robot import load_robot
+        from controllers.transport import CompressedImage, JointState, PoseStamped
+        from sims.mujoco.env import build_model
+        from sims.mujoco.render import Renderer
+        from sims.mujoco.tasks import TASKS
+
+        known = load_robot(robot)
+        if known.name != "sim":
+            raise UserError(f"the cameras draw the simulated arm, not {known.name}: --robot sim")
+        task = TASKS[choose("scene", scene, TASKS)]
+        self.transport, self.views, self.form = transport, views, form
+        self.model = build_model(task)
+        self.batch = Batch(self.model, 1, 1, persistent=False)
+        self.batch.reset(stage=0)
+        self.qpos = self.batch.bind("qpos")
+        self.renderer = Renderer(self.batch, self.model, views, size, size, threads=1)
+        self.joints = transport.subscription(known.topics["joint_states"], JointState)
+        self.gripper = transport.subscription(GRIPPER_STATE, JointState)
+        self.bodies = {n: transport.subscription(f"objects/{n}", PoseStamped) for n in task.objects}
+        self.senders = {v: transport.publisher(camera_topic(v), CompressedImage) for v in views}
+        self.at = {n: int(self.model.joint(n).qposadr[0]) for n in (*known.joints, "left_finger", "right_finger", *task.objects)}
+        self.names = known.joints
+
+    def look(self) -> "tuple[float, dict[str, np.ndarray]] | None":
+        """(stamp of the joints, uint8 [h, w, 3] per view); None until everything was heard of."""
+        from controllers.arm import FINGER_TRAVEL
+        from controllers.robot import by_name
+        joints, gripper = self.joints.latest(), self.gripper.latest()
+        bodies = {n: b.latest() for n, b in self.bodies.items()}
+        if joints is None or gripper is None or None in bodies.values():
+            return None
+        q = by_name(self.names, joints.message.names, joints.message.position)
+        for name, x in zip(self.names, q, strict=True):
+            self.qpos[0, self.at[name]] = x
+        for finger in ("left_finger", "right_finger"):
+            self.qpos[0, self.at[finger]] = FINGER_TRAVEL * gripper.message.position[0]
+        for name, got in bodies.items():
+            k = self.at[name]
+            self.qpos[0, k:k + 7] = (*got.message.pos, *got.message.quat)
+        return joints.message.stamp, {v: x[0] for v, x in self.renderer.render().items()}
+
+    def publish(self) -> bool:
+        """Draw and send one picture of each view -> whether there was anything to see."""
+        from PIL import Image
+
+        from controllers.transport import CompressedImage
+        if (seen := self.look()) is None:
+            return False
+        for view, pixels in seen[1].items():
+            file = io.BytesIO()
+            Image.fromarray(pixels).save(file, self.form, **({"quality": 95} if self.form == "jpeg" else {"compress_level": 1}))
+            self.senders[view].publish(CompressedImage(seen[0], view, self.form, file.getvalue()))
+        return True
+
+    def close(self) -> None:
+        self.renderer.close()
+
+
+def run(args: Cameras) -> int:
+    """Until --seconds, Ctrl-C or the end of the arm."""
+    from controllers.loop import real_time
+    from robo_rl.experiment.wire import connect
+    wire = connect("sim_cameras", args.domain, args.interface, args.namespace)
+    stop: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda n, _: stop.append(n))
+    try:
+        eyes = Eyes(wire, args.scene, args.views, args.size, form=args.format, robot=args.robot)
+        count = [0]
+
+        def tick() -> None:
+            count[0] += eyes.publish()
+
+        def going() -> bool:
+            return not stop and (not args.parent or os.getppid() == args.parent)
+        print(f"{', '.join(args.views)} at {args.size} x {args.size} pixels, {args.rate:g} times a second", flush=True)
+        timing = real_time(tick, 1 / args.rate, args.seconds, going=going, clock=time.monotonic)
+        print(f"{count[0]} pictures of each view · {timing.text()}")
+        eyes.close()
+    finally:
+        wire.close()
+    return 0

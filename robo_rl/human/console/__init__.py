@@ -1,0 +1,1 @@
+"""The web page from which operators watch robots, take over and teach."""
