@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from robo_rl.bench import options as bench
 from robo_rl.bench import rows as bench_rows
+from robo_rl.bench import run as bench_run
 from robo_rl.bench import sim as bench_sim
 from robo_rl.bench.options import Bench
 from robo_rl.bench.plain import (
@@ -25,6 +25,7 @@ from robo_rl.bench.plain import (
     update_flops,
 )
 from robo_rl.bench.policy import CHAINS
+from robo_rl.cli import bench
 from robo_rl.errors import UserError
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -411,3 +412,33 @@ def test_without_json_every_row_names_its_limit_and_why_it_has_no_peer(capfd):
 def test_out_of_range_seconds_are_refused():
     with pytest.raises(UserError, match="--seconds"):
         Bench(what="sim", seconds=0)
+
+
+def test_a_bench_is_a_function_and_its_document_is_saved_whole(tmp_path):
+    said = []
+    options = Bench(what="sync", **TINY | {"json": False}, peers=False)
+    doc = bench_run.run_bench(options, said.append)
+    path = bench_run.save(doc, tmp_path / "results")
+    kept = json.loads(path.read_text())
+    assert path.name == "bench-sync.json" and [*path.parent.iterdir()] == [path]
+    assert kept["command"] == "robo_rl bench sync --seconds 0.05 --envs 4 --quick --no-peers"
+    assert {"commit", "date", "machine", "options", "skipped"} <= {*kept} and kept["seed"] == 0
+    assert [r["what"] for r in kept["rows"]] == [r["what"] for r in doc["rows"]] and len(said) == len(doc["rows"]) + 2
+    for r in kept["rows"]:
+        assert {"what", "value", "unit", "n", "quartiles", "clock"} <= {*r} and r["peer"] is None
+        assert r["quartiles"][0] <= r["value"] <= r["quartiles"][1] and 0 < r["limit"]["ratio"] < math.inf
+
+
+def test_save_writes_below_the_current_folder_and_only_when_asked(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    document(capfd, what="train", task="Ant-v5")
+    assert not [*tmp_path.iterdir()]
+    document(capfd, what="train", task="Ant-v5", save=True)
+    kept = json.loads((tmp_path / "results" / "bench-train.json").read_text())
+    assert kept["bench"] == "train" and not kept["rows"] and kept["skipped"]
+
+
+def test_the_command_of_a_bench_gives_its_options_again():
+    from robo_rl.cli import parse_options
+    options = Bench(what="wm", task="reach", envs=7, peers=False, save=True, seconds=2.5)
+    assert parse_options(Bench, "bench", bench_run.command_of(options).split()[2:]) == options

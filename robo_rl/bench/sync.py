@@ -43,6 +43,8 @@ LARGE, LARGE_QUICK = 100, 8  # tensors of a million bf16 weights
 CHANGED = 0.01  # share of weights that one update changes
 LINK = 100e6  # B/s
 LINE = 64  # bytes that a processor moves at least
+WARM_COPY, POINTERS = "a copy into a warm buffer", "a word written for each tensor"
+Calls = dict[str, Callable[[], object]]
 
 
 def measure(args: "Bench", report: Report) -> None:
@@ -171,59 +173,11 @@ def host(args: "Bench", report: Report, folder: Path, new: dict[str, Tensor]) ->
     reader, module = WeightReader.open(folder / "large", verify="never"), Bag(new)
     if args.peers:
         safetensors.torch.save_file(new, file)
-    source, warm = np.full((2, size(new)), 1, np.uint8)
-    aside, shared = ({n: t.clone() for n, t in new.items()} for _ in range(2))
-    warm_copy, table = "a copy into a warm buffer", np.zeros((2, len(new)), np.uint64)
-    pointers = "a word written for each tensor"
-    fetches: dict[str, Callable[[], object]] = {
-        warm_copy: lambda: np.copyto(warm, source),
-        "ours": reader.fetch,
-    }
-    swaps: dict[str, Callable[[], object]] = {
-        "ours": lambda: reader.swap(module),
-        pointers: lambda: np.copyto(*table),
-    }
-    if args.peers:
-        for t in shared.values():
-            t.share_memory_()
-        fetches |= {
-            f"copy_ from share_memory_, {versioned('torch')}": lambda: [
-                t.copy_(shared[n]) for n, t in aside.items()
-            ],
-            f"safetensors file, {versioned('safetensors')}": lambda: [
-                aside[n].copy_(t) for n, t in safetensors.torch.load_file(file).items()
-            ],
-        }
-        swaps |= {
-            f"setting .data, {versioned('torch')}": lambda: point(module, new),
-            f"load_state_dict(assign=True), {versioned('torch')}": lambda: module.load_state_dict(
-                new, assign=True
-            ),
-        }
-    times: dict[str, dict[str, list[float]]] = {
-        "fetch": {n: [] for n in fetches},
-        "swap": {n: [] for n in swaps},
-    }
-    publishes, faults, end = [], 0, time.perf_counter() + args.slice
-    while len(publishes) < LEAST + 2 or time.perf_counter() < end:
-        publishes.append(timed(lambda: writer.publish(writer.version + 1, new)))
-        for kind, calls in (("fetch", fetches), ("swap", swaps)):
-            for name, call in calls.items():
-                before = page_faults()
-                times[kind][name].append(timed(call))
-                faults += (
-                    page_faults() - before if (kind, name) == ("fetch", "ours") and len(publishes) > 2 else 0
-                )
-                if kind == "swap" and name == "ours":
-                    assert all(
-                        torch.equal(p, t) for p, t in zip(module.parameters(), new.values(), strict=True)
-                    )
-    fetched, swapped = ({n: np.array(t[2:]) for n, t in times[k].items()} for k in ("fetch", "swap"))
+    calls = {"fetch": fetch_calls(args, reader, new, file), "swap": swap_calls(args, reader, module, new)}
+    publishes, times, faults = publish_in_turns(args, writer, calls, module, new)
+    fetched, swapped = times["fetch"], times["swap"]
     mb, full = f"{size(new) / 1e6:.0f} MB", not args.quick
-    publish, none = (
-        np.median(np.array(publishes[2:]) / fetched[warm_copy]),
-        "" if args.peers else "--no-peers",
-    )
+    publish, none = np.median(publishes / fetched[WARM_COPY]), "" if args.peers else "--no-peers"
 
     def bars(ours: float, of_limit: float, over_peer: float) -> list[Bar]:
         return [at_least("of limit", of_limit, 1 / 1.2)] * full + [at_most("page faults", faults, 0)]
@@ -233,8 +187,8 @@ def host(args: "Bench", report: Report, folder: Path, new: dict[str, Tensor]) ->
             f"{mb}: fetch into standby",
             "ms",
             fetched,
-            {warm_copy: PHYSICAL},
-            list(fetches)[2:],
+            {WARM_COPY: PHYSICAL},
+            list(fetched)[2:],
             bars=bars,
             clock=CPU,
             note=f"publish, hash included, takes {publish:.2f} x the copy",
@@ -251,8 +205,8 @@ def host(args: "Bench", report: Report, folder: Path, new: dict[str, Tensor]) ->
             f"{mb}: pause of the swap",
             "ms",
             swapped,
-            {pointers: PHYSICAL},
-            list(swaps)[2:],
+            {POINTERS: PHYSICAL},
+            list(swapped)[2:],
             bars=pause_bars,
             clock=CPU,
             no_peer=none,
@@ -260,6 +214,61 @@ def host(args: "Bench", report: Report, folder: Path, new: dict[str, Tensor]) ->
         )
     )
     writer.close()
+
+
+def fetch_calls(args: "Bench", reader: WeightReader, new: dict[str, Tensor], file: Path) -> Calls:
+    """Bringing the bytes of all weights into this process: ours, a plain copy, and the peers'."""
+    source, warm = np.full((2, size(new)), 1, np.uint8)
+    aside, shared = ({n: t.clone() for n, t in new.items()} for _ in range(2))
+    calls: Calls = {WARM_COPY: lambda: np.copyto(warm, source), "ours": reader.fetch}
+    if args.peers:
+        for t in shared.values():
+            t.share_memory_()
+        calls |= {
+            f"copy_ from share_memory_, {versioned('torch')}": lambda: [
+                t.copy_(shared[n]) for n, t in aside.items()
+            ],
+            f"safetensors file, {versioned('safetensors')}": lambda: [
+                aside[n].copy_(t) for n, t in safetensors.torch.load_file(file).items()
+            ],
+        }
+    return calls
+
+
+def swap_calls(args: "Bench", reader: WeightReader, module: nn.Module, new: dict[str, Tensor]) -> Calls:
+    """Giving a module the weights that lie ready: ours, a word for each tensor, and the peers'."""
+    table = np.zeros((2, len(new)), np.uint64)
+    calls: Calls = {"ours": lambda: reader.swap(module), POINTERS: lambda: np.copyto(*table)}
+    if args.peers:
+        calls |= {
+            f"setting .data, {versioned('torch')}": lambda: point(module, new),
+            f"load_state_dict(assign=True), {versioned('torch')}": lambda: module.load_state_dict(
+                new, assign=True
+            ),
+        }
+    return calls
+
+
+def publish_in_turns(args: "Bench", writer: WeightWriter, calls: dict[str, Calls], module: nn.Module,
+                     new: dict[str, Tensor]) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]], int]:
+    """Publish, then every call once, again and again -> (seconds of a publish [repeats], {kind: {name: seconds
+    [repeats]}}, page faults of our fetches); the first two repeats warm up and do not count."""
+    times: dict[str, dict[str, list[float]]] = {kind: {n: [] for n in named} for kind, named in calls.items()}
+    publishes, faults, end = [], 0, time.perf_counter() + args.slice
+    while len(publishes) < LEAST + 2 or time.perf_counter() < end:
+        publishes.append(timed(lambda: writer.publish(writer.version + 1, new)))
+        for kind, named in calls.items():
+            for name, call in named.items():
+                before = page_faults()
+                times[kind][name].append(timed(call))
+                faults += (
+                    page_faults() - before if (kind, name) == ("fetch", "ours") and len(publishes) > 2 else 0
+                )
+                if kind == "swap" and name == "ours":
+                    assert all(
+                        torch.equal(p, t) for p, t in zip(module.parameters(), new.values(), strict=True)
+                    )
+    return np.array(publishes[2:]), {k: {n: np.array(t[2:]) for n, t in v.items()} for k, v in times.items()}, faults
 
 
 class Bag(nn.Module):
