@@ -9,12 +9,14 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from robo_rl.cli.report import Report, run
 from robo_rl.errors import UserError
 from robo_rl.files import write_json
 from robo_rl.log import RunLog
 from robo_rl.report.charts import Series, chart, stacked, thin, ticks
 from robo_rl.report.data import difference, load, load_evaluation, whole_mp4
-from robo_rl.report.page import Report, page, per_episode, run
+from robo_rl.report.page import page
+from robo_rl.report.training import per_episode
 from robo_rl.stats import paired_difference, unpaired_difference, wilson
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

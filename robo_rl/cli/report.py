@@ -1,3 +1,40 @@
-"""`robo_rl report`."""
+"""`robo_rl report RUN`: one self-contained HTML page about a run, to read offline, mail or archive."""
 
-from robo_rl.report.page import Report, run  # noqa: F401 (what `robo_rl.cli.main` calls)
+import json
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write one self-contained HTML page about a run: success, training health, throughput, videos."""
+
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(help="run folder")]
+    json: bool = False
+    """print one JSON document with the page's path and the summary numbers, and nothing else"""
+    out: str = ""
+    """where to write the page; empty: RUN/report.html"""
+
+
+def run(args: Report) -> int:
+    """Write the page; returns the exit status."""
+    from robo_rl.log import open_run
+    from robo_rl.report.data import difference, load
+    from robo_rl.report.page import summary, write_page
+    from robo_rl.report.text import change, pct, points
+    record = load(open_run(args.run))
+    path = write_page(record, args.out)
+    if args.json:
+        print(json.dumps(summary(record, path), indent=1, ensure_ascii=False, allow_nan=False))
+        return 0
+    if record.start and record.end:
+        d = difference(record.start, record.end)
+        print(f"success {pct(record.start.rate.value)} → {pct(record.end.rate.value)}: {d.verdict}, "
+              f"{points(d.change.value)} points (95 % {change(d.change)})")
+    for note in [*(f.text for f in record.findings), *record.notes]:
+        print(f"note: {note}", file=sys.stderr)
+    print(f"open {path}")
+    return 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from robo_rl.report.charts import Series, chart, whisker
-from robo_rl.report.page import esc
+from robo_rl.report.text import esc
 
 SHOWN = 6  # windows in a video
 SIZE = 160  # pixels of a drawn panel

@@ -1,0 +1,48 @@
+"""How a page says numbers: durations, rates, differences, intervals; and text that is safe in HTML."""
+
+import json
+import math
+from html import escape
+
+from robo_rl.stats import Interval
+
+
+def duration(seconds: float) -> str:
+    """48 s, 9 min 13 s, 2 h 05 min."""
+    if not math.isfinite(seconds):
+        return "–"
+    s = round(seconds)
+    return (f"{s // 3600} h {s // 60 % 60:02d} min" if s >= 3600 else f"{s // 60} min {s % 60:02d} s" if s >= 60
+            else f"{s} s" if s >= 10 else f"{seconds:.1f} s")
+
+
+def pct(v: float) -> str:
+    return f"{100 * v:.1f} %" if math.isfinite(v) else "–"
+
+
+def points(v: float) -> str:
+    """A difference in percentage points, signed."""
+    return f"{100 * v:+.1f}".replace("-", "−") if math.isfinite(v) else "–"
+
+
+def interval(i: Interval) -> str:
+    return f"{100 * i.low:.1f} … {100 * i.high:.1f} %"
+
+
+def change(i: Interval) -> str:
+    return f"{points(i.low)} … {points(i.high)}"
+
+
+def esc(x: object) -> str:
+    return escape(str(x))
+
+
+def flat(d: dict, prefix: str = "") -> list[tuple[str, str]]:
+    """Nested dict as (dotted key, text) pairs."""
+    out = []
+    for k, v in d.items():
+        if isinstance(v, dict) and v:
+            out += flat(v, f"{prefix}{k}.")
+        else:
+            out.append((f"{prefix}{k}", v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)))
+    return out
