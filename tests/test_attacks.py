@@ -539,7 +539,7 @@ def test_nothing_runs_or_unpickles_what_a_file_or_a_socket_says(sources):
         assert name not in ("json.load", "json.loads") or where == "robo_rl/files.py", f"{where}: use files.parse_json"
 
 
-LISTENERS = {"robo_rl/cli/serve.py", SERVER, "robo_rl/human/console/server.py"}
+LISTENERS = {"robo_rl/experiment/policy_server.py", SERVER, "robo_rl/human/console/server.py"}
 
 
 def test_every_listener_is_attacked_here_or_beside_the_console(sources):

@@ -19,9 +19,9 @@ from controllers.pace import limits_at
 from controllers.remote import Incoming, Remote, address, pack
 from controllers.robot import load_robot
 from controllers.transport import Flag, Numbers, PoseStamped, Text, Weather
-from robo_rl.cli.sim_arm import SimArm, build
 from robo_rl.errors import UserError
 from robo_rl.experiment.arm import lockstep, make_arm_env, placed, scene
+from robo_rl.experiment.sim_arm import SimArmOptions, make_sim_arm
 from robo_rl.policies import ObsSpec
 from sims.check import check_env
 from sims.mujoco.env import axes_of, state_names_of
@@ -227,9 +227,9 @@ def test_joints_stay_below_their_speed_whatever_is_commanded():
 
 def test_stiff_joints_are_the_simulated_arms_alone():
     with pytest.raises(UserError, match="--controller joint is for the simulator's own arm"):
-        build(SimArm(lockstep=True, seconds=1, robot="fr3", controller="joint", scene="none"))
+        make_sim_arm(SimArmOptions(lockstep=True, seconds=1, robot="fr3", controller="joint", scene="none"))
     with pytest.raises(UserError, match="unknown controller 'carthesian'"):
-        build(SimArm(lockstep=True, seconds=1, controller="carthesian"))
+        make_sim_arm(SimArmOptions(lockstep=True, seconds=1, controller="carthesian"))
 
 
 def test_a_policy_that_stops_answering_holds_the_arm_by_the_bridge():
@@ -325,11 +325,11 @@ def test_the_scene_has_the_cube_and_the_tool_where_the_simulator_has_them():
 ])
 def test_wrong_options_of_sim_arm_are_one_clear_line(kw, says):
     with pytest.raises(UserError, match=says):
-        SimArm(**kw)
+        SimArmOptions(**kw)
 
 
 def test_sim_arm_under_disturbances_holds_its_place():
-    arm, node = build(SimArm(lockstep=True, seconds=1, payload=1.0, joint_friction=0.5, torque_delay=2, message_drop=0.5,
+    arm, node = make_sim_arm(SimArmOptions(lockstep=True, seconds=1, payload=1.0, joint_friction=0.5, torque_delay=2, message_drop=0.5,
                              message_delay=0.05))
     before = arm.pose()[0]
     for _ in range(1500):
@@ -386,7 +386,7 @@ def test_kill_9_of_the_bridge_in_motion_leaves_the_arm_braking_and_holding(tmp_p
         wire = connect("arm", domain)
     except UserError as e:
         pytest.skip(f"no loopback for DDS here: {e}")
-    arm, node = build(SimArm(armed=True), wire)
+    arm, node = make_sim_arm(SimArmOptions(armed=True), wire)
     code = f"""
 import time
 from controllers.loop import undisturbed

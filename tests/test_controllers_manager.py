@@ -13,10 +13,10 @@ from controllers.robot import load_robot
 from controllers.services import PARAMETER_SERVICES, filled, parameter, value_of
 from controllers.transport import Clock, Loop, WrenchStamped
 from controllers.wrench import Observer
-from robo_rl.cli.deploy import put
-from robo_rl.cli.sim_arm import SimArm, build
 from robo_rl.errors import UserError
 from robo_rl.experiment.arm import BOX, STEP, expected, placed
+from robo_rl.experiment.deploy import reset_scene
+from robo_rl.experiment.sim_arm import SimArmOptions, make_sim_arm
 from robo_rl.policies import ObsSpec
 from sims.arm import ArmEnv
 from sims.mujoco.tasks import TASKS
@@ -33,7 +33,7 @@ class There:
     """The simulated arm and a client, on one wire in lockstep: time passes in `run` alone."""
 
     def __init__(self, **kw):
-        self.arm, self.node = build(SimArm(lockstep=True, seconds=1e9, **kw))
+        self.arm, self.node = make_sim_arm(SimArmOptions(lockstep=True, seconds=1e9, **kw))
         self.client = Loop(self.node.transport.bus, "client")
         self.run(0.05)
 
@@ -221,12 +221,12 @@ def test_a_start_is_the_simulators_and_a_placement_survives_its_row():
 
 def test_a_deployment_puts_the_scene_to_its_start_but_never_under_a_commander():
     there = There()
-    put(there.client, 7)
+    reset_scene(there.client, 7)
     assert np.allclose(there.arm.data.qpos[there.arm._qpos], placed(load_robot("sim"), "pick_cube", 7)[0])
     there.run(0.05)
     there.order("arm")
     with pytest.raises(UserError, match="--start 8: the arm is ARMED: disarm it"):
-        put(there.client, 8)
+        reset_scene(there.client, 8)
 
 
 def test_an_arm_that_is_placed_in_motion_stands_there_at_once():

@@ -15,12 +15,12 @@ from commands import Command, robo_rl
 from controllers.bridge import camera_topic, picture
 from controllers.remote import Remote, read_token
 from robo_rl.checkpoint import name, save_checkpoint
-from robo_rl.cli.deploy import Deploy
-from robo_rl.cli.serve import Serve
-from robo_rl.cli.sim_arm import SimArm
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
-from robo_rl.experiment.cameras import Cameras
+from robo_rl.experiment.cameras import CameraOptions
+from robo_rl.experiment.deploy import DeployOptions
+from robo_rl.experiment.policy_server import ServeOptions
+from robo_rl.experiment.sim_arm import SimArmOptions
 from robo_rl.experiment.train import Train
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -137,11 +137,11 @@ def test_a_policy_of_pictures_sees_them_over_the_wire_and_is_filmed(tmp_path):
 def test_the_arms_cameras_see_what_the_simulators_see():
     import sims
     from controllers.transport import CompressedImage, Loop
-    from robo_rl.cli.sim_arm import build
-    from robo_rl.experiment.cameras import Eyes
-    _, node = build(SimArm(lockstep=True, seconds=1, start=7))
+    from robo_rl.experiment.cameras import SceneCameras
+    from robo_rl.experiment.sim_arm import make_sim_arm
+    _, node = make_sim_arm(SimArmOptions(lockstep=True, seconds=1, start=7))
     wire = Loop(node.transport.bus, "client")
-    eyes = Eyes(wire, "pick_cube", ("front", "wrist"), 64)
+    eyes = SceneCameras(wire, "pick_cube", ("front", "wrist"), 64)
     box = wire.subscription(camera_topic("wrist"), CompressedImage)
     assert not eyes.publish()
     for _ in range(11):
@@ -150,10 +150,10 @@ def test_the_arms_cameras_see_what_the_simulators_see():
     node.tick()
     env = sims.make("mujoco", "pick_cube", obs="rgb", image_size=64)
     direct = env.reset(options={"starts": np.array([7])})[0]
-    for view, pixels in eyes.look()[1].items():
+    for view, pixels in eyes.render()[1].items():
         off = np.abs(pixels.astype(int) - direct[f"image/{view}"][0]).mean()
         assert off < 1.5, f"{view} differs by {off:.2f} of 255"
-    assert np.array_equal(picture(box.latest().message), eyes.look()[1]["wrist"])
+    assert np.array_equal(picture(box.latest().message), eyes.render()[1]["wrist"])
     eyes.close()
     env.close()
 
@@ -188,7 +188,7 @@ def test_a_picture_of_another_size_is_cut_to_its_middle():
     ({"task": "Hopper-v5"}, [], "the run's task Hopper-v5 is no arm's"),
     ({"sim": "gym:Pendulum-v1", "task": ""}, [], "the run was trained in gym:Pendulum-v1"),
     ({"state": 12}, [], "the run's policy sees 12 numbers, its task has 36"),
-    ({"language": True, "task": "pick_by_name"}, [], "hears an instruction: say it with --instruction"),
+    ({"language": True, "task": "pick_by_name"}, [], "takes an instruction: give it with --instruction"),
     ({}, ["--video", "a.avi"], "--video writes an mp4"),
 ])
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path, make, argv, says):
@@ -249,11 +249,11 @@ def test_two_terminals(run, tmp_path):
 
 
 @pytest.mark.parametrize(("make", "says"), [
-    (lambda: Serve(run="x", port=70000), "--port"), (lambda: Serve(run="x", seed=-1), "--seed"),
-    (lambda: Serve(run="x", clients=0), "--clients"), (lambda: Serve(run="x", idle=float("nan")), "--idle"),
-    (lambda: Cameras(size=4), "--size"), (lambda: Cameras(format="gif"), "unknown --format 'gif'"),
-    (lambda: SimArm(cameras=("front",), scene="none"), "--cameras need a scene"),
-    (lambda: Deploy(run="x", domain=300), "--domain"), (lambda: Deploy(run="x", start=-2), "--start"),
+    (lambda: ServeOptions(run="x", port=70000), "--port"), (lambda: ServeOptions(run="x", seed=-1), "--seed"),
+    (lambda: ServeOptions(run="x", clients=0), "--clients"), (lambda: ServeOptions(run="x", idle=float("nan")), "--idle"),
+    (lambda: CameraOptions(size=4), "--size"), (lambda: CameraOptions(format="gif"), "unknown --format 'gif'"),
+    (lambda: SimArmOptions(cameras=("front",), scene="none"), "--cameras need a scene"),
+    (lambda: DeployOptions(run="x", domain=300), "--domain"), (lambda: DeployOptions(run="x", start=-2), "--start"),
 ])
 def test_wrong_numbers_are_one_line(make, says):
     with pytest.raises(UserError, match=says):

@@ -8,55 +8,56 @@ import sys
 import time
 from pathlib import Path
 
-from robo_rl.cli.doctor import PROBES, Doctor, Probe, Row, examine, run
+from robo_rl.cli.doctor import DoctorOptions, run
+from robo_rl.probes import PROBES, Probe, ProbeResult, examine
 
 # ---- probes that misbehave; the doctor runs them in processes of their own
 
 
-def good() -> list[Row]:
+def good() -> list[ProbeResult]:
     print("noise on standard output")
     os.write(1, b"and from C\n")
-    return [Row("good", "ok", "1.0")]
+    return [ProbeResult("good", "ok", "1.0")]
 
 
-def absent() -> list[Row]:
-    return [Row("absent", "missing", "not installed", "pip install absent")]
+def absent() -> list[ProbeResult]:
+    return [ProbeResult("absent", "missing", "not installed", "pip install absent")]
 
 
-def bug() -> list[Row]:
+def bug() -> list[ProbeResult]:
     raise ImportError("libfoo.so.1: no such file")
 
 
-def segfault() -> list[Row]:
+def segfault() -> list[ProbeResult]:
     print("half a")
     ctypes.string_at(0)
     return []
 
 
-def hang() -> list[Row]:
+def hang() -> list[ProbeResult]:
     time.sleep(600)
     return []
 
 
-def leave() -> list[Row]:
+def leave() -> list[ProbeResult]:
     sys.exit(3)
 
 
-def first_waits() -> list[Row]:
+def first_waits() -> list[ProbeResult]:
     return meet("first", "second")
 
 
-def second_waits() -> list[Row]:
+def second_waits() -> list[ProbeResult]:
     return meet("second", "first")
 
 
-def meet(mine: str, other: str) -> list[Row]:
+def meet(mine: str, other: str) -> list[ProbeResult]:
     """Leave a mark and wait for the other's: neither ends unless both run at once."""
     folder = Path(os.environ["MEETING"])
     (folder / mine).touch()
     while not (folder / other).exists():
         time.sleep(0.01)
-    return [Row(mine, "ok", "met")]
+    return [ProbeResult(mine, "ok", "met")]
 
 
 def probe(name: str, needed: bool = False) -> Probe:
@@ -80,7 +81,7 @@ def test_a_probe_that_crashes_hangs_or_leaves_costs_one_row():
 
 
 def test_json_is_one_document_also_when_probes_print_and_crash(capfd):
-    code = run(Doctor(json=True), (probe("good", True), probe("segfault"), probe("absent")), deadline=10)
+    code = run(DoctorOptions(json=True), (probe("good", True), probe("segfault"), probe("absent")), deadline=10)
     out, _ = capfd.readouterr()
     document = json.loads(out)
     assert code == 0 and document["healthy"]
@@ -90,10 +91,10 @@ def test_json_is_one_document_also_when_probes_print_and_crash(capfd):
 
 
 def test_a_needed_thing_that_is_missing_makes_the_exit_code_1_and_shows_its_remedy(capsys):
-    assert run(Doctor(), (probe("good"), probe("absent", needed=True)), deadline=10) == 1
+    assert run(DoctorOptions(), (probe("good"), probe("absent", needed=True)), deadline=10) == 1
     out = capsys.readouterr().out
     assert "pip install absent" in out and "does not work here yet" in out
-    assert run(Doctor(), (probe("good", needed=True), probe("absent")), deadline=10) == 0
+    assert run(DoctorOptions(), (probe("good", needed=True), probe("absent")), deadline=10) == 0
 
 
 def test_the_real_doctor_answers_in_time_with_a_remedy_for_all_that_could_be_installed():

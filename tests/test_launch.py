@@ -12,10 +12,10 @@ from commands import Command, robo_rl
 
 from controllers.robot import load_robot
 from robo_rl.cli import COMMANDS, parse_options
-from robo_rl.cli.deploy import Deploy
-from robo_rl.cli.sim_arm import SimArm
-from robo_rl.cli.up import read_spec
 from robo_rl.errors import UserError
+from robo_rl.experiment.deploy import DeployOptions
+from robo_rl.experiment.process_graph import read_spec
+from robo_rl.experiment.sim_arm import SimArmOptions
 
 LAUNCH = Path(__file__).parent.parent / "launch"
 FILES = sorted(p.name for p in LAUNCH.glob("*.launch.py"))
@@ -78,7 +78,7 @@ def commands(actions: list[Made]) -> list[object]:
         if type(a).__name__ == "ExecuteProcess":
             program, command, *rest = a.kw["cmd"]
             assert program == "robo_rl" and command in COMMANDS
-            out.append(parse_options({"sim-arm": SimArm, "deploy": Deploy}[command], command, rest))
+            out.append(parse_options({"sim-arm": SimArmOptions, "deploy": DeployOptions}[command], command, rest))
     return out
 
 
@@ -105,7 +105,7 @@ def test_the_bridge_is_dry_unless_it_is_told_otherwise(monkeypatch):
 
 def test_the_real_arm_is_simulated_and_dry_by_default(monkeypatch):
     arm, bridge = commands(executed(monkeypatch, "real_arm.launch.py", policy="runs/a"))
-    assert isinstance(arm, SimArm) and bridge.dry_run and bridge.robot == "sim"
+    assert isinstance(arm, SimArmOptions) and bridge.dry_run and bridge.robot == "sim"
     assert len(commands(executed(monkeypatch, "real_arm.launch.py"))) == 1
 
 
@@ -162,7 +162,7 @@ def test_the_spec_names_commands_and_options_that_exist():
         parts = read_spec(path, ("run=runs/a",))
         for part in parts:
             assert part.command[0] == "robo_rl"
-            parse_options({"sim-arm": SimArm, "deploy": Deploy}[part.command[1]], part.command[1], list(part.command[2:]))
+            parse_options({"sim-arm": SimArmOptions, "deploy": DeployOptions}[part.command[1]], part.command[1], list(part.command[2:]))
         assert sum(p.ends for p in parts) == 1
 
 

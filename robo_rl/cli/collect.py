@@ -1,3 +1,22 @@
-"""`robo_rl collect`."""
+"""`robo_rl collect`: demonstrations of the scripted expert, or whatever a policy does, as a LeRobot v3 data set."""
 
-from robo_rl.experiment.collect import Collect, run  # noqa: F401 (what `robo_rl.cli.main` calls)
+from robo_rl.experiment.collect import CollectOptions, collect
+
+
+def run(options: CollectOptions) -> int:
+    """Record, repair or accept."""
+    if options.repair:
+        from robo_rl.data.repair import repair
+        result = repair(options.repair)
+        print(f"{options.repair}: kept {result.kept} episodes, dropped {result.dropped}"
+              + (f" ({result.reason})" if result.reason else "; it was sound"))
+        return 0
+    if options.accept:
+        from robo_rl.data.repair import accept
+        data = accept(options.accept, options.tolerance)
+        print(f"{options.accept}: {len(data)} episodes accepted as they are, checksums written")
+        return 0
+    got = collect(options)
+    how = f"{got.successes} of them successful" if got.tried is None else f"expert succeeded in {got.episodes} of {got.tried}"
+    print(f"{got.folder}: {got.episodes} episodes added ({how}), {got.total} in all")
+    return 0

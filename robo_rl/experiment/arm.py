@@ -15,7 +15,7 @@ from controllers.pace import joints_at, law_at, limits_at
 from controllers.robot import Robot, load_robot
 from controllers.transport import Weather
 from robo_rl.errors import UserError, choose, in_range
-from robo_rl.experiment.envs import twin
+from robo_rl.experiment.robot_names import twin
 
 CONTROLLERS = ("cartesian", "joint")
 SCENES = ("pick_cube", "none")
@@ -151,9 +151,9 @@ def arm_env(name: str, task: Task, num_envs: int, speed: float, controller: str,
     bodies = [lockstep(made, task, speed, name, controller=controller) for _ in range(num_envs)]
     if task.views:
         from controllers.transport import Loop
-        from robo_rl.experiment.cameras import Eyes
+        from robo_rl.experiment.cameras import SceneCameras
         for body in bodies:
-            body.eyes = lambda bus: Eyes(Loop(bus, "cameras"), name, task.views, task.image_size)
+            body.eyes = lambda bus: SceneCameras(Loop(bus, "cameras"), name, task.views, task.image_size)
     return ArmEnv(TASKS[name], bodies, max_steps, lambda: [body.close() for body in bodies], task.views, task.image_size)
 
 

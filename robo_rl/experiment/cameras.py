@@ -1,4 +1,4 @@
-"""`robo_rl cameras`: the simulated arm's cameras, in a process of their own so that the arm's loop does not wait for them.
+"""The simulated arm's cameras, in a process of their own so that the arm's loop does not wait for them.
 
 They know nothing but the wire: joints, gripper and bodies come from the topics, pictures are drawn as sims/mujoco draws
 them and published as sensor_msgs/CompressedImage on <view>/image_raw/compressed.
@@ -8,6 +8,7 @@ import io
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -20,28 +21,31 @@ FORMATS = ("png", "jpeg")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cameras:
+class CameraOptions:
     """Draw and publish what the simulated arm's cameras see."""
 
     scene: str = "pick_cube"
+    """Scene to draw."""
     views: tuple[str, ...] = ("front", "wrist")
+    """Cameras: front, wrist."""
     size: int = 64
-    """Pixels of each side."""
+    """Pixels of each side, 16 to 1024."""
     rate: float = 50.0
-    """Pictures per second and view."""
+    """Pictures per second and view, up to 1000."""
     format: str = "png"
     """png keeps every pixel, jpeg is smaller above 128 pixels."""
     seconds: float = float("inf")
+    """Time limit [s]; inf: until Ctrl-C."""
     robot: str = "sim"
-    """Whose topic names."""
+    """Robot whose topic names to use: preset or JSON file."""
     namespace: str = ""
     """Prefix of all topics."""
     domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
-    """ROS domain; -1: ROS_DOMAIN_ID, else 0."""
+    """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
     interface: str = ""
     """Network interface; "": loopback."""
     parent: int = 0
-    """Process that these cameras belong to: they end with it. 0: none."""
+    """Process id of the arm: the cameras end with it. 0: none."""
 
     def __post_init__(self) -> None:
         in_range("--size", self.size, 16, 1024)
@@ -51,8 +55,8 @@ class Cameras:
         choose("--format", self.format, FORMATS)
 
 
-class Eyes:
-    """Pictures of a scene as the topics of the arm tell it. `look` draws, `publish` sends."""
+class SceneCameras:
+    """Renders a scene from the poses that the arm's topics carry. `render` draws, `publish` sends."""
 
     def __init__(self, transport, scene: str, views: tuple[str, ...], size: int, *, form: str = "png", robot: str = "sim"):
         from mujoco.batch import Batch
@@ -82,8 +86,8 @@ class Eyes:
         self.at = {n: int(self.model.joint(n).qposadr[0]) for n in (*known.joints, "left_finger", "right_finger", *task.objects)}
         self.names = known.joints
 
-    def look(self) -> "tuple[float, dict[str, np.ndarray]] | None":
-        """(stamp of the joints, uint8 [h, w, 3] per view); None until everything was heard of."""
+    def render(self) -> "tuple[float, dict[str, np.ndarray]] | None":
+        """(stamp of the joints [s], uint8 [h, w, 3] per view); None until every topic has carried a message."""
         from controllers.arm import FINGER_TRAVEL
         from controllers.robot import by_name
         joints, gripper = self.joints.latest(), self.gripper.latest()
@@ -101,11 +105,11 @@ class Eyes:
         return joints.message.stamp, {v: x[0] for v, x in self.renderer.render().items()}
 
     def publish(self) -> bool:
-        """Draw and send one picture of each view -> whether there was anything to see."""
+        """Draw and send one picture of each view -> whether there was anything to draw."""
         from PIL import Image
 
         from controllers.transport import CompressedImage
-        if (seen := self.look()) is None:
+        if (seen := self.render()) is None:
             return False
         for view, pixels in seen[1].items():
             file = io.BytesIO()
@@ -117,27 +121,26 @@ class Eyes:
         self.renderer.close()
 
 
-def run(args: Cameras) -> int:
-    """Until --seconds, Ctrl-C or the end of the arm."""
+def publish_cameras(options: CameraOptions, on_start: Callable[[], None] = lambda: None) -> tuple[int, str]:
+    """Publish pictures until --seconds, Ctrl-C or the end of the arm -> (pictures per view, the loop's timing in words)."""
     from controllers.loop import real_time
     from robo_rl.experiment.wire import connect
-    wire = connect("sim_cameras", args.domain, args.interface, args.namespace)
+    wire = connect("sim_cameras", options.domain, options.interface, options.namespace)
     stop: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _: stop.append(n))
     try:
-        eyes = Eyes(wire, args.scene, args.views, args.size, form=args.format, robot=args.robot)
+        cameras = SceneCameras(wire, options.scene, options.views, options.size, form=options.format, robot=options.robot)
         count = [0]
 
         def tick() -> None:
-            count[0] += eyes.publish()
+            count[0] += cameras.publish()
 
         def going() -> bool:
-            return not stop and (not args.parent or os.getppid() == args.parent)
-        print(f"{', '.join(args.views)} at {args.size} x {args.size} pixels, {args.rate:g} times a second", flush=True)
-        timing = real_time(tick, 1 / args.rate, args.seconds, going=going, clock=time.monotonic)
-        print(f"{count[0]} pictures of each view · {timing.text()}")
-        eyes.close()
+            return not stop and (not options.parent or os.getppid() == options.parent)
+        on_start()
+        timing = real_time(tick, 1 / options.rate, options.seconds, going=going, clock=time.monotonic)
+        cameras.close()
     finally:
         wire.close()
-    return 0
+    return count[0], timing.text()

@@ -1,5 +1,6 @@
-"""`robo_rl collect`: demonstrations of the scripted expert, or whatever a policy does, as a LeRobot v3 data set."""
+"""Record a data set: demonstrations of the scripted expert, or whatever other actors do, as LeRobot v3."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,36 +8,45 @@ from robo_rl.errors import UserError, in_range
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collect:
+class CollectOptions:
     """Record successful expert episodes, or with --policy all episodes; an existing data set is extended."""
 
     out: str = ""
     """Folder of the data set; empty: data/<sim>-<task>."""
     sim: str = "mujoco"
+    """Simulator, as in robo_rl train --sim."""
     task: str = ""
+    """Task of the simulator; "": its first."""
     episodes: int = 50
-    """Episodes to add (without --policy: successful ones)."""
+    """Episodes to add, from 1 (without --policy: successful ones)."""
     policy: str = ""
     """Who acts, all outcomes kept and the executed actions recorded, as a world model needs: expert, random, a run or
     checkpoint folder, or several of them with commas between, which share the episodes."""
     obs: str = "state"
+    """state, or rgb: the cameras' pictures too."""
     seed: int = 0
-    """First start; another seed records other episodes."""
+    """Seed of the starts, 0 to 2000; another seed records other episodes."""
     noise: float = 0.0
-    """Std of noise on executed actions while the clean ones are recorded (DART); with --policy the most an episode
+    """Standard deviation, 0 to 1, of noise on executed actions while the clean ones are recorded (DART); with --policy the most an episode
     may draw, and the noisy actions are recorded."""
     control: str = ""
+    """Action space, as in robo_rl train --control; "": the task's default."""
     randomise: str = ""
+    """Domain randomisation, as in robo_rl train --randomise; "": none."""
     image_size: int = 64
+    """Pixels of each side of a picture, 16 to 1024."""
     max_steps: int = 0
+    """Episode limit [control steps]; 0: the task's own."""
     envs: int = 32
+    """Envs that run at once, from 1."""
     threads: int = 0
+    """Threads of the simulator; 0: one per core."""
     repair: str = ""
     """Instead: keep the sound episodes of this damaged data set; originals stay beside it as *.broken."""
     accept: str = ""
     """Instead: take this data set as it is, after another program changed or wrote it, and write its checksums."""
     tolerance: float = 1e-4
-    """With --accept: seconds by which its timestamps may be off."""
+    """With --accept: largest error of its timestamps [s]."""
 
     def __post_init__(self) -> None:
         in_range("--episodes", self.episodes, 1, 10**7)
@@ -49,54 +59,51 @@ class Collect:
         in_range("--tolerance", self.tolerance, 0, 1e6)
 
 
-def run(args: Collect) -> int:
-    """Record, repair or accept."""
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What `collect` added to the data set in `folder`: episodes of `tried` (None: all were kept), successes among them;
+    total: episodes that the data set now has."""
+
+    folder: Path
+    episodes: int
+    successes: int
+    tried: int | None
+    total: int
+
+
+def collect(options: CollectOptions) -> Collected:
+    """Record episodes and append them to the data set. UserError: nothing can act, or the data set is another task's."""
     from robo_rl.experiment import envs
-    if not (args.repair or args.accept):
-        envs.check_names(args.sim, args.task, obs=args.obs, control=args.control, randomise=args.randomise)
-    from robo_rl.data.repair import accept, repair
+    envs.check_names(options.sim, options.task, obs=options.obs, control=options.control, randomise=options.randomise)
     from robo_rl.data.writer import Writer
     from robo_rl.demos import check_expert, record
     from robo_rl.log import Progress
 
-    if args.repair:
-        done = repair(args.repair)
-        print(f"{args.repair}: kept {done.kept} episodes, dropped {done.dropped}"
-              + (f" ({done.reason})" if done.reason else "; it was sound"))
-        return 0
-    if args.accept:
-        data = accept(args.accept, args.tolerance)
-        print(f"{args.accept}: {len(data)} episodes accepted as they are, checksums written")
-        return 0
-    env = envs.make(args.sim, args.task, min(args.envs, args.episodes), obs=args.obs, control=args.control,
-                    image_size=args.image_size, threads=args.threads, max_steps=args.max_steps,
-                    randomise=args.randomise)
-    actors = [(name, *actor(name, env, args.seed)) for name in args.policy.split(",")] if args.policy else []
+    env = envs.make(options.sim, options.task, min(options.envs, options.episodes), obs=options.obs, control=options.control,
+                    image_size=options.image_size, threads=options.threads, max_steps=options.max_steps,
+                    randomise=options.randomise)
+    actors = [(name, *load_actor(name, env, options.seed)) for name in options.policy.split(",")] if options.policy else []
     if not actors:
         check_expert(env)
-    if args.obs == "rgb":
+    if options.obs == "rgb":
         env.reset(seed=0)  # draws, or says why it cannot
-    folder = Path(args.out or f"data/{args.sim}-{env.spec.task}".replace(":", "-"))
+    folder = Path(options.out or f"data/{options.sim}-{env.spec.task}".replace(":", "-"))
     with Progress() as progress, Writer(folder, spec=env.spec) as writer:
         before = len(writer)
-        if before and not args.out:
+        if before and not options.out:
             raise UserError(f"{folder} exists with {before} episodes; name it with --out to extend it")
-        progress.start("demo", args.episodes, "episodes")
+        progress.start("demo", options.episodes, "episodes")
         if actors:
-            won = plays(env, args, actors, writer.add, progress.update)
-            env.close()
-            print(f"{folder}: {args.episodes} episodes added ({won} of them successful), {before + args.episodes} in all")
-            return 0
-        tried = record(env, args.episodes, args.seed, writer.add, args.noise,
-                       lambda kept, tried: progress.update(kept, kept / tried))
+            successes, tried = record_actors(env, options, actors, writer.add, progress.update), None
+        else:
+            successes, tried = options.episodes, record(env, options.episodes, options.seed, writer.add, options.noise,
+                                                        lambda kept, tried: progress.update(kept, kept / tried))
     env.close()
-    print(f"{folder}: {args.episodes} episodes added (expert succeeded in {args.episodes} of {tried}), "
-          f"{before + args.episodes} in all")
-    return 0
+    return Collected(folder, options.episodes, successes, tried, before + options.episodes)
 
 
-def actor(name: str, env, seed: int):
-    """(source label, actor) of one name in --policy."""
+def load_actor(name: str, env, seed: int):
+    """(source label of its steps, actor) of one name in --policy."""
     from robo_rl import checkpoint
     from robo_rl.experiment.evaluation import pick_checkpoint
     from robo_rl.experiment.train import obs_spec
@@ -114,14 +121,14 @@ def actor(name: str, env, seed: int):
     return "policy", policy_actor(policy, seed)
 
 
-def plays(env, args: Collect, actors: list, add, tick) -> int:
-    """Let each actor play its share of the episodes -> how many succeeded."""
+def record_actors(env, options: CollectOptions, actors: list, add: Callable, on_episode: Callable[[int], None]) -> int:
+    """Record each actor's share of the episodes -> how many succeeded; add(episode) stores one, on_episode counts them."""
     from robo_rl.recording import Recorder, play
 
-    done, won = 0, 0
+    done, successes = 0, 0
     for i, (_, source, act) in enumerate(actors):
-        share = args.episodes * (i + 1) // len(actors) - done
-        recorder = Recorder(env, add, source, args.noise, args.seed + i)
-        won += play(recorder, act, share, args.seed + 200 * i, lambda k, first=done: tick(first + k))
+        share = options.episodes * (i + 1) // len(actors) - done
+        recorder = Recorder(env, add, source, options.noise, options.seed + i)
+        successes += play(recorder, act, share, options.seed + 200 * i, lambda k, first=done: on_episode(first + k))
         done += share
-    return won
+    return successes

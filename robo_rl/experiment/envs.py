@@ -1,13 +1,7 @@
 """Every env by its name on the command line: the simulators, and learned ones as `wm:PATH`."""
 
 from robo_rl.errors import UserError
-
-ROBOTS = ("arm", "dds")  # the governed arm as an env: in lockstep in this process, or behind DDS in real time
-
-
-def twin(name: str) -> str:
-    """The simulator of a robot, where its checkpoints are judged and nothing waits; any other env is its own."""
-    return "mujoco" if name.split(":")[0] in ROBOTS else name
+from robo_rl.experiment.robot_names import ROBOTS, twin
 
 
 def check_names(name: str, task: str = "", **options) -> None:

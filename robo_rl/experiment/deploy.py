@@ -1,0 +1,307 @@
+"""Run a run's policy on an arm: over a transport in real time, or on a simulated arm in lockstep in this process."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from robo_rl.errors import UserError, choose, in_range
+from robo_rl.experiment.deploy_recorder import DeployRecorder
+
+WAIT = 5.0  # s for the arm's topics
+FILM_SIZE = 256  # pixels, of a film in one process
+BRAKE_PERIODS = 25  # control periods after the end, to brake
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployOptions:
+    """Run the policy of a run on an arm. It stops the arm when its time is over, at Ctrl-C and when anything is lost."""
+
+    run: tyro.conf.Positional[str]
+    """Run folder, or a checkpoint folder inside one."""
+    robot: str = "sim"
+    """Preset or JSON file."""
+    checkpoint: str = "best"
+    """best, last, sft, or the name of a folder below checkpoints/."""
+    command: str = ""
+    """pose: tool poses, for a Cartesian controller; joint: joint targets, for joint_impedance_controller; "": joint for
+    --robot sim, pose for others."""
+    dry_run: bool = False
+    """Compute everything, command nothing: poses go to preview/target_pose."""
+    transport: str = "dds"
+    """dds, or inprocess: a simulated arm of its own in lockstep."""
+    policy: Annotated[str, tyro.conf.arg(metavar="HOST:PORT")] = ""
+    """A policy that robo_rl serve answers elsewhere; "process": in a process of its own here; "": in this process."""
+    token: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """File with the token that robo_rl serve names; "": RUN/serve.token. ROBO_RL_TOKEN goes before it."""
+    speed: float = 0.25
+    """Speed limit of the tool [m/s], up to 1.5; below 1.0 a policy of sims/mujoco runs in slow motion."""
+    seconds: float = 10.0
+    """Time limit [s], up to 86400."""
+    reset: bool = False
+    """Reset the arm's governor if it is STOPPED: after someone looked why it stopped."""
+    start: int = -1
+    """Reset a simulated arm's scene to this start, 0 or above; -1: leave it as it is (--transport inprocess: start 0)."""
+    namespace: str = ""
+    """Prefix of all topics."""
+    domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
+    """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
+    interface: str = ""
+    """Network interface; "": loopback."""
+    model: str = ""
+    """MJCF or URDF of a robot whose preset ships none."""
+    instruction: str = ""
+    """Language instruction, for a policy that takes one; "": the task's own, where it has one."""
+    record: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = ""
+    """Append the observations and actions, one episode, to this LeRobot v3 data set."""
+    bag: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = ""
+    """Write the messages that the bridge receives and sends to a new rosbag2 (MCAP)."""
+    video: Annotated[str, tyro.conf.arg(metavar="PATH.mp4")] = ""
+    """Film it with the front camera (sim-arm --cameras front)."""
+    go_on: bool = False
+    """Go on after the task's own rule says success; the policy has never seen what follows."""
+    seed: int = 0
+    """Seed of the policy's sampling, from 0."""
+
+    def __post_init__(self) -> None:
+        choose("--command", self.command, ("", "pose", "joint"))
+        choose("transport", self.transport, ("dds", "inprocess"))
+        in_range("--speed", self.speed, 0, 1.5, open_low=True)
+        in_range("--seconds", self.seconds, 0, 86400, open_low=True)
+        in_range("--start", self.start, -1, 2**33)
+        in_range("--domain", self.domain, -1, 232)
+        in_range("--seed", self.seed, 0, 2**31)
+
+
+@dataclass(frozen=True, slots=True)
+class DeployResult:
+    """How a deployment ended. success_at: when the task was done [s], None if it was not; state, reason: of the governor."""
+
+    seconds: float
+    success_at: float | None
+    state: str
+    reason: str
+
+    @property
+    def held(self) -> bool:
+        """Whether the governor ended it."""
+        return self.state in ("HOLD", "STOPPED")
+
+
+def open_policy(options: DeployOptions, act, period: float):
+    """(policy client, the server process that it started or None); act: the policy in this process, period: of control [s]."""
+    from controllers.bridge import PATIENCE, Inline
+    from controllers.remote import Remote, read_token
+    if not options.policy:
+        return Inline(act), None
+    if options.policy != "process":
+        from robo_rl.experiment.evaluation import pick_checkpoint
+        from robo_rl.experiment.policy_server import TOKEN_FILE
+        token_file = options.token or pick_checkpoint(Path(options.run), options.checkpoint)[0] / TOKEN_FILE
+        return Remote(options.policy, read_token(token_file), PATIENCE * period), None
+    token = secrets.token_urlsafe(32)
+    server = subprocess.Popen([sys.executable, "-m", "robo_rl", "serve", options.run, "--port", "0", "--seed", str(options.seed),
+                               "--checkpoint", options.checkpoint, "--instruction", options.instruction], stdout=subprocess.PIPE,
+                              text=True, start_new_session=True, env=os.environ | {"ROBO_RL_TOKEN": token})
+    line = server.stdout.readline()
+    if " on " not in line:
+        server.wait()
+        raise UserError("the policy's process did not start; try: robo_rl serve " + options.run)
+    return Remote(line.rsplit(" on ", 1)[1].strip(), token.encode(), PATIENCE * period), server
+
+
+def deploy(options: DeployOptions, log: Callable[[str], None] = print, warn: Callable[[str], None] = print) -> DeployResult:
+    """Run the policy until it succeeds, its time is over or something is lost. log, warn: receive one line each.
+
+    UserError: the policy does not fit the robot, or the robot or the policy was lost (the arm then brakes and holds).
+    """
+    from robo_rl.experiment.evaluation import pick_checkpoint
+    pick_checkpoint(Path(options.run), options.checkpoint)  # reports a wrong name before torch is loaded
+    from controllers.model import arm_model
+    from controllers.robot import load_robot
+    from robo_rl.experiment.arm import expected
+    from robo_rl.experiment.policy_server import load_actor
+
+    robot = load_robot(options.robot)
+    act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction)
+    task = expected(config, spec)
+    joints = sum(n.endswith("_velocity") for n in task.state_names)
+    if len(robot.joints) != joints:
+        raise UserError(f"the run knows {joints} joints, robot {robot.name} has {len(robot.joints)}: "
+                        "choose the robot it was trained for")
+    model = arm_model(robot, options.model)
+    recorder = DeployRecorder(config.task or "pick_cube", task, record=options.record, bag=options.bag, video=options.video,
+                              instruction=options.instruction, go_on=options.go_on, log=log, warn=warn)
+    client, server = open_policy(options, act, task.period)
+    try:
+        run = deploy_in_process if options.transport == "inprocess" else deploy_on_wire
+        bridge, seconds = run(options, robot, task, model, client, recorder, log, warn)
+        return _report(options, bridge, recorder, seconds, log)
+    finally:
+        client.close()
+        if server:
+            server.terminate()
+            server.wait()
+        recorder.close()
+
+
+def deploy_in_process(options: DeployOptions, robot, task, model, client, recorder: DeployRecorder, log, warn):
+    """(bridge, simulated seconds) of a simulated arm in this process, in lockstep on simulated time."""
+    from controllers.transport import Loop
+    from robo_rl.experiment.arm import lockstep, placed
+    from robo_rl.experiment.cameras import SceneCameras
+    body = lockstep(robot, task, options.speed, dry_run=options.dry_run, wired=recorder.wrap_transport)
+    views = tuple(dict.fromkeys((*task.views, *(("front",) if options.video else ()))))
+    if views:
+        size = task.image_size or FILM_SIZE
+        body.eyes = lambda bus: SceneCameras(Loop(bus, "cameras"), "pick_cube", views, size)
+    body.begin(*placed(robot, "pick_cube", max(options.start, 0)))
+    recorder.watch(body.bridge, body.wire)
+    while body.arm.t < options.seconds and not body.bridge.lost and body.bridge.governor.state in ("ARMED", "ACTIVE"):
+        body.look()
+        body.tick(client)
+        if recorder.after_tick(body.arm.t):
+            break
+    return body.bridge, body.arm.t
+
+
+def deploy_on_wire(options: DeployOptions, robot, task, model, client, recorder: DeployRecorder, log, warn):
+    """(bridge, seconds) of an arm over DDS, in real time."""
+    from controllers.bridge import Bridge
+    from controllers.node import SAFETY_COMMAND, SAFETY_STATE
+    from controllers.pace import limits_at
+    from controllers.transport import Text
+    from robo_rl.experiment.arm import BOX, STEP
+    from robo_rl.experiment.wire import connect
+
+    wire = recorder.wrap_transport(connect("robo_rl_bridge", options.domain, options.interface, options.namespace))
+    stop: list[int] = []
+    before = {s: signal.signal(s, lambda number, _: stop.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        limits = limits_at(options.speed, STEP, frame=robot.base_frame, **(BOX if robot.name == "sim" else {}))
+        command = options.command or ("joint" if robot.name == "sim" else "pose")
+        bridge = Bridge(robot, task, wire, model, limits, dry_run=options.dry_run, joints=command == "joint")
+        recorder.watch(bridge, wire)
+        safety = SafetyClient(wire, wire.subscription(SAFETY_STATE, Text, "latched", depth=8),
+                              wire.publisher(SAFETY_COMMAND, Text, "command"), stop)
+        safety.wait_until(lambda: not bridge.senses.missing(), WAIT)
+        if not bridge.senses.missing():
+            safety.wait_until(lambda: safety.state.latest() is not None, 1.0)
+        governed = safety.state.latest() is not None  # a CRISP robot has no governor of its own: ours is the only one
+        if governed and not options.dry_run:
+            safety.arm(options.reset, options.start)
+        bridge.begin(wire.now())
+        for complaint in wire.complaints():
+            warn(complaint)
+        if not governed:
+            warn("this arm has no governor of its own: kill -9 of the bridge leaves it at the last target")
+        mode = "dry run: nothing is commanded" if options.dry_run else "commanding"
+        pace = f", {bridge.slow} periods an action: slow motion for {options.speed:g} m/s" if bridge.slow > 1 else ""
+        log(f"{options.run} on {robot.name} at {1 / task.period:.0f} Hz{pace}, {mode}")
+        seconds, timing = _real_time(options, task.period, bridge, wire, client, recorder, stop)
+        if governed and not options.dry_run:
+            safety.commands.publish(Text("disarm"))
+            time.sleep(0.1)
+        warn(timing)
+        return bridge, seconds
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        wire.close()
+
+
+def _real_time(options: DeployOptions, period: float, bridge, wire, client, recorder: DeployRecorder,
+               stop: list[int]) -> tuple[float, str]:
+    """Tick the bridge at its period, then brake -> (seconds since the first tick, the loop's timing in words)."""
+    from controllers.loop import real_time, undisturbed
+    braking, done, began = [], [], []
+
+    def going() -> bool:
+        if stop or bridge.lost or done or bridge.governor.state not in ("ARMED", "ACTIVE"):
+            braking.append(1)
+        return len(braking) < BRAKE_PERIODS
+
+    def tick() -> None:
+        if braking and bridge.governor.state in ("ARMED", "ACTIVE"):
+            bridge.governor.disarm(wire.now())
+        if not began:
+            began.append(wire.now())
+        if braking:
+            bridge.measure(wire.now())
+            bridge.publish(wire.now())
+        else:
+            bridge.tick(client, wire.now())
+        if recorder.after_tick(wire.now() - began[0]):
+            done.append(1)
+    with undisturbed():
+        timing = real_time(tick, period, options.seconds, going=going)
+    return wire.now() - began[0] if began else 0.0, timing.text()
+
+
+class SafetyClient:
+    """Orders to the arm's own governor. state: subscription of what it says; commands: publisher of orders; stop: not empty
+    once the user asked for the end."""
+
+    def __init__(self, wire, state, commands, stop: list[int]):
+        self.wire, self.state, self.commands, self.stop = wire, state, commands, stop
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Whether the condition becomes true within `seconds`, or before the user asks for the end."""
+        end = time.monotonic() + seconds
+        while not (done := condition()) and time.monotonic() < end and not self.stop:
+            time.sleep(0.01)
+        return done
+
+    def says(self, *states: str) -> bool:
+        """Whether the governor's last state is one of these."""
+        return self.state.latest().message.data.startswith(states)
+
+    def order(self, word: str, becomes: str) -> None:
+        """Send an order until the governor is in the state that it leads to. UserError: it is not."""
+        from controllers.transport import Text
+        for _ in range(10):
+            self.commands.publish(Text(word))
+            if self.wait_until(lambda: self.says(becomes), 0.2):
+                return
+        raise UserError(f"the arm does not {word}: it says {self.state.latest().message.data!r}. "
+                        "STOPPED needs --reset, after a look at why")
+
+    def arm(self, reset: bool, start: int) -> None:
+        """Arm the governor; reset: first out of STOPPED; start: reset a simulated arm's scene to it, -1: leave it."""
+        if reset and self.says("STOPPED"):
+            self.order("reset", "DISARMED")
+        if start >= 0:
+            reset_scene(self.wire, start)
+        if not self.says("ARMED", "ACTIVE"):
+            self.order("arm", "ARMED")
+
+
+def reset_scene(wire, start: int) -> None:
+    """Reset the scene of a simulated arm to a start. UserError: it is no simulated arm, or it is commanded."""
+    from controllers.services import parameter
+    [result] = wire.call("sim_arm/set_parameters", "rcl_interfaces/srv/SetParameters", {
+        "parameters": [{"name": "start", "value": parameter(start)}]}, WAIT)["results"]
+    if not result["successful"]:
+        raise UserError(f"--start {start}: {result['reason']}")
+    time.sleep(0.1)  # the arm's new state is on its way
+
+
+def _report(options: DeployOptions, bridge, recorder: DeployRecorder, seconds: float, log) -> DeployResult:
+    log(bridge.report())
+    for name, pose in recorder.poses.items():
+        log(f"{name} is {pose.pos[2]:.3f} m high")
+    known = recorder.rule.objects and len(recorder.rule.objects) == len(recorder.poses)
+    if known and not options.dry_run:
+        log(f"{recorder.name}: success after {recorder.success_at:.1f} s" if recorder.success_at is not None else
+            f"{recorder.name}: no success in {seconds:.1f} s")
+    if bridge.lost:
+        raise UserError(f"{bridge.lost}; the arm was braked and holds")
+    return DeployResult(seconds, recorder.success_at, bridge.governor.state, bridge.governor.reason)

@@ -1,0 +1,116 @@
+"""What a deployment leaves behind: an episode of a data set, a rosbag2, a film; and whether the task was done."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from robo_rl.errors import UserError
+
+
+class DeployRecorder:
+    """Records one deployment of task `name` and judges success from the objects' poses, where a topic carries them.
+
+    task: what the policy expects of the robot (`controllers.bridge.Task`). record, bag, video: data set folder, bag folder and
+    .mp4 to write, "" for none. log, warn: receive one line per file written, or not.
+    """
+
+    def __init__(self, name: str, task, *, record: str = "", bag: str = "", video: str = "", instruction: str = "",
+                 go_on: bool = False, log: Callable[[str], None] = print, warn: Callable[[str], None] = print):
+        from sims.mujoco.tasks import TASKS
+        self.name, self.expects, self.rule = name, task, TASKS[name]
+        self.record, self.bag_path, self.video, self.instruction, self.go_on = record, bag, video, instruction, go_on
+        self.log, self.warn = log, warn
+        self.rows: list[tuple] = []
+        self.last: tuple | None = None  # state and pictures in which the task was done
+        self.frames: list = []
+        self.success_at: float | None = None
+        self.bag = self.writer = self.bridge = self.front = None
+        self.poses: dict = {}  # of the scene's objects; a policy of pictures does not observe them
+        if video and Path(video).suffix != ".mp4":
+            raise UserError(f"--video writes an mp4, got {video}")
+        if record:
+            from robo_rl.data.writer import Writer
+            self.writer = Writer(record, spec=self.control_spec())
+        if bag:
+            from controllers.bag import Bag
+            self.bag = Bag(bag)
+
+    def control_spec(self):
+        """The ControlSpec of the recorded numbers."""
+        from robo_rl.types import ControlSpec
+        from sims.mujoco.env import axes_of
+        t = self.expects
+        return ControlSpec("arm", self.name, axes_of("ee_delta"), t.period, self.rule.max_steps, t.state_names, t.views)
+
+    def wrap_transport(self, wire):
+        """The transport, with its messages written to the bag where one was asked for."""
+        if self.bag is None:
+            return wire
+        from controllers.bag import Taped
+        self.bag.began = time.time() - wire.now()
+        return Taped(wire, self.bag)
+
+    def watch(self, bridge, wire) -> None:
+        """Record this bridge from now on."""
+        from controllers.bridge import camera_topic
+        from controllers.transport import CompressedImage, PoseStamped
+        self.bridge, have = bridge, bridge.senses.bodies
+        self.bodies = {n: have[n] if n in have else wire.subscription(f"objects/{n}", PoseStamped) for n in self.rule.objects}
+        if self.writer is not None:
+            bridge.tell = lambda *row: self.rows.append(row)
+        self.front = wire.subscription(camera_topic("front"), CompressedImage) if self.video else None
+
+    def after_tick(self, now: float) -> bool:
+        """Record the period that ends at `now` [s] -> whether the task is done and the deployment ends."""
+        from controllers.bridge import picture
+        from sims.arm import succeeded
+        if self.front is not None and (got := self.front.latest()) is not None:
+            self.frames.append(picture(got.message))
+        self.poses = {n: got.message for n, box in self.bodies.items() if (got := box.latest()) is not None}
+        known = len(self.poses) == len(self.bodies) and not self.rule.uses_goal
+        if self.success_at is None and known and self.bridge.commands and succeeded(self.rule, self):
+            self.success_at = now
+            self.last = self.bridge.observation(), self.bridge.senses.pictures()
+        return self.success_at is not None and not self.go_on
+
+    def tool(self):
+        """Position of the tool [3] [m] (of `sims.arm.Body`, as the two below)."""
+        return self.bridge.model.pos
+
+    def opening(self) -> float:
+        return self.bridge.senses.opening
+
+    def object(self, name: str):
+        return self.poses[name].pos
+
+    def episode(self):
+        """The recorded rows as an Episode."""
+        import numpy as np
+
+        from robo_rl.data.episode import Episode
+        states, pictures, actions = zip(*self.rows, strict=True)
+        images = {k.removeprefix("image/"): np.stack([p[k] for p in pictures]) for k in pictures[0]}
+        over = self.last is not None and not self.go_on
+        state, final = self.last if over else (self.bridge.observation(), self.bridge.senses.pictures())
+        return Episode(np.stack(states), np.stack(actions), images, self.instruction or self.rule.instructions[0],
+                       self.success_at is not None, source="policy", terminated=self.success_at is not None, final=state,
+                       final_images={k.removeprefix("image/"): np.array(x) for k, x in final.items()})
+
+    def close(self) -> None:
+        """Write the files."""
+        if self.writer is not None:
+            with self.writer:
+                if self.rows:
+                    self.writer.add(self.episode())
+            self.log(f"recorded {len(self.rows)} frames in {self.record}")
+        if self.bag is not None:
+            self.bag.close()
+            self.log(f"bag with {sum(self.bag.counts.values())} messages on {len(self.bag.counts)} topics in {self.bag_path}")
+        if self.video and self.frames:
+            import numpy as np
+
+            from robo_rl.data.video import write_video
+            write_video(Path(self.video), np.stack(self.frames), round(1 / self.expects.period))
+            self.log(f"film of {len(self.frames)} pictures in {self.video}")
+        elif self.video:
+            self.warn("no picture came on front/image_raw/compressed; start the arm with --cameras front")

@@ -1,0 +1,141 @@
+"""A run's policy as a function of observations, and as a server of them over TCP (`controllers.serving` has the protocol)."""
+
+import ipaddress
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from robo_rl.errors import UserError, in_range
+
+TOKEN_FILE = "serve.token"  # in a run folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Serve the policy of a run, for robo_rl deploy --policy HOST:PORT. Clients prove that they know its token; nothing is
+    encrypted: between machines go through ssh -L 7447:127.0.0.1:7447 MACHINE."""
+
+    run: tyro.conf.Positional[str]
+    """Run folder, or a checkpoint folder inside one."""
+    checkpoint: str = "best"
+    """best, last, sft, or the name of a folder below checkpoints/."""
+    host: str = "127.0.0.1"
+    """Address to listen on; the default is reached from this machine alone."""
+    port: int = 7447
+    """TCP port, 0 to 65535; 0: any free one."""
+    instruction: str = ""
+    """Language instruction, for a policy that takes one; "": the task's own, where it has one."""
+    token: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """File with the token, made if it is not there (0600); "": RUN/serve.token. ROBO_RL_TOKEN goes before it."""
+    clients: int = 16
+    """Connections at once, 1 to 256; further clients are refused."""
+    idle: float = 600.0
+    """Seconds without a request, from 1, after which a connection is closed."""
+    seed: int = 0
+    """Seed of the policy's sampling, from 0."""
+
+    def __post_init__(self) -> None:
+        in_range("--port", self.port, 0, 65535)
+        in_range("--clients", self.clients, 1, 256)
+        in_range("--idle", self.idle, 1, 1e6)
+        in_range("--seed", self.seed, 0, 2**31)
+
+
+def load_actor(run: str, checkpoint: str, seed: int, instruction: str = ""):
+    """(act: observation -> rows float32[E, A], the run's config, ObsSpec) of a run: NumPy where that can run the policy, else torch.
+
+    instruction: language instruction, for a policy that takes one. UserError: the policy needs one and the task has several.
+    """
+    import numpy as np
+
+    from robo_rl import checkpoint as checkpoints
+    from robo_rl.experiment.evaluation import pick_checkpoint
+    from robo_rl.experiment.train import run_config
+    from robo_rl.policies import ObsSpec
+    from robo_rl.policies.numpy_actor import NumpyActor
+
+    where, folder = pick_checkpoint(Path(run), checkpoint)
+    meta = checkpoints.read_meta(folder)
+    spec = ObsSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in meta["policy"]["spec"].items()})
+    config = run_config(where)
+    if spec.language and not instruction:
+        instruction = default_instruction(config)
+    if meta["policy"]["options"]["kind"] == "flow" and not spec.views and not spec.language:
+        net, rng = NumpyActor.load(folder), np.random.default_rng(seed)
+        return lambda obs: net.act(obs["state"], rng=rng), config, spec
+    import torch
+
+    from robo_rl.policies import obs_tensors
+    torch.set_num_threads(1)
+    policy, _ = checkpoints.load_policy(folder)
+    generator = torch.Generator().manual_seed(seed)
+
+    def act(obs):
+        batch = {k: np.array(x)[None] for k, x in obs.items()} | {"task": np.array([instruction])}
+        return policy.act(obs_tensors(batch, policy.spec), generator, explore=False).actions[0].numpy()
+    blank = {"state": np.zeros(spec.state, np.float32)} | {
+        f"image/{v}": np.zeros((spec.image_size, spec.image_size, 3), np.uint8) for v in spec.views}
+    for _ in range(2):  # the first calls take ten times as long as all others
+        act(blank)
+    generator.manual_seed(seed)
+    return act, config, spec
+
+
+def default_instruction(config) -> str:
+    """The instruction of a run's task. UserError: the task has none or several."""
+    from sims.mujoco.tasks import TASKS
+    known = TASKS[config.task or "pick_cube"].instructions if config.sim == "mujoco" else ()
+    if len(known) != 1:
+        raise UserError("the run's policy takes an instruction: give it with --instruction"
+                        + (f", for example {known[0]!r}" if known else ""))
+    return known[0]
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """A TCP socket that listens. UserError: the address is taken or not of this machine."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as e:
+        listener.close()
+        raise UserError(f"cannot listen on {host}:{port} ({e.strerror}); choose another --host or --port") from None
+    listener.listen(128)
+    return listener
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a policy is served. address: HOST:PORT; loopback: only this machine reaches it; config: the run's."""
+
+    address: str
+    loopback: bool
+    token_file: Path
+    config: object
+
+
+def serve_policy(options: ServeOptions, on_ready: Callable[[Endpoint], None],
+                 log: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)) -> None:
+    """Answer requests for ever; on_ready is called once clients can connect, log(line) when a client leaves."""
+    from robo_rl.experiment.evaluation import pick_checkpoint
+    source, _ = pick_checkpoint(Path(options.run), options.checkpoint)  # reports a wrong name before torch is loaded
+    from controllers.remote import read_token
+    from controllers.serving import PolicyServer
+    act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction)
+    token_file = Path(options.token) if options.token else source / TOKEN_FILE
+    token = read_token(token_file, make=True)
+    with open_listener(options.host, options.port) as listener:
+        ip, port = listener.getsockname()[:2]
+        on_ready(Endpoint(f"{f'[{options.host}]' if ':' in options.host else options.host}:{port}",
+                          ipaddress.ip_address(ip).is_loopback, token_file, config))
+        server = PolicyServer(listener, act, spec, token, options.clients, options.idle, log)
+        try:
+            while True:
+                server.turn()
+        finally:
+            server.close()

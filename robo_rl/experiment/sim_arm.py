@@ -1,0 +1,177 @@
+"""The simulated arm as a node: the 1 kHz governed arm over MuJoCo with a CRISP robot's topics, in real time or in lockstep."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from robo_rl.errors import UserError, in_range
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimArmOptions:
+    """A simulated torque-controlled arm with a CRISP robot's topics, behind a safety governor of its own."""
+
+    robot: str = "sim"
+    """Preset or JSON file (robo_rl sim-arm --robot list names them)."""
+    scene: str = "pick_cube"
+    """pick_cube, or none: the robot's model alone."""
+    controller: str = ""
+    """joint: stiff joints as in sims/mujoco, for policies trained there; cartesian: an impedance at the tool; "": joint for
+    --robot sim, cartesian for others."""
+    start: int = 0
+    """Start of the scene, from 0: where the cube lies."""
+    seconds: float = math.inf
+    """Time limit [s]; inf: until Ctrl-C."""
+    lockstep: bool = False
+    """As fast as it goes, on simulated time, with /clock; on the wire only where --domain is given. Needs --seconds."""
+    speed: float = 0.25
+    """Speed limit of the tool [m/s], up to 1.5; below 1.0 a policy of sims/mujoco runs in slow motion."""
+    wrench: float = 0.0
+    """Largest force at the tool [N], 0 to 1000, estimated from torques and motion, beyond which the arm holds, and a third of
+    the number as moment [N m]. 0: nothing is estimated. (Policies that press on the table know no such limit.)"""
+    armed: bool = False
+    """Arm the governor at the start; else a client's `arm` on safety_command does."""
+    namespace: str = ""
+    """Prefix of all topics."""
+    domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
+    """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
+    interface: str = ""
+    """Network interface; "": loopback."""
+    payload: float = 0.0
+    """Mass at the tool that the law does not model [kg], 0 to 100."""
+    joint_friction: float = 0.0
+    """Dry friction in every joint that the law does not model [N m], 0 to 20."""
+    torque_delay: int = 0
+    """Delay between the law and the motors [ms], 0 to 100."""
+    push: float = 0.0
+    """Sideways force at the tool [N], -200 to 200, half a second in every two."""
+    message_delay: float = 0.0
+    """Delay of every command [s], 0 to 10."""
+    message_drop: float = 0.0
+    """Share of commands that are lost, 0 to 1."""
+    cameras: tuple[str, ...] = ()
+    """Cameras to publish from a process beside this one: front, wrist. It needs an off-screen OpenGL."""
+    image_size: int = 64
+    """Pixels of each side of their pictures, 16 to 1024."""
+    quiet: bool = False
+    """Print no status line."""
+
+    def __post_init__(self) -> None:
+        in_range("--seconds", self.seconds, 0, math.inf, open_low=True)
+        in_range("--start", self.start, 0, 2**33)
+        in_range("--speed", self.speed, 0, 1.5, open_low=True)
+        in_range("--domain", self.domain, -1, 232)
+        in_range("--push", self.push, -200, 200)
+        in_range("--wrench", self.wrench, 0, 1000)
+        in_range("--message-delay", self.message_delay, 0, 10)
+        in_range("--message-drop", self.message_drop, 0, 1)
+        in_range("--payload", self.payload, 0, 100)
+        in_range("--joint-friction", self.joint_friction, 0, 20)
+        in_range("--torque-delay", self.torque_delay, 0, 100)
+        in_range("--image-size", self.image_size, 16, 1024)
+        if self.cameras and (self.scene == "none" or self.lockstep):
+            raise UserError("--cameras need a scene and real time: leave --scene none and --lockstep out")
+        if self.lockstep and self.seconds == math.inf:
+            raise UserError("--lockstep needs --seconds: it does not wait for the clock")
+
+
+def make_sim_arm(options: SimArmOptions, transport=None):
+    """(arm, node) of the options; the transport is DDS, or an in-process one with --lockstep or where it is given."""
+    from controllers.arm import Disturbance, SimArm
+    from controllers.governor import Governor
+    from controllers.manager import Manager
+    from controllers.manager import placed as from_row
+    from controllers.node import ArmNode
+    from controllers.pace import limits_at
+    from controllers.robot import load_robot
+    from controllers.transport import Bus, Loop, Weather
+    from controllers.wrench import Observer
+    from robo_rl.experiment.arm import BOX, STEP, WIRE_NAMES, controllers_of, law, placed, scene, sprung
+    from robo_rl.experiment.wire import connect, worse
+
+    controller = options.controller or ("joint" if options.robot == "sim" else "cartesian")
+    robot = sprung(load_robot(options.robot), controller)
+    arm = SimArm(robot, law(controller, options.speed), path=scene(robot, options.scene), servo=controller == "joint",
+              disturbance=Disturbance(payload=options.payload, torque_delay=options.torque_delay,
+                                      joint_friction=options.joint_friction))
+    joints, objects = placed(robot, options.scene, options.start)
+    arm.reset(joints, objects, opening=1.0)
+    box = BOX if options.robot == "sim" else {}
+    if options.wrench:
+        arm.observer, box = Observer(arm.model), box | {"wrench": (options.wrench, options.wrench / 3)}
+    governor = Governor(limits_at(options.speed, STEP, frame=robot.base_frame, **box), robot)
+    weather = Weather(delay=options.message_delay, drop=options.message_drop)
+    if transport is None:
+        transport = Loop(Bus(lambda: arm.ticks * arm.dt), "sim_arm") if options.lockstep and options.domain < 0 else \
+            connect("sim_arm", options.domain, options.interface, options.namespace)
+    node = ArmNode(arm, worse(transport, weather), governor, clock=options.lockstep)
+
+    def place(row: tuple[float, ...]) -> None:
+        arm.reset(*from_row(row, len(robot.joints), arm.objects()), opening=1.0)
+    Manager(node, controllers_of(load_robot(options.robot), options.speed), WIRE_NAMES[controller], place,
+            lambda k: arm.reset(*placed(robot, options.scene, k), opening=1.0))
+    return arm, node
+
+
+def status_line(arm, node, timing: str = "") -> str:
+    """One line: the governor's state, the tool's position, the objects' heights."""
+    g = node.governor
+    tool = ", ".join(f"{x:.3f}" for x in arm.model.pos)
+    bodies = "".join(f" · {n} {arm.data.body(n).xpos[2]:.3f} m high" for n in arm.objects())
+    return f"{g.state}{f' ({g.reason})' if g.reason else ''} · tool {tool} m{bodies}{timing}"
+
+
+def start_cameras(options: SimArmOptions) -> "subprocess.Popen | None":
+    """The process that publishes the pictures; None without --cameras."""
+    if not options.cameras:
+        return None
+    command = [sys.executable, "-m", "robo_rl", "cameras", "--views", *options.cameras, "--size", str(options.image_size), "--scene",
+               options.scene, "--robot", options.robot, "--domain", str(options.domain), "--parent", str(os.getpid())]
+    for name in ("namespace", "interface"):
+        command += [f"--{name}", getattr(options, name)] if getattr(options, name) else []
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+
+def run_sim_arm(options: SimArmOptions, on_start: Callable[[], None] = lambda: None,
+                on_tick: "Callable[[object, object], None]" = lambda arm, node: None):
+    """Run the arm until its time is over or the user asks for the end -> (arm, node, the loop's timing in words).
+
+    on_start() is called before the first tick in real time, on_tick(arm, node) every quarter of a second of the arm's time.
+    """
+    from controllers.loop import real_time, undisturbed
+
+    arm, node = make_sim_arm(options)
+    cameras = start_cameras(options)
+    stop: list[int] = []
+    before = {s: signal.signal(s, lambda number, _: stop.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def tick() -> None:
+        if options.push and node.count % 2000 == 0:
+            arm.push([0, options.push, 0, 0, 0, 0], 0.5)
+        node.tick()
+        if options.armed and node.count == 20:
+            node.governor.arm(node.transport.now())
+        if node.count % 250 == 0:
+            on_tick(arm, node)
+    try:
+        if options.lockstep:
+            while arm.ticks * arm.dt < options.seconds - 1e-9 and not stop:
+                tick()
+            return arm, node, f"{arm.t:.1f} s simulated"
+        on_start()
+        with undisturbed():
+            return arm, node, real_time(tick, arm.dt, options.seconds, going=lambda: not stop).text()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        node.transport.close()
+        if cameras is not None:
+            cameras.terminate()
+            cameras.wait()
