@@ -8,11 +8,11 @@ import argparse
 
 import numpy as np
 
-from robo_rl.cli.wm_eval import check_fits, read_windows, unseen
 from robo_rl.data.reader import load as load_data
 from world_models import trust
 from world_models.imagine import open_loop
 from world_models.model import load
+from world_models.windows import check_dataset, read_windows, unseen
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     p.add_argument("--seed", type=int, default=0)
     args = p.parse_args()
     model, data = load(args.model), load_data(args.dataset)
-    check_fits(model.spec, data.meta, args.dataset)
+    check_dataset(model.spec, data.meta, args.dataset)
     fresh = unseen(model, data)
     w = read_windows(data, model.spec.control.views, np.flatnonzero(fresh if fresh.any() else ~fresh), args.windows, args.horizon, args.seed)
     imagined = open_loop(model, w.start, w.actions, 16 if w.images else 256, args.seed)

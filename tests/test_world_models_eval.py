@@ -1,5 +1,6 @@
 """`wm eval`: what it says of models whose faults are known."""
 
+import io
 import json
 import os
 import subprocess
@@ -12,21 +13,26 @@ import pytest
 import torch
 from toys import PointReach
 
-from robo_rl.cli import wm_eval
-from robo_rl.cli.wm_eval import WmEval, compare_models
+from robo_rl.cli.wm_eval import table
 from robo_rl.data.episode import Episode
 from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
+from robo_rl.experiment.world_model import compare_policies
 from robo_rl.files import plain
+from robo_rl.log import Progress
 from robo_rl.report import world_model as wm_page
-from world_models import imagine
+from world_models import imagine, learning
+from world_models.evaluate import compare_models, measure
 from world_models.latent import Latent, LatentOptions
 from world_models.model import Frames, Prediction, WorldSpec, save
+from world_models.model import load as load_model
+from world_models.options import FitOptions, VideoConfig, WorldEvalConfig, WorldModelConfig
+from world_models.windows import read_windows
 
 ROOT = Path(__file__).parent.parent
 
-ARGS = WmEval(model="m", dataset="d", windows=60, horizon=16, episodes=200, inverse=60, json=True)
+ARGS = WorldEvalConfig(model="m", dataset="d", windows=60, horizon=16, episodes=200, inverse=60, json=True)
 
 
 class PointModel:
@@ -103,7 +109,7 @@ def data(tmp_path_factory):
 
 
 def test_windows_pair_every_action_with_what_was_seen_after_it(data):
-    w = wm_eval.read_windows(data, (), np.arange(len(data)), 30, 8, 0)
+    w = read_windows(data, (), np.arange(len(data)), 30, 8, 0)
     before = np.concatenate([w.start["state"][:, None], w.state[:, :-1]], 1)
     moved = w.state[..., :2] - before[..., :2]
     assert np.abs(moved - 0.2 * w.actions)[w.seen].max() < 1e-5
@@ -112,42 +118,42 @@ def test_windows_pair_every_action_with_what_was_seen_after_it(data):
 
 
 def test_the_exact_model_has_no_error_obeys_and_tells_success_without_a_mistake(data):
-    doc, _ = wm_eval.measure(PointModel(), data, ARGS)
-    table = doc["open_loop"]["state"]
-    assert all(i["value"] < 1e-5 for i in table["model"].values()) and all(table["apart"].values())
+    doc, _ = measure(PointModel(), data, ARGS)
+    rows = doc["open_loop"]["state"]
+    assert all(i["value"] < 1e-5 for i in rows["model"].values()) and all(rows["apart"].values())
     assert doc["following"]["correlation"] == pytest.approx(1, abs=1e-4) and doc["following"]["gain"] == pytest.approx(1, abs=1e-4)
     assert doc["success"]["fp"] == doc["success"]["fn"] == 0 < doc["success"]["tp"]
     assert doc["reward"]["rmse"] == 0 and doc["finite"] and not doc["notes"]
 
 
 def test_a_frozen_model_is_copy_last_and_follows_nothing(data):
-    doc, _ = wm_eval.measure(PointModel(gain=0.0), data, ARGS)
-    table = doc["open_loop"]["state"]
-    assert table["model"] == table["hold_last"] and not any(table["apart"].values())
-    assert all(set(i.values()) == {0.0} for i in table["difference"].values())
+    doc, _ = measure(PointModel(gain=0.0), data, ARGS)
+    rows = doc["open_loop"]["state"]
+    assert rows["model"] == rows["hold_last"] and not any(rows["apart"].values())
+    assert all(set(i.values()) == {0.0} for i in rows["difference"].values())
     assert doc["following"]["correlation"] == pytest.approx(0, abs=1e-6)
 
 
 def test_a_lazy_model_follows_with_its_gain_and_errs_more_with_the_horizon(data):
-    doc, _ = wm_eval.measure(PointModel(gain=0.5), data, ARGS)
+    doc, _ = measure(PointModel(gain=0.5), data, ARGS)
     assert doc["following"]["gain"] == pytest.approx(0.5, abs=0.02)
     values = [i["value"] for i in doc["open_loop"]["state"]["model"].values()][:3]  # later ones are of fewer windows
     assert values == sorted(values)
 
 
 def test_an_uncertainty_that_grows_with_the_error_tells_where_the_model_errs(data):
-    doc, _ = wm_eval.measure(PointModel(drift=0.03), data, ARGS)
+    doc, _ = measure(PointModel(drift=0.03), data, ARGS)
     assert doc["uncertainty"]["auroc_worst_tenth"] > 0.9 and doc["uncertainty"]["spearman"] > 0.9
     assert doc["uncertainty"]["bound_covered"] > 0.8
 
 
 def test_a_model_that_grants_success_too_easily_is_told_by_its_false_alarms(data):
-    doc, _ = wm_eval.measure(PointModel(generous=0.5), data, ARGS)
+    doc, _ = measure(PointModel(generous=0.5), data, ARGS)
     assert doc["success"]["fp"] > 0 == doc["success"]["fn"]
 
 
 def test_numbers_that_are_not_finite_are_named(data):
-    doc, _ = wm_eval.measure(PointModel(broken=True), data, ARGS)
+    doc, _ = measure(PointModel(broken=True), data, ARGS)
     assert not doc["finite"] and "not finite" in doc["notes"][-1]
     json.dumps(plain(doc), allow_nan=False)
 
@@ -157,7 +163,7 @@ def walkers():
 
 
 def test_the_exact_model_ranks_eight_policies_as_the_simulator_does_and_raises_no_alarm():
-    doc = wm_eval.compare_policies(PointModel(), PointReach(200), walkers(), ARGS)
+    doc = compare_policies(PointModel(), PointReach(200), walkers(), ARGS)
     assert doc["ranking"]["spearman"]["value"] > 0.99 and doc["ranking"]["worst_regret"] < 0.02
     assert not doc["exploitation"]["alarm"]
     assert [p["model"] for p in doc["policies"]] == pytest.approx([p["real"] for p in doc["policies"]], abs=0.03)
@@ -165,7 +171,7 @@ def test_the_exact_model_ranks_eight_policies_as_the_simulator_does_and_raises_n
 
 
 def test_a_planted_reward_bug_rings_the_alarm():
-    doc = wm_eval.compare_policies(PointModel(generous=2.0), PointReach(200), walkers(), ARGS)
+    doc = compare_policies(PointModel(generous=2.0), PointReach(200), walkers(), ARGS)
     assert doc["exploitation"]["alarm"] and "run/0" in doc["exploitation"]["policies"]
 
 
@@ -195,13 +201,13 @@ class Learner(Walker):
 
 def test_the_alarm_fires_on_an_over_trained_policy_only_once_it_exploits_the_model():
     training = [(f"run/{i}", Learner(x)) for i, x in enumerate((0.0, 0.05, 0.4, 0.9))]
-    doc = wm_eval.compare_policies(Cheat(), PointReach(200), training, ARGS)
+    doc = compare_policies(Cheat(), PointReach(200), training, ARGS)
     assert doc["exploitation"]["policies"] == ["run/2", "run/3"]
-    assert not wm_eval.compare_policies(PointModel(), PointReach(200), training, ARGS)["exploitation"]["alarm"]
+    assert not compare_policies(PointModel(), PointReach(200), training, ARGS)["exploitation"]["alarm"]
 
 
 def test_batches_of_another_size_meet_the_same_starts():
-    a, b = (wm_eval.compare_policies(PointModel(), PointReach(n), walkers()[3:5], replace(ARGS, episodes=30)) for n in (30, 16))
+    a, b = (compare_policies(PointModel(), PointReach(n), walkers()[3:5], replace(ARGS, episodes=30)) for n in (30, 16))
     assert [p["real"] for p in a["policies"]] == [p["real"] for p in b["policies"]]
     assert [p["model"] for p in a["policies"]] == [p["model"] for p in b["policies"]]
 
@@ -212,7 +218,7 @@ def test_a_data_set_with_other_axes_or_another_rate_is_named(data):
                          ({"views": ("front",)}, "camera front")):
         model.spec = replace(PointModel().spec, control=replace(model.spec.control, **change))
         with pytest.raises(UserError, match=said):
-            wm_eval.measure(model, data, ARGS)
+            measure(model, data, ARGS)
         model = PointModel()
 
 
@@ -223,10 +229,10 @@ def test_episodes_that_the_model_learnt_from_are_left_out(data):
     held = np.zeros(len(data.state), bool)
     held[data.from_[:5]] = True
     model.frames = Frames({"state": data.state}, np.zeros(len(first), np.int64), first, held)
-    doc, _ = wm_eval.measure(model, data, ARGS)
+    doc, _ = measure(model, data, ARGS)
     assert doc["episodes"] == 5 and not doc["notes"]
     model.frames = Frames({"state": data.state}, np.zeros(len(first), np.int64), first, held & False)
-    doc, _ = wm_eval.measure(model, data, ARGS)
+    doc, _ = measure(model, data, ARGS)
     assert doc["episodes"] == len(data) and "bright side" in doc["notes"][0]
 
 
@@ -241,12 +247,12 @@ def test_play_ends_an_episode_at_its_success_and_counts_a_nan_as_lost():
 
 
 def test_the_page_holds_every_number_and_needs_no_network(data, tmp_path):
-    doc, arrays = wm_eval.measure(PointModel(drift=0.01), data, ARGS)
-    doc |= wm_eval.compare_policies(PointModel(generous=2.0), PointReach(50), walkers(), replace(ARGS, episodes=50))
+    doc, arrays = measure(PointModel(drift=0.01), data, ARGS)
+    doc |= compare_policies(PointModel(generous=2.0), PointReach(50), walkers(), replace(ARGS, episodes=50))
     html = wm_page.page(plain(doc), wm_page.side_by_side(tmp_path, arrays))
     assert "Open-loop error, state" in html and "run/7" in html and "alarm" in html and "{{" not in html
     assert "http://" not in html.replace("http://www.w3.org", "") and "https://" not in html
-    assert "Spearman" in wm_eval.table(doc) and "ALARM" in wm_eval.table(doc)
+    assert "Spearman" in table(doc) and "ALARM" in table(doc)
 
 
 def test_the_plain_script_prints_the_errors(data, tmp_path):
@@ -258,6 +264,31 @@ def test_the_plain_script_prints_the_errors(data, tmp_path):
                           timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("standing still") == 3 and "rightly denied" in done.stdout
+
+
+def test_a_notebook_learns_a_model_loads_it_and_measures_it(data, tmp_path, capsys):
+    said = io.StringIO()
+    config = WorldModelConfig(data=(str(data.meta.root),), out=str(tmp_path / "run"), horizon=8, seed=3,
+                              net=LatentOptions(members=2, hidden=8, layers=1), fit=FitOptions(updates=5, batch=16, unroll=2))
+    learned = learning.train(config, Progress(said))
+    assert (learned.folder, learned.update, learned.code) == (tmp_path / "run", 5, 0)
+    assert "5/5 updates" in said.getvalue() and capsys.readouterr() == ("", "")
+    assert learned.spec.horizon == learned.report["horizon"] > 0
+    assert learning.saved_config(learned.folder) == config
+    model = load_model(learned.folder)
+    assert model.spec == learned.spec
+    doc, _ = measure(model, data, replace(ARGS, windows=8, horizon=4, inverse=5))
+    assert doc["episodes"] == model.frames.held[model.frames.first].sum() and not doc["notes"]
+    with pytest.raises(UserError, match="already holds a run"):
+        learning.train(config)
+    again = learning.train(replace(config, out="", resume=str(learned.folder)), Progress(said))
+    assert again.report == learned.report
+
+
+def test_a_kind_with_cameras_has_options_of_its_own():
+    with pytest.raises(UserError, match="VideoConfig, not WorldModelConfig"):
+        WorldModelConfig(kind="video")
+    assert VideoConfig().kind == "video" and VideoConfig().net.chunk == 8
 
 
 # ---- two models on the same windows ------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What a model imagines: along recorded actions (open loop) and under a policy (closed loop).
 
-Axes: `B` windows, `T` control steps of a window, `N` episodes, `E` steps of a chunk, `S` state, `A` action.
+Axes: `B` windows (`world_models.windows`), `T` control steps of a window, `N` episodes, `E` steps of a chunk, `S` state, `A` action.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,48 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from robo_rl.errors import UserError
 from world_models.model import WorldModel
 
 CHUNK = 8  # control steps given to a model at once
 HEADS = ("reward", "terminal", "success", "uncertainty")
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """Recorded stretches of T steps: `start` is what was seen before action 0, row t of the rest after action t.
-
-    start {key: [B,...]} (and `before` float32[B,S], the state before it), actions float32[B,T,A], state float32[B,T,S], images {view: uint8[B,T,h,w,3]}, reward
-    float32[B,T], terminal, success bool[B,T]; `seen` bool[B,T]: the observation after the step was recorded (past the
-    last frame of an episode it is not), `made` bool[B,T]: the step was. Rows that were not made repeat the last.
-    """
-
-    start: dict[str, np.ndarray]
-    actions: np.ndarray
-    state: np.ndarray
-    images: dict[str, np.ndarray]
-    reward: np.ndarray
-    terminal: np.ndarray
-    success: np.ndarray
-    seen: np.ndarray
-    made: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.actions)
-
-
-def pick_starts(first: np.ndarray, last: np.ndarray, count: int, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """(episode int64[B], first row int64[B]) of `count` windows over the episodes with rows first[e] .. last[e].
-
-    One window in two begins with its episode; the others anywhere that leaves `steps` rows, or as many as there are.
-    """
-    rng = np.random.default_rng([seed, 23])
-    if not len(first):
-        raise UserError("no episodes to evaluate on: record some the model has not seen, with another --seed of robo_rl collect")
-    episode = rng.permutation(np.resize(rng.permutation(len(first)), count))
-    room = np.maximum(last[episode] - first[episode] - steps, 0)
-    offset = np.where(np.arange(count) % 2 == 0, 0, rng.integers(0, room + 1))
-    return episode, first[episode] + offset
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,9 @@ from torch.nn import functional as F
 from robo_rl import files
 from robo_rl.errors import UserError, in_range
 from world_models.latent import Ensemble
-from world_models.recorded import Recorded
+from world_models.learning import read
+from world_models.options import JudgeConfig
+from world_models.recorded import Recorded, check
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,3 +299,29 @@ def make(name: str) -> Judge:
     if (Path(name) / "judge.json").is_file():
         return load_classifier(name)
     raise UserError(f"--judge {name!r} is neither head, an http address, nor the folder of a classifier (robo_rl wm judge)")
+
+
+def measure_judge(config: JudgeConfig) -> dict:
+    """Train a classifier of success and save it, or take the judge `config.check`; ask it about held-out recorded steps.
+
+    Returns {judge: its folder or address, seconds, options} and what `confusion` counts. UserError: data that nothing can
+    be learnt from, a folder that holds a judge.
+    """
+    torch.set_num_threads(1)
+    if config.check == "head":
+        raise UserError("the head is part of a model: robo_rl wm eval MODEL DATASET says what it is worth")
+    data, began = read(config.data, images=True), time.monotonic()
+    check(data, " ".join(config.data))
+    where = config.check
+    if where:
+        judge = make(where)
+    else:
+        where = config.out or f"runs/judge-{data.control.task}".replace(":", "-")
+        if (Path(where) / "judge.json").exists():
+            raise UserError(f"{where} already holds a judge; choose another --out")
+        options = ClassifierOptions(updates=config.updates, false_alarms=config.false_alarms)
+        judge = Classifier(data.state.shape[1], data.action.shape[1], tuple(sorted(data.images)), options, config.seed)
+        judge.fit(data, config.seed)
+        judge.save(where)
+    found = confusion(judge, data, seed=config.seed)
+    return {"judge": where, "seconds": time.monotonic() - began, "options": asdict(config)} | found

@@ -1,11 +1,212 @@
-"""What every kind of world model is learnt with: recorded episodes, calibration, the state of an unfinished fit."""
+"""Learning a world model in a run folder: recorded episodes, the fit of each kind, calibration, what a stop leaves."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from robo_rl.errors import UserError
+from world_models.options import PICTURED, EncodedConfig, VideoConfig, WorldModelConfig
 
+if TYPE_CHECKING:
+    from robo_rl.log import Progress
+    from world_models.encoded_fit import EncodedFitter
+    from world_models.fit import Fitter
+    from world_models.model import WorldSpec
+    from world_models.recorded import Recorded
+    from world_models.video_fit import VideoFitter
+
+SAVE_EVERY = 20.0  # s between two saved states of an unfinished fit
+
+
+# ---- the run -----------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """What `train` did: the run folder, updates made of all, and the calibrated model's spec and numbers; these are None,
+    and `code` is the exit status, where a signal stopped it first (`train` with resume=folder goes on)."""
+
+    folder: Path
+    kind: str
+    update: int
+    code: int = 0
+    spec: "WorldSpec | None" = None
+    report: "dict | None" = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """How one kind of model is learnt: `finish()` -> (calibrated model, the numbers of its calibration)."""
+
+    fitter: "Fitter | EncodedFitter | VideoFitter"
+    updates: int  # of all parts
+    done: Callable[[], int]  # of them
+    finish: Callable[[], tuple]
+    every: int  # updates between two lines of metrics
+    row: Callable[[dict], dict]  # losses -> metrics
+    note: Callable[[dict], str]  # losses -> words beside the progress
+
+
+def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learned:
+    """Learn a model of `config.data`, calibrate it on held-out episodes, write OUT/model.
+
+    The class of `config` says the kind (WorldModelConfig: latent, EncodedConfig, VideoConfig). With `config.resume` a run
+    goes on, and every other option is that run's. The first Ctrl-C or SIGTERM saves the fit and ends it. UserError: data
+    that no model can be learnt from, a folder that holds a run, a run of another kind.
+    """
+    from robo_rl import files
+    from robo_rl.provenance import git_hash, versions
+    if config.resume:
+        if not (Path(config.resume) / "run.json").exists():
+            raise UserError(f"--resume: {config.resume} has no run.json; give the folder of a run of robo_rl wm train")
+        config = replace(saved_config(Path(config.resume), type(config)), resume=config.resume)
+    import torch
+
+    from world_models import recorded
+    torch.set_num_threads(config.torch_threads)
+    images = config.kind in PICTURED
+    data = read(config.data, images)
+    recorded.check(data, " ".join(config.data))
+    if images and not data.images:
+        raise UserError(f"data set {' '.join(config.data)} has no cameras; record them with robo_rl collect --obs rgb, or train "
+                        "--kind latent")
+    folder = Path(config.resume) if config.resume else new_folder(config, data)
+    with files.lock(folder):
+        if not config.resume:
+            files.write_json(folder / "run.json", {
+                "name": folder.name, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                "version": versions().get("robo_rl", ""), "git": git_hash(), "seed": config.seed, "config": asdict(config),
+                "versions": versions()})
+        job = {"latent": latent_job, "encoded": encoded_job, "video": video_job}[config.kind](config, data)
+        return fit_in(folder, config.kind, data, job, progress)
+
+
+def fit_in(folder: Path, kind: str, data: "Recorded", job: Job, progress: "Progress | None" = None) -> Learned:
+    """The fit itself, in its locked folder, from where a stop left it."""
+    from robo_rl import files
+    from robo_rl.log import Progress, RunLog
+    from robo_rl.provenance import Stop
+    from world_models import model as worlds
+
+    fitter, saved = job.fitter, folder / "fit.safetensors"
+    if saved.exists():
+        load_fit(fitter, saved, len(data.action))
+    began = kept = time.monotonic()
+    with progress or Progress() as progress, Stop() as stop, RunLog(
+            folder, resume_step=job.done() if saved.exists() else -1, resume_stage="sft") as log:
+        progress.say(f"run {folder}: {fitter.model.spec.data}")
+        progress.start("wm", job.updates, "updates", done=job.done())
+
+        def tick(update: int, parts: dict[str, float]) -> bool:
+            nonlocal kept
+            progress.update(update, note=job.note(parts))
+            if update % job.every == 0 or update == job.updates:
+                log.log(update, job.row(parts), stage="sft")
+            if time.monotonic() - kept > SAVE_EVERY or stop.asked:
+                save_fit(fitter, saved, len(data.action))
+                kept = time.monotonic()
+            return not stop.asked
+        if not fitter.fit(tick):
+            return Learned(folder=folder, kind=kind, update=job.done(), code=stop.code, seconds=time.monotonic() - began)
+        save_fit(fitter, saved, len(data.action))
+        model, report = job.finish()
+        model.frames = data.frames()
+        worlds.save(model, folder / "model")
+        took = time.monotonic() - began
+        files.write_json(folder / "calibration.json", report | {"seconds": took})
+        if kind == "latent":
+            log.log(job.updates, {f"wm/error_{h}": report["error"][h - 1] for h in (1, 8, 16, 32, 64)
+                                  if h <= len(report["error"])}, stage="sft")
+    return Learned(folder=folder, kind=kind, update=job.done(), spec=model.spec, report=report, seconds=took)
+
+
+def new_folder(config: WorldModelConfig, data: "Recorded") -> Path:
+    """The run folder, which holds no run yet."""
+    task = data.control.task.replace(":", "-").replace("/", "-")
+    folder = Path(config.out or f"runs/wm-{task}-s{config.seed}-{time.strftime('%m%d-%H%M%S')}")
+    if (folder / "run.json").exists():
+        raise UserError(f"{folder} already holds a run; go on with it: robo_rl wm train --resume {folder}, or choose "
+                        "another --out")
+    return folder
+
+
+def saved_config(folder: Path, cls: type[WorldModelConfig] = WorldModelConfig) -> WorldModelConfig:
+    """The options of a run folder, an instance of `cls`."""
+    from robo_rl import files
+    saved = files.read_json(folder / "run.json")
+    known = {f.name: f for f in fields(cls)}
+    try:
+        saved = {k: v for k, v in saved["config"].items() if k in known}
+        return rebuilt(cls, saved | {"data": tuple(saved["data"])})
+    except (TypeError, KeyError, AttributeError, UserError) as e:
+        what = "robo_rl wm train" + (f" --kind {cls.kind}" if cls is not WorldModelConfig else "")
+        raise UserError(f"{folder / 'run.json'} is no run of {what}, or of another version ({e!r})") from e
+
+
+def rebuilt(cls: type, saved: dict):
+    """The dataclass `cls` of its fields as JSON has them, dataclasses within it too."""
+    inner = {f.name: rebuilt(f.default_factory, saved[f.name]) for f in fields(cls) if isinstance(saved.get(f.name), dict)}
+    return cls(**saved | inner)
+
+
+# ---- the kinds ---------------------------------------------------------------------------------------------------
+
+def latent_job(config: WorldModelConfig, data: "Recorded") -> Job:
+    from world_models.fit import Fitter
+    from world_models.latent import Latent
+
+    fitter = Fitter(Latent(world_spec(data, config.kind, " ".join(config.data)), config.net, config.seed), data, config.fit, config.seed)
+    return Job(fitter=fitter, updates=config.fit.updates, done=lambda: fitter.update, every=50,
+               finish=lambda: calibrated(fitter.result(), data, config.horizon, config.tolerance),
+               row=lambda parts: {"sft/loss": parts["state"]} | {f"wm/{k}": v for k, v in parts.items()},
+               note=lambda parts: f"state {parts['state']:.4f} success {parts['success']:.5f}")
+
+
+def encoded_job(config: EncodedConfig, data: "Recorded") -> Job:
+    from world_models.encoded import Encoded
+    from world_models.encoded_fit import EncodedFitter
+
+    fitter = EncodedFitter(Encoded(world_spec(data, config.kind, " ".join(config.data)), config.net, config.seed), data, config.fit,
+                           config.seed)
+
+    def finish() -> tuple:
+        made = fitter.result()
+        inner, report = calibrated(made.dynamics, fitter.coded, config.horizon, config.tolerance)
+        made.spec = made.spec.calibrated(inner.spec.horizon, inner.spec.threshold)
+        return made, report
+    return Job(fitter=fitter, updates=config.fit.pictures + config.fit.dynamics.updates, every=25, row=finite_row, note=finite_note,
+               done=lambda: fitter.update + (fitter.dynamics.update if fitter.dynamics else 0), finish=finish)
+
+
+def video_job(config: VideoConfig, data: "Recorded") -> Job:
+    from world_models.video import Video, VideoOptions
+    from world_models.video_fit import VideoFitter
+
+    model = Video(world_spec(data, config.kind, " ".join(config.data)), VideoOptions(**asdict(config.net)), config.seed)
+    fitter = VideoFitter(model, data, config.fit, config.seed)
+
+    def finish() -> tuple:
+        made = fitter.result()
+        arm, report = calibrated(made.proprio, data, config.horizon, config.tolerance)
+        made.spec = made.proprio.spec = arm.spec
+        return made, report
+    return Job(fitter=fitter, updates=config.fit.arm + config.fit.updates, every=25, row=finite_row, note=finite_note,
+               done=lambda: fitter.arm.update + fitter.update, finish=finish)
+
+
+def finite_row(parts: dict[str, float]) -> dict[str, float]:
+    """What is learnt in two parts has no loss of the other one."""
+    return {f"wm/{k}": v for k, v in parts.items() if math.isfinite(v)}
+
+
+def finite_note(parts: dict[str, float]) -> str:
+    return " ".join(f"{k} {parts[k]:.4f}" for k in ("frames", "state", "success") if math.isfinite(parts[k]))
+
+
+# ---- what it is learnt from and how far it holds -----------------------------------------------------------------
 
 def read(paths: Sequence[str], images: bool = False):
     """The data sets at `paths`, one after the other, as `world_models.recorded.Recorded`; UserError for what differs."""

@@ -1,9 +1,14 @@
-"""Options of world models and of how they are learnt, as frozen dataclasses without torch (so `--help` is instant)."""
+"""Options of world models: what their networks are, how they are learnt, tuned, judged and measured; frozen dataclasses
+without torch (so `--help` is instant)."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from robo_rl.errors import in_range
+import tyro
+
+from robo_rl.errors import UserError, choose, in_range
+
+PICTURED = ("encoded", "video")  # kinds with cameras
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,3 +127,152 @@ class TuneOptions:
         for name, low, high in (("updates", 0, 10**8), ("batch", 1, 10**5), ("inverse", 1, 10**8)):
             in_range(f"fit.{name}", getattr(self, name), low, high)
         in_range("fit.lr", self.lr, 0, 1, open_low=True)
+
+
+# ---- what is done with a model ------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, kw_only=True)
+class WorldModelConfig:
+    """Learn a world model from recorded episodes; `--sim wm:OUT` then takes it as a simulator."""
+
+    data: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Folders of LeRobot v3 data sets, of the same env."""
+    kind: str = "latent"
+    """latent: states; encoded: camera frames as codes, drawn where somebody looks; video: camera frames as a flow (options of these:
+    robo_rl wm train --kind video --help)."""
+    out: str = ""
+    """Run folder; empty: runs/wm-<task>-s<seed>-<time>."""
+    resume: str = ""
+    """Go on with the run in this folder; every other option then comes from it."""
+    seed: int = 0
+    horizon: int = 64
+    """Control steps to which the error of the state (video: the arm's; encoded: the codes' too) is measured on held-out episodes."""
+    tolerance: float = 0.75
+    """Error [std of the data] that the calibrated threshold of the uncertainty keeps nine in ten predictions below."""
+    torch_threads: int = 1
+    net: LatentOptions = field(default_factory=LatentOptions)
+    fit: FitOptions = field(default_factory=FitOptions)
+
+    def __post_init__(self) -> None:
+        choose("--kind", self.kind, ("latent", *PICTURED))
+        if self.kind != type(self).kind:
+            raise UserError(f"--kind {self.kind} has options of its own: {self.kind.capitalize()}Config, not {type(self).__name__}")
+        for name, low, high in (("seed", 0, 2**31 - 1), ("horizon", 2, 10**4), ("torch_threads", 1, 4096)):
+            in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
+        in_range("--tolerance", self.tolerance, 0, 100, open_low=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedConfig(WorldModelConfig):
+    """Learn the dynamics of encoded camera frames from recorded episodes (robo_rl collect --obs rgb): faster than video, less sharp."""
+
+    kind: str = "encoded"
+    net: EncodedOptions = field(default_factory=EncodedOptions)
+    fit: EncodedFitOptions = field(default_factory=EncodedFitOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoNet:
+    """The network, see `world_models.video.VideoOptions`."""
+
+    chunk: int = 8
+    """C: frames made at once."""
+    width: int = 64
+    blocks: int = 2
+    steps: int = 1
+    """K: Euler steps of the flow; 1: the mean frame, without noise."""
+    refine: int = 0
+    """R: refinements after it (PDE-Refiner)."""
+    sigma: float = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoConfig(WorldModelConfig):
+    """Learn a model of camera frames from recorded episodes (robo_rl collect --obs rgb)."""
+
+    kind: str = "video"
+    net: VideoNet = field(default_factory=VideoNet)
+    fit: VideoFitOptions = field(default_factory=VideoFitOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """Fine-tune a video model with EVA; OUT/model is the tuned one, OUT/tune.json says what it did."""
+
+    model: tyro.conf.Positional[str]
+    """Folder of a video model, or the run of robo_rl wm train --kind video that made it."""
+    dataset: tyro.conf.Positional[str]
+    """Recorded episodes (LeRobot v3) to tune on, one in ten held out; those the model learnt from will do."""
+    out: str = ""
+    """Run folder; empty: <MODEL>-eva."""
+    check: str = ""
+    """Measure on these recorded episodes; empty: on the held-out ones of DATASET."""
+    windows: int = 64
+    """Recorded stretches to measure on."""
+    seed: int = 0
+    torch_threads: int = 1
+    json: bool = False
+    fit: TuneOptions = field(default_factory=TuneOptions)
+
+    def __post_init__(self) -> None:
+        in_range("--windows", self.windows, 4, 10**4)
+        in_range("--seed", self.seed, 0, 2**31 - 1)
+        in_range("--torch-threads", self.torch_threads, 1, 4096)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeConfig:
+    """Train a success classifier for `--judge OUT`, or with --check ask another judge about held-out recorded steps."""
+
+    data: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Folders of LeRobot v3 data sets, of the same env."""
+    out: str = ""
+    """Folder of the classifier; empty: runs/judge-<task>."""
+    check: str = ""
+    """Train nothing; measure this judge instead: an http address, or the folder of a classifier."""
+    false_alarms: float = 0.01
+    """Share of held-out failing steps that the classifier may call a success."""
+    updates: int = 1500
+    seed: int = 0
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        in_range("--false-alarms", self.false_alarms, 0, 1)
+        in_range("--updates", self.updates, 1, 10**7)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldEvalConfig:
+    """Measure a world model: open-loop error, obedience, reward and success, ranking of policies, exploitation, doubt."""
+
+    model: tyro.conf.Positional[str]
+    """Folder of the model, or the run of robo_rl wm train that made it."""
+    dataset: tyro.conf.Positional[str]
+    """Recorded episodes (LeRobot v3) with the same arm, cameras and rate; those it learnt from are left out."""
+    policies: tuple[str, ...] = ()
+    """Runs (each of their checkpoints is a policy) or checkpoint folders, ranked in the model and in the simulator."""
+    against: str = ""
+    """Another model, on the same windows: is this one better at every horizon?"""
+    windows: int = 200
+    """Recorded stretches to predict (at most 64 with images)."""
+    horizon: int = 64
+    """Control steps of each."""
+    episodes: int = 100
+    """Starts per policy, the same in the model and in the simulator."""
+    tolerance: float = 0.15
+    """Model success minus real success that is no alarm."""
+    inverse: int = 800
+    """Updates of the inverse-dynamics model that decodes imagined motion (EVA)."""
+    seed: int = 0
+    video: bool = True
+    out: str = ""
+    """Folder of what is written; empty: MODEL/eval."""
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        in_range("--windows", self.windows, 4, 10**5)
+        in_range("--horizon", self.horizon, 1, 4096)
+        in_range("--episodes", self.episodes, 2, 10**5)
+        in_range("--tolerance", self.tolerance, 0, 1, open_high=True)
+        in_range("--inverse", self.inverse, 1, 10**6)
+        in_range("--seed", self.seed, 0, 2000)

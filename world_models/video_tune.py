@@ -21,20 +21,32 @@ is measured). Limits are those of the action axes, the score's scale is `eva.ref
 """
 
 import copy
+import time
 from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from robo_rl import files
+from robo_rl.data.reader import load as load_data
 from robo_rl.errors import UserError
-from world_models import eva
-from world_models.imagine import Windows, open_loop
-from world_models.options import TuneOptions, VideoFitOptions
+from robo_rl.log import Progress
+from robo_rl.provenance import Stop, git_hash, versions
+from robo_rl.stats import bootstrap_mean
+from world_models import eva, recorded, trust
+from world_models import model as worlds
+from world_models.imagine import open_loop
+from world_models.learning import read
+from world_models.options import TuneConfig, TuneOptions, VideoFitOptions
 from world_models.recorded import Recorded
 from world_models.video import PATCH, Video, patches_of
 from world_models.video_fit import VideoFitter
+from world_models.windows import Windows, check_dataset, read_windows, unseen
 
+FRESH = 10**6  # added to a seed: random numbers of the inverse model that measures
 STEPS = 16  # control steps of a measured window
 
 
@@ -184,7 +196,6 @@ def judged(actions: Tensor, given: np.ndarray, control) -> dict[str, np.ndarray]
 def measure(model: Video, w: Windows, inverses: dict[str, FrameInverse], scale: np.ndarray, seed: int = 0) -> dict[str, np.ndarray]:
     """Along the windows (whole ones alone): errors [B,T] of state and cameras, and of every inverse model
     "<name>/score", … of the frames that the model imagined [B]."""
-    from world_models import trust
     views, control = model.spec.control.views, model.spec.control
     p = open_loop(model, w.start, w.actions, 16, seed)
     out = {"state": trust.state_error(p.state, w.state, scale)}
@@ -205,3 +216,80 @@ def decoded(inverse: FrameInverse, w: Windows, images: dict[str, np.ndarray], vi
     """Frames {view: uint8[B,T,h,w,3]} after the windows' first one, decoded [B,T,A]."""
     clips = {v: np.concatenate([w.start[f"image/{v}"][:, None], images[v]], 1) for v in views}
     return torch.cat([inverse(patches_of({v: x[i:i + 16] for v, x in clips.items()}, views)) for i in range(0, len(w), 16)])
+
+
+# ---- all of it ---------------------------------------------------------------------------------------------------
+
+def tune_model(config: TuneConfig, progress: "Progress | None" = None) -> "tuple[Path, dict | None, int]":
+    """Learn two inverse models, tune, measure before and after, write OUT/model, OUT/tune.json and OUT/run.json.
+
+    Returns (OUT, the document of tune.json, 0), or (OUT, None, exit status) where a signal stopped it and nothing was written.
+    """
+    torch.set_num_threads(config.torch_threads)
+    model = worlds.load(config.model)
+    if model.spec.kind != "video":
+        raise UserError(f"{config.model} is a {model.spec.kind} model; EVA tunes the frames of a video model: robo_rl wm train DATASET "
+                        "--kind video")
+    run_of = worlds.find(config.model)
+    folder = Path(config.out or f"{run_of.parent if run_of.name == 'model' else run_of}-eva")
+    if (folder / "run.json").exists() or (folder / "model").exists():
+        raise UserError(f"{folder} already holds a run; choose another --out")
+    data, began = read((config.dataset,), images=True), time.monotonic()
+    recorded.check(data, config.dataset)
+    recorded.check_fits(model.spec, data, config.dataset)
+    windows, scale = check_windows(config, model, data, STEPS)
+    with files.lock(folder), progress or Progress() as progress:
+        progress.say(f"run {folder}: two inverse-dynamics models of {len(data.action)} frames first")
+        inverses, errors, n = {}, {}, config.fit.inverse
+        progress.start("inverse", 2 * n, "updates")
+        for i, (name, seed, width) in enumerate((("tuned_with", config.seed, 32), ("other", config.seed + FRESH, 48))):
+            inverses[name], errors[name] = fit_inverse(data, n, seed, width, tick=lambda k, i=i: progress.update(i * n + k))
+        before = measure(model, windows, inverses, scale, config.seed)
+        progress.start("eva", config.fit.updates, "updates")
+
+        def tick(update: int, parts: dict[str, float]) -> bool:
+            progress.update(update, note=f"frames {parts['frames']:.4f}" + (f" score {parts['eva']:.3f}" if "eva" in parts else ""))
+            return not stop.asked
+        with Stop() as stop:
+            tuned = tune(model, data, inverses["tuned_with"], config.fit, config.seed, tick)
+        progress.close()
+        if tuned is None:
+            return folder, None, stop.code
+        after = measure(tuned, windows, inverses, scale, config.seed)
+        doc = {"model": config.model, "data": config.dataset, "check": config.check, "windows": len(windows), "steps": STEPS,
+               "options": asdict(config.fit), "inverse": errors, "change": change_of(before, after),
+               "recorded": references(windows, inverses, model.spec.control), "seconds": time.monotonic() - began}
+        tuned.spec = tuned.proprio.spec = replace(model.spec, data=f"{model.spec.data}; tuned with EVA on {config.dataset}")
+        tuned.frames = model.frames
+        worlds.save(tuned, folder / "model")
+        files.write_json(folder / "tune.json", doc)
+        files.write_json(folder / "run.json", {
+            "name": folder.name, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "version": versions().get("robo_rl", ""),
+            "git": git_hash(), "seed": config.seed, "config": asdict(config), "versions": versions()})
+    return folder, doc, 0
+
+
+def check_windows(config: TuneConfig, model, data, steps: int):
+    """(whole windows of `steps` steps of episodes that neither the model nor the tuning saw, std of the states)."""
+    where = config.check or config.dataset
+    dataset = load_data(where)
+    check_dataset(model.spec, dataset.meta, where)
+    used = {data.state[i].tobytes() for i in data.first[~data.held]}
+    fresh = unseen(model, dataset) & np.array([dataset.state[i].tobytes() not in used for i in dataset.from_])
+    fresh &= (dataset.to - dataset.from_) > steps
+    if not fresh.any():
+        raise UserError(f"{where} has no episode of more than {steps} steps that the model did not learn from; record some with "
+                        "another --seed of robo_rl collect --obs rgb and name them with --check")
+    scale = dataset.state.std(0)
+    return read_windows(dataset, model.spec.control.views, np.flatnonzero(fresh), config.windows, steps, config.seed), \
+        np.where(scale > 1e-5, scale, 0)
+
+
+def change_of(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> dict:
+    """Means over windows and the paired bootstrap interval of after - before; errors by horizon."""
+    def row(a: np.ndarray, b: np.ndarray) -> dict:
+        return {"before": float(a.mean()), "after": float(b.mean()), "change": bootstrap_mean(b - a)._asdict()}
+    return {k: row(a, after[k]) if a.ndim == 1 else
+            {f"{h} steps": row(a[:, h - 1], after[k][:, h - 1]) for h in (1, 2, 4, 8, 16) if h <= a.shape[1]}
+            | {"mean": row(a.mean(1), after[k].mean(1))}
+            for k, a in before.items()}

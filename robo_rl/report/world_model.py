@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from robo_rl import files
 from robo_rl.report.charts import Series, chart, whisker
 from robo_rl.report.text import esc
 
@@ -180,3 +181,12 @@ where the mean error is {number(u["error_cut"], 3)} (kept steps: {number(u["erro
 <footer>Made by <code>robo_rl wm eval</code>. Intervals: percentile bootstrap over windows, Newcombe's method 10 for gaps.</footer>"""
     template = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
     return template.replace("{{title}}", esc(f"{doc['model']} · world model")).replace("{{body}}", body)
+
+
+def write_evaluation(folder: Path, doc: dict, arrays: dict, video: bool = True) -> None:
+    """Write eval.json, eval.html and, if asked for, side-by-side videos into `folder`; doc["page"] is the page's path then."""
+    files.private_folder(folder)
+    clips = side_by_side(folder, arrays) if video else []
+    doc["page"] = str(folder / "eval.html")
+    files.write_json(folder / "eval.json", doc)
+    files.write_bytes(folder / "eval.html", page(files.plain(doc), clips).encode())

@@ -1,0 +1,159 @@
+"""How far a world model can be trusted, measured along recorded episodes: open-loop error, obedience, reward, success,
+uncertainty, executability. What policies do in it and in the simulator: `robo_rl.experiment.world_model`."""
+
+from dataclasses import asdict
+
+import numpy as np
+import torch
+
+from world_models import eva, trust
+from world_models.imagine import CHUNK, open_loop
+from world_models.options import WorldEvalConfig
+from world_models.windows import check_dataset, read_windows, unseen
+
+LOOK = 64  # most windows of a model with images: their frames are held in memory
+
+
+# ---- against recorded episodes -----------------------------------------------------------------------------------
+
+def measure_open_loop(model, w, scale: np.ndarray, config: WorldEvalConfig) -> tuple[dict, dict]:
+    """-> (document, arrays for the page) of a model along the windows."""
+    batch = 16 if w.images else 256
+    p = open_loop(model, w.start, w.actions, batch, config.seed)
+    steps = w.actions.shape[1]
+    errors = {"state": (trust.state_error(p.state, w.state, scale),
+                        trust.state_error(trust.hold_last(w.start["state"], steps), w.state, scale))}
+    for v in w.images:
+        errors[f"image/{v}"] = (trust.image_error(p.images[v], w.images[v]),
+                                trust.image_error(trust.hold_last(w.start[f"image/{v}"], steps), w.images[v]))
+    doc: dict = {"open_loop": {}}
+    for name, (mine, held) in errors.items():
+        own, base, less = compare_errors(mine, held, w.seen)
+        doc["open_loop"][name] = {"model": own, "hold_last": base} | less
+    everything = np.concatenate([np.isfinite(x).ravel() for x in (p.state, p.reward, p.success, p.uncertainty)])
+    doc["finite"] = bool(everything.all())
+    doc |= {"success": judged(p.success, w.success, w), "terminal": judged(p.terminal, w.terminal, w),
+            "reward": measure_reward(p.reward, w), "uncertainty": measure_doubt(p.uncertainty, errors["state"][0], w, model)}
+    return doc, {"errors": errors, "predicted": p}
+
+
+def judged(probability: np.ndarray, true: np.ndarray, w) -> dict:
+    """Does the window succeed (or end) within its steps: counts, and how well the probabilities are calibrated."""
+    said = np.where(w.made, probability, 0)
+    c = trust.confusion((said > 0.5).any(1), (true & w.made).any(1))
+    bins = trust.reliability(probability[w.made], true[w.made])
+    return asdict(c) | {"accuracy": c.accuracy._asdict(), "precision": c.precision.value, "recall": c.recall.value,
+                        "calibration_error": trust.calibration_error(bins), "bins": [asdict(b) for b in bins],
+                        "auroc": trust.auroc(said.max(1), (true & w.made).any(1))}
+
+
+def measure_reward(reward: np.ndarray, w) -> dict:
+    """Error of the predicted reward, and the confusion of "above the middle of what was recorded"."""
+    mine, true = reward[w.made], w.reward[w.made]
+    spread = float(true.var())
+    middle = (true.min() + true.max()) / 2
+    return {"rmse": float(np.sqrt(np.square(mine - true).mean())),
+            "r2": 1 - float(np.square(mine - true).mean()) / spread if spread > 0 else None,
+            "confusion": asdict(trust.confusion(mine > middle, true > middle)) if spread > 0 else None}
+
+
+def measure_doubt(uncertainty: np.ndarray, error: np.ndarray, w, model) -> dict:
+    """Does the uncertainty tell where the model errs: rank correlation, AUROC of the worst tenth, reliability, coverage
+    of a bound fitted on the first half of the windows."""
+    u, e = uncertainty[w.seen], error[w.seen]
+    worst = e > np.quantile(e, 0.9)
+    half = len(w) // 2
+    q = trust.upper_bound(uncertainty[:half][w.seen[:half]], error[:half][w.seen[:half]])
+    covered = (error <= q * uncertainty)[half:][w.seen[half:]]
+    bins = trust.reliability(u, e)
+    cut = (uncertainty > model.spec.threshold) & w.seen
+    return {"spearman": trust.spearman(u, e), "auroc_worst_tenth": trust.auroc(u, worst), "bins": [asdict(b) for b in bins],
+            "bound_factor": q, "bound_promised": 0.9, "bound_covered": float(covered.mean()) if covered.size else None,
+            "threshold": model.spec.threshold, "calibrated_horizon": model.spec.horizon, "steps_cut": float(cut.sum() / max(w.seen.sum(), 1)),
+            "error_kept": float(error[w.seen & ~cut].mean()) if (w.seen & ~cut).any() else None,
+            "error_cut": float(error[cut].mean()) if cut.any() else None}
+
+
+def measure_following(model, w, config: WorldEvalConfig) -> dict:
+    """Does the arm go where it is commanded, with the commands of other windows."""
+    steps = min(CHUNK, w.actions.shape[1])
+    whole = w.seen[:, :steps].all(1)
+    if whole.sum() < 2 * w.actions.shape[2] + 8:
+        return {"correlation": None, "gain": None, "windows": int(whole.sum())}
+    order = np.random.default_rng([config.seed, 29]).permutation(np.flatnonzero(whole))
+    commands = w.actions[:, :steps].sum(1)
+    response = trust.respond(commands[whole], (w.state[:, steps - 1] - w.start["state"])[whole])
+    start = {k: v[whole] for k, v in w.start.items()}
+    p = open_loop(model, start, w.actions[order][:, :steps], 16 if w.images else 256, config.seed)
+    correlation, gain = trust.following(response, commands[order], p.state[:, -1] - start["state"])
+    obey = [n for n, r in zip(model.spec.control.state_names, response.r2) if r >= 0.5]
+    return {"correlation": correlation, "gain": gain, "windows": int(whole.sum()), "dimensions": obey}
+
+
+def measure_executability(model, dataset, w, p, config: WorldEvalConfig) -> dict:
+    """EVA: could the arm do what was imagined? Actions decoded by an inverse-dynamics model of real transitions, scored."""
+    row = np.flatnonzero(np.isfinite(dataset.after).all(1))
+    order = np.random.default_rng([config.seed, 31]).permutation(row)[:20_000]
+    inverse, errors = eva.fit_inverse(dataset.state[order], dataset.after[order], dataset.action[order], updates=config.inverse, seed=config.seed)
+    steps = min(16, w.actions.shape[1])
+    whole = w.seen[:, :steps].all(1)
+    if steps < 4 or not whole.any():
+        return {"model": None, "recorded": None, "inverse": errors}
+    start = w.start["state"][whole][:, None]
+    control = model.spec.control
+    limits = eva.limits_of(control)
+    penalties = eva.reference(limits, control.period)
+    out: dict = {"inverse": errors, "steps": steps, "windows": int(whole.sum())}
+    for name, state in (("model", p.state), ("recorded", w.state)):
+        actions = eva.decode(inverse, torch.from_numpy(np.concatenate([start, state[whole][:, :steps]], 1)))
+        at = eva.positions(actions, control)
+        out[name] = float(eva.score(at, control.period, limits, penalties).mean())
+        out[f"{name}_violations"] = float(eva.violations(at, control.period, limits).mean())
+    at = eva.positions(torch.from_numpy(w.actions[whole][:, :steps]), control)
+    return out | {"commanded": float(eva.score(at, control.period, limits, penalties).mean()),
+                  "commanded_violations": float(eva.violations(at, control.period, limits).mean())}
+
+
+# ---- another model on the same windows ---------------------------------------------------------------------------
+
+def compare_models(mine: dict, theirs: dict, seen: np.ndarray, name: str) -> dict:
+    """This model's open-loop errors {key: ([B,T], _)} beside another's on the same windows, where seen [B,T]."""
+    out: dict = {"model": name, "open_loop": {}}
+    for key in (k for k in mine if k in theirs):
+        _, other, less = compare_errors(mine[key][0], theirs[key][0], seen)
+        out["open_loop"][key] = {"model": other} | less
+    return out
+
+
+def compare_errors(mine: np.ndarray, theirs: np.ndarray, seen: np.ndarray) -> tuple[dict, dict, dict]:
+    """Two errors [B,T] of the same windows, where seen [B,T], each by horizon, and "apart": the first's interval lies below
+    the second's; "difference": paired by window, so that windows that are hard for both do not blur it."""
+    own, other, paired = (trust.by_horizon(x, seen) for x in (mine, theirs, mine - theirs))
+    a, b, d = ({h: i._asdict() for h, i in t.items()} for t in (own, other, paired))
+    return a, b, {"apart": trust.apart(own, other), "difference": d}
+
+
+# ---- all of it ---------------------------------------------------------------------------------------------------
+
+def measure(model, dataset, config: WorldEvalConfig) -> tuple[dict, dict]:
+    """Everything that recorded episodes alone can tell -> (document, arrays for page and videos)."""
+    check_dataset(model.spec, dataset.meta, config.dataset)
+    views, fresh, notes = model.spec.control.views, unseen(model, dataset), []
+    if not fresh.any():
+        fresh[:] = True
+        notes.append("Every episode of this data set is one the model learnt from: the errors below are on the bright side.")
+    w = read_windows(dataset, views, np.flatnonzero(fresh), min(config.windows, LOOK) if views else config.windows,
+                     config.horizon, config.seed)
+    scale = dataset.state.std(0)
+    scale = np.where(scale > 1e-5, scale, 0)
+    doc, arrays = measure_open_loop(model, w, scale, config)
+    doc["following"] = measure_following(model, w, config)
+    doc["eva"] = measure_executability(model, dataset, w, arrays["predicted"], config)
+    if not doc["finite"]:
+        notes.append("The model predicted numbers that are not finite: do not train in it.")
+    if config.horizon > model.spec.horizon > 0:
+        notes.append(f"The model was calibrated to {model.spec.horizon} steps; beyond them its uncertainty is a guess.")
+    head = {"model": config.model, "kind": model.spec.kind, "sim": model.spec.control.id, "data": config.dataset,
+            "learnt_from": model.spec.data, "episodes": int(fresh.sum()), "windows": len(w), "horizon": config.horizon,
+            "seed": config.seed, "period": model.spec.control.period, "notes": notes}
+    return head | doc, arrays | {"windows": w, "model": model, "scale": scale}

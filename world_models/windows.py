@@ -1,0 +1,93 @@
+"""Windows: recorded stretches to hold a model against, of episodes that it did not learn from.
+
+Axes: `B` windows, `T` control steps of a window, `S` state, `A` action.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from robo_rl.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Recorded stretches of T steps: `start` is what was seen before action 0, row t of the rest after action t.
+
+    start {key: [B,...]} (and `before` float32[B,S], the state before it), actions float32[B,T,A], state float32[B,T,S], images {view: uint8[B,T,h,w,3]}, reward
+    float32[B,T], terminal, success bool[B,T]; `seen` bool[B,T]: the observation after the step was recorded (past the
+    last frame of an episode it is not), `made` bool[B,T]: the step was. Rows that were not made repeat the last.
+    """
+
+    start: dict[str, np.ndarray]
+    actions: np.ndarray
+    state: np.ndarray
+    images: dict[str, np.ndarray]
+    reward: np.ndarray
+    terminal: np.ndarray
+    success: np.ndarray
+    seen: np.ndarray
+    made: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+
+def pick_starts(first: np.ndarray, last: np.ndarray, count: int, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(episode int64[B], first row int64[B]) of `count` windows over the episodes with rows first[e] .. last[e].
+
+    One window in two begins with its episode; the others anywhere that leaves `steps` rows, or as many as there are.
+    """
+    rng = np.random.default_rng([seed, 23])
+    if not len(first):
+        raise UserError("no episodes to evaluate on: record some the model has not seen, with another --seed of robo_rl collect")
+    episode = rng.permutation(np.resize(rng.permutation(len(first)), count))
+    room = np.maximum(last[episode] - first[episode] - steps, 0)
+    offset = np.where(np.arange(count) % 2 == 0, 0, rng.integers(0, room + 1))
+    return episode, first[episode] + offset
+
+
+def check_dataset(spec, meta, where: str) -> None:
+    """Raise UserError naming what differs between what a model stands for and recorded episodes."""
+    f, control = meta.features, spec.control
+    have = {v: (h, w) for v, h, w in f.views}
+    for name, mine, theirs in (("action axes are", ", ".join(control.action_names), ", ".join(f.action)),
+                               ("state size is", spec.state, len(f.state)),
+                               ("control rate [Hz] is", round(1 / control.period), round(f.fps)),
+                               *((f"camera {v} is", (spec.image_size,) * 2, have.get(v, "absent")) for v in control.views)):
+        if mine != theirs:
+            raise UserError(f"{where}: the model's {name} {mine}, the data set's {theirs}. Record it with the sim, task, "
+                            "control and obs of what the model learnt from")
+
+
+def unseen(model, dataset) -> np.ndarray:
+    """bool[episodes]: the model did not learn from it (by the bytes of its first state)."""
+    f = model.frames
+    rows = np.asarray(f.obs["state"], np.float32)[f.first & ~f.held] if "state" in f.obs else ()
+    learnt = {row.tobytes() for row in rows}
+    return np.array([dataset.state[i].tobytes() not in learnt for i in dataset.from_])
+
+
+def read_windows(dataset, views: tuple[str, ...], episodes: np.ndarray, count: int, steps: int, seed: int):
+    """`count` windows of `steps` steps from the given episodes (indices)."""
+    first, last = dataset.from_[episodes], dataset.to[episodes] - 1
+    which, row = pick_starts(first, last, count, steps, seed)
+    end = last[which][:, None]
+    at = row[:, None] + np.arange(steps)
+    final = at == end
+    seen = (at <= end) & np.isfinite(after := dataset.after[np.minimum(at, end)]).all(-1)
+    before = np.maximum(row - 1, first[which])
+    images, start = {}, {"state": dataset.state[row], "before": dataset.state[before], "task": np.array([dataset.task(int(e)) for e in episodes[which]])}
+    for view in views:
+        clips = {}
+        for e in np.unique(which):
+            clip, last = dataset.frames(view, int(episodes[e])), dataset.final_image(view, int(episodes[e]))
+            clips[e] = np.concatenate([clip, clip[-1:] if last is None else last[None]])
+            if last is None:
+                seen &= ~final | (which != e)[:, None]
+        start[f"image/{view}"] = np.stack([clips[e][r - first[e]] for e, r in zip(which, row)])
+        images[view] = np.stack([clips[e][np.minimum(a + 1 - first[e], len(clips[e]) - 1)] for e, a in zip(which, at)])
+    before_end = dataset.state[np.minimum(at, end)]
+    return Windows(start, dataset.action[np.minimum(at, end)], np.where(np.isfinite(after), after, before_end), images,
+                   dataset.reward[np.minimum(at, end)], final & dataset.terminated[episodes[which]][:, None],
+                   final & dataset.success[episodes[which]][:, None], seen, at <= end)
