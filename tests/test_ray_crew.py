@@ -12,7 +12,8 @@ from robo_rl.errors import UserError
 from robo_rl.runtime import ray_crew
 from robo_rl.runtime.deltas import DeltaSender
 from robo_rl.runtime.ray_crew import Collecting, join, tree
-from robo_rl.runtime.worker import Job, Lease
+from robo_rl.runtime.slots import Lease
+from robo_rl.runtime.worker import Job
 
 
 def reached(pairs) -> list[tuple[object, int]]:

@@ -6,12 +6,16 @@ The names below are fetched on first use, so that `robo_rl.policies.numpy_actor`
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from robo_rl.policies.policy import Chunk, ObsSpec, Policy, make_policy, obs_tensors
+    from robo_rl.policies.make import make_policy
+    from robo_rl.policies.policy import Chunk, ObsSpec, Policy, obs_tensors
 
 __all__ = ["Chunk", "ObsSpec", "Policy", "make_policy", "obs_tensors"]
 
 
 def __getattr__(name: str):
+    if name == "make_policy":
+        from robo_rl.policies.make import make_policy
+        return make_policy
     if name in __all__:
         from robo_rl.policies import policy
         return getattr(policy, name)

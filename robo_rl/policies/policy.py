@@ -370,16 +370,6 @@ class GaussianPolicy(_Base):
         return (err.square().mean(-1) * mask).sum() / mask.sum().clamp(min=1)
 
 
-def make_policy(options: PolicyOptions, spec: ObsSpec, seed: int) -> "ChainPolicy | GaussianPolicy":
-    """Fresh policy with weights drawn from `seed` alone (the global generator is left as it was)."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if options.kind in ("squashed", "guided"):
-            from robo_rl.policies import offpolicy  # built on this module
-            return (offpolicy.SquashedPolicy if options.kind == "squashed" else offpolicy.GuidedPolicy)(options, spec)
-        return (GaussianPolicy if options.kind == "gaussian" else ChainPolicy)(options, spec)
-
-
 def describe(policy: "ChainPolicy | GaussianPolicy") -> dict:
     """What `make_policy` needs again, as plain JSON."""
     return {"options": asdict(policy.options), "spec": asdict(policy.spec)}

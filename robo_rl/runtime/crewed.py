@@ -21,9 +21,8 @@ from robo_rl.rollout import Columns, Layout, Rollout
 from robo_rl.runtime import ledger as led
 from robo_rl.runtime.feed import Busy, batch_of
 from robo_rl.runtime.ledger import Fragment, Ledger
-from robo_rl.runtime.slots import EMPTY, LEASED, SEALED, TAKEN, Slots, finite, slot_bytes
+from robo_rl.runtime.slots import EMPTY, LEASED, SEALED, TAKEN, Lease, Slots, finite, slot_bytes
 from robo_rl.runtime.staging import Choice, Staging
-from robo_rl.runtime.worker import Lease
 
 DEATHS = 6  # in a row without a finished fragment
 BACK_OFF = (0.0, 0.1, 0.5, 2.0, 5.0, 10.0)  # seconds before restart i

@@ -21,7 +21,7 @@ import xxhash
 from robo_rl.noise import mix, seed_noise
 from robo_rl.policies import Policy
 from robo_rl.rollout import FINAL, OBS, REPEATED, Collector, Columns, new_columns, think
-from robo_rl.runtime.worker import Lease
+from robo_rl.runtime.slots import Lease
 
 
 @dataclass(slots=True)

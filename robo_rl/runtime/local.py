@@ -14,8 +14,8 @@ from robo_rl.rollout import Columns, Layout, Rollout, new_columns
 from robo_rl.runtime.feed import batch_of
 from robo_rl.runtime.lanes import Lanes
 from robo_rl.runtime.ledger import Fragment, Ledger
-from robo_rl.runtime.slots import finite
-from robo_rl.runtime.worker import Lease, Worker
+from robo_rl.runtime.slots import Lease, finite
+from robo_rl.runtime.worker import Worker
 
 
 class Local:

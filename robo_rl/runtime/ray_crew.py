@@ -27,8 +27,8 @@ from robo_rl.rollout import OBS, Collector, new_columns
 from robo_rl.runtime import snapshot
 from robo_rl.runtime.crewed import BACK_OFF, DEATHS, Crewed
 from robo_rl.runtime.deltas import DeltaReceiver, DeltaSender
-from robo_rl.runtime.slots import RowSums, finite
-from robo_rl.runtime.worker import Job, Lease, Worker
+from robo_rl.runtime.slots import Lease, RowSums, finite
+from robo_rl.runtime.worker import Job, Worker
 
 NEWS = 2.0  # seconds an actor waits for the weights it should begin with before it asks for all of them
 ASKS = 30  # times in a row that it may ask

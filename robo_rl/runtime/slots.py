@@ -17,6 +17,7 @@ import json
 import math
 import mmap
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,18 @@ SEALED_FIELDS = ("uid", "worker", "granted", "made", "oldest", "due", "rows", "s
 EMPTY, LEASED, SEALED, TAKEN = range(4)  # header state
 ALIGN, PAGE = 64, 4096
 FORMAT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What a worker may do next: `rows` decisions at most, of which `made` are done (by one that died)."""
+
+    uid: int
+    slot: int
+    rows: int
+    made: int
+    due: int
+    salt: int = 0  # of the checksums of its decisions
 
 
 def slot_bytes(rows: Layout, decisions: int) -> int:

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,24 +19,10 @@ from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, Policy, make_policy
 from robo_rl.rollout import Collector, Columns
 from robo_rl.runtime import snapshot
+from robo_rl.runtime.lanes import Lanes
 from robo_rl.runtime.server import Remote
-from robo_rl.runtime.slots import Slots, finite
+from robo_rl.runtime.slots import Lease, Slots, finite
 from robo_rl.runtime.weights import WeightReader
-
-if TYPE_CHECKING:
-    from robo_rl.runtime.lanes import Lanes
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """What a worker may do next: `rows` decisions at most, of which `made` are done (by one that died)."""
-
-    uid: int
-    slot: int
-    rows: int
-    made: int
-    due: int
-    salt: int = 0  # of the checksums of its decisions
 
 
 class Worker:
@@ -143,8 +128,8 @@ def main(job: Job, connection) -> None:
             connection.send(("error", f"{type(e).__name__}: {e}", traceback.format_exc(limit=-6)))
 
 
-def _loop(job: Job, connection) -> None:
-    parent, where = os.getppid(), job.folder / f"worker{job.index}.state"
+def _following(job: Job) -> tuple[Policy, Callable[[], int]]:
+    """The policy with the newest weights, and `refresh()`, which swaps newer ones in -> the version it has now."""
     reader = WeightReader.open(job.weights)
     policy = make_policy(job.options, job.spec, 0).eval()
     version = reader.fetch()
@@ -158,18 +143,21 @@ def _loop(job: Job, connection) -> None:
                 reader.swap(policy)
                 version = new
         return version
+    return policy, refresh
 
-    remote = Remote(job.folder, lambda: os.getppid() != parent) if job.served else None
+
+def _loop(job: Job, connection) -> None:
+    parent, where = os.getppid(), job.folder / f"worker{job.index}.state"
+    policy, refresh = _following(job)
+
+    def orphaned() -> bool:
+        return os.getppid() != parent
+    remote = Remote(job.folder, orphaned) if job.served else None
     env = job.build(job.envs)
     saved = snapshot.load(where) if job.incarnation else {}
     seed = job.seed if saved or not job.incarnation else mix(job.seed, job.incarnation)
     collector, slots = Collector(env, policy, job.gamma, seed, job.index), Slots.open(job.folder / "slots.bin")
-
-    def orphaned() -> bool:
-        return os.getppid() != parent
-
     if job.lanes:
-        from robo_rl.runtime.lanes import Lanes
         return _play(Lanes(job.index, collector, policy, refresh, job.group, job.explore), connection, slots, where, saved,
                      orphaned)
     worker = Worker(job.index, collector, policy, refresh, job.staleness, job.explore, job.group, remote and remote.ask)
@@ -233,7 +221,7 @@ def _handed_over(lease: Lease, columns: Columns, cut: bool) -> tuple:
     return "sealed", lease.uid, lease.made, oldest, cut, finite(columns, lease.made)
 
 
-def _told(connection, orphaned: Callable[[], bool]) -> "list[Lease] | None":
+def _told(connection, orphaned: Callable[[], bool]) -> list[Lease] | None:
     """The next message of the broker: more leases, or None for the end."""
     while not connection.poll(1.0):
         if orphaned():
@@ -241,7 +229,7 @@ def _told(connection, orphaned: Callable[[], bool]) -> "list[Lease] | None":
     return connection.recv()
 
 
-def _play(lanes: "Lanes", connection, slots: Slots, where: Path, saved: dict, orphaned: Callable[[], bool]) -> None:
+def _play(lanes: Lanes, connection, slots: Slots, where: Path, saved: dict, orphaned: Callable[[], bool]) -> None:
     """Groups in lanes until told to end: whatever is idle is asked for, whatever is whole is handed over."""
     def columns(lease: Lease) -> Columns:
         return slots.columns(lease.slot, lanes.index)
@@ -285,7 +273,7 @@ def _play(lanes: "Lanes", connection, slots: Slots, where: Path, saved: dict, or
             spent, idle, began = {}, 0, times[-1]
 
 
-def _save(where: Path, worker: "Worker | Lanes") -> None:
+def _save(where: Path, worker: Worker | Lanes) -> None:
     state = worker.state()
     if state:
         snapshot.save(where, state)

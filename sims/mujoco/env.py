@@ -17,11 +17,12 @@ from robo_rl.contract import action_spaces, observation_spaces, read_actions, re
 from robo_rl.errors import UserError, choose
 from robo_rl.starts import StartStream, uniforms
 from robo_rl.types import ActionAxis, ControlSpec
-from sims.mujoco import CONTROLS, kernel
+from sims.mujoco import kernel
 from sims.mujoco import model as m
 from sims.mujoco.experts import EXPERTS, back_out
 from sims.mujoco.kinematics import Arm, contract, damped_step, turn
 from sims.mujoco.model import JOINT, MOVE, TURN
+from sims.mujoco.names import CONTROLS
 from sims.mujoco.tasks import TASKS, Scene, Task
 
 F = np.float32

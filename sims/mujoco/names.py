@@ -1,0 +1,31 @@
+"""Names of the embedded simulator: its tasks, what an action means, what may be randomised; loads nothing heavy."""
+
+from robo_rl.errors import UserError, choose
+
+LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
+CONTROLS = ("ee_delta", "joint_delta")
+RANDOMISE = ("mass", "friction", "camera", "latency:<steps>")
+TASKS = ("pick_cube", "reach", "push_cube", "stack_cube", "peg_insert", "open_drawer", "pick_by_name", "stack_place", *LOCOMOTION)
+
+
+def parse_randomise(text: str) -> tuple[frozenset[str], int]:
+    """("mass", ...) and the latency in control steps of "mass,friction,camera,latency:2"."""
+    kinds, latency = set(), 0
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, colon, value = item.partition(":")
+        if name == "latency":
+            if not (colon and value.isdigit() and int(value) <= 50):
+                raise UserError(f"randomise latency needs a number of control steps in 0 .. 50, for example "
+                                f"latency:2, got {item!r}")
+            latency = int(value)
+        else:
+            choose("randomise", item, RANDOMISE)
+            kinds.add(item)
+    return frozenset(kinds), latency
+
+
+def check_names(task: str, control: str = "", randomise: str = "") -> None:
+    """Raise UserError for names that `make_mujoco` does not know; loads nothing heavy."""
+    if choose("mujoco task", task or TASKS[0], TASKS) not in LOCOMOTION:
+        choose("control", control or CONTROLS[0], CONTROLS)
+        parse_randomise(randomise)
