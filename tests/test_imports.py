@@ -31,6 +31,7 @@ PURE = {*LAYERS[0].split(), *LAYERS[1].split()} - {"files"}  # no file, no clock
 SIDE_BY_SIDE = {"sims": {"types", "errors", "files", "geometry", "contract", "starts"},
                 "controllers": {"geometry", "errors", "files"},
                 "world_models": {"types", "files", "data", "log", "checkpoint", "provenance", *PURE}}  # what of robo_rl the packages beside it may import
+CIRCLE: set[str] = {f"robo_rl.experiment.{name}" for name in ("dream", "evaluation", "feeds", "replay", "train")}  # open: to be ended
 HEAVY = ["torch", "mujoco", "gymnasium", "pyarrow", "av", "tensorboard", "matplotlib", "mani_skill", "sapien", "envpool",
          "wandb", "transformers", "jax", "numba"]
 
@@ -102,6 +103,43 @@ def test_the_pure_layer_touches_no_file_clock_or_process():
     for path in sources("robo_rl"):
         if layer_of(path) in PURE:
             assert not {n.split(".")[0] for n in imports(path)} & impure, path
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def graph() -> dict[str, set[str]]:
+    """Module -> the modules of this repository that it imports, at the top or in a function."""
+    paths = {module_of(p): p for package in ("robo_rl", *SIDE_BY_SIDE) for p in sources(package)}
+    return {name: {n if n in paths else n.rpartition(".")[0] for n in imports(path)} & {*paths} - {name}
+            for name, path in paths.items()}
+
+
+def circles(of: dict[str, set[str]]) -> list[set[str]]:
+    """Sets of modules each of which leads to every other of its set (strongly connected, more than one)."""
+    def reached(begin: str) -> set[str]:
+        seen, open_ = set(), [begin]
+        while open_:
+            for name in of[open_.pop()] - seen:
+                seen.add(name)
+                open_.append(name)
+        return seen
+    leads = {name: reached(name) for name in of}
+    found = {frozenset(b for b in leads[a] if a in leads[b]) for a in of if a in leads[a]}
+    return [set(c) for c in found]
+
+
+def test_circles_are_found_at_any_length():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"d"}, "d": {"b"}, "e": {"a"}}) == [{"b", "c", "d"}]
+    assert not circles({"a": {"b", "c"}, "b": {"c"}, "c": set()})
+
+
+def test_no_two_files_import_each_other_not_even_inside_a_function_or_by_way_of_others():
+    found = circles(graph())
+    assert set().union(*found) <= CIRCLE, f"files that import each other: {[sorted(c) for c in found]}"
+    assert not CIRCLE or CIRCLE in found, f"CIRCLE lists more than the circle that is left: {[sorted(c) for c in found]}"
 
 
 def test_simulators_are_loaded_only_where_they_are_made():
