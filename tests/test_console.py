@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,10 +15,9 @@ from consoles import Page, connect, console, drive, trained
 
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
-from robo_rl.experiment.evaluation import pick_checkpoint
-from robo_rl.experiment.train import run_config
+from robo_rl.experiment.console import open_session
 from robo_rl.human import journal
-from robo_rl.human.console.session import Console, Floor
+from robo_rl.human.console.options import ConsoleOptions
 from robo_rl.human.desk import DEADLINE, GRACE, Desk
 from robo_rl.human.devices import LeaderArm, tool_of
 from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, RECOVERY, Look
@@ -305,31 +303,29 @@ def test_a_lost_connection_holds_the_robot_and_a_second_tab_replaces_the_first(r
 
 
 def test_a_leader_arm_leads_what_the_first_operator_holds_once_it_is_there(run):
-    source, checkpoint = pick_checkpoint(run / "run", "best")
-    args = Console(run=str(source), robots=2, operators="ann,bob")
-    floor = Floor(args, replace(run_config(source), threads=1), source, checkpoint)
+    session, _ = open_session(ConsoleOptions(run=str(run / "run"), robots=2, operators="ann,bob"))
     try:
         here = [np.array([0.3, 0.4, 0.5]), np.array([0.0, 1.0, 0, 0]), -1.0]
-        floor.device = LeaderArm(lambda: here, (0.02, 0.1))
-        floor.desk.take("bob", 1)
-        floor.handheld()
-        assert floor.state("ann")["robots"][1]["task"] == "reach the green mark"  # the second operator's is nobody's to lead
-        floor.desk.take("ann", 0)
-        floor.handheld()
-        assert re.fullmatch(r"bring the leader arm to the robot's tool: \d+ cm and \d+ degrees away", floor.state("ann")["robots"][0]["task"])
-        assert floor.desk.holds[0].phase == PAUSE
-        here[0], here[1] = tool_of(floor.robots.obs["state"][0], floor.spec.state_names)
-        floor.handheld()
+        session.device = LeaderArm(lambda: here, (0.02, 0.1))
+        session.desk.take("bob", 1)
+        session.read_device()
+        assert session.page_state("ann")["robots"][1]["task"] == "reach the green mark"  # the second operator's is nobody's to lead
+        session.desk.take("ann", 0)
+        session.read_device()
+        assert re.fullmatch(r"bring the leader arm to the robot's tool: \d+ cm and \d+ degrees away", session.page_state("ann")["robots"][0]["task"])
+        assert session.desk.holds[0].phase == PAUSE
+        here[0], here[1] = tool_of(session.robots.obs["state"][0], session.spec.state_names)
+        session.read_device()
         here[0] = here[0] + [0.01, 0, 0]
-        floor.handheld()
-        hold = floor.desk.holds[0]
+        session.read_device()
+        hold = session.desk.holds[0]
         assert hold.phase == CORRECTION and np.allclose(hold.action, [0.5, 0, 0, 0, 0, 0, -1], atol=1e-5)
-        assert floor.state("ann")["robots"][0]["task"] == "reach the green mark" and floor.desk.holds[1].phase == PAUSE
-        floor.device.pose = lambda: None
-        floor.handheld()
-        assert floor.state("ann")["robots"][0]["task"] == "the leader arm is silent"
+        assert session.page_state("ann")["robots"][0]["task"] == "reach the green mark" and session.desk.holds[1].phase == PAUSE
+        session.device.pose = lambda: None
+        session.read_device()
+        assert session.page_state("ann")["robots"][0]["task"] == "the leader arm is silent"
     finally:
-        floor.close()
+        session.close()
 
 
 @pytest.mark.parametrize("argv, words", [

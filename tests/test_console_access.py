@@ -11,7 +11,6 @@ import resource
 import signal
 import socket
 import time
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -21,8 +20,7 @@ from consoles import Page, connect, console, drive, trained
 
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
-from robo_rl.experiment.evaluation import pick_checkpoint
-from robo_rl.experiment.train import run_config
+from robo_rl.experiment.console import open_session
 from robo_rl.human.console.access import (
     BURST,
     PER_ADDRESS,
@@ -34,8 +32,8 @@ from robo_rl.human.console.access import (
     cookie,
     enter,
 )
+from robo_rl.human.console.options import ConsoleOptions
 from robo_rl.human.console.server import FLIGHT, HEADERS, SLOW_FLIGHT, Server, View
-from robo_rl.human.console.session import Console, Floor
 from robo_rl.human.journal import scan, unfinished
 
 
@@ -217,10 +215,8 @@ def test_reserved_descriptors_are_free_while_something_is_saved():
 
 # ------------------------------------------------------------ what cannot be saved
 
-def make_floor(run, **more):
-    source, checkpoint = pick_checkpoint(run / "run", "best")
-    args = Console(run=str(source), robots=2, operators="ann,bob", **more)
-    return Floor(args, replace(run_config(source), threads=1), source, checkpoint)
+def make_session(run, **more):
+    return open_session(ConsoleOptions(run=str(run / "run"), robots=2, operators="ann,bob", **more))[0]
 
 
 class Full:
@@ -241,95 +237,95 @@ class Full:
     close = flush
 
 
-def correct(floor, steps=12):
+def correct(session, steps=12):
     """Ann corrects robot 0 for some steps, and marks the episode a success."""
-    number = floor.desk.take("ann", 0)
+    number = session.desk.take("ann", 0)
     for _ in range(steps):
-        floor.desk.drive("ann", 0, number, [0.2] * len(floor.spec.axes), "correction")
-        floor.tick()
-    floor.desk.mark("ann", 0, int(floor.desk.episode[0]), True)
-    floor.tick()
+        session.desk.drive("ann", 0, number, [0.2] * len(session.spec.axes), "correction")
+        session.tick()
+    session.desk.mark("ann", 0, int(session.desk.episode[0]), True)
+    session.tick()
 
 
 def test_an_episode_that_cannot_be_saved_is_told_kept_and_saved_later(run):
-    floor = make_floor(run)
+    session = make_session(run)
     try:
-        good, before = floor.writer, floor.writer.episodes
-        floor.writer = Full(good)
-        correct(floor)
-        state = floor.state("ann")
+        good, before = session.recorder.writer, session.recorder.writer.episodes
+        session.recorder.writer = Full(good)
+        correct(session)
+        state = session.page_state("ann")
         assert state["trouble"].startswith("corrections are not saved yet") and "No space left" in state["trouble"]
         assert state["account"]["unsaved"] == 1 and good.episodes == before
         for _ in range(3):
-            floor.tick()  # the robots go on
-        floor.writer = good
-        floor.save()
-        assert floor.state("ann")["trouble"] == "" and good.episodes == before + 1
+            session.tick()  # the robots go on
+        session.recorder.writer = good
+        session.recorder.save()
+        assert session.page_state("ann")["trouble"] == "" and good.episodes == before + 1
     finally:
-        floor.close()
+        session.close()
     assert "human" in load(run / "run" / "corrections").episode(before).source
 
 
 def test_a_console_that_ends_with_unsaved_episodes_leaves_them_to_the_next(run, capsys):
-    floor = make_floor(run)
-    before, good = floor.writer.episodes, floor.writer
-    floor.writer = Full(good)
-    correct(floor)
-    floor.close()
+    session = make_session(run)
+    before, good = session.recorder.writer.episodes, session.recorder.writer
+    session.recorder.writer = Full(good)
+    correct(session)
+    session.close()
     assert "the next robo_rl console of this run puts it into the data set" in capsys.readouterr().err
     good._buffer = []
     good.close()
     assert len(unfinished(scan(run / "run" / "console.journal")[0], before)) == 1
-    floor = make_floor(run)
+    session = make_session(run)
     try:
-        assert floor.recovered == 1 and floor.writer.episodes == before + 1
+        assert session.recorder.recovered == 1 and session.recorder.writer.episodes == before + 1
     finally:
-        floor.close()
+        session.close()
 
 
 def test_an_intervention_is_counted_once_however_often_the_person_pauses(run):
-    floor = make_floor(run)
+    session = make_session(run)
     try:
-        number = floor.desk.take("ann", 0)
+        number = session.desk.take("ann", 0)
         for phase in ("correction", "pause", "correction", "pause", "recovery", "correction"):
             for _ in range(8):
-                floor.desk.drive("ann", 0, number, [0.1] * len(floor.spec.axes), phase)
-                floor.tick()
-        assert floor.state("ann")["account"]["interventions"] == 1
-        floor.desk.hand_back("ann", 0, number)
+                session.desk.drive("ann", 0, number, [0.1] * len(session.spec.axes), phase)
+                session.tick()
+        assert session.page_state("ann")["account"]["interventions"] == 1
+        session.desk.hand_back("ann", 0, number)
         for _ in range(8):
-            floor.tick()
-        number = floor.desk.take("ann", 0)
+            session.tick()
+        number = session.desk.take("ann", 0)
         for _ in range(8):
-            floor.desk.drive("ann", 0, number, [0.1] * len(floor.spec.axes), "correction")
-            floor.tick()
-        assert floor.state("ann")["account"]["interventions"] == 2
-        floor.desk.hand_back("ann", 0, number)
-        number = floor.desk.take("ann", 0)  # before the policy has acted
+            session.desk.drive("ann", 0, number, [0.1] * len(session.spec.axes), "correction")
+            session.tick()
+        assert session.page_state("ann")["account"]["interventions"] == 2
+        session.desk.hand_back("ann", 0, number)
+        number = session.desk.take("ann", 0)  # before the policy has acted
         for _ in range(8):
-            floor.desk.drive("ann", 0, number, [0.1] * len(floor.spec.axes), "correction")
-            floor.tick()
-        assert floor.state("ann")["account"]["interventions"] == 3
+            session.desk.drive("ann", 0, number, [0.1] * len(session.spec.axes), "correction")
+            session.tick()
+        assert session.page_state("ann")["account"]["interventions"] == 3
     finally:
-        floor.close()
+        session.close()
 
 
 def test_every_camera_of_the_robot_that_is_looked_at_is_filmed_whole(run):
     from PIL import Image
-    floor = make_floor(run, size=240)
+    session = make_session(run, size=240)
     try:
-        floor.arrived("ann")
-        floor.looks["ann"] = 1
-        floor.draw()
-        frame = floor.frame
-        assert floor.cameras.views == ["front", "wrist"] and list(frame.large) == [1] and len(frame.small) == 2
+        session.connect("ann")
+        session.watched["ann"] = 1
+        session.draw()
+        frame = session.frame
+        assert session.cameras.views == ["front", "wrist"] and list(frame.large) == [1] and len(frame.small) == 2
         assert [view for view, _, _ in frame.large[1]] == ["front", "wrist"]
         assert all(Image.open(io.BytesIO(data)).size == (240, 240) for _, data, _ in frame.large[1])
         (u, v), *along = frame.large[1][0][2]
         assert 0 < u < 1 and 0 < v < 1 and along[2][1] < 0  # up in the front camera is up in the picture
-        assert floor.state("ann")["axes"][0]["words"] == ("back", "forward")
+        assert session.page_state("ann")["axes"][0]["words"] == ("back", "forward")
     finally:
-        floor.close()
+        session.close()
 
 
 # ------------------------------------------------------------ the attack
@@ -484,8 +480,8 @@ def test_attackers_stop_neither_the_robots_nor_an_operator_nor_what_is_saved(run
 
 
 def test_a_listener_that_fails_is_opened_anew_while_the_robots_go_on(run):
-    floor = make_floor(run)
-    server = Server(floor, "127.0.0.1", 0, "ann")
+    session = make_session(run)
+    server = Server(session, "127.0.0.1", 0, "ann")
     try:
         server.start()
         address, real = server.addresses()["ann"], server.tell
@@ -498,13 +494,13 @@ def test_a_listener_that_fails_is_opened_anew_while_the_robots_go_on(run):
         server.loop.call_soon_threadsafe(server.wake.set)
         end = time.monotonic() + 30
         while server.listener is old or not server.listening:
-            floor.tick()
+            session.tick()
             assert time.monotonic() < end
         assert enter(address)[1]["Cookie"]
         server.stop()
         assert not server.thread.is_alive()
     finally:
-        floor.close()
+        session.close()
 
 
 def test_a_console_without_descriptors_says_how_to_get_some(run):

@@ -8,8 +8,8 @@ from toys import PointReach
 import sims
 from controllers.transport import Bus, JointState, Loop, PoseStamped
 from robo_rl.errors import UserError
+from robo_rl.experiment.console import PoseReader
 from robo_rl.geometry import matrix
-from robo_rl.human.console.session import Heard
 from robo_rl.human.devices import (
     Gamepad,
     Handheld,
@@ -161,7 +161,7 @@ def test_an_arm_on_the_wire_that_falls_silent_is_no_leader():
     bus = Bus(lambda: now[0])
     arm, ours = Loop(bus, "arm"), Loop(bus, "console")
     pose, grip = arm.publisher("current_pose", PoseStamped), arm.publisher("gripper/joint_states", JointState)
-    heard = Heard(ours)
+    heard = PoseReader(ours)
     assert heard() is None
     pose.publish(PoseStamped(0.0, "base", (0.4, 0.0, 0.2), (0.0, 1.0, 0.0, 0.0)))
     assert heard() == ((0.4, 0.0, 0.2), (0.0, 1.0, 0.0, 0.0), 1.0)

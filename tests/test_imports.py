@@ -22,7 +22,7 @@ LAYERS = (
     "human recording",
     "runtime",
     "experiment",
-    "console bench report probes",
+    "bench report probes",
     "cli",
     "__main__",
 )
@@ -54,16 +54,12 @@ def sources(package: str) -> list[Path]:
 
 def part(dotted: str) -> str:
     """The layer's name of robo_rl.<part>.…; "" for the package itself."""
-    if dotted.startswith("robo_rl.human.console"):
-        return "console"
     second = (dotted.split(".") + [""])[1]
     return second if second in LEVEL else ""
 
 
 def layer_of(path: Path) -> str:
     inside = path.relative_to(ROOT / "robo_rl")
-    if inside.parts[:2] == ("human", "console"):
-        return "console"  # robots and policies come to it through experiment
     return inside.parts[0] if len(inside.parts) > 1 else inside.stem
 
 

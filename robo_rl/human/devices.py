@@ -215,13 +215,20 @@ class LeaderArm:
         self.gone = True
 
 
+TOOL_STATE = ("ee_x", "ee_y", "ee_z", "ee_axis_x", "ee_axis_y", "ee_tilt_x", "ee_tilt_y")
+
+
+def check_tool_state(names: tuple[str, ...]) -> None:
+    """UserError unless a state of these entries has the tool's pose."""
+    if missing := [n for n in TOOL_STATE if n not in names]:
+        raise UserError(f"a leader arm needs a state that tells where the robot's tool is, this one has no {missing[0]}; use --sim mujoco")
+
+
 def tool_of(state: np.ndarray, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """(position [3], quaternion wxyz [4]) of the tool in a state that tells `ee_x ee_y ee_z`, two entries of the hand's first
+    """(position [3], quaternion wxyz [4]) of the tool in a state that has `ee_x ee_y ee_z`, two entries of the hand's first
     axis (`ee_axis_x ee_axis_y`) and two of its third, which points down (`ee_tilt_x ee_tilt_y`). UserError: it does not."""
-    try:
-        at = {n: float(state[names.index(n)]) for n in ("ee_x", "ee_y", "ee_z", "ee_axis_x", "ee_axis_y", "ee_tilt_x", "ee_tilt_y")}
-    except ValueError as e:
-        raise UserError(f"a leader arm needs a state that tells where the robot's tool is: {e}; use --sim mujoco") from None
+    check_tool_state(names)
+    at = {n: float(state[names.index(n)]) for n in TOOL_STATE}
     z = np.array([at["ee_tilt_x"], at["ee_tilt_y"], 0.0])
     z[2] = -math.sqrt(max(0.0, 1 - z @ z))
     x = np.array([at["ee_axis_x"], at["ee_axis_y"], 0.0])

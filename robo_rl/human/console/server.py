@@ -73,8 +73,8 @@ class Server:
     a listener that is gone is opened anew.
     """
 
-    def __init__(self, floor, host: str, port: int, operators: str, url: str = ""):
-        self.floor, self.host, self.port = floor, host, port
+    def __init__(self, session, host: str, port: int, operators: str, url: str = ""):
+        self.session, self.host, self.port = session, host, port
         self.access = Access(operators.split(","), url)
         if host not in ("", "0.0.0.0", "::"):
             self.access.names.add(host.lower())
@@ -230,7 +230,7 @@ class Server:
         before, self.pages[who] = self.pages.get(who), view
         if before is not None:
             await before.ws.close(4001, "opened in another tab")
-        self.floor.arrived(who)
+        self.session.connect(who)
         sending = asyncio.create_task(self.send(view))
         sending.add_done_callback(lambda task: task.cancelled() or task.exception() and ws.transport.abort())
         try:
@@ -248,7 +248,7 @@ class Server:
             sending.cancel()
             if self.pages.get(who) is view:
                 del self.pages[who]
-                self.floor.left(who)
+                self.session.disconnect(who)
 
     def limited(self, view: View, message) -> dict | None:
         """One message of a page -> the answer; those above the rate are dropped, which is said once."""
@@ -267,7 +267,7 @@ class Server:
                 raise UserError("messages are text")
             m = parse_json(message, "the message", limit=BYTES, depth=DEPTH)
             of = str(m.get("t"))[:20]
-            with self.floor.lock:
+            with self.session.lock:
                 return self.obey(view, m)
         except UserError as e:
             return {"t": "error", "text": str(e), "of": of, "number": m.get("number")}
@@ -275,17 +275,17 @@ class Server:
             return {"t": "error", "text": f"that message makes no sense ({type(e).__name__})", "of": of}
 
     def obey(self, view: View, m: dict) -> dict | None:
-        """A message as the floor understands it; under the lock."""
-        floor, desk, who, kind, i = self.floor, self.floor.desk, view.who, m.get("t"), m.get("robot")
+        """A message as the session understands it; under the lock."""
+        session, desk, who, kind, i = self.session, self.session.desk, view.who, m.get("t"), m.get("robot")
         if kind == "ping":
             return {"t": "pong", "sent": m.get("sent")}
         if kind == "seen":
             view.seen(m.get("frame"))
         elif kind == "look":
-            floor.looks[who] = view.robot = desk.robot(i)
+            session.watched[who] = view.robot = desk.robot(i)
         elif kind == "take":
             number = desk.take(who, i)
-            floor.looks[who] = view.robot = i
+            session.watched[who] = view.robot = i
             return {"t": "hold", "robot": i, "number": number}
         elif kind == "drive":
             desk.drive(who, i, m.get("number"), m.get("action"), m.get("phase"), view.delay(time.monotonic()))
@@ -301,11 +301,9 @@ class Server:
             return {"t": "said", "text": f"Robot {i}: episode marked a {word}."}
         elif kind == "rewind":
             desk.held(who, desk.robot(i), m.get("number"))
-            if not floor.env.freeze:
-                raise UserError("this simulator cannot go back")
             seconds = m.get("seconds", 1.0)
             in_range("seconds", seconds, 0, 1e4)
-            floor.orders.append(("rewind", i, seconds))
+            session.request_rewind(i, seconds)
             return {"t": "said", "text": f"Robot {i} goes back {seconds:g} s."}
         else:
             raise UserError(f"unknown message {str(kind)[:40]!r}")
@@ -315,15 +313,15 @@ class Server:
         """The newest frame as the page has room for it, and the state ten times a second."""
         said = 0.0
         while True:
-            now, frame = time.monotonic(), self.floor.frame
+            now, frame = time.monotonic(), self.session.frame
             if frame.number != view.last and view.may_send(now):
                 view.last = frame.number
                 view.sent[frame.number] = frame.at
                 await view.ws.send(packed(frame, view.robot))
             if now - said > SAY:
                 said = now
-                with self.floor.lock:
-                    document = self.floor.state(view.who)
+                with self.session.lock:
+                    document = self.session.page_state(view.who)
                 document["delay"] = round(view.delay(now), 3)
                 await view.ws.send(json.dumps(document))
             await asyncio.sleep(0.01)

@@ -1,348 +1,181 @@
-"""`robo_rl console RUN`: a web page on which people watch N robots, take over, and teach.
+"""The console's robots: one thread steps them at the control period and draws them, another serves the page (`server`).
 
-One thread steps the robots at the control period and draws them; another serves the page and its WebSockets
-(`console_server`). Between them stand the `Desk` (who wants what, under one lock) and the newest pictures.
-Frames in which a person acts are journaled before they count, finished episodes go to RUN/corrections
-(LeRobot v3), from which `robo_rl correct RUN --operator console` learns. What cannot be saved is told on the
-page and tried again; the robots go on.
+Between the two stand the `Desk` (which operator commands what, under one lock) and the newest pictures. Frames in which a
+person acts are journaled before they count (`recorder`).
 """
 
-import os
-import secrets
-import select
-import signal
-import sys
 import threading
 import time
-import urllib.parse
-from dataclasses import dataclass, replace
-from pathlib import Path
 
-import tyro
+import numpy as np
 
-from robo_rl.errors import MissingDependency, UserError, in_range
+from robo_rl.data.episode import PHASES
+from robo_rl.errors import UserError
+from robo_rl.human.console.cameras import Cameras, Frame, words_of
+from robo_rl.human.console.options import ConsoleOptions
+from robo_rl.human.console.recorder import CorrectionRecorder
+from robo_rl.human.console.stuck import StuckDetector
+from robo_rl.human.console.terminal import TerminalRequests
+from robo_rl.human.desk import Desk
+from robo_rl.human.devices import LeaderArm, command, tool_of
+from robo_rl.human.intervene import CORRECTION, PAUSE, Intervene
+from robo_rl.human.practice import Robots, episode_of
 
 CONSOLE_START = 1_100_000_000  # starts of the console's episodes
-LIMIT = 40  # episodes end after this many times the task's own limit
-STUCK = 0.02  # change of the normalised state over a second (RMS) below which a robot is stuck
+TIME_LIMITS = 40  # episodes end after this many times the task's own limit
 BLEND = 0.06  # s of wall clock
-JOURNAL = 20_000_000  # bytes after which the journal is written anew
-RETRY = 3.0  # s until what could not be saved is tried again
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Console:
-    """Watch N robots under a run's policy in the browser, take over, correct."""
+class ConsoleSession:
+    """Robots in `env` under `policy`, with operators; the stepping thread owns it.
 
-    run: tyro.conf.Positional[str]
-    """Run folder."""
-    checkpoint: str = "best"
-    robots: int = 4
-    host: str = "127.0.0.1"
-    """Address to listen on; anything but loopback lets other machines in (they still need a token)."""
-    port: int = 8765
-    """0: any free one."""
-    url: str = ""
-    """Address that people open where a reverse proxy stands in front, like https://console.lab.example."""
-    operators: str = "operator"
-    """Comma list of names; each gets an address that works once (Enter in the terminal: new ones)."""
-    speed: float = 0.5
-    """Pace of the simulation; 1: real time."""
-    size: int = 480
-    """Pixels of the pictures of the robot that somebody looks at, from every camera."""
-    fps: float = 20.0
-    """Most pictures per second and robot."""
-    max_delay: float = 1.0
-    """Age of the picture on an operator's page, in seconds, above which what they hold stands still."""
-    patience: float = 60.0
-    """Seconds that a robot waits for help before its episode is given up as a failure."""
-    device: str = ""
-    """gamepad:/dev/input/js0 or spacemouse:/dev/hidraw0 on this machine, or leader:NAMESPACE, an arm on the
-    wire that publishes its pose (robo_rl sim-arm, a real one): drives what the first operator holds. (A
-    gamepad on the browser's machine needs no option.)
+    The page's thread reads `frame` and, under `lock`, calls `connect`, `disconnect`, `page_state`, `request_rewind` and the
+    commands of `desk`, and sets `watched`. limit: control steps of the task's own episodes; device: what the first operator
+    holds in their hand at this machine.
     """
-    seed: int = 0
-    threads: int = 1
-    seconds: float = 0.0
-    """Stop after this time; 0: run until Ctrl-C."""
 
-    def __post_init__(self) -> None:
-        for name, low, high in (("robots", 1, 64), ("port", 0, 65535), ("size", 48, 1024), ("fps", 1, 60),
-                                ("patience", 1, 1e6), ("seed", 0, 2000), ("threads", 0, 4096), ("seconds", 0, 1e9),
-                                ("max_delay", 0.1, 3600)):
-            in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
-        in_range("--speed", self.speed, 0, 10, open_low=True)
-        names = self.operators.split(",")
-        if len(set(names)) < len(names) or not all(n.isidentifier() for n in names):
-            raise UserError(f"--operators must be different names of letters and digits with commas between, got "
-                            f"{self.operators!r}")
-        parts = urllib.parse.urlsplit(self.url)
-        if self.url and not (parts.scheme in ("http", "https") and parts.hostname and not parts.path.strip("/")):
-            raise UserError(f"--url must be a scheme and a name, like https://console.lab.example, got {self.url!r}")
-
-
-def run(args: Console) -> int:
-    """Serve until Ctrl-C."""
-    try:
-        import websockets  # noqa: F401
-    except ImportError:
-        raise MissingDependency("the console needs websockets: pip install 'robo_rl[console]'") from None
-    from robo_rl.experiment.evaluation import pick_checkpoint
-    from robo_rl.experiment.train import run_config
-    from robo_rl.human.console.server import Server
-
-    source, folder = pick_checkpoint(Path(args.run), args.checkpoint)
-    config = replace(run_config(source), threads=args.threads)
-    with Signals() as signals:
-        floor = Floor(args, config, source, folder)
-        try:
-            server = Server(floor, args.host, args.port, args.operators, args.url)
-            server.start()
-            if args.host not in LOOPBACK:
-                print(f"robo_rl: listening on {args.host}: everybody who can reach this machine and has an address "
-                      "can move the robots, and nothing is encrypted (docs/human.md: ssh -L, or a proxy with TLS)")
-            announce(server)
-            floor.work(signals, args.seconds, lambda: announce(server, renew=True))
-            server.stop()
-        finally:
-            floor.close()
-    print(f"stopped; corrections: {floor.data} ({floor.kept} episodes with help). Learn from them: "
-          f"robo_rl correct {source} --operator console")
-    return 0
-
-
-def announce(server, renew: bool = False) -> None:
-    """Print an address per operator; renew: new ones, and the old sessions end."""
-    if renew:
-        server.renew()
-    for name, address in server.addresses().items():
-        print(f"{name}: {address}", flush=True)
-    print("Each address works once. New ones, old sessions end: press Enter here, or "
-          f"kill -USR1 {os.getpid()}", flush=True)
-
-
-class Signals:
-    """While open: SIGINT and SIGTERM ask for the end, SIGUSR1 and Enter in the terminal for new addresses."""
-
-    stop = renew = False
-
-    def __enter__(self):
-        flags = {signal.SIGINT: "stop", signal.SIGTERM: "stop", signal.SIGUSR1: "renew"}
-        self._before = {s: signal.signal(s, lambda *_, flag=flag: setattr(self, flag, True))
-                        for s, flag in flags.items()}
-        return self
-
-    def __exit__(self, *error) -> None:
-        for s, handler in self._before.items():
-            signal.signal(s, handler)
-
-    def wants_new_addresses(self) -> bool:
-        """Whether somebody asked since the last call."""
-        asked, self.renew = self.renew, False
-        return asked or enter_pressed()
-
-
-def enter_pressed() -> bool:
-    """Whether a line waits in the terminal (which is read); False without one, or if it is another job's."""
-    try:
-        here = sys.stdin.isatty() and os.tcgetpgrp(0) == os.getpgrp()
-        return here and bool(select.select([0], [], [], 0)[0]) and os.read(0, 4096) != b""
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-# ---------------------------------------------------------------------------------------------------- the robots
-
-
-class Floor:
-    """The robots, stepped by one thread; everything else reaches them through `desk`, `lock` and `orders`."""
-
-    def __init__(self, args: Console, config, source: Path, checkpoint: Path):
-        import numpy as np
-        import torch
-
-        from robo_rl.checkpoint import load_policy
-        from robo_rl.data.writer import Writer
-        from robo_rl.experiment.train import make_env
-        from robo_rl.human.console.access import Reserve
-        from robo_rl.human.console.cameras import Cameras, Frame
-        from robo_rl.human.desk import Desk
-        from robo_rl.human.devices import open_device
-        from robo_rl.human.intervene import Intervene
-        from robo_rl.human.journal import Journal, scan, unfinished
-        from robo_rl.human.practice import Robots
-
-        torch.set_num_threads(1)
-        self.args, self.data = args, source / "corrections"
-        self.reserve, self.trouble, self.retry = Reserve(), "", 0.0
-        self.policy, _ = load_policy(checkpoint)
-        probe = make_env(config, 1)
-        self.limit = probe.spec.max_steps
-        probe.close()
-        inner = make_env(replace(config, max_steps=LIMIT * self.limit), args.robots, render=config.obs != "rgb")
-        self.spec = inner.spec
-        self.pace = self.spec.period / args.speed
-        delay = max(args.max_delay, 3 * self.pace, 3 / args.fps)
-        self.desk = Desk(args.robots, len(self.spec.axes), args.patience, max_delay=delay)
+    def __init__(self, env, policy, recorder: CorrectionRecorder, options: ConsoleOptions, limit: int, device=None):
+        self.options, self.recorder, self.limit, self.spec, self.device = options, recorder, limit, env.spec, device
+        n = env.num_envs
+        self.pace = self.spec.period / options.speed
+        delay = max(options.max_delay, 3 * self.pace, 3 / options.fps)
+        self.desk = Desk(n, len(self.spec.axes), options.patience, max_delay=delay)
         self.lock = threading.Lock()
-        self.env = Intervene(inner, self.desk, blend=BLEND * args.speed, freeze=hasattr(inner, "get_state"))
-        self.writer, path = Writer(self.data, spec=self.spec), source / "console.journal"
-        self.kept, self.recovered = 0, 0
-        for episode in unfinished(scan(path)[0], self.writer.episodes):  # of a console that was killed
-            self.writer.add(episode)
-            self.recovered += 1
-        self.writer.flush()
-        self.journal = Journal(path)
-        self.journal.replace()
-        self.names = [""] * args.robots  # of the episodes in the journal
-        self.written = [0] * args.robots  # frames of each tape that the journal has
-        first = CONSOLE_START + args.seed * 100_000 + int(time.time()) % 50_000 * 1_000
-        self.robots = Robots(self.env, self.policy, iter(range(first, first + 10**9)), seed=args.seed, done=self.keep,
-                             rewindable=self.env.freeze)
-        self.robots.account.operators = len(args.operators.split(","))
-        self.device = open_device(args.device, self.leader) if args.device else None
-        self.led = 0  # number of the hold that a leader arm is aligned with
-        self.numbers = [0] * args.robots  # of the holds in the step before
-        self.orders: list[tuple] = []  # (what, robot, ...) for the stepping thread
-        self.cameras = Cameras(self.env, args.size)
-        self.looks: dict[str, int] = {}  # operator -> the robot that their page shows large
+        self.env = Intervene(env, self.desk, blend=BLEND * options.speed, freeze=hasattr(env, "get_state"))
+        first = CONSOLE_START + options.seed * 100_000 + int(time.time()) % 50_000 * 1_000
+        self.robots = Robots(self.env, policy, iter(range(first, first + 10**9)), seed=options.seed,
+                             done=recorder.end_episode, rewindable=self.env.freeze)
+        self.robots.account.operators = len(options.operators.split(","))
+        self.stuck = StuckDetector(n, limit, self.spec.period,
+                                   policy.obs_norm.std.numpy() if hasattr(policy.obs_norm, "std") else 1.0)
+        self.aligned_hold = 0  # number of the hold that a leader arm is aligned with
+        self.hold_numbers = [0] * n  # in the step before
+        self.rewinds: list[tuple[int, float]] = []  # (robot, seconds) that operators asked for
+        self.cameras = Cameras(self.env, options.size)
+        self.watched: dict[str, int] = {}  # operator -> the robot that their page shows large
+        self.connected: set[str] = set()
         self.frame = Frame(0, time.monotonic())
-        self.results = np.zeros((args.robots, 2), int)  # successes, failures
-        self.still, self.due = [None] * args.robots, [self.limit] * args.robots
-        self.drawn, self.cost, self.rate, self.blind = 0.0, 0.0, 0.0, ""
-        self.people: set[str] = set()
-        self.shown = self.robots.account.summary()
-        for i in range(args.robots):
-            self.name(i)
+        self.results = np.zeros((n, 2), int)  # successes, failures
+        self.drawn, self.draw_time, self.rate, self.picture_error = 0.0, 0.0, 0.0, ""
+        self.saved_stats = self.robots.account.summary()
 
-    def leader(self, namespace: str):
-        """A leader arm whose topics begin with `namespace` ("": with none)."""
-        from robo_rl.experiment.wire import connect
-        from robo_rl.human.devices import LeaderArm, tool_of
-        tool_of(self.robots.obs["state"][0], self.spec.state_names)
-        steps = [next((a.high for a in self.spec.axes if a.kind == "delta" and a.unit == unit), 0.0)
-                 for unit in ("m", "rad")]
-        if not all(steps):
-            raise UserError("a leader arm moves the hand: it needs a run of --control ee_delta")
-        return LeaderArm(Heard(connect("robo_rl_console", namespace=namespace)), (steps[0], steps[1]))
-
-    def name(self, i: int) -> None:
-        """A name for robot i's episode in the journal, with nothing written yet."""
-        self.names[i], self.written[i] = secrets.token_hex(6), 0
-
-    def close(self) -> None:
-        """Episodes with help that nobody finished are kept as they are."""
-        from robo_rl.human.practice import episode_of
-        for i, tape in enumerate(self.robots.tapes):
-            if any(r[3] for r in tape.rows):
-                episode = episode_of(tape, self.robots.views, False, False, self.robots.seen_by(i))
-                if episode is not None:
-                    self.keep(episode, i)
-        self.save()
-        try:
-            if self.trouble:
-                print(f"robo_rl: {self.trouble}; what people did is in {self.journal.path}, and the next robo_rl "
-                      "console of this run puts it into the data set", file=sys.stderr, flush=True)
-            else:
-                self.writer.close()
-                self.journal.replace()
-        finally:
-            self.reserve.close()
-            self.journal.abandon()
-            self.env.close()
-
-    def keep(self, episode, i: int) -> None:
-        """A finished episode; those with help go to the data set."""
-        helped = "human" in episode.source
-        self.journal.close_episode(self.names[i], len(self.writer) if helped else -1)
-        self.name(i)
-        if helped:
-            self.save(episode)
-            self.kept += 1
-
-    def save(self, *episodes) -> None:
-        """Journal and finished episodes to the disk. What fails is told on the page and tried again."""
-        with self.reserve:
-            try:
-                for episode in episodes:
-                    self.writer.add(episode)
-                self.journal.commit()
-                self.writer.flush()
-                self.trouble = ""
-            except (OSError, UserError) as e:
-                why = (e.strerror or str(e)) if isinstance(e, OSError) else str(e)
-                self.trouble = f"corrections are not saved yet, trying again ({why})"
-                self.retry = time.monotonic() + RETRY
-
-    def arrived(self, who: str) -> None:
-        """An operator's page is open."""
-        with self.lock:
-            self.people.add(who)
-            self.looks.setdefault(who, 0)
-
-    def left(self, who: str) -> None:
-        """And closed: what they hold stops."""
-        with self.lock:
-            self.people.discard(who)
-            self.looks.pop(who, None)
-            self.desk.lost(who)
-
-    def work(self, signals: Signals, seconds: float = 0.0, renew=lambda: None) -> None:
+    def run(self, requests: TerminalRequests, seconds: float = 0.0, renew=lambda: None) -> None:
         """Step at the pace until asked to stop; `renew()` runs when somebody asks for new addresses."""
         began = due = time.monotonic()
-        while not signals.stop and not (seconds and time.monotonic() - began > seconds):
+        while not requests.stop and not (seconds and time.monotonic() - began > seconds):
             due = max(due + self.pace, time.monotonic() - 5 * self.pace)
             self.tick()
-            if self.trouble and time.monotonic() > self.retry:
-                self.save()
-            if self.journal.size > JOURNAL and not self.trouble:
-                self.compact()
-            if signals.wants_new_addresses():
+            self.recorder.maintain(self.robots.tapes)
+            if requests.wants_new_addresses():
                 renew()
             time.sleep(max(0.0, due - time.monotonic()))
 
     def tick(self) -> None:
-        """Orders, one control step, the journal, pictures."""
+        """Rewind robots, step all of them, record, request help, draw."""
         with self.lock:
-            orders, self.orders = self.orders, []
-        for order in orders:
-            self.obey(*order)
-        robots, began = self.robots, time.monotonic()
+            rewinds, self.rewinds = self.rewinds, []
+        for i, seconds in rewinds:
+            self.rewind(i, seconds)
+        began = time.monotonic()
         with self.lock:
-            self.handheld()
+            self.read_device()
             numbers = [hold.number if hold else 0 for hold in self.desk.holds]
-            self.robots.helping[[n == 0 or n != m for n, m in zip(numbers, self.numbers, strict=True)]] = False
-            self.numbers = numbers  # another hold is another intervention
+            self.robots.helping[[n == 0 or n != m for n, m in zip(numbers, self.hold_numbers, strict=True)]] = False
+            self.hold_numbers = numbers  # another hold is another intervention
             self.env.sources()  # what people want now, under the lock; the step itself needs none
-        ended = robots.step()
+        ended = self.robots.step()
         with self.lock:
             for i in ended.nonzero()[0]:
-                self.ended(int(i), "it succeeded" if robots.won[i] else "its time was over", bool(robots.won[i]))
-        self.finish_marked()
+                success = bool(self.robots.won[i])
+                self.end_episode(int(i), "it succeeded" if success else "its time was over", success)
+        self.end_labelled_episodes()
         with self.lock:
-            self.detect()
-        self.write()
+            self.request_help()
+        self.recorder.record_frames(self.robots.tapes)
+        if not self.recorder.error:
+            self.saved_stats = self.robots.account.summary()
         self.rate = 0.95 * self.rate + 0.05 / max(self.pace, time.monotonic() - began)
-        now, gap = time.monotonic(), max(1 / self.args.fps, 2 * self.cost)
+        now, gap = time.monotonic(), max(1 / self.options.fps, 2 * self.draw_time)
         if now - self.drawn >= gap:  # late pictures are made up for by one, so that --fps holds on average
             self.drawn = max(self.drawn + gap, now - gap)
             self.draw()
 
-    def handheld(self) -> None:
-        """The device at this machine drives what the first operator holds; unplugged, it stops that robot."""
+    def close(self) -> None:
+        """Record unfinished episodes with help as they are, and close the files and the env."""
+        for i, tape in enumerate(self.robots.tapes):
+            if any(r[3] for r in tape.rows):
+                episode = episode_of(tape, self.robots.views, False, False, self.robots.seen_by(i))
+                if episode is not None:
+                    self.recorder.end_episode(episode, i)
+        try:
+            self.recorder.close()
+        finally:
+            self.env.close()
+
+    # ------------------------------------------------------------ what a page asks for, under the lock
+
+    def connect(self, who: str) -> None:
+        """An operator's page opens."""
+        with self.lock:
+            self.connected.add(who)
+            self.watched.setdefault(who, 0)
+
+    def disconnect(self, who: str) -> None:
+        """An operator's page closes: the robot that they hold stops."""
+        with self.lock:
+            self.connected.discard(who)
+            self.watched.pop(who, None)
+            self.desk.lost(who)
+
+    def request_rewind(self, i: int, seconds: float) -> None:
+        """Rewind robot i before the next step. UserError: the simulator has no snapshots."""
+        if not self.env.freeze:
+            raise UserError("this simulator cannot go back")
+        self.rewinds.append((i, seconds))
+
+    def page_state(self, who: str) -> dict:
+        """What the page of operator `who` shows, as JSON."""
+        desk, stats, total = self.desk, self.saved_stats, self.results.sum(0)
+        return {"t": "state", "robots": [self._robot_state(i, who) for i in range(self.options.robots)], "you": who,
+                "limit": round(self.limit * self.spec.period, 2),
+                "axes": [{"name": a.name, "kind": a.kind, "unit": a.unit, "words": words_of(a)}
+                         for a in self.spec.axes],
+                "views": self.cameras.views, "max_delay": desk.max_delay,
+                "trouble": self.recorder.error or self.picture_error,
+                "people": sorted(self.connected), "rate": round(self.rate, 1), "pace": self.options.speed,
+                "account": {"operator_minutes": round(stats["operator_minutes"], 2), "interventions": stats["interventions"],
+                            "per_hour": round(stats["interventions_per_hour"]), "human": round(100 * stats["human_share"], 1),
+                            "human_steps": stats["human_steps"],
+                            "first_ms": [round(1000 * x, 1) for x in desk.latencies[-20:]],
+                            "reaction": round(sum(desk.reactions) / len(desk.reactions), 1) if desk.reactions else 0,
+                            "successes": int(total[0]), "episodes": int(total.sum()), "kept": self.recorder.kept,
+                            "unsaved": self.recorder.unsaved}}
+
+    def _robot_state(self, i: int, who: str) -> dict:
+        desk, hold, steps = self.desk, self.desk.holds[i], int(self.env.steps[i])
+        mine = hold is not None and hold.operator == who
+        return {"phase": PHASES[int(self.robots.phase[i])], "holder": hold.operator if hold else "",
+                "number": hold.number if mine else 0, "late": mine and hold.delay > desk.max_delay,
+                "why": desk.why[i], "paused": desk.paused[i],
+                "waiting": round(desk.clock() - desk.asked[i], 1) if desk.why[i] else 0.0,
+                "episode": int(desk.episode[i]), "last": desk.last[i], "time": round(steps * self.spec.period, 2),
+                "task": self.alignment_hint(i) or self.robots.tapes[i].task,
+                "successes": int(self.results[i, 0]), "failures": int(self.results[i, 1])}
+
+    # ------------------------------------------------------------ parts of a tick
+
+    def read_device(self) -> None:
+        """The device at this machine commands the robot that the first operator holds; unplugged, it stops that robot."""
         if self.device is None:
             return
-        from robo_rl.human.devices import LeaderArm, command, tool_of
-        from robo_rl.human.intervene import CORRECTION, PAUSE
-        reading, first = self.device.read(), self.args.operators.split(",")[0]
+        reading, first = self.device.read(), self.options.operators.split(",")[0]
         leads = isinstance(self.device, LeaderArm)
         for i, hold in enumerate(self.desk.holds):
             if hold is None or hold.operator != first:
                 continue
-            if leads and not (self.device.aligned and self.led == hold.number):
+            if leads and not (self.device.aligned and self.aligned_hold == hold.number):
                 self.device.align(*tool_of(self.robots.obs["state"][i], self.spec.state_names))
-                self.led = hold.number
+                self.aligned_hold = hold.number
                 continue
             if self.device.gone:
                 self.desk.pause("the device, which is gone", i, True)
@@ -352,157 +185,63 @@ class Floor:
         if self.device.gone:
             self.device = None
 
-    def write(self) -> None:
-        """New frames to the journal, on the disk at once where a person acted; only then they count."""
-        helped = [self.append(i, tape) for i, tape in enumerate(self.robots.tapes)]
-        if (any(helped) or len(self.journal) > 1000) and not self.trouble:
-            self.save()
-        if not self.trouble:
-            self.shown = self.robots.account.summary()
+    def alignment_hint(self, i: int) -> str:
+        """How far a leader arm is from robot i, which it is to lead; "" where it is aligned, or leads none."""
+        hold, away = self.desk.holds[i], getattr(self.device, "away", None)
+        if away is None or hold is None or hold.operator != self.options.operators.split(",")[0] or self.device.aligned:
+            return ""
+        return "the leader arm is silent" if away[0] == float("inf") else (
+            f"bring the leader arm to the robot's tool: {away[0] * 100:.0f} cm and {away[1] * 57.3:.0f} degrees away")
 
-    def compact(self) -> None:
-        """The journal anew, with the episodes that are not over."""
-        self.save()
-        if self.trouble:
-            return
-        self.written = [0] * self.args.robots
-        for i, tape in enumerate(self.robots.tapes):
-            self.append(i, tape)
-        with self.reserve:
-            try:
-                self.journal.replace()
-            except (OSError, UserError) as e:  # the old one holds all of it
-                self.trouble = f"the journal is not written anew, trying again ({e})"
-                self.retry = time.monotonic() + RETRY
+    def rewind(self, i: int, seconds: float) -> None:
+        """Put robot i back by `seconds` of its episode."""
+        to = max(0, len(self.robots.tapes[i].rows) - round(seconds / self.spec.period))
+        if self.robots.rewind(i, to):
+            self.recorder.drop_episode(i)
 
-    def append(self, i: int, tape) -> bool:
-        """Frames of a tape that the journal does not have -> whether a person acted in one."""
-        helped = False
-        for state, action, reward, source, phase, images in tape.rows[self.written[i]:]:
-            self.journal.frame(self.names[i], tape.start, tape.task, state, action, reward, source, phase, images)
-            helped |= source == 1
-        self.written[i] = len(tape.rows)
-        return helped
-
-    def ended(self, i: int, how: str, success: bool) -> None:
+    def end_episode(self, i: int, how: str, success: bool) -> None:
+        """Count robot i's finished episode; under the lock."""
         self.results[i, 0 if success else 1] += 1
         self.desk.ended(i, how)
-        self.still[i], self.due[i] = None, self.limit
+        self.stuck.begin_episode(i)
 
-    def finish_marked(self) -> None:
-        """End the episodes that people marked or that nobody came for."""
-        import numpy as np
+    def end_labelled_episodes(self) -> None:
+        """End the episodes that an operator labelled, and those whose request for help nobody answered."""
+        n = self.options.robots
         with self.lock:
-            given_up = self.desk.given_up()
-            over = [(i, self.desk.marks[i]) for i in range(self.args.robots) if self.desk.marks[i] is not None
-                    or i in given_up]
-        done = np.zeros(self.args.robots, bool)
+            unanswered = self.desk.given_up()
+            over = [(i, self.desk.marks[i]) for i in range(n) if self.desk.marks[i] is not None or i in unanswered]
+        done = np.zeros(n, bool)
         for i, mark in over:
             success = mark is not None and mark.success
             self.robots.finish(i, success, success)  # writes; not under the lock
             how = f"{mark.operator} marked it a {'success' if success else 'failure'}" if mark else "nobody came"
             with self.lock:
-                self.ended(i, how, success)
+                self.end_episode(i, how, success)
             done[i] = True
         if done.any():
             self.robots.renew(done)
 
-    def obey(self, what: str, i: int, *rest) -> None:
-        """An order of the page that touches the robots: go back."""
-        if what == "rewind":
-            seconds, = rest
-            tape = self.robots.tapes[i]
-            back = self.robots.rewind(i, max(0, len(tape.rows) - round(seconds / self.spec.period)))
-            if back:
-                self.journal.close_episode(self.names[i], -1)
-                self.name(i)
-
-    def detect(self) -> None:
-        """Call for help where a robot under its policy is over its time or stands still."""
-        import numpy as np
-        taken = self.env.steps
-        for i in range(self.args.robots):
+    def request_help(self) -> None:
+        """Request help where a robot under its policy is over its time or stands still; under the lock."""
+        steps = self.env.steps
+        for i in range(self.options.robots):
             if self.desk.holds[i] is not None or self.desk.paused[i] or self.desk.why[i]:
-                self.still[i] = None
+                self.stuck.pause(i)
                 continue
-            steps, now = int(taken[i]), self.robots.obs["state"][i]
-            if steps >= self.due[i]:
-                self.due[i] = steps + self.limit
-                self.desk.call(i, f"not done after {steps * self.spec.period:.1f} s")
-            if self.still[i] is None or steps - self.still[i][0] >= round(1 / self.spec.period):
-                if self.still[i] is not None:
-                    std = self.policy.obs_norm.std.numpy() if hasattr(self.policy.obs_norm, "std") else 1.0
-                    if float(np.sqrt(np.mean(((now - self.still[i][1]) / np.maximum(std, 1e-3)) ** 2))) < STUCK:
-                        self.desk.call(i, "it stands still")
-                self.still[i] = (steps, now.copy())
+            for why in self.stuck.check(i, int(steps[i]), self.robots.obs["state"][i]):
+                self.desk.call(i, why)
 
     def draw(self) -> None:
-        """The newest pictures: every robot small, those that somebody looks at from every camera."""
+        """Draw the newest pictures: every robot small, those that an operator watches from every camera."""
         began = time.monotonic()
         with self.lock:
-            large = sorted(set(self.looks.values()))
+            large = sorted(set(self.watched.values()))
         try:
             self.frame = self.cameras.frame(self.frame.number + 1, began, self.robots.obs, large)
-            self.blind = ""
+            self.picture_error = ""
         except (OSError, RuntimeError, UserError) as e:
             if not self.frame.small:
                 raise  # there never was one: no OpenGL
-            self.blind = f"no new pictures ({e})"
-        self.cost = time.monotonic() - began
-
-    def apart(self, i: int) -> str:
-        """How far a leader arm is from the robot it is to lead; "" where it is there, or leads none."""
-        hold, away = self.desk.holds[i], getattr(self.device, "away", None)
-        if away is None or hold is None or hold.operator != self.args.operators.split(",")[0] or self.device.aligned:
-            return ""
-        return "the leader arm is silent" if away[0] == float("inf") else (
-            f"bring the leader arm to the robot's tool: {away[0] * 100:.0f} cm and {away[1] * 57.3:.0f} degrees away")
-
-    def state(self, who: str) -> dict:
-        """What operator `who` sees; call it under the lock."""
-        from robo_rl.data.episode import PHASES
-        from robo_rl.human.console.cameras import words_of
-        desk, now, steps, out = self.desk, self.desk.clock(), self.env.steps, []
-        for i in range(self.args.robots):
-            hold, mine = desk.holds[i], desk.holds[i] is not None and desk.holds[i].operator == who
-            out.append({"phase": PHASES[int(self.robots.phase[i])], "holder": hold.operator if hold else "",
-                        "number": hold.number if mine else 0, "late": mine and hold.delay > desk.max_delay,
-                        "why": desk.why[i], "paused": desk.paused[i],
-                        "waiting": round(now - desk.asked[i], 1) if desk.why[i] else 0.0,
-                        "episode": int(desk.episode[i]), "last": desk.last[i],
-                        "time": round(int(steps[i]) * self.spec.period, 2),
-                        "task": self.apart(i) or self.robots.tapes[i].task,
-                        "successes": int(self.results[i, 0]), "failures": int(self.results[i, 1])})
-        s = self.shown
-        total = self.results.sum(0)
-        return {"t": "state", "robots": out, "you": who, "limit": round(self.limit * self.spec.period, 2),
-                "axes": [{"name": a.name, "kind": a.kind, "unit": a.unit, "words": words_of(a)}
-                         for a in self.spec.axes],
-                "views": self.cameras.views, "max_delay": desk.max_delay, "trouble": self.trouble or self.blind,
-                "people": sorted(self.people), "rate": round(self.rate, 1), "pace": self.args.speed,
-                "account": {"operator_minutes": round(s["operator_minutes"], 2), "interventions": s["interventions"],
-                            "per_hour": round(s["interventions_per_hour"]), "human": round(100 * s["human_share"], 1),
-                            "human_steps": s["human_steps"], "first_ms": [round(1000 * x, 1)
-                                                                          for x in desk.latencies[-20:]],
-                            "reaction": round(sum(desk.reactions) / len(desk.reactions), 1) if desk.reactions else 0,
-                            "successes": int(total[0]), "episodes": int(total.sum()), "kept": self.kept,
-                            "unsaved": len(self.writer) - self.writer.episodes}}
-
-
-class Heard:
-    """() -> (position, quaternion, gripper -1 .. 1) that an arm on the wire said last; None: it is silent."""
-
-    def __init__(self, wire):
-        from controllers.node import GRIPPER_STATE
-        from controllers.transport import JointState, PoseStamped
-        self.wire = wire
-        self.pose = wire.subscription("current_pose", PoseStamped)
-        self.gripper = wire.subscription(GRIPPER_STATE, JointState)
-
-    def __call__(self):
-        from robo_rl.human.devices import SILENCE
-        got, grip = self.pose.latest(), self.gripper.latest()
-        if got is None or self.wire.now() - got.at > SILENCE:
-            return None
-        opening = grip.message.position[0] if grip is not None and grip.message.position else 1.0
-        return got.message.pos, got.message.quat, 1.0 if opening > 0.5 else -1.0
+            self.picture_error = f"no new pictures ({e})"
+        self.draw_time = time.monotonic() - began

@@ -1,0 +1,61 @@
+"""Open the console on a run: its env, its policy, its corrections, and the device beside it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from robo_rl.errors import UserError
+from robo_rl.human.console.options import ConsoleOptions
+
+
+def open_session(options: ConsoleOptions):
+    """(ConsoleSession of a run, its run folder). UserError: no run, no checkpoint, or the device cannot be opened."""
+    import torch
+
+    from robo_rl.checkpoint import load_policy
+    from robo_rl.experiment.evaluation import pick_checkpoint
+    from robo_rl.experiment.train import make_env, run_config
+    from robo_rl.human.console.recorder import CorrectionRecorder
+    from robo_rl.human.console.session import TIME_LIMITS, ConsoleSession
+    from robo_rl.human.devices import open_device
+
+    torch.set_num_threads(1)
+    source, checkpoint = pick_checkpoint(Path(options.run), options.checkpoint)
+    config = replace(run_config(source), threads=options.threads)
+    policy, _ = load_policy(checkpoint)
+    probe = make_env(config, 1)
+    limit = probe.spec.max_steps
+    probe.close()
+    env = make_env(replace(config, max_steps=TIME_LIMITS * limit), options.robots, render=config.obs != "rgb")
+    recorder = CorrectionRecorder(source / "corrections", source / "console.journal", env.spec, options.robots)
+    device = open_device(options.device, lambda namespace: open_leader_arm(namespace, env.spec)) if options.device else None
+    return ConsoleSession(env, policy, recorder, options, limit, device), source
+
+
+def open_leader_arm(namespace: str, spec):
+    """A leader arm whose topics begin with `namespace` ("": with none), for robots of this ControlSpec."""
+    from robo_rl.experiment.wire import connect
+    from robo_rl.human.devices import LeaderArm, check_tool_state
+    check_tool_state(spec.state_names)
+    steps = [next((a.high for a in spec.axes if a.kind == "delta" and a.unit == unit), 0.0) for unit in ("m", "rad")]
+    if not all(steps):
+        raise UserError("a leader arm moves the hand: it needs a run of --control ee_delta")
+    return LeaderArm(PoseReader(connect("robo_rl_console", namespace=namespace)), (steps[0], steps[1]))
+
+
+class PoseReader:
+    """() -> (position [3] [m], quaternion wxyz [4], gripper -1 .. 1) that an arm published last; None: it is silent."""
+
+    def __init__(self, wire):
+        from controllers.node import GRIPPER_STATE
+        from controllers.transport import JointState, PoseStamped
+        self.wire = wire
+        self.pose = wire.subscription("current_pose", PoseStamped)
+        self.gripper = wire.subscription(GRIPPER_STATE, JointState)
+
+    def __call__(self):
+        from robo_rl.human.devices import SILENCE
+        got, grip = self.pose.latest(), self.gripper.latest()
+        if got is None or self.wire.now() - got.at > SILENCE:
+            return None
+        opening = grip.message.position[0] if grip is not None and grip.message.position else 1.0
+        return got.message.pos, got.message.quat, 1.0 if opening > 0.5 else -1.0

@@ -1,0 +1,134 @@
+"""The console's corrections on the disk: frames in a journal before they count, episodes in a LeRobot v3 data set.
+
+What cannot be saved is reported (`error`), kept and tried again; the robots go on.
+"""
+
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from robo_rl.data.writer import Writer
+from robo_rl.errors import UserError
+from robo_rl.human.console.access import Reserve
+from robo_rl.human.journal import Journal, scan, unfinished
+from robo_rl.human.practice import Tape
+from robo_rl.types import ControlSpec
+
+JOURNAL_SIZE = 20_000_000  # bytes after which the journal is written anew
+RETRY = 3.0  # s until what could not be saved is tried again
+
+
+class CorrectionRecorder:
+    """Writes the episodes of `num_robots` robots to the data set `folder` and their frames to the journal at `journal`.
+
+    Episodes that a console left in the journal when it was killed are added to the data set first (`recovered` of them). Frames
+    that no file has yet are those of a robot's episode from `written` on. kept: episodes with help that were added.
+    """
+
+    def __init__(self, folder: Path, journal: Path, spec: ControlSpec, num_robots: int,
+                 clock: Callable[[], float] = time.monotonic):
+        self.folder, self.clock = folder, clock
+        self.reserve, self.error, self.retry_at = Reserve(), "", 0.0
+        self.writer = Writer(folder, spec=spec)
+        self.kept = self.recovered = 0
+        for episode in unfinished(scan(journal)[0], self.writer.episodes):
+            self.writer.add(episode)
+            self.recovered += 1
+        self.writer.flush()
+        self.journal = Journal(journal)
+        self.journal.replace()
+        self.names = [""] * num_robots  # of the episodes in the journal
+        self.written = [0] * num_robots
+        for i in range(num_robots):
+            self.begin_episode(i)
+
+    @property
+    def unsaved(self) -> int:
+        """Episodes that are not in the data set's files yet."""
+        return len(self.writer) - self.writer.episodes
+
+    def begin_episode(self, i: int) -> None:
+        """Name robot i's episode in the journal; none of its frames is written."""
+        self.names[i], self.written[i] = secrets.token_hex(6), 0
+
+    def drop_episode(self, i: int) -> None:
+        """Discard what the journal has of robot i's episode; it is written anew from its first frame."""
+        self.journal.close_episode(self.names[i], -1)
+        self.begin_episode(i)
+
+    def end_episode(self, episode, i: int) -> None:
+        """Record robot i's finished episode; one with help goes to the data set."""
+        helped = "human" in episode.source
+        self.journal.close_episode(self.names[i], len(self.writer) if helped else -1)
+        self.begin_episode(i)
+        if helped:
+            self.save(episode)
+            self.kept += 1
+
+    def save(self, *episodes) -> None:
+        """Write the journal and finished episodes to the disk; `error` says what failed."""
+        with self.reserve:
+            try:
+                for episode in episodes:
+                    self.writer.add(episode)
+                self.journal.commit()
+                self.writer.flush()
+                self.error = ""
+            except (OSError, UserError) as e:
+                why = (e.strerror or str(e)) if isinstance(e, OSError) else str(e)
+                self._fail(f"corrections are not saved yet, trying again ({why})")
+
+    def record_frames(self, episodes: list[Tape]) -> None:
+        """Write the robots' new frames to the journal, to the disk at once where a person acted."""
+        helped = [self._append(i, episode) for i, episode in enumerate(episodes)]
+        if (any(helped) or len(self.journal) > 1000) and not self.error:
+            self.save()
+
+    def maintain(self, episodes: list[Tape]) -> None:
+        """Retry what failed, and keep the journal small; call it between two steps."""
+        if self.error and self.clock() > self.retry_at:
+            self.save()
+        if self.journal.size > JOURNAL_SIZE and not self.error:
+            self._compact(episodes)
+
+    def close(self) -> None:
+        """Save what is left. Where that fails, the journal keeps it for the next console of the run."""
+        self.save()
+        try:
+            if self.error:
+                print(f"robo_rl: {self.error}; what people did is in {self.journal.path}, and the next robo_rl "
+                      "console of this run puts it into the data set", file=sys.stderr, flush=True)
+            else:
+                self.writer.close()
+                self.journal.replace()
+        finally:
+            self.reserve.close()
+            self.journal.abandon()
+
+    def _append(self, i: int, episode: Tape) -> bool:
+        """Write the frames that the journal does not have -> whether a person acted in one."""
+        helped = False
+        for state, action, reward, source, phase, images in episode.rows[self.written[i]:]:
+            self.journal.frame(self.names[i], episode.start, episode.task, state, action, reward, source, phase, images)
+            helped |= source == 1
+        self.written[i] = len(episode.rows)
+        return helped
+
+    def _compact(self, episodes: list[Tape]) -> None:
+        """Write the journal anew, with the episodes that are not over."""
+        self.save()
+        if self.error:
+            return
+        self.written = [0] * len(episodes)
+        for i, episode in enumerate(episodes):
+            self._append(i, episode)
+        with self.reserve:
+            try:
+                self.journal.replace()
+            except (OSError, UserError) as e:  # the old one holds all of it
+                self._fail(f"the journal is not written anew, trying again ({e})")
+
+    def _fail(self, error: str) -> None:
+        self.error, self.retry_at = error, self.clock() + RETRY
