@@ -20,7 +20,7 @@ COMMANDS = {
     "deploy": ("DeployOptions", "run a run's policy on an arm, governed; --dry-run commands nothing"),
     "serve": ("ServeOptions", "answer a run's policy over TCP, for a bridge on another machine"),
     "up": ("UpOptions", "bring up a graph of commands without ROS: arm and bridge"),
-    "correct": ("Correct", "rounds of practice with a person beside the robots, learning from what they did"),
+    "correct": ("CorrectOptions", "rounds of practice with a person beside the robots, learning from what they did"),
     "workers": ("WorkersOptions", "let workers join or leave a run that goes on"),
     "console": ("ConsoleOptions", "a web page to watch robots, take over and teach; several operators"),
     "report": ("Report", "one self-contained HTML page of a run"),
