@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from robo_rl.errors import UserError, in_range
 from robo_rl.normalise import Normaliser
+from robo_rl.optim import AdamW
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +78,7 @@ def fit(marks: Marked, seed: int = 0, updates: int = 400, batch: int = 128, lr: 
         model = SuccessClassifier(marks.state.shape[1])
     state, rng = torch.from_numpy(marks.state), np.random.default_rng(seed)
     model.norm.fit(state)
-    opt = torch.optim.AdamW(model.parameters(), lr, weight_decay=1e-3)
+    opt = AdamW(model.parameters(), lr, weight_decay=1e-3, fused=False)
     half = batch // 2
     label = torch.cat([torch.ones(half), torch.zeros(batch - half)])
     for _ in range(updates):

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 # Inside robo_rl each line imports only from the lines above it (and a package from itself).
 LAYERS = (
     "types errors geometry",
-    "files options contract starts stats advantages corrections losses sampling noise normalise allocate",
+    "files options contract starts stats advantages corrections losses optim sampling noise normalise allocate",
     "policies data rewards log journal selection health provenance",
     "checkpoint rollout replay",
     "evaluate algos gather",

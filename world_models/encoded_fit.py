@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from robo_rl.errors import UserError
+from robo_rl.optim import AdamW
 from world_models.encoded import Encoded
 from world_models.fit import Fitter, pace, smooth
 from world_models.options import EncodedFitOptions
@@ -27,7 +28,7 @@ class EncodedFitter:
         self.model, self.data, self.options, self.seed = model, data, options, seed
         self.train = np.flatnonzero(~np.repeat(data.held, data.lengths))
         self.generator = torch.Generator().manual_seed(seed)
-        self.opt = torch.optim.AdamW(model.codec.parameters(), lr=options.lr, weight_decay=1e-4, foreach=True)
+        self.opt = AdamW(model.codec.parameters(), lr=options.lr, weight_decay=1e-4, fused=False)
         self.update = 0
         self.dynamics: Fitter | None = None
         self.coded: Recorded | None = None
@@ -62,7 +63,7 @@ class EncodedFitter:
                 raise UserError(f"the loss of the autoencoder is no longer finite after {self.update} updates; start again with a "
                                 "smaller --fit.lr")
             self.opt.param_groups[0]["lr"] = pace(o.lr, self.update, o.pictures)
-            self.opt.zero_grad(set_to_none=True)
+            self.opt.zero_grad()
             value.backward()
             self.opt.step()
             self.update += 1

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from robo_rl.optim import AdamW
 from world_models.latent import Latent
 from world_models.options import FitOptions
 from world_models.recorded import Recorded
@@ -90,10 +91,9 @@ def loss(model: Latent, w: Windows, rows: Tensor, unroll: int) -> tuple[Tensor, 
     return total, {k: v.detach() for k, v in parts.items()}
 
 
-def descend(value: Tensor, opt: torch.optim.Optimizer, params, most: float, pairs: list[tuple[Tensor, Tensor]],
-            decay: float) -> None:
+def descend(value: Tensor, opt: AdamW, params, most: float, pairs: list[tuple[Tensor, Tensor]], decay: float) -> None:
     """One step of `opt` down `value`, gradient norm of `params` at most `most`; of `pairs` (average, weight) the average follows."""
-    opt.zero_grad(set_to_none=True)
+    opt.zero_grad()
     value.backward()
     torch.nn.utils.clip_grad_norm_(params, most, foreach=True)
     opt.step()
@@ -121,7 +121,7 @@ class Fitter:
     def __init__(self, model: Latent, data: Recorded, options: FitOptions, seed: int, fresh: bool = True):
         self.model, self.options = model, options
         self.windows = windows(data, model, fresh)
-        self.opt = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay, foreach=True)
+        self.opt = AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=False)
         self.average = copy.deepcopy(model)
         self.generator = torch.Generator().manual_seed(seed)
         self.update = 0

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from robo_rl import files
 from robo_rl.errors import UserError, in_range
+from robo_rl.optim import AdamW
 from world_models.latent import Ensemble
 from world_models.learning import read
 from world_models.options import JudgeConfig
@@ -121,13 +122,13 @@ class Classifier:
         after, steps = data.extended()
         obs = {"state": after.state[steps + 1]} | {f"image/{v}": after.images[v][steps + 1] for v in self.views}
         x, y = self.features(obs, data.action), torch.from_numpy(won.astype(np.float32))
-        generator, opt = torch.Generator().manual_seed(seed), torch.optim.AdamW(self.net.parameters(), lr=o.lr)
+        generator, opt = torch.Generator().manual_seed(seed), AdamW(self.net.parameters(), o.lr, weight_decay=1e-2, fused=False)
         yes, no = (torch.from_numpy(np.flatnonzero(m & ~held)) for m in (won, ~won))
         for update in range(o.updates):
             opt.param_groups[0]["lr"] = o.lr * (1 - update / o.updates)
             rows = torch.cat([p[torch.randint(0, len(p), (o.batch // 2,), generator=generator)] for p in (yes, no)])
             loss = F.binary_cross_entropy_with_logits(self.net(x[rows])[0, :, 0], y[rows])
-            opt.zero_grad(set_to_none=True)
+            opt.zero_grad()
             loss.backward()
             opt.step()
         with torch.no_grad():

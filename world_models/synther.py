@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from robo_rl.errors import UserError, choose, in_range
+from robo_rl.optim import AdamW
 
 Guide = Callable[[Tensor, float, int, int], Tensor]  # (x [B,..,D], sigma, step, steps) -> what is added to x
 
@@ -196,11 +197,11 @@ def learn(net: nn.Module, rows: Tensor, options: SynthOptions, seed: int = 0,
     std = torch.where(std > 1e-5, std, torch.ones(()))  # a constant passes through
     y, generator = (rows - mean) / std, torch.Generator().manual_seed(seed)
     average = copy.deepcopy(net).requires_grad_(False)
-    opt = torch.optim.Adam(net.parameters(), options.lr, foreach=True)
+    opt = AdamW(net.parameters(), options.lr, fused=False)
     for n in range(options.updates):
         opt.param_groups[0]["lr"] = options.lr * 0.5 * (1 + math.cos(math.pi * n / options.updates))
         value = edm_loss(net, y[torch.randint(0, len(y), (options.batch,), generator=generator)], generator)
-        opt.zero_grad(set_to_none=True)
+        opt.zero_grad()
         value.backward()
         opt.step()
         decay = min(options.ema, (1 + n) / (10 + n))

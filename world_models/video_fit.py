@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from robo_rl.errors import UserError
+from robo_rl.optim import AdamW
 from world_models.fit import Fitter, descend, pace, smooth
 from world_models.options import FitOptions, VideoFitOptions
 from world_models.recorded import Recorded
@@ -54,7 +55,7 @@ class VideoFitter:
             self.measure(self.rows[torch.randint(0, len(self.rows), (min(512, len(self.rows)),), generator=self.generator)])
         self.average = copy.deepcopy(model)
         self.mine = [*model.net.parameters(), *model.heads.parameters()]
-        self.opt = torch.optim.AdamW(self.mine, lr=options.lr, weight_decay=1e-4, foreach=True)
+        self.opt = AdamW(self.mine, lr=options.lr, weight_decay=1e-4, fused=False)
 
     def measure(self, rows: Tensor) -> None:
         """The model's unit: the mean square change of each frame of the chunks that begin in rows [B], by view, as a sum of

@@ -8,6 +8,7 @@ from torch import Tensor
 from robo_rl import losses
 from robo_rl.advantages import gae, group_advantage, whiten
 from robo_rl.corrections import opob, vtrace
+from robo_rl.optim import AdamW, Optimizer
 from robo_rl.options import OnPolicyOptions
 from robo_rl.policies.nets import Critic
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
@@ -24,12 +25,14 @@ def pick(obs: Obs, rows: Tensor) -> Obs:
     return {k: v[rows] for k, v in obs.items()}
 
 
-def make_adam(params, lr: float, weight_decay: float = 0.0, eps: float = 1e-5) -> torch.optim.Optimizer:
-    """AdamW in its fused form (one kernel for all tensors; eps 1e-5 as in CleanRL and SB3, 1e-8 in methods of replay)."""
-    return torch.optim.AdamW(params, lr=lr, eps=eps, weight_decay=weight_decay, fused=True)
+def make_adam(params: list[Tensor], lr: float, weight_decay: float = 0.0, eps: float = 1e-5) -> Optimizer:
+    """AdamW in its fused form (one kernel for all tensors; eps 1e-5 as in CleanRL and SB3, 1e-8 in methods of replay).
+    Of sharded parameters (`robo_rl.runtime.sharded`) torch's own."""
+    sharded = any(hasattr(p, "to_local") for p in params)
+    return (torch.optim.AdamW if sharded else AdamW)(params, lr=lr, eps=eps, weight_decay=weight_decay, fused=True)
 
 
-def descend(loss: Tensor, params: list[Tensor], opt: torch.optim.Optimizer, max_norm: float,
+def descend(loss: Tensor, params: list[Tensor], opt: Optimizer, max_norm: float,
             total: "Callable[[Tensor], Tensor] | None" = None) -> Tensor:
     """One step of `opt` along the gradient of `loss`, scaled to a norm of at most max_norm -> the norm before.
 
@@ -43,7 +46,7 @@ def descend(loss: Tensor, params: list[Tensor], opt: torch.optim.Optimizer, max_
     return step_along(params, opt, max_norm, total, torch.isfinite(loss.detach()))
 
 
-def step_along(params: list[Tensor], opt: torch.optim.Optimizer, max_norm: float,
+def step_along(params: list[Tensor], opt: Optimizer, max_norm: float,
                total: "Callable[[Tensor], Tensor] | None" = None, sound: Tensor | None = None) -> Tensor:
     """The step of `descend` along gradients that are there already -> their norm; nan where not `sound`."""
     grads = [p.grad for p in params if p.grad is not None]

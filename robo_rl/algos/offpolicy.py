@@ -19,6 +19,7 @@ from torch import Tensor
 from robo_rl.algos import credit
 from robo_rl.algos.credit import descend
 from robo_rl.errors import UserError
+from robo_rl.optim import AdamW, Optimizer
 from robo_rl.options import OffPolicyOptions
 from robo_rl.policies.offpolicy import Ensemble
 from robo_rl.policies.policy import Obs
@@ -27,7 +28,7 @@ from robo_rl.replay import POLICY, Batch
 Sample = Callable[[int], Batch]  # transitions wanted -> a batch with the guaranteed shares
 
 
-def make_adam(params, lr: float) -> torch.optim.Optimizer:
+def make_adam(params: list[Tensor], lr: float) -> Optimizer:
     """Adam as the papers of these methods have it: eps 1e-8 (SAC, RLPD, IQL, Cal-QL, EXPO)."""
     return credit.make_adam(params, lr, eps=1e-8)
 
@@ -222,7 +223,7 @@ class Temperature:
     def __init__(self, alpha: float, lr: float, target: float):
         self.log = torch.tensor(max(alpha, 1e-8)).log().requires_grad_(True)
         self.target, self.lr = target, lr
-        self.opt = torch.optim.Adam([self.log], lr=max(lr, 1e-12))
+        self.opt = AdamW([self.log], max(lr, 1e-12), fused=False)
 
     @property
     def value(self) -> Tensor:

@@ -22,6 +22,7 @@ from robo_rl.advantages import whiten
 from robo_rl.algos.credit import Credit, descend, flat, make_adam, pick, step_along
 from robo_rl.algos.stale import Corrector
 from robo_rl.corrections import ess
+from robo_rl.optim import Optimizer
 from robo_rl.options import OnPolicyOptions, PolicyOptions
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
 from robo_rl.rollout import Rollout
@@ -271,7 +272,7 @@ MAXIMA = {"ratio_max", "log_ratio_absmax", "is_logratio_absmax"}
 
 
 @contextmanager
-def scaled_lr(opt: torch.optim.Optimizer, scale: float):
+def scaled_lr(opt: Optimizer, scale: float):
     """The learning rate times `scale`, until the end of the block, however it ends."""
     before = [group["lr"] for group in opt.param_groups]
     for group in opt.param_groups:
@@ -283,7 +284,7 @@ def scaled_lr(opt: torch.optim.Optimizer, scale: float):
             group["lr"] = lr
 
 
-def ramped(opt: torch.optim.Optimizer, ramp: int) -> float:
+def ramped(opt: Optimizer, ramp: int) -> float:
     """Factor on the learning rate of the next step: (steps taken + 1)/ramp, at most 1; 1 without a ramp.
 
     In Adam's first steps m/sqrt(v) is the sign of the gradient, so every weight moves by the whole learning rate.

@@ -1,0 +1,101 @@
+"""AdamW without what torch.optim loads: its first step imports the compiler, two seconds of a processor.
+
+    m <- b1 m + (1 - b1) g,    v <- b2 v + (1 - b2) g^2
+    p <- p - lr wd p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+
+Source: Loshchilov and Hutter 2019, algorithm 2. The kernels are torch's own and so is every bit of the result; the state
+has the layout of `torch.optim.AdamW`, and either reads what the other wrote.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+LIKE_TORCH = {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False,
+              "decoupled_weight_decay": True}  # what a group of torch.optim.AdamW also names, always so here
+
+
+class AdamW:
+    """One group of parameters on the CPU. `fused`: one kernel for all, as torch's fused=True; else the arithmetic of its
+    foreach=True and of its plain loop, which differs in the last bits. With weight_decay 0 it is Adam.
+
+    `param_groups[0]["lr"]` may be set between steps. A parameter without gradient keeps its value and its step count.
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 0.0, fused: bool = True):
+        self.state: defaultdict[Tensor, dict[str, Tensor]] = defaultdict(dict)
+        self.param_groups = [{"params": list(params), "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+                              "foreach": None if fused else True, "fused": fused} | LIKE_TORCH]
+
+    def zero_grad(self) -> None:
+        """Every gradient is None."""
+        for p in self.param_groups[0]["params"]:
+            p.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One step along the gradients that are there."""
+        group = self.param_groups[0]
+        params = [p for p in group["params"] if p.grad is not None]
+        if not params:
+            return
+        states = [self.state[p] or self._begin(p) for p in params]
+        m, v, steps = ([s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+        torch._foreach_add_(steps, 1)
+        (_fused if group["fused"] else _foreach)(params, [p.grad for p in params], m, v, steps, group)
+
+    def _begin(self, p: Tensor) -> dict[str, Tensor]:
+        self.state[p] = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        return self.state[p]
+
+    def state_dict(self) -> dict:
+        """As `torch.optim.AdamW.state_dict`: parameters by number, tensors by reference."""
+        group = self.param_groups[0]
+        numbers = {p: i for i, p in enumerate(group["params"])}
+        return {"state": {numbers[p]: s for p, s in self.state.items()},
+                "param_groups": [group | {"params": list(numbers.values())}]}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Copy the moments, counts and options of `state`; how a step is computed (`fused`) stays this optimizer's.
+
+        Raises ValueError where it is of other parameters."""
+        group, (saved,) = self.param_groups[0], state["param_groups"]
+        params = group["params"]
+        if len(saved["params"]) != len(params):
+            raise ValueError(f"the state is of {len(saved['params'])} parameters, the optimizer has {len(params)}")
+        group |= {name: saved[name] for name in ("lr", "betas", "eps", "weight_decay")}
+        self.state.clear()
+        for i, had in state["state"].items():
+            if had["exp_avg"].shape != params[i].shape:
+                raise ValueError(f"the state of parameter {i} has shape {tuple(had['exp_avg'].shape)}, the parameter "
+                                 f"{tuple(params[i].shape)}")
+            own = self._begin(params[i])
+            for name, x in own.items():
+                x.copy_(torch.as_tensor(had[name]))
+
+
+Optimizer = AdamW | torch.optim.Optimizer  # torch's own for sharded parameters
+
+
+def _fused(params, grads, m, v, steps, group: dict) -> None:
+    """The update as one kernel."""
+    torch._fused_adamw_(params, grads, m, v, [], steps, amsgrad=False, lr=group["lr"], beta1=group["betas"][0],
+                        beta2=group["betas"][1], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False)
+
+
+def _foreach(params, grads, m, v, steps, group: dict) -> None:
+    """The update in the order of operations of torch's foreach and plain implementations, which are the same on the CPU."""
+    lr, (b1, b2) = group["lr"], group["betas"]
+    if group["weight_decay"]:
+        torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
+    torch._foreach_lerp_(m, grads, 1 - b1)
+    torch._foreach_mul_(v, b2)
+    torch._foreach_addcmul_(v, grads, grads, 1 - b2)
+    counts = [step.item() for step in steps]
+    spread = torch._foreach_sqrt(v)
+    torch._foreach_div_(spread, [(1 - b2**t) ** 0.5 for t in counts])
+    torch._foreach_add_(spread, group["eps"])
+    torch._foreach_addcdiv_(params, m, spread, [-lr / (1 - b1**t) for t in counts])
