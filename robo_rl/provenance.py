@@ -1,10 +1,12 @@
 """What every long command shares: how a signal stops it, what made its result, which run was the last."""
 
+import gc
 import platform
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -34,6 +36,17 @@ def git_hash() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return head.stdout.strip() + ("+" if dirty.stdout.strip() else "") if head.returncode == 0 else ""
+
+
+@contextmanager
+def importing():
+    """Without collections of garbage, which take an eighth of the time of importing torch; what was made then counts as lasting."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def newest_run(root: Path) -> Path:

@@ -41,6 +41,12 @@ def check_names(name: str, task: str = "", *, obs: str = "state", reward: str = 
             choose("maniskill task", task or TASKS[0], TASKS)
 
 
+def preload(name: str, task: str = "") -> tuple[str, ...]:
+    """Modules that envs of `name` need, that take long to import and that a fork may copy: no thread, no GL context."""
+    from sims.mujoco import LOCOMOTION
+    return ("gymnasium.vector", "sims.mujoco.kernel") if name == "mujoco" and task not in LOCOMOTION else ("gymnasium.vector",)
+
+
 def make(
     name: str,
     task: str = "",

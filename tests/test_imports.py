@@ -205,3 +205,42 @@ def test_every_package_and_its_files_are_in_the_wheel():
 def test_tests_and_launch_are_no_packages():
     """ROS 2 has a package called launch; an __init__.py here would shadow it."""
     assert not (ROOT / "launch" / "__init__.py").exists() and not (ROOT / "tests" / "__init__.py").exists()
+
+
+def fresh(code: str) -> str:
+    """What `code` prints in a fresh interpreter."""
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def test_the_first_update_of_any_method_loads_no_compiler():
+    """The first step of an optimizer of torch.optim imports torch._dynamo, which takes as long as torch itself."""
+    print(fresh("""
+import sys, torch
+from robo_rl.algos.bc import train
+from robo_rl.algos.credit import Credit, descend
+from robo_rl.algos.offpolicy import CriticLearner, Temperature, td_loss
+from robo_rl.options import BcOptions, OffPolicyOptions, PiRlOptions, PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+policy = make_policy(PolicyOptions(horizon=2, execute=2, hidden=8, layers=1), ObsSpec(state=3, action=2), 0)
+credit = Credit(policy, PiRlOptions(), 0)
+credit.step(torch.ones(4, 3), torch.ones(4), torch.ones(4))
+learner = CriticLearner(3, 4, OffPolicyOptions(), 0)
+descend(td_loss(learner.critic(torch.ones(5, 3), torch.ones(5, 4)), torch.ones(5)), learner.params, learner.opt, 1.0)
+Temperature(0.1, 1e-3, -1.0).step(torch.ones(4))
+train(policy, lambda n, g: ({'state': torch.ones(n, 3)}, torch.ones(n, 2, 2), torch.ones(n, 2)), BcOptions(updates=1), 0)
+loaded = sorted(m for m in sys.modules if m.split('.')[:2] in (['torch', '_dynamo'], ['torch', '_inductor']))
+assert not loaded, loaded
+"""))
+
+
+@pytest.mark.parametrize("task", ["pick_cube", "HalfCheetah-v5"])
+def test_what_workers_are_forked_with_has_no_thread_and_no_context_of_a_gpu(task):
+    print(fresh(f"""
+import importlib, sys, threading, sims
+for name in sims.preload("mujoco", {task!r}):
+    importlib.import_module(name)
+others = [t for t in threading.enumerate() if t is not threading.main_thread()]
+for t in others:
+    t.join(60)  # a timer that was cancelled
+assert threading.active_count() == 1 and not {{"torch.cuda", "mujoco", "glfw"}} & {{*sys.modules}}
+"""))

@@ -28,7 +28,7 @@ from robo_rl.options import (
     RlpdOptions,
     WsrlOptions,
 )
-from robo_rl.provenance import Stop, git_hash, newest_run, versions
+from robo_rl.provenance import Stop, git_hash, importing, newest_run, versions
 from robo_rl.selection import CHOOSE, REPORT, Look, best_look, stop_reason
 
 OFF_POLICY = {"rlpd": RlpdOptions, "hil_serl": HilSerlOptions, "expo": ExpoOptions, "pa_rl": PaRlOptions, "iql": IqlOptions,
@@ -248,8 +248,9 @@ def begin(args: Train, tell: Callable[[Path], None]) -> int:
     if args.out and (Path(args.out) / "run.json").exists():
         raise UserError(taken.format(args.out))
     envs.check_names(args.sim, args.task, obs=args.obs, reward=args.reward, control=args.control, randomise=args.randomise)
-    env = probe_env(args)
-    check(args, env)  # a mistake leaves no folder behind
+    with importing():
+        env = probe_env(args)
+        check(args, env)  # a mistake leaves no folder behind
     if args.algo != "bc":  # what was chosen for this machine stays, wherever the run is resumed
         args = replace(args, workers=feeds.workers(args), max_staleness=feeds.staleness(args))
     if ":" not in args.sim or args.sim.startswith("wm:"):
@@ -278,12 +279,13 @@ def make_run(args: Train, folder: Path, env) -> "Run":
 
 def probe_env(args: Train):
     """The env this process collects in, or, beside workers, a small one that says what they will see."""
+    import sims
     from robo_rl.experiment import feeds
     from robo_rl.experiment.envs import twin
     few = feeds.workers(args) > 0 and args.algo != "bc"
     if few:
         from robo_rl.runtime.processes import warm
-        warm()
+        warm(sims.preload(twin(args.sim), args.task))
         if twin(args.sim) != args.sim:
             make_env(args, args.envs).close()  # whether there is one
         args = replace(args, sim=twin(args.sim))  # a robot has one commander

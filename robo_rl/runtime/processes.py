@@ -31,10 +31,10 @@ def context():
     return ctx
 
 
-def warm() -> None:
-    """Let that server import torch while this process does something else."""
+def warm(modules: tuple[str, ...] = ()) -> None:
+    """Let that server import torch, and `modules` that every worker needs, while this process does something else."""
     from multiprocessing import forkserver
-    context()
+    context().set_forkserver_preload(["robo_rl.runtime.worker", *modules])
     forkserver.ensure_running()
 
 
