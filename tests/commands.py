@@ -53,13 +53,13 @@ class Result:
 
 
 class Command:
-    """A command that runs; `wait` for it, or kill it."""
+    """A command that runs; `wait` for it, or kill it. `guarded`: as from a shell, `train` in a process of its own below this one."""
 
     def __init__(self, cwd: Path, argv: Sequence[str], absent: Sequence[str] = (), env: "dict[str, str] | None" = None,
-                 first: "Callable[[], None] | None" = None):
+                 first: "Callable[[], None] | None" = None, guarded: bool = False):
         self.out, self.err = (cwd / f".{kind}{time.monotonic_ns()}" for kind in ("out", "err"))
         self.process = _context().Process(target=_child, args=(
-            cwd, [str(a) for a in argv], tuple(absent), env or {}, first, self.out, self.err))
+            cwd, [str(a) for a in argv], tuple(absent), env or {}, first, guarded, self.out, self.err))
         self.process.start()
 
     def wait(self, timeout: float = 120) -> Result:
@@ -102,7 +102,7 @@ class _Without(importlib.abc.MetaPathFinder):
         return None if name.split(".")[0] in self.names else self.finder.find_spec(name, path, target)
 
 
-def _child(cwd, argv, absent, env, first, out, err) -> None:
+def _child(cwd, argv, absent, env, first, guarded, out, err) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
     for fd, path in ((1, out), (2, err)):
@@ -121,7 +121,8 @@ def _child(cwd, argv, absent, env, first, out, err) -> None:
         if first is not None:
             first()
         from robo_rl.cli import main
-        main(argv)
+        sys.argv = ["robo_rl", *argv]
+        main(None if guarded else argv)
     except SystemExit as e:
         code = e.code or 0
     except BaseException:  # noqa: BLE001 (as the interpreter would)

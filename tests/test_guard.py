@@ -302,3 +302,24 @@ raise SystemExit(guarded(first, again))
                           check=False)
     assert done.returncode == code and (tmp_path / "again").exists()
     assert f"ended by a library with exit status {code}" in done.stderr and done.stderr.count("going on") == 1
+
+
+def test_a_learner_that_cannot_go_on_after_a_library_ended_it_says_how_to_later(tmp_path):
+    script = """
+import os, pathlib, sys
+from robo_rl.experiment.supervise import guarded
+here = pathlib.Path(sys.argv[1])
+
+def first(tell):
+    tell(here)
+    os._exit(1)
+
+def again(folder):
+    print("robo_rl: cannot join", file=sys.stderr)
+    raise SystemExit(2)
+
+raise SystemExit(guarded(first, again))
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"robo_rl: cannot join\nrobo_rl: then go on with: robo_rl train --resume {tmp_path.resolve()}\n")

@@ -1,7 +1,7 @@
 """A small parent that outlives the learner: when a signal kills it, the run goes on from its last checkpoint.
 
-A library may also end the process on its own, past every handler (Ray does when the daemon of this machine dies): a learner
-that ends by itself says so to its parent, one that does not was ended.
+A library may also end the process on its own, past every handler (Ray does when a daemon of its cluster on this machine dies):
+a learner that ends by itself says so to its parent, one that does not was ended. The next one starts a cluster anew.
 """
 
 import contextlib
@@ -58,9 +58,11 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
         folder = Path(os.fsdecode(told)) if told else folder
         code = os.waitstatus_to_exitcode(status)
         if code == 0 or by_itself and code > 0 or code < 0 and -code not in DEADLY:
+            if restarts and code == 2:  # it has said what it lacks, such as the cluster that it had joined
+                print(f"robo_rl: then go on with: robo_rl train --resume {folder}", file=sys.stderr)
             return code if code >= 0 else 128 - code
-        name = signal.Signals(-code).name if code < 0 else f"a library with exit status {code} (with --backend ray: the " \
-            "daemon of this machine, its raylet, died)"
+        name = signal.Signals(-code).name if code < 0 else f"a library with exit status {code} (with --backend ray: a daemon " \
+            "of the cluster on this machine, raylet or GCS, died)"
         newest = folder and max((p.stat().st_mtime_ns for p in (folder / "checkpoints").glob("step_*")), default=0)
         futile, saved = (futile + 1 if newest == saved else 0), newest
         if folder is None or futile >= RESTARTS:
