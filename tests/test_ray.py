@@ -1,5 +1,6 @@
 """The same feed with Ray actors as its crew: equality, killed actors, killed nodes."""
 
+import os
 import socket
 import time
 from pathlib import Path
@@ -8,7 +9,7 @@ import psutil
 import pytest
 import torch
 from commands import TINY, Command, robo_rl
-from test_runtime import SPEC, N, T, build, make_learner, plain, taken_uids, train, want, weights
+from test_runtime import SPEC, N, T, build, make_learner, plain, train, want, weights
 
 from robo_rl.rollout import Collector
 from robo_rl.runtime.crewed import Crewed
@@ -16,61 +17,89 @@ from robo_rl.runtime.worker import Job
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'robo_rl[ray]'")
 pytestmark = pytest.mark.slow
+NODE = {"num_cpus": 2, "object_store_memory": 80_000_000}
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A head without CPUs for actors and two nodes, all on this machine."""
+    """A head with two CPUs, that this process is attached to, and another node with two, both on this machine."""
     from ray.cluster_utils import Cluster
-    c = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 80_000_000, "include_dashboard": False})
-    nodes = [c.add_node(num_cpus=2, object_store_memory=80_000_000) for _ in range(2)]
-    ray.init(address=c.address, log_to_driver=False, logging_level="ERROR",
-             runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}})
-    yield c, nodes
-    ray.shutdown()
-    c.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]))
+        c = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        try:
+            node = c.add_node(**NODE)
+            ray.init(address=c.address, log_to_driver=False, logging_level="ERROR")
+            yield c, node
+        finally:
+            ray.shutdown()
+            c.shutdown()
 
 
-def feed_of(folder, learner, workers, staleness):
+def feed_of(folder, learner, workers, staleness, **options):
     from robo_rl.runtime.ray_crew import RayCrew
     jobs, layouts = [], []
     for i in range(workers):
         jobs.append(Job(i, build, N // workers, learner.policy.options, SPEC, 0.99, 0, staleness, True, 0, folder, folder / "w"))
         layouts.append(Collector(build(N // workers), learner.policy, 0.99, 0).layout(learner.policy))
-    return Crewed(folder, RayCrew(jobs, learner.policy), [N // workers] * workers, layouts, N * T, T, staleness)
+    return Crewed(folder, RayCrew(jobs, learner.policy, **options), [N // workers] * workers, layouts, N * T, T, staleness)
 
 
-def test_one_actor_without_staleness_gives_the_parameters_of_the_plain_loop_even_if_it_is_killed(cluster, tmp_path):
-    for kill in (False, True):
-        learner = make_learner()
-        feed = feed_of(tmp_path / str(kill), learner, 1, 0)
+def train_until(condition, learner, feed, seconds=150):
+    """Updates until `condition()` -> their statistics. How many it takes is not known: they are made in a tenth of the time in
+    which Ray notices a death or starts an actor."""
+    seen, end = [], time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, (list(feed.crew.actors.values()), feed.ledger.shares)
+        seen += train(learner, feed, 1)
+    return seen
 
-        def each(i, feed, kill=kill):
-            if kill and i in (2, 4):
-                ray.kill(feed.crew.actors[0].handle)
-        try:
-            train(learner, feed, 6, each)
-            assert feed.crew.restarts == 2 * kill
-        finally:
-            feed.close()
-        assert torch.equal(weights(learner), plain(6))
+
+def taken_workers(feed):
+    """A list to which (fragment, its worker) is added for each that is taken from now on."""
+    out, take = [], feed.ledger.take
+
+    def remember():
+        chosen = take()
+        out.extend((f.uid, f.worker) for f in chosen or ())
+        return chosen
+    feed.ledger.take = remember
+    return out
+
+
+def all_at_work(feed):
+    """Whether every actor has a place, and has finished a fragment since it last died."""
+    return all(a.here and a.deaths == 0 for a in list(feed.crew.actors.values()))
+
+
+def test_one_actor_without_staleness_gives_the_parameters_of_the_plain_loop_though_it_is_killed_twice(cluster, tmp_path):
+    learner = make_learner()
+    feed = feed_of(tmp_path, learner, 1, 0)
+
+    def each(i, feed):
+        if i in (2, 4):
+            ray.kill(feed.crew.actors[0].handle)
+    try:
+        train(learner, feed, 6, each)
+        assert feed.crew.restarts == 2
+    finally:
+        feed.close()
+    assert torch.equal(weights(learner), plain(6))
 
 
 def test_the_run_goes_on_when_a_node_is_killed(cluster, tmp_path):
-    c, nodes = cluster
-    learner = make_learner()
+    c, node = cluster
+    learner = make_learner(epochs=1)
     feed = feed_of(tmp_path, learner, 3, 1)
+    actors = feed.crew.actors
     try:
-        train(learner, feed, 4)
-        where = {i: ray.get(a.handle.node.remote()) for i, a in feed.crew.actors.items()}
-        assert len(set(where.values())) == 2
-        mine = ray.get_runtime_context().get_node_id()  # one that this process is not attached to
-        c.remove_node(next(n for n in nodes if n.node_id != mine and n.node_id in where.values()), allow_graceful=False)
-        c.add_node(num_cpus=2, object_store_memory=80_000_000)
-        began = time.monotonic()
-        seen = train(learner, feed, 8)
-        assert feed.crew.restarts >= 1 and max(s["stal/max"] for s in seen) <= 1
-        assert time.monotonic() - began < 200
+        train_until(lambda: all_at_work(feed), learner, feed)
+        lost = [i for i, a in actors.items() if a.placed == node.node_id]
+        assert 0 < len(lost) < 3 and ray.get_runtime_context().get_node_id() != node.node_id
+        c.remove_node(node, allow_graceful=False)
+        c.add_node(**NODE)
+        seen = train_until(lambda: all(actors[i].restarts for i in lost) and all_at_work(feed), learner, feed)
+        assert max(s["stal/max"] for s in seen) <= 1
     finally:
         feed.close()
 
@@ -78,62 +107,68 @@ def test_the_run_goes_on_when_a_node_is_killed(cluster, tmp_path):
 def test_actors_join_and_leave_while_the_run_goes_on(cluster, tmp_path):
     learner = make_learner(epochs=1)
     feed = feed_of(tmp_path, learner, 2, 1)
-    uids, end = taken_uids(feed), time.monotonic() + 200
+    taken = taken_workers(feed)
     try:
         seen = train(learner, feed, 2)
         for n in (3, 1, 2):
+            before = len(taken)
             want(tmp_path, n)
-            while len(feed.ledger.shares) != n or len(feed.crew.actors) != n or not all(
-                    a.here for a in list(feed.crew.actors.values())):
-                assert time.monotonic() < end, (n, feed.crew.actors.keys(), feed.ledger.shares)
-                seen += train(learner, feed, 1)
-            assert sorted(feed.crew.actors) == list(range(n))
-            seen += train(learner, feed, 3)
-        workers = {int(w) for w in feed.slots.head["worker"]}
+            seen += train_until(lambda n=n, before=before: sorted(feed.ledger.shares) == sorted(feed.crew.actors) == list(range(n)) and
+                                {w for _, w in taken[before:]} >= set(range(n)), learner, feed)
     finally:
         feed.close()
-    assert max(s["stal/max"] for s in seen) <= 1
-    assert len(set(uids)) == len(uids) and workers >= {0, 1, 2}
+    uids = [uid for uid, _ in taken]
+    assert max(s["stal/max"] for s in seen) <= 1 and len(set(uids)) == len(uids)
 
 
-def test_actors_for_whom_there_is_no_place_hold_no_lease_and_the_others_do_their_share(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr("robo_rl.runtime.ray_crew.PLACE", 1.0)
+def test_an_actor_for_whom_there_is_no_place_holds_no_lease_until_there_is_one(cluster, tmp_path):
+    others = ray.util.placement_group([{"CPU": 1}] * 3)
+    assert others.wait(60)
     learner = make_learner(epochs=1)
-    feed, began = feed_of(tmp_path, learner, 8, 0), time.monotonic()
+    feed = feed_of(tmp_path, learner, 2, 0, place=1.0)
     try:
         train(learner, feed, 3)
         with feed.condition:
-            away = [i for i, a in feed.crew.actors.items() if not a.here]
-            assert away and not any(feed.ledger.held(i) for i in away) and not set(away) & feed.ledger.shares.keys()
+            away, = [i for i, a in feed.crew.actors.items() if not a.here]
+            assert not feed.ledger.held(away) and sorted(feed.ledger.shares) == [1 - away]
+        ray.util.remove_placement_group(others)
+        taken = taken_workers(feed)
+        train_until(lambda: {w for _, w in taken} == {0, 1}, learner, feed)
     finally:
+        ray.util.remove_placement_group(others)
         feed.close()
-    assert time.monotonic() - began < 200
 
 
-def test_weights_pass_from_machine_to_machine_and_a_dead_one_on_the_way_costs_no_run(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr("robo_rl.runtime.ray_crew.FAN", 1)
+def test_weights_pass_from_machine_to_machine_and_a_dead_one_on_the_way_costs_no_run(cluster, tmp_path):
     learner = make_learner(epochs=1)
-    feed = feed_of(tmp_path, learner, 4, 1)
+    feed = feed_of(tmp_path, learner, 4, 0, fan=1)
     try:
-        train(learner, feed, 3)
+        train_until(lambda: all_at_work(feed), learner, feed)
+        assert len({a.placed for a in feed.crew.actors.values()}) == 2
+        lacked = feed.crew.lacked
+        train(learner, feed, 5)
+        assert feed.crew.lacked - lacked <= 5  # without the tree each of three actors asks for the weights of each update
         ray.kill(feed.crew.actors[0].handle)  # the first of its machine passes weights on
-        seen = train(learner, feed, 6)
-        assert feed.crew.restarts == 1 and max(s["stal/max"] for s in seen) <= 1
+        train_until(lambda: feed.crew.restarts and all_at_work(feed), learner, feed)
+        assert feed.crew.restarts == 1
     finally:
         feed.close()
 
 
-@pytest.mark.xfail(reason="open: the run still ends with exit code 1 and no word; robo_rl train --resume goes on", strict=True)
 def test_a_run_whose_raylet_is_killed_says_so_and_goes_on_with_a_cluster_started_anew(tmp_path):
     run = Command(tmp_path, ("train", *TINY[:-3], "--backend", "ray", "--workers", 1, "--out", "run", "--no-video",
-                             "--steps", 40000, "--eval-every", 2000))
+                             "--steps", 20000, "--eval-every", 4000), guarded=True)
 
-    def raylets():
-        return [p for p in psutil.Process(run.process.pid).children(recursive=True) if "raylet" in p.name()]
-    run.until(lambda: len(list((tmp_path / "run" / "checkpoints").glob("step_*"))) > 1 and raylets(), 200)
-    raylets()[0].kill()
-    done = run.wait(300)
-    assert done.code == 0 and "raylet" in done.err and "going on from the last checkpoint (restart 1)" in done.err
+    def daemons(name):
+        return [p for p in psutil.Process(run.process.pid).children(recursive=True) if name in p.name()]
+    run.until(lambda: len(list((tmp_path / "run" / "checkpoints").glob("step_*"))) > 1, 200)
+    raylet, = daemons("raylet")
+    actors = [p for p in raylet.children() if "Collecting" in p.name()]
+    raylet.kill()
+    run.until(lambda: "going on from the last checkpoint (restart 1)" in run.said(), 60)
+    assert actors and not psutil.wait_procs(actors, 30)[1]
+    done = run.wait(200)
+    assert done.code == 0 and "raylet" in done.err and "Raylet is terminated" not in done.out
 
 
 def test_an_address_at_which_no_cluster_listens_is_said_before_anything_is_trained(tmp_path):

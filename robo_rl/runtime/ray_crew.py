@@ -12,6 +12,7 @@ its neighbours on the machine. What is lost with an actor on the way is noticed 
 
 import contextlib
 import importlib.util
+import os
 import socket
 import threading
 import time
@@ -160,6 +161,7 @@ def check(address: str) -> None:
 
 def join(address: str, cpus: int):
     """Ray, joined to the cluster at `address`, or to one of `cpus` CPUs of its own ("") -> the module."""
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^Raylet is terminated")  # the guard says so, without twenty lines of its log
     try:
         import ray
     except ImportError:
@@ -174,16 +176,17 @@ def join(address: str, cpus: int):
             if not address:
                 raise UserError(f"cannot start Ray on this machine: {said}; look at its logs in /tmp/ray/session_latest/logs, "
                                 "or leave --backend ray out") from e
-            raise UserError(f"cannot join the Ray cluster at {address}: {said}; start one with: ray start --head") from e
+            raise UserError(f"cannot join the Ray cluster at {address}: {said}; start one with: ray start --head, or, where it "
+                            "runs on other machines, join this one with: ray start --address HOST:PORT") from e
     return ray
 
 
-def tree(nodes: dict[str, list], fan: int = 0) -> list[tuple]:
+def tree(nodes: dict[str, list], fan: int = FAN) -> list[tuple]:
     """Who passes weights on to whom: machine i to machines fan·(i+1) … fan·(i+1) + fan - 1 and to the rest of its own actors.
 
     `nodes` maps machines to their actors -> (actor, those below it) of the machines 0 … fan - 1, that the learner sends to.
     """
-    groups, fan = list(nodes.values()), fan or FAN
+    groups = list(nodes.values())
 
     def below(i: int) -> tuple:
         first = fan * (i + 1)
@@ -195,13 +198,16 @@ def tree(nodes: dict[str, list], fan: int = 0) -> list[tuple]:
 class RayCrew:
     """One actor per job, each with a CPU of its own. `hang` [s] without a finished fragment, at least ten of them, ends one."""
 
-    def __init__(self, jobs: list[Job], policy, address: str = "", hang: float = 60.0, link: float = LINK):
+    def __init__(self, jobs: list[Job], policy, address: str = "", hang: float = 60.0, link: float = LINK, *,
+                 fan: int = FAN, place: float = PLACE):
         self.ray, self.policy, self.hang, self.link = join(address, len(jobs) + 1), policy, hang, link
+        self.fan, self.place = fan, place
         self.actors, self.left = {j.index: Actor(j) for j in jobs}, {}
         self.kind = self.ray.remote(Collecting).options(num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=2)
         self.lock = threading.Lock()  # the learner's thread publishes, the broker's asks for the whole
         self.clock = snapshot.AwakeClock(min(1.0, hang / 4))
         self.lonely = 0.0  # when somebody last had a place
+        self.lacked = 0  # times that an actor asked for the whole weights
 
     @property
     def restarts(self) -> int:
@@ -232,7 +238,7 @@ class RayCrew:
         for a in list(self.actors.values()):
             if a.here and a.handle is not None:
                 nodes.setdefault(a.placed, []).append(a.handle)
-        for handle, below in tree(nodes):
+        for handle, below in tree(nodes, self.fan):
             handle.receive.remote(message, below)
 
     def full(self):
@@ -270,7 +276,7 @@ class RayCrew:
         for ref in (*some, *more):
             a = waiting[ref]
             try:
-                got = self.ray.get(ref)
+                got = self.ray.get(ref, timeout=self.hang)  # it is here, unless its machine died in between
             except self.ray.exceptions.RayError as e:
                 self._died(a, e)
                 continue
@@ -312,7 +318,7 @@ class RayCrew:
 
     def _lacks(self, a: Actor, why: str) -> None:
         """An actor waits for weights: it gets them whole."""
-        a.asks += 1
+        a.asks, self.lacked = a.asks + 1, self.lacked + 1
         if a.asks > ASKS:
             return self._died(a, TimeoutError(why))
         a.handle.receive.remote(self.full())
@@ -324,7 +330,7 @@ class RayCrew:
         for a in self.actors.values():
             if a.lease is not None and now - a.since > 10 * self.hang:
                 self._died(a, TimeoutError(f"no fragment for {10 * self.hang:.0f} s"))
-            elif a.handle is not None and not a.here and not a.away and now - a.since > PLACE and \
+            elif a.handle is not None and not a.here and not a.away and now - a.since > self.place and \
                     any(other.here for other in self.actors.values()):
                 a.away = True
                 self.feed.leave(a.job.index)
