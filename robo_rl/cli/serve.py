@@ -3,12 +3,12 @@
 import os
 import sys
 
-from robo_rl.experiment.policy_server import Endpoint, ServeOptions, serve_policy
+from robo_rl.experiment.policy_server import ServedPolicy, ServeOptions, serve_policy
 
 
 def run(options: ServeOptions) -> int:
     """Serve until interrupted."""
-    def on_ready(at: Endpoint) -> None:
+    def on_ready(at: ServedPolicy) -> None:
         print(f"serving {options.run} ({at.config.task or at.config.sim}) on {at.address}", flush=True)
         token = "the same ROBO_RL_TOKEN" if os.environ.get("ROBO_RL_TOKEN") else \
             f"--token {at.token_file}, or its text as ROBO_RL_TOKEN"

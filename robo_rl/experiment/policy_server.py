@@ -110,7 +110,7 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ServedPolicy:
     """Where a policy is served. address: HOST:PORT; loopback: only this machine reaches it; config: the run's."""
 
     address: str
@@ -119,7 +119,7 @@ class Endpoint:
     config: object
 
 
-def serve_policy(options: ServeOptions, on_ready: Callable[[Endpoint], None],
+def serve_policy(options: ServeOptions, on_ready: Callable[[ServedPolicy], None],
                  log: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)) -> None:
     """Answer requests for ever; on_ready is called once clients can connect, log(line) when a client leaves."""
     from robo_rl.experiment.evaluation import pick_checkpoint
@@ -131,7 +131,7 @@ def serve_policy(options: ServeOptions, on_ready: Callable[[Endpoint], None],
     token = read_token(token_file, make=True)
     with open_listener(options.host, options.port) as listener:
         ip, port = listener.getsockname()[:2]
-        on_ready(Endpoint(f"{f'[{options.host}]' if ':' in options.host else options.host}:{port}",
+        on_ready(ServedPolicy(f"{f'[{options.host}]' if ':' in options.host else options.host}:{port}",
                           ipaddress.ip_address(ip).is_loopback, token_file, config))
         server = PolicyServer(listener, act, spec, token, options.clients, options.idle, log)
         try:
