@@ -78,7 +78,7 @@ def main(args: Args) -> None:
         env = make_env(config, min(100, args.rollouts))
         data = load(demos_of(run, config))
         demos = demo_embeddings(policy, data, policy.options.execute)
-        ref = detect.reference(demos[:20])
+        ref = detect.demo_embeddings(demos[:20])
         phi = np.concatenate(demos)
         value = np.concatenate([0.9 ** np.arange(len(x))[::-1] for x in demos])
         mean, eye = phi.mean(0), np.eye(phi.shape[1])

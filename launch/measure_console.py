@@ -18,7 +18,7 @@ import psutil
 import tyro
 
 from robo_rl.files import parse_json
-from robo_rl.human.console.access import enter
+from robo_rl.human.console.access import exchange_address
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ async def steer(ws, steps: int, command: dict) -> None:
 async def measure(args: Args, ann: str, bob: str, server: psutil.Process) -> dict:
     from websockets.asyncio.client import connect
     counts, out = [0] * args.robots, {}
-    (at, a_headers), (_, b_headers) = enter(ann), enter(bob)
+    (at, a_headers), (_, b_headers) = exchange_address(ann), exchange_address(bob)
     async with (connect(at, additional_headers=a_headers, open_timeout=60) as a,
                 connect(at, additional_headers=b_headers, open_timeout=60) as b):
         first, seen_by_bob = await state(a), {}

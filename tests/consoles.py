@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import TINY, Command, robo_rl
 
-from robo_rl.human.console.access import enter
+from robo_rl.human.console.access import exchange_address
 
 RUNS: list[Path] = []
 
@@ -82,7 +82,7 @@ SESSIONS: dict[str, tuple] = {}  # an address works once; what it was exchanged 
 def connect(address):
     from websockets.asyncio.client import connect
     if address not in SESSIONS:
-        SESSIONS[address] = enter(address)
+        SESSIONS[address] = exchange_address(address)
     at, headers = SESSIONS[address]
     return connect(at, additional_headers=headers, open_timeout=60)
 

@@ -16,11 +16,11 @@ from consoles import Page, connect, console, drive, trained
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
 from robo_rl.experiment.console import open_session
-from robo_rl.human import journal
+from robo_rl.human import correction_journal as journal
 from robo_rl.human.console.options import ConsoleOptions
-from robo_rl.human.desk import DEADLINE, GRACE, Desk
+from robo_rl.human.console.state import DEADLINE, GRACE, ConsoleState
 from robo_rl.human.devices import LeaderArm, tool_of
-from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, RECOVERY, Look
+from robo_rl.human.intervention import CORRECTION, PAUSE, POLICY, RECOVERY, OperatorView
 
 KILLS = int(os.environ.get("KILLS", "5"))
 
@@ -36,17 +36,17 @@ class Clock:
 
 def desk(n=3):
     clock = Clock()
-    d = Desk(n, 2, clock=clock)
+    d = ConsoleState(n, 2, clock=clock)
     d.begin(np.ones(n, bool), {})
     return d, clock
 
 
 def look(n=3):
-    return Look(np.zeros((n, 2), np.float32), np.zeros((n, 2), np.float32), np.zeros(n, bool), np.ones(n, np.int64))
+    return OperatorView(np.zeros((n, 2), np.float32), np.zeros((n, 2), np.float32), np.zeros(n, bool), np.ones(n, np.int64))
 
 
 def phases(d):
-    return d.help(look(d.n)).phase.tolist()
+    return d.intervene(look(d.n)).phase.tolist()
 
 
 def test_two_operators_never_hold_one_robot():
@@ -65,7 +65,7 @@ def test_a_robot_that_is_taken_stands_still_until_its_holder_commands():
     hold = d.take("ann", 1)
     assert phases(d) == [POLICY, PAUSE, POLICY]
     d.drive("ann", 1, hold, [0.5, 2.0], "recovery")
-    help = d.help(look())
+    help = d.intervene(look())
     assert help.phase.tolist() == [POLICY, RECOVERY, POLICY] and help.actions[1].tolist() == [0.5, 1.0]
 
 
@@ -83,7 +83,7 @@ def test_a_silent_holder_stops_the_robot_and_loses_it_later():
 
 def test_a_command_given_to_an_old_picture_holds_the_robot_still():
     clock = Clock()
-    d = Desk(1, 2, clock=clock, max_delay=1.0)
+    d = ConsoleState(1, 2, clock=clock, max_delay=1.0)
     d.begin(np.ones(1, bool), {})
     hold = d.take("ann", 0)
     for delay, phase in ((0.02, CORRECTION), (0.99, CORRECTION), (1.01, PAUSE), (7.8, PAUSE), (0.5, CORRECTION)):
@@ -169,7 +169,7 @@ def frames(j, name, count, source=1, phase=3):
 
 
 def test_corrections_survive_any_kill_after_their_commit(tmp_path):
-    j = journal.Journal(tmp_path / "j")
+    j = journal.CorrectionJournal(tmp_path / "j")
     frames(j, "a", 3, source=0, phase=0)
     frames(j, "a", 4)
     j.commit()
@@ -181,20 +181,20 @@ def test_corrections_survive_any_kill_after_their_commit(tmp_path):
 
 @pytest.mark.parametrize("cut", [1, 5, 9, 60])
 def test_a_torn_record_is_dropped_and_written_over(tmp_path, cut):
-    j = journal.Journal(tmp_path / "j")
+    j = journal.CorrectionJournal(tmp_path / "j")
     frames(j, "a", 3)
     j.commit()
     size = os.path.getsize(tmp_path / "j")
     os.truncate(tmp_path / "j", size - cut)
     assert len(journal.scan(tmp_path / "j")[0]) == 2
-    j = journal.Journal(tmp_path / "j")
+    j = journal.CorrectionJournal(tmp_path / "j")
     frames(j, "b", 2)
     j.close()
     assert [r["episode"] for r in journal.scan(tmp_path / "j")[0]] == ["a", "a", "b", "b"]
 
 
 def test_an_episode_is_never_in_the_data_set_twice(tmp_path):
-    j = journal.Journal(tmp_path / "j")
+    j = journal.CorrectionJournal(tmp_path / "j")
     frames(j, "a", 3)
     j.close_episode("a", 5)  # killed before or after the data set had its episode number 5
     frames(j, "b", 2)
@@ -206,7 +206,7 @@ def test_an_episode_is_never_in_the_data_set_twice(tmp_path):
 
 
 def test_damage_inside_a_journal_is_said(tmp_path):
-    j = journal.Journal(tmp_path / "j")
+    j = journal.CorrectionJournal(tmp_path / "j")
     frames(j, "a", 3)
     j.commit()
     raw = bytearray((tmp_path / "j").read_bytes())
@@ -218,7 +218,7 @@ def test_damage_inside_a_journal_is_said(tmp_path):
 
 @pytest.mark.parametrize("torn", [0, 10])
 def test_frames_that_the_disk_refuses_wait_for_the_next_commit(tmp_path, torn):
-    j = journal.Journal(tmp_path / "j")
+    j = journal.CorrectionJournal(tmp_path / "j")
     frames(j, "a", 2)
     j.commit()
     whole, size = j._fd, os.path.getsize(tmp_path / "j")

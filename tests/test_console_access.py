@@ -26,15 +26,15 @@ from robo_rl.human.console.access import (
     PER_ADDRESS,
     RATE,
     Access,
-    Listener,
-    Rate,
-    Reserve,
+    BoundedListener,
+    DescriptorReserve,
+    RateLimit,
     cookie,
-    enter,
+    exchange_address,
 )
 from robo_rl.human.console.options import ConsoleOptions
-from robo_rl.human.console.server import FLIGHT, HEADERS, SLOW_FLIGHT, Server, View
-from robo_rl.human.journal import scan, unfinished
+from robo_rl.human.console.server import FLIGHT, HEADERS, SLOW_FLIGHT, ConsoleServer, PageConnection
+from robo_rl.human.correction_journal import scan, unfinished
 
 
 @pytest.fixture(scope="module")
@@ -95,14 +95,14 @@ def test_a_cookie_is_found_among_others():
 
 def test_a_page_may_send_so_much_and_no_more():
     clock = Clock()
-    rate = Rate(clock)
+    rate = RateLimit(clock)
     assert sum(rate.allows() for _ in range(2000)) == BURST
     clock.now += 0.5
     assert sum(rate.allows() for _ in range(2000)) == RATE / 2
 
 
 def test_frames_on_their_way_are_bounded_and_fewer_on_a_slow_link():
-    view = View(None, "ann")
+    view = PageConnection(None, "ann")
     for number in range(FLIGHT):
         assert view.may_send(1.0) and view.delay(1.0) == 0
         view.sent[number] = 1.0 + number / 20
@@ -120,7 +120,7 @@ def test_frames_on_their_way_are_bounded_and_fewer_on_a_slow_link():
 
 @contextlib.contextmanager
 def listener(most):
-    made = Listener()
+    made = BoundedListener()
     made.bind(("127.0.0.1", 0))
     made.listen(256)
     made.most = most
@@ -194,7 +194,7 @@ def test_beyond_all_connections_newcomers_are_closed():
 
 def test_reserved_descriptors_are_free_while_something_is_saved():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    reserve, taken = Reserve(8), []
+    reserve, taken = DescriptorReserve(8), []
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
         with pytest.raises(OSError, match="Too many open files"):
@@ -392,8 +392,8 @@ def test_the_address_leaves_a_cookie_and_every_answer_says_what_a_browser_may_do
         new = dict(re.findall(r"(\w+): (http\S+)", command.out.read_text()[len(out):]))
         assert status(get(at, "/", headers=session)) == 403 and new["bob"] != addresses["bob"]
         with pytest.raises(UserError, match="wrong"):
-            enter(addresses["bob"])
-        assert enter(new["bob"])[1]["Cookie"].startswith("robo_rl_console_")
+            exchange_address(addresses["bob"])
+        assert exchange_address(new["bob"])[1]["Cookie"].startswith("robo_rl_console_")
 
 
 BAD = ["[" * 4000, "{\"t\":" * 600 + "1" + "}" * 600, "null", "[]", "\"drive\"", "{}", "{\"t\": []}", "nonsense", "{\"t\": \"drive\"",
@@ -481,7 +481,7 @@ def test_attackers_stop_neither_the_robots_nor_an_operator_nor_what_is_saved(run
 
 def test_a_listener_that_fails_is_opened_anew_while_the_robots_go_on(run):
     session = make_session(run)
-    server = Server(session, "127.0.0.1", 0, "ann")
+    server = ConsoleServer(session, "127.0.0.1", 0, "ann")
     try:
         server.start()
         address, real = server.addresses()["ann"], server.tell
@@ -496,7 +496,7 @@ def test_a_listener_that_fails_is_opened_anew_while_the_robots_go_on(run):
         while server.listener is old or not server.listening:
             session.tick()
             assert time.monotonic() < end
-        assert enter(address)[1]["Cookie"]
+        assert exchange_address(address)[1]["Cookie"]
         server.stop()
         assert not server.thread.is_alive()
     finally:
@@ -510,7 +510,7 @@ def test_a_console_without_descriptors_says_how_to_get_some(run):
 
 def test_programs_enter_as_a_browser_does(run):
     with console(run) as (_, addresses):
-        at, headers = enter(addresses["bob"])
+        at, headers = exchange_address(addresses["bob"])
         assert re.fullmatch(r"ws://127.0.0.1:\d+/ws", at) and set(headers) == {"Origin", "Cookie"}
         with pytest.raises(UserError, match="the console refuses .* works once"):
-            enter(addresses["bob"])
+            exchange_address(addresses["bob"])

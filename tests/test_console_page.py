@@ -9,7 +9,7 @@ import pytest
 from browser import BINARY, Browser
 from consoles import console, trained
 
-from robo_rl.human.console.access import enter
+from robo_rl.human.console.access import exchange_address
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason="needs chromium")
 SIZES = [(1280, 800), pytest.param((1920, 1080), marks=pytest.mark.slow)]
@@ -179,7 +179,7 @@ def test_a_keyboard_that_is_not_active_is_said_large_and_the_robot_stands_still(
 
 def test_refusals_stand_in_the_status_bar(b, page):
     from websockets.sync.client import connect
-    at, headers = enter(page[1])
+    at, headers = exchange_address(page[1])
     b.key("b")
     assert text(b, "#alert") == "Take robot 0 over first (Enter)."
     with connect(at, additional_headers=headers, open_timeout=60, max_size=None) as bob:

@@ -12,7 +12,7 @@ from robo_rl.data.episode import Episode, Features
 from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
-from robo_rl.human.lessons import lesson_chunks, lessons, segment_ends, taught
+from robo_rl.human.training_segments import segment_chunks, segment_ends, segment_sampler, trainable_frames
 from robo_rl.policies import ObsSpec
 
 FAST = ("--episodes", 4, "--robots", 2, "--bc.updates", 20, "--eval-episodes", 8, "--rounds", 1, "--person.notice", 0.1,
@@ -95,9 +95,9 @@ P, H = ["policy"], ["human"]
 def test_a_chunk_never_crosses_from_policy_to_person_nor_from_recovery_to_correction(tmp_path):
     data = data_set(tmp_path / "d", [episode([0, 0, 2, 2, 3, 3, 0], P * 2 + H * 4 + P), episode([3, 3], H * 2, base=1)])
     assert segment_ends(data).tolist() == [2, 2, 4, 4, 6, 6, 7, 9, 9]
-    rows = taught(data)
+    rows = trainable_frames(data)
     assert rows.tolist() == [False] * 2 + [True] * 4 + [False] + [True] * 2
-    chunk, mask = lesson_chunks(data, 3, rows)
+    chunk, mask = segment_chunks(data, 3, rows)
     assert mask.tolist() == [[1, 1, 0], [1, 0, 0], [1, 1, 0], [1, 0, 0], [1, 1, 0], [1, 0, 0]]
     assert np.allclose(chunk[0, :, 0], [0.02, 0.03, 0.03]) and np.allclose(chunk[4, :, 0], [1, 1.01, 1.01])
 
@@ -105,27 +105,27 @@ def test_a_chunk_never_crosses_from_policy_to_person_nor_from_recovery_to_correc
 def test_the_policys_own_frames_are_lessons_only_where_asked_and_where_it_succeeded_alone(tmp_path):
     data = data_set(tmp_path / "d", [episode([0, 0], P * 2), episode([0, 0], P * 2, success=False),
                                      episode([0, 3], P + H)])
-    assert taught(data).tolist() == [False] * 5 + [True]
-    assert taught(data, own=True).tolist() == [True, True, False, False, False, True]
+    assert trainable_frames(data).tolist() == [False] * 5 + [True]
+    assert trainable_frames(data, own=True).tolist() == [True, True, False, False, False, True]
 
 
 def test_recoveries_can_be_left_out_of_the_lessons(tmp_path):
     data = data_set(tmp_path / "d", [episode([0, 2, 3, 3], P + H * 3)])
-    assert taught(data, phases=("correction",)).tolist() == [False, False, True, True]
-    draw = lessons([data], ObsSpec(state=3, action=1), 2, phases=("correction",))
+    assert trainable_frames(data, phases=("correction",)).tolist() == [False, False, True, True]
+    draw = segment_sampler([data], ObsSpec(state=3, action=1), 2, phases=("correction",))
     _, chunk, _ = draw(16, torch.Generator().manual_seed(0))
-    assert chunk[:, 0].min() >= 0.02 and lessons([data], ObsSpec(state=3, action=1), 2)(64, torch.Generator())[1][:, 0].min() < 0.02
+    assert chunk[:, 0].min() >= 0.02 and segment_sampler([data], ObsSpec(state=3, action=1), 2)(64, torch.Generator())[1][:, 0].min() < 0.02
 
 
 def test_blending_back_is_nobodys_lesson(tmp_path):
     data = data_set(tmp_path / "d", [episode([3, 0, 0], H * 2 + P)])  # the middle frame is a mixture
-    assert taught(data).tolist() == [True, False, False]
+    assert trainable_frames(data).tolist() == [True, False, False]
 
 
 def test_help_in_which_the_episode_failed_is_no_lesson_but_what_was_handed_back_before_is(tmp_path):
     data = data_set(tmp_path / "d", [episode([3, 3, 0, 3, 3], H * 2 + P + H * 2, success=False),
                                      episode([3, 3], H * 2, base=1)])
-    assert taught(data).tolist() == [True, True, False, False, False, True, True]
+    assert trainable_frames(data).tolist() == [True, True, False, False, False, True, True]
 
 
 def test_shares_hold_in_every_batch_and_an_empty_source_leaves_its_share(tmp_path):
@@ -133,8 +133,8 @@ def test_shares_hold_in_every_batch_and_an_empty_source_leaves_its_share(tmp_pat
     mine = data_set(tmp_path / "b", [episode([3] * 4, H * 4, base=1)])
     none = data_set(tmp_path / "c", [episode([0] * 4, P * 4, base=2)])
     spec = ObsSpec(state=3, action=1)
-    draw = lessons([demos, mine, none], spec, 2, shares=[0.5, 0.5, 0.5])
+    draw = segment_sampler([demos, mine, none], spec, 2, shares=[0.5, 0.5, 0.5])
     obs, chunk, mask = draw(64, torch.Generator().manual_seed(0))
     assert obs["state"][:, 0].tolist() == [0.0] * 32 + [1.0] * 32 and chunk.shape == (64, 2, 1) and mask.shape == (64, 2)
     with pytest.raises(UserError, match="no frame was chosen by a person or an expert"):
-        lessons([none], spec, 2)
+        segment_sampler([none], spec, 2)

@@ -114,14 +114,14 @@ def test_text_that_is_no_unicode_is_refused_where_it_comes_in(tmp_path):
     from commands import robo_rl
 
     from robo_rl.data.episode import Episode
-    from robo_rl.human.journal import Journal
+    from robo_rl.human.correction_journal import CorrectionJournal
     half = "pick \udcff"
     says = "must be Unicode text.*half of a surrogate pair"
     with pytest.raises(UserError, match=f"episode: task {says}"):
         Episode(np.zeros((1, 2)), np.zeros((1, 2)), task=half)
     with pytest.raises(UserError, match=says):
         write_json(tmp_path / "a.json", {"task": half})
-    journal = Journal(tmp_path / "journal")
+    journal = CorrectionJournal(tmp_path / "journal")
     with pytest.raises(UserError, match=f"task {says}"):
         journal.frame("a", 0, half, np.zeros(2), np.zeros(2), 0.0, 0, 0, {})
     assert len(journal) == 0 and (tmp_path / "journal").stat().st_mode & 0o777 == 0o600

@@ -41,12 +41,12 @@ def test_without_a_band_time_does_not_matter_and_with_it_it_does():
     x = walk(0)
     cost = d.cosine_cost(x, x[::-1])
     assert plain(cost)[1][0] < 0.01  # the public definition: a reversed rollout costs nothing
-    ref = d.reference([walk(s) for s in range(1, 6)])
+    ref = d.demo_embeddings([walk(s) for s in range(1, 6)])
     assert d.float_index(x[::-1], ref).index > 10 * d.float_index(x, ref).index
 
 
 def test_a_demonstration_costs_nothing_against_itself_and_a_random_walk_much():
-    ref = d.reference([walk(s) for s in range(5)])
+    ref = d.demo_embeddings([walk(s) for s in range(5)])
     wander = np.cumsum(np.random.default_rng(0).normal(size=(30, 12)), 0)
     assert d.float_index(walk(2), ref).index < 0.01 and d.float_index(walk(2), ref).demo == 2
     assert d.float_index(wander, ref).index > 0.3
@@ -54,18 +54,18 @@ def test_a_demonstration_costs_nothing_against_itself_and_a_random_walk_much():
 
 def test_leaving_demonstrations_out_by_their_bound_changes_nothing():
     demos = [walk(s, length=20 + s, noise=0.3) for s in range(12)]
-    ref, x = d.reference(demos), walk(99, 25, noise=0.3)
+    ref, x = d.demo_embeddings(demos), walk(99, 25, noise=0.3)
     assert d.float_index(x, ref, at_once=2).index == pytest.approx(d.float_index(x, ref, at_once=12).index, abs=1e-3)
 
 
 def test_the_index_compares_with_the_same_elapsed_time_alone():
-    ref = d.reference([walk(s) for s in range(5)])
+    ref = d.demo_embeddings([walk(s) for s in range(5)])
     assert d.float_index(walk(9)[:6], ref).index < 0.02
     assert d.float_index(np.repeat(walk(9)[:1], 12, 0), ref).index > 5 * d.float_index(walk(9)[:12], ref).index  # stuck
 
 
 def test_a_check_takes_less_than_five_milliseconds():
-    ref = d.reference([walk(s, 38, 43, 0.3) for s in range(20)])
+    ref = d.demo_embeddings([walk(s, 38, 43, 0.3) for s in range(20)])
     x, took = walk(99, 38, 43, 0.3), []
     for _ in range(20):
         began = time.process_time()
@@ -91,11 +91,11 @@ def test_too_few_successes_for_a_rate_is_one_clear_line():
     with pytest.raises(UserError, match="a false-alarm rate of 0.05 needs 78 successful rollouts to calibrate on, there are 7"):
         d.calibrate([np.zeros(3)] * 7, 0.05)
     with pytest.raises(UserError, match="needs at least one demonstration"):
-        d.reference([])
+        d.demo_embeddings([])
 
 
 def test_rollouts_that_fail_are_caught_before_they_end():
-    ref = d.reference([walk(s) for s in range(8)])
+    ref = d.demo_embeddings([walk(s) for s in range(8)])
 
     def series(x):
         return np.array([d.float_index(x[:k], ref).index for k in range(1, len(x) + 1)])
@@ -132,12 +132,12 @@ def test_the_cheap_alarms_say_what_they_are_named_after():
 
 
 def test_the_monitor_alarms_above_its_threshold_and_after_the_last_success_and_never_below():
-    ref, point = d.reference([walk(s) for s in range(3)]), walk(9)
+    ref, point = d.demo_embeddings([walk(s) for s in range(3)]), walk(9)
     far = 9 * np.ones(12)
-    monitor = d.Monitor(ref, d.Threshold(np.full(1, 0.1), np.full(1, 0.01), 1.0, 5), np.full(30, 0.1), 2)
+    monitor = d.FailureMonitor(ref, d.Threshold(np.full(1, 0.1), np.full(1, 0.01), 1.0, 5), np.full(30, 0.1), 2)
     assert [monitor.check(0, x) > 1 for x in point[:8]] == [False] * 6 + [True] * 2
     monitor.begin(0)
     assert [monitor.check(0, x) > 1 for x in point[:3]] == [False] * 3 and monitor.check(0, far) > 1
     assert monitor.rewind_to(0) == 2 and monitor.rewind_to(1) == 0
-    unsure = d.Monitor(ref, d.Threshold(np.zeros(1), np.ones(1), np.inf, 5), np.full(30, 0.1), 1)  # time alone
+    unsure = d.FailureMonitor(ref, d.Threshold(np.zeros(1), np.ones(1), np.inf, 5), np.full(30, 0.1), 1)  # time alone
     assert [unsure.check(0, far) > 1 for _ in range(8)] == [False] * 6 + [True] * 2

@@ -11,8 +11,8 @@ from robo_rl.errors import UserError
 from robo_rl.experiment.console import PoseReader
 from robo_rl.geometry import matrix
 from robo_rl.human.devices import (
+    DeviceOperator,
     Gamepad,
-    Handheld,
     Keyboard,
     LeaderArm,
     Reading,
@@ -21,7 +21,7 @@ from robo_rl.human.devices import (
     open_device,
     tool_of,
 )
-from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, Intervene
+from robo_rl.human.intervention import CORRECTION, PAUSE, POLICY, InterventionEnv
 from robo_rl.types import ActionAxis, ControlSpec
 
 AXES = (*(ActionAxis(n, "m", -0.02, 0.02, "delta", "base") for n in ("dx", "dy", "dz")),
@@ -80,7 +80,7 @@ def test_a_typed_key_counts_for_a_moment(pipe):
 def test_a_device_unplugged_mid_motion_pauses_the_robot_and_keeps_it_paused(pipe):
     env = PointReach(1, limit=100)
     pad, now = Gamepad(pipe[0]), [0.0]
-    wrapped = Intervene(env, Handheld(pad, env.spec, 1, clock=lambda: now[0]), blend=0)
+    wrapped = InterventionEnv(env, DeviceOperator(pad, env.spec, 1, clock=lambda: now[0]), blend=0)
     wrapped.reset(seed=0)
     env.goal[:] = 99
     act = np.full((1, 2), 0.5, np.float32)
@@ -97,8 +97,8 @@ def test_a_device_unplugged_mid_motion_pauses_the_robot_and_keeps_it_paused(pipe
 
 def test_letting_go_hands_back_after_a_moment(pipe):
     now = [0.0]
-    operator = Handheld(Gamepad(pipe[0]), PointReach(1).spec, 1, rest=0.55, clock=lambda: now[0])
-    env = Intervene(PointReach(1, limit=100), operator, blend=0)
+    operator = DeviceOperator(Gamepad(pipe[0]), PointReach(1).spec, 1, rest=0.55, clock=lambda: now[0])
+    env = InterventionEnv(PointReach(1, limit=100), operator, blend=0)
     env.reset(seed=0)
     os.write(pipe[1], js(2, 1, 32767) + js(2, 1, 0))
     os.write(pipe[1], js(1, 5, 1))

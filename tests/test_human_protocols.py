@@ -3,10 +3,10 @@ import pytest
 from toys import PointReach
 
 from robo_rl.errors import UserError
-from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, Help, Intervene, Nobody
-from robo_rl.human.operators import Scripted
-from robo_rl.human.practice import Account, Robots
-from robo_rl.human.protocols import NOBODY, Dispatch, assign, target_starts
+from robo_rl.human.fleet import OperatorStats, RobotFleet
+from robo_rl.human.intervention import CORRECTION, PAUSE, POLICY, Intervention, InterventionEnv, NoOperator
+from robo_rl.human.operators import ScriptedOperator
+from robo_rl.human.protocols import UNASSIGNED, OperatorAssignment, assign, target_starts
 from robo_rl.options import Person, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 
@@ -14,9 +14,9 @@ from robo_rl.policies import ObsSpec, make_policy
 
 
 def test_the_longest_wait_is_served_first_and_holds_stay():
-    waiting, held = np.array([5.0, 2.0, np.nan, 3.0]), np.array([NOBODY, NOBODY, 0, NOBODY])
-    assert assign(waiting, held, 1).tolist() == [NOBODY, NOBODY, 0, NOBODY]  # the only operator is busy
-    assert assign(waiting, held, 2).tolist() == [NOBODY, 1, 0, NOBODY]
+    waiting, held = np.array([5.0, 2.0, np.nan, 3.0]), np.array([UNASSIGNED, UNASSIGNED, 0, UNASSIGNED])
+    assert assign(waiting, held, 1).tolist() == [UNASSIGNED, UNASSIGNED, 0, UNASSIGNED]  # the only operator is busy
+    assert assign(waiting, held, 2).tolist() == [UNASSIGNED, 1, 0, UNASSIGNED]
     assert assign(waiting, held, 9).tolist() == [3, 1, 0, 2]
 
 
@@ -25,15 +25,15 @@ def test_assignment_is_one_to_one_for_any_queue():
     for _ in range(300):
         n, m = rng.integers(1, 12), rng.integers(1, 6)
         waiting = np.where(rng.random(n) < 0.5, rng.random(n), np.nan)
-        held = np.full(n, NOBODY)
+        held = np.full(n, UNASSIGNED)
         taken = rng.permutation(n)[:rng.integers(0, min(n, m) + 1)]
         held[taken] = rng.permutation(m)[:len(taken)]
         out = assign(waiting, held, int(m))
-        used = out[out != NOBODY]
+        used = out[out != UNASSIGNED]
         assert len(set(used.tolist())) == len(used) and (used < m).all() and (out[taken] == held[taken]).all()
         free = m - len(taken)
-        wants = np.isfinite(waiting) & (held == NOBODY)
-        assert (out != NOBODY).sum() - len(taken) == min(free, wants.sum())
+        wants = np.isfinite(waiting) & (held == UNASSIGNED)
+        assert (out != UNASSIGNED).sum() - len(taken) == min(free, wants.sum())
 
 
 def test_a_twin_that_is_the_real_thing_gives_exactly_the_cells_that_fail():
@@ -49,7 +49,7 @@ def test_a_twin_that_is_the_real_thing_gives_exactly_the_cells_that_fail():
 
 def points(n, operator=None, freeze=False, limit=40):
     env = PointReach(n, limit=limit)
-    return env, Intervene(env, operator(env) if operator else Nobody(), blend=0, freeze=freeze)
+    return env, InterventionEnv(env, operator(env) if operator else NoOperator(), blend=0, freeze=freeze)
 
 
 def policy(execute=4):
@@ -59,7 +59,7 @@ def policy(execute=4):
 def test_every_start_becomes_one_episode_whatever_the_number_of_robots():
     got = []
     _, env = points(3)
-    robots = Robots(env, policy(), range(100, 110), done=lambda e, i: got.append(e.start))
+    robots = RobotFleet(env, policy(), range(100, 110), done=lambda e, i: got.append(e.start))
     while robots.working:
         robots.step()
     assert sorted(got) == list(range(100, 110)) and robots.account.episodes == 10
@@ -69,8 +69,8 @@ def test_every_start_becomes_one_episode_whatever_the_number_of_robots():
 def test_steps_of_help_are_recorded_and_accounted():
     person = Person(notice=0.3, gate=0.1, reaction=0.2, error=0, finish=True)
     episodes = []
-    _, env = points(2, lambda e: Scripted(e, person))
-    robots = Robots(env, policy(), range(6), done=lambda e, i: episodes.append(e))
+    _, env = points(2, lambda e: ScriptedOperator(e, person))
+    robots = RobotFleet(env, policy(), range(6), done=lambda e, i: episodes.append(e))
     while robots.working:
         robots.step()
     human = sum(int((e.phase == CORRECTION).sum()) for e in episodes)
@@ -83,14 +83,14 @@ def test_steps_of_help_are_recorded_and_accounted():
 
 
 def test_an_episode_that_is_cut_ends_with_the_step_after_the_hand_back_and_its_help_stays_a_lesson():
-    class Once(Nobody):
-        def help(self, look):
-            wanted = (look.steps >= 3) & (look.steps < 7) | (look.steps > 12)
-            return Help(np.ones_like(look.proposed) * 0.3, np.where(wanted, CORRECTION, POLICY).astype(np.uint8))
+    class Once(NoOperator):
+        def intervene(self, view):
+            wanted = (view.steps >= 3) & (view.steps < 7) | (view.steps > 12)
+            return Intervention(np.ones_like(view.proposed) * 0.3, np.where(wanted, CORRECTION, POLICY).astype(np.uint8))
     for cut in (True, False):
         env, wrapped = points(2, lambda e: Once(), limit=20)
         episodes = []
-        robots = Robots(wrapped, policy(), range(4), done=lambda e, i, to=episodes: to.append(e), cut=cut)
+        robots = RobotFleet(wrapped, policy(), range(4), done=lambda e, i, to=episodes: to.append(e), cut=cut)
         env.goal[:] = 99
         while robots.working:
             robots.step()
@@ -100,17 +100,17 @@ def test_an_episode_that_is_cut_ends_with_the_step_after_the_hand_back_and_its_h
 
 
 def test_waiting_uses_up_no_steps_and_is_not_recorded():
-    class Waits(Nobody):
+    class Waits(NoOperator):
         now = 0
 
-        def help(self, look):
+        def intervene(self, view):
             self.now += 1
-            help = super().help(look)
-            help.phase[0] = PAUSE if 5 <= self.now < 100 else POLICY
-            return help
+            intervention = super().intervene(view)
+            intervention.phase[0] = PAUSE if 5 <= self.now < 100 else POLICY
+            return intervention
     env, wrapped = points(2, lambda e: Waits(), freeze=True, limit=20)
     got = []
-    robots = Robots(wrapped, policy(), [7, 8], done=lambda e, i: got.append((i, len(e), e)))
+    robots = RobotFleet(wrapped, policy(), [7, 8], done=lambda e, i: got.append((i, len(e), e)))
     env.goal[:] = 99
     while robots.working:
         robots.step()
@@ -121,7 +121,7 @@ def test_waiting_uses_up_no_steps_and_is_not_recorded():
 
 def test_a_robot_goes_back_to_exactly_where_it_was():
     env, wrapped = points(2)
-    robots = Robots(wrapped, policy(), range(4), rewindable=True)
+    robots = RobotFleet(wrapped, policy(), range(4), rewindable=True)
     env.goal[:] = 99
     seen = []
     for _ in range(10):
@@ -139,11 +139,11 @@ def test_one_operator_serves_many_failed_robots_one_after_the_other():
     made = []
 
     def desk(env):
-        made.append(Dispatch(Scripted(env, Person(reaction=0.2, error=0, finish=True, late=1)), 1))
+        made.append(OperatorAssignment(ScriptedOperator(env, Person(reaction=0.2, error=0, finish=True, late=1)), 1))
         return made[0]
     env, wrapped = points(4, desk, freeze=True, limit=60)
     got = []
-    robots = Robots(wrapped, policy(), range(4), done=lambda e, i: got.append(e), rewindable=True)
+    robots = RobotFleet(wrapped, policy(), range(4), done=lambda e, i: got.append(e), rewindable=True)
     back = []
     made[0].rewind = lambda i: back.append((i, robots.rewind(i, 0)))
     for t in range(400):
@@ -163,8 +163,8 @@ def test_freezing_needs_snapshots():
     class Plain(PointReach):
         get_state = property(lambda self: (_ for _ in ()).throw(AttributeError("get_state")))
     with pytest.raises(UserError, match="freeze needs an env with snapshots"):
-        Intervene(Plain(1), Nobody(), freeze=True)
+        InterventionEnv(Plain(1), NoOperator(), freeze=True)
 
 
 def test_an_account_of_nothing_divides_by_nothing():
-    assert all(np.isfinite(v) for v in Account(0.02).summary().values())
+    assert all(np.isfinite(v) for v in OperatorStats(0.02).summary().values())

@@ -504,7 +504,7 @@ def test_a_killed_process_loses_no_correction_that_it_counted(tmp_path):
 
 def test_with_the_projects_own_intervention_the_corrections_are_the_persons_steps_alone():
     """Brake and blend are recorded as human, for the policy did not choose them; nobody should imitate them."""
-    from robo_rl.human.intervene import Help, Intervene
+    from robo_rl.human.intervention import Intervention, InterventionEnv
 
     class Turns:
         """Policy, pause, correction, policy: 3, 2, 4 steps of each."""
@@ -515,10 +515,10 @@ def test_with_the_projects_own_intervention_the_corrections_are_the_persons_step
         def begin(self, mask, obs):
             pass
 
-        def help(self, look):
+        def intervene(self, look):
             phase = np.repeat([0, 1, 3, 0], [3, 2, 4, 3])[self.t % 12]
             self.t += 1
-            return Help(self.env.expert_action(), np.full(len(look.over), phase, np.uint8))
+            return Intervention(self.env.expert_action(), np.full(len(look.over), phase, np.uint8))
 
         def get_state(self):
             return {}
@@ -526,7 +526,7 @@ def test_with_the_projects_own_intervention_the_corrections_are_the_persons_step
         def set_state(self, state, mask):
             pass
     base = PointReach(4, 1000, radius=0)  # no episode ends within a correction
-    env = Intervene(base, Turns(base), blend=0.3)
+    env = InterventionEnv(base, Turns(base), blend=0.3)
     policy = make_policy(PolicyOptions(kind="squashed", horizon=3, execute=3, hidden=16, layers=1), ObsSpec(state=4, action=2), 0)
     online, demos = (Replay({"state": ((4,), F)}, 2, 3, 0.9, 3000, 4) for _ in range(2))
     gatherer = Gatherer(env, policy, online, demos, 0)

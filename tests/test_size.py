@@ -8,10 +8,8 @@ FUNCTION, CLASS, FILE = 80, 250, 450  # lines
 # Longer still, and to be split: "file" or "file: class or function".
 OPEN: set[str] = {
     "robo_rl/data/reader.py", "robo_rl/data/reader.py: load_meta",
-    "robo_rl/experiment/correct.py: Rounds",
     "robo_rl/experiment/train.py", "robo_rl/experiment/train.py: Run",
-    "robo_rl/human/console/server.py: Server",
-    "robo_rl/human/console/session.py", "robo_rl/human/console/session.py: Floor",
+    "robo_rl/human/console/server.py: ConsoleServer",
     "robo_rl/options.py",
     "robo_rl/runtime/crewed.py: Crewed",
     "robo_rl/runtime/ledger.py: Ledger",

@@ -15,13 +15,13 @@ def run(options: ConsoleOptions) -> int:
     except ImportError:
         raise MissingDependency("the console needs websockets: pip install 'robo_rl[console]'") from None
     from robo_rl.experiment.console import open_session
-    from robo_rl.human.console.server import Server
+    from robo_rl.human.console.server import ConsoleServer
     from robo_rl.human.console.terminal import TerminalRequests
 
     with TerminalRequests() as requests:
         session, source = open_session(options)
         try:
-            server = Server(session, options.host, options.port, options.operators, options.url)
+            server = ConsoleServer(session, options.host, options.port, options.operators, options.url)
             server.start()
             if options.host not in LOOPBACK:
                 print(f"robo_rl: listening on {options.host}: everybody who can reach this machine and has an address "

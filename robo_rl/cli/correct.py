@@ -2,7 +2,8 @@
 
 import json
 
-from robo_rl.experiment.correct import CorrectOptions, CorrectResult, correct
+from robo_rl.experiment.correct import CorrectResult, correct
+from robo_rl.experiment.correct_options import CorrectOptions
 
 
 def run(options: CorrectOptions) -> int:

@@ -2,7 +2,6 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,21 +10,19 @@ from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
 from robo_rl.evaluate import evaluate
+from robo_rl.experiment.correct_options import CorrectOptions
 from robo_rl.human import detect
-from robo_rl.human.intervene import Intervene
-from robo_rl.human.operators import Scripted
-from robo_rl.human.practice import Account, Robots
-from robo_rl.human.protocols import Dispatch, target_starts
+from robo_rl.human.fleet import OperatorStats, RobotFleet
+from robo_rl.human.intervention import InterventionEnv
+from robo_rl.human.operators import ScriptedOperator
+from robo_rl.human.protocols import OperatorAssignment, target_starts
 from robo_rl.log import Progress
 from robo_rl.options import Person
-
-if TYPE_CHECKING:
-    from robo_rl.experiment.correct import CorrectOptions
 
 PRACTICE_START = 1_200_000_000  # starts of practice: below those of demonstrations and evaluation
 
 
-def person_of(options: "CorrectOptions") -> Person:
+def person_of(options: CorrectOptions) -> Person:
     """The scripted person as the protocol has them."""
     if options.protocol == "rac":
         return replace(options.person, recovery=options.person.recovery or 1.5, subtask=not options.person.finish)
@@ -43,7 +40,7 @@ class Practice:
     """Practises in `env` and measures in `eval_env`. out: folder of corrections/ and account.json, the statistics of an
     unfinished round; demos: data set of demonstrations, which armada's detector compares with, None: there is none."""
 
-    def __init__(self, options: "CorrectOptions", env, eval_env, out: Path, demos: Path | None, progress: Progress):
+    def __init__(self, options: CorrectOptions, env, eval_env, out: Path, demos: Path | None, progress: Progress):
         self.options, self.env, self.eval_env, self.out = options, env, eval_env, out
         self.demos, self.progress = demos, progress
 
@@ -53,11 +50,11 @@ class Practice:
         before = files.read_json(path) if path.exists() else {}
         resumed = before.get("round") == r
         operator, freeze = self.make_operator(r, before["account"]["human_steps"] if resumed else 0)
-        env = Intervene(self.env, operator, freeze=freeze)
+        env = InterventionEnv(self.env, operator, freeze=freeze)
         with Writer(self.out / "corrections", spec=self.env.spec) as writer:
             done = before.get("done", []) if resumed else []
             wanted = [s for s in self.starts(policy, r) if s not in done]
-            robots: Robots | None = None
+            robots: RobotFleet | None = None
 
             def starts():
                 for s in wanted:
@@ -70,11 +67,11 @@ class Practice:
                 done.append(episode.start)
                 writer.flush()  # durable before it counts
                 files.write_json(path, {"round": r, "done": done, "account": asdict(robots.account)})
-            robots = Robots(env, policy, starts(), seed=o.seed * 1000 + r, done=add, rewindable=freeze,
+            robots = RobotFleet(env, policy, starts(), seed=o.seed * 1000 + r, done=add, rewindable=freeze,
                             cut=o.protocol == "rac" if o.cut is None else o.cut)
             robots.account.operators = o.operators if o.protocol == "armada" else o.robots
             if resumed:
-                robots.account = Account(**before["account"])
+                robots.account = OperatorStats(**before["account"])
             if o.protocol == "armada":
                 self.add_detector(policy, robots, operator)
             self.progress.start("help", o.human_steps or len(wanted), "steps" if o.human_steps else "episodes")
@@ -109,12 +106,12 @@ class Practice:
         person = person_of(self.options)
         if self.options.human_steps:
             person = replace(person, leave=max(1, self.options.human_steps - given) * self.env.spec.period / 60)
-        persons = Scripted(self.env, person, self.options.seed * 1000 + r)
+        persons = ScriptedOperator(self.env, person, self.options.seed * 1000 + r)
         if self.options.protocol != "armada":
             return persons, False
-        return Dispatch(persons, self.options.operators), hasattr(self.env, "get_state")
+        return OperatorAssignment(persons, self.options.operators), hasattr(self.env, "get_state")
 
-    def add_detector(self, policy, robots: Robots, dispatch: Dispatch) -> None:
+    def add_detector(self, policy, robots: RobotFleet, dispatch: OperatorAssignment) -> None:
         """FLOAT beside `robots`: calibrated on the policy's successes without help, it requests help from `dispatch`."""
         o, every = self.options, policy.options.execute
         monitor = self.calibrated_monitor(policy)
@@ -135,7 +132,7 @@ class Practice:
                 robots.rewind(i, monitor.rewind_to(i) * every)
         robots.seen, dispatch.rewind = seen, back
 
-    def calibrated_monitor(self, policy) -> detect.Monitor:
+    def calibrated_monitor(self, policy) -> detect.FailureMonitor:
         """A FLOAT monitor of the policy; where too few episodes succeed, elapsed time alone is an alarm."""
         o, every = self.options, policy.options.execute
         if self.demos is None:
@@ -143,9 +140,9 @@ class Practice:
         data = load(self.demos)
         phi = detect.embed(policy, {"state": data.state, "task": np.array([data.tasks[k] for k in data.task_index])} | {
             f"image/{v}": data.images(v) for v in policy.spec.views})
-        ref = detect.reference([phi[a:b:every] for a, b in zip(data.from_[:20], data.to[:20], strict=True)])
-        tracks = detect.tracks(self.eval_env, policy, [PRACTICE_START - 1_000_000 + i for i in range(o.calibration)])
-        found = [[detect.float_index(x[:k], ref) for k in range(1, len(x) + 1)] for x, success in tracks if success]
+        ref = detect.demo_embeddings([phi[a:b:every] for a, b in zip(data.from_[:20], data.to[:20], strict=True)])
+        rollouts = detect.embed_episodes(self.eval_env, policy, [PRACTICE_START - 1_000_000 + i for i in range(o.calibration)])
+        found = [[detect.float_index(x[:k], ref) for k in range(1, len(x) + 1)] for x, success in rollouts if success]
         try:
             threshold = detect.calibrate([np.array([m.index for m in f]) for f in found], o.false_alarms)
         except UserError as e:
@@ -154,7 +151,7 @@ class Practice:
         most = max([len(f) for f in found], default=1)
         limit = np.array([np.quantile([f[min(k, len(f) - 1)].matched[min(k, len(f) - 1)] for f in found], 0.9)
                           if found else np.inf for k in range(most)])
-        return detect.Monitor(ref, threshold, limit, o.robots)
+        return detect.FailureMonitor(ref, threshold, limit, o.robots)
 
 
 def recorded_stats(corrections: Path) -> dict[str, float]:
@@ -163,11 +160,11 @@ def recorded_stats(corrections: Path) -> dict[str, float]:
     human = data.phase > 1
     first = np.concatenate([[True], data.episode_index[1:] != data.episode_index[:-1]])
     begins = human & (~np.concatenate([[False], human[:-1]]) | first)
-    return Account(1 / data.features.fps, steps=len(human), human_steps=int(human.sum()), episodes=len(data),
+    return OperatorStats(1 / data.features.fps, steps=len(human), human_steps=int(human.sum()), episodes=len(data),
                    successes=int(data.success.sum()), interventions=int(begins.sum()), robots=1, operators=1).summary()
 
 
-def progress_note(account: Account) -> str:
+def progress_note(account: OperatorStats) -> str:
     """The statistics in the progress line."""
     s = account.summary()
     return (f"{s['operator_minutes']:.1f} operator min, {s['interventions_per_hour']:.0f} interventions/h, "

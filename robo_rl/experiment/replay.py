@@ -34,8 +34,8 @@ def check(args: Train, env) -> None:
         raise UserError(f"--algo {args.algo} judges the chunk that runs: --policy.horizon must equal --policy.execute, got "
                         f"{args.policy.horizon} and {args.policy.execute}")
     if args.rl.operator == "scripted":
-        from robo_rl.human.operators import Scripted
-        Scripted(env, args.rl.person)
+        from robo_rl.human.operators import ScriptedOperator
+        ScriptedOperator(env, args.rl.person)
     least = 2 * args.envs * (args.policy.execute + 2)
     if args.rl.capacity < least:
         raise UserError(f"--rl.capacity: replay capacity must be at least {least} control steps for --envs {args.envs} and "
@@ -66,9 +66,9 @@ def stage(args: Train, folder: Path, env=None):
     judge = judge_of(args, folder, env.num_envs)
     if args.rl.operator == "none":
         return Stage(env, judge, None, env.close if leave else lambda: None)
-    from robo_rl.human.intervene import Intervene
-    from robo_rl.human.operators import Scripted
-    env = Intervene(env, Scripted(env, args.rl.person, args.seed + 2))
+    from robo_rl.human.intervention import InterventionEnv
+    from robo_rl.human.operators import ScriptedOperator
+    env = InterventionEnv(env, ScriptedOperator(env, args.rl.person, args.seed + 2))
     writer = Writer(folder / "corrections", spec=env.spec)
 
     def keep(episode) -> None:

@@ -73,7 +73,7 @@ def sinkhorn(cost: np.ndarray, mask: np.ndarray, a: np.ndarray, b: np.ndarray, e
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class DemoEmbeddings:
     """Expert demonstrations as embeddings: points [M,Q,F] (centred, padded), lengths int[M], centre [F]."""
 
     points: np.ndarray
@@ -81,7 +81,7 @@ class Reference:
     centre: np.ndarray
 
 
-def reference(demos: Sequence[np.ndarray]) -> Reference:
+def demo_embeddings(demos: Sequence[np.ndarray]) -> DemoEmbeddings:
     """`demos` [Q_m,F] each, at the rate of the checks; their mean is subtracted, so that cosines tell states apart."""
     if not demos:
         raise UserError("FLOAT needs at least one demonstration to compare with")
@@ -90,7 +90,7 @@ def reference(demos: Sequence[np.ndarray]) -> Reference:
     points = np.zeros((len(demos), lengths.max(), len(centre)), np.float32)
     for m, d in enumerate(demos):
         points[m, :len(d)] = d - centre
-    return Reference(points, lengths, centre)
+    return DemoEmbeddings(points, lengths, centre)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Match:
     matched: np.ndarray
 
 
-def float_index(rollout: np.ndarray, ref: Reference, w: float = BAND, eps: float = EPS, at_once: int = 4) -> Match:
+def float_index(rollout: np.ndarray, ref: DemoEmbeddings, w: float = BAND, eps: float = EPS, at_once: int = 4) -> Match:
     """FLOAT's index of the embeddings [P,F] of a rollout so far."""
     p = len(rollout)
     q = np.minimum(ref.lengths, p)  # the same elapsed time of each demonstration
@@ -253,7 +253,7 @@ def embed(policy, obs: dict, at_once: int = 4096) -> np.ndarray:
     return np.concatenate(out)
 
 
-def tracks(env, policy, starts: Sequence[int], seed: int = 0) -> list[tuple[np.ndarray, bool]]:
+def embed_episodes(env, policy, starts: Sequence[int], seed: int = 0) -> list[tuple[np.ndarray, bool]]:
     """One episode per start, without help -> (embeddings [T,F] before each decision, success)."""
     import torch
 
@@ -278,14 +278,14 @@ def tracks(env, policy, starts: Sequence[int], seed: int = 0) -> list[tuple[np.n
 # ------------------------------------------------------------ live
 
 
-class Monitor:
+class FailureMonitor:
     """FLOAT on N running robots: `see` their embeddings at every check, `alarms` says who fails and where to go back
     to.
 
     threshold: of the index; limit[t]: of what one point's transport may cost, for the rewind point.
     """
 
-    def __init__(self, ref: Reference, threshold: Threshold, limit: np.ndarray, num_envs: int):
+    def __init__(self, ref: DemoEmbeddings, threshold: Threshold, limit: np.ndarray, num_envs: int):
         self.ref, self.threshold, self.limit = ref, threshold, limit
         self.points: list[list[np.ndarray]] = [[] for _ in range(num_envs)]
         self.match: list[Match | None] = [None] * num_envs

@@ -18,7 +18,7 @@ import numpy as np
 
 from robo_rl.errors import UserError, choose
 from robo_rl.geometry import conjugate, exp, from_matrix, log, multiply
-from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, Help, Look
+from robo_rl.human.intervention import CORRECTION, PAUSE, POLICY, Intervention, OperatorView
 from robo_rl.types import ControlSpec
 
 KINDS = ("gamepad", "spacemouse", "leader")
@@ -261,7 +261,7 @@ def open_device(text: str, leader: "Callable[[str], LeaderArm] | None" = None) -
     return Gamepad(path) if kind == "gamepad" else SpaceMouse(path)
 
 
-class Handheld:
+class DeviceOperator:
     """The Operator who holds a device beside robot `robot`: helps while the device is engaged and `rest` s longer.
 
     A device that goes away while the person helps pauses the robot, and it stays paused: nobody knows what they wanted.
@@ -278,7 +278,7 @@ class Handheld:
         if mask[self.robot]:
             self.helping, self.acted = False, -math.inf
 
-    def help(self, look: Look) -> Help:
+    def intervene(self, view: OperatorView) -> Intervention:
         actions, phase = np.zeros((self.n, len(self.spec.axes)), np.float32), np.zeros(self.n, np.uint8)
         reading, now = self.device.read(), self.clock()
         if reading.engaged:
@@ -289,7 +289,7 @@ class Handheld:
             actions[self.robot], phase[self.robot] = command(reading, self.spec, self.speed), CORRECTION
         else:
             self.helping, phase[self.robot] = False, POLICY
-        return Help(actions, phase)
+        return Intervention(actions, phase)
 
     def get_state(self):
         return {}

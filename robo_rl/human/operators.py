@@ -15,7 +15,7 @@ import zlib
 import numpy as np
 
 from robo_rl.errors import UserError
-from robo_rl.human.intervene import CORRECTION, POLICY, RECOVERY, Help, Look
+from robo_rl.human.intervention import CORRECTION, POLICY, RECOVERY, Intervention, OperatorView
 from robo_rl.noise import mix
 from robo_rl.options import Person
 
@@ -23,7 +23,7 @@ SLIP = 0.25  # s
 ARRIVED = 0.1  # a recovery is over when no axis of it asks for more than this
 
 
-class Scripted:
+class ScriptedOperator:
     """One scripted person per robot of `env` (which needs `expert_action`); `wanted[N]` may bar them from helping.
 
     stats[N]: `asked` decisions to help, `helped` take-overs, `reaction` their summed reaction times [s], `seconds` at
@@ -70,21 +70,21 @@ class Scripted:
         for name in ("wrong", "right", "until", "phase", "held", "slip"):
             self.rows[name][mask] = 0
 
-    def help(self, look: Look) -> Help:
-        r, p, n = self.rows, self.person, len(look.over)
+    def intervene(self, view: OperatorView) -> Intervention:
+        r, p, n = self.rows, self.person, len(view.over)
         wanted = self.wanted & ~r["away"] & ~self.gone
         if self.gone:
             self.send_away(np.ones(n, bool))
         r["now"] += 1  # goes on while the episode's clock stands still
-        alive = ~look.over
+        alive = ~view.over
         expert = np.asarray(self.env.expert_action(), np.float32)
-        ran = alive & (look.steps > 0)
-        gap = np.sqrt(((look.proposed.clip(-1, 1) - expert) ** 2).mean(1))
+        ran = alive & (view.steps > 0)
+        gap = np.sqrt(((view.proposed.clip(-1, 1) - expert) ** 2).mean(1))
         far = gap > p.gate
         free = (r["phase"] == POLICY) & alive
         r["wrong"] = np.where(free & ran & far, r["wrong"] + 1, 0)
         r["right"] = np.where(~free & ran & ~far, r["right"] + 1, 0)
-        late = look.steps >= p.late * self.env.spec.max_steps if p.late < 1 else np.zeros(n, bool)
+        late = view.steps >= p.late * self.env.spec.max_steps if p.late < 1 else np.zeros(n, bool)
         self._decide(wanted & free & (r["until"] == 0) & ((r["wrong"] >= self.wait["notice"]) | late), r["now"])
         come = free & (r["until"] > 0) & (r["now"] >= r["until"])
         self.stats["helped"][come] += 1
@@ -103,12 +103,12 @@ class Scripted:
             done &= stage > r["stage"]
         else:
             done &= (r["right"] >= self.wait["agree"]) & ~late
-        r["phase"][done | look.over] = POLICY
+        r["phase"][done | view.over] = POLICY
         helping = (r["phase"] != POLICY) & alive
         r["held"] += helping
         r["work"] += helping
         self.stats["seconds"] += helping * self.env.spec.period
-        return Help(self._slips(actions, helping, r["now"]), np.where(alive, r["phase"], 0).astype(np.uint8))
+        return Intervention(self._slips(actions, helping, r["now"]), np.where(alive, r["phase"], 0).astype(np.uint8))
 
     def get_state(self):
         return {k: v.copy() for k, v in self.rows.items()}

@@ -7,9 +7,9 @@ operator is free; the operator goes back to before the failure, corrects to the 
 
 import numpy as np
 
-from robo_rl.human.intervene import PAUSE, POLICY, Help, Look
+from robo_rl.human.intervention import PAUSE, POLICY, Intervention, OperatorView
 
-NOBODY = -1
+UNASSIGNED = -1
 
 
 def assign(waiting: np.ndarray, held_by: np.ndarray, operators: int) -> np.ndarray:
@@ -20,8 +20,8 @@ def assign(waiting: np.ndarray, held_by: np.ndarray, operators: int) -> np.ndarr
     holds one robot; holds that exist stay.
     """
     out = held_by.copy()
-    free = [k for k in range(operators) if k not in set(out[out != NOBODY].tolist())]
-    queue = [i for i in np.argsort(waiting, kind="stable") if np.isfinite(waiting[i]) and out[i] == NOBODY]
+    free = [k for k in range(operators) if k not in set(out[out != UNASSIGNED].tolist())]
+    queue = [i for i in np.argsort(waiting, kind="stable") if np.isfinite(waiting[i]) and out[i] == UNASSIGNED]
     for i, k in zip(queue, free, strict=False):
         out[i] = k
     return out
@@ -37,7 +37,7 @@ def target_starts(success: np.ndarray, trials: np.ndarray, threshold: float = 0.
     return low[np.lexsort((low, -rate[low]))]
 
 
-class Dispatch:
+class OperatorAssignment:
     """ARMADA's operators, scripted: `persons` (a Scripted with one person per robot) help only robots that were called
     for, at most `operators` at a time. Robots that wait hold still.
 
@@ -47,7 +47,7 @@ class Dispatch:
     def __init__(self, persons, operators: int, rewind=lambda i: None):
         n = persons.env.num_envs
         self.persons, self.operators, self.rewind = persons, operators, rewind
-        self.waiting, self.held_by = np.full(n, np.nan), np.full(n, NOBODY)
+        self.waiting, self.held_by = np.full(n, np.nan), np.full(n, UNASSIGNED)
         self.came = np.zeros(n, bool)
         self.now = 0
         self.waited = 0.0  # steps robots waited for a person, summed
@@ -59,36 +59,36 @@ class Dispatch:
 
     def call(self, i: int) -> None:
         """Robot `i` needs help."""
-        if np.isnan(self.waiting[i]) and self.held_by[i] == NOBODY:
+        if np.isnan(self.waiting[i]) and self.held_by[i] == UNASSIGNED:
             self.waiting[i] = self.now
 
     def called(self) -> np.ndarray:
         """bool[N]: robots that wait for help or have it."""
-        return np.isfinite(self.waiting) | (self.held_by != NOBODY)
+        return np.isfinite(self.waiting) | (self.held_by != UNASSIGNED)
 
     def begin(self, mask, obs):
         self.persons.begin(mask, obs)
-        self.waiting[mask], self.held_by[mask], self.came[mask] = np.nan, NOBODY, False
+        self.waiting[mask], self.held_by[mask], self.came[mask] = np.nan, UNASSIGNED, False
 
-    def help(self, look: Look) -> Help:
+    def intervene(self, view: OperatorView) -> Intervention:
         self.now += 1
-        self.waiting[look.over] = np.nan
+        self.waiting[view.over] = np.nan
         before = self.held_by
         self.held_by = assign(self.waiting, before, self.operators)
         new = self.held_by != before
         self.persons.call(new)
         self.waiting[new] = np.nan
-        said = self.persons.help(look)
-        arrived = (said.phase != POLICY) & ~self.came & (self.held_by != NOBODY)
+        said = self.persons.intervene(view)
+        arrived = (said.phase != POLICY) & ~self.came & (self.held_by != UNASSIGNED)
         for i in np.flatnonzero(arrived):
             self.rewind(int(i))
         self.came |= arrived
         done = self.came & (said.phase == POLICY)
-        self.held_by[done], self.came[done] = NOBODY, False
-        idle = self.called() & (said.phase == POLICY) & ~look.over
+        self.held_by[done], self.came[done] = UNASSIGNED, False
+        idle = self.called() & (said.phase == POLICY) & ~view.over
         self.waited += idle.sum()
-        rewound = arrived & ~look.over  # the first step after going back is the pause's: commands are for the old place
-        return Help(said.actions, np.where(idle | rewound, PAUSE, said.phase).astype(np.uint8))
+        rewound = arrived & ~view.over  # the first step after going back is the pause's: commands are for the old place
+        return Intervention(said.actions, np.where(idle | rewound, PAUSE, said.phase).astype(np.uint8))
 
     def get_state(self):
         return self.persons.get_state()

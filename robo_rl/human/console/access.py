@@ -102,7 +102,7 @@ def cookie(header: str, name: str) -> str:
     return ""
 
 
-def enter(address: str, timeout: float = 30) -> tuple[str, dict[str, str]]:
+def exchange_address(address: str, timeout: float = 30) -> tuple[str, dict[str, str]]:
     """Use up an address that the console printed -> (its WebSocket's address, headers for it). For programs.
 
     UserError: the address is not taken.
@@ -118,7 +118,7 @@ def enter(address: str, timeout: float = 30) -> tuple[str, dict[str, str]]:
     return f"{origin.replace('http', 'ws', 1)}/ws", {"Origin": origin, "Cookie": got.split(";")[0]}
 
 
-class Rate:
+class RateLimit:
     """A token bucket: `RATE` messages per second, `BURST` at once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -134,7 +134,7 @@ class Rate:
         return True
 
 
-def room() -> int:
+def connection_limit() -> int:
     """How many connections this process can afford beside `RESERVED` descriptors; a low soft limit is raised.
 
     UserError: fewer than eight.
@@ -152,7 +152,7 @@ def room() -> int:
     return min(CONNECTIONS, free)
 
 
-class Reserve:
+class DescriptorReserve:
     """Descriptors held back; while the block runs they are free, for files, whatever else is open."""
 
     def __init__(self, count: int = RESERVED):
@@ -178,7 +178,7 @@ class Reserve:
             self._held.pop().close()
 
 
-class Listener(socket.socket):
+class BoundedListener(socket.socket):
     """A listening socket that bounds what it has accepted.
 
     A connection is pending until `vouch` is called with its descriptor. Where a newcomer would be one too

@@ -39,7 +39,7 @@ class Frame:
     large: dict[int, tuple] = field(default_factory=dict)
 
 
-class Cameras:
+class ConsoleCameras:
     """The cameras of `env`; size: pixels of the large pictures."""
 
     def __init__(self, env, size: int):

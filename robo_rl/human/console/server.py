@@ -20,7 +20,15 @@ from pathlib import Path
 
 from robo_rl.errors import UserError, in_range
 from robo_rl.files import parse_json
-from robo_rl.human.console.access import BYTES, DEPTH, Access, Listener, Rate, cookie, room
+from robo_rl.human.console.access import (
+    BYTES,
+    DEPTH,
+    Access,
+    BoundedListener,
+    RateLimit,
+    connection_limit,
+    cookie,
+)
 
 HANDSHAKE = 5.0  # s from a connection to the end of its request
 WRONG = 0.3  # s that a wrong token waits for its answer
@@ -42,11 +50,11 @@ ENTER = b"""<!doctype html><html lang="en"><meta charset="utf-8">
 """  # a page and no redirect: cookies of SameSite=Strict do not follow one that a page of another site began
 
 
-class View:
+class PageConnection:
     """One page: who it is of, which robot it looks at, what it has shown."""
 
     def __init__(self, ws, who: str):
-        self.ws, self.who, self.rate = ws, who, Rate()
+        self.ws, self.who, self.rate = ws, who, RateLimit()
         self.robot = 0
         self.sent: dict[int, float] = {}  # frames on their way: number -> when they were taken
         self.last, self.shown = -1, -1.0  # the newest frame sent; when the newest one shown was taken (-1: none)
@@ -66,7 +74,7 @@ class View:
         return len(self.sent) < (SLOW_FLIGHT if self.delay(now) > SLOW else FLIGHT)
 
 
-class Server:
+class ConsoleServer:
     """The listener, its operators and their pages. One page per operator: a newer one replaces it.
 
     A fault of the listener or of a page is told in one line and ends neither the process nor the other pages;
@@ -80,8 +88,8 @@ class Server:
             self.access.names.add(host.lower())
         self.files = {path: ((Path(__file__).parent / name).read_bytes(), f"{kind}; charset=utf-8")
                       for path, (name, kind) in ASSETS.items()}
-        self.most = room()
-        self.pages: dict[str, View] = {}
+        self.most = connection_limit()
+        self.pages: dict[str, PageConnection] = {}
         self.wrong, self.told, self.wake = 0, (0, 0), asyncio.Event()
         self.ended = self.listening = False
         self.loop, self.ready, self.failed = asyncio.new_event_loop(), threading.Event(), None
@@ -136,7 +144,7 @@ class Server:
         family, kind, protocol, _, address = found[0]
         self.wake.clear()
         self.told = 0, self.wrong
-        self.listener = Listener(family, kind, protocol)
+        self.listener = BoundedListener(family, kind, protocol)
         self.listener.most = self.most
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -225,7 +233,7 @@ class Server:
     async def handle(self, ws) -> None:
         """One operator's page, from its opening to its end."""
         from websockets.exceptions import ConnectionClosed
-        view = View(ws, ws.operator)
+        view = PageConnection(ws, ws.operator)
         who = view.who
         before, self.pages[who] = self.pages.get(who), view
         if before is not None:
@@ -250,7 +258,7 @@ class Server:
                 del self.pages[who]
                 self.session.disconnect(who)
 
-    def limited(self, view: View, message) -> dict | None:
+    def limited(self, view: PageConnection, message) -> dict | None:
         """One message of a page -> the answer; those above the rate are dropped, which is said once."""
         if view.rate.allows():
             view.flood = 0.0 if view.rate.level > 100 else view.flood
@@ -259,7 +267,7 @@ class Server:
         view.flood = view.flood or time.monotonic()
         return {"t": "error", "text": "too many messages: some are dropped", "of": ""} if first else None
 
-    def hear(self, view: View, message) -> dict | None:
+    def hear(self, view: PageConnection, message) -> dict | None:
         """One message of a page -> the answer; a bad one is refused in one line."""
         m, of = {}, ""
         try:
@@ -274,7 +282,7 @@ class Server:
         except Exception as e:  # noqa: BLE001 (the edge: whatever a page sends is answered)
             return {"t": "error", "text": f"that message makes no sense ({type(e).__name__})", "of": of}
 
-    def obey(self, view: View, m: dict) -> dict | None:
+    def obey(self, view: PageConnection, m: dict) -> dict | None:
         """A message as the session understands it; under the lock."""
         session, desk, who, kind, i = self.session, self.session.desk, view.who, m.get("t"), m.get("robot")
         if kind == "ping":
@@ -309,7 +317,7 @@ class Server:
             raise UserError(f"unknown message {str(kind)[:40]!r}")
         return None
 
-    async def send(self, view: View) -> None:
+    async def send(self, view: PageConnection) -> None:
         """The newest frame as the page has room for it, and the state ten times a second."""
         said = 0.0
         while True:

@@ -1,6 +1,6 @@
 """The console's robots: one thread steps them at the control period and draws them, another serves the page (`server`).
 
-Between the two stand the `Desk` (which operator commands what, under one lock) and the newest pictures. Frames in which a
+Between the two stand the `ConsoleState` (which operator commands what, under one lock) and the newest pictures. Frames in which a
 person acts are journaled before they count (`recorder`).
 """
 
@@ -11,15 +11,15 @@ import numpy as np
 
 from robo_rl.data.episode import PHASES
 from robo_rl.errors import UserError
-from robo_rl.human.console.cameras import Cameras, Frame, words_of
+from robo_rl.human.console.cameras import ConsoleCameras, Frame, words_of
 from robo_rl.human.console.options import ConsoleOptions
 from robo_rl.human.console.recorder import CorrectionRecorder
+from robo_rl.human.console.state import ConsoleState
 from robo_rl.human.console.stuck import StuckDetector
 from robo_rl.human.console.terminal import TerminalRequests
-from robo_rl.human.desk import Desk
 from robo_rl.human.devices import LeaderArm, command, tool_of
-from robo_rl.human.intervene import CORRECTION, PAUSE, Intervene
-from robo_rl.human.practice import Robots, episode_of
+from robo_rl.human.fleet import RobotFleet, episode_of
+from robo_rl.human.intervention import CORRECTION, PAUSE, InterventionEnv
 
 CONSOLE_START = 1_100_000_000  # starts of the console's episodes
 TIME_LIMITS = 40  # episodes end after this many times the task's own limit
@@ -39,11 +39,11 @@ class ConsoleSession:
         n = env.num_envs
         self.pace = self.spec.period / options.speed
         delay = max(options.max_delay, 3 * self.pace, 3 / options.fps)
-        self.desk = Desk(n, len(self.spec.axes), options.patience, max_delay=delay)
+        self.desk = ConsoleState(n, len(self.spec.axes), options.patience, max_delay=delay)
         self.lock = threading.Lock()
-        self.env = Intervene(env, self.desk, blend=BLEND * options.speed, freeze=hasattr(env, "get_state"))
+        self.env = InterventionEnv(env, self.desk, blend=BLEND * options.speed, freeze=hasattr(env, "get_state"))
         first = CONSOLE_START + options.seed * 100_000 + int(time.time()) % 50_000 * 1_000
-        self.robots = Robots(self.env, policy, iter(range(first, first + 10**9)), seed=options.seed,
+        self.robots = RobotFleet(self.env, policy, iter(range(first, first + 10**9)), seed=options.seed,
                              done=recorder.end_episode, rewindable=self.env.freeze)
         self.robots.account.operators = len(options.operators.split(","))
         self.stuck = StuckDetector(n, limit, self.spec.period,
@@ -51,7 +51,7 @@ class ConsoleSession:
         self.aligned_hold = 0  # number of the hold that a leader arm is aligned with
         self.hold_numbers = [0] * n  # in the step before
         self.rewinds: list[tuple[int, float]] = []  # (robot, seconds) that operators asked for
-        self.cameras = Cameras(self.env, options.size)
+        self.cameras = ConsoleCameras(self.env, options.size)
         self.watched: dict[str, int] = {}  # operator -> the robot that their page shows large
         self.connected: set[str] = set()
         self.frame = Frame(0, time.monotonic())

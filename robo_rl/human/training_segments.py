@@ -20,24 +20,24 @@ from robo_rl.errors import UserError
 from robo_rl.policies import ObsSpec
 from robo_rl.policies.nets import tokenize
 
-TAUGHT = ("expert", "human", "teacher")
+TRAINED_SOURCES = ("expert", "human", "teacher")
 
 
-def taught(dataset: Dataset, own: bool = False, phases: Sequence[str] = HELP) -> np.ndarray:
+def trainable_frames(dataset: Dataset, own: bool = False, phases: Sequence[str] = HELP) -> np.ndarray:
     """bool[F]: the frames of `dataset` to learn from; of a person's frames those in `phases`."""
-    codes = [i for i, name in enumerate(dataset.sources) if name in TAUGHT or name == "unknown"]
+    codes = [i for i, name in enumerate(dataset.sources) if name in TRAINED_SOURCES or name == "unknown"]
     by_person = np.isin(dataset.source, codes)
     if dataset.features.phases:
         wanted = [PHASES.index(p) for p in phases]
         person = [i for i, name in enumerate(dataset.sources) if name == "human"]
-        by_person &= ~np.isin(dataset.source, person) | np.isin(dataset.phase, wanted) & ~in_vain(dataset)
+        by_person &= ~np.isin(dataset.source, person) | np.isin(dataset.phase, wanted) & ~failed_segments(dataset)
     if own:
         alone = dataset.success & ~np.logical_or.reduceat(by_person, dataset.from_)
         by_person |= np.repeat(alone, dataset.to - dataset.from_)
     return by_person
 
 
-def in_vain(dataset: Dataset) -> np.ndarray:
+def failed_segments(dataset: Dataset) -> np.ndarray:
     """bool[F]: the frames of the segment that an episode without success ended in."""
     last = dataset.to - 1
     failed = np.zeros(len(dataset.action), bool)
@@ -54,7 +54,7 @@ def segment_ends(dataset: Dataset) -> np.ndarray:
     return ends[np.searchsorted(ends, np.arange(len(last)), side="right")]
 
 
-def lesson_chunks(dataset: Dataset, horizon: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def segment_chunks(dataset: Dataset, horizon: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Chunks [R,H,A] of actions from the frames `rows` (bool[F]) on, and mask bool[R,H], False beyond the segment's
     end.
     """
@@ -64,7 +64,7 @@ def lesson_chunks(dataset: Dataset, horizon: int, rows: np.ndarray) -> tuple[np.
     return dataset.action[np.minimum(ahead, end - 1)], ahead < end
 
 
-def lessons(parts: Sequence[Dataset], spec: ObsSpec, horizon: int, own: bool = False,
+def segment_sampler(parts: Sequence[Dataset], spec: ObsSpec, horizon: int, own: bool = False,
             shares: Sequence[float] | None = None, phases: Sequence[str] = HELP) -> Demos:
     """Sampler of (obs, chunk[B,H,A], mask[B,H]) over the lessons of several data sets.
 
@@ -74,10 +74,10 @@ def lessons(parts: Sequence[Dataset], spec: ObsSpec, horizon: int, own: bool = F
     samplers, sizes, kept = [], [], []
     for k, dataset in enumerate(parts):
         check_fits(dataset.meta, spec)
-        rows = taught(dataset, own, phases)
+        rows = trainable_frames(dataset, own, phases)
         if not rows.any():
             continue
-        chunk, mask = lesson_chunks(dataset, horizon, rows)
+        chunk, mask = segment_chunks(dataset, horizon, rows)
         obs = {"state": torch.from_numpy(np.ascontiguousarray(dataset.state[rows]))}
         if spec.language:
             obs["tokens"] = torch.from_numpy(tokenize(dataset.tasks))[torch.from_numpy(dataset.task_index[rows])]

@@ -6,8 +6,17 @@ from toys import PointReach
 import sims
 from robo_rl.errors import UserError
 from robo_rl.gather import Gatherer
-from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, RECOVERY, Help, Intervene, Nobody, hold_action
-from robo_rl.human.operators import Person, Scripted
+from robo_rl.human.intervention import (
+    CORRECTION,
+    PAUSE,
+    POLICY,
+    RECOVERY,
+    Intervention,
+    InterventionEnv,
+    NoOperator,
+    hold_action,
+)
+from robo_rl.human.operators import Person, ScriptedOperator
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.replay import Replay
@@ -16,17 +25,17 @@ from robo_rl.types import ActionAxis, ControlSpec
 from sims.check import check_env
 
 
-class Plan(Nobody):
+class Plan(NoOperator):
     """Helps in given steps: {step: (phase, action)} for robot 0 alone."""
 
     def __init__(self, plan):
         self.plan = plan
 
-    def help(self, look):
-        phase, actions = np.zeros(len(look.over), np.uint8), np.zeros_like(look.proposed)
-        if int(look.steps[0]) in self.plan:
-            phase[0], actions[0] = self.plan[int(look.steps[0])]
-        return Help(actions, phase)
+    def intervene(self, view):
+        phase, actions = np.zeros(len(view.over), np.uint8), np.zeros_like(view.proposed)
+        if int(view.steps[0]) in self.plan:
+            phase[0], actions[0] = self.plan[int(view.steps[0])]
+        return Intervention(actions, phase)
 
 
 def far(n=2, limit=40):
@@ -50,7 +59,7 @@ def arm(n):
 
 
 def test_with_nobody_the_env_is_itself_and_the_contract_holds():
-    assert "snapshot" in check_env(lambda n: Intervene(arm(n), Nobody()))
+    assert "snapshot" in check_env(lambda n: InterventionEnv(arm(n), NoOperator()))
 
 
 def test_with_a_scripted_person_the_contract_holds_too():
@@ -59,8 +68,8 @@ def test_with_a_scripted_person_the_contract_holds_too():
 
     def make(n):
         env = arm(n)
-        helped.append(Scripted(env, person))
-        return Intervene(env, helped[-1])
+        helped.append(ScriptedOperator(env, person))
+        return InterventionEnv(env, helped[-1])
     done = check_env(make)
     assert {"snapshot", "starts", "expert"} <= {*done} and helped[0].stats["helped"].sum() > 10
 
@@ -68,13 +77,13 @@ def test_with_a_scripted_person_the_contract_holds_too():
 def test_an_env_without_snapshots_stays_without():
     class Plain(PointReach):
         get_state = property(lambda self: (_ for _ in ()).throw(AttributeError("get_state")))
-    assert not hasattr(Intervene(Plain(2), Nobody()), "get_state") and not hasattr(Intervene(Plain(2), Nobody()),
+    assert not hasattr(InterventionEnv(Plain(2), NoOperator()), "get_state") and not hasattr(InterventionEnv(Plain(2), NoOperator()),
                                                                                    "images")
-    assert hasattr(Intervene(PointReach(2), Nobody()), "get_state")
+    assert hasattr(InterventionEnv(PointReach(2), NoOperator()), "get_state")
 
 
 def test_the_persons_action_replaces_the_policys_from_the_next_step_and_is_recorded():
-    env = Intervene(far(), Plan({3: (CORRECTION, (-1, 1)), 4: (RECOVERY, (-1, 1))}), blend=0)
+    env = InterventionEnv(far(), Plan({3: (CORRECTION, (-1, 1)), 4: (RECOVERY, (-1, 1))}), blend=0)
     infos = drive(env, 6)
     source, phase = (np.array([i[k] for i in infos]) for k in ("source", "phase"))
     assert source[:, 0].tolist() == [0, 0, 0, 1, 1, 0] and not source[:, 1].any()
@@ -84,7 +93,7 @@ def test_the_persons_action_replaces_the_policys_from_the_next_step_and_is_recor
 
 
 def test_while_a_command_is_blended_it_is_nobodys_lesson():
-    env = Intervene(far(), Plan({t: (CORRECTION, (-1, 1)) for t in range(3, 10)}), blend=0.4)  # four steps of 0.1 s
+    env = InterventionEnv(far(), Plan({t: (CORRECTION, (-1, 1)) for t in range(3, 10)}), blend=0.4)  # four steps of 0.1 s
     infos = drive(env, 12)
     assert [int(i["phase"][0]) for i in infos] == [0, 0, 0] + [PAUSE] * 3 + [CORRECTION] * 4 + [0, 0]
     own = [np.allclose(i["executed"][0], (-1, 1)) for i in infos]
@@ -93,7 +102,7 @@ def test_while_a_command_is_blended_it_is_nobodys_lesson():
 
 
 def test_who_acts_next_is_known_before_the_step():
-    env = Intervene(far(), Plan({2: (CORRECTION, (1, 1))}), blend=0.3)
+    env = InterventionEnv(far(), Plan({2: (CORRECTION, (1, 1))}), blend=0.3)
     env.reset(seed=0)
     env.goal[:] = 99
     told, was = [], []
@@ -112,7 +121,7 @@ def test_no_step_jumps_by_more_than_the_blend_allows(steps):
     for t in held:  # the person holds one command per stretch
         if t - 1 in held and plan[t][0] == plan[t - 1][0]:
             plan[t] = (plan[t][0], plan[t - 1][1])
-    env = Intervene(far(), Plan(plan), blend=steps * 0.1)
+    env = InterventionEnv(far(), Plan(plan), blend=steps * 0.1)
     executed = np.array([i["executed"][0] for i in drive(env, 38)])
     widest = 2.0  # between -1 and 1
     assert np.abs(np.diff(executed, axis=0)).max() <= widest / steps + 1e-6
@@ -122,14 +131,14 @@ def test_no_step_jumps_by_more_than_the_blend_allows(steps):
 
 
 def test_source_is_zero_exactly_where_the_policys_action_ran():
-    env = Intervene(far(), Plan({5: (PAUSE, (0, 0)), 6: (CORRECTION, (1, -1)), 7: (CORRECTION, (1, -1))}), blend=0.3)
+    env = InterventionEnv(far(), Plan({5: (PAUSE, (0, 0)), 6: (CORRECTION, (1, -1)), 7: (CORRECTION, (1, -1))}), blend=0.3)
     for info in drive(env, 20):
         ran = (info["executed"] == np.array([0.5, 0], np.float32)).all(1)
         assert (ran == (info["source"] == 0)).all()
 
 
 def test_a_paused_robot_holds_and_the_others_go_on():
-    env = Intervene(far(), Plan({t: (PAUSE, (0, 0)) for t in range(4, 30)}), blend=0.2)
+    env = InterventionEnv(far(), Plan({t: (PAUSE, (0, 0)) for t in range(4, 30)}), blend=0.2)
     drive(env, 7)
     at = env.pos.copy()
     env.step(np.full((2, 2), 0.5, np.float32))
@@ -144,19 +153,19 @@ def test_holding_keeps_absolute_axes_where_they_are_and_stops_the_rest():
 
 
 def test_a_number_that_is_not_finite_from_the_device_pauses_the_robot():
-    env = Intervene(far(), Plan({2: (CORRECTION, (np.nan, 0))}), blend=0)
+    env = InterventionEnv(far(), Plan({2: (CORRECTION, (np.nan, 0))}), blend=0)
     infos = drive(env, 4)
     assert infos[2]["phase"].tolist() == [PAUSE, POLICY] and infos[2]["executed"][0].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("help, words", [
-    (Help(np.zeros((3, 2)), np.zeros(2, np.uint8)), r"actions \(2, 2\)"),
-    (Help(np.zeros((2, 2)), np.array([0, 9])), "phase must be 0 .. 3")])
-def test_a_wrong_help_is_refused(help, words):
-    class Odd(Nobody):
-        def help(self, look):
-            return help
-    env = Intervene(far(), Odd())
+@pytest.mark.parametrize("intervention, words", [
+    (Intervention(np.zeros((3, 2)), np.zeros(2, np.uint8)), r"actions \(2, 2\)"),
+    (Intervention(np.zeros((2, 2)), np.array([0, 9])), "phase must be 0 .. 3")])
+def test_a_wrong_help_is_refused(intervention, words):
+    class Odd(NoOperator):
+        def intervene(self, view):
+            return intervention
+    env = InterventionEnv(far(), Odd())
     env.reset(seed=0)
     with pytest.raises(UserError, match=words):
         env.step(np.zeros((2, 2), np.float32))
@@ -164,8 +173,8 @@ def test_a_wrong_help_is_refused(help, words):
 
 def scripted(limit=40, n=1, seed=0, **person):
     env = PointReach(n, limit=limit)
-    operator = Scripted(env, Person(**{"error": 0.0, **person}), seed)
-    return Intervene(env, operator, blend=0), operator
+    operator = ScriptedOperator(env, Person(**{"error": 0.0, **person}), seed)
+    return InterventionEnv(env, operator, blend=0), operator
 
 
 def helped(env, steps, wrong=True):
@@ -252,15 +261,15 @@ def test_a_person_with_a_sub_task_hands_back_once_one_more_of_them_is_done():
     with pytest.raises(UserError, match="does not tell its sub-tasks"):
         class Whole(PointReach):
             subtask = property(lambda self: (_ for _ in ()).throw(AttributeError("subtask")))
-        Scripted(Whole(1), Person(subtask=True))
+        ScriptedOperator(Whole(1), Person(subtask=True))
 
 
 def test_an_env_without_a_recovery_has_no_one_who_recovers():
     class NoWayBack(PointReach):
         recovery_action = property(lambda self: (_ for _ in ()).throw(AttributeError("recovery_action")))
-    Scripted(NoWayBack(1), Person())
+    ScriptedOperator(NoWayBack(1), Person())
     with pytest.raises(UserError, match="no scripted recovery"):
-        Scripted(NoWayBack(1), Person(recovery=1.0))
+        ScriptedOperator(NoWayBack(1), Person(recovery=1.0))
 
 
 def test_slips_come_at_their_rate_and_the_seed_decides_them():
@@ -283,12 +292,12 @@ def test_an_env_without_an_expert_needs_another_operator():
     class NoExpert(PointReach):
         expert_action = property(lambda self: (_ for _ in ()).throw(AttributeError("expert_action")))
     with pytest.raises(UserError, match="no scripted expert"):
-        Scripted(NoExpert(1))
+        ScriptedOperator(NoExpert(1))
 
 
 def collector(plan, n=2, execute=4, decisions=6):
     env = far(n)
-    wrapped = Intervene(env, Plan(plan), blend=0)
+    wrapped = InterventionEnv(env, Plan(plan), blend=0)
     policy = make_policy(PolicyOptions(horizon=4, execute=execute, hidden=16, layers=1), ObsSpec(state=4, action=2), 0)
     c = Collector(wrapped, policy, 0.9, 0)
     env.goal[:] = 99
@@ -315,16 +324,16 @@ def test_without_a_wrapper_nothing_of_this_is_there():
     assert "cut" not in Collector(far(), policy, 0.9, 0).layout(policy)
 
 
-class Wild(Nobody):
+class Wild(NoOperator):
     """Takes over, brakes and lets go at random, with commands anywhere in the box."""
 
     def __init__(self, env):
         self.rng = np.random.default_rng(0)
 
-    def help(self, look):
-        n, a = look.proposed.shape
+    def intervene(self, view):
+        n, a = view.proposed.shape
         phase = np.where(self.rng.random(n) < 0.4, self.rng.integers(0, 4, n), 0)
-        return Help(self.rng.choice([-1, 1, 0.3], (n, a)), phase)
+        return Intervention(self.rng.choice([-1, 1, 0.3], (n, a)), phase)
 
 
 class Noted(PointReach):
@@ -340,7 +349,7 @@ class Noted(PointReach):
         return super().step(actions)
 
 
-OPERATORS = {"nobody": lambda env: Nobody(), "wild": Wild, "a person": lambda env: Scripted(env, Person(
+OPERATORS = {"nobody": lambda env: NoOperator(), "wild": Wild, "a person": lambda env: ScriptedOperator(env, Person(
     notice=0.1, gate=0.3, reaction=0.1, error=2.0, recovery=0.3, fatigue=1.0, agree=0.1, least=0.2)), "none": None}
 
 
@@ -349,7 +358,7 @@ OPERATORS = {"nobody": lambda env: Nobody(), "wild": Wild, "a person": lambda en
 def test_replay_holds_the_action_that_ran_whoever_chose_it_and_however_it_was_blended(operator, blend):
     """A policy that asks for twice what the box allows, and what the env really did."""
     env = Noted(3)
-    whole = env if operator == "none" else Intervene(env, OPERATORS[operator](env), blend, freeze=operator == "wild")
+    whole = env if operator == "none" else InterventionEnv(env, OPERATORS[operator](env), blend, freeze=operator == "wild")
     policy = make_policy(PolicyOptions(kind="squashed", horizon=2, execute=2, hidden=16, layers=1, init_std=1.0),
                          ObsSpec(state=4, action=2), 0)
     act = policy.act

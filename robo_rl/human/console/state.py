@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from robo_rl.errors import UserError, choose
-from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, RECOVERY, Help, Look
+from robo_rl.human.intervention import CORRECTION, PAUSE, POLICY, RECOVERY, Intervention, OperatorView
 
 DEADLINE = 0.08  # s of silence after which a held robot stops; with a step and the blend it stands within 0.2 s
 GRACE = 10.0  # s of silence after which it is anybody's
@@ -37,15 +37,15 @@ class Hold:
 
 
 @dataclass(slots=True)
-class Mark:
+class EpisodeLabel:
     """What an operator said an episode was."""
 
     operator: str
     success: bool
 
 
-class Desk:
-    """The people of `robo_rl console`; an Operator of `Intervene`."""
+class ConsoleState:
+    """The people of `robo_rl console`; an Operator of `InterventionEnv`."""
 
     def __init__(self, num_robots: int, actions: int, patience: float = 60.0,
                  clock: Callable[[], float] = time.monotonic, max_delay: float = math.inf):
@@ -56,7 +56,7 @@ class Desk:
         self.why: list[str] = [""] * n  # why it needs help
         self.asked = np.full(n, np.nan)  # since when
         self.episode = np.zeros(n, np.int64)  # number of the episode, counted over the desk's life
-        self.marks: list[Mark | None] = [None] * n
+        self.marks: list[EpisodeLabel | None] = [None] * n
         self.closed: dict[int, str] = {}  # episode -> how it ended, for late marks
         self.last: list[str] = [""] * n  # how the robot's last episode ended
         self.count = 0
@@ -133,7 +133,7 @@ class Desk:
         hold = self.holds[i]
         if hold is not None and hold.operator != who:
             raise UserError(f"robot {i} is held by {hold.operator}: they mark it")
-        self.marks[i] = Mark(who, success)
+        self.marks[i] = EpisodeLabel(who, success)
 
     def lost(self, who: str) -> None:
         """The connection of `who` is gone: what they hold stops now."""
@@ -168,7 +168,7 @@ class Desk:
                 self.count += 1
                 self.episode[i] = self.count
 
-    def help(self, look: Look) -> Help:
+    def intervene(self, view: OperatorView) -> Intervention:
         now = self.clock()
         actions, phase = np.zeros((self.n, self.a), np.float32), np.zeros(self.n, np.uint8)
         for i, hold in enumerate(self.holds):
@@ -187,7 +187,7 @@ class Desk:
                 phase[i] = PAUSE
             else:
                 phase[i] = POLICY
-        return Help(actions, phase)
+        return Intervention(actions, phase)
 
     def get_state(self):
         return {}

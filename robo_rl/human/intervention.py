@@ -1,4 +1,4 @@
-"""A person between policy and env: `Intervene` is an env of the contract in which somebody may take over at every step.
+"""A person between policy and env: `InterventionEnv` is an env of the contract in which somebody may take over at every step.
 
 Who acts is a *driver*: the policy, the brake (pause) or a person. Where the driver changes there is a *seam*, and the
 command is continuous across it. With k = 1, 2 ... steps since the seam, u_k the new driver's command and a the last one
@@ -27,7 +27,7 @@ OWN = "intervene/"  # prefix of this wrapper's rows in get_state
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class OperatorView:
     """What an operator sees of N robots before a step, beside the env itself."""
 
     proposed: np.ndarray  # float32[N,A] what the policy wanted last
@@ -37,7 +37,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Help:
+class Intervention:
     """What an operator does in the next step: `actions[N,A]` count where `phase[N]` is recovery or correction."""
 
     actions: np.ndarray
@@ -50,7 +50,7 @@ class Operator(Protocol):
     def begin(self, mask: np.ndarray, obs: dict) -> None:
         """Episodes of the robots in `mask` begin with `obs`."""
 
-    def help(self, look: Look) -> Help:
+    def intervene(self, view: OperatorView) -> Intervention:
         """Asked once before every step."""
 
     def get_state(self) -> dict[str, np.ndarray]:
@@ -59,14 +59,14 @@ class Operator(Protocol):
     def set_state(self, state: dict[str, np.ndarray], mask: np.ndarray) -> None: ...
 
 
-class Nobody:
-    """The operator who never helps: `Intervene(env, Nobody())` is `env`."""
+class NoOperator:
+    """The operator who never helps: `InterventionEnv(env, Nobody())` is `env`."""
 
     def begin(self, mask, obs):
         pass
 
-    def help(self, look: Look) -> Help:
-        return Help(np.zeros_like(look.proposed), np.zeros(len(look.over), np.uint8))
+    def intervene(self, view: OperatorView) -> Intervention:
+        return Intervention(np.zeros_like(view.proposed), np.zeros(len(view.over), np.uint8))
 
     def get_state(self):
         return {}
@@ -85,7 +85,7 @@ def hold_action(spec: ControlSpec, last: np.ndarray) -> np.ndarray:
     return np.where(absolute, last, rest).astype(np.float32)
 
 
-class Intervene(VectorWrapper):
+class InterventionEnv(VectorWrapper):
     """`env` with `operator` beside its policy.
 
     `step` info carries also `executed` float32[N,A], the action that ran, in -1..1; `source` uint8[N], 0 only where
@@ -108,7 +108,7 @@ class Intervene(VectorWrapper):
             "proposed": np.zeros((n, a), np.float32), "executed": np.zeros((n, a), np.float32),
             "offset": np.zeros((n, a), np.float32), "driver": np.zeros(n, np.uint8), "over": np.zeros(n, bool),
             "since": np.full(n, self.blend_steps), "steps": np.zeros(n, np.int64)}
-        self._help: Help | None = None
+        self._intervention: Intervention | None = None
 
     def __getattr__(self, name: str):
         if name in ("env", "_rows"):  # not yet there
@@ -134,7 +134,7 @@ class Intervene(VectorWrapper):
             r[name][mask] = 0
         r["executed"][mask] = 0
         r["since"][mask] = self.blend_steps
-        self._help, self._obs = None, obs
+        self._intervention, self._obs = None, obs
         self.operator.begin(mask.copy(), obs)
         return obs, info
 
@@ -146,8 +146,8 @@ class Intervene(VectorWrapper):
             raise UserError(f"actions must be finite and of shape {r['proposed'].shape}")
         given = given.astype(np.float32, copy=False)
         driver, turned, since = self._next()
-        help = self._ask()
-        target = np.where(driver[:, None] == 2, help.actions, given)
+        intervention = self._ask()
+        target = np.where(driver[:, None] == 2, intervention.actions, given)
         target = np.where(driver[:, None] == 1, hold_action(self.env.spec, r["executed"]), target)
         offset = np.where(turned[:, None], r["executed"] - target.clip(-1, 1), r["offset"])
         weight = np.where(since >= self.blend_steps, 0, 1 - since / self.blend_steps).astype(np.float32)
@@ -169,8 +169,8 @@ class Intervene(VectorWrapper):
         r["driver"], r["since"] = driver, since
         r["steps"] += alive & ~still
         r["over"] = _bools(terminated) | _bools(truncated)
-        self._help = None
-        phase = np.where(alive, np.where(weight > 0, np.minimum(help.phase, PAUSE), help.phase), 0).astype(np.uint8)
+        self._intervention = None
+        phase = np.where(alive, np.where(weight > 0, np.minimum(intervention.phase, PAUSE), intervention.phase), 0).astype(np.uint8)
         info = {**info, "executed": ran, "source": source.astype(np.uint8), "phase": phase,
                 "held": (driver == 2) & alive}
         return obs, reward, terminated, truncated, info
@@ -192,7 +192,7 @@ class Intervene(VectorWrapper):
         for k, v in self._rows.items():
             v[mask] = np.asarray(state[OWN + k])[mask]
         self.operator.set_state({k[9:]: v for k, v in state.items() if k.startswith("operator/")}, mask)
-        self._help = None
+        self._intervention = None
 
     def rewind(self, state: dict[str, np.ndarray], obs: dict, mask: np.ndarray) -> None:
         """Put the robots of `mask` back where `state` and `obs` were, at rest; who holds them does not change."""
@@ -203,7 +203,7 @@ class Intervene(VectorWrapper):
         r["executed"][mask] = hold_action(self.env.spec, r["executed"])[mask]
         r["since"][mask] = self.blend_steps
         self._obs = {k: _kept(v, obs[k], mask) for k, v in self._obs.items()}
-        self._help = None
+        self._intervention = None
 
     @property
     def steps(self) -> np.ndarray:
@@ -225,12 +225,12 @@ class Intervene(VectorWrapper):
         turned = (driver != r["driver"]) & (r["steps"] > 0)
         return driver, turned, np.where(turned, 1, np.minimum(r["since"] + 1, self.blend_steps))
 
-    def _ask(self) -> Help:
-        if self._help is None:
+    def _ask(self) -> Intervention:
+        if self._intervention is None:
             r = self._rows
-            look = Look(r["proposed"].copy(), r["executed"].copy(), r["over"].copy(), r["steps"].copy())
-            self._help = check_help(self.operator.help(look), *r["proposed"].shape)
-        return self._help
+            view = OperatorView(r["proposed"].copy(), r["executed"].copy(), r["over"].copy(), r["steps"].copy())
+            self._intervention = check_intervention(self.operator.intervene(view), *r["proposed"].shape)
+        return self._intervention
 
 
 def _like(given, executed: np.ndarray):
@@ -252,13 +252,13 @@ def _bools(x) -> np.ndarray:
     return np.asarray(x.cpu() if hasattr(x, "cpu") else x)
 
 
-def check_help(help: Help, n: int, a: int) -> Help:
-    """`help` as float32[N,A] in [-1, 1] and uint8[N]; where a number is not finite the robot pauses."""
-    actions, phase = np.asarray(help.actions, np.float32), np.asarray(help.phase)
+def check_intervention(intervention: Intervention, n: int, a: int) -> Intervention:
+    """`intervene` as float32[N,A] in [-1, 1] and uint8[N]; where a number is not finite the robot pauses."""
+    actions, phase = np.asarray(intervention.actions, np.float32), np.asarray(intervention.phase)
     if actions.shape != (n, a) or phase.shape != (n,):
         raise UserError(f"an operator must give actions ({n}, {a}) and phases ({n},), got {actions.shape} and {phase.shape}")
     if phase.min(initial=0) < 0 or phase.max(initial=0) >= len(PHASES):
         raise UserError(f"phase must be 0 .. {len(PHASES) - 1} ({', '.join(PHASES)}), got {phase.max()}")
     broken = ~np.isfinite(actions).all(1)
     phase = np.where(broken & (phase > PAUSE), PAUSE, phase).astype(np.uint8)
-    return Help(np.where(broken[:, None], 0, actions).clip(-1, 1), phase)
+    return Intervention(np.where(broken[:, None], 0, actions).clip(-1, 1), phase)

@@ -59,7 +59,7 @@ def scan(path: Path) -> tuple[list[dict], int]:
     return out, at
 
 
-class Journal:
+class CorrectionJournal:
     """Appends to the journal at `path`; one writer."""
 
     def __init__(self, path: Path):

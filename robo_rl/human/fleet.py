@@ -1,6 +1,6 @@
 """N robots under a policy with people beside it: one control step at a time, chunks cut at seams, episodes recorded.
 
-`Robots` is used by `robo_rl correct` (as fast as the simulator goes) and by the console (at the control period).
+`RobotFleet` is used by `robo_rl correct` (as fast as the simulator goes) and by the console (at the control period).
 """
 
 from collections.abc import Callable, Iterable
@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from robo_rl.data.episode import Episode
-from robo_rl.human.intervene import CORRECTION, PAUSE, POLICY, Intervene
+from robo_rl.human.intervention import CORRECTION, PAUSE, POLICY, InterventionEnv
 from robo_rl.policies import obs_tensors
 
 HUMAN = ("policy", "human")  # source codes of Intervene as words of an Episode
 
 
 @dataclass(slots=True)
-class Account:
+class OperatorStats:
     """What a period of practice cost and gave. Steps are control steps; times in seconds of robot time.
 
     An intervention begins with a person's first command and lasts, pauses and changes between recovery and correction
@@ -54,7 +54,7 @@ class Account:
 
 
 @dataclass(slots=True)
-class Tape:
+class RobotEpisode:
     """The frames of one robot's episode so far."""
 
     start: int = -1
@@ -65,7 +65,7 @@ class Tape:
     ran: list[bool] = field(default_factory=list)  # False: a frame of a pause, not recorded
 
 
-class Robots:
+class RobotFleet:
     """The robots of `env` under `policy`; owns their tapes. `starts` feeds episodes; a robot without one idles.
 
     done(episode, robot, success, helped): called with every finished episode (pauses left out). rewindable: keep
@@ -74,7 +74,7 @@ class Robots:
     every decision before it is made.
     """
 
-    def __init__(self, env: Intervene, policy, starts: Iterable[int], seed: int = 0,
+    def __init__(self, env: InterventionEnv, policy, starts: Iterable[int], seed: int = 0,
                  done: Callable[[Episode, int], None] = lambda episode, robot: None, rewindable: bool = False,
                  cut: bool = False):
         self.cut = cut
@@ -83,7 +83,7 @@ class Robots:
         self.seen: Callable[[np.ndarray], None] | None = None
         self.generator = torch.Generator().manual_seed(seed)
         self.views = list(env.spec.views)
-        self.tapes = [Tape() for _ in range(n)]
+        self.tapes = [RobotEpisode() for _ in range(n)]
         self.busy = np.zeros(n, bool)
         self.execute = policy.options.execute
         self.cursor = np.full(n, self.execute)
@@ -92,7 +92,7 @@ class Robots:
         self.executed = np.zeros_like(self.chunk[:, 0])
         self.helped = np.zeros(n, bool)  # somebody has corrected in this episode
         self.helping = np.zeros(n, bool)  # an intervention is going on
-        self.account = Account(env.spec.period, robots=n)
+        self.account = OperatorStats(env.spec.period, robots=n)
         self.obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": self._starts(np.ones(n, bool))})
         self._begin(np.ones(n, bool))
 
@@ -102,7 +102,7 @@ class Robots:
             start = next(self.starts, None)
             self.busy[i] = start is not None
             ids[i] = 0 if start is None else start
-            self.tapes[i] = Tape(start=-1 if start is None else int(start))
+            self.tapes[i] = RobotEpisode(start=-1 if start is None else int(start))
         return ids
 
     def _begin(self, mask: np.ndarray) -> None:
@@ -212,7 +212,7 @@ def _rows(x, n: int) -> np.ndarray:
     return np.array([x] * n) if isinstance(x, str) else np.repeat(np.asarray(x)[None], n, 0)
 
 
-def episode_of(tape: Tape, views: list[str], success: bool, terminated: bool, last: dict[str, np.ndarray]) -> Episode | None:
+def episode_of(tape: RobotEpisode, views: list[str], success: bool, terminated: bool, last: dict[str, np.ndarray]) -> Episode | None:
     """The tape as an Episode without its pauses, ending with the observation `last`; None if nothing is left."""
     rows = [r for r, ran in zip(tape.rows, tape.ran, strict=True) if ran]
     if not rows:
