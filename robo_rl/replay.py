@@ -210,7 +210,7 @@ class Replay(Tape):
                 at = trail[-1] % self.capacity
                 self.final[at], self.next[at], self.reward[at] = True, trail[-1], 0
                 self.startable[at] = self.terminated[at] = False
-                self._push(trail[-1 - self.horizon:-1])
+                self._push(trail[-self.horizon:-1])
                 self.open[lane] = []
 
     def _finish(self, lane: int, trail: list[int]) -> None:
@@ -321,12 +321,12 @@ class Replay(Tape):
                 self._cut()
                 continue
             (parts, change), block, at = calls[kind], {}, 0
-            for name, (shape, dtype) in parts.items():
-                size = int(np.prod(shape, dtype=np.int64)) * n * dtype.itemsize
+            sizes = [int(np.prod(shape, dtype=np.int64)) * n * dtype.itemsize for shape, dtype in parts.values()]
+            if sum(sizes) != len(body):
+                raise UserError(f"{journal.folder} holds steps of another env or horizon; start a new run")
+            for (name, (shape, dtype)), size in zip(parts.items(), sizes, strict=True):
                 block[name] = np.frombuffer(body[at:at + size], dtype).reshape(n, *shape)
                 at += size
-            if at != len(body):
-                raise UserError(f"{journal.folder} holds steps of another env or horizon; start a new run")
             change(block)
             steps += n * (kind == ADD)
         return steps
