@@ -35,7 +35,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "robo_rl/sampling.py": ("test_definitions", "test_sampling"),
     "robo_rl/losses.py": ("test_definitions", "test_credit"),
     "robo_rl/advantages.py": ("test_definitions", "test_credit"),
-    "robo_rl/corrections.py": ("test_definitions", "test_corrections"),
+    "robo_rl/corrections.py": ("test_definitions", "test_corrections_functions"),
     "robo_rl/runtime/ledger.py": ("test_ledger",),
     "robo_rl/replay.py": ("test_replay_plain", "test_replay"),
     "controllers/governor.py": ("test_controllers_governor_limits", "test_controllers_governor"),
@@ -176,7 +176,7 @@ def run_tests(tree: Path, tests: tuple[str, ...], limit: float) -> str:
         import pytest
         code = 1
         try:
-            code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--rootdir", str(tree),
+            code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--assert=plain", "--rootdir", str(tree),
                                 *(f"tests/{name}.py" for name in tests)])
         finally:
             os._exit(int(code))
