@@ -12,7 +12,7 @@ from functools import cache
 from threading import Timer
 
 import numpy as np
-from numba import njit
+from numba import config, njit
 
 MASS_AGE = 0.02  # s between two looks at W_ii; joints turn 2 degrees in that time
 SMALL = 1e-10  # m or rad; nearer than this the reference has arrived
@@ -22,7 +22,7 @@ FREE, KINEMATIC, DYNAMIC = range(3)  # the posture's projection
 
 def record(n: int) -> np.ndarray:
     """Options and memory [1] of the law of an arm of n joints, all zero. Units as in `LawOptions` and `Law`."""
-    return np.zeros(1, np.dtype([
+    memory = np.zeros(1, np.dtype([
         # options
         *((name, float, 6) for name in ("stiffness", "fixed_damping", "error_clip")),
         *((name, float) for name in ("damping_ratio", "target_speed", "target_turn", "filter_time", "feed_linear", "feed_angular",
@@ -43,6 +43,7 @@ def record(n: int) -> np.ndarray:
         # a tick's own
         ("a", float, (6, 6)), ("factor", float, (6, 6)), ("wrench", float, 6), ("move", float, 6), ("posture", float, n),
         ("out", float, n)], align=True))
+    return memory.view(np.recarray) if config.DISABLE_JIT else memory  # plain Python needs one to read fields as attributes
 
 
 @cache

@@ -7,9 +7,10 @@ import pytest
 
 from robo_rl.errors import UserError
 from robo_rl.journal import Journal
-from robo_rl.replay import HUMAN, PAUSE, POLICY, Mixture, Replay, Tape, add_episodes, counts, join
+from robo_rl.replay import Mixture, Replay, Tape, add_episodes, counts, join
 
 F = np.float32
+POLICY, HUMAN, PAUSE = 0, 1, 1  # sources, and the phase in which nobody acts
 ROWS = {"state": ((2,), F), "picture": ((2, 3), np.uint8)}
 
 
@@ -185,7 +186,8 @@ def test_random_calls_leave_what_a_plain_list_of_steps_holds(horizon, lanes, cap
         if rng.random() < 0.03:
             for store in (replay, plain):
                 store.drop(chosen[:1])
-        closing = chosen[over | (rng.random(n) < 0.01)]
+        nothing = [lane for lane in range(lanes) if not plain.trails[lane] and rng.random() < 0.3]
+        closing = np.concatenate([chosen[over | (rng.random(n) < 0.01)], np.array(nothing, int)])
         args = closing, observe(rng, len(closing))
         for store in (replay, plain):
             store.close(*args)
