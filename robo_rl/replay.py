@@ -372,6 +372,5 @@ def add_episodes(replay: Replay, obs: dict[str, np.ndarray], action: np.ndarray,
             r = reward[row:row + 1]
             replay.add(lane, {k: v[row:row + 1] for k, v in obs.items()}, action[row:row + 1],
                        np.maximum(r, 1) if over and not r.any() else r, np.array([over]), source[row:row + 1], phase[row:row + 1])
-        if stop > first:
-            after = {k: v[e:e + 1] for k, v in last.items()} if known[e] else {k: v[end - 1:end] for k, v in obs.items()}
-            replay.close(lane, after)
+        after = {k: v[e:e + 1] for k, v in last.items()} if known[e] else {k: v[end - 1:end] for k, v in obs.items()}
+        replay.close(lane, after)

@@ -357,6 +357,23 @@ def test_a_tool_may_be_off_as_far_and_as_long_as_allowed():
     assert it.state == HOLD and "off" in it.reason
 
 
+def test_how_long_a_tool_was_off_before_it_was_armed_again_does_not_count():
+    it = begun(replace(EXACT, command_timeout=10.0, state_timeout=10.0))
+    away = state(pos=(0.57, 0.0, 0.5))
+    it.measure(away, 1.0)
+    it.tick(1.0, TICK)
+    it.disarm(1.125)
+    it.measure(state(pos=HOME), 1.5)
+    it.arm(1.5)
+    assert it.command(command(1.5, HOME), 1.5).action == "allow"
+    it.measure(away, 1.5)
+    it.tick(1.5, TICK)
+    it.tick(1.75, TICK)
+    assert it.state == ACTIVE
+    it.tick(1.75 + TICK, TICK)
+    assert it.state == HOLD
+
+
 def test_time_may_stand_but_not_run_back():
     it = begun()
     it.tick(1.0, TICK)

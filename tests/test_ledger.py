@@ -95,6 +95,14 @@ def test_after_a_learner_died_each_worker_still_has_its_share_of_the_batch_and_n
     assert book.lease(0) is None and book.lease(1).uid == 6
 
 
+def test_after_a_learner_died_what_a_worker_is_still_at_counts_whole_to_its_share():
+    book = Ledger(12, 0, 8, {0: (2, 3), 1: (2, 3)})
+    book.recover([led.Fragment(5, 0, 0, 2, 3, 0, led.LEASED)], version=4, next_batch=4, taken=48, next_uid=6)
+    assert book.used == {0: 6} and book.lease(0).uid == 5 and book.lease(0, more=True) is None
+    book.seal(5, 1, 4)  # half of it: the other half is open again
+    assert book.used == {0: 3} and book.lease(0).decisions == 1
+
+
 def test_what_a_checkpoint_covers_does_not_come_again_and_its_slot_is_free():
     book = Ledger(6, 1, 4, {0: (2, 3)})
     spent, live = (led.Fragment(u, u, 0, 2, 3, 0, led.TAKEN, made=2, rows=2, batch=u) for u in (0, 1))

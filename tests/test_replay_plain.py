@@ -143,7 +143,13 @@ def same(replay: Replay, plain: PlainReplay) -> None:
     assert len(replay) == plain.length()
     want = plain.drawable()
     have = min(plain.capacity, len(plain.rows))
-    told = [r.source for r in plain.rows[len(plain.rows) - have:] if not r.final]
+    rows = plain.rows[len(plain.rows) - have:]
+    if not rows:
+        return
+    at = np.arange(len(plain.rows) - have, len(plain.rows)) % plain.capacity
+    for name in ("action", "reward", "terminated", "final", "source", "phase", "startable", "next", "bound"):
+        np.testing.assert_allclose(getattr(replay, name)[at], [getattr(r, name) for r in rows], rtol=1e-5, atol=1e-6, err_msg=name)
+    told = [r.source for r in rows if not r.final]
     assert replay.counts() == {s: told.count(s) for s in sorted(set(told))}
     if not want:
         return
