@@ -24,7 +24,7 @@ from robo_rl.human.intervention import CORRECTION, PAUSE, POLICY, RECOVERY, Oper
 
 KILLS = int(os.environ.get("KILLS", "5"))
 
-# ------------------------------------------------------------ the desk
+# ------------------------------------------------------------ the state of the console
 
 
 class Clock:
@@ -34,7 +34,7 @@ class Clock:
         return self.now
 
 
-def desk(n=3):
+def make_state(n=3):
     clock = Clock()
     d = ConsoleState(n, 2, clock=clock)
     d.begin(np.ones(n, bool), {})
@@ -50,7 +50,7 @@ def phases(d):
 
 
 def test_two_operators_never_hold_one_robot():
-    d, _ = desk()
+    d, _ = make_state()
     d.take("ann", 1)
     with pytest.raises(UserError, match="robot 1 is held by ann"):
         d.take("bob", 1)
@@ -61,7 +61,7 @@ def test_two_operators_never_hold_one_robot():
 
 
 def test_a_robot_that_is_taken_stands_still_until_its_holder_commands():
-    d, _ = desk()
+    d, _ = make_state()
     hold = d.take("ann", 1)
     assert phases(d) == [POLICY, PAUSE, POLICY]
     d.drive("ann", 1, hold, [0.5, 2.0], "recovery")
@@ -70,14 +70,14 @@ def test_a_robot_that_is_taken_stands_still_until_its_holder_commands():
 
 
 def test_a_silent_holder_stops_the_robot_and_loses_it_later():
-    d, clock = desk()
+    d, clock = make_state()
     d.drive("ann", 0, d.take("ann", 0), [1, 1], "correction")
     clock.now += DEADLINE / 2
     assert phases(d)[0] == CORRECTION
     clock.now += DEADLINE
     assert phases(d)[0] == PAUSE
     clock.now += GRACE
-    assert phases(d)[0] == PAUSE and d.holds[0] is None and d.why[0] == "its operator is gone"
+    assert phases(d)[0] == PAUSE and d.holds[0] is None and d.help_reason[0] == "its operator is gone"
     d.take("bob", 0)
 
 
@@ -93,21 +93,21 @@ def test_a_command_given_to_an_old_picture_holds_the_robot_still():
 
 
 def test_how_an_episode_ended_is_told_to_who_held_it():
-    d, _ = desk()
+    d, _ = make_state()
     d.take("ann", 1)
-    d.ended(1, "it succeeded")
-    assert d.last == ["", "it succeeded", ""] and d.holds[1] is None
+    d.end_episode(1, "it succeeded")
+    assert d.last_outcome == ["", "it succeeded", ""] and d.holds[1] is None
 
 
 def test_a_lost_connection_stops_the_robot_at_once():
-    d, _ = desk()
+    d, _ = make_state()
     d.drive("ann", 0, d.take("ann", 0), [1, 1], "correction")
-    d.lost("ann")
+    d.disconnect("ann")
     assert phases(d)[0] == PAUSE
 
 
 def test_what_a_stale_tab_sends_is_refused():
-    d, _ = desk()
+    d, _ = make_state()
     old = d.take("ann", 0)
     new = d.take("ann", 0)  # the same operator in a new tab
     with pytest.raises(UserError, match="this tab's hold of robot 0 is over"):
@@ -116,39 +116,39 @@ def test_what_a_stale_tab_sends_is_refused():
 
 
 def test_an_operator_who_never_answers_costs_patience_and_no_more():
-    d, clock = desk()
-    d.call(2, "it stands still")
-    assert phases(d) == [POLICY, POLICY, PAUSE] and d.given_up() == []
+    d, clock = make_state()
+    d.request_help(2, "it stands still")
+    assert phases(d) == [POLICY, POLICY, PAUSE] and d.unanswered() == []
     clock.now += 61
-    assert d.given_up() == [2]
-    d.ended(2, "nobody came")
+    assert d.unanswered() == [2]
+    d.end_episode(2, "nobody came")
     assert phases(d) == [POLICY] * 3
 
 
 def test_contradictory_marks_are_refused_with_the_one_that_stands():
-    d, _ = desk()
+    d, _ = make_state()
     episode = int(d.episode[0])
-    d.mark("ann", 0, episode, True)
+    d.label("ann", 0, episode, True)
     with pytest.raises(UserError, match="ann already marked this episode a success"):
-        d.mark("bob", 0, episode, False)
-    d.ended(0, "ann marked it a success")
+        d.label("bob", 0, episode, False)
+    d.end_episode(0, "ann marked it a success")
     with pytest.raises(UserError, match=r"that episode of robot 0 is over \(ann marked it a success\)"):
-        d.mark("bob", 0, episode, False)
+        d.label("bob", 0, episode, False)
     with pytest.raises(UserError, match="robot 1 is held by ann: they mark it"):
         d.take("ann", 1)
-        d.mark("bob", 1, int(d.episode[1]), True)
+        d.label("bob", 1, int(d.episode[1]), True)
 
 
 @pytest.mark.parametrize("action", [[1], [1, 2, 3], [float("nan"), 0], "left", None, [[0, 1]], {}])
 def test_a_command_that_is_none_is_refused(action):
-    d, _ = desk()
+    d, _ = make_state()
     hold = d.take("ann", 0)
     with pytest.raises(UserError, match="a command is 2 finite numbers"):
         d.drive("ann", 0, hold, action, "correction")
 
 
 def test_anybody_may_pause_and_a_paused_robot_waits():
-    d, _ = desk()
+    d, _ = make_state()
     d.drive("ann", 0, d.take("ann", 0), [1, 1], "correction")
     d.pause("bob", 0, True)
     d.pause("bob", 1, True)
@@ -307,20 +307,20 @@ def test_a_leader_arm_leads_what_the_first_operator_holds_once_it_is_there(run):
     try:
         here = [np.array([0.3, 0.4, 0.5]), np.array([0.0, 1.0, 0, 0]), -1.0]
         session.device = LeaderArm(lambda: here, (0.02, 0.1))
-        session.desk.take("bob", 1)
+        session.state.take("bob", 1)
         session.read_device()
         assert session.page_state("ann")["robots"][1]["task"] == "reach the green mark"  # the second operator's is nobody's to lead
-        session.desk.take("ann", 0)
+        session.state.take("ann", 0)
         session.read_device()
         assert re.fullmatch(r"bring the leader arm to the robot's tool: \d+ cm and \d+ degrees away", session.page_state("ann")["robots"][0]["task"])
-        assert session.desk.holds[0].phase == PAUSE
-        here[0], here[1] = tool_of(session.robots.obs["state"][0], session.spec.state_names)
+        assert session.state.holds[0].phase == PAUSE
+        here[0], here[1] = tool_of(session.fleet.obs["state"][0], session.spec.state_names)
         session.read_device()
         here[0] = here[0] + [0.01, 0, 0]
         session.read_device()
-        hold = session.desk.holds[0]
+        hold = session.state.holds[0]
         assert hold.phase == CORRECTION and np.allclose(hold.action, [0.5, 0, 0, 0, 0, 0, -1], atol=1e-5)
-        assert session.page_state("ann")["robots"][0]["task"] == "reach the green mark" and session.desk.holds[1].phase == PAUSE
+        assert session.page_state("ann")["robots"][0]["task"] == "reach the green mark" and session.state.holds[1].phase == PAUSE
         session.device.pose = lambda: None
         session.read_device()
         assert session.page_state("ann")["robots"][0]["task"] == "the leader arm is silent"

@@ -239,11 +239,11 @@ class Full:
 
 def correct(session, steps=12):
     """Ann corrects robot 0 for some steps, and marks the episode a success."""
-    number = session.desk.take("ann", 0)
+    number = session.state.take("ann", 0)
     for _ in range(steps):
-        session.desk.drive("ann", 0, number, [0.2] * len(session.spec.axes), "correction")
+        session.state.drive("ann", 0, number, [0.2] * len(session.spec.axes), "correction")
         session.tick()
-    session.desk.mark("ann", 0, int(session.desk.episode[0]), True)
+    session.state.label("ann", 0, int(session.state.episode[0]), True)
     session.tick()
 
 
@@ -286,24 +286,24 @@ def test_a_console_that_ends_with_unsaved_episodes_leaves_them_to_the_next(run, 
 def test_an_intervention_is_counted_once_however_often_the_person_pauses(run):
     session = make_session(run)
     try:
-        number = session.desk.take("ann", 0)
+        number = session.state.take("ann", 0)
         for phase in ("correction", "pause", "correction", "pause", "recovery", "correction"):
             for _ in range(8):
-                session.desk.drive("ann", 0, number, [0.1] * len(session.spec.axes), phase)
+                session.state.drive("ann", 0, number, [0.1] * len(session.spec.axes), phase)
                 session.tick()
         assert session.page_state("ann")["account"]["interventions"] == 1
-        session.desk.hand_back("ann", 0, number)
+        session.state.hand_back("ann", 0, number)
         for _ in range(8):
             session.tick()
-        number = session.desk.take("ann", 0)
+        number = session.state.take("ann", 0)
         for _ in range(8):
-            session.desk.drive("ann", 0, number, [0.1] * len(session.spec.axes), "correction")
+            session.state.drive("ann", 0, number, [0.1] * len(session.spec.axes), "correction")
             session.tick()
         assert session.page_state("ann")["account"]["interventions"] == 2
-        session.desk.hand_back("ann", 0, number)
-        number = session.desk.take("ann", 0)  # before the policy has acted
+        session.state.hand_back("ann", 0, number)
+        number = session.state.take("ann", 0)  # before the policy has acted
         for _ in range(8):
-            session.desk.drive("ann", 0, number, [0.1] * len(session.spec.axes), "correction")
+            session.state.drive("ann", 0, number, [0.1] * len(session.spec.axes), "correction")
             session.tick()
         assert session.page_state("ann")["account"]["interventions"] == 3
     finally:

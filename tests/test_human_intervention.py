@@ -226,7 +226,7 @@ def test_a_tired_person_reacts_later():
     fresh, tired = scripted(n=32, limit=200, late=1)[1], scripted(n=32, limit=200, fatigue=2.0, late=1)[1]
     for op in (fresh, tired):
         op.rows["work"][:] = 600  # one minute of 0.1 s steps
-        op.call(np.ones(32, bool))
+        op.request_help(np.ones(32, bool))
     assert tired.stats["reaction"].sum() == pytest.approx(3 * fresh.stats["reaction"].sum())
 
 

@@ -59,22 +59,22 @@ def policy(execute=4):
 def test_every_start_becomes_one_episode_whatever_the_number_of_robots():
     got = []
     _, env = points(3)
-    robots = RobotFleet(env, policy(), range(100, 110), done=lambda e, i: got.append(e.start))
-    while robots.working:
+    robots = RobotFleet(env, policy(), range(100, 110), on_episode=lambda e, i: got.append(e.start))
+    while robots.is_running:
         robots.step()
-    assert sorted(got) == list(range(100, 110)) and robots.account.episodes == 10
-    assert robots.account.human_steps == 0 and robots.account.summary()["human_share"] == 0
+    assert sorted(got) == list(range(100, 110)) and robots.stats.episodes == 10
+    assert robots.stats.human_steps == 0 and robots.stats.summary()["human_share"] == 0
 
 
 def test_steps_of_help_are_recorded_and_accounted():
     person = Person(notice=0.3, gate=0.1, reaction=0.2, error=0, finish=True)
     episodes = []
     _, env = points(2, lambda e: ScriptedOperator(e, person))
-    robots = RobotFleet(env, policy(), range(6), done=lambda e, i: episodes.append(e))
-    while robots.working:
+    robots = RobotFleet(env, policy(), range(6), on_episode=lambda e, i: episodes.append(e))
+    while robots.is_running:
         robots.step()
     human = sum(int((e.phase == CORRECTION).sum()) for e in episodes)
-    a = robots.account.summary()
+    a = robots.stats.summary()
     assert a["human_steps"] == human > 0 and a["operator_minutes"] == pytest.approx(human * 0.1 / 60)
     assert a["successes"] == 6 and a["interventions"] >= 5 and a["steps"] == sum(len(e) for e in episodes)
     assert a["interventions_per_hour"] == pytest.approx(a["interventions"] / (a["steps"] * 0.1 / 3600))
@@ -90,9 +90,9 @@ def test_an_episode_that_is_cut_ends_with_the_step_after_the_hand_back_and_its_h
     for cut in (True, False):
         env, wrapped = points(2, lambda e: Once(), limit=20)
         episodes = []
-        robots = RobotFleet(wrapped, policy(), range(4), done=lambda e, i, to=episodes: to.append(e), cut=cut)
+        robots = RobotFleet(wrapped, policy(), range(4), on_episode=lambda e, i, to=episodes: to.append(e), cut=cut)
         env.goal[:] = 99
-        while robots.working:
+        while robots.is_running:
             robots.step()
             env.goal[:] = 99
         assert {len(e) for e in episodes} == ({8} if cut else {20})
@@ -110,13 +110,13 @@ def test_waiting_uses_up_no_steps_and_is_not_recorded():
             return intervention
     env, wrapped = points(2, lambda e: Waits(), freeze=True, limit=20)
     got = []
-    robots = RobotFleet(wrapped, policy(), [7, 8], done=lambda e, i: got.append((i, len(e), e)))
+    robots = RobotFleet(wrapped, policy(), [7, 8], on_episode=lambda e, i: got.append((i, len(e), e)))
     env.goal[:] = 99
-    while robots.working:
+    while robots.is_running:
         robots.step()
     lengths = {i: n for i, n, _ in got}
     assert lengths == {0: 20, 1: 20} or lengths == {0: 19, 1: 20}  # at most the one step in which it came to rest
-    assert robots.account.pause_steps > 90
+    assert robots.stats.pause_steps > 90
 
 
 def test_a_robot_goes_back_to_exactly_where_it_was():
@@ -130,32 +130,32 @@ def test_a_robot_goes_back_to_exactly_where_it_was():
     other = env.pos[1].copy()
     assert robots.rewind(0, 4) == 6 and robots.rewind(0, 99) == 0
     assert np.array_equal(env.pos[0], seen[4][0][0]) and np.array_equal(env.pos[1], other)
-    assert np.array_equal(robots.obs["state"][0], seen[4][1][0]) and len(robots.tapes[0].rows) == 4
+    assert np.array_equal(robots.obs["state"][0], seen[4][1][0]) and len(robots.episodes[0].frames) == 4
     robots.step()
-    assert len(robots.tapes[0].rows) == 5 and len(robots.tapes[1].rows) == 11
+    assert len(robots.episodes[0].frames) == 5 and len(robots.episodes[1].frames) == 11
 
 
 def test_one_operator_serves_many_failed_robots_one_after_the_other():
     made = []
 
-    def desk(env):
+    def make_operator(env):
         made.append(OperatorAssignment(ScriptedOperator(env, Person(reaction=0.2, error=0, finish=True, late=1)), 1))
         return made[0]
-    env, wrapped = points(4, desk, freeze=True, limit=60)
+    env, wrapped = points(4, make_operator, freeze=True, limit=60)
     got = []
-    robots = RobotFleet(wrapped, policy(), range(4), done=lambda e, i: got.append(e), rewindable=True)
+    robots = RobotFleet(wrapped, policy(), range(4), on_episode=lambda e, i: got.append(e), rewindable=True)
     back = []
     made[0].rewind = lambda i: back.append((i, robots.rewind(i, 0)))
     for t in range(400):
         if t == 5:
             for i in range(4):
-                made[0].call(i)
+                made[0].request_help(i)
         robots.step()
         assert (robots.phase > PAUSE).sum() <= 1
-        if not robots.working:
+        if not robots.is_running:
             break
     assert len(got) == 4 and all(e.success for e in got) and sorted(i for i, _ in back) == [0, 1, 2, 3]
-    assert robots.account.interventions == 4 and made[0].waited > 0
+    assert robots.stats.interventions == 4 and made[0].waited_steps > 0
     assert all((e.phase == CORRECTION).all() for e in got)  # went back to the start: nothing of the policy is left
 
 

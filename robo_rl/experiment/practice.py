@@ -58,7 +58,7 @@ class Practice:
 
             def starts():
                 for s in wanted:
-                    if o.human_steps and robots is not None and robots.account.human_steps >= o.human_steps:
+                    if o.human_steps and robots is not None and robots.stats.human_steps >= o.human_steps:
                         return
                     yield s
 
@@ -66,25 +66,25 @@ class Practice:
                 writer.add(episode)
                 done.append(episode.start)
                 writer.flush()  # durable before it counts
-                files.write_json(path, {"round": r, "done": done, "account": asdict(robots.account)})
-            robots = RobotFleet(env, policy, starts(), seed=o.seed * 1000 + r, done=add, rewindable=freeze,
+                files.write_json(path, {"round": r, "done": done, "account": asdict(robots.stats)})
+            robots = RobotFleet(env, policy, starts(), seed=o.seed * 1000 + r, on_episode=add, rewindable=freeze,
                             cut=o.protocol == "rac" if o.cut is None else o.cut)
-            robots.account.operators = o.operators if o.protocol == "armada" else o.robots
+            robots.stats.operators = o.operators if o.protocol == "armada" else o.robots
             if resumed:
-                robots.account = OperatorStats(**before["account"])
+                robots.stats = OperatorStats(**before["account"])
             if o.protocol == "armada":
                 self.add_detector(policy, robots, operator)
             self.progress.start("help", o.human_steps or len(wanted), "steps" if o.human_steps else "episodes")
-            while robots.working:
+            while robots.is_running:
                 robots.step()
-                a = robots.account
+                a = robots.stats
                 self.progress.update(a.human_steps if o.human_steps else a.episodes,
                                      a.successes / a.episodes if a.episodes else None, progress_note(a))
         stats = operator.stats
-        robots.account.calls = int(stats["asked"].sum())
+        robots.stats.calls = int(stats["asked"].sum())
         helped = max(1.0, float(stats["helped"].sum()))
-        robots.account.reaction = float(stats["reaction"].sum()) / max(1.0, float(stats["asked"].sum())) * helped
-        return robots.account.summary()
+        robots.stats.reaction = float(stats["reaction"].sum()) / max(1.0, float(stats["asked"].sum())) * helped
+        return robots.stats.summary()
 
     def starts(self, policy, r: int) -> list[int]:
         """Starts of round r; twin_rl: those at which the policy fails in the twin."""
@@ -116,21 +116,21 @@ class Practice:
         o, every = self.options, policy.options.execute
         monitor = self.calibrated_monitor(policy)
 
-        def seen(mask: np.ndarray) -> None:
-            mask = mask & ~dispatch.called()
+        def before_decision(mask: np.ndarray) -> None:
+            mask = mask & ~dispatch.awaits_operator()
             if not mask.any():
                 return
             point = detect.embed(policy, {k: v[mask] for k, v in robots.obs.items()})
             for i, x in zip(np.flatnonzero(mask), point, strict=True):
-                if not robots.tapes[i].rows:
+                if not robots.episodes[i].frames:
                     monitor.begin(i)
                 if monitor.check(i, x) > 1:
-                    dispatch.call(i)
+                    dispatch.request_help(i)
 
-        def back(i: int) -> None:
+        def rewind(i: int) -> None:
             if o.rewind and robots.rewindable:
                 robots.rewind(i, monitor.rewind_to(i) * every)
-        robots.seen, dispatch.rewind = seen, back
+        robots.before_decision, dispatch.rewind = before_decision, rewind
 
     def calibrated_monitor(self, policy) -> detect.FailureMonitor:
         """A FLOAT monitor of the policy; where too few episodes succeed, elapsed time alone is an alarm."""

@@ -264,7 +264,7 @@ def open_device(text: str, leader: "Callable[[str], LeaderArm] | None" = None) -
 class DeviceOperator:
     """The Operator who holds a device beside robot `robot`: helps while the device is engaged and `rest` s longer.
 
-    A device that goes away while the person helps pauses the robot, and it stays paused: nobody knows what they wanted.
+    A device that goes away while the person helps pauses the robot, and it stays paused.
     """
 
     def __init__(self, device: Device, spec: ControlSpec, num_envs: int, robot: int = 0, speed: float = 0.5,

@@ -1,4 +1,5 @@
-"""N robots under a policy with people beside it: one control step at a time, chunks cut at seams, episodes recorded.
+"""N robots under a policy with operators beside it: one control step at a time, chunks cut where the driver changes, episodes
+recorded.
 
 `RobotFleet` is used by `robo_rl correct` (as fast as the simulator goes) and by the console (at the control period).
 """
@@ -18,7 +19,7 @@ HUMAN = ("policy", "human")  # source codes of Intervene as words of an Episode
 
 @dataclass(slots=True)
 class OperatorStats:
-    """What a period of practice cost and gave. Steps are control steps; times in seconds of robot time.
+    """Costs and results of a period of practice. Steps are control steps; times in seconds of robot time.
 
     An intervention begins with a person's first command and lasts, pauses and changes between recovery and correction
     included, until the policy acts again or the episode ends.
@@ -39,7 +40,7 @@ class OperatorStats:
     robots: int = 0
 
     def summary(self) -> dict[str, float]:
-        """The numbers of the progress line, the JSON and the report."""
+        """The metrics of the progress line, the JSON and the report; their names are those of rounds.json."""
         minutes = self.human_steps * self.period / 60
         hours = max(self.steps * self.period / 3600, 1e-9)
         wall = self.steps * self.period / max(1, self.robots) / 60  # N robots work side by side
@@ -59,72 +60,72 @@ class RobotEpisode:
 
     start: int = -1
     task: str = ""
-    rows: list[tuple] = field(default_factory=list)  # state, executed, reward, source, phase, images
+    frames: list[tuple] = field(default_factory=list)  # state, executed, reward, source, phase, images
     obs: list[dict] = field(default_factory=list)  # and with `rewindable` the observation and snapshot before each
     snapshots: list[dict] = field(default_factory=list)
     ran: list[bool] = field(default_factory=list)  # False: a frame of a pause, not recorded
 
 
 class RobotFleet:
-    """The robots of `env` under `policy`; owns their tapes. `starts` feeds episodes; a robot without one idles.
+    """The robots of `env` under `policy`; owns the episodes that they are in. Each start of `starts` is one episode; a robot
+    without a start idles.
 
-    done(episode, robot, success, helped): called with every finished episode (pauses left out). rewindable: keep
-    snapshots, so that `rewind` works. cut: an episode ends once a person has corrected and handed back (RaC's second rule: what
-    would follow is of mixed making). Chunks are drawn without exploration noise from `seed`. `seen(mask)`, if set, hears of
-    every decision before it is made.
+    on_episode(episode, robot): receives every finished episode, without its pauses. rewindable: keep snapshots, so that `rewind`
+    works. cut: an episode ends once a person has corrected and handed back (RaC's second rule). Chunks are sampled without
+    exploration noise from `seed`. `before_decision(mask)`, if set, is called before the policy decides for the robots of mask
+    bool[N].
     """
 
     def __init__(self, env: InterventionEnv, policy, starts: Iterable[int], seed: int = 0,
-                 done: Callable[[Episode, int], None] = lambda episode, robot: None, rewindable: bool = False,
+                 on_episode: Callable[[Episode, int], None] = lambda episode, robot: None, rewindable: bool = False,
                  cut: bool = False):
         self.cut = cut
-        self.env, self.policy, self.done, self.rewindable = env, policy, done, rewindable
+        self.env, self.policy, self.on_episode, self.rewindable = env, policy, on_episode, rewindable
         self.starts, n = iter(starts), env.num_envs
-        self.seen: Callable[[np.ndarray], None] | None = None
+        self.before_decision: Callable[[np.ndarray], None] | None = None
         self.generator = torch.Generator().manual_seed(seed)
         self.views = list(env.spec.views)
-        self.tapes = [RobotEpisode() for _ in range(n)]
-        self.busy = np.zeros(n, bool)
+        self.episodes = [RobotEpisode() for _ in range(n)]
+        self.has_start = np.zeros(n, bool)
         self.execute = policy.options.execute
         self.cursor = np.full(n, self.execute)
         self.chunk = np.zeros((n, self.execute, env.single_action_space.shape[0]), np.float32)
         self.source, self.phase = np.zeros(n, np.uint8), np.zeros(n, np.uint8)
         self.executed = np.zeros_like(self.chunk[:, 0])
-        self.helped = np.zeros(n, bool)  # somebody has corrected in this episode
-        self.helping = np.zeros(n, bool)  # an intervention is going on
-        self.account = OperatorStats(env.spec.period, robots=n)
+        self.was_corrected = np.zeros(n, bool)  # somebody has corrected in this episode
+        self.is_helped = np.zeros(n, bool)  # an intervention is going on
+        self.stats = OperatorStats(env.spec.period, robots=n)
         self.obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": self._starts(np.ones(n, bool))})
-        self._begin(np.ones(n, bool))
+        self._clear(np.ones(n, bool))
 
     def _starts(self, mask: np.ndarray) -> np.ndarray:
         ids = np.zeros(len(mask), np.int64)
         for i in np.flatnonzero(mask):
             start = next(self.starts, None)
-            self.busy[i] = start is not None
+            self.has_start[i] = start is not None
             ids[i] = 0 if start is None else start
-            self.tapes[i] = RobotEpisode(start=-1 if start is None else int(start))
+            self.episodes[i] = RobotEpisode(start=-1 if start is None else int(start))
         return ids
 
-    def _begin(self, mask: np.ndarray) -> None:
+    def _clear(self, mask: np.ndarray) -> None:
         for i in np.flatnonzero(mask):
-            self.tapes[i].task = str(self.obs["task"][i])
+            self.episodes[i].task = str(self.obs["task"][i])
         self.cursor[mask] = self.execute
         self.phase[mask] = self.source[mask] = 0
-        self.helped[mask] = self.helping[mask] = False
+        self.was_corrected[mask] = self.is_helped[mask] = False
 
     @property
-    def working(self) -> bool:
-        return bool(self.busy.any())
+    def is_running(self) -> bool:
+        """Whether a robot is in an episode."""
+        return bool(self.has_start.any())
 
     def plan(self) -> np.ndarray:
-        """float32[N,A]: what the policy wants next; robots at the end of their chunk, or in a person's hands, plan
-        anew.
-        """
-        self.cursor[self.env.sources() != 0] = self.execute  # a chunk ends at a seam
+        """float32[N,A]: the policy's next actions; it decides for robots at the end of their chunk and for those under a person."""
+        self.cursor[self.env.sources() != 0] = self.execute  # a chunk ends where the driver changes
         need = self.cursor >= self.execute
         if need.any():
-            if self.seen is not None:
-                self.seen(need & self.busy)
+            if self.before_decision is not None:
+                self.before_decision(need & self.has_start)
             rows = {k: v[need] for k, v in self.obs.items()}
             with torch.no_grad():
                 made = self.policy.act(obs_tensors(rows, self.policy.spec), self.generator, explore=False)
@@ -134,75 +135,73 @@ class RobotFleet:
 
     def step(self) -> np.ndarray:
         """One control step of every robot -> bool[N], the robots whose episode ended in it."""
-        actions, before, tapes = self.plan(), self.obs, self.tapes
+        actions, before, tapes = self.plan(), self.obs, self.episodes
         snapshot = self.env.get_state() if self.rewindable else None
         self.obs, reward, terminated, truncated, info = self.env.step(actions)
         self.source, phase, self.executed = info["source"], info["phase"], info["executed"]
-        act, a = self.executed, self.account
-        ended = (np.asarray(terminated) | np.asarray(truncated)) & self.busy
-        for i in np.flatnonzero(self.busy):
+        act, a = self.executed, self.stats
+        ended = (np.asarray(terminated) | np.asarray(truncated)) & self.has_start
+        for i in np.flatnonzero(self.has_start):
             images = {v: before[f"image/{v}"][i].copy() for v in self.views}
-            tape = tapes[i]
-            tape.rows.append((before["state"][i].copy(), act[i].copy(), float(reward[i]), int(self.source[i]),
+            buffer = tapes[i]
+            buffer.frames.append((before["state"][i].copy(), act[i].copy(), float(reward[i]), int(self.source[i]),
                               int(phase[i]), images))
-            tape.ran.append(phase[i] != PAUSE)
+            buffer.ran.append(phase[i] != PAUSE)
             if snapshot is not None:
-                tape.snapshots.append({k: v[i].copy() for k, v in snapshot.items()})
-                tape.obs.append({k: v[i].copy() if hasattr(v[i], "copy") else v[i] for k, v in before.items()})
-        self.helping &= phase != POLICY
-        came = self.busy & (phase > PAUSE) & ~self.helping
-        self.helping |= came
-        a.steps += int(self.busy.sum())
-        a.human_steps += int((self.busy & info["held"]).sum())
-        a.pause_steps += int((self.busy & (phase == PAUSE) & ~info["held"]).sum())
+                buffer.snapshots.append({k: v[i].copy() for k, v in snapshot.items()})
+                buffer.obs.append({k: v[i].copy() if hasattr(v[i], "copy") else v[i] for k, v in before.items()})
+        self.is_helped &= phase != POLICY
+        came = self.has_start & (phase > PAUSE) & ~self.is_helped
+        self.is_helped |= came
+        a.steps += int(self.has_start.sum())
+        a.human_steps += int((self.has_start & info["held"]).sum())
+        a.pause_steps += int((self.has_start & (phase == PAUSE) & ~info["held"]).sum())
         a.interventions += int(came.sum())
         a.recoveries += int((came & (phase == 2)).sum())
         self.phase = phase
         self.cursor += 1
         self.cursor[self.source != 0] = self.execute
         if self.cut:
-            self.helped |= self.busy & (phase == CORRECTION)
-            ended |= self.helped & (phase == POLICY)
-        self.won = np.asarray(info["success"]) & ended
+            self.was_corrected |= self.has_start & (phase == CORRECTION)
+            ended |= self.was_corrected & (phase == POLICY)
+        self.succeeded = np.asarray(info["success"]) & ended
         for i in np.flatnonzero(ended):
-            self.finish(int(i), bool(info["success"][i]), bool(terminated[i]))
+            self.end_episode(int(i), bool(info["success"][i]), bool(terminated[i]))
         if ended.any():
-            self.renew(ended)
+            self.begin_episodes(ended)
         return ended
 
-    def finish(self, i: int, success: bool, terminated: bool) -> None:
-        """Close the episode of robot `i`: count it and hand it to `done`."""
-        tape, a = self.tapes[i], self.account
-        episode = episode_of(tape, self.views, success, terminated, self.seen_by(i))
+    def end_episode(self, i: int, success: bool, terminated: bool) -> None:
+        """End the episode of robot `i`: count it and give it to `on_episode`."""
+        buffer, a = self.episodes[i], self.stats
+        episode = episode_of(buffer, self.views, success, terminated, self.observation_of(i))
         a.episodes += 1
         a.successes += success
         if episode is not None:
             a.alone += success and not (np.asarray(episode.phase) > PAUSE).any()
-            self.done(episode, i)
+            self.on_episode(episode, i)
 
-    def seen_by(self, i: int) -> dict[str, np.ndarray]:
-        """The state and pictures that robot `i` sees now."""
+    def observation_of(self, i: int) -> dict[str, np.ndarray]:
+        """The state and pictures of robot `i` now."""
         return {k: np.array(self.obs[k][i]) for k in ("state", *(f"image/{v}" for v in self.views))}
 
-    def renew(self, mask: np.ndarray) -> None:
-        """Begin the next episode on the robots of `mask`; one without a start left idles in an episode that is not
-        kept.
-        """
+    def begin_episodes(self, mask: np.ndarray) -> None:
+        """Begin the next episode of the robots of `mask`; one without a start idles in an episode that is not recorded."""
         self.obs, _ = self.env.reset(options={"reset_mask": mask.copy(), "starts": self._starts(mask)})
-        self._begin(mask)
+        self._clear(mask)
 
     def rewind(self, i: int, to: int) -> int:
-        """Put robot `i` back to how it was before frame `to` of its tape (0: its start); -> frames taken back."""
-        tape = self.tapes[i]
-        if not 0 <= to < len(tape.snapshots):
+        """Put robot `i` back to how it was before frame `to` of its episode (0: its start) -> frames taken back."""
+        buffer = self.episodes[i]
+        if not 0 <= to < len(buffer.snapshots):
             return 0
         n, mask = self.env.num_envs, np.arange(self.env.num_envs) == i
-        state = {k: np.repeat(np.asarray(v)[None], n, 0) for k, v in tape.snapshots[to].items()}
-        obs = {k: _rows(v, n) for k, v in tape.obs[to].items()}
+        state = {k: np.repeat(np.asarray(v)[None], n, 0) for k, v in buffer.snapshots[to].items()}
+        obs = {k: _rows(v, n) for k, v in buffer.obs[to].items()}
         self.env.rewind(state, obs, mask)
         self.obs = {k: np.where(mask.reshape(-1, *[1] * (np.ndim(v) - 1)), obs[k], v) for k, v in self.obs.items()}
-        back = len(tape.rows) - to
-        for rows in (tape.rows, tape.obs, tape.snapshots, tape.ran):
+        back = len(buffer.frames) - to
+        for rows in (buffer.frames, buffer.obs, buffer.snapshots, buffer.ran):
             del rows[to:]
         self.cursor[i] = self.execute
         return back
@@ -212,14 +211,14 @@ def _rows(x, n: int) -> np.ndarray:
     return np.array([x] * n) if isinstance(x, str) else np.repeat(np.asarray(x)[None], n, 0)
 
 
-def episode_of(tape: RobotEpisode, views: list[str], success: bool, terminated: bool, last: dict[str, np.ndarray]) -> Episode | None:
-    """The tape as an Episode without its pauses, ending with the observation `last`; None if nothing is left."""
-    rows = [r for r, ran in zip(tape.rows, tape.ran, strict=True) if ran]
+def episode_of(episode: RobotEpisode, views: list[str], success: bool, terminated: bool, last: dict[str, np.ndarray]) -> Episode | None:
+    """The frames as an Episode without its pauses, ending with the observation `last`; None if nothing is left."""
+    rows = [r for r, ran in zip(episode.frames, episode.ran, strict=True) if ran]
     if not rows:
         return None
     state, action, reward, source, phase, images = zip(*rows, strict=True)
-    return Episode(state=np.stack(state), action=np.stack(action), reward=np.array(reward), task=tape.task,
+    return Episode(state=np.stack(state), action=np.stack(action), reward=np.array(reward), task=episode.task,
                    success=success,
                    terminated=terminated, images={v: np.stack([x[v] for x in images]) for v in views},
-                   source=[HUMAN[s] for s in source], phase=np.array(phase), start=tape.start,
+                   source=[HUMAN[s] for s in source], phase=np.array(phase), start=episode.start,
                    final=last["state"], final_images={v: last[f"image/{v}"] for v in views})

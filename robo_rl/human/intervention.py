@@ -1,13 +1,13 @@
-"""A person between policy and env: `InterventionEnv` is an env of the contract in which somebody may take over at every step.
+"""`InterventionEnv`: an env of the contract in which an operator may take over from the policy at every step.
 
-Who acts is a *driver*: the policy, the brake (pause) or a person. Where the driver changes there is a *seam*, and the
-command is continuous across it. With k = 1, 2 ... steps since the seam, u_k the new driver's command and a the last one
+The *driver* of a step is the policy, the brake (pause) or a person. Where the driver changes, the command is continuous. With
+k = 1, 2 ... steps since the change, u_k the new driver's command and a the last one
 executed before it,
 
     executed_k = clip(u_k + (1 - k/B) (a - u_1))   for k < B,   u_k afterwards,
 
-in the box -1..1, so that no step changes the command by more than its driver does plus |a - u_1| / B. B = 1 does not blend. A blended command
-is nobody's lesson: until k = B a person's phase is told as pause. `held` in info: a person is at the controls.
+in the box -1..1, so that no step changes the command by more than its driver does plus |a - u_1| / B. B = 1 does not blend. A blended
+command is not learned from: until k = B a person's phase is recorded as pause. `held` in info: a person is at the controls.
 """
 
 from dataclasses import dataclass
@@ -28,30 +28,30 @@ OWN = "intervene/"  # prefix of this wrapper's rows in get_state
 
 @dataclass(frozen=True, slots=True)
 class OperatorView:
-    """What an operator sees of N robots before a step, beside the env itself."""
+    """What an operator observes of N robots before a step, beside the env itself."""
 
-    proposed: np.ndarray  # float32[N,A] what the policy wanted last
-    executed: np.ndarray  # float32[N,A] what ran last
+    proposed: np.ndarray  # float32[N,A] the policy's last actions
+    executed: np.ndarray  # float32[N,A] the actions that ran last
     over: np.ndarray  # bool[N] the episode is over
     steps: np.ndarray  # int64[N] control steps of the episode so far
 
 
 @dataclass(frozen=True, slots=True)
 class Intervention:
-    """What an operator does in the next step: `actions[N,A]` count where `phase[N]` is recovery or correction."""
+    """What an operator does in the next step: `actions` float32[N,A] run where `phase` uint8[N] is recovery or correction."""
 
     actions: np.ndarray
     phase: np.ndarray
 
 
 class Operator(Protocol):
-    """One person or several, or whatever stands for them."""
+    """Decides before every step who acts: one person or several, or a program."""
 
     def begin(self, mask: np.ndarray, obs: dict) -> None:
         """Episodes of the robots in `mask` begin with `obs`."""
 
     def intervene(self, view: OperatorView) -> Intervention:
-        """Asked once before every step."""
+        """The intervention of the next step; called once before it."""
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Rows [N, ...] to go on from, copies; {} where there is nothing to go back to."""
@@ -60,7 +60,7 @@ class Operator(Protocol):
 
 
 class NoOperator:
-    """The operator who never helps: `InterventionEnv(env, Nobody())` is `env`."""
+    """An operator who never intervenes: `InterventionEnv(env, NoOperator())` is `env`."""
 
     def begin(self, mask, obs):
         pass
@@ -90,10 +90,10 @@ class InterventionEnv(VectorWrapper):
 
     `step` info carries also `executed` float32[N,A], the action that ran, in -1..1; `source` uint8[N], 0 only where
     `env` got exactly the action given to `step` (which it clips), else 1; `phase` uint8[N], index into PHASES. An env that is over has source and
-    phase 0. `sources()` tells who acts in the *next* step, so that a chunk can be cut at the seam. blend: seconds a
+    phase 0. `sources()` tells who acts in the *next* step, so that a chunk can be cut where the driver changes. blend: seconds a
     change of driver takes. freeze: time stands still for a robot that has come to rest in a pause (the env must have
     snapshots), so that waiting for a person uses up no steps. Starts, seeds, masks, snapshots and the expert are those
-    of `env`; UserError for a wrong help of the operator.
+    of `env`. UserError: an intervention of wrong shape or phase.
     """
 
     def __init__(self, env: VectorEnv, operator: Operator, blend: float = BLEND, freeze: bool = False):

@@ -1,5 +1,4 @@
-"""A scripted person: the env's expert behind a reaction time, slips and fatigue, so that help can be tested and
-measured.
+"""A scripted operator: the env's expert with a reaction time, slips and fatigue, for tests and measurements of help.
 
 The person watches how far the policy's commands are from what they would do. Once that stays large for `notice`
 seconds, or the episode is late, they decide to help, act after a reaction time, and hand back once policy and person
@@ -24,7 +23,7 @@ ARRIVED = 0.1  # a recovery is over when no axis of it asks for more than this
 
 
 class ScriptedOperator:
-    """One scripted person per robot of `env` (which needs `expert_action`); `wanted[N]` may bar them from helping.
+    """One scripted person per robot of `env` (which needs `expert_action`); a person helps only where `wanted[N]` is True.
 
     stats[N]: `asked` decisions to help, `helped` take-overs, `reaction` their summed reaction times [s], `seconds` at
     the controls. Raises UserError if the env has no expert, or no recovery where the person is to recover.
@@ -61,12 +60,12 @@ class ScriptedOperator:
             r["key"][i] = zlib.crc32(state[i].tobytes())
             r["away"][i] = _uniform(self.seed, r["key"][i], 0, 4) >= self.person.attend
 
-    def call(self, mask: np.ndarray) -> None:
-        """Somebody asks the persons of `mask` to help; they come after their reaction time."""
+    def request_help(self, mask: np.ndarray) -> None:
+        """Request the help of the persons of `mask`; they act after their reaction time."""
         self._decide(mask & (self.rows["phase"] == POLICY) & (self.rows["until"] == 0), self.rows["now"])
 
     def send_away(self, mask: np.ndarray) -> None:
-        """The persons of `mask` let go."""
+        """End the interventions of the persons of `mask`."""
         for name in ("wrong", "right", "until", "phase", "held", "slip"):
             self.rows[name][mask] = 0
 

@@ -1,8 +1,8 @@
-"""Failed robots and few people: who helps whom. Pure, so that the console, ARMADA's rounds and tests share it.
+"""Assign failed robots to few operators.
 
-ARMADA (arXiv 2510.02298): N robots run by themselves; one that a detector calls waits, holding still, until an
-operator is free; the operator goes back to before the failure, corrects to the end, and is free again. TwinRL (arXiv
-2602.09023): start states whose success rate in a twin is low are where real episodes and help are spent.
+ARMADA (arXiv 2510.02298): N robots run under their policy; a robot that a failure detector reports stands still until an operator is
+free; the operator rewinds it to before the failure, corrects to the end of the episode, and is free again. TwinRL (arXiv
+2602.09023): real episodes and help are spent on start states whose success rate in a twin is low.
 """
 
 import numpy as np
@@ -12,14 +12,14 @@ from robo_rl.human.intervention import PAUSE, POLICY, Intervention, OperatorView
 UNASSIGNED = -1
 
 
-def assign(waiting: np.ndarray, held_by: np.ndarray, operators: int) -> np.ndarray:
-    """Operators for waiting robots: longest wait first, lower number on a tie -> held_by int[N] (NOBODY or an
+def assign(waiting: np.ndarray, assigned_to: np.ndarray, operators: int) -> np.ndarray:
+    """Assign operators to waiting robots: longest wait first, lower number on a tie -> held_by int[N] (NOBODY or an
     operator).
 
     waiting[N]: since when [any clock], nan where the robot does not wait. A robot is held by one operator, an operator
     holds one robot; holds that exist stay.
     """
-    out = held_by.copy()
+    out = assigned_to.copy()
     free = [k for k in range(operators) if k not in set(out[out != UNASSIGNED].tolist())]
     queue = [i for i in np.argsort(waiting, kind="stable") if np.isfinite(waiting[i]) and out[i] == UNASSIGNED]
     for i, k in zip(queue, free, strict=False):
@@ -28,7 +28,7 @@ def assign(waiting: np.ndarray, held_by: np.ndarray, operators: int) -> np.ndarr
 
 
 def target_starts(success: np.ndarray, trials: np.ndarray, threshold: float = 0.5) -> np.ndarray:
-    """TwinRL: the cells worth real episodes, int[K] of K cells with success/trials < threshold; those that succeed at
+    """TwinRL: the cells to spend real episodes on, int[K] of K cells with success/trials < threshold; those that succeed at
     times first (there is something to learn from), higher rates first; then those that never did. Cells without a
     trial are left out.
     """
@@ -38,56 +38,56 @@ def target_starts(success: np.ndarray, trials: np.ndarray, threshold: float = 0.
 
 
 class OperatorAssignment:
-    """ARMADA's operators, scripted: `persons` (a Scripted with one person per robot) help only robots that were called
-    for, at most `operators` at a time. Robots that wait hold still.
+    """ARMADA's operators, scripted: `persons` (a ScriptedOperator with one person per robot) help only robots that help was
+    requested for, at most `operators` at a time. Robots that wait stand still.
 
-    call(i, back): robot i failed; `rewind(i)` is asked once a person has come, before they correct.
+    `rewind(i)` is called once a person has come to robot i, before they correct.
     """
 
     def __init__(self, persons, operators: int, rewind=lambda i: None):
         n = persons.env.num_envs
         self.persons, self.operators, self.rewind = persons, operators, rewind
-        self.waiting, self.held_by = np.full(n, np.nan), np.full(n, UNASSIGNED)
-        self.came = np.zeros(n, bool)
+        self.waiting, self.assigned_to = np.full(n, np.nan), np.full(n, UNASSIGNED)
+        self.has_arrived = np.zeros(n, bool)
         self.now = 0
-        self.waited = 0.0  # steps robots waited for a person, summed
+        self.waited_steps = 0.0  # control steps that robots waited for an operator, summed
         persons.wanted[:] = False
 
     @property
     def stats(self) -> dict:
         return self.persons.stats
 
-    def call(self, i: int) -> None:
-        """Robot `i` needs help."""
-        if np.isnan(self.waiting[i]) and self.held_by[i] == UNASSIGNED:
+    def request_help(self, i: int) -> None:
+        """Queue robot `i` for an operator."""
+        if np.isnan(self.waiting[i]) and self.assigned_to[i] == UNASSIGNED:
             self.waiting[i] = self.now
 
-    def called(self) -> np.ndarray:
-        """bool[N]: robots that wait for help or have it."""
-        return np.isfinite(self.waiting) | (self.held_by != UNASSIGNED)
+    def awaits_operator(self) -> np.ndarray:
+        """bool[N]: robots that wait for an operator or have one."""
+        return np.isfinite(self.waiting) | (self.assigned_to != UNASSIGNED)
 
     def begin(self, mask, obs):
         self.persons.begin(mask, obs)
-        self.waiting[mask], self.held_by[mask], self.came[mask] = np.nan, UNASSIGNED, False
+        self.waiting[mask], self.assigned_to[mask], self.has_arrived[mask] = np.nan, UNASSIGNED, False
 
     def intervene(self, view: OperatorView) -> Intervention:
         self.now += 1
         self.waiting[view.over] = np.nan
-        before = self.held_by
-        self.held_by = assign(self.waiting, before, self.operators)
-        new = self.held_by != before
-        self.persons.call(new)
+        before = self.assigned_to
+        self.assigned_to = assign(self.waiting, before, self.operators)
+        new = self.assigned_to != before
+        self.persons.request_help(new)
         self.waiting[new] = np.nan
         said = self.persons.intervene(view)
-        arrived = (said.phase != POLICY) & ~self.came & (self.held_by != UNASSIGNED)
+        arrived = (said.phase != POLICY) & ~self.has_arrived & (self.assigned_to != UNASSIGNED)
         for i in np.flatnonzero(arrived):
             self.rewind(int(i))
-        self.came |= arrived
-        done = self.came & (said.phase == POLICY)
-        self.held_by[done], self.came[done] = UNASSIGNED, False
-        idle = self.called() & (said.phase == POLICY) & ~view.over
-        self.waited += idle.sum()
-        rewound = arrived & ~view.over  # the first step after going back is the pause's: commands are for the old place
+        self.has_arrived |= arrived
+        done = self.has_arrived & (said.phase == POLICY)
+        self.assigned_to[done], self.has_arrived[done] = UNASSIGNED, False
+        idle = self.awaits_operator() & (said.phase == POLICY) & ~view.over
+        self.waited_steps += idle.sum()
+        rewound = arrived & ~view.over  # the first step after a rewind is a pause: the command is for the old place
         return Intervention(said.actions, np.where(idle | rewound, PAUSE, said.phase).astype(np.uint8))
 
     def get_state(self):

@@ -1,9 +1,9 @@
-"""Which frames of recorded episodes are learned from, and where a chunk of them must end.
+"""Select the frames of recorded episodes that a policy learns from, and mask chunks at the end of their segment.
 
-A frame is a lesson if a person (or the scripted expert) chose its action, or if it is the policy's own in an episode
-that succeeded without help and `own` asks for those (ARMADA). Help during which the episode failed is none: what a person
-tried in vain, perhaps where nothing could be done any more, is nothing to imitate. A chunk that begins in one segment
-(same episode, same phase, same source) is masked from the next segment on: no chunk crosses from policy to person (RaC).
+A frame is selected if a person (or the scripted expert) chose its action, or if the policy did in an episode that succeeded
+without help and `own` is set (ARMADA). The last segment of a failed episode is not: what a person tried in vain is not imitated.
+A segment is a run of frames of one episode, phase and source. A chunk that begins in one segment is masked from the next segment
+on, so that no chunk crosses from policy to person (RaC).
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ TRAINED_SOURCES = ("expert", "human", "teacher")
 
 
 def trainable_frames(dataset: Dataset, own: bool = False, phases: Sequence[str] = HELP) -> np.ndarray:
-    """bool[F]: the frames of `dataset` to learn from; of a person's frames those in `phases`."""
+    """bool[F]: the frames of `dataset` that a policy learns from; of a person's frames those in `phases`."""
     codes = [i for i, name in enumerate(dataset.sources) if name in TRAINED_SOURCES or name == "unknown"]
     by_person = np.isin(dataset.source, codes)
     if dataset.features.phases:
@@ -66,9 +66,9 @@ def segment_chunks(dataset: Dataset, horizon: int, rows: np.ndarray) -> tuple[np
 
 def segment_sampler(parts: Sequence[Dataset], spec: ObsSpec, horizon: int, own: bool = False,
             shares: Sequence[float] | None = None, phases: Sequence[str] = HELP) -> Demos:
-    """Sampler of (obs, chunk[B,H,A], mask[B,H]) over the lessons of several data sets.
+    """Sampler of (obs, chunk[B,H,A], mask[B,H]) over the selected frames of several data sets.
 
-    shares: share of every batch by data set (None: by number of frames); one without lessons leaves its share to the
+    shares: share of every batch by data set (None: by number of frames); one without such frames leaves its share to the
     rest. phases: of a person's help, those to learn from. Raises UserError if none has any.
     """
     samplers, sizes, kept = [], [], []

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 
 from robo_rl.errors import UserError
 
-PENDING, PER_ADDRESS = 32, 16  # connections that nobody has vouched for, and those of one address
+PENDING, PER_ADDRESS = 32, 16  # connections that have not shown a session, and those of one address
 CONNECTIONS = 96  # all of them
 RESERVED = 32  # descriptors kept for files
 RATE, BURST = 200.0, 400.0  # messages per second of one page, and at once

@@ -110,10 +110,10 @@ class CorrectionRecorder:
     def _append(self, i: int, episode: RobotEpisode) -> bool:
         """Write the frames that the journal does not have -> whether a person acted in one."""
         helped = False
-        for state, action, reward, source, phase, images in episode.rows[self.written[i]:]:
+        for state, action, reward, source, phase, images in episode.frames[self.written[i]:]:
             self.journal.frame(self.names[i], episode.start, episode.task, state, action, reward, source, phase, images)
             helped |= source == 1
-        self.written[i] = len(episode.rows)
+        self.written[i] = len(episode.frames)
         return helped
 
     def _compact(self, episodes: list[RobotEpisode]) -> None:

@@ -284,31 +284,31 @@ class ConsoleServer:
 
     def obey(self, view: PageConnection, m: dict) -> dict | None:
         """A message as the session understands it; under the lock."""
-        session, desk, who, kind, i = self.session, self.session.desk, view.who, m.get("t"), m.get("robot")
+        session, state, who, kind, i = self.session, self.session.state, view.who, m.get("t"), m.get("robot")
         if kind == "ping":
             return {"t": "pong", "sent": m.get("sent")}
         if kind == "seen":
             view.seen(m.get("frame"))
         elif kind == "look":
-            session.watched[who] = view.robot = desk.robot(i)
+            session.watched[who] = view.robot = state.robot_index(i)
         elif kind == "take":
-            number = desk.take(who, i)
+            number = state.take(who, i)
             session.watched[who] = view.robot = i
             return {"t": "hold", "robot": i, "number": number}
         elif kind == "drive":
-            desk.drive(who, i, m.get("number"), m.get("action"), m.get("phase"), view.delay(time.monotonic()))
+            state.drive(who, i, m.get("number"), m.get("action"), m.get("phase"), view.delay(time.monotonic()))
         elif kind == "back":
-            desk.hand_back(who, i, m.get("number"))
+            state.hand_back(who, i, m.get("number"))
             return {"t": "said", "text": f"Robot {i} is back with its policy."}
         elif kind == "pause":
-            desk.pause(who, i, bool(m.get("on")))
+            state.pause(who, i, bool(m.get("on")))
             return {"t": "said", "text": f"Robot {i} {'stands still' if m.get('on') else 'goes on'}."}
         elif kind == "mark":
-            desk.mark(who, i, m.get("episode"), m.get("success"))
+            state.label(who, i, m.get("episode"), m.get("success"))
             word = "success" if m["success"] else "failure"
             return {"t": "said", "text": f"Robot {i}: episode marked a {word}."}
         elif kind == "rewind":
-            desk.held(who, desk.robot(i), m.get("number"))
+            state.require_hold(who, state.robot_index(i), m.get("number"))
             seconds = m.get("seconds", 1.0)
             in_range("seconds", seconds, 0, 1e4)
             session.request_rewind(i, seconds)

@@ -30,7 +30,7 @@ class ConsoleSession:
     """Robots in `env` under `policy`, with operators; the stepping thread owns it.
 
     The page's thread reads `frame` and, under `lock`, calls `connect`, `disconnect`, `page_state`, `request_rewind` and the
-    commands of `desk`, and sets `watched`. limit: control steps of the task's own episodes; device: what the first operator
+    commands of `state`, and sets `watched`. limit: control steps of the task's own episodes; device: what the first operator
     holds in their hand at this machine.
     """
 
@@ -39,13 +39,13 @@ class ConsoleSession:
         n = env.num_envs
         self.pace = self.spec.period / options.speed
         delay = max(options.max_delay, 3 * self.pace, 3 / options.fps)
-        self.desk = ConsoleState(n, len(self.spec.axes), options.patience, max_delay=delay)
+        self.state = ConsoleState(n, len(self.spec.axes), options.patience, max_delay=delay)
         self.lock = threading.Lock()
-        self.env = InterventionEnv(env, self.desk, blend=BLEND * options.speed, freeze=hasattr(env, "get_state"))
+        self.env = InterventionEnv(env, self.state, blend=BLEND * options.speed, freeze=hasattr(env, "get_state"))
         first = CONSOLE_START + options.seed * 100_000 + int(time.time()) % 50_000 * 1_000
-        self.robots = RobotFleet(self.env, policy, iter(range(first, first + 10**9)), seed=options.seed,
-                             done=recorder.end_episode, rewindable=self.env.freeze)
-        self.robots.account.operators = len(options.operators.split(","))
+        self.fleet = RobotFleet(self.env, policy, iter(range(first, first + 10**9)), seed=options.seed,
+                             on_episode=recorder.end_episode, rewindable=self.env.freeze)
+        self.fleet.stats.operators = len(options.operators.split(","))
         self.stuck = StuckDetector(n, limit, self.spec.period,
                                    policy.obs_norm.std.numpy() if hasattr(policy.obs_norm, "std") else 1.0)
         self.aligned_hold = 0  # number of the hold that a leader arm is aligned with
@@ -57,7 +57,7 @@ class ConsoleSession:
         self.frame = Frame(0, time.monotonic())
         self.results = np.zeros((n, 2), int)  # successes, failures
         self.drawn, self.draw_time, self.rate, self.picture_error = 0.0, 0.0, 0.0, ""
-        self.saved_stats = self.robots.account.summary()
+        self.saved_stats = self.fleet.stats.summary()
 
     def run(self, requests: TerminalRequests, seconds: float = 0.0, renew=lambda: None) -> None:
         """Step at the pace until asked to stop; `renew()` runs when somebody asks for new addresses."""
@@ -65,7 +65,7 @@ class ConsoleSession:
         while not requests.stop and not (seconds and time.monotonic() - began > seconds):
             due = max(due + self.pace, time.monotonic() - 5 * self.pace)
             self.tick()
-            self.recorder.maintain(self.robots.tapes)
+            self.recorder.maintain(self.fleet.episodes)
             if requests.wants_new_addresses():
                 renew()
             time.sleep(max(0.0, due - time.monotonic()))
@@ -79,21 +79,21 @@ class ConsoleSession:
         began = time.monotonic()
         with self.lock:
             self.read_device()
-            numbers = [hold.number if hold else 0 for hold in self.desk.holds]
-            self.robots.helping[[n == 0 or n != m for n, m in zip(numbers, self.hold_numbers, strict=True)]] = False
+            numbers = [hold.number if hold else 0 for hold in self.state.holds]
+            self.fleet.is_helped[[n == 0 or n != m for n, m in zip(numbers, self.hold_numbers, strict=True)]] = False
             self.hold_numbers = numbers  # another hold is another intervention
             self.env.sources()  # what people want now, under the lock; the step itself needs none
-        ended = self.robots.step()
+        ended = self.fleet.step()
         with self.lock:
             for i in ended.nonzero()[0]:
-                success = bool(self.robots.won[i])
+                success = bool(self.fleet.succeeded[i])
                 self.end_episode(int(i), "it succeeded" if success else "its time was over", success)
         self.end_labelled_episodes()
         with self.lock:
             self.request_help()
-        self.recorder.record_frames(self.robots.tapes)
+        self.recorder.record_frames(self.fleet.episodes)
         if not self.recorder.error:
-            self.saved_stats = self.robots.account.summary()
+            self.saved_stats = self.fleet.stats.summary()
         self.rate = 0.95 * self.rate + 0.05 / max(self.pace, time.monotonic() - began)
         now, gap = time.monotonic(), max(1 / self.options.fps, 2 * self.draw_time)
         if now - self.drawn >= gap:  # late pictures are made up for by one, so that --fps holds on average
@@ -102,9 +102,9 @@ class ConsoleSession:
 
     def close(self) -> None:
         """Record unfinished episodes with help as they are, and close the files and the env."""
-        for i, tape in enumerate(self.robots.tapes):
-            if any(r[3] for r in tape.rows):
-                episode = episode_of(tape, self.robots.views, False, False, self.robots.seen_by(i))
+        for i, episode in enumerate(self.fleet.episodes):
+            if any(r[3] for r in episode.frames):
+                episode = episode_of(episode, self.fleet.views, False, False, self.fleet.observation_of(i))
                 if episode is not None:
                     self.recorder.end_episode(episode, i)
         try:
@@ -125,7 +125,7 @@ class ConsoleSession:
         with self.lock:
             self.connected.discard(who)
             self.watched.pop(who, None)
-            self.desk.lost(who)
+            self.state.disconnect(who)
 
     def request_rewind(self, i: int, seconds: float) -> None:
         """Rewind robot i before the next step. UserError: the simulator has no snapshots."""
@@ -135,31 +135,31 @@ class ConsoleSession:
 
     def page_state(self, who: str) -> dict:
         """What the page of operator `who` shows, as JSON."""
-        desk, stats, total = self.desk, self.saved_stats, self.results.sum(0)
+        state, stats, total = self.state, self.saved_stats, self.results.sum(0)
         return {"t": "state", "robots": [self._robot_state(i, who) for i in range(self.options.robots)], "you": who,
                 "limit": round(self.limit * self.spec.period, 2),
                 "axes": [{"name": a.name, "kind": a.kind, "unit": a.unit, "words": words_of(a)}
                          for a in self.spec.axes],
-                "views": self.cameras.views, "max_delay": desk.max_delay,
+                "views": self.cameras.views, "max_delay": state.max_delay,
                 "trouble": self.recorder.error or self.picture_error,
                 "people": sorted(self.connected), "rate": round(self.rate, 1), "pace": self.options.speed,
                 "account": {"operator_minutes": round(stats["operator_minutes"], 2), "interventions": stats["interventions"],
                             "per_hour": round(stats["interventions_per_hour"]), "human": round(100 * stats["human_share"], 1),
                             "human_steps": stats["human_steps"],
-                            "first_ms": [round(1000 * x, 1) for x in desk.latencies[-20:]],
-                            "reaction": round(sum(desk.reactions) / len(desk.reactions), 1) if desk.reactions else 0,
+                            "first_ms": [round(1000 * x, 1) for x in state.latencies[-20:]],
+                            "reaction": round(sum(state.reactions) / len(state.reactions), 1) if state.reactions else 0,
                             "successes": int(total[0]), "episodes": int(total.sum()), "kept": self.recorder.kept,
                             "unsaved": self.recorder.unsaved}}
 
     def _robot_state(self, i: int, who: str) -> dict:
-        desk, hold, steps = self.desk, self.desk.holds[i], int(self.env.steps[i])
+        state, hold, steps = self.state, self.state.holds[i], int(self.env.steps[i])
         mine = hold is not None and hold.operator == who
-        return {"phase": PHASES[int(self.robots.phase[i])], "holder": hold.operator if hold else "",
-                "number": hold.number if mine else 0, "late": mine and hold.delay > desk.max_delay,
-                "why": desk.why[i], "paused": desk.paused[i],
-                "waiting": round(desk.clock() - desk.asked[i], 1) if desk.why[i] else 0.0,
-                "episode": int(desk.episode[i]), "last": desk.last[i], "time": round(steps * self.spec.period, 2),
-                "task": self.alignment_hint(i) or self.robots.tapes[i].task,
+        return {"phase": PHASES[int(self.fleet.phase[i])], "holder": hold.operator if hold else "",
+                "number": hold.number if mine else 0, "late": mine and hold.delay > state.max_delay,
+                "why": state.help_reason[i], "paused": state.paused[i],
+                "waiting": round(state.clock() - state.waiting_since[i], 1) if state.help_reason[i] else 0.0,
+                "episode": int(state.episode[i]), "last": state.last_outcome[i], "time": round(steps * self.spec.period, 2),
+                "task": self.alignment_hint(i) or self.fleet.episodes[i].task,
                 "successes": int(self.results[i, 0]), "failures": int(self.results[i, 1])}
 
     # ------------------------------------------------------------ parts of a tick
@@ -170,24 +170,24 @@ class ConsoleSession:
             return
         reading, first = self.device.read(), self.options.operators.split(",")[0]
         leads = isinstance(self.device, LeaderArm)
-        for i, hold in enumerate(self.desk.holds):
+        for i, hold in enumerate(self.state.holds):
             if hold is None or hold.operator != first:
                 continue
             if leads and not (self.device.aligned and self.aligned_hold == hold.number):
-                self.device.align(*tool_of(self.robots.obs["state"][i], self.spec.state_names))
+                self.device.align(*tool_of(self.fleet.obs["state"][i], self.spec.state_names))
                 self.aligned_hold = hold.number
                 continue
             if self.device.gone:
-                self.desk.pause("the device, which is gone", i, True)
+                self.state.pause("the device, which is gone", i, True)
             elif reading.engaged:
                 hold.action = command(reading, self.spec, 1.0 if leads else 0.5)
-                hold.heard, hold.phase = self.desk.clock(), hold.phase if hold.phase > PAUSE else CORRECTION
+                hold.last_command, hold.phase = self.state.clock(), hold.phase if hold.phase > PAUSE else CORRECTION
         if self.device.gone:
             self.device = None
 
     def alignment_hint(self, i: int) -> str:
         """How far a leader arm is from robot i, which it is to lead; "" where it is aligned, or leads none."""
-        hold, away = self.desk.holds[i], getattr(self.device, "away", None)
+        hold, away = self.state.holds[i], getattr(self.device, "away", None)
         if away is None or hold is None or hold.operator != self.options.operators.split(",")[0] or self.device.aligned:
             return ""
         return "the leader arm is silent" if away[0] == float("inf") else (
@@ -195,42 +195,42 @@ class ConsoleSession:
 
     def rewind(self, i: int, seconds: float) -> None:
         """Put robot i back by `seconds` of its episode."""
-        to = max(0, len(self.robots.tapes[i].rows) - round(seconds / self.spec.period))
-        if self.robots.rewind(i, to):
+        to = max(0, len(self.fleet.episodes[i].frames) - round(seconds / self.spec.period))
+        if self.fleet.rewind(i, to):
             self.recorder.drop_episode(i)
 
     def end_episode(self, i: int, how: str, success: bool) -> None:
         """Count robot i's finished episode; under the lock."""
         self.results[i, 0 if success else 1] += 1
-        self.desk.ended(i, how)
+        self.state.end_episode(i, how)
         self.stuck.begin_episode(i)
 
     def end_labelled_episodes(self) -> None:
         """End the episodes that an operator labelled, and those whose request for help nobody answered."""
         n = self.options.robots
         with self.lock:
-            unanswered = self.desk.given_up()
-            over = [(i, self.desk.marks[i]) for i in range(n) if self.desk.marks[i] is not None or i in unanswered]
+            unanswered = self.state.unanswered()
+            over = [(i, self.state.labels[i]) for i in range(n) if self.state.labels[i] is not None or i in unanswered]
         done = np.zeros(n, bool)
-        for i, mark in over:
-            success = mark is not None and mark.success
-            self.robots.finish(i, success, success)  # writes; not under the lock
-            how = f"{mark.operator} marked it a {'success' if success else 'failure'}" if mark else "nobody came"
+        for i, label in over:
+            success = label is not None and label.success
+            self.fleet.end_episode(i, success, success)  # writes; not under the lock
+            how = f"{label.operator} marked it a {'success' if success else 'failure'}" if label else "nobody came"
             with self.lock:
                 self.end_episode(i, how, success)
             done[i] = True
         if done.any():
-            self.robots.renew(done)
+            self.fleet.begin_episodes(done)
 
     def request_help(self) -> None:
         """Request help where a robot under its policy is over its time or stands still; under the lock."""
         steps = self.env.steps
         for i in range(self.options.robots):
-            if self.desk.holds[i] is not None or self.desk.paused[i] or self.desk.why[i]:
+            if self.state.holds[i] is not None or self.state.paused[i] or self.state.help_reason[i]:
                 self.stuck.pause(i)
                 continue
-            for why in self.stuck.check(i, int(steps[i]), self.robots.obs["state"][i]):
-                self.desk.call(i, why)
+            for why in self.stuck.check(i, int(steps[i]), self.fleet.obs["state"][i]):
+                self.state.request_help(i, why)
 
     def draw(self) -> None:
         """Draw the newest pictures: every robot small, those that an operator watches from every camera."""
@@ -238,7 +238,7 @@ class ConsoleSession:
         with self.lock:
             large = sorted(set(self.watched.values()))
         try:
-            self.frame = self.cameras.frame(self.frame.number + 1, began, self.robots.obs, large)
+            self.frame = self.cameras.frame(self.frame.number + 1, began, self.fleet.obs, large)
             self.picture_error = ""
         except (OSError, RuntimeError, UserError) as e:
             if not self.frame.small:

@@ -1,10 +1,9 @@
-"""The console's operator: what people at several desks want of N robots, as one state machine with its clock
-as an argument.
+"""The console's state: which operator holds which of N robots and what they command. A state machine with its clock as an argument.
 
-Rules. A robot is held by one operator. Only its holder drives it, and only with the number of that hold, so
-what a stale tab sends is ignored. A holder who is silent for `DEADLINE` seconds makes the robot hold still at
-once and loses it after `GRACE`. A holder whose picture of the robot is older than `max_delay` holds it still.
-Anybody may pause any robot. Every command that is refused raises UserError with one line for the page.
+Rules. A robot is held by one operator. Only the holder commands it, and only with the number of that hold, so commands of a stale
+tab are refused. A robot whose holder sends nothing for `DEADLINE` seconds stands still; after `GRACE` the hold ends. A robot whose
+holder sees pictures older than `max_delay` stands still. Any operator may pause any robot. A refused command raises UserError
+with one line for the page.
 """
 
 import math
@@ -17,35 +16,35 @@ import numpy as np
 from robo_rl.errors import UserError, choose
 from robo_rl.human.intervention import CORRECTION, PAUSE, POLICY, RECOVERY, Intervention, OperatorView
 
-DEADLINE = 0.08  # s of silence after which a held robot stops; with a step and the blend it stands within 0.2 s
-GRACE = 10.0  # s of silence after which it is anybody's
+DEADLINE = 0.08  # s without a command after which a held robot stops; with a step and the blend it stands within 0.2 s
+GRACE = 10.0  # s without a command after which the hold ends
 DRIVES = {"recovery": RECOVERY, "correction": CORRECTION}
 
 
 @dataclass(slots=True)
 class Hold:
-    """Who has a robot: number of the hold, since when, what they last commanded and when."""
+    """An operator's hold of a robot: its number, since when, the last command and when it came [s]."""
 
     operator: str
     number: int
     since: float
-    heard: float
+    last_command: float
     action: np.ndarray
     phase: int = PAUSE
-    first: float = math.nan  # when the first command of this hold was applied
+    first_command: float = math.nan  # when the first command of this hold was applied
     delay: float = 0.0  # age of the picture that the last command was given to [s]
 
 
 @dataclass(slots=True)
 class EpisodeLabel:
-    """What an operator said an episode was."""
+    """An operator's verdict on an episode."""
 
     operator: str
     success: bool
 
 
 class ConsoleState:
-    """The people of `robo_rl console`; an Operator of `InterventionEnv`."""
+    """The operators of `robo_rl console` and what they command; an Operator of `InterventionEnv`."""
 
     def __init__(self, num_robots: int, actions: int, patience: float = 60.0,
                  clock: Callable[[], float] = time.monotonic, max_delay: float = math.inf):
@@ -53,40 +52,42 @@ class ConsoleState:
         self.clock, self.patience, self.n, self.a = clock, patience, n, actions
         self.holds: list[Hold | None] = [None] * n
         self.paused: list[str] = [""] * n  # who paused it
-        self.why: list[str] = [""] * n  # why it needs help
-        self.asked = np.full(n, np.nan)  # since when
-        self.episode = np.zeros(n, np.int64)  # number of the episode, counted over the desk's life
-        self.marks: list[EpisodeLabel | None] = [None] * n
-        self.closed: dict[int, str] = {}  # episode -> how it ended, for late marks
-        self.last: list[str] = [""] * n  # how the robot's last episode ended
+        self.help_reason: list[str] = [""] * n  # why it needs help
+        self.waiting_since = np.full(n, np.nan)  # since when
+        self.episode = np.zeros(n, np.int64)  # number of the episode, counted over all robots
+        self.labels: list[EpisodeLabel | None] = [None] * n
+        self.ended_as: dict[int, str] = {}  # episode -> how it ended, for labels that come late
+        self.last_outcome: list[str] = [""] * n  # how the robot's last episode ended
         self.count = 0
-        self.reactions: list[float] = []  # from a call for help to the take-over [s]
+        self.reactions: list[float] = []  # from a request for help to the take-over [s]
         self.latencies: list[float] = []  # from the take-over to the first human command applied [s]
 
-    # ------------------------------------------------------------ what people say
+    # ------------------------------------------------------------ commands of the pages
 
-    def robot(self, i: object) -> int:
+    def robot_index(self, i: object) -> int:
+        """`i` if it is the number of a robot; UserError if not."""
         if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < self.n:
             raise UserError(f"there is no robot {i!r}: they are 0 .. {self.n - 1}")
         return i
 
     def take(self, who: str, robot: int) -> int:
         """Operator `who` takes robot -> number of the hold, which its commands must carry."""
-        i, now, hold = self.robot(robot), self.clock(), self.holds[self.robot(robot)]
-        if hold is not None and hold.operator != who and now - hold.heard < GRACE:
+        i, now, hold = self.robot_index(robot), self.clock(), self.holds[self.robot_index(robot)]
+        if hold is not None and hold.operator != who and now - hold.last_command < GRACE:
             raise UserError(f"robot {i} is held by {hold.operator}")
         for j, other in enumerate(self.holds):
             if other is not None and other.operator == who and j != i:
                 raise UserError(f"you hold robot {j}; hand it back before you take another")
         self.count += 1
         self.holds[i] = Hold(who, self.count, now, now, np.zeros(self.a, np.float32))
-        if np.isfinite(self.asked[i]):
-            self.reactions.append(now - self.asked[i])
-        self.why[i], self.asked[i], self.paused[i] = "", np.nan, ""
+        if np.isfinite(self.waiting_since[i]):
+            self.reactions.append(now - self.waiting_since[i])
+        self.help_reason[i], self.waiting_since[i], self.paused[i] = "", np.nan, ""
         return self.count
 
-    def held(self, who: str, robot: int, number: int) -> Hold:
-        hold = self.holds[self.robot(robot)]
+    def require_hold(self, who: str, robot: int, number: int) -> Hold:
+        """The hold of robot that operator `who` has under this number; UserError if they have none."""
+        hold = self.holds[self.robot_index(robot)]
         if hold is None or hold.operator != who:
             raise UserError(f"you do not hold robot {robot}" + (f": {hold.operator} does" if hold else ""))
         if hold.number != number:
@@ -94,8 +95,8 @@ class ConsoleState:
         return hold
 
     def drive(self, who: str, robot: int, number: int, action, phase: str, delay: float = 0.0) -> None:
-        """The holder's present command, given to a picture `delay` seconds old; a sign of life, too."""
-        hold = self.held(who, robot, number)
+        """Set the holder's command, given to a picture `delay` seconds old; it also renews the hold."""
+        hold = self.require_hold(who, robot, number)
         choose("phase", phase, (*DRIVES, "pause"))
         try:
             a = np.asarray(action, np.float32)
@@ -103,61 +104,62 @@ class ConsoleState:
             a = np.zeros(0, np.float32)
         if a.shape != (self.a,) or not np.isfinite(a).all():
             raise UserError(f"a command is {self.a} finite numbers")
-        hold.action, hold.heard = a.clip(-1, 1), self.clock()
+        hold.action, hold.last_command = a.clip(-1, 1), self.clock()
         hold.phase, hold.delay = DRIVES.get(phase, PAUSE), delay
 
     def hand_back(self, who: str, robot: int, number: int) -> None:
-        self.held(who, robot, number)
+        """End a hold; the policy acts again."""
+        self.require_hold(who, robot, number)
         self.holds[robot] = None
 
     def pause(self, who: str, robot: int, on: bool) -> None:
-        """Anybody may pause; a robot that nobody holds goes on when anybody says so."""
-        i = self.robot(robot)
+        """Pause a robot, or let one that nobody holds go on; any operator may."""
+        i = self.robot_index(robot)
         self.paused[i] = who if on else ""
         if on and self.holds[i] is not None:
             self.holds[i].phase = PAUSE
         if not on:
-            self.why[i], self.asked[i] = "", np.nan
+            self.help_reason[i], self.waiting_since[i] = "", np.nan
 
-    def mark(self, who: str, robot: int, episode: int, success: bool) -> None:
-        """Say what an episode is; it then ends. A mark that contradicts one made before is refused."""
-        i = self.robot(robot)
+    def label(self, who: str, robot: int, episode: int, success: bool) -> None:
+        """Label an episode, which then ends. UserError: it is over, held by another, or labelled differently."""
+        i = self.robot_index(robot)
         if not isinstance(success, bool):
             raise UserError("success must be true or false")
-        before = self.marks[i] if episode == self.episode[i] else None
+        before = self.labels[i] if episode == self.episode[i] else None
         if before is not None and before.success != success:
             raise UserError(f"{before.operator} already marked this episode a {'success' if before.success else 'failure'}")
         if episode != self.episode[i]:
-            how = self.closed.get(int(episode)) if isinstance(episode, int) else None
+            how = self.ended_as.get(int(episode)) if isinstance(episode, int) else None
             raise UserError(f"that episode of robot {i} is over" + (f" ({how})" if how else ""))
         hold = self.holds[i]
         if hold is not None and hold.operator != who:
             raise UserError(f"robot {i} is held by {hold.operator}: they mark it")
-        self.marks[i] = EpisodeLabel(who, success)
+        self.labels[i] = EpisodeLabel(who, success)
 
-    def lost(self, who: str) -> None:
-        """The connection of `who` is gone: what they hold stops now."""
+    def disconnect(self, who: str) -> None:
+        """Stop the robot that operator `who` holds: their connection is closed."""
         for hold in self.holds:
             if hold is not None and hold.operator == who:
-                hold.phase, hold.heard = PAUSE, min(hold.heard, self.clock() - DEADLINE)
+                hold.phase, hold.last_command = PAUSE, min(hold.last_command, self.clock() - DEADLINE)
 
-    def call(self, robot: int, why: str) -> None:
-        """A detector says that a robot needs help; it holds still until somebody comes, or for `patience`."""
-        if not self.why[robot] and self.holds[robot] is None and not self.paused[robot]:
-            self.why[robot], self.asked[robot] = why, self.clock()
+    def request_help(self, robot: int, why: str) -> None:
+        """Request help for a robot; it stands still until an operator takes it, or for `patience`."""
+        if not self.help_reason[robot] and self.holds[robot] is None and not self.paused[robot]:
+            self.help_reason[robot], self.waiting_since[robot] = why, self.clock()
 
-    def given_up(self) -> list[int]:
-        """Robots that waited for help longer than `patience`."""
-        return [i for i in range(self.n) if self.clock() - self.asked[i] > self.patience]
+    def unanswered(self) -> list[int]:
+        """Robots that have waited for help longer than `patience`."""
+        return [i for i in range(self.n) if self.clock() - self.waiting_since[i] > self.patience]
 
-    def ended(self, robot: int, how: str) -> None:
-        """The episode of a robot is over, and with it the hold."""
-        self.closed[int(self.episode[robot])] = self.last[robot] = how
-        while len(self.closed) > 256:
-            del self.closed[next(iter(self.closed))]
+    def end_episode(self, robot: int, how: str) -> None:
+        """End a robot's episode, and with it its hold; how: what the page says of it."""
+        self.ended_as[int(self.episode[robot])] = self.last_outcome[robot] = how
+        while len(self.ended_as) > 256:
+            del self.ended_as[next(iter(self.ended_as))]
         self.count += 1
         self.episode[robot] = self.count
-        self.marks[robot], self.why[robot], self.asked[robot] = None, "", np.nan
+        self.labels[robot], self.help_reason[robot], self.waiting_since[robot] = None, "", np.nan
         self.holds[robot] = None
 
     # ------------------------------------------------------------ Operator
@@ -172,18 +174,18 @@ class ConsoleState:
         now = self.clock()
         actions, phase = np.zeros((self.n, self.a), np.float32), np.zeros(self.n, np.uint8)
         for i, hold in enumerate(self.holds):
-            if hold is not None and now - hold.heard > GRACE:
+            if hold is not None and now - hold.last_command > GRACE:
                 self.holds[i] = hold = None
-                self.call(i, "its operator is gone")
+                self.request_help(i, "its operator is gone")
             if hold is not None:
-                late = now - hold.heard > DEADLINE or hold.delay > self.max_delay
+                late = now - hold.last_command > DEADLINE or hold.delay > self.max_delay
                 phase[i] = PAUSE if late or self.paused[i] else hold.phase
                 if phase[i] > PAUSE:
                     actions[i] = hold.action
-                    if math.isnan(hold.first):
-                        hold.first = now
+                    if math.isnan(hold.first_command):
+                        hold.first_command = now
                         self.latencies.append(now - hold.since)
-            elif self.paused[i] or self.why[i]:
+            elif self.paused[i] or self.help_reason[i]:
                 phase[i] = PAUSE
             else:
                 phase[i] = POLICY
