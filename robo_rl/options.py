@@ -42,6 +42,9 @@ class PolicyOptions:
     """Diffusion (DPPO): the last K' steps are fine-tuned, earlier ones run on the frozen base."""
     std_floor: float = 0.1
     """Diffusion: least std of a random denoise step, used for sampling and for log-probs alike."""
+    std_scale: float = 1.0
+    """Diffusion: share of DDPM's own std at every random step, before the floor; 0: exploration is the evaluated chain of means
+    with noise of std_floor."""
     init_std: float = 0.6
     """Gaussian: initial std (normalised action units)."""
     activation: Literal["relu", "silu", "tanh"] = "relu"
@@ -71,7 +74,8 @@ class PolicyOptions:
 
     def __post_init__(self) -> None:
         for name, low, high in (("horizon", 1, 256), ("denoise_steps", 1, 1000), ("hidden", 8, 8192),
-                                ("layers", 1, 32), ("noise_level", 0, 2), ("width", 16, 4096), ("depth", 1, 48)):
+                                ("layers", 1, 32), ("noise_level", 0, 2), ("std_scale", 0, 1), ("width", 16, 4096),
+                                ("depth", 1, 48)):
             in_range(f"policy.{name}", getattr(self, name), low, high)
         in_range("policy.execute (E <= H)", self.execute, 1, self.horizon)
         for name in ("init_std", "std_floor", "noise_min", "noise_max"):

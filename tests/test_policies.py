@@ -13,6 +13,7 @@ KINDS = {
     "flow-noise": dict(noise="learned", noise_steps="all"), "flow-noise-one": dict(noise="learned"),
     "diffusion": dict(kind="diffusion", denoise_steps=5, finetune_steps=2),
     "diffusion-all": dict(kind="diffusion", denoise_steps=5, finetune_steps=5), "gaussian": dict(kind="gaussian"),
+    "diffusion-floor": dict(kind="diffusion", denoise_steps=5, finetune_steps=2, std_scale=0.0, std_floor=0.2),
     "mean-logp": dict(logp_reduction="mean"),
 }
 
@@ -174,6 +175,23 @@ def test_without_exploration_a_diffusion_chain_is_the_mean_of_the_steps_that_rl_
             x = policy._mean(x, head(head.embed(context), x, head.time(policy.times[k])), k, "loud")
     plain = policy.act(obs, torch.Generator().manual_seed(3), False)
     assert torch.allclose(plain.x0, x.view(8, 6, 3), atol=1e-5) and not policy.quiet_s.any()
+
+
+def test_the_std_of_a_random_denoise_step_is_a_share_of_ddpms_with_a_floor():
+    own = build("diffusion", std_floor=1e-9).loud_s
+    for scale, floor in ((1.0, 0.1), (0.5, 0.1), (0.0, 0.2)):
+        assert torch.allclose(build("diffusion", std_scale=scale, std_floor=floor).loud_s, (scale * own).clamp(min=floor))
+
+
+def test_without_ddpms_own_noise_exploration_stays_near_the_evaluated_chain():
+    obs = {"state": torch.randn(8, 5)}
+
+    def distance(**noise):
+        policy = build("diffusion", **noise)
+        loud, quiet = (policy.act(obs, torch.Generator().manual_seed(3), explore).x0 for explore in (True, False))
+        return float((loud - quiet).abs().max())
+    assert distance(std_scale=0.0, std_floor=1e-6) < 1e-4
+    assert distance(std_scale=1.0, std_floor=1e-6) > 0.1
 
 
 def test_dppos_early_steps_run_on_the_frozen_base():

@@ -119,7 +119,8 @@ class ChainPolicy(_Base):
     """Flow matching, or DDPM, over action chunks.
 
     Without exploration a flow is its ODE, and every step of a diffusion chain is its mean: that of the chain that RL
-    trains (DPPO's evaluation: std 0 at the last step, 1e-3 before it; here 0 at all). DDIM's means are other ones.
+    trains, whose noise is then `std_scale` of DDPM's, at least `std_floor`. DDIM's means are other ones. (DPPO evaluates
+    with DDPM's own noise at every step but the last.)
     """
 
     def __init__(self, options: PolicyOptions, spec: ObsSpec):
@@ -133,7 +134,7 @@ class ChainPolicy(_Base):
         if self.diffusion:
             table, bars, bars_prev = diffusion_table(o.train_steps, k, 1.0)
             quiet = ChainTable(table.a, table.b, torch.zeros(k), table.t)  # evaluation: the means that RL moves
-            loud = ChainTable(table.a, table.b, table.s.clamp(min=o.std_floor), table.t)
+            loud = ChainTable(table.a, table.b, (o.std_scale * table.s).clamp(min=o.std_floor), table.t)
             self.register_buffer("bars", bars, persistent=False)
             self.register_buffer("bars_prev", bars_prev, persistent=False)
             self.base = copy.deepcopy(self.head).requires_grad_(False) if o.finetune_steps < k else None
