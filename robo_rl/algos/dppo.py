@@ -6,6 +6,8 @@ run on a frozen copy of the supervised head. The std floor is one number for sam
 
 Where we differ: time limits bootstrap from their own last state (the public agent takes the next episode's); the
 per-entry log-prob is not clamped to [-5, 2]; its mean over H x A is `policy.logp_reduction="mean"`, the preset's choice.
+Evaluation takes every step's mean (the public agent keeps DDPM's noise at all but the last), so `policy.std_scale` below 1
+lets exploration stay near what is evaluated.
 """
 
 import torch

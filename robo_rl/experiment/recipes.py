@@ -17,9 +17,9 @@ HEADS = {"ppo": dict(kind="gaussian", init_std=0.3),
 # The ratio of a whole chain tells two policies apart by the sum of all its steps and entries: few steps along the gradient
 # of a whole rollout (dppo: of half of one), grown into, and stopped by KL. As many steps on a quarter move as far in noise.
 WHOLE = {"reinflow": dict(lr=2e-4, epochs=4, target_kl=0.3, ramp=6),
-         "dppo": dict(lr=5e-4, epochs=5, minibatch=1024, target_kl=3e-4, ramp=12, clip_base=0.01, clip_coef=0.1)}  # KL of a mean over 56 entries
-# Exploration around the chain that is evaluated. DDPM's own noise in the frozen early steps, of few demonstrations, decides most
-# of what a chunk becomes: pick_cube succeeds with 0.48 so and with 0.81 by the means, and the last steps cannot mend it.
+         "dppo": dict(lr=5e-4, epochs=5, minibatch=1024, target_kl=3e-4, ramp=12, clip_base=0.01, clip_coef=0.1)}  # KL: of a mean
+# Exploration around the chain that is evaluated. With DDPM's own noise the frozen early steps decide most of what a chunk becomes,
+# which the last steps cannot mend: one supervised policy has 0.48 success so, 0.81 by the means.
 AROUND = {"reinflow": {}, "dppo": dict(std_scale=0.0, std_floor=0.2)}
 WHOLE_STEPS = {"reinflow": 600_000, "dppo": 500_000}
 # Replay: chunks of 4, small networks and many updates on every step learn most in a minute of one core.

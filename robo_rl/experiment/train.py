@@ -36,8 +36,8 @@ OFF_POLICY = {"rlpd": RlpdOptions, "hil_serl": HilSerlOptions, "expo": ExpoOptio
 RL_OPTIONS = {"pi_rl": PiRlOptions, "ppo": PpoOptions, "dppo": DppoOptions, "reinflow": ReinFlowOptions,
               "nft": NftOptions, **OFF_POLICY}
 ALGOS = (*RL_OPTIONS, "bc")
-EXPLORATION = ("noise", "noise_level", "noise_min", "noise_max", "noise_steps", "finetune_steps", "std_floor", "std_scale", "logp_reduction",
-               "teacher")  # what of a policy's options is the method's affair, not that of weights learnt before
+EXPLORATION = ("noise", "noise_level", "noise_min", "noise_max", "noise_steps", "finetune_steps", "std_floor", "std_scale",
+               "logp_reduction", "teacher")  # what of a policy's options is the method's affair, not that of weights learnt before
 
 
 @dataclass(frozen=True, kw_only=True)
