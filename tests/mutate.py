@@ -42,6 +42,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "controllers/law.py": ("test_controllers_tick", "test_controllers_law"),
     "controllers/tick.py": ("test_controllers_tick",),
     "robo_rl/data/writer.py": ("test_data_integrity", "test_data"),
+    "robo_rl/data/meta.py": ("test_data_integrity", "test_data"),
     "robo_rl/data/reader.py": ("test_data_integrity", "test_data"),
     "robo_rl/data/checksums.py": ("test_data_integrity", "test_data"),
 }

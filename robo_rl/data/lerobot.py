@@ -7,7 +7,8 @@
 """
 
 from robo_rl.data.episode import SOURCES, Episode, Features
-from robo_rl.data.reader import BrokenDataset, Dataset, chunks, load
+from robo_rl.data.meta import BrokenDataset
+from robo_rl.data.reader import Dataset, chunks, load
 from robo_rl.data.repair import Repaired, accept, repair
 from robo_rl.data.video import write_video
 from robo_rl.data.writer import Writer

@@ -7,7 +7,6 @@ A folder that another process is extending reads as of its last commit. Damage r
 text names the file and the repair command; `repair` keeps the episodes before the damage.
 """
 
-import io
 import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -17,233 +16,19 @@ from pathlib import Path
 import numpy as np
 
 from robo_rl.data import checksums, layout, video
-from robo_rl.data.checksums import Verifier
 from robo_rl.data.episode import SOURCES, Episode, Features
+from robo_rl.data.meta import (
+    BrokenDataset,
+    ChangedDataset,
+    Meta,
+    committed_files,
+    load_meta,
+    read_checked,
+    read_numbers,
+    read_table,
+)
 from robo_rl.errors import UserError
-from robo_rl.files import FILE, parse_json
 from robo_rl.types import ControlSpec
-
-
-class BrokenDataset(UserError):
-    """`path` is damaged or missing; the episodes before `episode` are sound (-1: nothing can be said)."""
-
-    def __init__(self, path: Path, what: str, root: Path, episode: int = -1, cure: str = ""):
-        self.path, self.what, self.episode = path, what, episode
-        first = (f"Keep the {episode} episodes before it: robo_rl collect --repair {root}" if episode > 0
-                 else "Restore the folder from a copy, or record it again")
-        super().__init__(f"{path}: {what}. {first}{cure and '; ' + cure}")
-
-
-class ChangedDataset(BrokenDataset):
-    """A file does not match its checksum."""
-
-    def __init__(self, path: Path, root: Path, episode: int = -1):
-        super().__init__(path, "it is not what was written (its checksum differs)", root, episode,
-                         f"what is sound of it is kept by: robo_rl collect --repair {root}; if another program changed "
-                         f"it on purpose: robo_rl collect --accept {root}")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Meta:
-    """The committed meta data of a data set: one entry per episode in every array."""
-
-    root: Path
-    info: dict
-    features: Features
-    tasks: list[str]
-    spec: ControlSpec | None
-    sources: tuple[str, ...]
-    lengths: np.ndarray  # int64[E] frames
-    starts: np.ndarray  # int64[E] first row in the whole data set
-    data_file: np.ndarray  # int64[E] running index of the file
-    video_file: dict[str, np.ndarray]  # view -> int64[E]
-    video_start: dict[str, np.ndarray]  # view -> int64[E] first frame in that file
-    meta_file: np.ndarray  # int64[E]
-    final: np.ndarray  # float32[E,S] state after the last action, nan where it was not recorded
-    final_file: tuple[Path, ...]  # where its pictures are
-    final_at: np.ndarray  # int64[E,2] of the picture: number of the file, row in it; -1 where none was recorded
-    verifier: Verifier
-
-    def data_path(self, episode: int) -> Path:
-        return layout.data_path(self.root, *self._place(self.data_file[episode]))
-
-    def meta_path(self, episode: int) -> Path:
-        return layout.episodes_path(self.root, *self._place(self.meta_file[episode]))
-
-    def video_path(self, view: str, episode: int) -> Path:
-        return layout.video_path(self.root, view, *self._place(self.video_file[view][episode]))
-
-    def first_in_video(self, view: str, path: Path) -> int:
-        """The first episode in a video file."""
-        return next(e for e in range(len(self.lengths)) if self.video_path(view, e) == path)
-
-    def _place(self, index: int) -> tuple[int, int]:
-        return layout.place(int(index), self.info["chunks_size"])
-
-
-def _parquet(data: bytes, columns: list[str] | None = None):
-    """Arrow table of the bytes of a file; raises ValueError with the reason."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    try:
-        return pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read(columns)
-    except (pa.ArrowException, OSError) as e:
-        raise ValueError(f"it cannot be read ({str(e).splitlines()[0].rstrip('.')})") from None
-
-
-def _bytes(verifier: Verifier, path: Path, episode: int = -1) -> bytes:
-    """The file at `path`, which begins with `episode`; BrokenDataset if it is missing or not what was written."""
-    try:
-        data, right = verifier.read(path)
-    except FileNotFoundError:
-        raise BrokenDataset(path, "the file is missing", verifier.root, episode) from None
-    except OSError as e:
-        raise BrokenDataset(path, f"it cannot be read ({e.strerror})", verifier.root, episode) from None
-    if not right:
-        raise ChangedDataset(path, verifier.root, episode)
-    return data
-
-
-def verifier_of(root: Path, trust: Collection[Path] | None = ()) -> Verifier:
-    """Verifier of the data set at `root`; BrokenDataset if its list of checksums is damaged."""
-    try:
-        return Verifier(root, trust)
-    except ValueError as e:
-        raise BrokenDataset(root / checksums.NAME, str(e), root, cure="if the data are sound, make it anew: "
-                            f"robo_rl collect --accept {root}") from None
-
-
-def load_meta(root: Path | str, episodes: int = 0, trust: Collection[Path] | None = ()) -> Meta:
-    """Everything but the frames, of the first `episodes` (0: all).
-
-    trust: files whose checksums are not looked at; None: all of them. Raises BrokenDataset, or UserError if there is no
-    data set of this kind at `root`.
-    """
-    root = Path(root)
-    path = root / layout.INFO
-    if not path.is_file():
-        raise UserError(f"no data set at {root}: {path} is missing. Record one: robo_rl collect --out {root}")
-    verifier = verifier_of(root, trust)
-    text = _bytes(verifier, path)
-    try:
-        info = parse_json(text, "it", limit=FILE)
-        version = str(info["codebase_version"])
-    except (ValueError, KeyError, TypeError) as e:
-        raise BrokenDataset(path, f"it is not the JSON of a LeRobot data set ({e!r})", root) from None
-    if not version.startswith("v3."):
-        raise UserError(f"{path}: data set version {version}, need v3.x. Convert it with LeRobot: "
-                        "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=ID")
-    try:
-        features = layout.features_of_info(info)
-        count, frames, per_chunk = (layout.whole(info, key, least) for key, least in (
-            ("total_episodes", 0), ("total_frames", 0), ("chunks_size", 1)))
-    except (ValueError, KeyError, TypeError, IndexError) as e:
-        raise BrokenDataset(path, f"its features are malformed ({e!r})", root) from None
-    if episodes:
-        if not 0 < episodes <= count:
-            raise UserError(f"episodes must be in [1, {count}] for {root}, got {episodes}")
-        count = episodes
-    if not features.action:
-        raise UserError(f"{path}: the data set has no feature 'action', only {', '.join(info['features'])}")
-
-    ours, spec, sources = info["features"]["action"].get("robo_rl"), None, ("unknown",)
-    text = _bytes(verifier, path := root / layout.OURS) if ours is None and (root / layout.OURS).is_file() else b""
-    try:
-        if text:  # of an old data set
-            ours = parse_json(text, "it", limit=FILE)
-        if ours is not None:
-            spec, sources = layout.spec_of(ours)
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise BrokenDataset(path, f"it is malformed ({e!r}); the data reads without it", root) from None
-    path = root / layout.TASKS
-    data = _bytes(verifier, path) if count else b""
-    try:
-        tasks = layout.tasks_of_table(_parquet(data)) if count else []
-    except (ValueError, KeyError, StopIteration) as e:
-        raise BrokenDataset(path, str(e), root) from None
-
-    videos = [key for key, ft in info["features"].items() if ft["dtype"] == "video"]
-    prefixes = ["data", *(f"videos/{key}" for key in videos)]
-    wanted = ["length", "dataset_from_index", *(f"videos/{key}/from_timestamp" for key in videos),
-              *(f"{p}/{kind}_index" for p in prefixes for kind in ("chunk", "file"))]
-    parts: dict[str, list] = {key: [] for key in wanted}
-    meta_file: list[np.ndarray] = []
-    have = 0
-    folder = root / "meta" / "episodes"
-    for path in sorted(folder.glob("chunk-*/file-*.parquet")) if count else ():
-        data = _bytes(verifier, path, have)
-        try:
-            table = _parquet(data, wanted)
-        except ValueError as e:
-            raise BrokenDataset(path, str(e), root, have) from None
-        if absent := set(wanted) - set(table.column_names):
-            raise BrokenDataset(path, f"it has no column {min(absent)!r}", root, have)
-        for key in wanted:
-            parts[key].append(table[key].to_numpy())
-        index = int(path.parent.name[6:]) * per_chunk + int(path.stem[5:])
-        meta_file.append(np.full(table.num_rows, index))
-        have += table.num_rows
-        if have >= count:
-            break
-    if have < count:
-        raise BrokenDataset(folder, f"it lists {have} episodes, {layout.INFO} says {count}", root, have)
-    empty = np.zeros(0, np.int64)
-    columns = {key: np.concatenate([empty, *x])[:count] for key, x in parts.items()}
-
-    def running(prefix: str) -> np.ndarray:
-        return (columns[f"{prefix}/chunk_index"] * per_chunk + columns[f"{prefix}/file_index"]).astype(int)
-
-    lengths, starts = columns["length"].astype(int), columns["dataset_from_index"].astype(int)
-    bad = np.flatnonzero((lengths < 1) | (starts != np.cumsum(lengths) - lengths))
-    if len(bad) or (lengths.sum() != frames and not episodes):
-        raise BrokenDataset(folder, f"lengths add up to {lengths.sum()} frames, {layout.INFO} says {frames}",
-                            root, int(bad[0]) if len(bad) else -1)
-    clips, frames = {}, {}
-    for key in videos:
-        view = key.removeprefix(layout.IMAGES)
-        clips[view] = running(f"videos/{key}")
-        frames[view] = np.rint(columns[f"videos/{key}/from_timestamp"] * features.fps).astype(int)
-    final, final_file, final_at = _finals(verifier, lengths, len(features.state))
-    for path in (root / layout.STATS, root / layout.HISTOGRAMS):  # not needed to read the data, but others read them
-        if not verifier.is_sound(path):
-            raise ChangedDataset(path, root)
-    return Meta(
-        root=root, info=info, features=features, tasks=tasks, spec=spec, sources=sources, lengths=lengths,
-        starts=starts, data_file=running("data"), video_file=clips, video_start=frames,
-        meta_file=np.concatenate([empty, *meta_file])[:count].astype(int),
-        final=final, final_file=final_file, final_at=final_at, verifier=verifier,
-    )
-
-
-def _finals(verifier: Verifier, lengths: np.ndarray, size: int) -> tuple[np.ndarray, tuple[Path, ...], np.ndarray]:
-    """What was observed after the last actions: states float32[E,size] (nan where unknown), and where pictures are:
-    files, int64[E,2] (-1 where there are none)."""
-    count, root = len(lengths), verifier.root
-    out, at = np.full((count, size), np.nan, np.float32), np.full((count, 2), -1)
-    path = root / layout.FINAL
-    if path.is_file():  # of an old data set
-        data = _bytes(verifier, path)
-        try:
-            rows = np.load(io.BytesIO(data))[:count]
-            out[:len(rows)] = rows
-        except (ValueError, OSError, EOFError) as e:
-            raise BrokenDataset(path, f"it is malformed ({e}); the data reads without it", root) from None
-    folder = root / "meta" / "final"
-    paths = {*folder.glob("chunk-*/file-*.parquet"), *verifier.listed(folder)}
-    for number, path in enumerate(paths := sorted(paths)):
-        data = _bytes(verifier, path)
-        try:
-            table = _parquet(data, ["episode_index", "length", "observation.state"])
-            episode, length = (_numbers(table, key, table.num_rows, 1) for key in ("episode_index", "length"))
-            state = _numbers(table, "observation.state", table.num_rows, size).reshape(-1, size)
-        except ValueError as e:
-            raise BrokenDataset(path, f"{e}; the data reads without it", root) from None
-        mine = np.flatnonzero((episode >= 0) & (episode < count))
-        which = episode[mine]
-        if (lengths[which] != length[mine]).any() or not np.isfinite(state[mine]).all():
-            raise BrokenDataset(path, "it tells of other episodes than the data set has; the data reads without it", root)
-        out[which], at[which] = state[mine], np.stack([np.full(len(mine), number), mine], 1)
-    return out, tuple(paths), at
 
 
 @dataclass(frozen=True, eq=False)
@@ -347,9 +132,9 @@ class Dataset:
         """The encoded pictures after the last actions: an Arrow table per file."""
         m, out = self.meta, []
         for path in m.final_file:
-            data = _bytes(m.verifier, path)
+            data = read_checked(m.verifier, path)
             try:
-                out.append(_parquet(data))
+                out.append(read_table(data))
             except ValueError as e:
                 raise BrokenDataset(path, f"{e}; the data reads without it", m.root) from None
         return out
@@ -411,11 +196,11 @@ def load(root: Path | str, episodes: int = 0, tolerance: float | None = None,
         path = meta.data_path(first)
         here = np.flatnonzero(meta.data_file == meta.data_file[first])
         rows, at = int(lengths[here].sum()), int(starts[first])
-        data = _bytes(meta.verifier, path, int(first))
+        data = read_checked(meta.verifier, path, int(first))
         try:
-            table = _parquet(data, wanted)
+            table = read_table(data, wanted)
             for key in wanted:
-                parts[key].append(_numbers(table, key, rows, int(np.prod(info[key]["shape"]))))
+                parts[key].append(read_numbers(table, key, rows, int(np.prod(info[key]["shape"]))))
         except ValueError as e:
             raise BrokenDataset(path, str(e), meta.root, int(first)) from None
         if table.num_rows < rows:
@@ -483,18 +268,6 @@ def _check_times(meta: Meta, time: np.ndarray, tolerance: float | None) -> None:
             f"if the gaps are known and meant: robo_rl collect --accept {meta.root}{enough}")
 
 
-def committed_files(meta: Meta) -> list[Path]:
-    """The files of a data set that hold something, each once."""
-    root = meta.root
-    some = [root / name for name in (layout.INFO, layout.STATS, layout.TASKS, layout.OURS, layout.FINAL, layout.HISTOGRAMS)]
-    place = {layout.episodes_path: meta.meta_file, layout.data_path: meta.data_file}
-    for path_of, files in place.items():
-        some += [path_of(root, *layout.place(int(i), meta.info["chunks_size"])) for i in np.unique(files)]
-    for view, files in meta.video_file.items():
-        some += [layout.video_path(root, view, *layout.place(int(i), meta.info["chunks_size"])) for i in np.unique(files)]
-    return [path for path in (*some, *meta.final_file) if path.is_file()]
-
-
 def _warn_of_missing_checksums(meta: Meta) -> None:
     sums = meta.verifier.sums
     files = committed_files(meta)
@@ -503,28 +276,6 @@ def _warn_of_missing_checksums(meta: Meta) -> None:
         some = "" if len(bare) == len(files) else f"{len(bare)} of {len(files)} files of "
         warnings.warn(f"{some}data set {meta.root} without checksums: damage may go unseen. If it is sound, add them: "
                       f"robo_rl collect --accept {meta.root}", stacklevel=3)
-
-
-def _numbers(table, key: str, rows: int, width: int) -> np.ndarray:
-    """The first `rows` rows of a column as [rows] or [rows, width]; raises ValueError with the reason."""
-    import pyarrow as pa
-    if key not in table.column_names:
-        raise ValueError(f"it has no column {key!r}")
-    column = table[key].slice(0, rows).combine_chunks()
-    if column.null_count:
-        raise ValueError(f"column {key!r} has empty cells")
-    if not pa.types.is_nested(column.type):
-        if width != 1:
-            raise ValueError(f"column {key!r} has 1 number a row, {layout.INFO} says {width}")
-        return column.to_numpy(zero_copy_only=False)
-    while pa.types.is_nested(column.type):
-        column = column.flatten()
-    if column.null_count or len(column) % max(1, min(rows, table.num_rows)):
-        raise ValueError(f"the rows of column {key!r} differ in length")
-    out = column.to_numpy(zero_copy_only=False).reshape(min(rows, table.num_rows), -1)
-    if out.shape[1] != width:
-        raise ValueError(f"column {key!r} has {out.shape[1]} numbers a row, {layout.INFO} says {width}")
-    return out
 
 
 def _check_videos(meta: Meta, view: str) -> None:
@@ -548,9 +299,9 @@ def _images_in_parquet(meta: Meta, view: str, episode: int) -> np.ndarray:
     key = view if view in meta.info["features"] else layout.IMAGES + view
     first = int(np.argmax(meta.data_file == meta.data_file[episode]))
     at = int(meta.starts[episode] - meta.starts[first])
-    data = _bytes(meta.verifier, path, first)
+    data = read_checked(meta.verifier, path, first)
     try:
-        cells = _parquet(data, [key])[key].slice(at, int(meta.lengths[episode])).to_pylist()
+        cells = read_table(data, [key])[key].slice(at, int(meta.lengths[episode])).to_pylist()
         return np.stack([np.asarray(Image.open(io.BytesIO(cell["bytes"])).convert("RGB")) for cell in cells])
     except (ValueError, KeyError, TypeError, OSError) as e:
         what = f"the pictures of episode {episode} cannot be read ({e})"

@@ -8,16 +8,8 @@ from pathlib import Path
 
 from robo_rl.data import checksums, layout, statistics
 from robo_rl.data.checksums import Checksums, Staged, Verifier
-from robo_rl.data.reader import (
-    BrokenDataset,
-    ChangedDataset,
-    Dataset,
-    Meta,
-    committed_files,
-    load,
-    load_meta,
-    verifier_of,
-)
+from robo_rl.data.meta import BrokenDataset, ChangedDataset, Meta, committed_files, load_meta, verifier_of
+from robo_rl.data.reader import Dataset, load
 from robo_rl.data.writer import trim
 from robo_rl.files import lock
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from robo_rl.data import layout
 from robo_rl.data.checksums import Checksums, Staged, settled, write
-from robo_rl.data.reader import Meta, load
+from robo_rl.data.meta import Meta
+from robo_rl.data.reader import load
 from robo_rl.files import FILE, parse_json, read_json
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}

@@ -22,7 +22,7 @@ import numpy as np
 from robo_rl.data import checksums, layout, statistics, video
 from robo_rl.data.checksums import Checksums, Staged, settled
 from robo_rl.data.episode import Episode, Features
-from robo_rl.data.reader import Meta, load_meta
+from robo_rl.data.meta import Meta, load_meta
 from robo_rl.errors import UserError
 from robo_rl.files import lock
 from robo_rl.types import ControlSpec
