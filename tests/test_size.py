@@ -11,8 +11,6 @@ OPEN: set[str] = {
     "robo_rl/human/console/server.py: ConsoleServer",
     "robo_rl/options.py",
     "robo_rl/runtime/crewed.py: Crewed",
-    "robo_rl/runtime/ledger.py: Ledger",
-    "robo_rl/runtime/virtual.py: simulate",
     "sims/check.py",
     "sims/mujoco/env.py: MujocoArmEnv",
     "controllers/dds.py",

@@ -206,15 +206,7 @@ class Ledger:
         live = [f for f in found if not (f.state == TAKEN and f.batch < next_batch)]
         self.fragments = {f.uid: f for f in live}
         self.next_uid = max([next_uid, *(f.uid + 1 for f in live)])
-        again: dict[int, list[Fragment]] = {}
-        for f in sorted(live, key=lambda f: (f.worker, f.uid)):
-            if f.state == TAKEN:
-                again.setdefault(f.batch, []).append(f)
-        for b, rest in list(again.items()):
-            if sum(f.made * f.envs for f in rest) < self.batch:
-                for f in again.pop(b):
-                    f.state = READY
-        self.replay = [[f.uid for f in again[b]] for b in sorted(again)]
+        self.replay = taken_again(live, self.batch)
         for f in live:
             f.batch = 10**18 if f.state == TAKEN else -1  # none of them counts as taken yet
         self._index()
@@ -296,3 +288,16 @@ class Ledger:
 
 
 COUNTERS = ("version", "admitted", "next_uid", "next_batch", "taken", "learnt", "committed", "refused")
+
+
+def taken_again(live: list[Fragment], batch: int) -> list[list[int]]:
+    """Uids of the batches of `batch` samples that had been taken, in order; what is left of one that is not whole becomes READY."""
+    again: dict[int, list[Fragment]] = {}
+    for f in sorted(live, key=lambda f: (f.worker, f.uid)):
+        if f.state == TAKEN:
+            again.setdefault(f.batch, []).append(f)
+    for b, rest in list(again.items()):
+        if sum(f.made * f.envs for f in rest) < batch:
+            for f in again.pop(b):
+                f.state = READY
+    return [[f.uid for f in again[b]] for b in sorted(again)]

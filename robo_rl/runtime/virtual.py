@@ -51,90 +51,119 @@ def simulate(workers: int, envs: int, decisions: int, batch: int, staleness: int
     decide draws the seconds that one decision of all envs of a worker takes alone, learn those of an update (with
     publishing). The first order of workers is drawn, later ones follow from the clock. The broker has a core of its own.
     """
-    rng = np.random.default_rng(seed)
     slots = workers * (staleness + 2) + -(-batch // (decisions * envs)) * (staleness + 8)
     book = Ledger(batch, staleness, slots, {i: (decisions, envs) for i in range(workers)})
-    now, turns = 0.0, 0  # `turns`: seconds of service each active role has had (virtual time of fair sharing)
-    heap: list[tuple[float, int, object]] = []  # (service at which it is done, tie, what)
-    tie = 0
-    published = [0.0]  # when version i was out
-    waits, began = [0.0] * workers, [0.0] * workers
-    idle, refused = set(range(workers)), set()  # refused: who need not ask before something changes
-    spans: dict[int, tuple[float, float]] = {}  # uid -> begin, end
-    learning, since, learner_wait, broker_wait, samples, made = False, 0.0, 0.0, 0.0, 0, 0
-    busy = 0.0  # until when the broker is at work
-    there, enough = 0, math.inf  # samples that workers have finished and the learner has not taken; since when a batch of them
-    ages: list[np.ndarray] = []
-    masked = total = 0
-    start = 0.0
+    run = _Simulation(book, workers, decide, learn, cores, seed, broker)
+    while run.made < updates:
+        run.lease()
+        run.take()
+        run.finish_next(warm)
+    return run.outcome()
 
-    def speed() -> float:
-        return min(1.0, cores / len(heap)) if heap else 1.0
 
-    def push(work: float, what: object) -> None:
-        nonlocal tie
-        tie += 1
-        heapq.heappush(heap, (turns + work, tie, what))
+class _Simulation:
+    """The state of `simulate`: the clock, who is at work until when, and what was counted."""
 
-    while made < updates:
-        for w in sorted(idle - refused, key=lambda w: (began[w], w)):
-            f = book.lease(w)
+    def __init__(self, book: Ledger, workers: int, decide: Draw, learn: Draw, cores: float, seed: int, broker: Broker):
+        self.book, self.workers, self.decide, self.learn, self.cores, self.broker = book, workers, decide, learn, cores, broker
+        self.rng = np.random.default_rng(seed)
+        self.now, self.turns = 0.0, 0.0  # `turns`: seconds of service each active role has had (virtual time of fair sharing)
+        self.heap: list[tuple[float, int, object]] = []  # (service at which it is done, tie, what)
+        self.tie = 0
+        self.published = [0.0]  # when version i was out
+        self.waits, self.began = [0.0] * workers, [0.0] * workers
+        self.idle, self.refused = set(range(workers)), set()  # refused: who need not ask before something changes
+        self.spans: dict[int, tuple[float, float]] = {}  # uid -> begin, end
+        self.learning, self.since, self.made = False, 0.0, 0
+        self.busy = 0.0  # until when the broker is at work
+        self.there, self.enough = 0, math.inf  # samples finished and not taken; since when they are enough for a batch
+        self.count_from(0.0)
+
+    def count_from(self, now: float) -> None:
+        """What is counted begins here."""
+        self.start, self.samples, self.learner_wait, self.broker_wait, self.masked, self.total = now, 0, 0.0, 0.0, 0, 0
+        self.ages: list[np.ndarray] = []
+        self.waits = [0.0] * self.workers
+        self.began = [max(t, now) if i in self.idle else t for i, t in enumerate(self.began)]
+
+    def push(self, work: float, what: object) -> None:
+        """`what` is done after `work` seconds of service."""
+        self.tie += 1
+        heapq.heappush(self.heap, (self.turns + work, self.tie, what))
+
+    def lease(self) -> None:
+        """Idle workers ask for work, those that wait longest first."""
+        for w in sorted(self.idle - self.refused, key=lambda w: (self.began[w], w)):
+            f = self.book.lease(w)
             if f is None:
-                refused |= {w} if staleness == 0 else idle
-                if staleness:
+                self.refused |= {w} if self.book.staleness == 0 else self.idle
+                if self.book.staleness:
                     break  # nobody else may begin either
                 continue
-            idle.discard(w)
-            busy = max(busy, now) + broker.lease
-            waits[w] += busy - began[w]
-            spans[f.uid] = (busy, 0.0)
-            push(busy - now + sum(decide(rng) for _ in range(f.decisions)), f)
-        if not learning and (chosen := book.take()) is not None:
-            learning = True
-            learner_wait += now + broker.take - since
-            broker_wait += now + broker.take - max(since, min(enough, now))
-            for f in chosen:
-                a, b = spans.pop(f.uid)
-                at = np.linspace(a, b, f.made, endpoint=False)
-                version = np.array([bisect.bisect_right(published, t) - 1 for t in at])
-                age = book.version - version
-                masked += int((age > staleness).sum()) * f.envs
-                total += f.made * f.envs
-                ages.append(np.repeat(age[age <= staleness], f.envs))
-                there -= f.made * f.envs
-            enough = now if there >= batch else math.inf
-            push(broker.take + learn(rng) + broker.publish, None)
-        assert heap, "everybody waits"
-        done, _, what = heap[0]
-        now += (done - turns) / speed()
-        turns = done
-        heapq.heappop(heap)
+            self.idle.discard(w)
+            self.busy = max(self.busy, self.now) + self.broker.lease
+            self.waits[w] += self.busy - self.began[w]
+            self.spans[f.uid] = (self.busy, 0.0)
+            self.push(self.busy - self.now + sum(self.decide(self.rng) for _ in range(f.decisions)), f)
+
+    def take(self) -> None:
+        """The learner takes a batch, if it has none and there is one."""
+        if self.learning or (chosen := self.book.take()) is None:
+            return
+        self.learning = True
+        self.learner_wait += self.now + self.broker.take - self.since
+        self.broker_wait += self.now + self.broker.take - max(self.since, min(self.enough, self.now))
+        for f in chosen:
+            a, b = self.spans.pop(f.uid)
+            at = np.linspace(a, b, f.made, endpoint=False)
+            version = np.array([bisect.bisect_right(self.published, t) - 1 for t in at])
+            age = self.book.version - version
+            self.masked += int((age > self.book.staleness).sum()) * f.envs
+            self.total += f.made * f.envs
+            self.ages.append(np.repeat(age[age <= self.book.staleness], f.envs))
+            self.there -= f.made * f.envs
+        self.enough = self.now if self.there >= self.book.batch else math.inf
+        self.push(self.broker.take + self.learn(self.rng) + self.broker.publish, None)
+
+    def finish_next(self, warm: int) -> None:
+        """The clock goes on to what is done first: an update, a fragment, or the broker with a fragment."""
+        assert self.heap, "everybody waits"
+        done, _, what = self.heap[0]
+        self.now += (done - self.turns) / min(1.0, self.cores / len(self.heap))
+        self.turns = done
+        heapq.heappop(self.heap)
         if what is None:
-            samples += sum(f.made * f.envs for f in book.fragments.values() if f.state == "taken")
-            book.commit()
-            book.publish(book.version + 1)
-            published.append(now)
-            refused.clear()
-            learning, since, made = False, now, made + 1
-            if made == warm:
-                start, samples, learner_wait, broker_wait, masked, total = now, 0, 0.0, 0.0, 0, 0
-                ages, waits, began = [], [0.0] * workers, [max(t, now) if i in idle else t for i, t in enumerate(began)]
+            self.updated(warm)
         elif isinstance(what, tuple):  # the broker is done with it
             f, ended = what
-            book.seal(f.uid, f.decisions, bisect.bisect_right(published, spans[f.uid][0]) - 1)
-            idle.add(f.worker)
-            began[f.worker] = ended
+            self.book.seal(f.uid, f.decisions, bisect.bisect_right(self.published, self.spans[f.uid][0]) - 1)
+            self.idle.add(f.worker)
+            self.began[f.worker] = ended
         else:
-            spans[what.uid] = (spans[what.uid][0], now)
-            there += what.decisions * what.envs
-            enough = now if there >= batch and enough == math.inf else enough
-            busy = max(busy, now) + broker.seal
-            push(busy - now, (what, now))
-    seconds = now - start
-    age = np.concatenate(ages)
-    waited = sum(waits) + sum(now - began[w] for w in idle)
-    return Outcome(samples / seconds, waited / (workers * seconds), learner_wait / seconds, float(age.mean()),
-                   float(np.percentile(age, 99)), int(age.max()), masked / max(total, 1), seconds, broker_wait / seconds)
+            self.spans[what.uid] = (self.spans[what.uid][0], self.now)
+            self.there += what.decisions * what.envs
+            self.enough = self.now if self.there >= self.book.batch and self.enough == math.inf else self.enough
+            self.busy = max(self.busy, self.now) + self.broker.seal
+            self.push(self.busy - self.now, (what, self.now))
+
+    def updated(self, warm: int) -> None:
+        """The learner has made an update and published it."""
+        self.samples += sum(f.made * f.envs for f in self.book.fragments.values() if f.state == "taken")
+        self.book.commit()
+        self.book.publish(self.book.version + 1)
+        self.published.append(self.now)
+        self.refused.clear()
+        self.learning, self.since, self.made = False, self.now, self.made + 1
+        if self.made == warm:
+            self.count_from(self.now)
+
+    def outcome(self) -> Outcome:
+        seconds = self.now - self.start
+        age = np.concatenate(self.ages)
+        waited = sum(self.waits) + sum(self.now - self.began[w] for w in self.idle)
+        return Outcome(self.samples / seconds, waited / (self.workers * seconds), self.learner_wait / seconds, float(age.mean()),
+                       float(np.percentile(age, 99)), int(age.max()), self.masked / max(self.total, 1), seconds,
+                       self.broker_wait / seconds)
 
 
 def constant(seconds: float) -> Draw:
