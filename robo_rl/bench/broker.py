@@ -83,7 +83,7 @@ def measure(policy, layout: dict, columns: Columns, workers: int, rounds: int = 
                     feed.slots.sign(lease.slot, w, 0, decisions)
                 timed("seal", lambda ls=leases: [_sealed(feed, w, lease, ours, theirs) for w, lease in enumerate(ls)], workers)
                 end = time.monotonic() + 60
-                while feed.fresh and time.monotonic() < end:
+                while feed.batches.fresh and time.monotonic() < end:
                     time.sleep(0.001)  # the feed's own thread, while workers would be at work
                 late, taken = feed.staging.late, feed.staging.taken
                 timed("take", feed.next, 1)

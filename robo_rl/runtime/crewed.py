@@ -5,24 +5,23 @@ starts again what died. A learner that dies costs what it learnt since its check
 and batches it had taken come again in their order.
 """
 
-import itertools
-import secrets
 import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 from robo_rl.errors import UserError
 from robo_rl.files import private_folder, read_json
-from robo_rl.rollout import Columns, Layout, Rollout
+from robo_rl.rollout import Layout, Rollout
 from robo_rl.runtime import ledger as led
+from robo_rl.runtime.batches import BatchBuilder
 from robo_rl.runtime.feed import Busy, batch_of
 from robo_rl.runtime.ledger import Fragment, Ledger
+from robo_rl.runtime.recovery import checkpoint_state, recover_fragments
 from robo_rl.runtime.slots import EMPTY, LEASED, SEALED, TAKEN, Lease, Slots, finite, slot_bytes
-from robo_rl.runtime.staging import Choice, Staging
+from robo_rl.runtime.staging import Staging
 
 DEATHS = 6  # in a row without a finished fragment
 BACK_OFF = (0.0, 0.1, 0.5, 2.0, 5.0, 10.0)  # seconds before restart i
@@ -82,25 +81,24 @@ class Crewed:
                                   count := slots_of(len(envs), self.per_batch, staleness, self.kept))
         self.ledger = Ledger(batch, staleness, count, {i: self.share(i) for i in range(self.workers)})
         lock = threading.RLock()
-        self.condition, self.more = threading.Condition(lock), threading.Condition(lock)  # for the learner; for `_stage`
-        self.fresh: deque[Fragment] = deque()  # finished, not in place
+        self.condition = threading.Condition(lock)  # for the learner
         self.busy, self.sums, self.failure, self.stopping = Busy(), {}, "", False
         self.useless, self.stale = 0, 0.0
         self.room = 0  # counts whenever somebody who was refused a lease may ask again
-        self.staging, self.order = None, None  # order: first env of each worker in a synchronous batch
+        self.staging = None
         if self.per_batch > 1 and not streams:  # a single fragment is a batch as it lies in its slot
             width = self.per_batch * envs[0] if len(set(envs)) == 1 else -(-batch // shares[0][0])
             self.staging = Staging(self.slots.columns(0, 0), decisions, width)
+        self.batches = BatchBuilder(self.ledger, self.slots, lambda worker: self.share(worker)[1], self.staging, lock)
         crew.evict(folder)  # who is still at work for a learner that died would write into these slots
         if resume:
-            self._recover(resume)
+            recover_fragments(self.slots, self.ledger, resume, lambda worker: self.share(worker)[1], streams)
         else:
             self.slots.head["state"][:] = EMPTY
         crew.start(self, bool(resume))
         self.thread = threading.Thread(target=self._broker, name="broker", daemon=True)
         self.thread.start()
-        if self.staging:
-            threading.Thread(target=self._stage, name="staging", daemon=True).start()
+        self.batches.start()
 
     @property
     def version(self) -> int:
@@ -110,34 +108,6 @@ class Crewed:
     def share(self, worker: int) -> tuple[int, int]:
         """(decisions, envs) of a worker's fragments; who joins later is like the last of those that began."""
         return 1 if self.whole else self.rows, self.envs[min(worker, len(self.envs) - 1)]
-
-    def _recover(self, state: dict) -> None:
-        """Take over the fragments in the slots, but for what the checkpoint `state` covers and what a power cut tore."""
-        head, found, waiting = self.slots.head, [], state.get("waiting")
-        for slot in range(self.slots.count):
-            kind, worker, rows, uid, granted = (int(head[k][slot]) for k in ("state", "worker", "rows", "uid", "granted"))
-            if kind not in (LEASED, SEALED, TAKEN) or waiting is not None and uid < state["next_uid"] and uid not in waiting:
-                continue  # the last: spent, though a power cut brought back an older header
-            if kind == LEASED:
-                if worker not in self.ledger.shares or not (0 <= rows <= self.slots.decisions and granted > 0):
-                    continue  # begun by one that has left since, or torn
-                head["rows"][slot] = rows = self.slots.sound(slot, worker, rows)
-            elif worker < 0 or not self.slots.is_sealed_whole(slot, worker):
-                continue
-            found.append(Fragment(
-                uid, slot, worker, granted, self.share(worker)[1],
-                int(head["due"][slot]), {LEASED: led.LEASED, SEALED: led.READY, TAKEN: self._was_taken(head, slot, state)}[kind],
-                int(head["attempt"][slot]), int(head["made"][slot]), rows, int(head["oldest"][slot]),
-                int(head["batch"][slot])))
-        found = list({f.uid: f for f in found}.values())
-        for slot in self.ledger.recover(found, state["version"], state["next_batch"], state["taken"], state["next_uid"]):
-            head["state"][slot] = EMPTY
-        for f in self.ledger.finished.values():
-            head["state"][f.slot] = SEALED  # also what is left of a torn batch, or of a stream
-
-    def _was_taken(self, head, slot: int, state: dict) -> str:
-        """A stream has an order of its own: what it took since the checkpoint is simply there again."""
-        return led.READY if self.streams and int(head["batch"][slot]) >= state["next_batch"] else led.TAKEN
 
     # ---- the learner's side
 
@@ -151,13 +121,10 @@ class Crewed:
                 if not self.ledger.free and all(f.state == led.TAKEN for f in self.ledger.fragments.values()):
                     raise RuntimeError("every slot waits for a checkpoint")
                 self.condition.wait(1.0)
-            choices = self._choices(chosen, chosen) if self.staging else []
-        chosen, parts = self._together(chosen, choices)
+            choices = self.batches.choices(chosen, chosen) if self.staging else []
+        chosen, parts = self.batches.put_together(chosen, choices)
         with self.condition:
-            self.fresh.clear()
-            if self.staging and self.ledger.samples:
-                self.fresh.extend(self.ledger.oldest()[0])
-                self.more.notify()
+            self.batches.begin_next()
             head = self.slots.head
             for i, f in enumerate(chosen):
                 head["batch"][f.slot], head["place"][f.slot], head["state"][f.slot] = f.batch, i, TAKEN  # the state last
@@ -165,46 +132,6 @@ class Crewed:
         rollout = batch_of(parts, self.version, self.staleness)
         self.stale = 0.8 * self.stale + 0.2 * rollout.stats["stal/mean"]
         return rollout
-
-    def _together(self, chosen: list[Fragment], choices: list[Choice]) -> tuple[list[Fragment], list[tuple[Columns, int]]]:
-        """Fragments in the order in which they are in a batch, and the parts of it: one, if they are in place already."""
-        head = self.slots.head
-        if all(head["state"][f.slot] == TAKEN for f in chosen):
-            chosen = sorted(chosen, key=lambda f: head["place"][f.slot])  # as it was before a learner died
-        elif self.staging and (got := self.staging.take(choices)):
-            columns, rows, order = got
-            by = {f.uid: f for f in chosen}
-            return [by[uid] for uid in order], [(columns, rows)]
-        return chosen, [(self.slots.columns(f.slot, f.worker), f.rows) for f in chosen]
-
-    def _choices(self, fragments: Iterable[Fragment], among: Iterable[Fragment]) -> list[Choice]:
-        """Finished fragments, each with the place of its worker's share in a synchronous batch, of those in `among`."""
-        rounds, out = self.ledger.rounds() if self.staleness == 0 else 0, []
-        if rounds and self.order is None:
-            workers = sorted(self.ledger.shares)
-            self.order = dict(zip(workers, itertools.accumulate((self.share(w)[1] * rounds for w in workers), initial=0)))
-        ranks: dict[int, list[int]] = {}
-        for f in sorted(among, key=lambda f: f.uid) if rounds > 1 else ():
-            ranks.setdefault(f.worker, []).append(f.uid)
-        for f in fragments:
-            first = self.order.get(f.worker) if rounds else None
-            if first is not None and rounds > 1:
-                first += ranks[f.worker].index(f.uid) * f.envs
-            out.append((f.uid, self.slots.columns(f.slot, f.worker), f.rows, first))
-        return out
-
-    def _stage(self) -> None:
-        """A thread: what the next batch will be of is copied to its place as it is finished."""
-        while not self.stopping:
-            with self.condition:
-                f = self.fresh.popleft() if self.fresh else None
-                if f is None:
-                    self.more.wait(1.0)
-                    continue
-                if f.state != led.READY:
-                    continue
-                choice, = self._choices([f], self.ledger.finished.values())
-            self.staging.stage(choice, lambda f=f: f.state == led.READY)
 
     def stream(self) -> Iterator[Rollout]:
         """The next synchronous batch, fragment by fragment as they are finished: in turn one of each worker."""
@@ -236,10 +163,7 @@ class Crewed:
     def state(self) -> dict:
         """What a checkpoint must know; the rest is in the slots."""
         with self.condition:
-            ledger = self.ledger
-            waiting = sorted(f.uid for f in ledger.fragments.values() if f.state != led.TAKEN or f.batch >= ledger.next_batch)
-            return {"version": ledger.version, "next_batch": ledger.next_batch, "taken": ledger.taken,
-                    "next_uid": ledger.next_uid, "waiting": waiting}
+            return checkpoint_state(self.ledger)
 
     def commit(self) -> None:
         """A checkpoint holds everything learnt so far."""
@@ -282,7 +206,7 @@ class Crewed:
 
     def close(self) -> None:
         """End the workers; what they made stays in the slots."""
-        self.stopping = True
+        self.stopping = self.batches.stopping = True
         self.crew.wake()
         self.thread.join(15)
 
@@ -303,11 +227,7 @@ class Crewed:
         head, s = self.slots.head, f.slot
         again = int(head["state"][s]) == LEASED and int(head["uid"][s]) == f.uid
         if not again:
-            for name, value in (("rows", 0), ("oldest", -1), ("made", 0), ("uid", f.uid), ("worker", f.worker),
-                                ("granted", f.decisions), ("due", f.due), ("batch", -1), ("sim_ns", 0), ("policy_ns", 0),
-                                ("wait_ns", 0), ("begin", 0), ("salt", secrets.randbits(62)), ("since", -1),
-                                ("state", LEASED)):
-                head[name][s] = value  # the state last
+            self.slots.begin(s, f.uid, f.worker, f.decisions, f.due)
         head["attempt"][s], head["beat"][s] = f.attempt, time.monotonic_ns()
         made = int(head["rows"][s]) if again else 0
         return Lease(f.uid, s, self.rows if self.whole else f.decisions, made, f.due, int(head["salt"][s]))
@@ -338,9 +258,8 @@ class Crewed:
                 self.count(f"workers/{stage}", float(head[f"{stage}_ns"][f.slot]) / 1e9)
             if head["begin"][f.slot]:
                 self.busy.add(name, int(head["begin"][f.slot]), int(head["end"][f.slot]))
-            if good and self.staging and self.ledger.samples < self.ledger.batch + self.ledger.widest * self.rows:
-                self.fresh.append(f)
-                self.more.notify()
+            if good:
+                self.batches.finished(f)
             if self.streams or self.failure or self.ledger.samples >= self.ledger.batch:
                 self.condition.notify_all()
             return good
@@ -354,7 +273,7 @@ class Crewed:
         """A worker is new."""
         with self.condition:
             self.ledger.join(worker, self.share(worker))
-            self.order, self.room = None, self.room + 1
+            self.batches.order, self.room = None, self.room + 1
 
     def leave(self, worker: int) -> None:
         """A worker is gone for good: what it made of an unfinished fragment stays, if that is of use."""
@@ -367,7 +286,7 @@ class Crewed:
             self.sealed(worker, f"worker{worker}", f.uid, rows, oldest, True, bad)
         with self.condition:
             self.ledger.leave(worker, 0, 0)
-            self.order, self.room = None, self.room + 1
+            self.batches.order, self.room = None, self.room + 1
             self.condition.notify_all()
 
     def give_up(self, words: str) -> None:

@@ -17,6 +17,7 @@ import json
 import math
 import mmap
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,6 +164,14 @@ class Slots:
             at += _size(k, row, dtype, self.decisions)
         self._views[slot, worker] = out, RowSums(out), self.bytes[at:at + 8 * self.decisions].view(np.int64)
         return self._views[slot, worker]
+
+    def begin(self, slot: int, uid: int, worker: int, granted: int, due: int) -> None:
+        """The header of a new lease, with a salt of its own."""
+        for name, value in (("rows", 0), ("oldest", -1), ("made", 0), ("uid", uid), ("worker", worker),
+                            ("granted", granted), ("due", due), ("batch", -1), ("sim_ns", 0), ("policy_ns", 0),
+                            ("wait_ns", 0), ("begin", 0), ("salt", secrets.randbits(62)), ("since", -1),
+                            ("state", LEASED)):
+            self.head[name][slot] = value  # the state last
 
     def sums(self, slot: int, worker: int) -> np.ndarray:
         """The checksums [decisions] of a slot, as they were written."""
