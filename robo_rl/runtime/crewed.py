@@ -83,9 +83,8 @@ class Crewed:
         lock = threading.RLock()
         self.condition = threading.Condition(lock)  # for the learner
         self.busy, self.sums, self.failure, self.stopping = Busy(), {}, "", False
-        self.useless, self.stale = 0, 0.0
+        self.useless, self.stale, self.staging = 0, 0.0, None
         self.room = 0  # counts whenever somebody who was refused a lease may ask again
-        self.staging = None
         if self.per_batch > 1 and not streams:  # a single fragment is a batch as it lies in its slot
             width = self.per_batch * envs[0] if len(set(envs)) == 1 else -(-batch // shares[0][0])
             self.staging = Staging(self.slots.columns(0, 0), decisions, width)
