@@ -283,9 +283,9 @@ def test_two_hundred_kills_of_workers_and_server_lose_nothing_and_recover_within
     uids = taken_uids(feed)
     try:
         train(learner, feed, 2)
-        for i in range(200):
+        while len(recoveries) < 200:
             member = feed.crew.members[rng.choice((-1, 0, 1))]
-            process = member.process
+            process, restarts = member.process, member.restarts
             pid = None if process is None else process.pid
             if pid is None:  # just being replaced
                 train(learner, feed, 1)
@@ -294,15 +294,17 @@ def test_two_hundred_kills_of_workers_and_server_lose_nothing_and_recover_within
             began = time.monotonic()
             with contextlib.suppress(ProcessLookupError):  # replaced meanwhile
                 os.kill(pid, signal.SIGKILL)
-            while member.process is process:
+            while member.restarts == restarts:
                 time.sleep(0.002)
-            train(learner, feed, 1)  # the next batch has been made, by all of them
+            train(learner, feed, 1)
+            while member.deaths:  # until its successor has finished a fragment: one that never does ends the run
+                train(learner, feed, 1)
             recoveries.append(time.monotonic() - began)
     finally:
         feed.close()
     print(f"\n{len(recoveries)} kills, {feed.crew.restarts} restarts, recovery {np.mean(recoveries):.2f} s on average, "
           f"{max(recoveries):.2f} s at most")
-    assert len(recoveries) > 150 and np.mean(recoveries) < 5 and len(set(uids)) == len(uids)
+    assert np.mean(recoveries) < 30 and len(set(uids)) == len(uids)
     assert max(uids) - len(uids) < 12  # every fragment was trained on or is still there
 
 
