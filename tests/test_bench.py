@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from robo_rl.bench import policy as bench_policy
 from robo_rl.bench import rows as bench_rows
 from robo_rl.bench import run as bench_run
 from robo_rl.bench import sim as bench_sim
@@ -227,6 +228,20 @@ def test_bench_policy_compares_each_method_with_the_same_work(capfd):
         assert any(form in name for name in beside), form
 
 
+@pytest.mark.slow
+def test_bench_policy_without_quick_holds_each_job_against_its_compiled_form_too():
+    """One method of each job; that a form gives the module's own numbers is asserted before it is timed."""
+    args, report = Bench(what="policy", **TINY | {"quick": False}), bench_rows.Report(print)
+    name, options = next(iter(CHAINS.items()))
+    bench_policy.sampling(args, report, name, options)
+    bench_policy.update(args, report, name, options, 64)
+    bench_policy.robot(args, report)
+    assert len(report.rows) == 4
+    for row in report.rows:
+        measured = [row.peer_is, *(o["name"] for o in row.others if "why" not in o)]
+        assert any("torch.compile" in name for name in measured), row
+
+
 def test_bench_sim_measures_the_arm_at_every_number_of_envs(capfd):
     doc = check(document(capfd, what="sim", task="reach", peers=False, envs=0, seconds=0.01))
     rows = [r["what"] for r in doc["rows"]]
@@ -393,7 +408,7 @@ def test_stable_baselines3_does_the_same_job_where_it_is_installed(capfd):
     pytest.importorskip("stable_baselines3")
     row, = check(document(capfd, what="train", task="HalfCheetah-v5"))["rows"]
     peers = [row["peer_is"], *(o["name"] for o in row["others"] if o["role"] == "peer")]
-    assert any(name.startswith("Stable-Baselines3") for name in peers) and row["peer"] > 0
+    assert any(name.startswith("stable_baselines3 ") for name in peers) and row["peer"] > 0  # with its version: it was measured
 
 
 @pytest.mark.maniskill
