@@ -471,8 +471,9 @@ class IqlOptions(OffPolicyOptions):
     """IQL: expectile values of the data's own actions, weighted imitation (`robo_rl/algos/iql.py`)."""
 
     expectile: float = 0.7
-    beta: float = 3.0
-    """Inverse temperature: weights are exp(beta A)."""
+    beta: float = 30.0
+    """Inverse temperature: weights are exp(beta A); the paper's 0.5 to 10, for returns over a range of 100 and more, where
+    they lie in [0, 1]."""
     max_weight: float = 100.0
 
     def __post_init__(self) -> None:

@@ -658,7 +658,7 @@ LEARNS = {
 }
 
 
-def improve(name: str, seed: int, updates: int = 2500, envs: int = 16, limit: int = 12) -> tuple[float, float]:
+def improve(name: str, seed: int, updates: int = 1200, envs: int = 16, limit: int = 12) -> tuple[float, float]:
     """Six demonstrations, a weak supervised policy, then replay: success before and after on 200 starts."""
     from robo_rl.algos.offpolicy import OffPolicyLearner
     head, o = LEARNS[name]

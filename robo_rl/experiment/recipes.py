@@ -123,7 +123,10 @@ def replay(t: Train, quick: bool, dense: bool = False) -> Train:
     if t.algo == "wsrl":
         t = replace(t, rl=replace(t.rl, demo_share=0.0, warmup=5000))
     head = PolicyOptions(**REPLAY_HEADS[t.algo])
-    if t.task in LOCOMOTION or t.sim.startswith(("gym:", "envpool:")):  # from scratch, on the task's dense reward
+    own = t.task in LOCOMOTION or t.sim.startswith(("gym:", "envpool:"))
+    if t.algo == "iql" and (own or dense):  # returns that are not in [0, 1]
+        t = replace(t, rl=replace(t.rl, beta=3.0))
+    if own:  # from scratch, on the task's dense reward
         wide = dict(critics=2, critic_hidden=256)
         return replace(t, demos="0", envs=8, steps=300_000, reward="dense", eval_episodes=20, eval_every=50_000,
                        policy=replace(head, horizon=1, execute=1, hidden=256, teacher=False, **wide),
