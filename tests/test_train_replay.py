@@ -11,6 +11,7 @@ import torch
 from commands import TINY_REPLAY, Command, robo_rl
 
 from robo_rl import checkpoint
+from robo_rl.experiment.recipes import preset
 from robo_rl.experiment.train import OFF_POLICY
 from sims.mujoco import render
 from sims.mujoco.render import gl_backend
@@ -22,6 +23,11 @@ def demos(tmp_path_factory):
     made = robo_rl(folder, "collect", "--task", "reach", "--episodes", 2, "--out", "d", "--threads", 1)
     assert made.code == 0, made
     return folder / "d"
+
+
+@pytest.mark.parametrize(("task", "reward", "beta"), [("pick_cube", "", 30.0), ("pick_cube", "dense", 3.0), ("Hopper-v5", "", 3.0)])
+def test_iqls_temperature_is_that_of_its_returns(task, reward, beta):
+    assert preset("mujoco", task, "iql", "state", "full", reward).rl.beta == beta  # in [0, 1], or as in the paper
 
 
 @pytest.mark.parametrize("algo", OFF_POLICY)
