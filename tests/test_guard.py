@@ -48,6 +48,15 @@ def steps(tmp_path):
     return [r["step"] for r in rows if r["stage"] == "rl" and "stal/max" in r]
 
 
+def newest(tmp_path):
+    """The last of `steps`, without reading the whole file over and over beside the run that is watched."""
+    with open(tmp_path / "run" / "metrics.jsonl", "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
+        lines = file.read().splitlines(True)[1:]
+    return next(r["step"] for line in reversed(lines) if line.endswith(b"\n")
+                for r in [json.loads(line)] if r["stage"] == "rl" and "stal/max" in r)
+
+
 def workers(process):
     """Worker processes: those that map the slots."""
     out = []
@@ -86,37 +95,41 @@ def test_a_run_whose_learner_and_workers_are_killed_goes_on_to_its_end(tmp_path)
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_two_hundred_kills_of_workers_server_and_learner_at_random_lose_nothing(tmp_path):
-    rng, recoveries, learners = random.Random(5), [], 0
+    rng, recoveries, kills, learners, last = random.Random(5), [], 0, 0, []
     process = start(tmp_path, "--steps", "10000000", "--server", "--max-staleness", "2", "--eval-every", "20000")
     run, count = tmp_path / "run", int(os.environ.get("KILLS", 200))
+
+    def victims():
+        """{name: process}: the learner every tenth time, else one or two of workers and server, not the same twice in a row:
+        the others may have made what was learnt since, and one that dies six times without finishing anything ends the run."""
+        if len(recoveries) % 10 == 9:
+            return dict(zip(["learner"], psutil.Process(process.pid).children()))
+        signed = {p.stem: int(p.read_text().split()[0]) for p in (run / "flight").glob("*.pid") if p.stem not in last}
+        alive = {name: psutil.Process(pid) for name, pid in signed.items() if psutil.pid_exists(pid)}
+        return {name: alive[name] for name in rng.sample(sorted(alive), min(len(alive), rng.choice((1, 2))))}
     try:
         until(lambda: len(steps(tmp_path)) > 3 and len(checkpoint.checkpoints(run)) > 1, process, tmp_path)
-        while len(recoveries) < count:
+        while kills < count:
             time.sleep(rng.random() * 0.1)
-            learner = rng.random() < 0.1
-            if learner:
-                found = psutil.Process(process.pid).children()
-            else:
-                found = [psutil.Process(int(p.read_text().split()[0])) for p in (run / "flight").glob("*.pid")
-                         if psutil.pid_exists(int(p.read_text().split()[0]))]
-            if not found:
+            before, began, died = newest(tmp_path), time.monotonic(), []
+            with contextlib.suppress(psutil.Error, FileNotFoundError, IndexError):  # one left just now, or signs in
+                for name, victim in victims().items():
+                    victim.kill()
+                    died.append(name)
+            if not died:
                 continue
-            before, began = steps(tmp_path)[-1], time.monotonic()
-            try:
-                rng.choice(found).kill()
-            except psutil.Error:
-                continue
-            learners += learner
-            until(lambda: steps(tmp_path)[-1:] > [before], process, tmp_path)  # more was learnt than ever before
+            last, kills, learners = died, kills + len(died), learners + ("learner" in died)
+            until(lambda: newest(tmp_path) > before, process, tmp_path)  # more was learnt than ever before
             recoveries.append(time.monotonic() - began)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
     finally:
         process.kill()
     seen = steps(tmp_path)
-    print(f"\n{count} kills, {learners} of them of the learner: more learnt than before after {sum(recoveries) / count:.2f} s on "
-          f"average, {max(recoveries):.2f} s at most")
-    assert learners > count / 20 and sum(recoveries) / count < 5
+    mean = sum(recoveries) / len(recoveries)
+    print(f"\n{kills} kills, {learners} of them of the learner: more learnt than before after {mean:.2f} s on average, "
+          f"{max(recoveries):.2f} s at most")
+    assert learners > count / 20 and mean < 30
     assert all(0 < b - a < 3 * (seen[1] - seen[0]) for a, b in itertools.pairwise(seen))  # every batch once, none left out
 
 
@@ -124,8 +137,9 @@ def test_two_hundred_kills_of_workers_server_and_learner_at_random_lose_nothing(
 @pytest.mark.timeout(1800)
 def test_fifty_kills_of_actor_and_learner_beside_a_person_lose_no_correction(tmp_path):
     rng, count, learners = random.Random(6), int(os.environ.get("KILLS", 50)), 0
-    argv = [sys.executable, "-c", "from robo_rl.cli import main; main()", "train", *TINY_REPLAY[:-2], "--algo", "hil_serl", "--workers",
-            "1", "--steps", "10000000", "--eval-every", "10000000", "--rl.operator", "scripted", "--rl.person.notice", "0.1", "--out", "run"]
+    argv = [sys.executable, "-c", "from robo_rl.cli import main; main()", "train", *TINY_REPLAY[:-3], "--no-video", "--workers", "1",
+            "--algo", "hil_serl", "--steps", "10000000", "--eval-every", "10000000", "--rl.operator", "scripted",
+            "--rl.person.notice", "0.1", "--out", "run"]
     with open(tmp_path / "said", "w") as said:
         process = subprocess.Popen(argv, cwd=tmp_path, stdout=said, stderr=said)
     run, pid = tmp_path / "run", tmp_path / "run" / "flight" / "actor.pid"
