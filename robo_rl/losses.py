@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0  # e^20 = 4.9e8: far beyond any clip, and no longer a step of one policy
+NONE = torch.zeros(())  # the share of samples that are not there
 
 
 def ppo(logp: Tensor, logp_old: Tensor, adv: Tensor, clip_low: "Tensor | float", clip_high: "Tensor | float",
@@ -24,10 +25,14 @@ def ppo(logp: Tensor, logp_old: Tensor, adv: Tensor, clip_low: "Tensor | float",
     Source: Schulman et al. 2017 eq. 7.
     """
     log_ratio = logp - logp_old
-    nonfinite = ~torch.isfinite(log_ratio)
-    huge = ~nonfinite & (log_ratio.detach().abs() > MAX_LOG_RATIO)
-    refused = (nonfinite | huge).any()
-    log_ratio = torch.where(nonfinite, 0.0, log_ratio).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    largest = log_ratio.detach().abs().max()
+    refused = not largest.item() <= MAX_LOG_RATIO  # nan compares as False
+    nonfinite = huge = NONE
+    if refused:
+        nonfinite = ~torch.isfinite(log_ratio)
+        huge = ~nonfinite & (log_ratio.detach().abs() > MAX_LOG_RATIO)
+        log_ratio = torch.where(nonfinite, 0.0, log_ratio).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        largest = log_ratio.detach().abs().max()
     ratio = log_ratio.exp()
     clipped = torch.clamp(ratio, 1 - clip_low, 1 + clip_high) if not isinstance(clip_low, Tensor) else \
         torch.maximum(torch.minimum(ratio, 1 + clip_high), 1 - clip_low)
@@ -38,12 +43,13 @@ def ppo(logp: Tensor, logp_old: Tensor, adv: Tensor, clip_low: "Tensor | float",
         gain = weight * gain
     with torch.no_grad():
         metrics = {"kl": (ratio - 1 - log_ratio).mean(), "clip_fraction": (clipped != ratio).float().mean(),
-                   "ratio_max": ratio.max(), "log_ratio_absmax": log_ratio.abs().max(),
+                   "ratio_max": ratio.max(), "log_ratio_absmax": largest,
                    "nonfinite_ratio": nonfinite.float().mean(), "huge_ratio": huge.float().mean(),
-                   "refused": refused.float()}
+                   "refused": torch.tensor(float(refused))}
         if weight is not None:
             metrics["active"] = ((clipped == ratio) & (weight > 0)).float().mean()
-    return torch.where(refused, torch.nan, -gain.mean()), metrics
+    loss = -gain.mean()
+    return loss * torch.nan if refused else loss, metrics
 
 
 def value(values: Tensor, returns: Tensor, values_old: Tensor | None = None, clip: float = 0.0,

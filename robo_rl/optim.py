@@ -15,6 +15,7 @@ from torch import Tensor
 
 LIKE_TORCH = {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False,
               "decoupled_weight_decay": True}  # what a group of torch.optim.AdamW also names, always so here
+ONE = torch.ones(())  # a Python number would be made a tensor once per parameter
 
 
 class AdamW:
@@ -27,6 +28,7 @@ class AdamW:
     def __init__(self, params: Iterable[Tensor], lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.0, fused: bool = True):
         self.state: defaultdict[Tensor, dict[str, Tensor]] = defaultdict(dict)
+        self._all: list[list[Tensor]] | None = None  # moments of all parameters, once they are there
         self.param_groups = [{"params": list(params), "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
                               "foreach": None if fused else True, "fused": fused} | LIKE_TORCH]
 
@@ -38,14 +40,23 @@ class AdamW:
     @torch.no_grad()
     def step(self) -> None:
         """One step along the gradients that are there."""
-        group = self.param_groups[0]
-        params = [p for p in group["params"] if p.grad is not None]
-        if not params:
-            return
+        group, params = self.param_groups[0], self.param_groups[0]["params"]
+        grads = [p.grad for p in params]
+        if any(g is None for g in grads):
+            params = [p for p in params if p.grad is not None]
+            grads = [p.grad for p in params]
+            if not params:
+                return
+            moments = self._moments(params)
+        else:
+            moments = self._all = self._all or self._moments(params)
+        torch._foreach_add_(moments[2], ONE, alpha=1)
+        (_fused if group["fused"] else _foreach)(params, grads, *moments, group)
+
+    def _moments(self, params: list[Tensor]) -> list[list[Tensor]]:
+        """m, v and step counts of `params`, a list each."""
         states = [self.state[p] or self._begin(p) for p in params]
-        m, v, steps = ([s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step"))
-        torch._foreach_add_(steps, 1)
-        (_fused if group["fused"] else _foreach)(params, [p.grad for p in params], m, v, steps, group)
+        return [[s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step")]
 
     def _begin(self, p: Tensor) -> dict[str, Tensor]:
         self.state[p] = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
@@ -68,6 +79,7 @@ class AdamW:
             raise ValueError(f"the state is of {len(saved['params'])} parameters, the optimizer has {len(params)}")
         group |= {name: saved[name] for name in ("lr", "betas", "eps", "weight_decay")}
         self.state.clear()
+        self._all = None
         for i, had in state["state"].items():
             if had["exp_avg"].shape != params[i].shape:
                 raise ValueError(f"the state of parameter {i} has shape {tuple(had['exp_avg'].shape)}, the parameter "

@@ -171,6 +171,18 @@ def test_advantages_whitened_per_minibatch_have_mean_0_and_std_1_in_each_and_ran
         PpoOptions(whiten="minibatch", advantage="grpo")
 
 
+class Recorder:
+    """An optimizer that calls `before()` in front of each step."""
+
+    def __init__(self, opt, before):
+        self.opt, self.before = opt, before
+        self.param_groups, self.state = opt.param_groups, opt.state
+
+    def step(self):
+        self.before()
+        self.opt.step()
+
+
 @pytest.mark.parametrize("name", ["ppo", "dppo", "nft"])
 def test_the_actors_learning_rate_grows_over_its_first_steps_and_goes_on_growing_after_a_resume(name):
     def run(resume):
@@ -184,9 +196,9 @@ def test_the_actors_learning_rate_grows_over_its_first_steps_and_goes_on_growing
                 learner.load_state_dict(state)
             learner.options = replace(o, epochs=1, minibatch=96, critic_warmup=0, ramp=6)
             opt = learner.actor_opt
-            hook = opt.register_step_pre_hook(lambda opt, *_: rates.append(opt.param_groups[0]["lr"] / o.lr))
+            learner.actor_opt = Recorder(opt, lambda: rates.append(opt.param_groups[0]["lr"] / o.lr))
             step(env, learner, collector, learner.options, rng)
-            hook.remove()
+            learner.actor_opt = opt
             assert opt.param_groups[0]["lr"] == o.lr
         return rates
     rates = run(False)

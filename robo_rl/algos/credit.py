@@ -1,5 +1,6 @@
 """Who deserves what: the critic, its optimizer, the reward scale, and the advantages of a rollout."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -43,20 +44,22 @@ def descend(loss: Tensor, params: list[Tensor], opt: Optimizer, max_norm: float,
     for p in params:
         p.grad = None
     loss.backward()
-    return step_along(params, opt, max_norm, total, torch.isfinite(loss.detach()))
+    return step_along(params, opt, max_norm, total, math.isfinite(loss.item()))
 
 
 def step_along(params: list[Tensor], opt: Optimizer, max_norm: float,
-               total: "Callable[[Tensor], Tensor] | None" = None, sound: Tensor | None = None) -> Tensor:
+               total: "Callable[[Tensor], Tensor] | None" = None, sound: bool = True) -> Tensor:
     """The step of `descend` along gradients that are there already -> their norm; nan where not `sound`."""
     grads = [p.grad for p in params if p.grad is not None]
     if total is not None:
         grads = [g.to_local() if hasattr(g, "to_local") else g for g in grads]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-    norm = norm if sound is None else torch.where(sound, norm, torch.nan)
+    norm = norm if sound else torch.full_like(norm, torch.nan)
     norm = norm if total is None else total(norm)
-    if torch.isfinite(norm):
-        torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    if math.isfinite(norm.item()):
+        scale = max_norm / (norm + 1e-6)
+        if scale.item() < 1:
+            torch._foreach_mul_(grads, scale)
         opt.step()
     return norm
 

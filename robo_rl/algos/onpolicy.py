@@ -8,9 +8,10 @@
 Data of older weights is corrected by `robo_rl.algos.stale`: logp_old is then the anchor's, and samples have weights.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -25,7 +26,7 @@ from robo_rl.corrections import ess
 from robo_rl.optim import Optimizer
 from robo_rl.options import OnPolicyOptions, PolicyOptions
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
-from robo_rl.rollout import Rollout
+from robo_rl.rollout import Rollout, one_thread
 
 Demos = Callable[[int, torch.Generator], tuple[Obs, Tensor, Tensor]]  # batch size -> obs, chunk[B,H,A], mask[B,H]
 
@@ -96,14 +97,16 @@ class OnPolicyLearner:
         if o.anneal_lr:
             self.actor_opt.param_groups[0]["lr"] = o.lr * (1 - progress)
             self.credit.opt.param_groups[0]["lr"] = o.critic_lr * (1 - progress)
-        corrected = self.corrector.correct(rollout, policy, version, rules.joint)
-        adv, returns, values, rows, metrics = self.credit.assign(rollout, policy, corrected.log_rho)
+        with threads_for(policy, rollout):
+            corrected = self.corrector.correct(rollout, policy, version, rules.joint)
+            adv, returns, values, rows, metrics = self.credit.assign(rollout, policy, corrected.log_rho)
         metrics |= corrected.metrics
         if len(rows) == 0:
             self.iteration += 1
             self.settle(progress)
             return metrics | {"skipped": 1.0}
-        obs = encoded_once(policy, flat(rollout.obs))
+        with threads_for(policy, rollout):
+            obs = encoded_once(policy, flat(rollout.obs))
         fixed = "context" in obs
         actor_columns = flat(rollout.trace) | {"logp_old": rollout.logp.flatten(0, 1), "adv": adv} | corrected.columns
         critic_columns = {"returns": returns, "values": values}
@@ -153,10 +156,11 @@ class OnPolicyLearner:
                 beside(actor, critic)
         self.iteration += 1
         self.settle(progress)
-        if value_losses:
-            metrics |= value_metrics(value_losses)
-        if logs:
-            metrics |= average(logs, tails) | {"ess": effective(tails, rules.joint, policy.options, policy.spec.action)}
+        with threads_for(policy, rollout):
+            if value_losses:
+                metrics |= value_metrics(value_losses)
+            if logs:
+                metrics |= average(logs, tails) | {"ess": effective(tails, rules.joint, policy.options, policy.spec.action)}
         if logs and "active" in logs[0]:
             self.corrector.updated(float(logs[0]["active"]))
         return metrics
@@ -173,7 +177,7 @@ class OnPolicyLearner:
             self.actor_opt.param_groups[0]["lr"] = o.lr * (1 - progress)
         for p in self.actor_params:
             p.grad = None
-        rows_in_all, logs, tails, told, sound = 0, [], [], [], torch.tensor(True)
+        rows_in_all, logs, tails, told, sound = 0, [], [], [], True
         for rollout in pieces:
             rollout = encoded_pictures(policy, rollout)
             adv, _, _, rows, metrics = self.credit.assign(rollout, policy)
@@ -183,7 +187,7 @@ class OnPolicyLearner:
                 loss, step, log_ratio = self.actor_loss(policy.encode(pick(flat(rollout.obs), batch)), pick(columns, batch),
                                                         rules)
                 (loss * len(batch)).backward()
-                sound = sound & torch.isfinite(loss.detach())
+                sound = sound and math.isfinite(loss.item())
                 logs.append(step)
                 tails.append(log_ratio)
                 rows_in_all += len(batch)
@@ -204,7 +208,8 @@ class OnPolicyLearner:
     def actor_step(self, context: Tensor, row: dict[str, Tensor], rules: Rules) -> tuple[dict[str, Tensor], Tensor]:
         """One step on a minibatch -> metrics and the log ratios [B,F] before the step; arguments as `actor_loss`."""
         loss, step, log_ratio = self.actor_loss(context, row, rules)
-        with scaled_lr(self.actor_opt, ramped(self.actor_opt, self.options.ramp)):
+        ramp = self.options.ramp
+        with scaled_lr(self.actor_opt, ramped(self.actor_opt, ramp)) if ramp else nullcontext():
             step["grad_norm"] = descend(loss, self.actor_params, self.actor_opt, self.options.max_grad_norm, self.total_norm)
         return step, log_ratio
 
@@ -232,7 +237,8 @@ class OnPolicyLearner:
     def after_collect(self, rollout: Rollout) -> None:
         """Move running observation statistics; only between rollouts."""
         if self.options.normalise_obs:
-            self.policy.obs_norm.update(rollout.obs["state"].flatten(0, 1))
+            with threads_for(self.policy, rollout):
+                self.policy.obs_norm.update(rollout.obs["state"].flatten(0, 1))
 
     def state_dict(self) -> dict:
         return {"credit": self.credit.state_dict(), "actor_opt": self.actor_opt.state_dict(),
@@ -268,6 +274,7 @@ def encoded_pictures(policy, r: Rollout) -> Rollout:
     return replace(r, obs={"context": obs}, last_obs=last, final_obs=final)
 
 
+SMALL = 4096  # decisions of a rollout that one thread reads in some milliseconds
 MAXIMA = {"ratio_max", "log_ratio_absmax", "is_logratio_absmax"}
 
 
@@ -309,6 +316,12 @@ def minibatches(columns: dict[str, Tensor], order: Tensor, size: int, share: sli
         if len(batch) >= min(size, len(order)) // 2:
             end = i + len(batch) // world * world
             yield order[i:end][share], {k: v[i:end][share] for k, v in shuffled.items()}
+
+
+def threads_for(policy, rollout: Rollout):
+    """The context to read a whole rollout in: one thread where it is small. Between two small operations a second thread spins
+    on the core that the simulator, or the other of two jobs, wants next."""
+    return one_thread() if not policy.spec.views and rollout.mask.numel() <= SMALL else nullcontext()
 
 
 def beside(first: Callable[[], None], second: Callable[[], None]) -> None:

@@ -359,9 +359,10 @@ class GaussianPolicy(_Base):
 
     def _density(self, x: Tensor, mean: Tensor) -> Tensor:
         """`chunk_logp` of x[B,D], in fewer operations: no std is 0, and all rows share theirs."""
-        d = self.options.execute * self.spec.action
-        log_std = self.log_std[:d]
-        z = (x[:, :d] - mean[:, :d]) * torch.exp(-log_std)
+        d, log_std = self.options.execute * self.spec.action, self.log_std
+        if d < self.chunk:
+            x, mean, log_std = x[:, :d], mean[:, :d], log_std[:d]
+        z = (x - mean) * torch.exp(-log_std)
         logp = torch.add(-log_std.sum() - 0.5 * LOG_2PI * d, z.square().sum(-1), alpha=-0.5)
         return logp / d if self.options.logp_reduction == "mean" else logp
 
