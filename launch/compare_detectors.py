@@ -19,9 +19,10 @@ import tyro
 
 from robo_rl.checkpoint import load_policy
 from robo_rl.data.reader import load
+from robo_rl.experiment.config import load_config
 from robo_rl.experiment.correct import demos_of
-from robo_rl.experiment.evaluation import pick_checkpoint
-from robo_rl.experiment.train import make_env, run_config
+from robo_rl.experiment.envs import make_env
+from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.human import detect
 from robo_rl.policies import obs_tensors
 from robo_rl.rollout import run_chunk
@@ -73,7 +74,7 @@ def main(args: Args) -> None:
     table = []
     for path in args.runs:
         run, folder = pick_checkpoint(args_path(path), args.checkpoint)
-        config = run_config(run)
+        config = load_config(run)
         policy, _ = load_policy(folder)
         env = make_env(config, min(100, args.rollouts))
         data = load(demos_of(run, config))

@@ -22,8 +22,8 @@ def learn(run: Path, t, wrap, steps: int) -> tuple[float, dict]:
     from robo_rl.algos import pi_rl
     from robo_rl.bench.asynchronous import ARMS
     from robo_rl.evaluate import eval_starts, evaluate
+    from robo_rl.experiment.envs import make_env
     from robo_rl.experiment.feeds import make_feed
-    from robo_rl.experiment.train import make_env
     policy, _ = checkpoint.load_policy(checkpoint.checkpoints(run)[-1])
     learner = pi_rl.make(policy, t.rl, t.seed)
     env = wrap(ARMS) if not t.workers else make_env(t, ARMS)

@@ -15,7 +15,8 @@ from hypothesis.extra import numpy as hnp
 
 from robo_rl import checkpoint
 from robo_rl.errors import UserError
-from robo_rl.experiment.train import Run, Train
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.run import Run
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.policy import describe
@@ -182,8 +183,8 @@ def test_the_files_hold_tensors_and_json_and_no_pickle(tmp_path):
 
 def saved_run(folder, plan: list[tuple[int, float]]) -> list[str]:
     """Save a checkpoint per (step, success) as the trainer does -> names that are left."""
-    run = Run(Train(video=False), folder, env=None)
-    run.policy, run.log = build(), SimpleNamespace(lines=0)
+    run = Run(TrainConfig(video=False), folder, None, SimpleNamespace(lines=0, tell=lambda *args, **more: None))
+    run.policy = build()
     for step, success in plan:
         run.step = step
         if success >= 0:

@@ -18,10 +18,10 @@ from robo_rl.checkpoint import name, save_checkpoint
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
 from robo_rl.experiment.cameras import CameraOptions
+from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.deploy import DeployOptions
 from robo_rl.experiment.policy_server import ServeOptions
 from robo_rl.experiment.sim_arm import SimArmOptions
-from robo_rl.experiment.train import Train
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from sims.mujoco.env import axes_of
@@ -31,7 +31,7 @@ from sims.mujoco.render import NO_GL, gl_backend
 def write_run(folder: Path, kind: str = "flow", state: int = 36, views: tuple[str, ...] = (), language: bool = False,
               **config) -> Path:
     """A run folder with one checkpoint of a policy that was never trained."""
-    train = Train(**({"task": "pick_cube"} | config))
+    train = TrainConfig(**({"task": "pick_cube"} | config))
     names = tuple(a.name for a in axes_of(train.control or "ee_delta"))
     policy = make_policy(PolicyOptions(kind=kind, hidden=32, layers=2), ObsSpec(
         state=state, action=len(names), action_names=names, views=views, image_size=32 if views else 0, language=language), 0)

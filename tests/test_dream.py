@@ -10,7 +10,7 @@ from robo_rl.cli.train import parse
 from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError
 from robo_rl.experiment import dream
-from robo_rl.experiment.train import Train
+from robo_rl.experiment.config import TrainConfig
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import make_policy
 from robo_rl.rollout import Collector, new_columns, rollout_of
@@ -58,7 +58,7 @@ def test_a_share_that_cannot_be_kept_is_refused(argv, words):
 
 
 def test_a_share_is_so_many_lanes():
-    assert [dream.lanes(Train(dream=r, envs=256)) for r in (0, 0.25, 0.5)] == [0, 64, 128]
+    assert [dream.lanes(TrainConfig(dream=r, envs=256)) for r in (0, 0.25, 0.5)] == [0, 64, 128]
 
 
 def test_a_ratio_of_nothing_is_the_base_run_exactly():

@@ -108,11 +108,11 @@ def test_a_run_killed_in_the_middle_of_a_save_resumes_by_auto(whole, tmp_path):
 
 
 def saver(folder: Path, step: int) -> "object":
-    from robo_rl.experiment.train import Run, Train
-    run = Run(Train(video=False), folder, env=None)
+    from robo_rl.experiment.config import TrainConfig
+    from robo_rl.experiment.run import Run
+    run = Run(TrainConfig(video=False), folder, None, SimpleNamespace(lines=0, tell=lambda *args, **more: None))
     run.policy, run.step = build(step), step
     run.looks = [Look(10, 1, 2, 0.5)]
-    run.log = SimpleNamespace(lines=0)
     return run
 
 

@@ -182,10 +182,10 @@ def test_what_the_guard_is_told_the_run_hears_once(send, number):
     code = """
 import time
 from robo_rl.experiment.supervise import guarded
-from robo_rl.provenance import Stop
+from robo_rl.signals import StopSignal
 
 def run(tell):
-    with Stop() as stop:
+    with StopSignal() as stop:
         print("ready", flush=True)
         end = time.monotonic() + 20
         while not stop.asked and time.monotonic() < end:

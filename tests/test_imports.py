@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     "types errors geometry",
     "files options contract starts stats advantages corrections losses optim sampling noise normalise allocate",
-    "policies data rewards log journal selection health provenance",
+    "policies data rewards log journal selection health provenance signals",
     "checkpoint rollout replay",
     "evaluate algos gather",
     "demos",
@@ -30,7 +30,7 @@ LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split
 PURE = {*LAYERS[0].split(), *LAYERS[1].split()} - {"files"}  # no file, no clock, no process
 SIDE_BY_SIDE = {"sims": {"types", "errors", "files", "geometry", "contract", "starts"},
                 "controllers": {"geometry", "errors", "files"},
-                "world_models": {"types", "files", "data", "log", "checkpoint", "provenance", *PURE}}  # what of robo_rl the packages beside it may import
+                "world_models": {"types", "files", "data", "log", "checkpoint", "provenance", "signals", *PURE}}  # what of robo_rl the packages beside it may import
 CIRCLE: set[str] = {f"robo_rl.experiment.{name}" for name in ("dream", "evaluation", "feeds", "replay", "train")}  # open: to be ended
 HEAVY = ["torch", "mujoco", "gymnasium", "pyarrow", "av", "tensorboard", "matplotlib", "mani_skill", "sapien", "envpool",
          "wandb", "transformers", "jax", "numba"]

@@ -130,7 +130,8 @@ def test_nft_learns_against_the_very_weights_that_acted_while_they_move():
 
 
 def test_a_run_that_begins_with_an_old_policy_explores_within_its_own_bounds(tmp_path):
-    from robo_rl.experiment.train import Train, first_policy
+    from robo_rl.experiment.config import TrainConfig
+    from robo_rl.experiment.sft import first_policy
     options = PolicyOptions(noise="learned", noise_steps="all", noise_max=0.3, hidden=16, layers=2)
     spec = ObsSpec(state=4, action=2, action_names=("x", "y"))
     old = make_policy(options, spec, 0)
@@ -144,6 +145,6 @@ def test_a_run_that_begins_with_an_old_policy_explores_within_its_own_bounds(tmp
 
         class spec:
             views, action_names = (), ("x", "y")
-    new = first_policy(Train(init=str(tmp_path / "c"), policy=replace(options, noise_max=0.16)), Env)
+    new = first_policy(TrainConfig(init=str(tmp_path / "c"), policy=replace(options, noise_max=0.16)), Env)
     assert float(new.noise.high) == pytest.approx(0.16)
     assert torch.equal(new.head.out.weight, old.head.out.weight)

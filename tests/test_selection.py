@@ -9,8 +9,10 @@ from commands import TINY, TINY_REPLAY, robo_rl
 from robo_rl import checkpoint
 from robo_rl.cli.train import parse
 from robo_rl.evaluate import eval_starts
-from robo_rl.experiment.replay import OffPolicyRun
-from robo_rl.experiment.train import Run, Train, looks_of
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.onpolicy import improve
+from robo_rl.experiment.replay import ReplayStage
+from robo_rl.experiment.run import Run, looks_of
 from robo_rl.options import PiRlOptions, RlpdOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.selection import CHOOSE, REPORT, Look, best_look, lower_bounds, stop_reason
@@ -144,33 +146,29 @@ class Counting:
         return {}
 
 
-class Log:
+class Told:
+    """A Reporter that keeps what it is told."""
+
     elapsed, lines = 0.0, 0
 
-    def log(self, *args, **options): pass
-
-
-class Said:
-    """A Progress that keeps what it is told."""
-
     def __init__(self):
-        self.lines = []
+        self.said = []
 
     def start(self, *args, **options): pass
-    def update(self, *args, **options): pass
-    def close(self): pass
+    def advance(self, *args, **options): pass
+    def log(self, *args, **options): pass
+    def tell(self, *args, **options): pass
+    def end_stage(self): pass
 
-    def say(self, text):
-        self.lines.append(text)
+    def say(self, text, kind="message"):
+        self.said.append(text)
 
 
-class OnPolicy(Run):
+class Scripted(Run):
     """A Run whose evaluation at step s finds GOES_ON[s] of 200 on the starts that choose, 100 on the others."""
 
-    def begin(self, learnt_before: "dict | None" = None) -> "OnPolicy":
-        self.policy = make_policy(self.args.policy, ObsSpec(state=4, action=3), 0)
-        self.log, self.progress, self.told = Log(), Said(), []
-        self.stop.asked = 0
+    def begin(self, learnt_before: "dict | None" = None) -> "Scripted":
+        self.policy, self.told = make_policy(self.config.policy, ObsSpec(state=4, action=3), 0), []
         if learnt_before:
             self.step, self.looks = learnt_before["step"], looks_of(learnt_before, 200)
         return self
@@ -181,28 +179,26 @@ class OnPolicy(Run):
         return {"success": [1] * won + [0] * (200 - won), "return": [0.0] * 200, "n": 200}
 
     def train(self) -> int:
-        return self.improve(Counting(), Counting())
+        return CountingStage(self).learn() if self.config.algo == "rlpd" else improve(self, Counting(), Counting())
 
 
-class FromReplay(OnPolicy, OffPolicyRun):
-    """The same for methods that learn from replay; the actor only counts."""
+class CountingStage(ReplayStage):
+    """The loop of the replay methods around an actor that only counts."""
 
-    def train(self) -> int:
+    def __init__(self, run):
+        super().__init__(run)
         self.actor, self.learner, self.online, self.demos, self.online_now = Counting(), Counting(), [], [], False
-        self.actor.steps, self.due = self.step, 0
-        return self.learn()
-
-    learn = OffPolicyRun.learn
+        self.actor.steps, self.due = run.step, 0
 
     def save_all(self, finished):
-        self.save({}, finished)
+        self.run.save({}, finished)
 
 
-def scripted(folder, algo: str, learnt_before: "dict | None" = None, **options) -> OnPolicy:
+def scripted(folder, algo: str, learnt_before: "dict | None" = None, **options) -> Scripted:
     """A run at the checkpoint with this meta."""
     rl = RlpdOptions(warmup=10**6) if algo == "rlpd" else PiRlOptions()
-    args = Train(algo=algo, rl=rl, steps=10_000, eval_every=1000, eval_episodes=200, video=False, workers=0, **options)
-    return (FromReplay if algo == "rlpd" else OnPolicy)(args, folder, env=None).begin(learnt_before)
+    config = TrainConfig(algo=algo, rl=rl, steps=10_000, eval_every=1000, eval_episodes=200, video=False, workers=0, **options)
+    return Scripted(config, folder, None, Told()).begin(learnt_before)
 
 
 GOES_ON = {0: 92, 1000: 150, 2000: 198, 3000: 198, 4000: 150, 5000: 199, 6000: 199, 7000: 199, 8000: 199, 9000: 199, 10000: 199}
@@ -212,7 +208,7 @@ GOES_ON = {0: 92, 1000: 150, 2000: 198, 3000: 198, 4000: 150, 5000: 199, 6000: 1
 def test_a_run_stops_when_its_looks_say_so_and_says_why(algo, tmp_path):
     run = scripted(tmp_path, algo)
     assert run.train() == 0
-    assert run.step == 7000 and sum("stopped at step 7000" in line for line in run.progress.lines) == 1
+    assert run.step == 7000 and sum("stopped at step 7000" in line for line in run.report.said) == 1
     assert run.told == [(f"step_{s:09d}", CHOOSE, s) for s in range(1000, 8000, 1000)] + [
         ("final", REPORT, 7000), ("best", REPORT, 5000)]
 
@@ -235,7 +231,7 @@ def test_a_resumed_run_goes_on_with_the_looks_it_had(algo, tmp_path):
     assert run.train() == 128 + 15 and run.step == 6000
     again = scripted(tmp_path, algo, checkpoint.read_meta(checkpoint.checkpoints(tmp_path)[-1]))
     assert again.train() == 0 and again.step == 7000
-    assert any("after 7 looks" in line for line in again.progress.lines)
+    assert any("after 7 looks" in line for line in again.report.said)
 
 
 @pytest.mark.parametrize("algo", ["pi_rl", "rlpd"])

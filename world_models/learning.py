@@ -88,14 +88,14 @@ def fit_in(folder: Path, kind: str, data: "Recorded", job: Job, progress: "Progr
     """The fit itself, in its locked folder, from where a stop left it."""
     from robo_rl import files
     from robo_rl.log import Progress, RunLog
-    from robo_rl.provenance import Stop
+    from robo_rl.signals import StopSignal
     from world_models import model as worlds
 
     fitter, saved = job.fitter, folder / "fit.safetensors"
     if saved.exists():
         load_fit(fitter, saved, len(data.action))
     began = kept = time.monotonic()
-    with progress or Progress() as progress, Stop() as stop, RunLog(
+    with progress or Progress() as progress, StopSignal() as stop, RunLog(
             folder, resume_step=job.done() if saved.exists() else -1, resume_stage="sft") as log:
         progress.say(f"run {folder}: {fitter.model.spec.data}")
         progress.start("wm", job.updates, "updates", done=job.done())

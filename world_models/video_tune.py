@@ -34,7 +34,8 @@ from robo_rl import files
 from robo_rl.data.reader import load as load_data
 from robo_rl.errors import UserError
 from robo_rl.log import Progress
-from robo_rl.provenance import Stop, git_hash, versions
+from robo_rl.provenance import git_hash, versions
+from robo_rl.signals import StopSignal
 from robo_rl.stats import bootstrap_mean
 from world_models import eva, recorded, trust
 from world_models import model as worlds
@@ -250,7 +251,7 @@ def tune_model(config: TuneConfig, progress: "Progress | None" = None) -> "tuple
         def tick(update: int, parts: dict[str, float]) -> bool:
             progress.update(update, note=f"frames {parts['frames']:.4f}" + (f" score {parts['eva']:.3f}" if "eva" in parts else ""))
             return not stop.asked
-        with Stop() as stop:
+        with StopSignal() as stop:
             tuned = tune(model, data, inverses["tuned_with"], config.fit, config.seed, tick)
         progress.close()
         if tuned is None:

@@ -28,9 +28,11 @@ import torch
 
 from robo_rl.bench.peers import Subprocesses
 from robo_rl.bench.rows import BARE, LEAST, PHYSICAL, at_least, columns, in_turns, make_row, versioned
-from robo_rl.experiment.feeds import cores, make_feed, shares
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.envs import make_env, obs_spec, probe_env
+from robo_rl.experiment.feeds import make_feed
+from robo_rl.experiment.parallel import cores, shares
 from robo_rl.experiment.recipes import preset
-from robo_rl.experiment.train import Train, make_env, obs_spec, probe_env
 from robo_rl.noise import mix
 from robo_rl.policies import make_policy
 from robo_rl.rollout import Collector
@@ -59,13 +61,13 @@ def measure(args: "Bench", report: "Report") -> None:
         torch.set_num_threads(threads)
 
 
-def learner_for(t: Train, env):
+def learner_for(t: TrainConfig, env):
     return importlib.import_module(f"robo_rl.algos.{t.algo}").make(
         make_policy(t.policy, obs_spec(env, False), 0), t.rl, 0
     )
 
 
-def steps_per_second(t: Train, seconds: float, env=None, wrap=None,
+def steps_per_second(t: TrainConfig, seconds: float, env=None, wrap=None,
                      means: dict[str, list[float]] | None = None) -> tuple[float, float, dict[str, float]]:
     """(env steps per second, share of all cores that was busy, last statistics) of a run that is under
     way; `means` collects every statistic."""
@@ -104,7 +106,7 @@ def repeats(args: "Bench") -> int:
     return 3 if args.quick else 5
 
 
-def in_rounds(args: "Bench", modes: "dict[str, tuple[Train, Callable | None]]", wrap=None,
+def in_rounds(args: "Bench", modes: "dict[str, tuple[TrainConfig, Callable | None]]", wrap=None,
               parts: "dict[str, Callable[[], float]] | None" = None) -> tuple[dict, dict, dict]:
     """({mode: seconds per env step [repeats]}, {mode: its last statistics}, {part: seconds [repeats]}) of
     whole runs in turns; a mode is its options and, if it collects in one process, what makes its env;
@@ -172,7 +174,7 @@ def computing(args: "Bench", report: "Report") -> None:
     )
 
 
-def bare_parts(t: Train, quick: bool) -> "dict[str, Callable[[], float]]":
+def bare_parts(t: TrainConfig, quick: bool) -> "dict[str, Callable[[], float]]":
     """Ways to measure seconds per env step: of physics alone on all cores, of bare updates and of our
     learner's on one."""
     from robo_rl.bench.sim import Stretch
@@ -232,7 +234,7 @@ class Waits:
         return self.env.step(actions)
 
 
-def slow(t: Train, n: int, pace: float = PACE):
+def slow(t: TrainConfig, n: int, pace: float = PACE):
     """The env of a run, made to wait `pace` seconds per control step in the median."""
     return Waits(make_env(t, n), mix(t.seed, time.monotonic_ns()), pace)
 

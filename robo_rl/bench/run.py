@@ -14,7 +14,7 @@ from pathlib import Path
 
 from robo_rl.bench.options import Bench
 from robo_rl.bench.rows import Report
-from robo_rl.experiment.feeds import cores
+from robo_rl.experiment.parallel import cores
 from robo_rl.files import write_json
 from robo_rl.provenance import git_hash, versions
 

@@ -16,9 +16,9 @@ import torch
 from robo_rl.bench import broker as bench_broker
 from robo_rl.bench.asynchronous import learner_for, steps_per_second
 from robo_rl.bench.rows import Row, at_most
-from robo_rl.experiment.feeds import cores
+from robo_rl.experiment.envs import make_env
+from robo_rl.experiment.parallel import cores
 from robo_rl.experiment.recipes import preset
-from robo_rl.experiment.train import make_env
 from robo_rl.rollout import Collector, new_columns
 from robo_rl.runtime.virtual import constant, lognormal, simulate
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from robo_rl.bench.plain import PlainChain
 from robo_rl.bench.rows import lacking, versioned
-from robo_rl.experiment.train import Train
+from robo_rl.experiment.config import TrainConfig
 from robo_rl.policies.nets import mlp
 
 
@@ -42,7 +42,7 @@ class Gaussian(nn.Module):
 class Script:
     """`iterate()` is a rollout and its update; `updates` counts gradient steps."""
 
-    def __init__(self, t: Train, policy, threads: int, torch_threads: int):
+    def __init__(self, t: TrainConfig, policy, threads: int, torch_threads: int):
         self.t, self.torch_threads, self.updates, n = t, torch_threads, 0, t.envs
         if lacking("envpool", "envpool", "envpool"):
             env = gymnasium.vector.SyncVectorEnv(
@@ -118,6 +118,6 @@ class Script:
         self.env.close()
 
 
-def scripts(t: Train, policy, threads: int, quick: bool, counts: tuple[int, ...]) -> list[Script]:
+def scripts(t: TrainConfig, policy, threads: int, quick: bool, counts: tuple[int, ...]) -> list[Script]:
     """The script with every number of torch threads."""
     return [Script(t, policy, threads, k) for k in (counts[:1] if quick else counts)]

@@ -33,8 +33,9 @@ from robo_rl.bench.rows import (
     versioned,
 )
 from robo_rl.bench.script import scripts
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.recipes import preset
-from robo_rl.experiment.train import Train, make_env, obs_spec
 from robo_rl.policies import make_policy
 from robo_rl.policies.nets import mlp
 from robo_rl.rollout import Collector
@@ -67,7 +68,7 @@ def measure(args: "Bench", report: Report) -> None:
 class Loop:
     """What `robo_rl train` repeats: a rollout, an update. It switches to its own number of torch threads."""
 
-    def __init__(self, t: Train):
+    def __init__(self, t: TrainConfig):
         self.t = t
         self.env = make_env(t, t.envs)
         self.policy = make_policy(t.policy, obs_spec(self.env, False), 0)
@@ -214,7 +215,7 @@ def ppo(args: "Bench", report: Report) -> None:
         peer.close()
 
 
-def _work(t: Train) -> str:
+def _work(t: TrainConfig) -> str:
     """What every side does in an iteration."""
     batches = -(-t.envs * t.rl.decisions // t.rl.minibatch)
     return (
@@ -281,7 +282,7 @@ def update_work(steps: tuple[Callable[[], None], ...], units: float,
     return {name: (way, MANY * units) for name, way in ways.items()}
 
 
-def _sim(t: Train, quick: bool) -> Callable[[float], float]:
+def _sim(t: TrainConfig, quick: bool) -> Callable[[float], float]:
     """Seconds per env step of physics alone, over about some seconds."""
     from robo_rl.bench.sim import Stretch
     env = make_env(t, t.envs)
@@ -307,7 +308,7 @@ def _thread_counts() -> tuple[int, ...]:
     return (1, 2) if (os.cpu_count() or 1) > 1 else (1,)
 
 
-def sb3(args: "Bench", report: Report, t: Train) -> Peer:
+def sb3(args: "Bench", report: Report, t: TrainConfig) -> Peer:
     """Stable-Baselines3's PPO on the same job in its fastest setting."""
     import gymnasium
     import mujoco

@@ -1,3 +1,117 @@
-"""`robo_rl eval`."""
+"""`robo_rl eval RUN`: success of a checkpoint on fixed starts with its interval, or the paired difference to another."""
 
-from robo_rl.experiment.evaluation import Eval, run  # noqa: F401 (what `robo_rl.cli.main` calls)
+import json
+import sys
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from robo_rl.errors import UserError
+from robo_rl.experiment.evaluation import EvalConfig, changed, evaluate_checkpoint, film
+from robo_rl.experiment.folder import pick_checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval(EvalConfig):
+    """Evaluate a checkpoint of a run; with --against, the paired difference to another run on the same starts."""
+
+    run: tyro.conf.Positional[str]
+    """Run folder, or a checkpoint folder inside one."""
+    against: str = ""
+    """Another run (or checkpoint folder) to compare with, on the same starts and noise."""
+    video: Annotated[str, tyro.conf.arg(metavar="PATH.mp4")] = ""
+    """Also film the first four episodes."""
+    json: bool = False
+    """Print one JSON document instead of a table."""
+
+
+def run(args: Eval) -> int:
+    """Evaluate, write RUN/eval-<checkpoint>-<seed>-<n>.json and print a table or JSON."""
+    from robo_rl import files
+    from robo_rl.log import Progress
+
+    for name in (args.run, args.against) if args.against else (args.run,):
+        pick_checkpoint(Path(name), args.checkpoint)  # a typo shows before the work
+    if args.on != "sim" and args.video:
+        raise UserError(f"--on {args.on} films nothing: leave --video out, or use robo_rl deploy --video")
+    with Progress() as progress:
+        progress.start("eval", args.episodes, "episodes")
+        result = evaluate_checkpoint(args.run, args, lambda done, total: progress.update(done))
+    out = result_file(args, result)
+    files.write_json(out, result)
+    document = {k: v for k, v in result.items() if k not in ("starts", "success", "return", "length", "task")}
+    document["file"] = str(out)
+    if args.against:
+        document["against"] = against(args, result)
+    if args.video:
+        record_video(args)
+    if args.json:
+        print(json.dumps(files.plain(document), indent=1))
+    else:
+        print(table(result, document.get("against")))
+        print(f"  written to {out}", file=sys.stderr)
+    return 0
+
+
+def result_file(args: Eval, result: dict) -> Path:
+    """Where the result document of this evaluation belongs in the run folder."""
+    where = "" if args.on == "sim" else f"{args.on}-{'cartesian-' if args.controller == 'cartesian' else ''}"
+    where += f"{args.sim.split(':')[0]}-" if args.sim else ""
+    folder, _ = pick_checkpoint(Path(args.run), args.checkpoint)
+    return folder / f"eval-{where}{result['checkpoint']}-{args.seed}-{args.episodes}.json"
+
+
+def against(args: Eval, result: dict) -> dict:
+    """The paired difference to the run --against."""
+    from robo_rl.log import Progress
+    from robo_rl.stats import paired_difference
+    with Progress() as progress:
+        progress.start("eval", args.episodes, "episodes")
+        other = evaluate_checkpoint(args.against, replace(args, envs=result["envs"]), lambda done, total: progress.update(done))
+    if other["sim"] != result["sim"]:
+        raise UserError(f"--against: {args.against} is of {other['sim']}, {args.run} of {result['sim']}; only runs "
+                        "of one task meet the same starts")
+    d, low, high = paired_difference(result["success"], other["success"])
+    return {"run": other["run"], "checkpoint": other["checkpoint"], "success_rate": other["success_rate"],
+            "difference": d, "low": low, "high": high}
+
+
+def record_video(args: Eval) -> None:
+    """Write --video."""
+    from robo_rl import checkpoint
+    from robo_rl.experiment.config import load_config
+    run_folder, folder = pick_checkpoint(Path(args.run), args.checkpoint)
+    try:
+        film(changed(load_config(run_folder), args), checkpoint.load_policy(folder)[0], Path(args.video), args.seed)
+    except OSError as e:
+        raise UserError(f"--video: cannot write {args.video} ({e.strerror})") from e
+
+
+def table(result: dict, other: dict | None) -> str:
+    """The result for people."""
+    lines = [f"{result['run']} · {result['checkpoint']} · {result['n']} starts (list {result['seed']}{list_note(result)})"]
+    width = max(len(t) for t in result["tasks"])
+    lines.append(f"  {'task':<{width}}  success   95 % interval     n")
+    for task, row in [*result["tasks"].items(), ("all", result)][: None if len(result["tasks"]) > 1 else 1]:
+        rate = row.get("success_rate", row.get("success"))
+        lines.append(f"  {task:<{width}}  {rate:7.3f}   [{row['low']:.3f}, {row['high']:.3f}]  {row['n']:>4}")
+    if live := result.get("live"):
+        after = live["act_after_s"]
+        lines.append(f"  {live['late']} of {live['steps']} actions later than a period; after its beginning: median "
+                     f"{1e3 * after['median']:.1f} ms, p99 {1e3 * after['p99']:.1f} ms")
+        lines += [f"  held {count} times by the {reason}" for reason, count in Counter(live["stops"]).most_common()]
+    if other:
+        lines.append(f"  difference to {other['run']} ({other['success_rate']:.3f}), paired: {other['difference']:+.3f}  "
+                     f"95 % interval [{other['low']:+.3f}, {other['high']:+.3f}]")
+    return "\n".join(lines)
+
+
+def list_note(result: dict) -> str:
+    """What the list of starts has to do with the choice of the checkpoint."""
+    if result["chosen_on"] is None:
+        return ""
+    return ", the one that it was chosen on: too favourable" if result["chosen_on"] == result["seed"] else \
+        f"; the checkpoint was chosen on list {result['chosen_on']}"

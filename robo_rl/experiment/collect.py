@@ -105,8 +105,8 @@ def collect(options: CollectOptions) -> Collected:
 def load_actor(name: str, env, seed: int):
     """(source label of its steps, actor) of one name in --policy."""
     from robo_rl import checkpoint
-    from robo_rl.experiment.evaluation import pick_checkpoint
-    from robo_rl.experiment.train import obs_spec
+    from robo_rl.experiment.envs import obs_spec
+    from robo_rl.experiment.folder import pick_checkpoint
     from robo_rl.recording import expert_actor, policy_actor, random_actor
 
     if name == "expert":

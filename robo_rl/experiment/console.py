@@ -12,15 +12,16 @@ def open_session(options: ConsoleOptions):
     import torch
 
     from robo_rl.checkpoint import load_policy
-    from robo_rl.experiment.evaluation import pick_checkpoint
-    from robo_rl.experiment.train import make_env, run_config
+    from robo_rl.experiment.config import load_config
+    from robo_rl.experiment.envs import make_env
+    from robo_rl.experiment.folder import pick_checkpoint
     from robo_rl.human.console.recorder import CorrectionRecorder
     from robo_rl.human.console.session import TIME_LIMITS, ConsoleSession
     from robo_rl.human.devices import open_device
 
     torch.set_num_threads(1)
     source, checkpoint = pick_checkpoint(Path(options.run), options.checkpoint)
-    config = replace(run_config(source), threads=options.threads)
+    config = replace(load_config(source), threads=options.threads)
     policy, _ = load_policy(checkpoint)
     probe = make_env(config, 1)
     limit = probe.spec.max_steps

@@ -32,11 +32,11 @@ class CorrectResult:
 def correct(options: CorrectOptions) -> CorrectResult:
     """Run the rounds and write the result's folder; the run itself is not changed."""
     from robo_rl import files
-    from robo_rl.experiment.evaluation import pick_checkpoint
-    from robo_rl.experiment.train import run_config
+    from robo_rl.experiment.config import load_config
+    from robo_rl.experiment.folder import pick_checkpoint
 
     source, folder = pick_checkpoint(Path(options.run), options.checkpoint)
-    config = replace(run_config(source), threads=options.threads, video=False)
+    config = replace(load_config(source), threads=options.threads, video=False)
     if options.operator == "console" and not (source / "corrections" / "meta" / "info.json").exists():
         raise UserError(f"{source} has no corrections yet: record some with robo_rl console {source}")
     how = "console" if options.operator == "console" else options.protocol
@@ -56,8 +56,8 @@ class CorrectionRounds:
         import torch
 
         from robo_rl import checkpoint, files
+        from robo_rl.experiment.envs import make_env, obs_spec
         from robo_rl.experiment.practice import Practice, recorded_stats
-        from robo_rl.experiment.train import make_env, obs_spec
         from robo_rl.log import Progress
 
         o = self.options

@@ -103,7 +103,7 @@ def open_policy(options: DeployOptions, act, period: float):
     if not options.policy:
         return Inline(act), None
     if options.policy != "process":
-        from robo_rl.experiment.evaluation import pick_checkpoint
+        from robo_rl.experiment.folder import pick_checkpoint
         from robo_rl.experiment.policy_server import TOKEN_FILE
         token_file = options.token or pick_checkpoint(Path(options.run), options.checkpoint)[0] / TOKEN_FILE
         return Remote(options.policy, read_token(token_file), PATIENCE * period), None
@@ -123,7 +123,7 @@ def deploy(options: DeployOptions, log: Callable[[str], None] = print, warn: Cal
 
     UserError: the policy does not fit the robot, or the robot or the policy was lost (the arm then brakes and holds).
     """
-    from robo_rl.experiment.evaluation import pick_checkpoint
+    from robo_rl.experiment.folder import pick_checkpoint
     pick_checkpoint(Path(options.run), options.checkpoint)  # reports a wrong name before torch is loaded
     from controllers.model import arm_model
     from controllers.robot import load_robot

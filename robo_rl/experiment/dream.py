@@ -22,7 +22,9 @@ from robo_rl.data.episode import Episode
 from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
 from robo_rl.experiment import feeds
-from robo_rl.experiment.train import RL_OPTIONS, Train, make_env
+from robo_rl.experiment.config import RL_OPTIONS, TrainConfig
+from robo_rl.experiment.envs import make_env
+from robo_rl.experiment.parallel import cores, group_size, workers
 from robo_rl.files import private_folder
 from robo_rl.recording import Recorder
 from robo_rl.rollout import Collector, Rollout
@@ -32,24 +34,24 @@ HORIZON = 32  # steps of its held-out calibration
 WITHIN = 0.25  # share of held-out predictions within the threshold that a model must reach to be used
 
 
-def lanes(args: Train) -> int:
+def lanes(config: TrainConfig) -> int:
     """Envs of the batch that live in the model."""
-    return round(args.dream * args.envs)
+    return round(config.dream * config.envs)
 
 
-def check(args: Train) -> None:
+def check(config: TrainConfig) -> None:
     """Raise UserError for a ratio that the envs cannot keep."""
-    if args.algo not in RL_OPTIONS:
-        raise UserError(f"--dream goes with the on-policy methods ({', '.join(RL_OPTIONS)}), got --algo {args.algo}")
-    n, group = lanes(args), feeds.group_size(args) or 1
+    if config.algo not in RL_OPTIONS:
+        raise UserError(f"--dream goes with the on-policy methods ({', '.join(RL_OPTIONS)}), got --algo {config.algo}")
+    n, group = lanes(config), group_size(config) or 1
     if group > 1:
         raise UserError("--dream mixes lanes of running episodes: it goes with rl.advantage gae")
-    if args.sim.startswith("wm:"):
+    if config.sim.startswith("wm:"):
         raise UserError("--dream learns a model of a simulator; with --sim wm:PATH all of it is in a model already")
-    if args.obs != "state":
+    if config.obs != "state":
         raise UserError("--dream learns a model of states: it goes with --obs state")
-    if not 1 <= n <= args.envs - max(1, feeds.workers(args)):
-        raise UserError(f"--dream {args.dream:g} of --envs {args.envs} leaves {args.envs - n} for the simulator and {n} for the "
+    if not 1 <= n <= config.envs - max(1, workers(config)):
+        raise UserError(f"--dream {config.dream:g} of --envs {config.envs} leaves {config.envs - n} for the simulator and {n} for the "
                         "model; each needs one, the simulator one per worker")
 
 
@@ -78,10 +80,10 @@ def spooled(folder: Path) -> list[Episode]:
     return out
 
 
-def make_recorded(args: Train, folder: Path, num_envs: int):
+def make_recorded(config: TrainConfig, folder: Path, num_envs: int):
     """The run's env, whose episodes are handed over through `folder`."""
     private_folder(folder)
-    return Recorder(make_env(args, num_envs), functools.partial(spool, folder))
+    return Recorder(make_env(config, num_envs), functools.partial(spool, folder))
 
 
 # ---- one rollout of two ------------------------------------------------------------------------------------------
@@ -111,9 +113,9 @@ def mean_error(model, data, horizon: int) -> float:
 class DreamFeed:
     """A feed of the simulator with the dreamt share added; owns the model, its data set and the lanes inside it."""
 
-    def __init__(self, args: Train, folder: Path, inner, learner, spec, saved: dict | None,
+    def __init__(self, config: TrainConfig, folder: Path, inner, learner, spec, saved: dict | None,
                  say: Callable[[str], None]):
-        self.args, self.folder, self.inner, self.learner, self.say = args, folder / "dream", inner, learner, say
+        self.config, self.folder, self.inner, self.learner, self.say = config, folder / "dream", inner, learner, say
         self.collector: Collector | None = None
         self.difficulty = None
         self.since, self.played, self.kept = 0, 0, 0  # control steps since the last fit; dreamt batches; fits thrown away
@@ -128,9 +130,9 @@ class DreamFeed:
                 self._enter(saved["model"], saved["lanes"])
                 if saved.get("hard") is not None and self.difficulty is not None:
                     self.difficulty.wins, self.difficulty.tries = (np.array(x) for x in saved["hard"])
-        elif args.dream_model:
+        elif config.dream_model:
             from world_models import model as worlds
-            self.model = worlds.load(args.dream_model)
+            self.model = worlds.load(config.dream_model)
             self._fits(spec)
             self._enter(None, None)
 
@@ -144,12 +146,12 @@ class DreamFeed:
             self.writer.add(episode)
         self.since += int(real.stats["env_steps"])
         self.stats_ = {"dream/episodes": float(len(self.writer))}
-        if len(self.writer) >= LEAST and (self.collector is None and not self.played or self.since >= self.args.dream_refit):
+        if len(self.writer) >= LEAST and (self.collector is None and not self.played or self.since >= self.config.dream_refit):
             self._refit()
         if self.collector is None:
             return real
         dream = self.collector.collect(self.learner.sampler, real.done.shape[0], self.version,
-                                       self.args.algo != "nft")
+                                       self.config.algo != "nft")
         self.played += 1
         out = joined(real, dream)
         made = [int(r.mask.sum()) for r in (real, dream)]
@@ -175,13 +177,13 @@ class DreamFeed:
         before, held = getattr(self, "model", None), min(HORIZON, int(data.lengths.max()) - 1)
         if before is None:
             options = LatentOptions(members=4, hidden=128)
-            model = Latent(world_spec(data, "latent", "the run"), options, self.args.seed)
+            model = Latent(world_spec(data, "latent", "the run"), options, self.config.seed)
         else:
             model = copy.deepcopy(before)
             model.spec = world_spec(data, "latent", "the run")
-        fit = FitOptions(updates=self.args.dream_updates * (3 if before is None else 1), batch=128, unroll=6,
+        fit = FitOptions(updates=self.config.dream_updates * (3 if before is None else 1), batch=128, unroll=6,
                          lr=1e-3 if before is None else 3e-4)
-        fitter = Fitter(model, data, fit, self.args.seed + self.since, fresh=before is None)
+        fitter = Fitter(model, data, fit, self.config.seed + self.since, fresh=before is None)
         fitter.fit()
         model = fitter.result()
         if before is not None and mean_error(before, data, held) <= mean_error(model, data, held):
@@ -217,9 +219,9 @@ class DreamFeed:
         if saved is not None:
             self.model = worlds.load(self.folder / "model")
         frames = len(self.model.frames)
-        self.difficulty = Difficulty(frames, self.args.dream_hard) if self.args.dream_hard else None
-        env = WorldEnv(self.model, lanes(self.args), difficulty=self.difficulty)
-        self.collector = Collector(env, self.learner.sampler, self.args.rl.gamma, self.args.seed + 1, 1_000_000)
+        self.difficulty = Difficulty(frames, self.config.dream_hard) if self.config.dream_hard else None
+        env = WorldEnv(self.model, lanes(self.config), difficulty=self.difficulty)
+        self.collector = Collector(env, self.learner.sampler, self.config.rl.gamma, self.config.seed + 1, 1_000_000)
         if lanes_:
             self.collector.set_state(lanes_)
 
@@ -227,7 +229,7 @@ class DreamFeed:
         c = self.model.spec.control
         if c.action_names != spec.action_names or abs(c.period - spec.period) > 1e-6 or (
                 c.state_names and spec.state_names and c.state_names != spec.state_names):
-            raise UserError(f"--dream-model {self.args.dream_model} is of {c.id} with other axes, rate or state than this "
+            raise UserError(f"--dream-model {self.config.dream_model} is of {c.id} with other axes, rate or state than this "
                             f"simulator ({spec.id}); give a model of the same task and control")
 
     # ---- the rest of a feed
@@ -266,14 +268,14 @@ class DreamFeed:
         self.inner.close()
 
 
-def make_feed(args: Train, folder: Path, env, learner, saved: dict | None, say: Callable[[str], None]):
+def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | None, say: Callable[[str], None]):
     """As `feeds.make_feed`, with the dreamt share."""
-    real = replace(args, envs=args.envs - lanes(args))
-    build = functools.partial(make_recorded, replace(real, threads=args.threads or max(1, feeds.cores() // max(
-        1, feeds.workers(args)))), folder / "dream" / "spool")
+    real = replace(config, envs=config.envs - lanes(config))
+    build = functools.partial(make_recorded, replace(real, threads=config.threads or max(1, cores() // max(
+        1, workers(config)))), folder / "dream" / "spool")
     spec = env.spec
-    if feeds.workers(args) == 0:
+    if workers(config) == 0:
         env.close()
         env = build(real.envs)
     inner, exact = feeds.make_feed(real, folder, env, learner, saved and saved["inner"], build)
-    return DreamFeed(args, folder, inner, learner, spec, saved, say), exact
+    return DreamFeed(config, folder, inner, learner, spec, saved, say), exact

@@ -1,6 +1,10 @@
 """Every env by its name on the command line: the simulators, and learned ones as `wm:PATH`."""
 
+from dataclasses import replace
+
 from robo_rl.errors import UserError
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.parallel import workers
 from robo_rl.experiment.robot_names import ROBOTS, twin
 
 
@@ -25,3 +29,33 @@ def make(name: str, task: str = "", num_envs: int = 1, *, judge: str = "", **opt
         return make_robot(name, task, num_envs, **options)
     import sims
     return sims.make(name, task, num_envs, **options)
+
+
+def make_env(config: TrainConfig, num_envs: int, render: bool = False):
+    """The env of these options."""
+    return make(config.sim, config.task, num_envs, obs=config.obs, reward=config.reward, control=config.control,
+                image_size=config.image_size, threads=config.threads, max_steps=config.max_steps,
+                randomise=config.randomise, render=render, judge=config.judge)
+
+
+def obs_spec(env, language: bool):
+    """What a policy for this env sees and commands."""
+    from robo_rl.policies import ObsSpec
+    views = tuple(env.spec.views)
+    size = env.single_observation_space[f"image/{views[0]}"].shape[0] if views else 0
+    return ObsSpec(state=env.single_observation_space["state"].shape[0], action=env.single_action_space.shape[0],
+                   views=views, image_size=size, language=language or bool(views),
+                   action_names=env.spec.action_names)
+
+
+def probe_env(config: TrainConfig):
+    """The env this process collects in, or, beside workers, a small one that says what they will see."""
+    import sims
+    few = workers(config) > 0 and config.algo != "bc"
+    if few:
+        from robo_rl.runtime.processes import warm
+        warm(sims.preload(twin(config.sim), config.task))
+        if twin(config.sim) != config.sim:
+            make_env(config, config.envs).close()  # whether there is one
+        config = replace(config, sim=twin(config.sim))  # a robot has one commander
+    return make_env(config, min(config.envs, 16) if few else config.envs)

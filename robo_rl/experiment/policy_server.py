@@ -54,15 +54,15 @@ def load_actor(run: str, checkpoint: str, seed: int, instruction: str = ""):
     import numpy as np
 
     from robo_rl import checkpoint as checkpoints
-    from robo_rl.experiment.evaluation import pick_checkpoint
-    from robo_rl.experiment.train import run_config
+    from robo_rl.experiment.config import load_config
+    from robo_rl.experiment.folder import pick_checkpoint
     from robo_rl.policies import ObsSpec
     from robo_rl.policies.numpy_actor import NumpyActor
 
     where, folder = pick_checkpoint(Path(run), checkpoint)
     meta = checkpoints.read_meta(folder)
     spec = ObsSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in meta["policy"]["spec"].items()})
-    config = run_config(where)
+    config = load_config(where)
     if spec.language and not instruction:
         instruction = default_instruction(config)
     if meta["policy"]["options"]["kind"] == "flow" and not spec.views and not spec.language:
@@ -122,7 +122,7 @@ class ServedPolicy:
 def serve_policy(options: ServeOptions, on_ready: Callable[[ServedPolicy], None],
                  log: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)) -> None:
     """Answer requests for ever; on_ready is called once clients can connect, log(line) when a client leaves."""
-    from robo_rl.experiment.evaluation import pick_checkpoint
+    from robo_rl.experiment.folder import pick_checkpoint
     source, _ = pick_checkpoint(Path(options.run), options.checkpoint)  # reports a wrong name before torch is loaded
     from controllers.remote import read_token
     from controllers.serving import PolicyServer

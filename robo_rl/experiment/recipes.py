@@ -1,10 +1,11 @@
 """Defaults per simulator, task, method and preset; the command line overrides any of them."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 from robo_rl.errors import UserError, choose
-from robo_rl.experiment.envs import ROBOTS
-from robo_rl.experiment.train import OFF_POLICY, RL_OPTIONS, Train
+from robo_rl.experiment.config import EXPLORATION, OFF_POLICY, RL_OPTIONS, TrainConfig
+from robo_rl.experiment.robot_names import ROBOTS
 from robo_rl.options import DppoOptions, NftOptions, PiRlOptions, PolicyOptions, PpoOptions
 
 PRESETS = ("quick", "full", "paper")
@@ -57,7 +58,7 @@ PAPERS = {
 }
 
 
-def preset(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "") -> Train:
+def preset(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "") -> TrainConfig:
     """The defaults `robo_rl train` starts from for this combination; `reward`: "" (the task's own), sparse or dense."""
     t = simulated(sim, task, algo, obs, name, reward == "dense" or sim == "maniskill" and task.startswith("MS-"))
     kind = sim.split(":")[0]
@@ -69,12 +70,12 @@ def preset(sim: str, task: str, algo: str, obs: str, name: str, reward: str = ""
     return replace(t, workers=0, rl=replace(t.rl, decisions=64, minibatch=64))
 
 
-def simulated(sim: str, task: str, algo: str, obs: str, name: str, dense: bool = False) -> Train:
+def simulated(sim: str, task: str, algo: str, obs: str, name: str, dense: bool = False) -> TrainConfig:
     """The same where time is a computer's; `dense`: returns lie in no known range."""
     choose("preset", name, PRESETS)
     quick = name == "quick"
     rl = RL_OPTIONS.get(algo, PiRlOptions)
-    t = Train(sim=sim, task=task, algo=algo, obs=obs, preset=name, rl=rl())
+    t = TrainConfig(sim=sim, task=task, algo=algo, obs=obs, preset=name, rl=rl())
     if name == "paper":
         return paper(t)
     if algo in OFF_POLICY:
@@ -110,7 +111,7 @@ def simulated(sim: str, task: str, algo: str, obs: str, name: str, dense: bool =
     return t
 
 
-def paper(t: Train) -> Train:
+def paper(t: TrainConfig) -> TrainConfig:
     """A method's numbers as its paper has them, whatever the task."""
     if t.algo not in PAPERS:
         raise UserError(f"--preset paper is there for {' and '.join(sorted(PAPERS))}, got --algo {t.algo}; use quick or full")
@@ -118,7 +119,7 @@ def paper(t: Train) -> Train:
     return replace(t, **p["run"], steps=2_000_000, policy=PolicyOptions(**p["policy"]), rl=RL_OPTIONS[t.algo](**p["rl"]))
 
 
-def replay(t: Train, quick: bool, dense: bool = False) -> Train:
+def replay(t: TrainConfig, quick: bool, dense: bool = False) -> TrainConfig:
     """Methods that learn from replay: few envs, many updates per step."""
     if t.algo == "wsrl":
         t = replace(t, rl=replace(t.rl, demo_share=0.0, warmup=5000))
@@ -145,7 +146,7 @@ def replay(t: Train, quick: bool, dense: bool = False) -> Train:
                    rl=replace(t.rl, **few))
 
 
-def locomotion(t: Train) -> Train:
+def locomotion(t: TrainConfig) -> TrainConfig:
     """From scratch, on the task's dense reward."""
     t = replace(t, demos="0", envs=64, steps=1_000_000, reward="dense", eval_episodes=20, eval_every=200_000)
     if t.algo == "ppo":
@@ -156,3 +157,15 @@ def locomotion(t: Train) -> Train:
     return replace(t, envs=40, policy=replace(t.policy, horizon=4, execute=4, **HEADS.get(t.algo, {})),
                    rl=replace(t.rl, decisions=32, minibatch=1280, normalise_obs=True, scale_reward=True,
                               critic_warmup=0))
+
+
+def begun(base: TrainConfig, init: Path) -> TrainConfig:
+    """The preset for a run that begins with the policy of `init`: its networks, the method's exploration, nothing supervised."""
+    from robo_rl.experiment.folder import pick_checkpoint
+    folder = pick_checkpoint(init, "best")[1]
+    from robo_rl import checkpoint
+    had = checkpoint.read_meta(folder)["policy"]["options"]
+    base = replace(base, policy=PolicyOptions(**had | {k: v for k, v in asdict(base.policy).items() if k in EXPLORATION}))
+    if base.algo == "bc":
+        return base
+    return replace(base, bc=replace(base.bc, updates=0), demos=base.demos if base.algo in OFF_POLICY else "0")

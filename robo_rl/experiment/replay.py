@@ -1,4 +1,4 @@
-"""`robo_rl train` for methods that learn from replay: the same run folder, another loop.
+"""The loop of the methods that learn from replay: collect, learn from both stores; evaluate and save on the way.
 
     replay/online        every control step of the run, journaled before it is learnt from
     replay/corrections   human steps with what followed; demonstrations join them in memory
@@ -18,37 +18,42 @@ from pathlib import Path
 import numpy as np
 
 from robo_rl.errors import UserError
-from robo_rl.experiment.train import Run, Train, make_env
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.envs import make_env
+from robo_rl.experiment.parallel import workers
+from robo_rl.experiment.run import Cadence, Run
+from robo_rl.experiment.sft import demo_folder
 
 ROUND = 4  # decisions of every env between updates
+SAVE_EVERY = 60.0  # s
 
 
-def check(args: Train, env) -> None:
+def check(config: TrainConfig, env) -> None:
     """Raise UserError for options that methods of replay do not take."""
-    if args.obs != "state" and args.rl.synthetic:
+    if config.obs != "state" and config.rl.synthetic:
         raise UserError("--rl.synthetic makes transitions of --obs state; with pictures leave it out")
-    if (args.workers or 0) > 1 or args.server or args.backend != "processes":
-        raise UserError(f"--algo {args.algo} learns beside one actor with all --envs (--workers 1) or takes turns with it "
+    if (config.workers or 0) > 1 or config.server or config.backend != "processes":
+        raise UserError(f"--algo {config.algo} learns beside one actor with all --envs (--workers 1) or takes turns with it "
                         "(--workers 0): leave --server and --backend out")
-    if args.policy.horizon != args.policy.execute:
-        raise UserError(f"--algo {args.algo} judges the chunk that runs: --policy.horizon must equal --policy.execute, got "
-                        f"{args.policy.horizon} and {args.policy.execute}")
-    if args.rl.operator == "scripted":
+    if config.policy.horizon != config.policy.execute:
+        raise UserError(f"--algo {config.algo} judges the chunk that runs: --policy.horizon must equal --policy.execute, got "
+                        f"{config.policy.horizon} and {config.policy.execute}")
+    if config.rl.operator == "scripted":
         from robo_rl.human.operators import ScriptedOperator
-        ScriptedOperator(env, args.rl.person)
-    least = 2 * args.envs * (args.policy.execute + 2)
-    if args.rl.capacity < least:
-        raise UserError(f"--rl.capacity: replay capacity must be at least {least} control steps for --envs {args.envs} and "
-                        f"chunks of {args.policy.execute}, got {args.rl.capacity}")
+        ScriptedOperator(env, config.rl.person)
+    least = 2 * config.envs * (config.policy.execute + 2)
+    if config.rl.capacity < least:
+        raise UserError(f"--rl.capacity: replay capacity must be at least {least} control steps for --envs {config.envs} and "
+                        f"chunks of {config.policy.execute}, got {config.rl.capacity}")
 
 
-def judge_of(args: Train, folder: Path, lanes: int):
+def judge_of(config: TrainConfig, folder: Path, lanes: int):
     """The success classifier of a run, once it is trained; None: the env says what a success is."""
     from safetensors.torch import load
 
     from robo_rl.rewards import Judge, SuccessClassifier
 
-    if args.rl.judge == "env":
+    if config.rl.judge == "env":
         return None
     weights = load((folder / "judge.safetensors").read_bytes())
     model = SuccessClassifier(weights["net.0.weight"].shape[1])
@@ -56,19 +61,19 @@ def judge_of(args: Train, folder: Path, lanes: int):
     return Judge(model.eval(), lanes)
 
 
-def stage(args: Train, folder: Path, env=None):
+def stage(config: TrainConfig, folder: Path, env=None):
     """What the actor acts in: `env` or one of its own, with a scripted person beside it if asked, the judge, the keeper of episodes
     with help."""
     from robo_rl.data.writer import Writer
     from robo_rl.runtime.actor import Stage
 
-    env, leave = (make_env(args, args.envs), True) if env is None else (env, False)
-    judge = judge_of(args, folder, env.num_envs)
-    if args.rl.operator == "none":
+    env, leave = (make_env(config, config.envs), True) if env is None else (env, False)
+    judge = judge_of(config, folder, env.num_envs)
+    if config.rl.operator == "none":
         return Stage(env, judge, None, env.close if leave else lambda: None)
     from robo_rl.human.intervention import InterventionEnv
     from robo_rl.human.operators import ScriptedOperator
-    env = InterventionEnv(env, ScriptedOperator(env, args.rl.person, args.seed + 2))
+    env = InterventionEnv(env, ScriptedOperator(env, config.rl.person, config.seed + 2))
     writer = Writer(folder / "corrections", spec=env.spec)
 
     def keep(episode) -> None:
@@ -106,8 +111,11 @@ def seen_last(policy, data) -> tuple[dict[str, np.ndarray] | None, np.ndarray]:
     return seen(policy, obs | {f"image/{v}": x for v, (x, _) in pictures.items()}), known
 
 
-class OffPolicyRun(Run):
-    """One run folder; owns both replay stores, the gatherer and the learner."""
+class ReplayStage:
+    """Online RL of one run; owns both replay stores, the actor and the learner."""
+
+    def __init__(self, run: Run):
+        self.run, self.config, self.report = run, run.config, run.report
 
     def stores(self, state: dict) -> None:
         """Demonstrations and corrections in one store, everything in the other; what a journal holds comes back: all of it,
@@ -117,13 +125,13 @@ class OffPolicyRun(Run):
         from robo_rl.policies.nets import tokenize
         from robo_rl.replay import EXPERT, HUMAN, POLICY, Replay, add_episodes
 
-        args, o, spec = self.args, self.args.rl, self.policy.spec
-        rows = {"context": ((self.policy.trunk.size,), np.dtype(np.float32))} if spec.views else \
+        config, o, spec = self.config, self.config.rl, self.run.policy.spec
+        rows = {"context": ((self.run.policy.trunk.size,), np.dtype(np.float32))} if spec.views else \
             {"state": ((spec.state,), np.dtype(np.float32))}
         if spec.language and not spec.views:
             rows["tokens"] = ((tokenize([""]).shape[1],), np.dtype(np.int64))
-        e, n = args.policy.execute, self.env.num_envs
-        folder = self.demo_folder()
+        e, n = config.policy.execute, self.run.env.num_envs
+        folder = demo_folder(self.run)
         data = load(folder) if folder is not None else None
         size = 2 * (len(data.state) if data is not None else 0)
         self.demos = Replay(rows, spec.action, e, o.gamma, o.capacity + size, n)
@@ -131,35 +139,35 @@ class OffPolicyRun(Run):
             # without phases nobody intervened: a person's episode is a demonstration, as is one of which nothing is said
             codes = {"policy": POLICY} | ({"human": HUMAN} if data.features.phases else {})
             source = np.array([codes.get(name, EXPERT) for name in data.sources], np.uint8)[data.source]
-            add_episodes(self.demos, seen_frames(self.policy, data), data.action, data.reward, data.from_, data.to, data.success,
-                         source, data.phase, *seen_last(self.policy, data))
+            add_episodes(self.demos, seen_frames(self.run.policy, data), data.action, data.reward, data.from_, data.to, data.success,
+                         source, data.phase, *seen_last(self.run.policy, data))
         self.online = Replay(rows, spec.action, e, o.gamma, o.capacity, n)
         self.kept, again = [], False
         marks = state.get("marks", [([0, 0], 0)] * 2)  # of a run that was not saved since it began to collect: nothing
         for store, name, (mark, steps) in zip((self.demos, self.online), ("corrections", "online"), marks, strict=True):
-            journal = store.journal = Journal(self.folder / "replay" / name, o.capacity, hold=self.repeats)
+            journal = store.journal = Journal(self.run.folder / "replay" / name, o.capacity, hold=self.repeats)
             again |= self.repeats and journal.rewind(mark)
             self.kept.append(store.restore())
             missing = max(0, steps - journal.steps) if self.repeats else 0
             if journal.breaks or missing:
                 self.repeats = False
-                self.progress.say(f"{journal.folder} is damaged: {journal.lost + missing} control steps of "
+                self.report.say(f"{journal.folder} is damaged: {journal.lost + missing} control steps of "
                                   f"{journal.steps + missing} are lost; the run goes on with the others and starts new episodes")
         if again and self.repeats:
-            self.progress.say(f"goes on from step {self.step} exactly: steps that were journaled after that checkpoint are made again")
+            self.report.say(f"goes on from step {self.run.step} exactly: steps that were journaled after that checkpoint are made again")
 
-    def reinforce(self, resume: Path | None) -> int:
+    def start(self, resume: Path | None) -> int:
+        """Go on from the checkpoint folder `resume`, or begin -> the exit status."""
         from robo_rl import checkpoint
-        from robo_rl.experiment import feeds
         from robo_rl.replay import Mixture
 
-        args, o = self.args, self.args.rl
-        self.policy.eval()
+        config, o = self.config, self.config.rl
+        self.run.policy.eval()
         state = checkpoint.load_train(resume)[0] if resume is not None else {}
-        self.repeats = not feeds.workers(args) and hasattr(self.env, "get_state")
+        self.repeats = not workers(config) and hasattr(self.run.env, "get_state")
         self.stores(state)
-        self.learner = importlib.import_module(f"robo_rl.algos.{args.algo}").make(self.policy, o, args.seed)
-        self.rng, self.owed, self.online_now = np.random.default_rng([args.seed, 11]), 0.0, False
+        self.learner = importlib.import_module(f"robo_rl.algos.{config.algo}").make(self.run.policy, o, config.seed)
+        self.rng, self.owed, self.online_now = np.random.default_rng([config.seed, 11]), 0.0, False
         self.due = self.pretrained = 0  # control steps not learnt from yet; updates of the critic's stage
         self.train_judge(not state)
         if state:
@@ -168,7 +176,7 @@ class OffPolicyRun(Run):
             self.owed, self.online_now = state["owed"], state["online"]
             self.due, self.pretrained = state["due"], state["pretrained"]
         if any(self.kept) and not self.repeats:
-            self.progress.say(f"replay keeps {self.kept[1]} steps that were journaled, {self.kept[0]} around corrections; "
+            self.report.say(f"replay keeps {self.kept[1]} steps that were journaled, {self.kept[0]} around corrections; "
                               "episodes in flight start anew")
         self.actor = self.act(state)
         rest = 1 - o.synthetic
@@ -176,11 +184,11 @@ class OffPolicyRun(Run):
         self.real, self.synthetic = Mixture(sources), None
         if o.synthetic:
             from robo_rl.experiment.synthetic import Synthetic
-            self.synthetic = Synthetic(o, args.policy.execute, self.policy.spec.action, args.seed, self.progress.say)
+            self.synthetic = Synthetic(o, config.policy.execute, self.run.policy.spec.action, config.seed, self.report.say)
             sources = sources | {"synthetic": (self.synthetic, o.synthetic)}
             if state.get("synthetic"):
                 self.synthetic.set_state(state["synthetic"])
-        self.mixture = Mixture(sources, self.progress.say)
+        self.mixture = Mixture(sources, self.report.say)
         try:
             if self.learner.offline_actor and not self.online_now:
                 self.pretrain(lambda n: self.demos.sample(n, self.rng))
@@ -192,26 +200,25 @@ class OffPolicyRun(Run):
 
     def act(self, state: dict):
         """The actor, here or in a process of its own; where the run repeats it goes on where the checkpoint's was."""
-        from robo_rl.experiment import feeds
         from robo_rl.gather import Gatherer
         from robo_rl.runtime.actor import ActorJob, Beside, Here
 
-        args, policy, e = self.args, self.learner.policy, self.args.policy.execute
+        config, policy, e = self.config, self.learner.policy, self.config.policy.execute
         helped = int(state.get("helped", 0))
-        if feeds.workers(args):
-            job = ActorJob(functools.partial(stage, args, self.folder), policy.options, policy.spec, self.online.rows, args.seed + 1,
-                           args.rl.capacity, self.folder / "replay", self.folder / "flight", self.step, helped,
-                           int(time.time()) if any(self.kept) else 0, args.sim.split(":")[0] == "dds")
-            return Beside(job, policy, (self.online, self.demos), ROUND * e * args.envs, args.hang)
-        here = stage(args, self.folder, self.env)
-        gatherer = Gatherer(here.env, policy, self.online, self.demos, args.seed + 1, here.judge, here.record,
+        if workers(config):
+            job = ActorJob(functools.partial(stage, config, self.run.folder), policy.options, policy.spec, self.online.rows, config.seed + 1,
+                           config.rl.capacity, self.run.folder / "replay", self.run.folder / "flight", self.run.step, helped,
+                           int(time.time()) if any(self.kept) else 0, config.sim.split(":")[0] == "dds")
+            return Beside(job, policy, (self.online, self.demos), ROUND * e * config.envs, config.hang)
+        here = stage(config, self.run.folder, self.run.env)
+        gatherer = Gatherer(here.env, policy, self.online, self.demos, config.seed + 1, here.judge, here.record,
                             here.recorded if self.repeats else 0)
         if self.repeats and state:
             gatherer.set_state(state["gatherer"])
         elif any(self.kept):
             self.demos.cut()
             self.online.cut()
-            gatherer.steps, gatherer.help_steps = self.step, helped
+            gatherer.steps, gatherer.help_steps = self.run.step, helped
         return Here(gatherer, ROUND * e, here.close)
 
     def train_judge(self, first: bool) -> None:
@@ -222,33 +229,33 @@ class OffPolicyRun(Run):
         from robo_rl.gather import marked_episodes
         from robo_rl.rewards import train
 
-        o, path, words = self.args.rl, self.folder / "judge.safetensors", self.folder / "judge.json"
+        o, path, words = self.config.rl, self.run.folder / "judge.safetensors", self.run.folder / "judge.json"
         if o.judge == "env":
             return
         if not path.exists():
-            marks = marked_episodes(self.env, self.policy, o.judge_episodes, self.args.seed + 3)
-            model, said = train(marks, o.judge_rate, o.judge_hold, self.args.seed)
+            marks = marked_episodes(self.run.env, self.run.policy, o.judge_episodes, self.config.seed + 3)
+            model, said = train(marks, o.judge_rate, o.judge_hold, self.config.seed)
             files.write_json(words, said)
             files.write_bytes(path, save(model.state_dict()))
         if first:
             said = files.read_json(words)
-            self.log.log(self.args.bc.updates, {f"judge/{k}": v for k, v in said.items()}, stage="sft")
-            self.progress.say(f"success classifier: threshold {said['threshold']:.3f} from {said['failures']} held-out failures, "
+            self.report.log(self.config.bc.updates, {f"judge/{k}": v for k, v in said.items()}, stage="sft")
+            self.report.say(f"success classifier: threshold {said['threshold']:.3f} from {said['failures']} held-out failures, "
                               f"recall {said['recall']:.2f} of {said['successes']} held-out successes")
 
     def pretrain(self, sample) -> bool:
         """The critic's first updates, while the actor waits; for a method with an offline stage, all of that stage. False: it was
         stopped before its end."""
-        count, chunk = self.args.rl.pretrain, 50
+        count, chunk = self.config.rl.pretrain, 50
         if self.pretrained >= count or not len(self.demos) and self.learner.offline_actor:
             return True
-        self.progress.start("critic", count, "updates", done=self.pretrained)
-        while self.pretrained < count and not self.stop.asked:
+        self.report.start("critic", count, "updates", done=self.pretrained)
+        while self.pretrained < count and not self.run.stop.asked:
             size = min(chunk, count - self.pretrained)
             row = self.learner.update(sample, size, actor=self.learner.offline_actor)
             self.pretrained += size
-            self.progress.update(self.pretrained, note=f"q {row['q']:.3f}")
-            self.log.log(self.step, {f"critic/{k}": v for k, v in row.items()})
+            self.report.advance(self.pretrained, note=f"q {row['q']:.3f}")
+            self.report.log(self.run.step, {f"critic/{k}": v for k, v in row.items()})
         return self.pretrained >= count
 
     def go_online(self) -> bool:
@@ -256,7 +263,7 @@ class OffPolicyRun(Run):
         if not self.learner.offline_actor:
             if not self.pretrain(lambda n: self.mixture.sample(n, self.rng)):
                 return False
-            self.progress.start("rl", self.args.steps, "steps", done=self.step)
+            self.report.start("rl", self.config.steps, "steps", done=self.run.step)
         self.learner.begin_online()
         self.online_now = True
         return True
@@ -266,7 +273,7 @@ class OffPolicyRun(Run):
         journals = [s.journal for s in (self.demos, self.online)]
         for journal in journals:
             journal.sync()
-        self.save({"learner": self.learner.state_dict(), "gatherer": self.actor.state(), "helped": self.actor.help_steps,
+        self.run.save({"learner": self.learner.state_dict(), "gatherer": self.actor.state(), "helped": self.actor.help_steps,
                    "owed": self.owed, "due": self.due, "pretrained": self.pretrained, "online": self.online_now,
                    "rng": self.rng.bit_generator.state, "marks": [[j.mark(), j.steps] for j in journals],
                    "synthetic": {} if self.synthetic is None else self.synthetic.state()}, finished)
@@ -277,26 +284,24 @@ class OffPolicyRun(Run):
         """Collect, learn from both stores, evaluate and save on the way."""
         from robo_rl.gather import means
 
-        args, o = self.args, self.args.rl
-        every = args.eval_every or max(1, args.steps // 10)
-        next_eval = (self.step // every + 1) * every
-        saved_at, e = time.monotonic(), args.policy.execute
-        self.progress.start("rl", args.steps, "steps", done=self.step)
-        while self.step < args.steps and not self.stop.asked and not self.reached():
-            begin, before = time.perf_counter(), self.step
+        config, o = self.config, self.config.rl
+        cadence, e = Cadence(self.run, lambda: self.save_all(finished=False), SAVE_EVERY), config.policy.execute
+        self.report.start("rl", config.steps, "steps", done=self.run.step)
+        while self.run.goes_on():
+            begin, before = time.perf_counter(), self.run.step
             if not self.due:
-                self.actor.collect(self.learner.policy, lambda: self.stop.asked)
-                self.step = self.actor.steps
-                self.due = self.step - before
+                self.actor.collect(self.learner.policy, lambda: self.run.stop.asked)
+                self.run.step = self.actor.steps
+                self.due = self.run.step - before
             mid, metrics = time.perf_counter(), {}
-            if self.step >= o.warmup and len(self.online):
+            if self.run.step >= o.warmup and len(self.online):
                 if not self.online_now and not self.go_online():
                     break  # what is due is learnt from when the run goes on
                 self.owed += o.utd * self.due / e
                 count = int(self.owed)
                 self.owed -= count
                 if self.synthetic is not None:
-                    self.synthetic.renew(self.step, self.real, self.learner.policy)
+                    self.synthetic.renew(self.run.step, self.real, self.learner.policy)
                 metrics = self.learner.update(lambda n: self.mixture.sample(n, self.rng), count) if count else {}
             end = time.perf_counter()
             episodes = means(self.actor.take(), o.judge != "env", o.operator != "none")
@@ -307,29 +312,21 @@ class OffPolicyRun(Run):
                     "rate/steps_per_s": self.due / (end - begin)}
             self.due = 0
             if o.operator != "none":
-                row["human/operator_minutes"] = self.actor.help_steps * self.env.spec.period / 60
-            self.log.log(self.step, row)
-            self.progress.update(self.step, episodes.get("success"), self.note(metrics))
-            if self.step >= next_eval and self.step < args.steps:
-                next_eval = (self.step // every + 1) * every
-                self.look()
-                self.save_all(finished=False)
-                saved_at = time.monotonic()
-            elif time.monotonic() - saved_at > 60:
-                self.save_all(finished=False)
-                saved_at = time.monotonic()
-        if self.stop.asked:
+                row["human/operator_minutes"] = self.actor.help_steps * self.run.env.spec.period / 60
+            self.report.log(self.run.step, row)
+            self.report.advance(self.run.step, episodes.get("success"), self.note(metrics))
+            cadence.after_update()
+        if self.run.stop.asked:
             self.save_all(finished=False)
-            return self.farewell(f"saved at step {self.step}; go on with: robo_rl train --resume {self.folder}",
-                                 self.stop.code)
-        self.judge_final()
+            return self.run.end_stopped()
+        self.run.judge_final()
         self.save_all(finished=True)
-        return self.farewell(self.done())
+        return self.run.end()
 
     def note(self, metrics: dict[str, float]) -> str:
         """A few words for the progress line."""
         words = f"q {metrics['q']:.2f} · {self.learner.updates} updates" if metrics else "filling replay"
-        if self.args.rl.operator == "none":
+        if self.config.rl.operator == "none":
             return words
-        minutes = self.actor.help_steps * self.env.spec.period / 60
+        minutes = self.actor.help_steps * self.run.env.spec.period / 60
         return f"{words} · {minutes:.1f} operator min"

@@ -21,19 +21,19 @@ def set_worker_count(folder: Path, count: int = 0) -> WorkerCount:
     UserError: no workers collect for it now, or it promises the same result for the same seed (--max-staleness 0).
     """
     from robo_rl import files
-    from robo_rl.experiment import feeds
-    from robo_rl.experiment.train import run_config
+    from robo_rl.experiment import parallel
+    from robo_rl.experiment.config import load_config
     if not (folder / "run.json").exists():
         raise UserError(f"{folder} is no run folder; give one that robo_rl train made")
     from robo_rl.runtime.crewed import WANTED, wanted  # torch comes with it
-    options, flight = run_config(folder), folder / "flight"
+    options, flight = load_config(folder), folder / "flight"
     if not (flight / "slots.bin").exists():
         raise UserError(f"no workers collect for {folder} now: it was begun with --workers 0, has not come to online RL, "
                         "or is finished")
-    before = wanted(flight) or feeds.workers(options)
+    before = wanted(flight) or parallel.workers(options)
     if count:
-        if not feeds.staleness(options):
+        if not parallel.staleness(options):
             raise UserError("with --max-staleness 0 each worker has a fixed share of every batch, so that the same seed gives "
                             "the same run; workers can join and leave a run with --max-staleness of at least 1")
         files.write_json(flight / WANTED, {"workers": count})
-    return WorkerCount(before, count or before, feeds.cores())
+    return WorkerCount(before, count or before, parallel.cores())

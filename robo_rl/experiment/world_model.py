@@ -10,8 +10,9 @@ from robo_rl import checkpoint
 from robo_rl.data.reader import load as load_data
 from robo_rl.errors import UserError
 from robo_rl.evaluate import eval_starts, evaluate
-from robo_rl.experiment.evaluation import pick_checkpoint
-from robo_rl.experiment.train import make_env, run_config
+from robo_rl.experiment.config import load_config
+from robo_rl.experiment.envs import make_env
+from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.log import Progress
 from robo_rl.policies import obs_tensors
 from robo_rl.selection import REPORT
@@ -34,7 +35,7 @@ def find_policies(paths: tuple[str, ...]) -> list[tuple[str, Path, Path]]:
 
 def make_real(spec, runs: list[Path], num_envs: int):
     """The simulator that a model stands for, made as the first of the runs that did not act in a model."""
-    configs = [run_config(r) for r in runs]
+    configs = [load_config(r) for r in runs]
     real = next((c for c in configs if not c.sim.startswith("wm:")), None)
     control = spec.control
     acted = real or replace(configs[0], sim=control.sim, task=control.task, judge="", obs="rgb" if control.views else "state")

@@ -1,0 +1,150 @@
+"""What a training run is told: one frozen TrainConfig; a run folder keeps it in run.json."""
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from robo_rl.errors import UserError, choose, in_range
+from robo_rl.options import (
+    AloeOptions,
+    BcOptions,
+    CalQlOptions,
+    DppoOptions,
+    ExpoOptions,
+    HilSerlOptions,
+    IqlOptions,
+    MethodOptions,
+    NftOptions,
+    PaRlOptions,
+    PiRlOptions,
+    PolicyOptions,
+    PpoOptions,
+    ReinFlowOptions,
+    RlpdOptions,
+    WsrlOptions,
+)
+
+OFF_POLICY = {"rlpd": RlpdOptions, "hil_serl": HilSerlOptions, "expo": ExpoOptions, "pa_rl": PaRlOptions, "iql": IqlOptions,
+              "calql": CalQlOptions, "wsrl": WsrlOptions, "aloe": AloeOptions}  # these learn from replay (experiment/replay.py)
+RL_OPTIONS = {"pi_rl": PiRlOptions, "ppo": PpoOptions, "dppo": DppoOptions, "reinflow": ReinFlowOptions,
+              "nft": NftOptions, **OFF_POLICY}
+ALGOS = (*RL_OPTIONS, "bc")
+EXPLORATION = ("noise", "noise_level", "noise_min", "noise_max", "noise_steps", "finetune_steps", "std_floor", "std_scale",
+               "logp_reduction", "teacher")  # what of a policy's options is the method's affair, not that of weights learnt before
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Train a policy: a few demonstrations, supervised flow matching, online RL, honest evaluation."""
+
+    sim: str = "mujoco"
+    """mujoco, maniskill, isaacgym, isaaclab, gym:<id>, envpool:<id>, or wm:<folder of a world model>."""
+    task: str = ""
+    """Task of the sim; empty takes its default (mujoco: pick_cube, maniskill: PickCube-v1)."""
+    algo: str = "pi_rl"
+    """pi_rl, ppo, dppo, reinflow, nft; from replay: rlpd, hil_serl, expo, pa_rl, iql, calql, wsrl, aloe; or bc (supervised only)."""
+    obs: str = "state"
+    """state, or rgb: two cameras and the instruction through the vision-language trunk."""
+    preset: str = "full"
+    """quick: minutes, to see it move; full: to the numbers of the README; paper (reinflow, dppo): the method's own numbers."""
+    demos: str = "20"
+    """Number of expert demonstrations to record, or the folder of a LeRobot v3 data set; 0 starts from scratch."""
+    init: str = ""
+    """Run or checkpoint folder whose policy this run begins with (its best), in place of a fresh one and of supervised learning;
+    --algo bc, or --bc.updates N with --demos, teaches it on."""
+    seed: int = 0
+    steps: int = 3_000_000
+    """Control steps of online RL, over all envs."""
+    envs: int = 256
+    """N: envs in parallel."""
+    threads: int = 0
+    """Simulation threads of each worker; 0: the cores shared out."""
+    workers: int | None = None
+    """Processes that collect beside the learner; None: one per core (on a single core none); 0: all in one process, which
+    repeats exactly for a seed."""
+    max_staleness: int | None = None
+    """Most weight versions that what is trained on may lie behind; 0: synchronous; None: 1 with workers, else 0."""
+    learners: int = 1
+    """Processes that learn together: shards of the policy (FSDP2), each with its rows of every minibatch."""
+    periodic: int = 0
+    """Synchronous, with gradients summed while data streams in: rounds of whole groups of all envs in an update, each
+    learnt from as soon as it is there, under unchanged weights; one step at the end. 0: off."""
+    over_provision: float = 1.0
+    """With a group advantage and staleness: episodes in flight over those of a batch; those a batch does not wait for go
+    on under newer weights (APRIL)."""
+    server: bool = False
+    """One process decides for all workers, in batches, instead of each for itself; for many sims that mostly wait."""
+    backend: str = "processes"
+    """processes: workers on this machine; ray: workers are Ray actors, on any machine of a cluster."""
+    ray_address: str = ""
+    """Ray cluster to join, for example auto; empty: one of this machine alone."""
+    hang: float = 60.0
+    """Seconds without a decision after which a worker is restarted."""
+    torch_threads: int = 1
+    reward: str = ""
+    control: str = ""
+    max_steps: int = 0
+    """Episode limit [control steps]; 0: the task's own."""
+    randomise: str = ""
+    """Domain randomisation, for example mass,friction,latency:2."""
+    image_size: int = 64
+    judge: str = ""
+    """Who decides on success in a world model: head (the default), http://…, or the folder of a classifier."""
+    dream: float = 0.0
+    """Share of every batch that is played in a world model learnt along the way; steps count the simulator's alone."""
+    dream_model: str = ""
+    """Folder of a world model to begin with (robo_rl wm train); empty: one is learnt from the first episodes."""
+    dream_refit: int = 50_000
+    """Control steps of the simulator between refits of the model."""
+    dream_updates: int = 1000
+    """Updates of each refit; the first has three times as many."""
+    dream_hard: float = 0.0
+    """Share of dreamt episodes that begin where success is most uncertain (DreamGym), not just anywhere."""
+    eval_episodes: int = 200
+    eval_every: int = 0
+    """Control steps between evaluations; 0: ten over the run."""
+    eval_envs: int = 0
+    """Envs of the evaluation; 0: one per episode (mujoco) or as many as workers allow."""
+    target: float = 0.9
+    """Stop RL once the lower bound of success stays at or above this and success no longer rises; 0, and with --steps N: never."""
+    patience: int = 2
+    """Evaluations that must follow one at or above --target without a higher success than before; 0: stop at the first."""
+    out: str = ""
+    """Run folder; empty: runs/<sim>-<task>-<algo>-s<seed>-<time>."""
+    resume: str = ""
+    """auto: the newest run below runs/, or a run folder; every other option then comes from that run."""
+    video: bool = True
+    wandb: str = ""
+    """wandb project (offline without a key); TensorBoard is always written."""
+    policy: PolicyOptions = field(default_factory=PolicyOptions)
+    bc: BcOptions = field(default_factory=BcOptions)
+    rl: MethodOptions = field(default_factory=PiRlOptions)
+    """Options of the chosen method; each method has its own set."""
+
+    def __post_init__(self) -> None:
+        choose("algo", self.algo, ALGOS)
+        choose("obs", self.obs, ("state", "rgb"))
+        choose("backend", self.backend, ("processes", "ray"))
+        for name, low, high in (("steps", 0, 10**12), ("envs", 1, 10**6), ("threads", 0, 4096), ("seed", 0, 2**31 - 1),
+                                ("eval_episodes", 1, 10**6), ("torch_threads", 1, 4096), ("eval_every", 0, 10**12),
+                                ("dream", 0, 0.99), ("dream_hard", 0, 1), ("dream_refit", 1, 10**12), ("dream_updates", 1, 10**7),
+                                ("eval_envs", 0, 10**6), ("target", 0, 1), ("patience", 0, 10**6), ("workers", 0, 4096), ("learners", 1, 64),
+                                ("max_staleness", 0, 10**6), ("over_provision", 1, 1e6), ("periodic", 0, 10**6), ("hang", 1, 1e6),
+                                ("max_steps", 0, 10**7), ("image_size", 16, 1024)):
+            if getattr(self, name) is not None:
+                in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
+        if self.algo != "bc" and type(self.rl) is not RL_OPTIONS[self.algo]:
+            raise UserError(f"--algo {self.algo} needs {RL_OPTIONS[self.algo].__name__}")
+
+
+def load_config(folder: Path) -> TrainConfig:
+    """The configuration of a run folder (its run.json); UserError if it is damaged."""
+    from robo_rl import files
+    saved = files.read_json(folder / "run.json")
+    try:
+        saved = saved["config"]
+        nested = {"policy": PolicyOptions, "bc": BcOptions, "rl": RL_OPTIONS.get(saved["algo"], PiRlOptions)}
+        known = {f.name for f in fields(TrainConfig)}
+        return TrainConfig(**{k: nested[k](**v) if k in nested else v for k, v in saved.items() if k in known})
+    except (TypeError, KeyError, AttributeError) as e:
+        raise UserError(f"{folder / 'run.json'} is damaged or of another version of robo_rl ({e!r}); restore it from "
+                        "a copy or start a new run") from e

@@ -1,0 +1,37 @@
+"""Run folders: which one is meant, and which of its checkpoints."""
+
+from pathlib import Path
+
+from robo_rl.errors import UserError
+
+
+def newest_run(root: Path) -> Path:
+    """The run below `root` that was written last."""
+    found = [p.parent for p in root.glob("*/run.json")]
+    if not found:
+        raise UserError(f"no run to resume below {root}/; start one with: robo_rl train")
+    return max(found, key=lambda r: max((p.stat().st_mtime for p in r.glob("*.json*")), default=0.0))
+
+
+def pick_checkpoint(path: Path, name: str) -> tuple[Path, Path]:
+    """(run folder, checkpoint folder) of a run and a checkpoint name, or of a checkpoint folder."""
+    from robo_rl.log import open_run
+
+    if (path / "meta.json").exists():
+        return path.parent.parent, path
+    run = open_run(path)
+    from robo_rl import checkpoint  # torch comes with it: a name that is wrong is told before
+    root = run / "checkpoints"
+    found = checkpoint.checkpoints(run)
+    if not found:
+        raise UserError(f"{run} has no checkpoint yet")
+    if name == "last":
+        return run, found[-1]
+    if name == "sft":
+        return run, root / checkpoint.name(0)
+    if name == "best":
+        return run, checkpoint.best(run)
+    if not (root / name / "meta.json").exists():
+        raise UserError(f"{run} has no checkpoint {name!r}. Allowed: best, last, sft, "
+                        f"{', '.join(p.name for p in found)}")
+    return run, root / name

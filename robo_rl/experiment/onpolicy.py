@@ -1,0 +1,125 @@
+"""The loop of the on-policy methods: take a batch, learn from it, publish the weights; evaluate and save on the way."""
+
+import importlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from robo_rl.experiment import feeds
+from robo_rl.experiment.parallel import cores, workers
+from robo_rl.experiment.run import Cadence, Run
+from robo_rl.experiment.sft import demo_folder
+
+SAVE_EVERY = 20.0  # s
+
+
+def make_learner(run: Run):
+    """The learner of the chosen method, with the demonstrations where it keeps supervision beside RL."""
+    config, demos = run.config, None
+    if config.learners > 1:
+        from robo_rl.runtime.sharded import ShardedLearner
+        return ShardedLearner(config.algo, run.policy, config.rl, config.seed, config.learners, run.folder / "ranks")
+    if config.rl.bc_coef:
+        from robo_rl.data.reader import load
+        from robo_rl.demos import demo_sampler
+        demos = demo_sampler(load(demo_folder(run)), run.policy.spec, config.policy.horizon)
+    return importlib.import_module(f"robo_rl.algos.{config.algo}").make(run.policy, config.rl, config.seed, demos)
+
+
+def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
+    """Online RL until --steps, from the supervised policy or a checkpoint -> the exit status."""
+    from robo_rl import checkpoint
+
+    config = run.config
+    run.policy.train()
+    learner, saved = make_learner(run), None
+    if checkpoint_folder is not None:
+        state, _ = checkpoint.load_train(checkpoint_folder)
+        if state:
+            learner.load_state_dict(state["learner"])
+            saved = state["feed"]
+    close = getattr(learner, "close", lambda: None)
+    if config.dream:
+        from robo_rl.experiment import dream
+        feed, exact = dream.make_feed(config, run.folder, run.env, learner, saved, run.report.say)
+    else:
+        feed, exact = feeds.make_feed(config, run.folder, run.env, learner, saved)
+    n = workers(config)
+    if n > cores():
+        run.report.say(f"{n} workers on {cores()} cores: sims that compute will share them and gain nothing; "
+                       f"--workers {cores()} is enough unless they mostly wait")
+    if not exact:
+        run.report.say("this sim has no snapshots: episodes in flight start anew")
+    try:
+        return improve(run, learner, feed)
+    finally:
+        feed.close()
+        close()
+
+
+def learn(run: Run, learner, feed) -> tuple[dict[str, float], dict[str, float], float]:
+    """Take a batch and learn from it -> (its statistics, the update's metrics, seconds waited for it)."""
+    from robo_rl.runtime.feed import together
+    config, rollouts, waited = run.config, [], 0.0
+
+    def arriving(take: Callable):
+        nonlocal waited
+        while True:
+            begin = time.perf_counter()
+            piece = take()
+            waited += time.perf_counter() - begin
+            if piece is None:
+                return
+            rollouts.append(piece)
+            run.step += int(piece.stats["env_steps"])
+            yield piece
+    if config.periodic:
+        pieces = feed.stream()
+        metrics = learner.accumulate(arriving(lambda: next(pieces, None)), min(1.0, run.step / config.steps))
+    else:
+        rollout = next(arriving(feed.next))
+        metrics = learner.update(rollout, min(1.0, run.step / config.steps), feed.version)
+    for rollout in rollouts:
+        learner.after_collect(rollout)
+    return together([r.stats for r in rollouts]), metrics, waited
+
+
+def improve(run: Run, learner, feed) -> int:
+    """Learn until the steps are made, the looks say stop or a signal comes -> the exit status."""
+    from robo_rl import health
+
+    config, beside = run.config, workers(run.config) > 0
+    watch = health.Watch(health.ranges(config.rl, run.policy.options, run.policy.spec.action, config.reward != "dense"), run.folder)
+    watch.begin(run.step)
+    run.report.start("rl", config.steps, "steps", done=run.step)
+
+    def save(finished: bool = False) -> None:
+        run.save({"learner": learner.state_dict(), "feed": feed.state()}, finished)
+        feed.commit()
+    cadence = Cadence(run, save, SAVE_EVERY)
+    while run.goes_on():
+        begin, clock = time.perf_counter(), time.monotonic_ns()
+        stats, metrics, waited = learn(run, learner, feed)
+        update = time.perf_counter() - begin - waited
+        clock += 0 if config.periodic else int(waited * 1e9)
+        feed.publish()
+        run.timeline([*feed.spans(), ("learner", clock, time.monotonic_ns())] if beside else [])
+        seconds = time.perf_counter() - begin
+        row = {(k if "/" in k else f"train/{k}"): v for k, v in (metrics | stats).items() if k != "env_steps"}
+        row |= {"train/noise": run.policy.noise_scale, "time/update": update,
+                "rate/steps_per_s": stats["env_steps"] / seconds} | feed.stats()
+        if beside:
+            row["util/learner_wait"] = min(1.0, waited / seconds)
+        run.report.log(run.step, row)
+        for text in watch.look(run.step, metrics | stats):
+            run.report.say(text, "warning")
+        run.report.advance(run.step, stats.get("success"), feed.note())
+        cadence.after_update(feed.crowded())
+    if run.stop.asked:
+        save()
+        return run.end_stopped()
+    run.judge_final()
+    save(finished=True)
+    feed.close()
+    feeds.discard(run.folder)
+    return run.end()

@@ -1,0 +1,78 @@
+"""How the work of a run is shared out: worker processes, their envs, the bound on staleness, the samples of an update."""
+
+import os
+
+from robo_rl.errors import UserError
+from robo_rl.experiment.config import OFF_POLICY, TrainConfig
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def group_size(config: TrainConfig) -> int:
+    """Episodes per start, 0 without a group advantage."""
+    return config.rl.group if config.rl.advantage != "gae" else 0
+
+
+def workers(config: TrainConfig) -> int:
+    """Worker processes of this run; 0: everything in one process."""
+    if config.workers is not None:
+        return config.workers
+    if config.algo in OFF_POLICY:
+        return 0  # simulators take a twentieth of the time: with --workers 1 acting goes on beside, as an arm must
+    units = config.envs // (group_size(config) or 1)
+    on_gpu = config.sim in ("isaacgym", "isaaclab")
+    return 0 if cores() < 2 or on_gpu else min(cores(), units)
+
+
+def staleness(config: TrainConfig) -> int:
+    """Bound on the age [versions] of what is trained on."""
+    return int(workers(config) > 0) if config.max_staleness is None else config.max_staleness
+
+
+def lanes(config: TrainConfig) -> bool:
+    """Whether episodes of groups wait for no other: with staleness, on this machine, each worker deciding for itself."""
+    return bool(group_size(config)) and staleness(config) > 0 and not config.server and config.backend == "processes"
+
+
+def batch(config: TrainConfig) -> int:
+    """Samples of an update: episodes of whole groups, or decisions of all envs."""
+    group = group_size(config)
+    rounds = max(1, config.periodic)
+    return max(1, int(config.envs * rounds / config.over_provision) // group) * group if group else config.envs * config.rl.decisions
+
+
+def check(config: TrainConfig) -> None:
+    """Raise UserError for workers that do not fit the envs."""
+    n, group = workers(config), group_size(config) or 1
+    if config.periodic and (staleness(config) or not group_size(config) or config.rl.epochs != 1 or config.algo == "nft"):
+        raise UserError("--periodic takes one step per batch of fresh groups: it needs --max-staleness 0, a group advantage "
+                        "(--rl.advantage grpo), --rl.epochs 1, and pi_rl, ppo, dppo or reinflow")
+    if config.over_provision > 1 and not lanes(config):
+        raise UserError("--over-provision above 1 needs a group advantage (--rl.advantage grpo), --max-staleness of at "
+                        "least 1, and neither --server nor --backend ray")
+    if config.over_provision > staleness(config) + 1:
+        raise UserError(f"--over-provision must be at most --max-staleness + 1 = {staleness(config) + 1}, got "
+                        f"{config.over_provision:g}: more would never be admitted")
+    if config.learners > 1:
+        from robo_rl.runtime.sharded import check
+        if config.periodic:
+            raise UserError("--periodic adds up gradients in one process: it goes without --learners")
+        check(config.algo, config.rl, config.learners)
+    if config.backend == "ray":
+        if n == 0 or config.server:
+            raise UserError("--backend ray needs --workers of at least 1 and no --server")
+    if n * group > config.envs:
+        raise UserError(f"--workers {n} need at least {n * group} --envs" +
+                        (f" (groups of {group} stay together)" if group > 1 else "") + f", got {config.envs}")
+    if config.backend == "ray":
+        from robo_rl.runtime import ray_crew
+        ray_crew.check(config.ray_address)  # now, not after the supervised stage
+
+
+def shares(envs: int, workers: int, group: int) -> list[int]:
+    """Envs of each worker, as even as groups allow."""
+    units = envs // (group or 1)
+    return [(units // workers + (i < units % workers)) * (group or 1) for i in range(workers)]

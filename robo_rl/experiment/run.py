@@ -1,0 +1,145 @@
+"""A run folder being written: what its stages share, its checkpoints, and the looks that choose the best of them.
+
+    run.json  metrics.jsonl  timeline.jsonl  demos/  evals/<label>.json  videos/  checkpoints/step_…
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.evaluation import Evaluator
+from robo_rl.experiment.reporting import Reporter
+from robo_rl.selection import CHOOSE, REPORT, Look, best_look, stop_reason
+from robo_rl.signals import StopSignal
+
+TIMELINE = 4_000_000  # bytes of timeline.jsonl
+
+
+def looks_of(meta: dict, episodes: int) -> list[Look]:
+    """The looks of a checkpoint; of one that was made before they were kept, its best."""
+    if "looks" in meta:
+        return [Look(*x) for x in meta["looks"]]
+    best = meta["best"]
+    return [Look(best["step"], round(best["success"] * episodes), episodes, best["return"])] if best["step"] >= 0 else []
+
+
+class Run:
+    """One run folder being written. `policy`, `step` [control steps of RL] and `looks` are those of the newest state."""
+
+    def __init__(self, config: TrainConfig, folder: Path, env, report: Reporter):
+        self.config, self.folder, self.env, self.report = config, folder, env, report
+        self.stop = StopSignal()
+        self.evaluator = Evaluator(config, folder, report)
+        self.policy = None
+        self.step, self.looks = 0, []
+        self.started = time.monotonic()
+
+    # ---- evaluation
+
+    def evaluate(self, label: str, which: int = REPORT, policy=None, step: "int | None" = None) -> dict:
+        """Evaluate the policy, or `policy` of an earlier `step`, on the starts of list `which`; see `Evaluator`."""
+        clock = time.monotonic_ns()
+        self.policy.eval()
+        result = self.evaluator.evaluate(label, policy or self.policy, which, self.step, self.step if step is None else step)
+        if self.step:
+            self.timeline([("eval", clock, time.monotonic_ns())])
+        self.policy.train()
+        return result
+
+    def look(self) -> None:
+        """Evaluate on the starts that pick the best checkpoint and say when to stop."""
+        result = self.evaluate(f"step_{self.step:09d}", CHOOSE)
+        self.looks.append(Look(self.step, sum(result["success"]), result["n"], sum(result["return"]) / result["n"]))
+
+    def goes_on(self) -> bool:
+        """Whether RL has steps left to make: no signal, and the looks so far do not end it (said once)."""
+        if self.step >= self.config.steps or self.stop.asked:
+            return False
+        why = stop_reason(self.looks, self.config.target, self.config.patience)
+        if why:
+            self.report.say(why)
+        return not why
+
+    def judge_final(self) -> None:
+        """Report the last policy and, where another was better on the starts that choose, the best one."""
+        from robo_rl import checkpoint
+
+        if not self.looks or self.looks[-1].step != self.step:
+            self.look()
+        self.evaluate("final")
+        best = best_look(self.looks).step
+        if best != self.step:
+            self.evaluate("best", REPORT, checkpoint.load_policy(self.folder / "checkpoints" / checkpoint.name(best))[0], best)
+
+    # ---- what is kept
+
+    def save(self, train: dict, finished: bool) -> None:
+        """Checkpoint at the present step; the last two, the supervised one and the best stay."""
+        from robo_rl import checkpoint
+
+        root = self.folder / "checkpoints"
+        root.mkdir(exist_ok=True)
+        best = best_look(self.looks) if self.looks else Look(-1, 0, 1, 0.0)
+        path = root / checkpoint.name(self.step)
+        checkpoint.save_checkpoint(path, self.policy, train, {
+            "step": self.step, "best": {"success": best.rate, "return": best.gain, "step": best.step},
+            "looks": [list(x) for x in self.looks], "finished": finished, "lines": self.report.lines})
+        for old in checkpoint.checkpoints(self.folder)[:-2]:
+            if old.name not in (checkpoint.name(0), checkpoint.name(best.step)):
+                shutil.rmtree(old)
+        self.report.tell("checkpoint", self.step, text=str(path))
+
+    def forget_after(self, step: int) -> None:
+        """Drop evaluations that a killed process made after its last checkpoint: they are made again."""
+        from robo_rl import files
+        for path in (self.folder / "evals").glob("*.json"):
+            if path.stem in ("final", "best") or (files.read_json(path).get("step") or 0) > step:
+                path.unlink()
+
+    def timeline(self, spans: list[tuple[str, int, int]]) -> None:
+        """Append who worked when [s since the start of the run] to timeline.jsonl, up to a few megabytes."""
+        now, at = time.monotonic_ns(), self.report.elapsed
+        path = self.folder / "timeline.jsonl"
+        if spans and not (path.exists() and path.stat().st_size > TIMELINE):
+            rows = [[who, round(at - (now - a) / 1e9, 3), round(at - (now - b) / 1e9, 3)] for who, a, b in spans]
+            with open(path, "a", encoding="utf-8") as f:
+                f.write(json.dumps(rows) + "\n")
+
+    # ---- the end
+
+    def end(self, words: str = "", code: int = 0) -> int:
+        """Say what to do next, below the last progress line -> the exit status."""
+        self.report.end_stage()
+        self.report.say(words or f"done in {time.monotonic() - self.started:.0f} s. Look at it: robo_rl report {self.folder}")
+        if not code:
+            self.report.tell("finished", self.step, text=str(self.folder))
+        return code
+
+    def end_stopped(self) -> int:
+        """The last words of a run that a signal stopped, after its checkpoint."""
+        return self.end(f"saved at step {self.step}; go on with: robo_rl train --resume {self.folder}", self.stop.code)
+
+
+class Cadence:
+    """When RL looks and when it saves: every --eval-every steps both, and `seconds` after the last save, or where the caller
+    says that it cannot wait, a save alone."""
+
+    def __init__(self, run: Run, save: Callable[[], None], seconds: float):
+        self.run, self.save, self.seconds = run, save, seconds
+        self.every = run.config.eval_every or max(1, run.config.steps // 10)
+        self.next = (run.step // self.every + 1) * self.every
+        self.saved = time.monotonic()
+
+    def after_update(self, now: bool = False) -> None:
+        """Look and save if it is time; `now`: save in any case."""
+        run = self.run
+        if run.step >= self.next and run.step < run.config.steps:
+            self.next = (run.step // self.every + 1) * self.every
+            run.look()
+        elif not now and time.monotonic() - self.saved <= self.seconds:
+            return
+        self.save()
+        self.saved = time.monotonic()

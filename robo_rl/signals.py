@@ -1,0 +1,41 @@
+"""How a signal stops long work: the first asks for a checkpoint, the second ends the process."""
+
+import signal
+import sys
+import threading
+import time
+from typing import Self
+
+
+class StopSignal:
+    """While open: turns the first SIGINT or SIGTERM into a flag; a second one ends the process at once.
+
+    The same signal again within a second is the same press: terminals and service managers tell whole process groups, and
+    the guard passes on what it is told.
+    """
+
+    asked = 0  # number of the signal
+    at = 0.0
+
+    @property
+    def code(self) -> int:
+        """Exit status of a process that a signal ended."""
+        return 128 + self.asked
+
+    def __enter__(self) -> Self:
+        self._before = {}
+        if threading.current_thread() is threading.main_thread():  # handlers belong to it; elsewhere the flag is set by hand
+            self._before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *error) -> None:
+        for s, handler in self._before.items():
+            signal.signal(s, handler)
+
+    def _ask(self, number: int, frame) -> None:
+        if self.asked:
+            if number != self.asked or time.monotonic() - self.at > 1.0:
+                raise KeyboardInterrupt
+            return
+        self.asked, self.at = number, time.monotonic()
+        print("\nstopping: saving a checkpoint (press again to stop without)", file=sys.stderr)
