@@ -16,7 +16,7 @@ from robo_rl.cli import COMMANDS, main
 from robo_rl.cli.eval import Eval
 from robo_rl.cli.train import parse
 from robo_rl.errors import UserError
-from robo_rl.experiment.collect import Collect
+from robo_rl.experiment.collect import CollectOptions
 from robo_rl.experiment.config import ALGOS, OFF_POLICY, RL_OPTIONS, TrainConfig
 from robo_rl.experiment.recipes import preset
 from robo_rl.options import BcOptions, PolicyOptions
@@ -141,7 +141,7 @@ def test_a_number_out_of_range_is_one_line_with_the_range(argv, says, here, caps
     assert not list(here.iterdir())
 
 
-@pytest.mark.parametrize("cls", [PolicyOptions, BcOptions, *RL_OPTIONS.values(), TrainConfig, Eval, Collect],
+@pytest.mark.parametrize("cls", [PolicyOptions, BcOptions, *RL_OPTIONS.values(), TrainConfig, Eval, CollectOptions],
                          ids=lambda c: c.__name__)
 def test_every_number_among_the_options_has_a_range(cls):
     """No field takes NaN, infinity, -1 (-2 where -1 is the default) or a number without end; the message names the field."""
