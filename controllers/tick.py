@@ -6,13 +6,12 @@ are those of `robo_rl.geometry`, against which tests hold them.
 """
 
 import math
-import sys
-from collections.abc import Callable
 from functools import cache
-from threading import Timer
 
 import numpy as np
 from numba import config, njit
+
+from robo_rl.compiled import Announcement, kept
 
 MASS_AGE = 0.02  # s between two looks at W_ii; joints turn 2 degrees in that time
 SMALL = 1e-10  # m or rad; nearer than this the reference has arrived
@@ -49,26 +48,17 @@ def record(n: int) -> np.ndarray:
 @cache
 def prepare(n: int) -> None:
     """Compile, or load, the tick of n joints: seconds that a loop in real time does not have."""
-    notice = Timer(2.0, print, ["compiling the control law, once on this machine: some 10 s"], {"file": sys.stderr})
-    notice.start()
+    announcement = Announcement("the control law")
     try:
         tick(record(n), 1e-3, np.zeros(2 * n), np.zeros((6, n)), np.zeros((6, n)), np.zeros(n), np.zeros(3), np.zeros(4))
     finally:
-        notice.cancel()
-
-
-def kept(f: Callable) -> Callable:
-    """njit, kept on disk where there is a place that can be written."""
-    try:
-        return njit(cache=True, error_model="numpy")(f)
-    except RuntimeError:
-        return njit(error_model="numpy")(f)
+        announcement.close()
 
 
 compiled = njit(error_model="numpy")
 
 
-@kept
+@kept()
 def tick(memory, dt, state, jac, minv_jt, bias, pos, quat):
     """Advance `memory` by dt [s]; memory.tau are the torques then, or as they were, with one more of `faults`.
 

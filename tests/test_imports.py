@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 # Inside robo_rl each line imports only from the lines above it (and a package from itself).
 LAYERS = (
     "types errors geometry",
-    "files options contract starts stats advantages corrections losses optim sampling noise normalise allocate",
+    "files compiled options contract starts stats advantages corrections losses optim sampling noise normalise allocate",
     "policies data rewards log journal selection health provenance signals",
     "checkpoint rollout replay",
     "evaluate algos gather",
@@ -27,9 +27,9 @@ LAYERS = (
     "__main__",
 )
 LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
-PURE = {*LAYERS[0].split(), *LAYERS[1].split()} - {"files"}  # no file, no clock, no process
-SIDE_BY_SIDE = {"sims": {"types", "errors", "files", "geometry", "contract", "starts"},
-                "controllers": {"geometry", "errors", "files"},
+PURE = {*LAYERS[0].split(), *LAYERS[1].split()} - {"files", "compiled"}  # no file, no clock, no process
+SIDE_BY_SIDE = {"sims": {"types", "errors", "files", "compiled", "geometry", "contract", "starts"},
+                "controllers": {"geometry", "errors", "files", "compiled"},
                 "world_models": {"types", "files", "data", "log", "checkpoint", "provenance", "signals", *PURE}}  # what of robo_rl the packages beside it may import
 HEAVY = ["torch", "mujoco", "gymnasium", "pyarrow", "av", "tensorboard", "matplotlib", "mani_skill", "sapien", "envpool",
          "wandb", "transformers", "jax", "numba"]

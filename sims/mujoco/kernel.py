@@ -6,14 +6,13 @@ re = fma(a.re, b.re, -(a.im b.im)), im = fma(a.re, b.im, a.im b.re), as NumPy co
 stay NumPy's. Arrays have the batch last, as there.
 """
 
-import sys
 from collections.abc import Callable
-from threading import Timer
 
 import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
 
+from robo_rl import compiled
 from sims.mujoco import model as m
 from sims.mujoco.kinematics import HAND
 
@@ -33,22 +32,13 @@ ZERO, HALF, ONE, TWO = F(0), F(0.5), F(1), F(2)
 C6, C24, C120, C720 = F(1 / 6), F(1 / 24), F(1 / 120), F(1 / 720)
 
 
-NOTICE = Timer(4.0, print, ["compiling the arm's control step, once on this machine: some 10 s"], {"file": sys.stderr})
-NOTICE.daemon = True
-NOTICE.start()
+ANNOUNCEMENT = compiled.Announcement("the arm's control step")
 A1, A2, A3, ROWS = "float32[::1]", "float32[:,::1]", "float32[:,:,::1]", "float64[:,:]"
 
 
-def kept(*arguments: str) -> Callable:
-    """njit for these types alone, kept on disk where there is a place that can be written."""
-    signature = f"void({', '.join(arguments)})"
-
-    def compiled(f: Callable) -> Callable:
-        try:
-            return njit(signature, cache=True, error_model="numpy")(f)
-        except RuntimeError:
-            return njit(signature, error_model="numpy")(f)
-    return compiled
+def kept(*arguments: str) -> Callable[[Callable], Callable]:
+    """Compiled for these types alone."""
+    return compiled.kept(f"void({', '.join(arguments)})")
 
 
 @intrinsic
@@ -281,4 +271,4 @@ def settle(won, lost, over, steps, limit, success, terminated, truncated, reward
             truncated[e] = True
 
 
-NOTICE.cancel()
+ANNOUNCEMENT.close()
