@@ -26,7 +26,7 @@ def cluster():
     from ray.cluster_utils import Cluster
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]))
-        c = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        c = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "no_monitor": True})
         try:
             node = c.add_node(**NODE)
             ray.init(address=c.address, log_to_driver=False, logging_level="ERROR")

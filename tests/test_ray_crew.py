@@ -38,8 +38,6 @@ def test_weights_reach_every_actor_once_and_the_learner_sends_to_four_machines_a
     assert max(sum(1 for (i, _), _ in below if i != h[0]) for h, below in every(roots)) <= 4
 
 
-
-
 def every(pairs):
     for handle, below in pairs:
         yield handle, below
@@ -80,10 +78,14 @@ def test_an_actor_that_lacks_weights_says_so_soon_and_goes_on_once_it_has_them(m
 
 def test_whatever_ray_raises_at_start_up_is_one_line(monkeypatch):
     class Ray(types.ModuleType):
-        said = None
+        said, starts = None, 0
 
         def is_initialized(self): return False
-        def init(self, **options): raise self.said
+        def shutdown(self): pass
+
+        def init(self, **options):
+            self.starts += 1
+            raise self.said
     ray = Ray("ray")
     monkeypatch.setitem(sys.modules, "ray", ray)
     ray.__spec__ = object()
@@ -93,3 +95,22 @@ def test_whatever_ray_raises_at_start_up_is_one_line(monkeypatch):
             with pytest.raises(UserError) as e:
                 join(address, 2)
             assert "\n" not in str(e.value) and ("ray start --head" if address else "on this machine") in str(e.value)
+            assert ray.starts == (1 if address else ray_crew.STARTS)  # a cluster of our own may only have been slow to start
+            ray.starts = 0
+
+
+def test_a_cluster_of_our_own_that_does_not_start_at_once_is_started_again(monkeypatch):
+    class Ray(types.ModuleType):
+        calls = ()
+
+        def is_initialized(self): return False
+        def shutdown(self): self.calls += ("shutdown",)
+
+        def init(self, **options):
+            self.calls += ("init",)
+            if len(self.calls) == 1:
+                raise RuntimeError("The current node timed out during startup.")
+    ray = Ray("ray")
+    ray.__spec__ = object()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    assert join("", 2) is ray and ray.calls == ("init", "shutdown", "init")

@@ -36,6 +36,7 @@ ASKS = 30  # times in a row that it may ask
 PLACE = 10.0  # seconds an actor may wait for a place in the cluster before its share is given to the others
 NOBODY = 300.0  # seconds after which a run ends if no actor has a place
 FAN = 4  # machines that one machine sends weights to
+STARTS = 3  # times to start a cluster of our own: a raylet gives up where its helpers take more than 15 s, as on a busy machine
 LINK = 1.25e9  # B/s between machines unless told otherwise: 10 Gbit/s
 
 
@@ -166,18 +167,25 @@ def join(address: str, cpus: int):
         import ray
     except ImportError:
         raise MissingDependency("--backend ray needs Ray: pip install 'robo_rl[ray]'") from None
-    if not ray.is_initialized():
-        check(address)
+    if ray.is_initialized():
+        return ray
+    check(address)
+    for left in reversed(range(1 if address else STARTS)):
         try:
             ray.init(address=address or "local", include_dashboard=False, log_to_driver=False, logging_level="ERROR",
                      **({} if address else {"num_cpus": cpus}))
+            break
         except Exception as e:  # noqa: BLE001 (Ray raises whatever there is, also bare Exception, where a daemon does not start)
             said = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)[:300].strip()
+            ray.shutdown()
+            if left:
+                continue
             if not address:
                 raise UserError(f"cannot start Ray on this machine: {said}; look at its logs in /tmp/ray/session_latest/logs, "
                                 "or leave --backend ray out") from e
-            raise UserError(f"cannot join the Ray cluster at {address}: {said}; start one with: ray start --head, or, where it "
-                            "runs on other machines, join this one with: ray start --address HOST:PORT") from e
+            token = "" if "RAY_AUTH_MODE" in os.environ else "; if it asks for a token, set RAY_AUTH_MODE=token"  # Ray hides why
+            raise UserError(f"cannot join the Ray cluster at {address}: {said}; start one with: ray start --head, or join this "
+                            f"machine to one with: ray start --address HOST:PORT{token}") from e
     return ray
 
 
