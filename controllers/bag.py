@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from controllers.codec import Codec
-from controllers.transport import ROS_TYPES, Box, Publisher, Received, Transport
+from controllers.transport import ROS_TYPES, Mailbox, Publisher, Received, Transport
 from robo_rl.errors import MissingDependency, UserError
 
 
-class Bag:
+class BagWriter:
     """One bag at `path`, a folder that must not exist. now(): monotonic seconds, of the times that `add` gets."""
 
     def __init__(self, path: "str | Path", now: Callable[[], float] = time.monotonic):
@@ -66,31 +66,31 @@ class Bag:
         self.draft.rmdir()
 
 
-class Taped:
+class RecordedTransport:
     """A transport whose messages, both ways, go into a bag as well."""
 
-    def __init__(self, wire: Transport, bag: Bag):
+    def __init__(self, wire: Transport, bag: BagWriter):
         self.wire, self.bag = wire, bag
         self.publishers, self.complaints, self.now = wire.publishers, wire.complaints, wire.now
         self.service, self.serve, self.call, self.close = wire.service, wire.serve, wire.call, wire.close
 
-    def publisher(self, topic: str, kind: type, quality: str = "state") -> "Telling":
-        return Telling(self.wire.publisher(topic, kind, quality), topic, self.bag, self.now)
+    def publisher(self, topic: str, kind: type, quality: str = "state") -> "RecordedPublisher":
+        return RecordedPublisher(self.wire.publisher(topic, kind, quality), topic, self.bag, self.now)
 
-    def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Box:
+    def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Mailbox:
         box = self.wire.subscription(topic, kind, quality, depth)
 
         def heard() -> Iterable[Received]:
             for got in box.take():
                 self.bag.add(topic, got.message, got.at)
                 yield got
-        return Box(depth, heard)
+        return Mailbox(depth, heard)
 
 
-class Telling:
+class RecordedPublisher:
     """A publisher that is recorded."""
 
-    def __init__(self, publisher: Publisher, topic: str, bag: Bag, now: Callable[[], float]):
+    def __init__(self, publisher: Publisher, topic: str, bag: BagWriter, now: Callable[[], float]):
         self.publisher, self.topic, self.bag, self.now = publisher, topic, bag, now
 
     def publish(self, message: Any) -> None:

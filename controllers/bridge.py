@@ -8,7 +8,7 @@ Where the arm may not move as fast as whole actions ask for, the policy acts in 
 periods, and the joints' speeds are told `slow` times as large, so that the policy sees the motion it knows. (Cutting commands
 to the limit instead leaves the arm ever farther behind them, which no policy has learnt.)
 
-`Bridge.tick` once per control period, at any clock: rows come from `schedule`, inference from a `Thinker` that may take
+`Bridge.tick` once per control period, at any clock: rows come from `schedule`, inference from a `PolicyClient` that may take
 its time. Loss of the state or of the policy ends in HOLD by the governor's watchdogs: nothing is commanded from then on.
 """
 
@@ -24,7 +24,7 @@ from controllers.governor import ACTIVE, ARMED, HOLD, STOPPED, Command, Governor
 from controllers.model import ArmModel
 from controllers.node import GRIPPER_STATE
 from controllers.robot import Robot, by_name
-from controllers.schedule import Chunk, Latency, Schedule
+from controllers.schedule import ActionChunk, Latency, Schedule
 from controllers.transport import CompressedImage, Flag, JointState, Numbers, PoseStamped, Transport
 from robo_rl.errors import UserError, in_range
 from robo_rl.geometry import turn_between, turned
@@ -42,7 +42,7 @@ SHARE = 1.0  # of the joints' speed limits, for the joint targets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class PolicyInterface:
     """What a run expects of the robot. scale [6]: metres and radians of an action of 1; views: cameras whose pictures, cut
     to image_size x image_size pixels, it sees."""
 
@@ -68,7 +68,7 @@ class Task:
 Observation = dict[str, np.ndarray]  # state float32 [S], image/<view> uint8 [h, w, 3]
 
 
-class Thinker(Protocol):
+class PolicyClient(Protocol):
     """Inference that need not answer at once; `blocks`: it does, and the loop waits for it."""
 
     blocks: bool
@@ -82,7 +82,7 @@ class Thinker(Protocol):
     def close(self) -> None: ...
 
 
-class Inline:
+class InProcessPolicy:
     """A policy in this thread; `delay(k)` [s] of its k-th answer is for tests."""
 
     def __init__(self, act: Callable[[Observation], np.ndarray], delay: "Callable[[int], float] | None" = None):
@@ -145,7 +145,7 @@ def within(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     return np.minimum(np.maximum(x, low), high)
 
 
-class Hand:
+class GripperCommand:
     """The hand's target and the joint targets, as actions move them."""
 
     def __init__(self, model: ArmModel, scale: tuple[float, ...]):
@@ -167,7 +167,7 @@ class Hand:
         self.joints = within(self.joints + within(step, -most, most), model.q - JOINT_LEAD, model.q + JOINT_LEAD)
 
 
-class Senses:
+class ObservationBuffer:
     """Topics of the arm -> measured state and observation."""
 
     def __init__(self, robot: Robot, transport: Transport, names: tuple[str, ...], views: tuple[str, ...] = (), size: int = 0):
@@ -211,7 +211,7 @@ class Senses:
         model.update(q, dq)
         return True
 
-    def observation(self, model: ArmModel, hand: Hand, slow: int = 1) -> np.ndarray:
+    def observation(self, model: ArmModel, hand: GripperCommand, slow: int = 1) -> np.ndarray:
         """float32 [S] in the order of the run's state names, in the time of a policy that acts `slow` times slower."""
         at = {"gripper": self.opening, "gripper_command": hand.grip}
         for i, (q, dq, target) in enumerate(zip(model.q, model.dq, hand.joints, strict=True), 1):
@@ -236,7 +236,7 @@ class Senses:
         return out
 
 
-def slowness(task: Task, limits: Limits) -> int:
+def slowness(task: PolicyInterface, limits: Limits) -> int:
     """Control periods for one action, so that a whole one along an axis keeps to the limits' speed."""
     full = task.scale[0] / task.period
     return max(1, math.ceil(full / limits.speed[0] - 1e-6))
@@ -245,14 +245,14 @@ def slowness(task: Task, limits: Limits) -> int:
 class Bridge:
     """One policy on one arm. `begin` when the arm's topics are there, then `tick` every control period."""
 
-    def __init__(self, robot: Robot, task: Task, transport: Transport, model: ArmModel, limits: Limits, *,
+    def __init__(self, robot: Robot, task: PolicyInterface, transport: Transport, model: ArmModel, limits: Limits, *,
                  dry_run: bool = False, joints: bool = False):
         """joints: command joint targets, which an arm of stiff joints follows as sims/mujoco's does; else tool poses."""
         self.robot, self.task, self.transport, self.model, self.dry_run = robot, task, transport, model, dry_run
         self.topics = robot.topics
         self.goal = ArmModel(model.spec, robot.joints, robot.site)
-        self.senses = Senses(robot, transport, task.state_names, task.views, task.image_size)
-        self.tell: Callable[[np.ndarray, dict, np.ndarray], None] | None = None  # state, pictures, action: each that runs
+        self.observation_buffer = ObservationBuffer(robot, transport, task.state_names, task.views, task.image_size)
+        self.on_action: Callable[[np.ndarray, dict, np.ndarray], None] | None = None  # state, pictures, action: each that runs
         if dry_run:  # the arm does not follow, and need not
             limits = replace(limits, tracking=(math.inf, math.inf))
         self.governor = Governor(limits, robot)
@@ -271,7 +271,7 @@ class Bridge:
         if (stop := self.estop.latest()) is not None and stop.message.data and self.governor.state != STOPPED:
             self.governor.stop(now, "e-stop topic")
         m = self.model
-        fresh = self.senses.update(m)
+        fresh = self.observation_buffer.update(m)
         if fresh:
             self.governor.measure(State(tuple(m.q.tolist()), tuple(m.dq.tolist()), tuple(m.pos), tuple(m.quat),
                                         tuple((m.jac @ m.dq).tolist())), now)
@@ -279,7 +279,7 @@ class Bridge:
 
     def begin(self, now: float) -> None:
         """Arm this side's governor at the measured pose. UserError says what is missing."""
-        if missing := self.senses.missing():
+        if missing := self.observation_buffer.missing():
             wrong = "".join(f". {c}" for c in self.transport.complaints())
             raise UserError(f"nothing came on {', '.join(missing)}: is the arm there (robo_rl sim-arm), in this domain?{wrong}")
         self.measure(now)
@@ -288,7 +288,7 @@ class Bridge:
             raise UserError(f"{n - 1} other publisher on {self.topics['target_pose']} or {self.topics['target_joint']}: one commander at a time, "
                             "stop the other")
         self.governor.arm(now)
-        self.hand = Hand(self.model, self.task.scale)
+        self.gripper_command = GripperCommand(self.model, self.task.scale)
         step = np.array([*(2.1 * s for s in self.task.scale), math.inf])  # room for a whole action and what was lost
         self.schedule = Schedule(self.slow * self.task.period, 7, max_step=step)
         self._action, self._left = np.zeros(7), 0  # what one period of the row that runs does, and periods it has left
@@ -297,13 +297,13 @@ class Bridge:
         self._ran, self._began, self._asked_at = -math.inf, now, now
 
     def observation(self) -> np.ndarray:
-        return self.senses.observation(self.model, self.hand, self.slow)
+        return self.observation_buffer.observation(self.model, self.gripper_command, self.slow)
 
     def act(self, action: np.ndarray, now: float) -> None:
         """One action [7] in [-1, 1] for the `slow` periods that begin now; `go_on` in those after the first."""
         action = np.clip(action, -1, 1)
-        if self.tell:
-            self.tell(self.observation(), self.senses.pictures(), action)
+        if self.on_action:
+            self.on_action(self.observation(), self.observation_buffer.pictures(), action)
         self._action, self._left = np.append(action[:6] / self.slow, action[6]), self.slow
         self.go_on(now)
 
@@ -311,14 +311,14 @@ class Bridge:
         """The next period of the action: move the target, ask the governor, publish."""
         self._left -= 1
         self._sum += self._action[:6] * self.task.scale
-        self.hand.move(self._action, self.model, self.speed, self.task.period)
+        self.gripper_command.move(self._action, self.model, self.speed, self.task.period)
         self.command(now)
 
     def command(self, now: float) -> None:
         """Where the joint targets bring the tool, through the governor onto the wire."""
-        self.goal.place(self.hand.joints)
+        self.goal.place(self.gripper_command.joints)
         self.governor.command(Command("bridge", now, self.governor.limits.frame, tuple(self.goal.pos), tuple(self.goal.quat),
-                                      tuple(self.hand.joints.tolist()) if self.joints else ()), now)
+                                      tuple(self.gripper_command.joints.tolist()) if self.joints else ()), now)
         self.publish(now)
 
     def publish(self, now: float) -> None:
@@ -335,20 +335,20 @@ class Bridge:
             return  # the arm's own watchdog brakes and holds it
         self.commands += 1
         if self.gripper is not None and g.state == ACTIVE:
-            self.gripper.publish(Numbers((min(max((self.hand.grip + 1) / 2, 0.0), 1.0),)))
+            self.gripper.publish(Numbers((min(max((self.gripper_command.grip + 1) / 2, 0.0), 1.0),)))
 
-    def tick(self, thinker: Thinker, now: float) -> None:
+    def tick(self, policy: PolicyClient, now: float) -> None:
         """Measure, take and ask for chunks, run the row of this period."""
         self.measure(now)
         period = self.task.period
         slot = self._began + period * round((now - self._began) / period)  # a tick may come early or late
         if not self.lost and self.governor.state in (ARMED, ACTIVE):
             try:
-                self._take(thinker, slot)
-                if self._asked is None and not self._left and self._due(slot, thinker.blocks):
+                self._take(policy, slot)
+                if self._asked is None and not self._left and self._due(slot, policy.blocks):
                     self._asked, self._asked_at = self._sum.copy(), now
-                    thinker.ask({"state": self.observation()} | self.senses.pictures(), slot)
-                    self._take(thinker, slot)
+                    policy.ask({"state": self.observation()} | self.observation_buffer.pictures(), slot)
+                    self._take(policy, slot)
             except UserError as e:
                 self.lost = str(e)
         row = self.schedule.row(slot)
@@ -370,9 +370,9 @@ class Bridge:
         left = 0 if chunk is None else self.schedule.leftover(slot, len(chunk.rows))[1]
         return left <= (0 if blocks or worst <= PATIENCE * period else self.latency.steps(period))
 
-    def _take(self, thinker: Thinker, slot: float) -> None:
+    def _take(self, policy: PolicyClient, slot: float) -> None:
         """A chunk that has come goes into the schedule, as sums from where the target was when it was observed."""
-        if (got := thinker.poll(slot)) is None:
+        if (got := policy.poll(slot)) is None:
             return
         rows, t0 = got
         if rows.ndim != 2 or rows.shape[1] != 7 or not len(rows) or not np.isfinite(rows).all():
@@ -381,7 +381,7 @@ class Bridge:
         rows = np.clip(rows, -1, 1).astype(float)
         rows[:, :6] = self._asked + np.cumsum(rows[:, :6] * self.task.scale, 0)
         self._asked = None
-        self.schedule.add(Chunk(rows, t0), slot)
+        self.schedule.add(ActionChunk(rows, t0), slot)
 
     def report(self) -> str:
         """One line: what ran, how late inference was, what the governor saw."""

@@ -26,7 +26,7 @@ from controllers import services as srv
 from controllers import transport as t
 from controllers.codec import Codec
 from controllers.services import REPLY, REQUEST, filled, text_of
-from controllers.transport import Box, Received
+from controllers.transport import Mailbox, Received
 from robo_rl.errors import MissingDependency, UserError, choose, in_range
 
 try:
@@ -135,7 +135,7 @@ class Types:
 
             @classmethod
             def deserialize(cls, data: bytes, *_, **__) -> "Wire":
-                return cls(None, bytes(data))  # `Reader` knows a shorter way for some
+                return cls(None, bytes(data))  # `DdsReader` knows a shorter way for some
 
             @classmethod
             def deserialize_key(cls, data: bytes, *_, **__) -> "Wire":
@@ -237,7 +237,7 @@ def configuration(domain: int, interface: str = "") -> str:
 _domains: dict[int, tuple[Any, str]] = {}  # Cyclone has one configuration per domain and process
 
 
-class Dds:
+class DdsTransport:
     """A ROS 2 node's worth of DDS: `transport.Transport`."""
 
     def __init__(self, name: str, *, domain: int | None = None, interface: str = "", namespace: str = "/",
@@ -266,24 +266,24 @@ class Dds:
         self.reads = BuiltinDataReader(self.participant, BuiltinTopicDcpsSubscription)
         self.gids: dict[str, list[bytes]] = {"reader": [], "writer": []}
         self.servers: dict[str, tuple[Any, Any, str, Callable[[dict], dict]]] = {}
-        self.clients: dict[str, Client] = {}
+        self.clients: dict[str, ServiceClient] = {}
         self.asked = core.WaitSet(self.participant)  # who is asked something
         self.discovery = DataWriter(self.participant, self._topic("ros_discovery_info", DISCOVERY),
                                     self._qos("latched", DISCOVERY))
         self._announce()
 
-    def publisher(self, topic: str, kind: type, quality: str = "state") -> "Writer":
+    def publisher(self, topic: str, kind: type, quality: str = "state") -> "DdsPublisher":
         ros = self._join(topic, kind, quality)
         writer = DataWriter(self.participant, self._topic(f"rt/{topic}", ros), self._qos(quality, ros))
         self._keep("writer", writer)
-        return Writer(writer, kind, self.types.codec, topic)
+        return DdsPublisher(writer, kind, self.types.codec, topic)
 
-    def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Box:
+    def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Mailbox:
         in_range("depth", depth, 1, 10**6)
         ros = self._join(topic, kind, quality)
         reader = DataReader(self.participant, self._topic(f"rt/{topic}", ros), self._qos(quality, ros, depth, reads=True))
         self._keep("reader", reader)
-        return Box(depth, Reader(reader, kind, self.types, depth, self.now).pull)
+        return Mailbox(depth, DdsReader(reader, kind, self.types, depth, self.now).pull)
 
     def publishers(self, topic: str) -> int:
         """Writers in the graph, ours and others'."""
@@ -316,7 +316,7 @@ class Dds:
     def call(self, name: str, kind: str, request: dict, timeout: float = 5.0) -> dict:
         given = filled(text_of(kind, REQUEST), request)
         if name not in self.clients:
-            self.clients[name] = Client(*self._ends(name, kind, "clientid"))
+            self.clients[name] = ServiceClient(*self._ends(name, kind, "clientid"))
         c, end = self.clients[name], self.now() + timeout
         ours = self.types.hash(kind)
         while not (found := c.server()):
@@ -431,7 +431,7 @@ def userdata_of(endpoint: Any) -> bytes:
     return next((p.data for p in endpoint.qos or () if isinstance(p, Policy.Userdata)), b"")
 
 
-class Writer:
+class DdsPublisher:
     def __init__(self, writer: Any, kind: type, codec: Codec, topic: str):
         self.writer, self.kind, self.codec, self.topic = writer, kind, codec, topic
         self.wire, self.form = writer.data_type, None
@@ -506,7 +506,7 @@ class JointShape:
 STAMP = struct.Struct("<iI").unpack_from
 
 
-class Reader:
+class DdsReader:
     """Samples of a topic as `Received`; those of a writer with another type hash are left out."""
 
     def __init__(self, reader: Any, kind: type, types: Types, depth: int, now: Callable[[], float]):
@@ -543,7 +543,7 @@ class Reader:
 _numbers = itertools.count(1)
 
 
-class Client:
+class ServiceClient:
     """One service as its caller sees it."""
 
     def __init__(self, reader: Any, writer: Any, number: int):

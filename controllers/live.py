@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from controllers.bridge import Bridge, Task
+from controllers.bridge import Bridge, PolicyInterface
 from controllers.governor import Governor, Limits
 from controllers.manager import placement
 from controllers.model import ArmModel
@@ -27,7 +27,7 @@ PICTURED = 0.1  # s after the joints are there, from which on pictures show it
 class LiveArm:
     """One arm over a transport. late: periods in which the next action came after its time; stops: why a governor held."""
 
-    def __init__(self, robot: Robot, task: Task, transport: Transport, model: ArmModel, limits: Limits, *,
+    def __init__(self, robot: Robot, task: PolicyInterface, transport: Transport, model: ArmModel, limits: Limits, *,
                  clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
                  wait: float = 5.0, joints: bool = False):
         self.transport, self.task, self.limits, self.robot = transport, task, limits, robot
@@ -47,7 +47,7 @@ class LiveArm:
         if not said["successful"]:
             raise UserError(f"the arm cannot be placed: {said['reason']}")
         placed = self.clock()
-        senses, goal = self.bridge.senses, np.asarray(joints, float)
+        senses, goal = self.bridge.observation_buffer, np.asarray(joints, float)
         self.until(lambda: not senses.missing() and self.there(placed, goal, objects),
                    f"nothing came on {', '.join(senses.missing()) or 'joint_states'}")
         self.order("arm")
@@ -59,14 +59,14 @@ class LiveArm:
 
     def there(self, placed: float, joints: np.ndarray, objects: dict) -> bool:
         """Whether what is measured is from after the scene was placed."""
-        boxes = [self.bridge.senses.joints, *self.bridge.senses.bodies.values(), self.bridge.senses.gripper]
+        boxes = [self.bridge.observation_buffer.joints, *self.bridge.observation_buffer.bodies.values(), self.bridge.observation_buffer.gripper]
         new = [b.latest() for b in boxes]
         if any(g is None or g.at < placed for g in new) or new[-1].message.position[0] < 0.95:
             return False
-        if any(b.latest().at < placed + PICTURED for b in self.bridge.senses.cameras.values()):
+        if any(b.latest().at < placed + PICTURED for b in self.bridge.observation_buffer.cameras.values()):
             return False
         near = all(math.dist(g.message.pos, objects[n][0]) < 0.01 for n, g in
-                   zip(self.bridge.senses.bodies, new[1:-1], strict=True))
+                   zip(self.bridge.observation_buffer.bodies, new[1:-1], strict=True))
         return near and float(np.abs(np.subtract(new[0].message.position[:len(joints)], joints)).max()) < NEAR
 
     def act(self, action: np.ndarray) -> None:
@@ -95,16 +95,16 @@ class LiveArm:
 
     def pictures(self) -> dict[str, np.ndarray]:
         """The newest picture of each camera on the wire."""
-        return self.bridge.senses.pictures()
+        return self.bridge.observation_buffer.pictures()
 
     def tool(self) -> np.ndarray:
         return np.array(self.bridge.model.pos)
 
     def opening(self) -> float:
-        return self.bridge.senses.opening
+        return self.bridge.observation_buffer.opening
 
     def object(self, name: str) -> np.ndarray:
-        return np.array(self.bridge.senses.poses[name].pos)
+        return np.array(self.bridge.observation_buffer.poses[name].pos)
 
     def end(self) -> None:
         """Note why the last episode was held, if it was."""

@@ -6,64 +6,64 @@ from typing import Any
 import numpy as np
 
 from controllers.arm import SimArm
-from controllers.bridge import Bridge, Task, Thinker
+from controllers.bridge import Bridge, PolicyClient, PolicyInterface
 from controllers.governor import Governor, Limits
 from controllers.law import LawOptions
 from controllers.model import ArmModel
 from controllers.node import SAFETY_COMMAND, ArmNode
 from controllers.robot import Robot
-from controllers.transport import Bus, Loop, Text, Transport, Weather
+from controllers.transport import Bus, LoopbackTransport, NetworkConditions, Text, Transport
 
 SETTLE = 0.02  # s of simulated time before an episode, for the first messages
 
 
-class Lockstep:
+class LockstepArm:
     """One arm in its scene, commanded over a wire: a body for an env, or for a deployment without real time."""
 
-    def __init__(self, robot: Robot, task: Task, path: str, law: LawOptions, limits: Limits, model: ArmModel,
-                 weather: Weather | None = None, dry_run: bool = False, servo: bool = False,
-                 wired: Callable[[Transport], Transport] = lambda wire: wire, joints: bool = False):
+    def __init__(self, robot: Robot, task: PolicyInterface, path: str, law: LawOptions, limits: Limits, model: ArmModel,
+                 conditions: NetworkConditions | None = None, dry_run: bool = False, servo: bool = False,
+                 wrap_transport: Callable[[Transport], Transport] = lambda wire: wire, joints: bool = False):
         """path: the scene as MJCF; model: the bridge's own; limits: of the bridge's governor and of the arm's; wired: what
         the bridge's transport is wrapped in; joints: it commands joint targets."""
         self.arm, self.robot, self.task, self.model = SimArm(robot, law, path=path, servo=servo), robot, task, model
-        self.limits, self.weather, self.dry_run = limits, weather, dry_run
+        self.limits, self.conditions, self.dry_run = limits, conditions, dry_run
         self.ticks = round(task.period / self.arm.dt)
-        self.wired, self.joints = wired, joints
-        self.eyes: Callable[[Bus], Any] | None = None  # cameras for the bus of an episode: publish() draws and sends
-        self.seeing: Any = None
+        self.wrap_transport, self.joints = wrap_transport, joints
+        self.make_cameras: Callable[[Bus], Any] | None = None  # cameras for the bus of an episode: publish() draws and sends
+        self.cameras: Any = None
 
     def begin(self, joints: np.ndarray, objects: dict) -> None:
         """A new episode on a new wire: both governors armed, the arm at rest."""
         self.arm.reset(joints, objects, opening=1.0)
-        self.bus = Bus(lambda: self.arm.t, self.weather)
+        self.bus = Bus(lambda: self.arm.t, self.conditions)
         self.governor = Governor(self.limits, self.robot)
-        self.node = ArmNode(self.arm, Loop(self.bus, "arm"), self.governor, pose_every=self.ticks, joints_every=self.ticks)
-        wire = self.wire = self.wired(Loop(self.bus, "bridge"))
+        self.node = ArmNode(self.arm, LoopbackTransport(self.bus, "arm"), self.governor, pose_every=self.ticks, joints_every=self.ticks)
+        wire = self.wire = self.wrap_transport(LoopbackTransport(self.bus, "bridge"))
         self.close()
-        self.seeing = self.eyes(self.bus) if self.eyes else None
+        self.cameras = self.make_cameras(self.bus) if self.make_cameras else None
         self.bridge = Bridge(self.robot, self.task, wire, self.model, self.limits, dry_run=self.dry_run,
                              joints=self.joints)
         self.order = wire.publisher(SAFETY_COMMAND, Text, "command")
         for _ in range(10):
             self.run()
-            self.look()
-            if not self.bridge.senses.missing():
+            self.publish_images()
+            if not self.bridge.observation_buffer.missing():
                 break
         if not self.dry_run:
             self.order.publish(Text("arm"))
         self.run()
         self.bridge.begin(self.arm.t)
 
-    def look(self) -> None:
+    def publish_images(self) -> None:
         """Let the cameras send what they see now."""
-        if self.seeing is not None:
-            self.seeing.publish()
+        if self.cameras is not None:
+            self.cameras.publish()
 
     def close(self) -> None:
         """Let the cameras go."""
-        if self.seeing is not None:
-            self.seeing.close()
-            self.seeing = None
+        if self.cameras is not None:
+            self.cameras.close()
+            self.cameras = None
 
     def run(self) -> None:
         """One control period of the arm."""
@@ -80,9 +80,9 @@ class Lockstep:
             self.run()
         self.bridge.measure(self.arm.t)
 
-    def tick(self, thinker: Thinker) -> None:
+    def tick(self, policy: PolicyClient) -> None:
         """One period of the whole bridge, with its schedule and a policy."""
-        self.bridge.tick(thinker, self.arm.t)
+        self.bridge.tick(policy, self.arm.t)
         self.run()
 
     def state(self) -> np.ndarray:
@@ -90,14 +90,14 @@ class Lockstep:
 
     def pictures(self) -> dict[str, np.ndarray]:
         """What the cameras see now."""
-        self.look()
-        return self.bridge.senses.pictures()
+        self.publish_images()
+        return self.bridge.observation_buffer.pictures()
 
     def tool(self) -> np.ndarray:
         return np.array(self.model.pos)
 
     def opening(self) -> float:
-        return self.bridge.senses.opening
+        return self.bridge.observation_buffer.opening
 
     def object(self, name: str) -> np.ndarray:
-        return np.array(self.bridge.senses.poses[name].pos)
+        return np.array(self.bridge.observation_buffer.poses[name].pos)

@@ -45,7 +45,7 @@ def pack(arrays: dict[str, np.ndarray], **fields: object) -> bytes:
     return struct.pack("<I", len(head)) + head + b"".join(x.tobytes() for x in made.values())
 
 
-class Incoming:
+class MessageParser:
     """Messages out of a stream of bytes; `limit`: bytes of the arrays of one."""
 
     def __init__(self, limit: int = ARRAY):
@@ -148,8 +148,8 @@ def address(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-class Remote:
-    """`bridge.Thinker` over a connection. ask() waits up to `patience` [s] for an answer that comes at once.
+class RemotePolicyClient:
+    """`bridge.PolicyClient` over a connection. ask() waits up to `patience` [s] for an answer that comes at once.
 
     Nothing that the server does or leaves undone holds the caller longer than that; `timeout` [s] is for the beginning
     (connection and token), and for what the server has not taken of a question.
@@ -159,7 +159,7 @@ class Remote:
 
     def __init__(self, where: str, token: bytes, patience: float = 0.005, timeout: float = 5.0):
         self.where, self.patience, self.timeout = where, patience, timeout
-        self.incoming, self.out, self.asked, self.since = Incoming(), bytearray(), None, 0.0
+        self.incoming, self.out, self.asked, self.since = MessageParser(), bytearray(), None, 0.0
         self.answer: tuple[np.ndarray, float] | None = None
         end = time.monotonic() + timeout
         try:

@@ -18,7 +18,7 @@ from typing import Any
 from controllers import transport as t
 from controllers.codec import Codec
 from controllers.services import REPLY, REQUEST, filled, text_of
-from controllers.transport import Box, Received
+from controllers.transport import Mailbox, Received
 from robo_rl.errors import MissingDependency, UserError, in_range
 
 try:
@@ -54,7 +54,7 @@ def numbers(values: Any, kind: str) -> Any:
         if kind in CODES else list(values)
 
 
-class Ros:
+class RosTransport:
     """One rclpy node: `transport.Transport`."""
 
     def __init__(self, name: str, *, domain: int | None = None, namespace: str = "/"):
@@ -66,7 +66,7 @@ class Ros:
         self.codec = Codec(ros_class, numbers)
         self.group = ReentrantCallbackGroup()
         self.kinds: dict[str, type] = {}
-        self.asked: deque[Asked] = deque()
+        self.asked: deque[PendingRequest] = deque()
         self.served: set[str] = set()
         self.clients: dict[str, Any] = {}
         self.executor = MultiThreadedExecutor(num_threads=THREADS, context=self.context)
@@ -74,11 +74,11 @@ class Ros:
         self.thread = threading.Thread(target=self.executor.spin, daemon=True)
         self.thread.start()
 
-    def publisher(self, topic: str, kind: type, quality: str = "state") -> "Speaker":
+    def publisher(self, topic: str, kind: type, quality: str = "state") -> "RosPublisher":
         made = self._join(topic, kind, quality)
-        return Speaker(self.node.create_publisher(made, f"/{topic}", self._qos(quality)), kind, self.codec, topic)
+        return RosPublisher(self.node.create_publisher(made, f"/{topic}", self._qos(quality)), kind, self.codec, topic)
 
-    def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Box:
+    def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Mailbox:
         in_range("depth", depth, 1, 10**6)
         made, inbox = self._join(topic, kind, quality), deque(maxlen=depth)
         named = quality != "state"
@@ -93,7 +93,7 @@ class Ros:
                 message, at, source = inbox.popleft()
                 out.append(Received(self.codec.from_ros(kind, message), at, source))
             return out
-        return Box(depth, pull)
+        return Mailbox(depth, pull)
 
     def publishers(self, topic: str) -> int:
         return self.node.count_publishers(f"/{topic}")
@@ -115,7 +115,7 @@ class Ros:
         self.served.add(name)
 
         def came(request: Any, response: Any) -> Any:
-            asked = Asked(self.codec.plain(text_of(kind, REQUEST), request), handler)
+            asked = PendingRequest(self.codec.plain(text_of(kind, REQUEST), request), handler)
             self.asked.append(asked)
             if not asked.done.wait(PATIENCE) or asked.reply is None:
                 return response  # ROS has no way to say no: zeros
@@ -178,14 +178,14 @@ class Ros:
             durability=DurabilityPolicy.TRANSIENT_LOCAL if quality == "latched" else DurabilityPolicy.VOLATILE)
 
 
-class Asked:
+class PendingRequest:
     """A call of our service that waits for `serve`."""
 
     def __init__(self, request: dict, handler: Callable[[dict], dict]):
         self.request, self.handler, self.reply, self.done = request, handler, None, threading.Event()
 
 
-class Speaker:
+class RosPublisher:
     def __init__(self, publisher: Any, kind: type, codec: Codec, topic: str):
         self.publisher, self.kind, self.codec, self.topic = publisher, kind, codec, topic
 

@@ -28,7 +28,7 @@ EPS = 1e-9  # of a control period; rounding of times
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ActionChunk:
     """rows [H, A] for the periods from t0 [s], the receiver's monotonic time of the observation they answer."""
 
     rows: np.ndarray
@@ -43,7 +43,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ScheduledRow:
     """One row to run now; chunk and index say where it came from."""
 
     values: np.ndarray  # [A] as commanded, after the join was smoothed
@@ -67,7 +67,7 @@ class Schedule:
         if not (self.max_step > 0).all():
             raise UserError(f"max_step must be above 0, got {max_step}")
         self.counts: Counter[str] = Counter()
-        self.chunk: Chunk | None = None
+        self.chunk: ActionChunk | None = None
         self.number = -1  # of the chunk that runs
         self.last: np.ndarray | None = None  # the last command [A]
         self._next = 0  # first row that has not run
@@ -76,7 +76,7 @@ class Schedule:
         self._period = -math.inf
         self._now = -math.inf
 
-    def add(self, chunk: Chunk, now: float) -> int:
+    def add(self, chunk: ActionChunk, now: float) -> int:
         """Take a chunk that arrived now. -> rows of it that are still in time.
 
         An older observation than the running chunk's is refused (counted as a stale chunk).
@@ -103,7 +103,7 @@ class Schedule:
         self.chunk, self._next, self._faded, self.number = chunk, first, 0, self.number + 1
         return h - first
 
-    def row(self, now: float) -> Row | None:
+    def row(self, now: float) -> ScheduledRow | None:
         """The row for the period that holds now, once; None when there is none (the caller holds the last command)."""
         self._clock(now)
         c = self.chunk
@@ -131,7 +131,7 @@ class Schedule:
         self._faded += i - self._next + 1
         self._next, self._period, self.last = i + 1, self._start(c, i), values
         self.counts["executed"] += 1
-        return Row(values, self.number, i)
+        return ScheduledRow(values, self.number, i)
 
     def leftover(self, now: float, horizon: int) -> tuple[np.ndarray, int]:
         """What is still to run from now on, for an inference that starts now -> (rows [horizon, A], how many are real).
@@ -160,10 +160,10 @@ class Schedule:
         i = self._index(self.chunk, start)
         return self._blended(i) if self._next <= i < len(self.chunk.rows) else self.last
 
-    def _index(self, c: Chunk, now: float) -> int:
+    def _index(self, c: ActionChunk, now: float) -> int:
         return math.floor((now - c.t0) / self.dt + EPS)
 
-    def _start(self, c: Chunk, i: int) -> float:
+    def _start(self, c: ActionChunk, i: int) -> float:
         return c.t0 + i * self.dt
 
     def _clock(self, now: float) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from controllers.remote import MAGIC, NONCE, PIECE, PROOF, Incoming, pack, plain_text, proof
+from controllers.remote import MAGIC, NONCE, PIECE, PROOF, MessageParser, pack, plain_text, proof
 from robo_rl.errors import UserError
 
 HELLO, MESSAGE = 5.0, 10.0  # s in which a client proves its token; in which a message, or an answer, has gone through
@@ -41,12 +41,12 @@ def misfit(obs: dict, spec) -> str:
     return ""
 
 
-class Visitor:
+class ClientConnection:
     """One connection. known: it knows the token; since: when what we wait for began (0.0: nothing but a question)."""
 
     def __init__(self, wire: socket.socket, name: str, limit: int, now: float):
         self.wire, self.name, self.nonce = wire, name, secrets.token_bytes(NONCE)
-        self.incoming, self.out, self.known, self.closing = Incoming(limit), bytearray(MAGIC + self.nonce), False, ""
+        self.incoming, self.out, self.known, self.closing = MessageParser(limit), bytearray(MAGIC + self.nonce), False, ""
         self.since = self.asked_at = now
         self.count = 0  # chunks answered
 
@@ -99,11 +99,11 @@ class PolicyServer:
         wire.setblocking(False)
         with contextlib.suppress(OSError):
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        v = Visitor(wire, peer[0], self.limit, time.monotonic())
+        v = ClientConnection(wire, peer[0], self.limit, time.monotonic())
         self.visitors.add(v)
         self.selector.register(wire, selectors.EVENT_READ, v)
 
-    def _read(self, v: Visitor) -> None:
+    def _read(self, v: ClientConnection) -> None:
         try:
             piece = v.wire.recv(PIECE if v.known else NONCE + PROOF - len(v.incoming.data))
         except BlockingIOError:
@@ -116,7 +116,7 @@ class PolicyServer:
             v.since = time.monotonic()
         v.incoming.feed(piece)
 
-    def _step(self, v: Visitor) -> None:
+    def _step(self, v: ClientConnection) -> None:
         """What can be done for a client now; its deadlines."""
         now = time.monotonic()
         try:
@@ -141,7 +141,7 @@ class PolicyServer:
         reads = 0 if v.closing or v.known and (v.out or v.incoming.whole()) else selectors.EVENT_READ
         self._watch(v, reads | (selectors.EVENT_WRITE if v.out else 0))
 
-    def _watch(self, v: Visitor, events: int) -> None:
+    def _watch(self, v: ClientConnection, events: int) -> None:
         key = self.selector.get_map().get(v.wire)
         if key is None and events:
             self.selector.register(v.wire, events, v)
@@ -150,7 +150,7 @@ class PolicyServer:
         elif key is not None and key.events != events:
             self.selector.modify(v.wire, events, v)
 
-    def _prove(self, v: Visitor, now: float) -> None:
+    def _prove(self, v: ClientConnection, now: float) -> None:
         data = v.incoming.data
         if v.closing or len(data) < NONCE + PROOF:
             return
@@ -164,7 +164,7 @@ class PolicyServer:
             v.out += proof(self.token, b"server", v.nonce, nonce)
             v.known, v.since, v.asked_at = True, now, now
 
-    def _answer(self, v: Visitor, now: float) -> None:
+    def _answer(self, v: ClientConnection, now: float) -> None:
         try:
             if (message := v.incoming.take()) is None:
                 return
@@ -180,7 +180,7 @@ class PolicyServer:
             v.out += pack({}, error=str(e))
             v.closing = str(e)
 
-    def _drop(self, v: Visitor, why: str) -> None:
+    def _drop(self, v: ClientConnection, why: str) -> None:
         """Close a connection and say so; of those that proved nothing at most a line a second."""
         self.visitors.discard(v)
         with contextlib.suppress(KeyError):

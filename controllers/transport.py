@@ -111,7 +111,7 @@ class Publisher(Protocol):
     def publish(self, message: Any) -> None: ...
 
 
-class Box:
+class Mailbox:
     """A subscription. pull() gives what came since it was last asked, oldest first."""
 
     def __init__(self, depth: int, pull: Callable[[], Iterable[Received]]):
@@ -144,7 +144,7 @@ class Transport(Protocol):
 
     def publisher(self, topic: str, kind: type, quality: str = "state") -> Publisher: ...
 
-    def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Box: ...
+    def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Mailbox: ...
 
     def publishers(self, topic: str) -> int:
         """How many publish there now."""
@@ -171,7 +171,7 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weather:
+class NetworkConditions:
     """How bad the wire is."""
 
     delay: float = 0.0  # s
@@ -201,11 +201,11 @@ def join(kinds: dict[str, type], topic: str, kind: type, quality: str) -> None:
 class Bus:
     """What the in-process transports of one test share. `clock` gives monotonic seconds, simulated ones too."""
 
-    def __init__(self, clock: Callable[[], float], weather: Weather | None = None):
-        self.clock, self.weather = clock, weather or Weather()
-        self.rng = np.random.default_rng(self.weather.seed)
+    def __init__(self, clock: Callable[[], float], conditions: NetworkConditions | None = None):
+        self.clock, self.conditions = clock, conditions or NetworkConditions()
+        self.rng = np.random.default_rng(self.conditions.seed)
         self.kinds: dict[str, type] = {}
-        self.mail: dict[str, list[Mail]] = {}
+        self.queues: dict[str, list[MessageQueue]] = {}
         self.senders: dict[str, list[str]] = {}
         self.kept: dict[str, tuple[Any, str]] = {}
         self.services: dict[str, tuple[str, Callable[[dict], dict]]] = {}
@@ -219,15 +219,15 @@ class Bus:
             raise UserError(f"topic {topic} carries {self.kinds[topic].__name__}, not {type(message).__name__}")
         if quality == "latched":
             self.kept[topic] = message, source
-        w = self.weather
-        for mail in self.mail.get(topic, []):
+        w = self.conditions
+        for mail in self.queues.get(topic, []):
             for _ in range(1 + int(w.repeat > 0 and self.rng.random() < w.repeat)):
                 if not (w.drop and self.rng.random() < w.drop):
                     late = w.delay + (w.jitter * self.rng.random() if w.jitter else 0.0)
                     mail.coming.append((self.clock() + late, message, source))
 
 
-class Mail:
+class MessageQueue:
     """Messages under way to one subscription."""
 
     def __init__(self, clock: Callable[[], float]):
@@ -246,7 +246,7 @@ class Mail:
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
+class LoopbackPublisher:
     bus: Bus
     topic: str
     source: str
@@ -256,26 +256,26 @@ class Sender:
         self.bus.send(self.topic, message, self.source, self.quality)
 
 
-class Loop:
+class LoopbackTransport:
     """A node on a `Bus`."""
 
     def __init__(self, bus: Bus, name: str):
         self.bus, self.name = bus, f"{name}#{bus.nodes}"
         bus.nodes += 1
-        self.mail: list[tuple[str, Mail]] = []
+        self.queues: list[tuple[str, MessageQueue]] = []
         self.served: list[str] = []
 
-    def publisher(self, topic: str, kind: type, quality: str = "state") -> Sender:
+    def publisher(self, topic: str, kind: type, quality: str = "state") -> LoopbackPublisher:
         self.bus.join(topic, kind, quality)
         self.bus.senders.setdefault(topic, []).append(self.name)
-        return Sender(self.bus, topic, self.name, quality)
+        return LoopbackPublisher(self.bus, topic, self.name, quality)
 
-    def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Box:
+    def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Mailbox:
         self.bus.join(topic, kind, quality)
-        mail = Mail(self.bus.clock)
-        box = Box(depth, mail.pull)
-        self.bus.mail.setdefault(topic, []).append(mail)
-        self.mail.append((topic, mail))
+        mail = MessageQueue(self.bus.clock)
+        box = Mailbox(depth, mail.pull)
+        self.bus.queues.setdefault(topic, []).append(mail)
+        self.queues.append((topic, mail))
         if quality == "latched" and topic in self.bus.kept:
             mail.coming.append((self.bus.clock(), *self.bus.kept[topic]))
         return box
@@ -310,10 +310,10 @@ class Loop:
 
     def close(self) -> None:
         """Leave: subscriptions end, publishers and services are gone."""
-        for topic, mail in self.mail:
-            self.bus.mail[topic].remove(mail)
+        for topic, mail in self.queues:
+            self.bus.queues[topic].remove(mail)
         for topic, names in self.bus.senders.items():
             self.bus.senders[topic] = [n for n in names if n != self.name]
         for name in self.served:
             del self.bus.services[name]
-        self.mail, self.served = [], []
+        self.queues, self.served = [], []

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from controllers.remote import MAGIC, NONCE, PROOF, Incoming, Remote, pack, proof
+from controllers.remote import MAGIC, NONCE, PROOF, MessageParser, RemotePolicyClient, pack, proof
 from controllers.serving import UNKNOWN, PolicyServer
 from robo_rl.errors import UserError
 from robo_rl.runtime.server import ANSWER, NAME, REQUEST, Requests, connect
@@ -146,7 +146,7 @@ def closed(wire) -> bool:
     return True
 
 
-def ask(client: Remote, t0: float) -> None:
+def ask(client: RemotePolicyClient, t0: float) -> None:
     """One question of an honest client, answered."""
     client.ask(OBS, t0)
     rows, told = client.poll(0.0)
@@ -155,7 +155,7 @@ def ask(client: Remote, t0: float) -> None:
 
 def test_nonsense_ends_the_client_that_sends_it_alone_before_the_token_and_after_it():
     with Served(hello=0.5, message=0.5) as served:
-        honest, guests = Remote(served.where, TOKEN, patience=10), []
+        honest, guests = RemotePolicyClient(served.where, TOKEN, patience=10), []
         for k, bad in enumerate(NONSENSE.values()):
             for wire in (served.wire(), served.known()):
                 with contextlib.suppress(ConnectionError):
@@ -165,7 +165,7 @@ def test_nonsense_ends_the_client_that_sends_it_alone_before_the_token_and_after
         for wire in guests:
             assert closed(wire)
             wire.close()
-        ask(Remote(served.where, TOKEN, patience=10), 0.5)
+        ask(RemotePolicyClient(served.where, TOKEN, patience=10), 0.5)
         ask(honest, -1.0)
         assert len(served.server.visitors) <= 2
         assert all(len(line) < 400 and "\n" not in line for line in served.said) and len(served.said) > len(NONSENSE)
@@ -173,12 +173,12 @@ def test_nonsense_ends_the_client_that_sends_it_alone_before_the_token_and_after
 
 def test_who_holds_seats_and_says_nothing_loses_them_and_others_are_served_meanwhile():
     with Served(hello=0.3, message=0.3, idle=1.0, clients=4) as served:
-        honest, silent = Remote(served.where, TOKEN, patience=10), [served.wire() for _ in range(3)]
+        honest, silent = RemotePolicyClient(served.where, TOKEN, patience=10), [served.wire() for _ in range(3)]
         slow, idle = [served.known(), served.known()], served.known()
         for wire in slow:
             wire.sendall(b"\x10\x00")  # begins a message that never ends
         with pytest.raises(UserError, match="no seat left"):
-            Remote(served.where, TOKEN)
+            RemotePolicyClient(served.where, TOKEN)
         ask(honest, 1.0)
         for wire in (*slow, *silent):
             assert closed(wire)
@@ -188,13 +188,13 @@ def test_who_holds_seats_and_says_nothing_loses_them_and_others_are_served_meanw
         assert closed(idle)
         for why in ("it is too slow", "asked nothing for 1 s"):
             served.until(lambda why=why: any(why in s for s in served.said))
-        ask(Remote(served.where, TOKEN, patience=10), 3.0)
+        ask(RemotePolicyClient(served.where, TOKEN, patience=10), 3.0)
 
 
 def test_bytes_that_drip_in_do_not_hold_up_others_and_a_reader_who_does_not_read_is_closed():
     with Served(message=0.5) as served:
         served.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # connections inherit it: full after a few answers
-        honest, drip, deaf = Remote(served.where, TOKEN, patience=10), served.known(), served.known()
+        honest, drip, deaf = RemotePolicyClient(served.where, TOKEN, patience=10), served.known(), served.known()
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         deaf.setblocking(False)
         question = pack(OBS, t0=1.0)
@@ -212,10 +212,10 @@ def test_bytes_that_drip_in_do_not_hold_up_others_and_a_reader_who_does_not_read
 
 def test_a_flood_of_connections_costs_no_more_than_the_cap():
     with Served() as served:
-        honest = Remote(served.where, TOKEN, patience=10)
+        honest = RemotePolicyClient(served.where, TOKEN, patience=10)
         flood = [served.wire() for _ in range(2 * UNKNOWN)]
         ask(honest, 1.0)
-        ask(Remote(served.where, TOKEN, patience=10), 2.0)
+        ask(RemotePolicyClient(served.where, TOKEN, patience=10), 2.0)
         served.until(lambda: len(served.server.visitors) <= UNKNOWN + 2)
         assert len(served.said) < 50  # and not a line for each
         for wire in flood:
@@ -227,7 +227,7 @@ def test_a_flood_of_connections_costs_no_more_than_the_cap():
 def test_a_proof_cannot_be_guessed_nor_said_again():
     with Served() as served:
         with pytest.raises(UserError, match="has another token"):
-            Remote(served.where, TOKEN[:-1] + b"x")
+            RemotePolicyClient(served.where, TOKEN[:-1] + b"x")
         heard, nonce = served.wire(), bytes(NONCE)
         said = nonce + proof(TOKEN, b"client", exactly(heard, len(MAGIC) + NONCE)[len(MAGIC):], nonce)
         heard.sendall(said)
@@ -241,7 +241,7 @@ def fuzz(count: int, seed: int) -> None:
     """`count` questions with bytes changed, cut, or put in."""
     rng = random.Random(seed)
     with Served(message=5.0, clients=64) as served:
-        honest, wires = Remote(served.where, TOKEN, patience=10), []
+        honest, wires = RemotePolicyClient(served.where, TOKEN, patience=10), []
         for k in range(count):
             data = bytearray(pack(OBS, t0=1.0))
             for _ in range(rng.randrange(1, 6)):
@@ -329,7 +329,7 @@ ANSWERS = NONSENSE | {
 }
 
 
-def poll_for(client: Remote, seconds: float) -> None:
+def poll_for(client: RemotePolicyClient, seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         assert client.poll(0.0) is None
@@ -339,7 +339,7 @@ def poll_for(client: Remote, seconds: float) -> None:
 @pytest.mark.parametrize("bad", ANSWERS.values(), ids=ANSWERS.keys())
 def test_what_a_policy_server_answers_is_a_chunk_or_one_line(bad):
     with Hostile(bad) as server:
-        client = Remote(server.where, TOKEN)
+        client = RemotePolicyClient(server.where, TOKEN)
         try:
             client.ask({"state": OBS["state"]}, 1.0)
             poll_for(client, 0.3)  # what is incomplete is waited for, by a bridge that goes on
@@ -366,7 +366,7 @@ def test_a_server_that_does_not_prove_the_token_is_told_nothing():
         with Hostile(greet=greet) as server:
             began = time.monotonic()
             with pytest.raises(UserError, match=says):
-                Remote(server.where, TOKEN, timeout=0.5)
+                RemotePolicyClient(server.where, TOKEN, timeout=0.5)
             assert time.monotonic() - began < 5
 
 
@@ -374,7 +374,7 @@ def test_a_server_that_reads_nothing_never_holds_the_arms_loop_up():
     big = {"image/front": np.zeros((1024, 1024, 3), np.uint8)}
     with Hostile() as server:
         server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-        client = Remote(server.where, TOKEN, timeout=0.5)
+        client = RemotePolicyClient(server.where, TOKEN, timeout=0.5)
         with pytest.raises(UserError, match="takes no more observations"):
             client.ask(big, 1.0)
             assert client.wire.gettimeout() == 0  # no call waits for it
@@ -385,7 +385,7 @@ def test_a_server_that_reads_nothing_never_holds_the_arms_loop_up():
 def test_incoming_takes_any_cut_of_any_message_the_same():
     rng, raw = random.Random(0), b"".join(pack(OBS, t0=float(k)) for k in range(5))
     for _ in range(20):
-        incoming, got, at = Incoming(), [], 0
+        incoming, got, at = MessageParser(), [], 0
         while at < len(raw):
             n = rng.choice((1, 2, 7, 100, 4000))
             incoming.feed(raw[at:at + n])

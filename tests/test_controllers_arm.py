@@ -26,11 +26,11 @@ from controllers.transport import (
     CompressedImage,
     Flag,
     JointState,
-    Loop,
+    LoopbackTransport,
+    NetworkConditions,
     Numbers,
     PoseStamped,
     Text,
-    Weather,
     WrenchStamped,
 )
 from controllers.transport import Clock as ClockMessage
@@ -135,7 +135,7 @@ def loop_pair():
     """Two nodes that see each other, and a function that lets messages arrive."""
     clock = Clock()
     bus = Bus(clock)
-    yield Loop(bus, "a"), Loop(bus, "b"), lambda: clock.sleep(0.01)
+    yield LoopbackTransport(bus, "a"), LoopbackTransport(bus, "b"), lambda: clock.sleep(0.01)
 
 
 DOMAIN = 1 + os.getpid() % 100
@@ -146,9 +146,9 @@ def dds_pair():
     """The same on DDS over loopback, in a domain of their own."""
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
-    from controllers.dds import Dds
+    from controllers.dds import DdsTransport
     try:
-        nodes = Dds("a", domain=DOMAIN), Dds("b", domain=DOMAIN)
+        nodes = DdsTransport("a", domain=DOMAIN), DdsTransport("b", domain=DOMAIN)
     except UserError as e:
         pytest.skip(f"no loopback for DDS here: {e}")
     try:
@@ -165,8 +165,8 @@ def ros_pair():
     import ros_stand_in
     if "rclpy" not in sys.modules:
         ros_stand_in.install()
-    from controllers.ros import Ros
-    nodes = Ros("a", domain=DOMAIN), Ros("b", domain=DOMAIN)
+    from controllers.ros import RosTransport
+    nodes = RosTransport("a", domain=DOMAIN), RosTransport("b", domain=DOMAIN)
     yield *nodes, lambda: time.sleep(0.1)
     for node in nodes:
         if node.context.ok:
@@ -314,8 +314,8 @@ def test_wrong_use_is_one_clear_line(pair, call, says):
 def test_weather_delays_drops_repeats_and_reorders():
     def through(**kw):
         clock = Clock()
-        bus = Bus(clock, Weather(seed=1, **kw))
-        box, sender = Loop(bus, "b").subscription("x", Numbers, depth=1000), Loop(bus, "a").publisher("x", Numbers)
+        bus = Bus(clock, NetworkConditions(seed=1, **kw))
+        box, sender = LoopbackTransport(bus, "b").subscription("x", Numbers, depth=1000), LoopbackTransport(bus, "a").publisher("x", Numbers)
         for k in range(200):
             sender.publish(Numbers((k, clock.now)))
             clock.sleep(0.01)
@@ -432,7 +432,7 @@ def older(dds, node, topic, kind):
     other = dds.qos.Qos(*[p for p in q if not isinstance(p, dds.Policy.Userdata)], dds.Policy.Userdata(b"typehash=RIHS01_0dd;"))
     participant = dds.DomainParticipant(DOMAIN)
     writer = dds.DataWriter(participant, dds.Topic(participant, f"rt/{topic}", node.types.wire(ros)), other)
-    yield dds.Writer(writer, kind, node.types.codec, topic)
+    yield dds.DdsPublisher(writer, kind, node.types.codec, topic)
 
 
 def test_a_writer_of_another_type_hash_is_named_and_not_read(dds):
@@ -477,9 +477,9 @@ def test_the_node_and_its_endpoints_are_in_ros_discovery_info(dds):
 
 
 @pytest.mark.parametrize(("call", "says"), [
-    (lambda d: d.Dds("a", domain=500), "ROS domain must be"), (lambda d: d.Types("kinetic"), "unknown ROS distribution"),
+    (lambda d: d.DdsTransport("a", domain=500), "ROS domain must be"), (lambda d: d.Types("kinetic"), "unknown ROS distribution"),
     (lambda d: d.configuration(0, "eth0\"/>"), "no name of a network interface"),
-    (lambda d: d.Dds("a", domain=231, interface="nosuch0"), "cannot use the network interface nosuch0"),
+    (lambda d: d.DdsTransport("a", domain=231, interface="nosuch0"), "cannot use the network interface nosuch0"),
 ])
 def test_wrong_dds_settings_are_one_clear_line(dds, call, says):
     with pytest.raises(UserError, match=says):
@@ -535,10 +535,10 @@ def test_without_a_workspace_the_ros_transport_says_what_to_source():
 # ---- the arm on the wire ---------------------------------------------------------------------------------------------
 
 
-def on_the_wire(options=None, weather=None):
+def on_the_wire(options=None, conditions=None):
     arm = SimArm(ROBOT, options)
-    bus = Bus(lambda: arm.t, weather)
-    return arm, ArmNode(arm, Loop(bus, "arm")), Loop(bus, "client"), bus
+    bus = Bus(lambda: arm.t, conditions)
+    return arm, ArmNode(arm, LoopbackTransport(bus, "arm")), LoopbackTransport(bus, "client"), bus
 
 
 def run(node, seconds):
@@ -546,9 +546,9 @@ def run(node, seconds):
         node.tick()
 
 
-@pytest.mark.parametrize("weather", [None, Weather(delay=0.1, jitter=0.02, drop=0.3, seed=2)])
-def test_a_client_moves_the_arm_and_sees_it_move(weather):
-    _, node, client, _ = on_the_wire(weather=weather)
+@pytest.mark.parametrize("conditions", [None, NetworkConditions(delay=0.1, jitter=0.02, drop=0.3, seed=2)])
+def test_a_client_moves_the_arm_and_sees_it_move(conditions):
+    _, node, client, _ = on_the_wire(conditions=conditions)
     pose, joints = client.subscription("current_pose", PoseStamped), client.subscription("joint_states", JointState)
     target = client.publisher("target_pose", PoseStamped, "command")
     run(node, 0.6)
@@ -579,7 +579,7 @@ def test_a_bad_command_is_counted_with_its_reason_and_changes_nothing(message, s
 def test_two_clients_on_one_topic_move_nothing():
     arm, node, client, bus = on_the_wire()
     before = arm.law.reference.target_pos.copy()
-    for loop in (client, Loop(bus, "second")):
+    for loop in (client, LoopbackTransport(bus, "second")):
         loop.publisher("target_pose", PoseStamped, "command").publish(PoseStamped(0.0, "base", (0.5, 0, 0.4), (0, 1, 0, 0)))
     run(node, 0.05)
     assert np.array_equal(arm.law.reference.target_pos, before) and "more than one publisher" in next(iter(node.refused))
@@ -600,7 +600,7 @@ def test_joint_targets_on_the_wire_go_by_name():
 @pytest.mark.parametrize(("call", "says"), [
     (lambda: SimArm(ROBOT, dt=1.0), "dt must be"), (lambda: SimArm(ROBOT, q=np.zeros(6)), "must have 7 numbers"),
     (lambda: SimArm(ROBOT, path="<mujoco/>"), "no joints joint1"), (lambda: Disturbance(payload=-1.0), "payload"),
-    (lambda: Weather(drop=1.5), "drop"), (lambda: SimArm(ROBOT).push([1.0]), "push must have 6"),
+    (lambda: NetworkConditions(drop=1.5), "drop"), (lambda: SimArm(ROBOT).push([1.0]), "push must have 6"),
     (lambda: real_time(lambda: None, 0.0, 1.0), "dt must be"), (lambda: LawOptions(ramp=-1.0), "ramp"),
 ])
 def test_wrong_input_is_one_clear_line(call, says):

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import sims
-from controllers.bridge import AXES, Inline, Task, objects_of, slowness
+from controllers.bridge import AXES, InProcessPolicy, PolicyInterface, objects_of, slowness
 from controllers.node import ORDERS, SAFETY_STATE
 from controllers.pace import limits_at
-from controllers.remote import Incoming, Remote, address, pack
+from controllers.remote import MessageParser, RemotePolicyClient, address, pack
 from controllers.robot import load_robot
-from controllers.transport import Flag, Numbers, PoseStamped, Text, Weather
+from controllers.transport import Flag, NetworkConditions, Numbers, PoseStamped, Text
 from robo_rl.errors import UserError
 from robo_rl.experiment.arm import lockstep, make_arm_env, placed, scene
 from robo_rl.experiment.sim_arm import SimArmOptions, make_sim_arm
@@ -30,7 +30,7 @@ from sims.mujoco.tasks import TASKS
 ROOT = Path(__file__).parent.parent
 ROBOT = load_robot("sim")
 PICK = TASKS["pick_cube"]
-TASK = Task(state_names=state_names_of(PICK), action_names=AXES, scale=tuple(a.high for a in axes_of("ee_delta")[:6]),
+TASK = PolicyInterface(state_names=state_names_of(PICK), action_names=AXES, scale=tuple(a.high for a in axes_of("ee_delta")[:6]),
             period=0.02)
 STILL = np.array([[0, 0, 0, 0, 0, 0, 1.0]] * 8)
 
@@ -112,7 +112,7 @@ def test_the_objects_of_a_state_are_known_by_name():
 
 def test_immediate_inference_is_the_same_as_acting_row_by_row():
     a, b = there(), there()
-    drive(a, Inline(moving(0.5)), 0.32)
+    drive(a, InProcessPolicy(moving(0.5)), 0.32)
     for _ in range(16):
         b.act(moving(0.5)(None)[0])
     assert np.allclose(a.arm.model.q, b.arm.model.q, atol=1e-6)
@@ -123,7 +123,7 @@ def test_immediate_inference_is_the_same_as_acting_row_by_row():
 def test_a_policy_the_loop_waits_for_is_asked_when_its_rows_are_used_up_however_long_it_once_took(delay, early):
     body = there()
     body.bridge.latency.add(0.05)  # its first answer
-    drive(body, Inline(moving(0.1), delay), 0.64)
+    drive(body, InProcessPolicy(moving(0.1), delay), 0.64)
     counts = body.bridge.schedule.counts
     assert counts["executed"] == 32 and (counts["superseded"] > 0) == early
     assert body.bridge.latency.total - 1 == (7 if early else 4)
@@ -131,7 +131,7 @@ def test_a_policy_the_loop_waits_for_is_asked_when_its_rows_are_used_up_however_
 
 @pytest.mark.parametrize("delay", [0.03, 0.1])
 def test_late_inference_loses_no_way_and_runs_no_row_twice(delay):
-    body, wait = there(), Inline(moving(0.3), lambda k: delay)
+    body, wait = there(), InProcessPolicy(moving(0.3), lambda k: delay)
     before = body.arm.pose()[0][1]
     drive(body, wait, 1.0)
     counts, steps = body.bridge.schedule.counts, math.ceil(delay / 0.02)
@@ -147,7 +147,7 @@ def test_dry_run_commands_nothing_and_previews_everything():
     body = there(dry_run=True)
     seen = body.bridge.transport.subscription("preview/target_pose", PoseStamped)
     before = body.arm.pose()[0]
-    drive(body, Inline(moving()), 1.0)
+    drive(body, InProcessPolicy(moving()), 1.0)
     assert np.abs(body.arm.pose()[0] - before).max() < 1e-3 and body.governor.state == "DISARMED"
     assert seen.latest() is not None and body.bridge.commands > 40
     assert body.bridge.transport.publishers("target_pose") == 0
@@ -166,7 +166,7 @@ def braked(body, seconds=0.5):
 
 def test_a_dead_bridge_leaves_the_arm_braking_and_holding():
     body = there(0.25)
-    drive(body, Inline(moving(-1)), 0.7)
+    drive(body, InProcessPolicy(moving(-1)), 0.7)
     assert np.linalg.norm(body.arm.twist()[:3]) > 0.2
     way, speed = braked(body)  # nobody commands any more
     assert way < 0.07 and speed < 0.01 and body.governor.state == "HOLD" and "no command" in body.governor.reason
@@ -176,7 +176,7 @@ def test_a_dead_bridge_leaves_the_arm_braking_and_holding():
 def test_holding_from_full_pace_does_not_swing(controller, speed):
     """Stiff joints with a real arm's torque rate would: they swing up to 9 rad/s."""
     body = there(speed, controller=controller)
-    drive(body, Inline(moving(-0.9)), 0.5)
+    drive(body, InProcessPolicy(moving(-0.9)), 0.5)
     assert np.linalg.norm(body.arm.twist()[:3]) > 0.2
     body.governor.stop(body.arm.t)
     fastest, at = 0.0, body.arm.pose()[0]
@@ -199,21 +199,21 @@ def test_a_slow_arm_runs_the_policy_in_slow_motion(speed, slow):
     def act(observation):
         seen.append((observation["state"][at], bridge.model.dq[0]))
         return rows
-    began = bridge.hand.pos.copy()
-    drive(body, Inline(act), 2 * len(rows) * slow * TASK.period)
+    began = bridge.gripper_command.pos.copy()
+    drive(body, InProcessPolicy(act), 2 * len(rows) * slow * TASK.period)
     c = bridge.schedule.counts
     assert (c["executed"], c["late"], c["cut"], c["superseded"]) == (2 * len(rows), 0, 0, 0) and len(seen) == 2
-    assert bridge.hand.pos - began == pytest.approx([0, 2 * len(rows) * 0.5 * TASK.scale[1], 0], abs=1e-6)
+    assert bridge.gripper_command.pos - began == pytest.approx([0, 2 * len(rows) * 0.5 * TASK.scale[1], 0], abs=1e-6)
     assert seen[1][0] == pytest.approx(slow * seen[1][1], rel=1e-5) and abs(seen[1][0]) > 0.4
     assert not bridge.governor.counts and body.governor.state == "ACTIVE"
 
 
 def test_one_action_of_the_env_takes_as_long_as_the_arm_needs():
     body = there(0.25)
-    began, pos = body.arm.t, body.bridge.hand.pos.copy()
+    began, pos = body.arm.t, body.bridge.gripper_command.pos.copy()
     body.act(np.array([0, 1.0, 0, 0, 0, 0, 1.0]))
     assert body.arm.t - began == pytest.approx(4 * TASK.period)
-    assert body.bridge.hand.pos - pos == pytest.approx([0, TASK.scale[1], 0], abs=1e-9)
+    assert body.bridge.gripper_command.pos - pos == pytest.approx([0, TASK.scale[1], 0], abs=1e-9)
 
 
 def test_joints_stay_below_their_speed_whatever_is_commanded():
@@ -234,31 +234,31 @@ def test_stiff_joints_are_the_simulated_arms_alone():
 
 def test_a_policy_that_stops_answering_holds_the_arm_by_the_bridge():
     body = there(0.25)
-    drive(body, Inline(moving(-1), lambda k: 0.0 if k < 2 else math.inf), 2.4)
+    drive(body, InProcessPolicy(moving(-1), lambda k: 0.0 if k < 2 else math.inf), 2.4)
     assert body.bridge.governor.state == "HOLD" and "no command" in body.bridge.governor.reason
     assert np.linalg.norm(body.arm.twist()[:3]) < 0.01
 
 
 def test_a_policy_that_dies_or_answers_nonsense_is_said_in_the_end():
-    body, mind = there(0.25), Inline(lambda state: np.full((8, 7), np.nan))
+    body, mind = there(0.25), InProcessPolicy(lambda state: np.full((8, 7), np.nan))
     drive(body, mind, 0.3)
     assert "not finite" in body.bridge.lost and body.governor.state == "ARMED"
 
 
 def test_a_lost_state_stream_stops_the_bridge():
     body = there(0.25)
-    drive(body, Inline(moving(-1)), 0.5)
+    drive(body, InProcessPolicy(moving(-1)), 0.5)
     for k in range(1, 6):  # the arm is silent
-        body.bridge.tick(Inline(moving()), body.arm.t + 0.02 * k)
+        body.bridge.tick(InProcessPolicy(moving()), body.arm.t + 0.02 * k)
     assert body.bridge.governor.state == "STOPPED" and "no measured state" in body.bridge.governor.reason
 
 
 @pytest.mark.parametrize("side", ["arm", "both"])
 def test_an_estop_reaches_both_governors(side):
     body = there(0.25)
-    drive(body, Inline(moving(-1)), 0.5)
+    drive(body, InProcessPolicy(moving(-1)), 0.5)
     body.bridge.transport.publisher("estop", Flag, "latched").publish(Flag(True))
-    drive(body, Inline(moving(-1)), 0.5)
+    drive(body, InProcessPolicy(moving(-1)), 0.5)
     assert body.governor.state == "STOPPED" and body.bridge.governor.state == "STOPPED"
     assert np.linalg.norm(body.arm.twist()[:3]) < 0.01
 
@@ -271,8 +271,8 @@ def test_a_second_commander_is_refused():
 
 
 def test_a_bad_wire_slows_the_arm_down_but_breaks_no_contract():
-    body = there(0.25, weather=Weather(delay=0.005, drop=0.1, seed=3))
-    drive(body, Inline(moving(-0.2)), 2.0)
+    body = there(0.25, conditions=NetworkConditions(delay=0.005, drop=0.1, seed=3))
+    drive(body, InProcessPolicy(moving(-0.2)), 2.0)
     assert body.governor.state in ("ACTIVE", "HOLD") and not body.governor.counts["workspace"]
 
 
@@ -350,7 +350,7 @@ def test_the_pace_is_the_governors_own_at_a_quarter_metre_per_second():
 def test_messages_survive_the_wire_in_pieces_and_nonsense_is_refused():
     array, image = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
     raw = pack({"state": array, "image/front": image}, t0=1.5) + pack({}, error="no")
-    incoming, seen = Incoming(), []
+    incoming, seen = MessageParser(), []
     for byte in raw:
         incoming.feed(bytes([byte]))
         if (message := incoming.take()) is not None:
@@ -359,7 +359,7 @@ def test_messages_survive_the_wire_in_pieces_and_nonsense_is_refused():
     assert head == {"t0": 1.5} and np.array_equal(got["state"], array) and np.array_equal(got["image/front"], image)
     assert got["image/front"].dtype == np.uint8 and error == {"error": "no"} and not none and not incoming.data
     for bad in (b"GET / HTTP/1.1\r\n", b"\x02\x00\x00\x00{]", b"\x02\x00\x00\x00{}"):
-        incoming = Incoming()
+        incoming = MessageParser()
         incoming.feed(bad)
         with pytest.raises(UserError):
             incoming.take()
@@ -370,7 +370,7 @@ def test_messages_survive_the_wire_in_pieces_and_nonsense_is_refused():
 
 def test_no_policy_at_an_address_says_how_to_start_one():
     with pytest.raises(UserError, match="no policy answers at 127.0.0.1:9.*robo_rl serve RUN"):
-        Remote("127.0.0.1:9", b"x" * 32)
+        RemotePolicyClient("127.0.0.1:9", b"x" * 32)
 
 
 # ---- two processes -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from controllers.model import arm_model
 from controllers.pace import limits_at
 from controllers.robot import load_robot
 from controllers.services import PARAMETER_SERVICES, filled, parameter, value_of
-from controllers.transport import Clock, Loop, WrenchStamped
+from controllers.transport import Clock, LoopbackTransport, WrenchStamped
 from controllers.wrench import Observer
 from robo_rl.errors import UserError
 from robo_rl.experiment.arm import BOX, STEP, expected, placed
@@ -34,7 +34,7 @@ class There:
 
     def __init__(self, **kw):
         self.arm, self.node = make_sim_arm(SimArmOptions(lockstep=True, seconds=1e9, **kw))
-        self.client = Loop(self.node.transport.bus, "client")
+        self.client = LoopbackTransport(self.node.transport.bus, "client")
         self.run(0.05)
 
     def run(self, seconds):

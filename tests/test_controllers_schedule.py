@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from controllers import schedule as s
-from controllers.schedule import Chunk, Latency, Schedule
+from controllers.schedule import ActionChunk, Latency, Schedule
 from robo_rl.errors import UserError
 
 DT = 0.05
@@ -32,7 +32,7 @@ def simulate(latency, *, seconds=20.0, horizon=16, every=4, max_step=0.06, wrong
                 current = item[1]
         if k % every == 0:
             rows = np.stack([plan(now + i * DT) for i in range(horizon)]) + rng.normal(0, wrong, 2)
-            pending.append((now + latency(rng), Chunk(rows, now)))
+            pending.append((now + latency(rng), ActionChunk(rows, now)))
         row = schedule.row(now)
         if row:
             ran.append((now, row.chunk, row.index, schedule.chunk.t0, row.values))
@@ -78,7 +78,7 @@ def test_without_disagreement_the_rows_are_what_the_policy_said():
 def test_late_rows_are_dropped_and_counted():
     schedule = Schedule(DT, 1)
     rows = np.arange(8.0)[:, None]
-    assert schedule.add(Chunk(rows, 0.0), 0.17) == 5  # rows 0, 1, 2 are over, row 3 is for [0.15, 0.20)
+    assert schedule.add(ActionChunk(rows, 0.0), 0.17) == 5  # rows 0, 1, 2 are over, row 3 is for [0.15, 0.20)
     assert schedule.counts["late"] == 3
     assert schedule.row(0.17).values == 3.0
     assert schedule.row(0.19) is None  # once
@@ -89,36 +89,36 @@ def test_late_rows_are_dropped_and_counted():
 
 def test_a_chunk_of_an_older_observation_never_replaces_a_newer_one():
     schedule = Schedule(DT, 1)
-    schedule.add(Chunk(np.ones((8, 1)), 0.10), 0.10)
-    assert schedule.add(Chunk(np.zeros((8, 1)), 0.05), 0.12) == 0
+    schedule.add(ActionChunk(np.ones((8, 1)), 0.10), 0.10)
+    assert schedule.add(ActionChunk(np.zeros((8, 1)), 0.05), 0.12) == 0
     assert schedule.row(0.12).values == 1.0 and schedule.counts["stale_chunks"] == 1
-    assert schedule.add(Chunk(np.zeros((2, 1)), 0.2), 0.9) == 0  # came after its own end
+    assert schedule.add(ActionChunk(np.zeros((2, 1)), 0.2), 0.9) == 0  # came after its own end
 
 
 def test_a_chunk_for_later_waits():
     schedule = Schedule(DT, 1)
-    schedule.add(Chunk(np.ones((2, 1)), 1.0), 0.0)
+    schedule.add(ActionChunk(np.ones((2, 1)), 1.0), 0.0)
     assert schedule.row(0.5) is None and schedule.row(1.01).index == 0
 
 
 def test_the_join_fades_out_linearly():
     schedule = Schedule(DT, 1, blend=3)
-    schedule.add(Chunk(np.zeros((8, 1)), 0.0), 0.0)
+    schedule.add(ActionChunk(np.zeros((8, 1)), 0.0), 0.0)
     assert schedule.row(0.0).values == 0
-    schedule.add(Chunk(np.ones((8, 1)), DT), DT)
+    schedule.add(ActionChunk(np.ones((8, 1)), DT), DT)
     assert [float(schedule.row(DT * k).values[0]) for k in range(1, 6)] == pytest.approx([0.25, 0.5, 0.75, 1, 1])
 
 
 def test_a_join_spreads_the_disagreement_of_two_chunks_not_the_motion():
     schedule = Schedule(DT, 1, blend=3)
     ramp = np.arange(10.0)[:, None]
-    schedule.add(Chunk(ramp, 0.0), 0.0)
+    schedule.add(ActionChunk(ramp, 0.0), 0.0)
     schedule.row(0.0)
-    schedule.add(Chunk(ramp[1:], DT), DT)
+    schedule.add(ActionChunk(ramp[1:], DT), DT)
     assert [float(schedule.row(DT * k).values[0]) for k in range(1, 6)] == [1, 2, 3, 4, 5]
-    schedule.add(Chunk(ramp[:8] + 8, 6 * DT), 6 * DT)  # 2 above the running plan
+    schedule.add(ActionChunk(ramp[:8] + 8, 6 * DT), 6 * DT)  # 2 above the running plan
     assert [float(schedule.row(DT * k).values[0]) for k in range(6, 10)] == [6.5, 8, 9.5, 11]
-    schedule.add(Chunk(ramp[:4], 30 * DT), 30 * DT)  # nothing runs any more: from the last command, 11
+    schedule.add(ActionChunk(ramp[:4], 30 * DT), 30 * DT)  # nothing runs any more: from the last command, 11
     assert float(schedule.row(30 * DT).values[0]) == 8.25
 
 
@@ -205,16 +205,16 @@ def test_a_committed_prefix_is_set_hard_and_clean():
 def test_the_leftover_is_what_has_not_run():
     schedule = Schedule(DT, 1)
     assert schedule.leftover(0.0, 3)[1] == 0
-    schedule.add(Chunk(np.arange(6.0)[:, None], 0.0), 0.0)
+    schedule.add(ActionChunk(np.arange(6.0)[:, None], 0.0), 0.0)
     schedule.row(0.0)
     rows, real = schedule.leftover(0.12, 6)
     assert rows.ravel().tolist() == [2, 3, 4, 5, 5, 5] and real == 4
 
 
 @pytest.mark.parametrize(("call", "says"), [
-    (lambda: Chunk(np.zeros(3), 0.0), r"must be \[H, A\]"),
-    (lambda: Chunk(np.full((2, 2), np.nan), 0.0), "finite"),
-    (lambda: Schedule(DT, 2).add(Chunk(np.zeros((4, 3)), 0.0), 0.0), "must have 2 numbers, got 3"),
+    (lambda: ActionChunk(np.zeros(3), 0.0), r"must be \[H, A\]"),
+    (lambda: ActionChunk(np.full((2, 2), np.nan), 0.0), "finite"),
+    (lambda: Schedule(DT, 2).add(ActionChunk(np.zeros((4, 3)), 0.0), 0.0), "must have 2 numbers, got 3"),
     (lambda: Schedule(0.0, 2), "dt must be"),
     (lambda: Schedule(DT, 2, max_step=0.0), "max_step must be above 0"),
     (lambda: (x := Schedule(DT, 2), x.row(1.0), x.row(0.5)), "time went backwards"),
@@ -230,17 +230,17 @@ def test_wrong_input_is_one_clear_line(call, says):
 
 def test_a_period_that_had_its_row_gets_no_second_one_from_a_new_chunk():
     schedule = Schedule(DT, 1)
-    schedule.add(Chunk(np.zeros((4, 1)), 0.0), 0.0)
+    schedule.add(ActionChunk(np.zeros((4, 1)), 0.0), 0.0)
     assert schedule.row(0.0).index == 0
-    assert schedule.add(Chunk(np.ones((4, 1)), 0.0), 0.01) == 3
+    assert schedule.add(ActionChunk(np.ones((4, 1)), 0.0), 0.01) == 3
     assert schedule.row(0.02) is None
     assert schedule.row(DT).index == 1
 
 
 def test_a_join_takes_as_many_rows_as_half_the_step_limit_asks_for():
     schedule = Schedule(DT, 1, max_step=0.25)
-    schedule.add(Chunk(np.zeros((4, 1)), 0.0), 0.0)
+    schedule.add(ActionChunk(np.zeros((4, 1)), 0.0), 0.0)
     schedule.row(0.0)
-    schedule.add(Chunk(np.ones((12, 1)), DT), DT)
+    schedule.add(ActionChunk(np.ones((12, 1)), DT), DT)
     values = [float(schedule.row(DT * k).values[0]) for k in range(1, 10)]
     assert values == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1, 1]) and not schedule.counts["cut"]

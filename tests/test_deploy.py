@@ -13,7 +13,7 @@ import pytest
 from commands import Command, robo_rl
 
 from controllers.bridge import camera_topic, picture
-from controllers.remote import Remote, read_token
+from controllers.remote import RemotePolicyClient, read_token
 from robo_rl.checkpoint import name, save_checkpoint
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
@@ -72,15 +72,15 @@ def test_a_served_policy_answers_and_its_end_is_noticed(run, tmp_path):
     assert (run / "serve.token").stat().st_mode & 0o777 == 0o600
     token = read_token(run / "serve.token")
     with pytest.raises(UserError, match="has another token; give the one that robo_rl serve named"):
-        Remote(where, token[:-1] + b"?")
-    mind = Remote(where, token, patience=5.0)
+        RemotePolicyClient(where, token[:-1] + b"?")
+    mind = RemotePolicyClient(where, token, patience=5.0)
     mind.ask({"state": np.zeros(36, np.float32)}, 1.25)
     rows, t0 = mind.poll(0.0)
     assert rows.shape == (8, 7) and t0 == 1.25 and mind.poll(0.0) is None
     with pytest.raises(UserError, match="the run's state has 36 numbers"):
         mind.ask({"state": np.zeros(5, np.float32)}, 2.0)
     mind.close()
-    again = Remote(where, token, patience=5.0)
+    again = RemotePolicyClient(where, token, patience=5.0)
     server.signal(signal.SIGTERM)
     server.wait()
     with pytest.raises(UserError, match=f"the policy at {where} is lost"):
@@ -136,11 +136,11 @@ def test_a_policy_of_pictures_sees_them_over_the_wire_and_is_filmed(tmp_path):
 @pytest.mark.skipif(not gl_backend(), reason=NO_GL)
 def test_the_arms_cameras_see_what_the_simulators_see():
     import sims
-    from controllers.transport import CompressedImage, Loop
+    from controllers.transport import CompressedImage, LoopbackTransport
     from robo_rl.experiment.cameras import SceneCameras
     from robo_rl.experiment.sim_arm import make_sim_arm
     _, node = make_sim_arm(SimArmOptions(lockstep=True, seconds=1, start=7))
-    wire = Loop(node.transport.bus, "client")
+    wire = LoopbackTransport(node.transport.bus, "client")
     eyes = SceneCameras(wire, "pick_cube", ("front", "wrist"), 64)
     box = wire.subscription(camera_topic("wrist"), CompressedImage)
     assert not eyes.publish()

@@ -6,7 +6,7 @@ import pytest
 from toys import PointReach
 
 import sims
-from controllers.transport import Bus, JointState, Loop, PoseStamped
+from controllers.transport import Bus, JointState, LoopbackTransport, PoseStamped
 from robo_rl.errors import UserError
 from robo_rl.experiment.console import PoseReader
 from robo_rl.geometry import matrix
@@ -159,7 +159,7 @@ def test_the_tools_pose_is_read_off_the_state():
 def test_an_arm_on_the_wire_that_falls_silent_is_no_leader():
     now = [5.0]
     bus = Bus(lambda: now[0])
-    arm, ours = Loop(bus, "arm"), Loop(bus, "console")
+    arm, ours = LoopbackTransport(bus, "arm"), LoopbackTransport(bus, "console")
     pose, grip = arm.publisher("current_pose", PoseStamped), arm.publisher("gripper/joint_states", JointState)
     heard = PoseReader(ours)
     assert heard() is None

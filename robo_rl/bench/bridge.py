@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from controllers.bridge import Inline
+from controllers.bridge import InProcessPolicy
 from controllers.loop import undisturbed
-from controllers.schedule import Chunk, Schedule
+from controllers.schedule import ActionChunk, Schedule
 from controllers.transport import JointState, Transport
 from robo_rl.bench.rows import BARE, LEAST, NONE, PHYSICAL, Report, at_most, columns, make_row
 from robo_rl.errors import MissingDependency
@@ -138,7 +138,7 @@ class Both:
         return SimpleNamespace(publish=publish)
 
 
-class Answering(Inline):
+class Answering(InProcessPolicy):
     """A policy that answers at once; at: when its last answer was taken [s]."""
 
     at = 0.0
@@ -159,7 +159,7 @@ def chunk_to_command(args: "Bench", report: Report) -> None:
                     SimpleNamespace(state=36, views=(), image_size=0))
     wire, wires = connect("bench_bridge", DOMAIN), []
     try:
-        body = lockstep(robot, task, TRAINED, wired=lambda loop: wires.append(Both(loop, wire)) or wires[-1])
+        body = lockstep(robot, task, TRAINED, wrap_transport=lambda loop: wires.append(Both(loop, wire)) or wires[-1])
         body.begin(*placed(robot, "pick_cube", 0))
         mind = Answering(lambda obs: rng.uniform(-0.3, 0.3, (1, 7)))
         ours, bare = [], []
@@ -210,7 +210,7 @@ def curve(t: np.ndarray) -> np.ndarray:
 
 
 def arriving(latency: float, jitter: float, seed: int, seconds: float, dt: float,
-             rows: int) -> Iterator[tuple[int, float, list[Chunk]]]:
+             rows: int) -> Iterator[tuple[int, float, list[ActionChunk]]]:
     """(period, time, chunks that came in it): the policy is asked every 8 periods, or when its last answer
     is here."""
     rng, coming, asked = np.random.default_rng(seed), [], -np.inf
@@ -219,7 +219,7 @@ def arriving(latency: float, jitter: float, seed: int, seconds: float, dt: float
         if now - asked >= max(8 * dt, latency):
             asked = now
             late = latency + jitter * rng.random()
-            coming.append((now + late, Chunk(plan(rng, now, rows, dt), now)))
+            coming.append((now + late, ActionChunk(plan(rng, now, rows, dt), now)))
         here = [c for c in coming if c[0] <= now]
         coming = [c for c in coming if c[0] > now]
         yield k, now, [chunk for _, chunk in here]
@@ -266,7 +266,7 @@ def ensembled(
 ) -> float:
     """Largest step [m] of temporal ensembling: the mean of all chunks' rows for a period, weights
     exp(-decay i), i = 0 the oldest (ACT, arXiv 2304.13705, section IV-B; LeRobot's default decay)."""
-    here: list[Chunk] = []
+    here: list[ActionChunk] = []
     last, worst = None, 0.0
     for _, now, chunks in arriving(latency, jitter, seed, seconds, dt, rows):
         here = [c for c in here + chunks if now < c.t0 + rows * dt - 1e-9]

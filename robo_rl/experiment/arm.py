@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
-from controllers.bridge import Task
+from controllers.bridge import PolicyInterface
 from controllers.law import gravity_compensation
 from controllers.live import LiveArm
-from controllers.lockstep import Lockstep
+from controllers.lockstep import LockstepArm
 from controllers.manager import Controller
 from controllers.model import arm_model
 from controllers.pace import joints_at, law_at, limits_at
 from controllers.robot import Robot, load_robot
-from controllers.transport import Weather
+from controllers.transport import NetworkConditions
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment.robot_names import twin
 
@@ -35,7 +35,7 @@ def scene(robot: Robot, name: str) -> str:
     return text.replace("</worldbody>", f"{TASKS[name].xml}</worldbody>")
 
 
-def expected(config, spec) -> Task:
+def expected(config, spec) -> PolicyInterface:
     """What a run (its config, its policy's ObsSpec) expects of a robot. UserError: it does not fit any."""
     if twin(config.sim) != "mujoco":
         raise UserError(f"the run was trained in {config.sim}; only runs of --sim mujoco, arm or dds say what their state is made of")
@@ -48,7 +48,7 @@ def expected(config, spec) -> Task:
     return task
 
 
-def task_of(name: str, control: str = "", views: tuple[str, ...] = (), image_size: int = 0, whole: bool = False) -> Task:
+def task_of(name: str, control: str = "", views: tuple[str, ...] = (), image_size: int = 0, whole: bool = False) -> PolicyInterface:
     """What a policy of a task of sims/mujoco expects of a robot; whole: the whole state even beside cameras."""
     from sims.mujoco import model
     from sims.mujoco.env import CONTROLS, PROPRIOCEPTION, axes_of, state_names_of
@@ -57,7 +57,7 @@ def task_of(name: str, control: str = "", views: tuple[str, ...] = (), image_siz
     if views and not whole:  # where things are is for the cameras to tell
         names = names[:PROPRIOCEPTION]
     axes = axes_of(control or CONTROLS[0])
-    return Task(state_names=names, action_names=tuple(a.name for a in axes), scale=tuple(a.high for a in axes[:6]),
+    return PolicyInterface(state_names=names, action_names=tuple(a.name for a in axes), scale=tuple(a.high for a in axes[:6]),
                 period=model.DT * model.SUBSTEPS, views=views, image_size=image_size)
 
 
@@ -105,15 +105,15 @@ def sprung(robot: Robot, controller: str) -> Robot:
     return replace(robot, torque_rate=1e5)
 
 
-def lockstep(robot: Robot, task: Task, speed: float, scene_name: str = "pick_cube", weather: Weather | None = None,
-             dry_run: bool = False, controller: str = "joint", wired=lambda wire: wire) -> Lockstep:
+def lockstep(robot: Robot, task: PolicyInterface, speed: float, scene_name: str = "pick_cube", conditions: NetworkConditions | None = None,
+             dry_run: bool = False, controller: str = "joint", wrap_transport=lambda wire: wire) -> LockstepArm:
     """The governed arm with the bridge on one in-process wire."""
-    return Lockstep(sprung(robot, controller), task, scene(robot, scene_name), law(controller, speed),
-                    limits_at(speed, STEP, **BOX), arm_model(robot), weather, dry_run, controller == "joint", wired,
+    return LockstepArm(sprung(robot, controller), task, scene(robot, scene_name), law(controller, speed),
+                    limits_at(speed, STEP, **BOX), arm_model(robot), conditions, dry_run, controller == "joint", wrap_transport,
                     joints=controller == "joint")
 
 
-def shown(config, policy_spec) -> Task:
+def shown(config, policy_spec) -> PolicyInterface:
     """What the arm as an env must tell: what the run's policy expects, and where things are, by which success is judged."""
     task = expected(config, policy_spec)
     return task_of(config.task, config.control, task.views, task.image_size, whole=True)
@@ -124,7 +124,7 @@ def make_live_env(config, policy_spec, transport, speed: float = TRAINED, contro
     return live_env(config.task, shown(config, policy_spec), transport, speed, controller, robot, config.max_steps)
 
 
-def live_env(name: str, task: Task, transport, speed: float, controller: str, robot: str = "sim", max_steps: int = 0,
+def live_env(name: str, task: PolicyInterface, transport, speed: float, controller: str, robot: str = "sim", max_steps: int = 0,
              leave=lambda: None):
     """(env, body) of a task; `leave()` runs when the env is closed."""
     from sims.arm import ArmEnv
@@ -140,7 +140,7 @@ def make_arm_env(config, policy_spec, num_envs: int, speed: float = TRAINED, con
     return arm_env(config.task, shown(config, policy_spec), num_envs, speed, controller, robot, config.max_steps)
 
 
-def arm_env(name: str, task: Task, num_envs: int, speed: float, controller: str, robot: str = "sim", max_steps: int = 0):
+def arm_env(name: str, task: PolicyInterface, num_envs: int, speed: float, controller: str, robot: str = "sim", max_steps: int = 0):
     """N governed arms in lockstep, one after the other."""
     from sims.arm import ArmEnv
     from sims.mujoco.tasks import TASKS
@@ -150,10 +150,10 @@ def arm_env(name: str, task: Task, num_envs: int, speed: float, controller: str,
     made = load_robot(robot)
     bodies = [lockstep(made, task, speed, name, controller=controller) for _ in range(num_envs)]
     if task.views:
-        from controllers.transport import Loop
+        from controllers.transport import LoopbackTransport
         from robo_rl.experiment.cameras import SceneCameras
         for body in bodies:
-            body.eyes = lambda bus: SceneCameras(Loop(bus, "cameras"), name, task.views, task.image_size)
+            body.make_cameras = lambda bus: SceneCameras(LoopbackTransport(bus, "cameras"), name, task.views, task.image_size)
     return ArmEnv(TASKS[name], bodies, max_steps, lambda: [body.close() for body in bodies], task.views, task.image_size)
 
 

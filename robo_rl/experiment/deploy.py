@@ -98,15 +98,15 @@ class DeployResult:
 
 def open_policy(options: DeployOptions, act, period: float):
     """(policy client, the server process that it started or None); act: the policy in this process, period: of control [s]."""
-    from controllers.bridge import PATIENCE, Inline
-    from controllers.remote import Remote, read_token
+    from controllers.bridge import PATIENCE, InProcessPolicy
+    from controllers.remote import RemotePolicyClient, read_token
     if not options.policy:
-        return Inline(act), None
+        return InProcessPolicy(act), None
     if options.policy != "process":
         from robo_rl.experiment.folder import pick_checkpoint
         from robo_rl.experiment.policy_server import TOKEN_FILE
         token_file = options.token or pick_checkpoint(Path(options.run), options.checkpoint)[0] / TOKEN_FILE
-        return Remote(options.policy, read_token(token_file), PATIENCE * period), None
+        return RemotePolicyClient(options.policy, read_token(token_file), PATIENCE * period), None
     token = secrets.token_urlsafe(32)
     server = subprocess.Popen([sys.executable, "-m", "robo_rl", "serve", options.run, "--port", "0", "--seed", str(options.seed),
                                "--checkpoint", options.checkpoint, "--instruction", options.instruction], stdout=subprocess.PIPE,
@@ -115,7 +115,7 @@ def open_policy(options: DeployOptions, act, period: float):
     if " on " not in line:
         server.wait()
         raise UserError("the policy's process did not start; try: robo_rl serve " + options.run)
-    return Remote(line.rsplit(" on ", 1)[1].strip(), token.encode(), PATIENCE * period), server
+    return RemotePolicyClient(line.rsplit(" on ", 1)[1].strip(), token.encode(), PATIENCE * period), server
 
 
 def deploy(options: DeployOptions, log: Callable[[str], None] = print, warn: Callable[[str], None] = print) -> DeployResult:
@@ -155,18 +155,18 @@ def deploy(options: DeployOptions, log: Callable[[str], None] = print, warn: Cal
 
 def deploy_in_process(options: DeployOptions, robot, task, model, client, recorder: DeployRecorder, log, warn):
     """(bridge, simulated seconds) of a simulated arm in this process, in lockstep on simulated time."""
-    from controllers.transport import Loop
+    from controllers.transport import LoopbackTransport
     from robo_rl.experiment.arm import lockstep, placed
     from robo_rl.experiment.cameras import SceneCameras
-    body = lockstep(robot, task, options.speed, dry_run=options.dry_run, wired=recorder.wrap_transport)
+    body = lockstep(robot, task, options.speed, dry_run=options.dry_run, wrap_transport=recorder.wrap_transport)
     views = tuple(dict.fromkeys((*task.views, *(("front",) if options.video else ()))))
     if views:
         size = task.image_size or FILM_SIZE
-        body.eyes = lambda bus: SceneCameras(Loop(bus, "cameras"), "pick_cube", views, size)
+        body.make_cameras = lambda bus: SceneCameras(LoopbackTransport(bus, "cameras"), "pick_cube", views, size)
     body.begin(*placed(robot, "pick_cube", max(options.start, 0)))
     recorder.watch(body.bridge, body.wire)
     while body.arm.t < options.seconds and not body.bridge.lost and body.bridge.governor.state in ("ARMED", "ACTIVE"):
-        body.look()
+        body.publish_images()
         body.tick(client)
         if recorder.after_tick(body.arm.t):
             break
@@ -192,8 +192,8 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, client, recorder:
         recorder.watch(bridge, wire)
         safety = SafetyClient(wire, wire.subscription(SAFETY_STATE, Text, "latched", depth=8),
                               wire.publisher(SAFETY_COMMAND, Text, "command"), stop)
-        safety.wait_until(lambda: not bridge.senses.missing(), WAIT)
-        if not bridge.senses.missing():
+        safety.wait_until(lambda: not bridge.observation_buffer.missing(), WAIT)
+        if not bridge.observation_buffer.missing():
             safety.wait_until(lambda: safety.state.latest() is not None, 1.0)
         governed = safety.state.latest() is not None  # a CRISP robot has no governor of its own: ours is the only one
         if governed and not options.dry_run:

@@ -32,8 +32,8 @@ class DeployRecorder:
             from robo_rl.data.writer import Writer
             self.writer = Writer(record, spec=self.control_spec())
         if bag:
-            from controllers.bag import Bag
-            self.bag = Bag(bag)
+            from controllers.bag import BagWriter
+            self.bag = BagWriter(bag)
 
     def control_spec(self):
         """The ControlSpec of the recorded numbers."""
@@ -46,18 +46,18 @@ class DeployRecorder:
         """The transport, with its messages written to the bag where one was asked for."""
         if self.bag is None:
             return wire
-        from controllers.bag import Taped
+        from controllers.bag import RecordedTransport
         self.bag.began = time.time() - wire.now()
-        return Taped(wire, self.bag)
+        return RecordedTransport(wire, self.bag)
 
     def watch(self, bridge, wire) -> None:
         """Record this bridge from now on."""
         from controllers.bridge import camera_topic
         from controllers.transport import CompressedImage, PoseStamped
-        self.bridge, have = bridge, bridge.senses.bodies
+        self.bridge, have = bridge, bridge.observation_buffer.bodies
         self.bodies = {n: have[n] if n in have else wire.subscription(f"objects/{n}", PoseStamped) for n in self.rule.objects}
         if self.writer is not None:
-            bridge.tell = lambda *row: self.rows.append(row)
+            bridge.on_action = lambda *row: self.rows.append(row)
         self.front = wire.subscription(camera_topic("front"), CompressedImage) if self.video else None
 
     def after_tick(self, now: float) -> bool:
@@ -70,7 +70,7 @@ class DeployRecorder:
         known = len(self.poses) == len(self.bodies) and not self.rule.uses_goal
         if self.success_at is None and known and self.bridge.commands and succeeded(self.rule, self):
             self.success_at = now
-            self.last = self.bridge.observation(), self.bridge.senses.pictures()
+            self.last = self.bridge.observation(), self.bridge.observation_buffer.pictures()
         return self.success_at is not None and not self.go_on
 
     def tool(self):
@@ -78,7 +78,7 @@ class DeployRecorder:
         return self.bridge.model.pos
 
     def opening(self) -> float:
-        return self.bridge.senses.opening
+        return self.bridge.observation_buffer.opening
 
     def object(self, name: str):
         return self.poses[name].pos
@@ -91,7 +91,7 @@ class DeployRecorder:
         states, pictures, actions = zip(*self.rows, strict=True)
         images = {k.removeprefix("image/"): np.stack([p[k] for p in pictures]) for k in pictures[0]}
         over = self.last is not None and not self.go_on
-        state, final = self.last if over else (self.bridge.observation(), self.bridge.senses.pictures())
+        state, final = self.last if over else (self.bridge.observation(), self.bridge.observation_buffer.pictures())
         return Episode(np.stack(states), np.stack(actions), images, self.instruction or self.rule.instructions[0],
                        self.success_at is not None, source="policy", terminated=self.success_at is not None, final=state,
                        final_images={k.removeprefix("image/"): np.array(x) for k, x in final.items()})

@@ -91,10 +91,10 @@ def make_sim_arm(options: SimArmOptions, transport=None):
     from controllers.node import ArmNode
     from controllers.pace import limits_at
     from controllers.robot import load_robot
-    from controllers.transport import Bus, Loop, Weather
+    from controllers.transport import Bus, LoopbackTransport, NetworkConditions
     from controllers.wrench import Observer
     from robo_rl.experiment.arm import BOX, STEP, WIRE_NAMES, controllers_of, law, placed, scene, sprung
-    from robo_rl.experiment.wire import connect, worse
+    from robo_rl.experiment.wire import connect, degrade
 
     controller = options.controller or ("joint" if options.robot == "sim" else "cartesian")
     robot = sprung(load_robot(options.robot), controller)
@@ -107,11 +107,11 @@ def make_sim_arm(options: SimArmOptions, transport=None):
     if options.wrench:
         arm.observer, box = Observer(arm.model), box | {"wrench": (options.wrench, options.wrench / 3)}
     governor = Governor(limits_at(options.speed, STEP, frame=robot.base_frame, **box), robot)
-    weather = Weather(delay=options.message_delay, drop=options.message_drop)
+    conditions = NetworkConditions(delay=options.message_delay, drop=options.message_drop)
     if transport is None:
-        transport = Loop(Bus(lambda: arm.ticks * arm.dt), "sim_arm") if options.lockstep and options.domain < 0 else \
+        transport = LoopbackTransport(Bus(lambda: arm.ticks * arm.dt), "sim_arm") if options.lockstep and options.domain < 0 else \
             connect("sim_arm", options.domain, options.interface, options.namespace)
-    node = ArmNode(arm, worse(transport, weather), governor, clock=options.lockstep)
+    node = ArmNode(arm, degrade(transport, conditions), governor, clock=options.lockstep)
 
     def place(row: tuple[float, ...]) -> None:
         arm.reset(*from_row(row, len(robot.joints), arm.objects()), opening=1.0)

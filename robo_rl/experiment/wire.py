@@ -5,7 +5,7 @@ import os
 import random
 from collections.abc import Callable
 
-from controllers.transport import Box, Received, Transport, Weather
+from controllers.transport import Mailbox, NetworkConditions, Received, Transport
 from robo_rl.errors import UserError, choose
 
 
@@ -17,19 +17,19 @@ def connect(name: str, domain: int = -1, interface: str = "", namespace: str = "
     wanted = os.environ.get("ROBO_RL_TRANSPORT", "")
     sourced = bool(os.environ.get("ROS_DISTRO")) and importlib.util.find_spec("rclpy") is not None
     if choose("ROBO_RL_TRANSPORT", wanted, ("", "dds", "rclpy")) == "rclpy" or (not wanted and sourced):
-        from controllers.ros import Ros
+        from controllers.ros import RosTransport
         if interface:
             raise UserError("--interface is for DDS without ROS: in a ROS workspace name the interface in CYCLONEDDS_URI")
-        node: Transport = Ros(name, domain=None if domain < 0 else domain, namespace=f"/{namespace.strip('/')}")
+        node: Transport = RosTransport(name, domain=None if domain < 0 else domain, namespace=f"/{namespace.strip('/')}")
     else:
-        from controllers.dds import Dds
+        from controllers.dds import DdsTransport
         from controllers.loop import prompt
         with prompt():
-            node = Dds(name, domain=None if domain < 0 else domain, interface=interface, namespace=f"/{namespace.strip('/')}")
-    return Prefixed(node, namespace.strip("/")) if namespace else node
+            node = DdsTransport(name, domain=None if domain < 0 else domain, interface=interface, namespace=f"/{namespace.strip('/')}")
+    return NamespacedTransport(node, namespace.strip("/")) if namespace else node
 
 
-class Prefixed:
+class NamespacedTransport:
     """A transport whose topics begin with a namespace."""
 
     def __init__(self, wire: Transport, prefix: str):
@@ -63,15 +63,15 @@ class Prefixed:
         self.wire.close()
 
 
-def worse(wire: Transport, weather: Weather) -> Transport:
+def degrade(wire: Transport, conditions: NetworkConditions) -> Transport:
     """The transport with what it receives on command topics late or lost; itself in good weather."""
-    return Rough(wire, weather) if weather.delay or weather.drop else wire
+    return DegradedTransport(wire, conditions) if conditions.delay or conditions.drop else wire
 
 
-class Rough(Prefixed):
-    def __init__(self, wire: Transport, weather: Weather):
-        self.wire, self.weather = wire, weather
-        self.random = random.Random(weather.seed)
+class DegradedTransport(NamespacedTransport):
+    def __init__(self, wire: Transport, conditions: NetworkConditions):
+        self.wire, self.conditions = wire, conditions
+        self.random = random.Random(conditions.seed)
 
     publisher = property(lambda self: self.wire.publisher)
     publishers = property(lambda self: self.wire.publishers)
@@ -82,18 +82,18 @@ class Rough(Prefixed):
 
     def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1):
         box = self.wire.subscription(topic, kind, quality, depth)
-        return Box(depth, Late(box, self).pull) if quality == "command" else box
+        return Mailbox(depth, DelayedMessages(box, self).pull) if quality == "command" else box
 
 
-class Late:
+class DelayedMessages:
     """Messages that come late, or not at all."""
 
-    def __init__(self, box: Box, wire: Rough):
+    def __init__(self, box: Mailbox, wire: DegradedTransport):
         self.box, self.wire = box, wire
         self.coming: list[Received] = []
 
     def pull(self) -> list[Received]:
-        w, now = self.wire.weather, self.wire.now()
+        w, now = self.wire.conditions, self.wire.now()
         self.coming += [Received(g.message, g.at + w.delay, g.source) for g in self.box.take()
                         if self.wire.random.random() >= w.drop]
         here, self.coming = [g for g in self.coming if g.at <= now], [g for g in self.coming if g.at > now]

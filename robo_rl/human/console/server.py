@@ -164,9 +164,9 @@ class ConsoleServer:
             while not self.ended:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.wake.wait(), 30)
-                self.tell()
+                self.report_refused()
 
-    def tell(self) -> None:
+    def report_refused(self) -> None:
         """One line about who was turned away in the last half minute."""
         refused, wrong = (a - b for a, b in zip((self.listener.refused, self.wrong), self.told, strict=True))
         self.told = self.listener.refused, self.wrong
