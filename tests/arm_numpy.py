@@ -60,8 +60,8 @@ class NumpyArmEnv(MujocoArmEnv):
         s, rows = self.scene, self._rows
         np.copyto(self._q, self._qpos.T, casting="same_kind")
         np.copyto(self._v, self._qvel.T, casting="same_kind")
-        if self._mocap is not None:
-            np.copyto(s.goal, self._mocap[:, 0].T, casting="same_kind")
+        if self.model.nmocap:
+            np.copyto(s.goal, self._mocap_pos[:, 0].T, casting="same_kind")
         np.add(self._q[7], self._q[8], out=s.opening)
         s.opening *= F(0.5 / m.FINGER_OPEN)
         self.arm.forward(s.q)

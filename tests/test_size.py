@@ -10,8 +10,6 @@ OPEN: set[str] = {
     "robo_rl/experiment/train.py", "robo_rl/experiment/train.py: Run",
     "robo_rl/human/console/server.py: ConsoleServer",
     "robo_rl/options.py",
-    "sims/check.py",
-    "sims/mujoco/env.py: MujocoArmEnv",
     "controllers/dds.py",
     "controllers/governor.py", "controllers/governor.py: Governor",
 }

@@ -23,16 +23,15 @@ from sims.mujoco.experts import EXPERTS, back_out
 from sims.mujoco.kinematics import Arm, contract, damped_step, turn
 from sims.mujoco.model import JOINT, MOVE, TURN
 from sims.mujoco.names import CONTROLS
-from sims.mujoco.tasks import TASKS, Scene, Task
+from sims.mujoco.pictures import Pictures
+from sims.mujoco.randomise import randomise_model
+from sims.mujoco.tasks import TASKS, Scene, Start, Task
 
 F = np.float32
 VIEWS = ("front", "wrist")
 JITTER = 0.08  # start: joints within +- this of HOME [rad]
 HOME = np.array(m.HOME)
 PROPRIOCEPTION = 30  # the first entries of the state: joints, commands, gripper, hand pose
-SPREAD = 0.3  # randomised masses and frictions lie within +- this share of their own
-CAMERA_SHIFT = np.array([0.03, 0.005])  # randomised camera positions: +- this, by camera (front, wrist) [m]
-CAMERA_TURN = 0.06  # and attitude: +- about this [rad]
 RENDER_SIZE = 256  # pixels of `render()`, unless `env.render_size` says otherwise
 
 
@@ -48,6 +47,30 @@ def axes_of(control: str) -> tuple[ActionAxis, ...]:
     moves = tuple(ActionAxis(n, "m", -MOVE, MOVE, "delta", "base") for n in ("dx", "dy", "dz"))
     turns = tuple(ActionAxis(n, "rad", -TURN, TURN, "delta", "base") for n in ("rx", "ry", "rz"))
     return (*moves, *turns, grip)
+
+
+def joint_actions(hand: np.ndarray, jacobian: np.ndarray) -> np.ndarray:
+    """Actions [N, 8] of the joints and the gripper that move the hand as its actions [N, 7] say."""
+    twist = hand[:, :6].T * np.array([[MOVE]] * 3 + [[TURN]] * 3, F)
+    joints = damped_step(jacobian, twist) / F(JOINT)
+    return np.ascontiguousarray(np.concatenate([joints, hand[:, 6:].T]).T).clip(-1, 1)
+
+
+def put_objects(qpos: np.ndarray, ids: np.ndarray, addresses: np.ndarray, place: Start) -> None:
+    """Write the positions and attitudes of a task's objects into the joint positions [N, nq] of the envs `ids`."""
+    for k, a in enumerate(addresses):
+        qpos[ids, a:a + 3] = place.centre[:, k]
+        half = place.yaw[:, k] / 2
+        qpos[ids, a + 3:a + 7] = np.stack([np.cos(half), 0 * half, 0 * half, np.sin(half)], 1)
+
+
+def scene_of(task: Task, model: mujoco.MjModel, q: np.ndarray, v: np.ndarray, arm: Arm) -> Scene:
+    """The scene as views of the joint positions [nq, N] and velocities [nv, N] and of the arm."""
+    n, joints = q.shape[1], [model.joint(o) for o in task.objects]
+    at, moving = [int(j.qposadr[0]) for j in joints], [int(j.dofadr[0]) for j in joints]
+    slide = q[-1] if task.uses_slide else np.zeros(n, F)
+    return Scene(q[:7], v[:7], np.zeros(n, F), arm.tcp, arm.frame, [q[a:a + 3] for a in at], [q[a + 3:a + 7] for a in at],
+                 [v[a:a + 3] for a in moving], np.zeros((3, n), F), slide, np.zeros(n, np.int64))
 
 
 def state_names_of(task: Task) -> tuple[str, ...]:
@@ -92,10 +115,7 @@ class MujocoArmEnv(VectorEnv):
         self._blank = b.state[0].copy()
         self._qpos, self._qvel, self._ctrl = b.bind("qpos"), b.bind("qvel"), b.bind("ctrl")
         self._mocap_pos = b.bind("mocap_pos") if self.model.nmocap else np.zeros((n, 0, 3))
-        self._mocap = self._mocap_pos if self.model.nmocap else None
-        adr = [int(self.model.joint(o).qposadr[0]) for o in task.objects]
-        vadr = [int(self.model.joint(o).dofadr[0]) for o in task.objects]
-        self._adr = np.array(adr, np.int64)
+        self._adr = np.array([int(self.model.joint(o).qposadr[0]) for o in task.objects], np.int64)
         movable = task.objects + (("drawer",) if task.uses_slide else ())
         self._bodies = np.array([self.model.body(o).id for o in movable], np.int64)
 
@@ -106,8 +126,7 @@ class MujocoArmEnv(VectorEnv):
         self.ready = np.zeros(n, bool)
         self._begun = False  # all are ready
         self._none = np.zeros(n, bool)
-        self.terminated, self.truncated = np.zeros(n, bool), np.zeros(n, bool)
-        self.success = np.zeros(n, bool)
+        self.terminated, self.truncated, self.success = (np.zeros(n, bool) for _ in range(3))
         self.joints = np.zeros((7, n), F)  # joint targets
         self.target = np.zeros((3, n), F)  # hand target, position
         self.attitude = np.zeros((3, 5, n), F)  # and frame
@@ -119,19 +138,13 @@ class MujocoArmEnv(VectorEnv):
         self._v = np.zeros((self.model.nv, n), F)
         self.arm = Arm(n)
         self._spin = np.zeros((7, n), np.complex64)  # exp(i q) of the joints
-        goal = np.zeros((3, n), F)
-        slide = self._q[-1] if task.uses_slide else np.zeros(n, F)
-        self.scene = Scene(self._q[:7], self._v[:7], np.zeros(n, F), self.arm.tcp, self.arm.frame,
-                           [self._q[a:a + 3] for a in adr], [self._q[a + 3:a + 7] for a in adr],
-                           [self._v[a:a + 3] for a in vadr], goal, slide, np.zeros(n, np.int64))
+        self.scene = scene_of(task, self.model, self._q, self._v, self.arm)
         self.progress = np.zeros(n, F)
         self._rows = np.zeros((len(state_names_of(task)), n), F)
         self._seen = len(names)
         self.images = True  # False: steps leave the images as they are, until a step with True
-        self._stale = np.zeros(n, bool)
         self._ahead = self._rows[14:21]  # joint targets less joints
-        self._images: dict[str, np.ndarray] | None = None
-        self._renderers: dict[tuple, object] = {}
+        self._pictures = Pictures(self.batch, self.model, VIEWS, image_size)
 
     def __repr__(self) -> str:
         return f"MujocoArmEnv({self.task.name!r}, num_envs={self.num_envs}, control={self.control!r})"
@@ -145,7 +158,8 @@ class MujocoArmEnv(VectorEnv):
             self._begin(ids, starts)
         self._observe()
         self.target[:, ids], self.attitude[:, :, ids] = self.scene.tcp[:, ids], self.scene.frame[:, :, ids]
-        self._draw(mask)
+        if self.rgb:
+            self._pictures.draw(mask, self.images)
         return self._obs(), {"success": self.success.copy()}
 
     def step(self, actions):
@@ -175,39 +189,42 @@ class MujocoArmEnv(VectorEnv):
         if self.dense:
             reward += (self.progress - before) * ~over
         if self.rgb:
-            self._draw(~over)
+            self._pictures.draw(~over, self.images)
         return (self._obs(), reward, self.terminated.copy(), self.truncated.copy(), {"success": self.success.copy()})
+
+    def _state_rows(self) -> dict[str, np.ndarray]:
+        """Everything an episode depends on, one row per env; views."""
+        return {
+            "physics": self.batch.state, "starts": self.starts, "seeds": self.stream.seeds,
+            "episodes": self.stream.episodes, "steps": self.steps, "asked": self.scene.asked,
+            "terminated": self.terminated, "truncated": self.truncated, "success": self.success,
+            "joints": self.joints.T, "target": self.target.T, "grip": self.grip,
+            "attitude": self.attitude.transpose(2, 0, 1), "queue": self.queue.swapaxes(0, 1)}
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Everything an episode depends on, one row per env; copies."""
-        return {
-            "physics": self.batch.state.copy(), "starts": self.starts.copy(), "seeds": self.stream.seeds.copy(),
-            "episodes": self.stream.episodes.copy(), "steps": self.steps.copy(), "asked": self.scene.asked.copy(),
-            "terminated": self.terminated.copy(), "truncated": self.truncated.copy(), "success": self.success.copy(),
-            "joints": self.joints.T.copy(), "target": self.target.T.copy(), "grip": self.grip.copy(),
-            "attitude": self.attitude.transpose(2, 0, 1).copy(), "queue": self.queue.swapaxes(0, 1).copy()}
+        return {k: v.copy() for k, v in self._state_rows().items()}
 
     def set_state(self, state: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
         """Put back rows of `get_state()` (of this or another env of the same task), only those of `mask`."""
         n = self.num_envs
-        missing = [k for k in self.get_state() if k not in state]
+        rows = self._state_rows()
+        missing = [k for k in rows if k not in state]
         if missing:
             raise UserError(f"set_state needs {missing[0]!r}: pass what get_state() returned")
         mask = np.ones(n, bool) if mask is None else np.asarray(mask)
         if mask.shape != (n,) or mask.dtype != bool:
             raise UserError(f"mask must be bool of shape ({n},), got {mask.dtype} of shape {mask.shape}")
-        rows = (self.batch.state, self.starts, self.stream.seeds, self.stream.episodes, self.steps, self.scene.asked,
-                self.terminated, self.truncated, self.success, self.joints.T, self.target.T, self.grip,
-                self.attitude.transpose(2, 0, 1), self.queue.swapaxes(0, 1))
-        for (name, now), row in zip(self.get_state().items(), rows, strict=True):
+        for name, row in rows.items():
             new = np.asarray(state[name])
-            if new.shape != now.shape:
-                raise UserError(f"set_state: {name!r} must have shape {now.shape}, got {new.shape}")
+            if new.shape != row.shape:
+                raise UserError(f"set_state: {name!r} must have shape {row.shape}, got {new.shape}")
             row[mask] = new[mask]
         self.ready |= mask
         self._randomise(np.flatnonzero(mask))
         self._observe()
-        self._draw(mask)
+        if self.rgb:
+            self._pictures.draw(mask, self.images)
 
     def expert_action(self) -> np.ndarray:
         """float32 [N, A]: what the scripted expert does in the present states."""
@@ -222,12 +239,8 @@ class MujocoArmEnv(VectorEnv):
         return self.task.stage(self.scene).astype(np.int64)
 
     def _as_commands(self, hand: np.ndarray) -> np.ndarray:
-        """Actions [N, 7] of the hand in the env's own control."""
-        if self.control == "ee_delta":
-            return hand
-        twist = hand[:, :6].T * np.array([[MOVE]] * 3 + [[TURN]] * 3, F)
-        joints = damped_step(self.arm.jacobian(), twist) / F(JOINT)
-        return np.ascontiguousarray(np.concatenate([joints, hand[:, 6:].T]).T).clip(-1, 1)
+        """Actions [N, A] of the hand's [N, 7] in the env's own control."""
+        return hand if self.control == "ee_delta" else joint_actions(hand, self.arm.jacobian())
 
     def render(self):
         """uint8 [N, h, h, 3], h = render_size, from the front camera; needs render=True."""
@@ -235,7 +248,7 @@ class MujocoArmEnv(VectorEnv):
             raise UserError("render() needs an env made with render=True")
         if not self.ready.all():
             raise UserError("call reset() before render()")
-        return self._renderer(("front",), self.render_size).render()["front"]
+        return self._pictures.renderer(("front",), self.render_size).render()["front"]
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -246,7 +259,7 @@ class MujocoArmEnv(VectorEnv):
         """uint8 [n, size, size, 3] per view of the envs `ids` (default: all), for people who watch."""
         if not self.ready.all():
             raise UserError("call reset() before film()")
-        return self._renderer(tuple(views), size).render(ids)
+        return self._pictures.renderer(tuple(views), size).render(ids)
 
     def tool(self, i: int) -> np.ndarray:
         """[3] [m]: where the hand of env i is, in the base frame."""
@@ -290,32 +303,8 @@ class MujocoArmEnv(VectorEnv):
     def _obs(self) -> dict[str, np.ndarray]:
         out = {"state": self._rows[:self._seen].T.copy(), "task": self.words[self.scene.asked]}
         for view in self.spec.views:
-            out[f"image/{view}"] = self._images[view].copy()
+            out[f"image/{view}"] = self._pictures.images[view].copy()
         return out
-
-    def _draw(self, mask: np.ndarray) -> None:
-        """Render the envs of `mask` and those whose image is old; the others keep theirs."""
-        if not self.rgb:
-            return
-        self._stale |= mask
-        if not self.images:
-            return
-        if self._images is None:
-            shape = (self.num_envs, self.image_size, self.image_size, 3)
-            self._images = {v: np.zeros(shape, np.uint8) for v in VIEWS}
-        ids = np.flatnonzero(self._stale)
-        self._stale[:] = False
-        if len(ids):
-            fresh = self._renderer(VIEWS, self.image_size).render(None if len(ids) == self.num_envs else ids)
-            for view, pixels in fresh.items():
-                self._images[view][ids] = pixels
-
-    def _renderer(self, views: tuple[str, ...], size: int):
-        key = (views, size)
-        if key not in self._renderers:
-            from sims.mujoco.render import Renderer
-            self._renderers[key] = Renderer(self.batch, self.model, views, size, size)
-        return self._renderers[key]
 
     def _begin(self, ids: np.ndarray, starts: np.ndarray) -> None:
         """Begin the episodes of `starts` in the envs `ids`."""
@@ -327,15 +316,11 @@ class MujocoArmEnv(VectorEnv):
         self._qpos[ids, 7:9] = m.FINGER_OPEN
         self._ctrl[ids, :7] = joints
         self._ctrl[ids, 7:] = m.FINGER_OPEN
-        for k, a in enumerate(self._adr):
-            self._qpos[ids, a:a + 3] = place.centre[:, k]
-            half = place.yaw[:, k] / 2
-            self._qpos[ids, a + 3:a + 7] = np.stack([np.cos(half), 0 * half, 0 * half, np.sin(half)], 1)
-        if self._mocap is not None:
-            self._mocap[ids, 0] = place.goal
+        put_objects(self._qpos, ids, self._adr, place)
+        if self.model.nmocap:
+            self._mocap_pos[ids, 0] = place.goal
         self.scene.asked[ids] = place.asked
-        self.starts[ids] = starts
-        self.steps[ids] = 0
+        self.starts[ids], self.steps[ids] = starts, 0
         self.terminated[ids] = self.truncated[ids] = self.success[ids] = False
         self.ready[ids] = True
         self.joints[:, ids] = joints.T
@@ -345,31 +330,12 @@ class MujocoArmEnv(VectorEnv):
         self._randomise(ids)
 
     def _randomise(self, ids: np.ndarray) -> None:
-        """Set the model fields of `ids` from their start ids; other numbers than those that place the objects."""
-        if not self.kinds or not len(ids):
-            return
-        b, mj, n = self.batch, self.model, len(ids)
-        moving, cams = len(self._bodies), mj.ncam
-        u = 2 * uniforms(self.starts[ids], moving + 1 + 7 * cams, stream=1) - 1
-        if "mass" in self.kinds:
-            factor = 1 + SPREAD * u[:, :moving, None]
-            rows, bodies = ids[:, None], self._bodies[None]
-            b.expand("body_mass")[rows, bodies] = mj.body_mass[self._bodies] * factor[..., 0]
-            b.expand("body_inertia")[rows, bodies] = mj.body_inertia[self._bodies] * factor
-            b.set_const(ids)
-        if "friction" in self.kinds:
-            b.expand("geom_friction")[ids, :, 0] = mj.geom_friction[:, 0] * (1 + SPREAD * u[:, moving, None])
-        if "camera" in self.kinds:
-            v = u[:, moving + 1:].reshape(n, cams, 7)
-            b.expand("cam_pos")[ids] = mj.cam_pos + CAMERA_SHIFT[:, None] * v[..., :3]
-            quat = mj.cam_quat + CAMERA_TURN / 2 * v[..., 3:]  # a small turn about a random axis
-            b.expand("cam_quat")[ids] = quat / np.linalg.norm(quat, axis=-1, keepdims=True)
+        """The model of `ids` is that of their starts."""
+        if self.kinds and len(ids):
+            randomise_model(self.batch, self.model, self._bodies, self.kinds, ids, self.starts[ids])
 
     def close_extras(self, **kwargs):
-        for r in self._renderers.values():
-            if hasattr(r, "close"):
-                r.close()
-        self._renderers.clear()
+        self._pictures.close()
 
 
 def rates(task: str, num_envs: int, threads: int = 0, seconds: float = 1.0, control: str = CONTROLS[0]) -> dict:
