@@ -41,10 +41,10 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "controllers/governor.py": ("test_controllers_governor_limits", "test_controllers_governor"),
     "controllers/law.py": ("test_controllers_tick", "test_controllers_law"),
     "controllers/tick.py": ("test_controllers_tick",),
-    "robo_rl/data/writer.py": ("test_data_integrity", "test_data"),
-    "robo_rl/data/meta.py": ("test_data_integrity", "test_data"),
-    "robo_rl/data/reader.py": ("test_data_integrity", "test_data"),
-    "robo_rl/data/checksums.py": ("test_data_integrity", "test_data"),
+    "robo_rl/data/writer.py": ("test_data", "test_data_integrity"),
+    "robo_rl/data/meta.py": ("test_data", "test_data_integrity"),
+    "robo_rl/data/reader.py": ("test_data", "test_data_integrity"),
+    "robo_rl/data/checksums.py": ("test_data_checksums",),
 }
 UNCOMPILED = ("controllers/tick.py",)  # run as plain Python: compiling each fault takes longer than all of its tests
 COMPARE = {
