@@ -55,6 +55,8 @@ def test_a_list_that_was_changed_is_refused(change):
 def test_a_list_may_be_longer_than_a_message():
     text = to_text(Checksums({f"videos/chunk-000/file-{i:06d}.mp4": (sha(b""),) for i in range(3000)}))
     assert len(text) > 300_000 and len(from_text(text).files) == 3000
+    with pytest.raises(ValueError, match="268435457 bytes, at most 268435456 are read"):
+        from_text(bytes((1 << 28) + 1))
 
 
 def test_the_digest_of_a_file_is_its_sha256_and_of_none_it_is_absent(tmp_path):
@@ -179,3 +181,24 @@ def test_after_a_flush_that_was_cut_short_each_file_keeps_the_digest_that_it_has
                       "never": (ABSENT, sha(A)), "empty": (ABSENT,), "lost": (sha(A), sha(B))}, 0.5)
     assert settled(root, sums) == Checksums({"old": (sha(A),), "new": (sha(B),), "other": (sha(A), sha(B)), "one": (sha(A),),
                                              "lost": (sha(A), sha(B))}, 0.5)
+
+
+def test_every_file_is_durable_before_it_gets_its_name_and_every_folder_before_the_last_file_does(tmp_path):
+    root, events = folder(tmp_path, x=A), []
+    staged = Staged(root, Checksums({"x": (sha(A),)}))
+    for name in ("x", "deep/y", "other/last"):
+        staged.text(root / name, "new")
+    fsync, replace = os.fsync, os.replace
+    os.fsync = lambda fd: events.append(("sync", os.readlink(f"/proc/self/fd/{fd}"))) or fsync(fd)
+    os.replace = lambda a, b: events.append(("name", str(b))) or replace(a, b)
+    temps = [str(staged.path(root / name)) for name in ("x", "deep/y", "other/last")]
+    try:
+        staged.commit()
+    finally:
+        os.fsync, os.replace = fsync, replace
+    listed = events.index(("name", str(root / NAME)))
+    assert events[:3] == [("sync", temp) for temp in temps] and listed > 3
+    first, second, last = (events.index(("name", str(root / name))) for name in ("x", "deep/y", "other/last"))
+    assert listed < first < second < last
+    assert {path for kind, path in events[second:last] if kind == "sync"} == {str(root), str(root / "deep")}
+    assert ("sync", str(root / "other")) in events[last:]
