@@ -346,6 +346,7 @@ def test_where_the_last_picture_was_not_recorded_it_is_said(tmp_path):
     assert known.tolist() == [False, False, True] and not images[:2].any() and images[2].any()
     assert np.isfinite(data.final).all(1).tolist() == [True, False, True]
     assert data.episode(0).final is not None and data.episode(0).final_images is None
+    assert data.meta.final_at.tolist() == [[0, 0], [-1, -1], [0, 1]]
 
 
 @pytest.mark.parametrize("change", [
