@@ -422,3 +422,17 @@ def test_filters_and_ramps_do_not_depend_on_the_rate_of_the_loop(dt):
         return np.array([law.reference.pos[1], law.k[0], law.q_ref[0], law.gain])
     assert np.allclose(at(dt), at(0.001), rtol=1e-9, atol=1e-9)
     assert at(dt)[0] == pytest.approx(0.1 * (1 - math.exp(-1)), abs=1e-9)
+
+
+def test_springs_that_come_later_are_damped_by_the_inertia_of_that_moment():
+    o = joint_impedance(torque_rate=None, ramp=0.0)
+    law, plain, model = Law(o, FREE), PlainLaw(o, FREE), arm_model(ROBOT)
+    model.update(HOME, np.zeros(7))
+    law.activate(model)
+    plain.activate(model)
+    for k, (q, dq) in enumerate(((HOME, 0.0), (HOME, 0.0), (BENT[0], 0.2), (BENT[0], 0.2))):
+        model.update(q, np.full(7, dq))
+        if k == 2:
+            for it in (law, plain):
+                it.set_stiffness(np.array([900.0, 400.0, 600.0, 30.0, 20.0, 10.0]))
+        assert np.allclose(law.tick(model, 1e-3), plain.tick(model, 1e-3), atol=2e-5)
