@@ -436,3 +436,11 @@ def test_springs_that_come_later_are_damped_by_the_inertia_of_that_moment():
             for it in (law, plain):
                 it.set_stiffness(np.array([900.0, 400.0, 600.0, 30.0, 20.0, 10.0]))
         assert np.allclose(law.tick(model, 1e-3), plain.tick(model, 1e-3), atol=2e-5)
+
+
+@pytest.mark.parametrize("axis", [(1.0, 0.0, 0.0), (0.0, -1.0, 0.0), (0.0, 0.6, 0.8)])
+def test_exactly_half_a_turn_goes_the_way_that_geometry_takes(axis):
+    none, half = np.array([1.0, 0.0, 0.0, 0.0]), np.array([0.0, *axis])
+    for a, b in ((half, none), (none, half)):
+        assert np.allclose(between(a, b), g.turn_between(tuple(a), tuple(b)), atol=1e-14)
+    assert between(half, none) == pytest.approx(math.pi * np.array(axis))
