@@ -7,7 +7,6 @@ ROOT = Path(__file__).parent.parent
 FUNCTION, CLASS, FILE = 80, 250, 450  # lines
 # Longer still, and to be split: "file" or "file: class or function".
 OPEN: set[str] = {
-    "robo_rl/experiment/train.py", "robo_rl/experiment/train.py: Run",
     "robo_rl/human/console/server.py: ConsoleServer",
     "robo_rl/options.py",
     "controllers/dds.py",
