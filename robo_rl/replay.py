@@ -71,10 +71,10 @@ def counts(batch: int, shares: Sequence[float], sizes: Sequence[int]) -> list[in
     return out
 
 
-class Tape:
-    """What a journal hears of the four changes, checked and in its types; nothing is kept in memory, for who only acts.
+class ReplayWriter:
+    """Checks the four changes of a replay and writes them to its journal; keeps nothing in memory, for processes that only act.
 
-    `rows` gives shape and dtype of each observation entry. `journal`, if given, hears of every change first.
+    `rows` gives shape and dtype of each observation entry. Every change is written to `journal`, if given, before it is made.
     """
 
     def __init__(self, rows: dict[str, tuple[tuple[int, ...], np.dtype]], journal: "Journal | None" = None):
@@ -103,7 +103,7 @@ class Tape:
         self._add(block)
 
     def close(self, lanes: np.ndarray, final_obs: dict[str, np.ndarray]) -> None:
-        """The episodes of `lanes` are over; final_obs [n, ...] is what they ended in."""
+        """End the episodes of `lanes`; final_obs [n, ...]: their last observations."""
         block = {"lanes": np.asarray(lanes, np.int64),
                  **{f"obs/{k}": np.asarray(final_obs[k], d) for k, (_, d) in self.rows.items()}}
         if self.journal:
@@ -111,14 +111,14 @@ class Tape:
         self._close(block)
 
     def drop(self, lanes: np.ndarray) -> None:
-        """No transition of the open episodes of `lanes` is to be sampled, nor of what they may yet become."""
+        """Never sample a transition of the open episodes of `lanes`, nor of their further steps."""
         block = {"lanes": np.asarray(lanes, np.int64)}
         if self.journal:
             self.journal.write(DROP, len(lanes), block.values())
         self._drop(block)
 
     def cut(self) -> None:
-        """Whoever made the open episodes is gone: the newest row of each serves as the observation it ends in."""
+        """End the open episodes, whose process is gone: the newest row of each serves as the observation it ends in."""
         if self.journal:
             self.journal.write(CUT, 0, ())
         self._cut()
@@ -131,7 +131,7 @@ class Tape:
     def _cut(self) -> None: ...
 
 
-class Replay(Tape):
+class Replay(ReplayWriter):
     """A ring of `capacity` control steps of several lanes. `horizon` is E, `gamma` the discount of one control step."""
 
     def __init__(self, rows: dict[str, tuple[tuple[int, ...], np.dtype]], action: int, horizon: int, gamma: float,

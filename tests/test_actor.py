@@ -16,7 +16,7 @@ from robo_rl.errors import UserError
 from robo_rl.journal import ADD, Journal
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
-from robo_rl.replay import Replay, Tape
+from robo_rl.replay import Replay, ReplayWriter
 from robo_rl.runtime.actor import LEAD, ActorJob, Beside, Stage
 from robo_rl.runtime.crewed import WorkerFailure
 
@@ -99,7 +99,7 @@ def holds_what_is_written(tmp_path, actor: Beside, online: Replay) -> None:
 
 def test_a_reader_that_follows_a_journal_holds_what_the_writer_would(tmp_path):
     whole = Replay(ROWS, 2, E, 0.9, 200, N)
-    tape = Tape(ROWS, Journal(tmp_path, 200, limit=2000))
+    tape = ReplayWriter(ROWS, Journal(tmp_path, 200, limit=2000))
     reader, journal, rng, seen = Replay(ROWS, 2, E, 0.9, 200, N), Journal(tmp_path, 200), np.random.default_rng(0), 0
     for t in range(120):
         obs, action = {"state": rng.normal(size=(N, 4)).astype(F)}, rng.normal(size=(N, 2)).astype(F)
@@ -117,7 +117,7 @@ def test_a_reader_that_follows_a_journal_holds_what_the_writer_would(tmp_path):
 
 
 def test_a_call_that_is_half_written_comes_when_it_is_whole_and_never_if_its_writer_died(tmp_path):
-    writer, reader = Tape(ROWS, Journal(tmp_path, 200)), Replay(ROWS, 2, E, 0.9, 200, N)
+    writer, reader = ReplayWriter(ROWS, Journal(tmp_path, 200)), Replay(ROWS, 2, E, 0.9, 200, N)
     journal, step = Journal(tmp_path, 200), ({"state": np.ones((N, 4), F)}, np.zeros((N, 2), F), np.zeros(N, F), np.zeros(N, bool))
     writer.add(np.arange(N), *step)
     path = writer.journal.path(0)
@@ -128,7 +128,7 @@ def test_a_call_that_is_half_written_comes_when_it_is_whole_and_never_if_its_wri
     assert reader.follow(journal) == N
     path.write_bytes(whole + whole[:30])  # a kill in the middle of the second call
     assert reader.follow(journal) == 0
-    Tape(ROWS, Journal(tmp_path, 200)).add(np.arange(N), *step)
+    ReplayWriter(ROWS, Journal(tmp_path, 200)).add(np.arange(N), *step)
     assert reader.follow(journal) == N and reader.total == 2 * N
 
 

@@ -5,7 +5,6 @@ from toys import PointReach
 
 import sims
 from robo_rl.errors import UserError
-from robo_rl.gather import Gatherer
 from robo_rl.human.intervention import (
     CORRECTION,
     PAUSE,
@@ -20,6 +19,7 @@ from robo_rl.human.operators import Person, ScriptedOperator
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.replay import Replay
+from robo_rl.replay_collector import ReplayCollector
 from robo_rl.rollout import Collector
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.check import check_env
@@ -370,8 +370,8 @@ def test_replay_holds_the_action_that_ran_whoever_chose_it_and_however_it_was_bl
     policy.act = loud
     online, corrections = (Replay({"state": ((4,), np.float32)}, 2, 2, 0.9, 4000, 3) for _ in range(2))
     kept = []
-    gatherer = Gatherer(whole, policy, online, corrections, 0, record=kept.append)
-    gatherer.run(policy, 200)
+    collector = ReplayCollector(whole, policy, online, corrections, 0, record=kept.append)
+    collector.run(policy, 200)
     rows = np.arange(online.total)
     rows = rows[~online.final[rows]]
     ran = online.action[rows]

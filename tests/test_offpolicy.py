@@ -15,7 +15,6 @@ from robo_rl.algos.offpolicy import CriticLearner, cql_penalty, polyak, td_loss,
 from robo_rl.demos import record
 from robo_rl.errors import UserError
 from robo_rl.evaluate import eval_starts, evaluate
-from robo_rl.gather import Gatherer
 from robo_rl.options import (
     AloeOptions,
     CalQlOptions,
@@ -38,6 +37,7 @@ from robo_rl.policies.offpolicy import (
     squash,
 )
 from robo_rl.replay import EXPERT, Mixture, Replay
+from robo_rl.replay_collector import ReplayCollector
 
 E, A, S = 2, 2, 4
 SPEC = ObsSpec(state=S, action=A)
@@ -688,12 +688,12 @@ def improve(name: str, seed: int, updates: int = 1200, envs: int = 16, limit: in
     learner: OffPolicyLearner = importlib.import_module(f"robo_rl.algos.{name}").make(policy, o, seed)
     learner.update(lambda n: demos.sample(n, rng), 200, actor=learner.offline_actor)
     learner.begin_online()
-    gatherer = Gatherer(env, policy, online, demos, seed)
-    gatherer.run(policy, -(-o.warmup // envs))
+    collector = ReplayCollector(env, policy, online, demos, seed)
+    collector.run(policy, -(-o.warmup // envs))
     mixture = Mixture({"demos": (demos, o.demo_share), "online": (online, 1 - o.demo_share)})
     made = 4 * envs // HEADS["execute"]  # UTD 1: as many updates as decisions
     for _ in range(-(-updates // made)):
-        gatherer.run(policy, 4)
+        collector.run(policy, 4)
         learner.update(lambda n: mixture.sample(n, rng), made)
     after = np.mean(evaluate(PointReach(200, limit), policy, eval_starts(200))["success"])
     return before, after

@@ -13,11 +13,11 @@ import pytest
 from toys import PointReach
 
 from robo_rl.errors import UserError
-from robo_rl.gather import Gatherer
 from robo_rl.journal import Journal, frame_at, next_frame
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.replay import EXPERT, HUMAN, Mixture, Replay, add_episodes, counts
+from robo_rl.replay_collector import ReplayCollector
 
 F = np.float32
 ROWS = {"state": ((2,), F)}
@@ -185,9 +185,9 @@ def test_every_human_step_is_in_both_buffers_with_the_action_that_ran(takes, exe
     policy = make_policy(options, ObsSpec(state=4, action=2), 0)
     env, rows = Person(3, takes, limit=200), {"state": ((4,), F)}  # no time limit: help in vain would be dropped
     online, demos = (Replay(rows, 2, execute, 0.9, 2000, 3) for _ in range(2))
-    gatherer = Gatherer(env, policy, online, demos, 0)
-    gatherer.run(policy, 60)
-    assert gatherer.stats["human_steps"] + gatherer.human.sum() == len(env.log) > 0
+    collector = ReplayCollector(env, policy, online, demos, 0)
+    collector.run(policy, 60)
+    assert collector.stats["human_steps"] + collector.human.sum() == len(env.log) > 0
     online.cut()
     demos.cut()
     for store in (online, demos):
@@ -213,8 +213,8 @@ def test_every_human_step_is_in_both_buffers_with_the_action_that_ran(takes, exe
 def test_a_recorder_that_goes_on_from_a_checkpoint_keeps_what_the_env_really_showed():
     policy = make_policy(PolicyOptions(kind="squashed", horizon=2, execute=2, hidden=16, layers=1), ObsSpec(state=4, action=2), 0)
 
-    def recorder(kept: list) -> Gatherer:
-        return Gatherer(Person(3, lambda i, t: True, limit=9), policy, *(Replay({"state": ((4,), F)}, 2, 2, 0.9, 500, 3)
+    def recorder(kept: list) -> ReplayCollector:
+        return ReplayCollector(Person(3, lambda i, t: True, limit=9), policy, *(Replay({"state": ((4,), F)}, 2, 2, 0.9, 500, 3)
                                                                         for _ in range(2)), 0, record=kept.append)
     whole, rest = [], []
     a, b = recorder(whole), recorder(rest)
@@ -233,12 +233,12 @@ def test_a_chunk_is_cut_where_somebody_else_decides_and_planned_anew_after():
     policy = make_policy(options, ObsSpec(state=4, action=2), 0)
     env = Person(1, lambda i, t: t in (2, 3))
     online = Replay({"state": ((4,), F)}, 2, 5, 0.9, 500, 1)
-    gatherer = Gatherer(env, policy, online, None, 0)
+    collector = ReplayCollector(env, policy, online, None, 0)
     act, plans, made = policy.act, [], []
     policy.act = lambda *a: plans.append(0) or act(*a)
     for _ in range(12):
         before = len(plans)
-        gatherer.run(policy, 1)
+        collector.run(policy, 1)
         made.append(len(plans) - before)
     # plans at 0; the person decides 2 and 3, after each of which it plans anew; then every five steps
     assert made == [1, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 0]
@@ -529,9 +529,9 @@ def test_with_the_projects_own_intervention_the_corrections_are_the_persons_step
     env = InterventionEnv(base, Turns(base), blend=0.3)
     policy = make_policy(PolicyOptions(kind="squashed", horizon=3, execute=3, hidden=16, layers=1), ObsSpec(state=4, action=2), 0)
     online, demos = (Replay({"state": ((4,), F)}, 2, 3, 0.9, 3000, 4) for _ in range(2))
-    gatherer = Gatherer(env, policy, online, demos, 0)
-    gatherer.run(policy, 120)
-    told = gatherer.help_steps
+    collector = ReplayCollector(env, policy, online, demos, 0)
+    collector.run(policy, 120)
+    told = collector.help_steps
     have = np.arange(online.total)
     have = have[~online.final[have]]
     own = ((online.source[have] == HUMAN) & (online.phase[have] == 3)).sum()

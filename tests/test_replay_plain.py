@@ -7,7 +7,7 @@ import pytest
 
 from robo_rl.errors import UserError
 from robo_rl.journal import Journal
-from robo_rl.replay import Mixture, Replay, Tape, add_episodes, counts, join
+from robo_rl.replay import Mixture, Replay, ReplayWriter, add_episodes, counts, join
 
 F = np.float32
 POLICY, HUMAN, PAUSE = 0, 1, 1  # sources, and the phase in which nobody acts
@@ -210,7 +210,7 @@ def test_random_calls_leave_what_a_plain_list_of_steps_holds(horizon, lanes, cap
 
 
 def test_a_store_that_only_acts_counts_its_steps_and_writes_what_one_that_keeps_them_reads(tmp_path):
-    tape, rng = Tape(ROWS, Journal(tmp_path / "j", 100)), np.random.default_rng(0)
+    tape, rng = ReplayWriter(ROWS, Journal(tmp_path / "j", 100)), np.random.default_rng(0)
     tape.add(np.array([0, 1]), observe(rng, 2), np.ones((2, 2)), np.ones(2), np.zeros(2, bool))
     tape.add(np.array([1]), observe(rng, 1), np.ones((1, 2)), np.ones(1), np.zeros(1, bool), HUMAN, 2, False)
     tape.cut()

@@ -5,10 +5,10 @@ import pytest
 from toys import PointReach
 
 from robo_rl.errors import UserError
-from robo_rl.gather import Gatherer, marked_episodes
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec
 from robo_rl.replay import Replay
+from robo_rl.replay_collector import ReplayCollector, marked_episodes
 from robo_rl.rewards import Judge, Marked, SuccessClassifier, episode_scores, fit, guard, train
 
 
@@ -105,11 +105,11 @@ def test_a_classifier_pays_the_reward_and_what_it_misses_bootstraps():
         def __call__(self, state, stopped):
             return stopped & (np.arange(n) % 2 == 0)
     online = Replay({"state": ((4,), np.float32)}, 2, 2, 0.9, 4000, n)
-    gatherer = Gatherer(env, expert, online, None, 0, Sees(model, n))
-    gatherer.run(expert, 120)
+    collector = ReplayCollector(env, expert, online, None, 0, Sees(model, n))
+    collector.run(expert, 120)
     rows = np.arange(min(online.total, online.capacity))
     rows = rows[~online.final[rows]]
-    told = gatherer.take()
+    told = collector.take()
     assert online.terminated[rows].sum() == online.reward[rows].sum() > 5
     assert told["judge/missed"] > 0 and told["judge/false"] == 0
     ends = rows[(online.next[rows] >= 0) & online.final[online.next[rows] % online.capacity] & ~online.terminated[rows]]

@@ -89,18 +89,18 @@ def stage(config: TrainConfig, folder: Path, env=None):
 
 
 def seen_frames(policy, data, size: int = 256) -> dict[str, np.ndarray]:
-    """What replay keeps of each frame of a data set, as `robo_rl.gather.seen` has it of an env's."""
-    from robo_rl.gather import seen
+    """What replay keeps of each frame of a data set, as `robo_rl.replay_collector.replay_observation` has it of an env's."""
+    from robo_rl.replay_collector import replay_observation
     tasks = np.array(data.tasks)[data.task_index]
     pictures = {v: data.images(v) for v in policy.spec.views}
-    pieces = [seen(policy, {"state": data.state[i:i + size], "task": tasks[i:i + size]}
+    pieces = [replay_observation(policy, {"state": data.state[i:i + size], "task": tasks[i:i + size]}
                    | {f"image/{v}": x[i:i + size] for v, x in pictures.items()}) for i in range(0, len(data.state), size)]
     return {k: np.concatenate([p[k] for p in pieces]) for k in pieces[0]}
 
 
 def seen_last(policy, data) -> tuple[dict[str, np.ndarray] | None, np.ndarray]:
     """(what replay keeps of what was observed after the last actions, one row per episode; bool[E]: where it was recorded)."""
-    from robo_rl.gather import seen
+    from robo_rl.replay_collector import replay_observation
     known = np.isfinite(data.final).all(1)
     pictures = {v: data.final_images(v) for v in policy.spec.views}
     for _, recorded in pictures.values():
@@ -108,7 +108,7 @@ def seen_last(policy, data) -> tuple[dict[str, np.ndarray] | None, np.ndarray]:
     if not known.any():
         return None, known
     obs = {"state": np.nan_to_num(data.final), "task": np.array([data.task(e) for e in range(len(data))])}
-    return seen(policy, obs | {f"image/{v}": x for v, (x, _) in pictures.items()}), known
+    return replay_observation(policy, obs | {f"image/{v}": x for v, (x, _) in pictures.items()}), known
 
 
 class ReplayStage:
@@ -200,7 +200,7 @@ class ReplayStage:
 
     def act(self, state: dict):
         """The actor, here or in a process of its own; where the run repeats it goes on where the checkpoint's was."""
-        from robo_rl.gather import Gatherer
+        from robo_rl.replay_collector import ReplayCollector
         from robo_rl.runtime.actor import ActorJob, Beside, Here
 
         config, policy, e = self.config, self.learner.policy, self.config.policy.execute
@@ -211,22 +211,22 @@ class ReplayStage:
                            int(time.time()) if any(self.kept) else 0, config.sim.split(":")[0] == "dds")
             return Beside(job, policy, (self.online, self.demos), ROUND * e * config.envs, config.hang)
         here = stage(config, self.run.folder, self.run.env)
-        gatherer = Gatherer(here.env, policy, self.online, self.demos, config.seed + 1, here.judge, here.record,
+        collector = ReplayCollector(here.env, policy, self.online, self.demos, config.seed + 1, here.judge, here.record,
                             here.recorded if self.repeats else 0)
         if self.repeats and state:
-            gatherer.set_state(state["gatherer"])
+            collector.set_state(state["gatherer"])
         elif any(self.kept):
             self.demos.cut()
             self.online.cut()
-            gatherer.steps, gatherer.help_steps = self.run.step, helped
-        return Here(gatherer, ROUND * e, here.close)
+            collector.steps, collector.help_steps = self.run.step, helped
+        return Here(collector, ROUND * e, here.close)
 
     def train_judge(self, first: bool) -> None:
         """The classifier of `--rl.judge classifier`, trained and guarded once per run; `first`: nothing was logged since."""
         from safetensors.torch import save
 
         from robo_rl import files
-        from robo_rl.gather import marked_episodes
+        from robo_rl.replay_collector import marked_episodes
         from robo_rl.rewards import train
 
         o, path, words = self.config.rl, self.run.folder / "judge.safetensors", self.run.folder / "judge.json"
@@ -282,7 +282,7 @@ class ReplayStage:
 
     def learn(self) -> int:
         """Collect, learn from both stores, evaluate and save on the way."""
-        from robo_rl.gather import means
+        from robo_rl.replay_collector import episode_means
 
         config, o = self.config, self.config.rl
         cadence, e = Cadence(self.run, lambda: self.save_all(finished=False), SAVE_EVERY), config.policy.execute
@@ -304,7 +304,7 @@ class ReplayStage:
                     self.synthetic.renew(self.run.step, self.real, self.learner.policy)
                 metrics = self.learner.update(lambda n: self.mixture.sample(n, self.rng), count) if count else {}
             end = time.perf_counter()
-            episodes = means(self.actor.take(), o.judge != "env", o.operator != "none")
+            episodes = episode_means(self.actor.take(), o.judge != "env", o.operator != "none")
             row = {f"train/{k}" if "/" not in k else k: v for k, v in (metrics | episodes).items()}
             row |= {"train/updates": self.learner.updates, "replay/online": len(self.online),
                     "replay/demonstrations": len(self.demos), "time/update": end - mid, "time/collect": mid - begin,

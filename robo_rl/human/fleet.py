@@ -55,7 +55,7 @@ class OperatorStats:
 
 
 @dataclass(slots=True)
-class RobotEpisode:
+class EpisodeBuffer:
     """The frames of one robot's episode so far."""
 
     start: int = -1
@@ -85,7 +85,7 @@ class RobotFleet:
         self.before_decision: Callable[[np.ndarray], None] | None = None
         self.generator = torch.Generator().manual_seed(seed)
         self.views = list(env.spec.views)
-        self.episodes = [RobotEpisode() for _ in range(n)]
+        self.episodes = [EpisodeBuffer() for _ in range(n)]
         self.has_start = np.zeros(n, bool)
         self.execute = policy.options.execute
         self.cursor = np.full(n, self.execute)
@@ -104,7 +104,7 @@ class RobotFleet:
             start = next(self.starts, None)
             self.has_start[i] = start is not None
             ids[i] = 0 if start is None else start
-            self.episodes[i] = RobotEpisode(start=-1 if start is None else int(start))
+            self.episodes[i] = EpisodeBuffer(start=-1 if start is None else int(start))
         return ids
 
     def _clear(self, mask: np.ndarray) -> None:
@@ -211,7 +211,7 @@ def _rows(x, n: int) -> np.ndarray:
     return np.array([x] * n) if isinstance(x, str) else np.repeat(np.asarray(x)[None], n, 0)
 
 
-def episode_of(episode: RobotEpisode, views: list[str], success: bool, terminated: bool, last: dict[str, np.ndarray]) -> Episode | None:
+def episode_of(episode: EpisodeBuffer, views: list[str], success: bool, terminated: bool, last: dict[str, np.ndarray]) -> Episode | None:
     """The frames as an Episode without its pauses, ending with the observation `last`; None if nothing is left."""
     rows = [r for r, ran in zip(episode.frames, episode.ran, strict=True) if ran]
     if not rows:

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from robo_rl.errors import UserError
-from robo_rl.gather import SUMS, Gatherer
 from robo_rl.journal import Journal
 from robo_rl.noise import mix
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, Policy, make_policy
-from robo_rl.replay import Replay, Tape
+from robo_rl.replay import Replay, ReplayWriter
+from robo_rl.replay_collector import SUMS, ReplayCollector
 from robo_rl.runtime import snapshot
 from robo_rl.runtime.crewed import BACK_OFF, DEATHS, WorkerFailure
 from robo_rl.runtime.processes import START_LIMIT, context, pair
@@ -109,10 +109,10 @@ def _act(job: ActorJob, pipe) -> None:
     version = reader.fetch()
     reader.swap(policy)
     stage = job.build()
-    tapes = [Tape(job.rows, Journal(job.replay / name, job.capacity)) for name in ("online", "corrections")]
+    tapes = [ReplayWriter(job.rows, Journal(job.replay / name, job.capacity)) for name in ("online", "corrections")]
     for tape in tapes:
         tape.cut()  # episodes of who was at it before
-    g = Gatherer(stage.env, policy, *tapes, mix(job.seed, job.incarnation) >> 33 if job.incarnation else job.seed, stage.judge,
+    g = ReplayCollector(stage.env, policy, *tapes, mix(job.seed, job.incarnation) >> 33 if job.incarnation else job.seed, stage.judge,
                  stage.record)
     g.steps, g.help_steps, told = job.steps, job.helped, time.monotonic()
     pipe.send(("ready",))
@@ -145,30 +145,30 @@ class Here:
 
     restarts = 0
 
-    def __init__(self, gatherer: Gatherer, round_: int, close: Callable[[], None] = lambda: None):
-        self.gatherer, self.round, self.end = gatherer, round_, close
+    def __init__(self, collector: ReplayCollector, round_: int, close: Callable[[], None] = lambda: None):
+        self.collector, self.round, self.end = collector, round_, close
 
     @property
     def steps(self) -> int:
         """Control steps so far."""
-        return self.gatherer.steps
+        return self.collector.steps
 
     @property
     def help_steps(self) -> int:
         """Human ones among them."""
-        return self.gatherer.help_steps
+        return self.collector.help_steps
 
     def collect(self, policy: Policy, stop: Callable[[], bool]) -> None:
         """One round of control steps."""
-        self.gatherer.run(policy, self.round)
+        self.collector.run(policy, self.round)
 
     def take(self) -> dict[str, float]:
         """Sums over the episodes that ended since the last call."""
-        return self.gatherer.take()
+        return self.collector.take()
 
     def state(self) -> dict:
         """For a run that goes on exactly."""
-        return self.gatherer.state()
+        return self.collector.state()
 
 
 class Beside:

@@ -13,7 +13,7 @@ from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
 from robo_rl.human.console.access import DescriptorReserve
 from robo_rl.human.correction_journal import CorrectionJournal, scan, unfinished
-from robo_rl.human.fleet import RobotEpisode
+from robo_rl.human.fleet import EpisodeBuffer
 from robo_rl.types import ControlSpec
 
 JOURNAL_SIZE = 20_000_000  # bytes after which the journal is written anew
@@ -80,13 +80,13 @@ class CorrectionRecorder:
                 why = (e.strerror or str(e)) if isinstance(e, OSError) else str(e)
                 self._fail(f"corrections are not saved yet, trying again ({why})")
 
-    def record_frames(self, episodes: list[RobotEpisode]) -> None:
+    def record_frames(self, episodes: list[EpisodeBuffer]) -> None:
         """Write the robots' new frames to the journal, to the disk at once where a person acted."""
         helped = [self._append(i, episode) for i, episode in enumerate(episodes)]
         if (any(helped) or len(self.journal) > 1000) and not self.error:
             self.save()
 
-    def maintain(self, episodes: list[RobotEpisode]) -> None:
+    def maintain(self, episodes: list[EpisodeBuffer]) -> None:
         """Retry what failed, and keep the journal small; call it between two steps."""
         if self.error and self.clock() > self.retry_at:
             self.save()
@@ -107,7 +107,7 @@ class CorrectionRecorder:
             self.reserve.close()
             self.journal.abandon()
 
-    def _append(self, i: int, episode: RobotEpisode) -> bool:
+    def _append(self, i: int, episode: EpisodeBuffer) -> bool:
         """Write the frames that the journal does not have -> whether a person acted in one."""
         helped = False
         for state, action, reward, source, phase, images in episode.frames[self.written[i]:]:
@@ -116,7 +116,7 @@ class CorrectionRecorder:
         self.written[i] = len(episode.frames)
         return helped
 
-    def _compact(self, episodes: list[RobotEpisode]) -> None:
+    def _compact(self, episodes: list[EpisodeBuffer]) -> None:
         """Write the journal anew, with the episodes that are not over."""
         self.save()
         if self.error:

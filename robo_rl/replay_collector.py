@@ -1,12 +1,12 @@
-"""Acting into replay: every control step of every env, with what really ran and who chose it.
+"""Collect into replay: every control step of every env, with the action that ran and who chose it.
 
-Envs need not keep step: one plans anew when its chunk is used up, when its episode was reset, and at every step that
-somebody else decided, so that the chunk is cut at the seam and what follows a correction is planned from where it ended.
+Each env has a chunk of its own: the policy decides anew when it is used up, when the episode was reset, and after every step
+that an operator decided, so that the chunk is cut where the driver changes and the next one begins where the correction ended.
 
 An env that is wrapped for interventions says in `info` what ran: `executed` float32[N,A] in -1..1, `source` uint8[N] (0 policy,
 1 human) and `phase` uint8[N] (0 policy, 1 pause, 2 recovery, 3 correction). Human steps, those of recovery and correction,
-go to both stores: online as all steps do, and to the corrections with what followed, so that their chunks are whole. Help
-during which the episode failed leaves the corrections again: what did not help is nothing to imitate.
+go to both stores: online as all steps do, and to the corrections with what followed, so that their chunks are whole. Steps
+of an intervention in which the episode failed are dropped from the corrections: they are not imitated.
 """
 
 from collections.abc import Callable
@@ -17,16 +17,16 @@ import torch
 from robo_rl.data.episode import Episode
 from robo_rl.noise import mix, seed_noise
 from robo_rl.policies import Policy, obs_tensors
-from robo_rl.replay import HUMAN, PAUSE, Tape
+from robo_rl.replay import HUMAN, PAUSE, ReplayWriter
 from robo_rl.rewards import Judge, Marked
 from robo_rl.rollout import Timer, one_thread
 
-NAMES = ("chunk", "at", "returns", "lengths", "human", "follow", "task")  # arrays of a Gatherer that its state has
+NAMES = ("chunk", "at", "returns", "lengths", "human", "follow", "task")  # arrays of a ReplayCollector that its state has
 SUMS = ("episodes", "success", "return", "length", "human_steps", "helped", "alone", "judge/false", "judge/missed")
 
 
-def means(sums: dict[str, float], judged: bool = False, helped: bool = False) -> dict[str, float]:
-    """Means over the episodes of a Gatherer's sums; judged, helped: whether a judge or a person was there at all."""
+def episode_means(sums: dict[str, float], judged: bool = False, helped: bool = False) -> dict[str, float]:
+    """Means over the episodes of a ReplayCollector's sums; judged, helped: whether there is a judge, an operator."""
     n = sums["episodes"]
     out = {"episodes": float(n)}
     if n:
@@ -39,8 +39,8 @@ def means(sums: dict[str, float], judged: bool = False, helped: bool = False) ->
     return out
 
 
-def seen(policy: Policy, raw: dict) -> dict[str, np.ndarray]:
-    """What replay keeps of an env's observation: the state and the instruction, or what a policy of pictures makes of it all."""
+def replay_observation(policy: Policy, raw: dict) -> dict[str, np.ndarray]:
+    """What replay stores of an env's observation: the state and the instruction, or the context of a policy of pictures."""
     obs = obs_tensors(raw, policy.spec)
     if not policy.spec.views:
         return {k: np.array(v) for k, v in obs.items()}
@@ -48,20 +48,19 @@ def seen(policy: Policy, raw: dict) -> dict[str, np.ndarray]:
         return {"context": policy.encode(obs).numpy()}
 
 
-class Gatherer:
-    """Keeps a vector env going; owns its chunks and its episode statistics.
+class ReplayCollector:
+    """Steps a vector env; owns its chunks and its episode statistics.
 
-    `corrections` hears of human steps. A `judge`, if given, says what is a success in the env's place: its word is the
-    reward and ends the episode. `record` is given every episode in which somebody helped, when it ends, but for the first
-    `recorded`, which a run that is made again had recorded already. The noise of a plan is drawn from (seed, control step)
-    alone.
+    It adds every step to `online` and human steps to `corrections`. A `judge`, if given, decides on success in the env's place:
+    its verdict is the reward and ends the episode. `record` receives every finished episode with an intervention but for the first
+    `recorded`, which a resumed run has recorded already. The noise of a decision depends on (seed, control step) alone.
     """
 
-    def __init__(self, env, policy: Policy, online: Tape, corrections: Tape | None, seed: int,
+    def __init__(self, env, policy: Policy, online: ReplayWriter, corrections: ReplayWriter | None, seed: int,
                  judge: Judge | None = None, record: "Callable[[Episode], None] | None" = None, recorded: int = 0):
         self.env, self.online, self.corrections, self.seed, self.judge = env, online, corrections, seed, judge
         self.record, self.recorded, self.made = record, recorded, 0  # episodes recorded before, and made since the run began
-        self.tapes: list[list[tuple]] = [[] for _ in range(env.num_envs)]
+        self.recordings: list[list[tuple]] = [[] for _ in range(env.num_envs)]
         self.pictures = tuple(f"image/{v}" for v in policy.spec.views)
         self.key = "context" if self.pictures else "state"  # what a judge looks at
         self.spec, self.execute, self.n = policy.spec, policy.options.execute, env.num_envs
@@ -84,7 +83,7 @@ class Gatherer:
         return dict.fromkeys(SUMS, 0)
 
     def _read(self, raw: dict) -> dict[str, np.ndarray]:
-        return seen(self.trunk, raw)
+        return replay_observation(self.trunk, raw)
 
     def _frame(self, raw: dict) -> tuple[np.ndarray, ...]:
         """State and pictures as a data set keeps them, while episodes are recorded."""
@@ -124,7 +123,7 @@ class Gatherer:
         self._correct(executed, reward, terminated, truncated, source, phase, after, success if self.judge is None else claimed)
         if self.record is not None:
             for i in range(self.n):
-                self.tapes[i].append((*(x[i] for x in self.frame), executed[i], reward[i], source[i], phase[i]))
+                self.recordings[i].append((*(x[i] for x in self.frame), executed[i], reward[i], source[i], phase[i]))
         self.at = np.where(source == HUMAN, self.execute, self.at + 1)
         self.steps += self.n
         self.returns += reward
@@ -139,8 +138,8 @@ class Gatherer:
         self.timer.add("sim")
 
     def _correct(self, executed, reward, terminated, truncated, source, phase, after, won) -> None:
-        """Human steps, and as many after them as their chunks reach, into the corrections; help in which the episode failed
-        is dropped again, for it is no demonstration (the online store has it)."""
+        """Add human steps, and as many after them as their chunks reach, to the corrections; drop those in which the episode
+        failed, which are no demonstration (the online store has them)."""
         if self.corrections is None:
             return
         mine = (source == HUMAN) & (phase > PAUSE)
@@ -180,7 +179,7 @@ class Gatherer:
 
     def _record(self, rows: np.ndarray, terminated: np.ndarray, success: np.ndarray) -> None:
         for i in rows.tolist():
-            tape, self.tapes[i] = self.tapes[i], []
+            tape, self.recordings[i] = self.recordings[i], []
             if self.human[i]:
                 self.made += 1
                 if self.made <= self.recorded:
@@ -193,7 +192,7 @@ class Gatherer:
                                     final_images=dict(zip(self.spec.views, (x[i] for x in self.frame[1:]), strict=True))))
 
     def take(self) -> dict[str, float]:
-        """Sums over the episodes that ended since the last call (`means` of them are for people)."""
+        """Sums over the episodes that ended since the last call (`episode_means` of them are for people)."""
         s, self.stats = self.stats, self._zero()
         return s
 
@@ -204,7 +203,7 @@ class Gatherer:
         """
         if not hasattr(self.env, "get_state"):
             return {}
-        tapes = [] if self.record is None or self.pictures else [[np.array(x) for x in zip(*tape)] for tape in self.tapes]
+        tapes = [] if self.record is None or self.pictures else [[np.array(x) for x in zip(*tape)] for tape in self.recordings]
         return {"env": self.env.get_state(), "obs": {k: v.copy() for k, v in self.obs.items()}, "steps": self.steps,
                 "help_steps": self.help_steps, "stats": dict(self.stats), "frame": [x.copy() for x in self.frame],
                 "tapes": tapes, "made": self.made, "judge": None if self.judge is None else self.judge.row.copy()} | {
@@ -213,7 +212,7 @@ class Gatherer:
     def set_state(self, state: dict) -> None:
         self.env.set_state(state["env"])
         self.obs = {k: np.array(v) for k, v in state["obs"].items()}
-        self.tapes = [list(zip(*tape)) for tape in state["tapes"]] or [[] for _ in range(self.n)]
+        self.recordings = [list(zip(*tape)) for tape in state["tapes"]] or [[] for _ in range(self.n)]
         self.frame = tuple(np.array(x) for x in state["frame"])
         for name in NAMES:
             setattr(self, name, np.array(state[name]))
@@ -224,7 +223,7 @@ class Gatherer:
 
 
 def marked_episodes(env, policy: Policy, episodes: int, seed: int) -> Marked:
-    """Play at least `episodes` episodes and mark every state by the env's own word, as a person would by looking."""
+    """Run at least `episodes` episodes and label every state by the env's own success, as a person would by looking."""
     raw, _ = env.reset(seed=seed)
     n, spec = env.num_envs, policy.spec
     lane, ended = np.arange(n), 0
@@ -237,7 +236,7 @@ def marked_episodes(env, policy: Policy, episodes: int, seed: int) -> Marked:
                 chunk, at = policy.act(obs_tensors(raw, spec), generator, True).actions.numpy(), 0
             raw, _, terminated, truncated, info = env.step(chunk[:, at])
             at += 1
-            states.append(next(iter(seen(policy, raw).values())))
+            states.append(next(iter(replay_observation(policy, raw).values())))
             won.append(np.array(info["success"]))
             names.append(lane.copy())
             over = np.asarray(terminated | truncated)
