@@ -85,7 +85,7 @@ class PlainChain(nn.Module):
 
         velocity: a compiled form of the network to take instead.
         """
-        b, velocity = len(state), velocity or self
+        b, velocity = len(state), self if velocity is None else velocity  # what torch compiled has a length that raises
         x = torch.randn(b, self.chunk, generator=generator)
         draw = torch.randint(0, self.steps, (b,), generator=generator) if self.one else None
         noise = torch.randn(x.shape, generator=generator) if self.one else None
