@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from robo_rl.types import ControlSpec
 from sims.check_probe import (
-    Probe,
+    EnvProbe,
     as_numpy,
     assert_refused,
     assert_same,
@@ -50,7 +50,7 @@ def check_env(
     atol: tolerance where the contract says "the same" (0: bit-equal); with one, pictures may differ by 1 of 255.
     """
     assert num_envs >= 3, f"check_env needs num_envs >= 3 to permute envs, got {num_envs}"
-    p = Probe(make(num_envs), make(1), starts, seed_lists, random_starts, cuts, atol, np.random.default_rng(seed))
+    p = EnvProbe(make(num_envs), make(1), starts, seed_lists, random_starts, cuts, atol, np.random.default_rng(seed))
     try:
         done = []
         for part in (_spaces, _first_obs, _steps, _bad_input, _seeds, _starts, _reset_mask, _frozen,
@@ -68,7 +68,7 @@ def check_env(
 # ---------------------------------------------------------------- the contract, part by part
 
 
-def _spaces(p: Probe) -> None:
+def _spaces(p: EnvProbe) -> None:
     env, n = p.env, p.n
     assert isinstance(env, VectorEnv), f"the env must be a gymnasium.vector.VectorEnv, got {type(env).__name__}"
     assert p.one.num_envs == 1, f"make(1) must have num_envs 1, got {p.one.num_envs}"
@@ -116,7 +116,7 @@ def _spaces(p: Probe) -> None:
         f"spec.state_names has {len(spec.state_names)} names for {size} state dimensions")
 
 
-def _first_obs(p: Probe) -> None:
+def _first_obs(p: EnvProbe) -> None:
     for env in (p.env, p.one):
         out = env.reset(seed=0)
         assert isinstance(out, tuple) and len(out) == 2, "reset must return (obs, info)"
@@ -141,7 +141,7 @@ def _check_obs(env: VectorEnv, obs, where: str) -> None:
             assert np.isfinite(a).all(), f"obs['state'] of {where} must be finite"
 
 
-def _steps(p: Probe) -> None:
+def _steps(p: EnvProbe) -> None:
     """Dtypes and shapes of a step; an observation handed out is never written to again."""
     env, n = p.env, p.n
     held = env.reset(seed=1)[0]
@@ -165,7 +165,7 @@ def _steps(p: Probe) -> None:
         assert np.array_equal(x, before[k]), f"a reset wrote into obs[{k!r}] that was handed out before"
 
 
-def _bad_input(p: Probe) -> None:
+def _bad_input(p: EnvProbe) -> None:
     env, n, acts = p.env, p.n, p.actions(p.span)
     dim = acts.shape[2]
     plain = run_episode(env, acts, seed=3)
@@ -190,7 +190,7 @@ def _bad_input(p: Probe) -> None:
     assert_same(p, after, {k: plain[k] for k in after}, "input that is refused must leave the env as it was")
 
 
-def _seeds(p: Probe) -> None:
+def _seeds(p: EnvProbe) -> None:
     env, acts = p.env, p.actions(p.span)
     a = run_episode(env, acts, seed=7)
     second = run_episode(env, acts)
@@ -206,7 +206,7 @@ def _seeds(p: Probe) -> None:
     _permuted(p, acts, lambda ids: {"seed": [11 + int(i) for i in ids]}, "seed")
 
 
-def _permuted(p: Probe, acts: np.ndarray, reset: Callable, what: str) -> dict:
+def _permuted(p: EnvProbe, acts: np.ndarray, reset: Callable, what: str) -> dict:
     """The episode of a seed (or start) is independent of the env index, the neighbours and the batch size."""
     order = np.roll(np.arange(p.n), 1)
     a = run_episode(p.env, acts, **reset(np.arange(p.n)))
@@ -219,7 +219,7 @@ def _permuted(p: Probe, acts: np.ndarray, reset: Callable, what: str) -> dict:
     return a
 
 
-def _starts(p: Probe) -> bool | None:
+def _starts(p: EnvProbe) -> bool | None:
     if not p.starts:
         return False
     acts = p.actions(p.span)
@@ -232,7 +232,7 @@ def _starts(p: Probe) -> bool | None:
     return None
 
 
-def _reset_mask(p: Probe) -> None:
+def _reset_mask(p: EnvProbe) -> None:
     env, n, acts = p.env, p.n, p.actions(2 * p.span)
     k = p.span // 2
     plain = run_episode(env, acts[: p.span], seed=4)
@@ -263,7 +263,7 @@ def _reset_mask(p: Probe) -> None:
         assert equal(p, got["state"][rest], held["state"][0, rest]), "starts must be ignored outside the reset_mask"
 
 
-def _frozen(p: Probe) -> None:
+def _frozen(p: EnvProbe) -> None:
     """Episodes end by `max_steps`, never by both flags, and stay frozen; the others go on undisturbed."""
     env, n, limit = p.env, p.n, p.limit
     acts = p.actions(limit + limit // 2 + 3)
@@ -300,7 +300,7 @@ def _check_flags(now: dict, age: np.ndarray, limit: int, over: np.ndarray, cuts:
     assert not late.any(), f"env {late.argmax()} must be over after spec.max_steps={limit} steps"
 
 
-def _check_frozen(p: Probe, last: dict, now: dict, over: np.ndarray) -> None:
+def _check_frozen(p: EnvProbe, last: dict, now: dict, over: np.ndarray) -> None:
     for i in np.flatnonzero(over):
         for k in ("terminated", "truncated", "success"):
             assert now[k][i] == last[k][i], f"an env that is over must keep {k} until it is reset (env {i})"
@@ -310,7 +310,7 @@ def _check_frozen(p: Probe, last: dict, now: dict, over: np.ndarray) -> None:
                 assert equal(p, now[k][i], last[k][i]), f"an env that is over must keep obs[{k!r}] (env {i})"
 
 
-def _snapshot(p: Probe) -> bool | None:
+def _snapshot(p: EnvProbe) -> bool | None:
     env, n = p.env, p.n
     if not hasattr(env, "get_state"):
         return False
@@ -361,7 +361,7 @@ def _snapshot(p: Probe) -> bool | None:
     return None
 
 
-def _expert(p: Probe) -> bool | None:
+def _expert(p: EnvProbe) -> bool | None:
     env = p.env
     if not hasattr(env, "expert_action"):
         return False
@@ -385,7 +385,7 @@ def _expert(p: Probe) -> bool | None:
     return None
 
 
-def _render(p: Probe) -> bool | None:
+def _render(p: EnvProbe) -> bool | None:
     if p.env.render_mode != "rgb_array":
         return False
     acts = p.actions(2)

@@ -10,7 +10,7 @@ from robo_rl.errors import UserError
 
 
 @dataclass(frozen=True)
-class Probe:
+class EnvProbe:
     env: VectorEnv  # N envs
     one: VectorEnv  # the same task with one env
     starts: bool
@@ -85,7 +85,7 @@ def run_episode(env: VectorEnv, actions: np.ndarray, **reset) -> dict[str, np.nd
     return first | run_steps(env, actions)
 
 
-def equal(p: Probe, a: np.ndarray, b: np.ndarray) -> bool:
+def equal(p: EnvProbe, a: np.ndarray, b: np.ndarray) -> bool:
     if a.shape != b.shape:
         return False
     if p.atol and a.dtype.kind == "f":
@@ -95,7 +95,7 @@ def equal(p: Probe, a: np.ndarray, b: np.ndarray) -> bool:
     return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 
-def assert_same(p: Probe, a: dict, b: dict, sentence: str, rows_a=slice(None), rows_b=slice(None)) -> None:
+def assert_same(p: EnvProbe, a: dict, b: dict, sentence: str, rows_a=slice(None), rows_b=slice(None)) -> None:
     """Every array [T, N, ...] of `a` at env rows_a equals that of `b` at rows_b."""
     for k in a:
         assert equal(p, a[k][:, rows_a], b[k][:, rows_b]), f"{sentence} ({k} differs)"

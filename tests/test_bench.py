@@ -16,7 +16,7 @@ from robo_rl.bench import policy as bench_policy
 from robo_rl.bench import rows as bench_rows
 from robo_rl.bench import run as bench_run
 from robo_rl.bench import sim as bench_sim
-from robo_rl.bench.options import Bench
+from robo_rl.bench.options import BenchOptions
 from robo_rl.bench.plain import (
     PlainChain,
     PlainChunk,
@@ -36,7 +36,7 @@ TINY = {"seconds": 0.05, "quick": True, "envs": 4, "json": True}
 
 def document(capfd, **kw):
     """The one JSON document that a bench prints; anything else on standard output fails here."""
-    assert bench.run(Bench(**TINY | kw)) == 0
+    assert bench.run(BenchOptions(**TINY | kw)) == 0
     return json.loads(capfd.readouterr().out)
 
 
@@ -231,7 +231,7 @@ def test_bench_policy_compares_each_method_with_the_same_work(capfd):
 @pytest.mark.slow
 def test_bench_policy_without_quick_holds_each_job_against_its_compiled_form_too():
     """One method of each job; that a form gives the module's own numbers is asserted before it is timed."""
-    args, report = Bench(what="policy", **TINY | {"quick": False}), bench_rows.Report(print)
+    args, report = BenchOptions(what="policy", **TINY | {"quick": False}), bench_rows.Report(print)
     name, options = next(iter(CHAINS.items()))
     bench_policy.sampling(args, report, name, options)
     bench_policy.update(args, report, name, options, 64)
@@ -419,19 +419,19 @@ def test_bench_sim_measures_maniskill(capfd):
 
 
 def test_without_json_every_row_names_its_limit_and_why_it_has_no_peer(capfd):
-    assert bench.run(Bench(what="sim", task="Hopper-v5", peers=False, **TINY | {"json": False})) == 0
+    assert bench.run(BenchOptions(what="sim", task="Hopper-v5", peers=False, **TINY | {"json": False})) == 0
     out, err = capfd.readouterr()
     assert out.count("limit: ") == 1 and "no peer: --no-peers" in out and "mujoco Hopper-v5" not in err
 
 
 def test_out_of_range_seconds_are_refused():
     with pytest.raises(UserError, match="--seconds"):
-        Bench(what="sim", seconds=0)
+        BenchOptions(what="sim", seconds=0)
 
 
 def test_a_bench_is_a_function_and_its_document_is_saved_whole(tmp_path):
     said = []
-    options = Bench(what="sync", **TINY | {"json": False}, peers=False)
+    options = BenchOptions(what="sync", **TINY | {"json": False}, peers=False)
     doc = bench_run.run_bench(options, said.append)
     path = bench_run.save(doc, tmp_path / "results")
     kept = json.loads(path.read_text())
@@ -455,5 +455,5 @@ def test_save_writes_below_the_current_folder_and_only_when_asked(capfd, tmp_pat
 
 def test_the_command_of_a_bench_gives_its_options_again():
     from robo_rl.cli import parse_options
-    options = Bench(what="wm", task="reach", envs=7, peers=False, save=True, seconds=2.5)
-    assert parse_options(Bench, "bench", bench_run.command_of(options).split()[2:]) == options
+    options = BenchOptions(what="wm", task="reach", envs=7, peers=False, save=True, seconds=2.5)
+    assert parse_options(BenchOptions, "bench", bench_run.command_of(options).split()[2:]) == options

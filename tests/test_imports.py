@@ -136,6 +136,15 @@ def test_no_two_files_import_each_other_not_even_inside_a_function_or_by_way_of_
     assert not found, f"files that import each other: {[sorted(c) for c in found]}"
 
 
+def test_no_two_classes_share_a_name():
+    where: dict[str, list[str]] = {}
+    for path in (p for package in ("robo_rl", *SIDE_BY_SIDE) for p in sources(package)):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert not {name: files for name, files in where.items() if len(files) > 1}
+
+
 def test_simulators_are_loaded_only_where_they_are_made():
     """Nothing imports a simulator's own package when `sims` is imported, nor torch."""
     top = set()

@@ -9,7 +9,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from robo_rl.cli.report import Report, run
+from robo_rl.cli.report import ReportOptions, run
 from robo_rl.errors import UserError
 from robo_rl.files import write_json
 from robo_rl.log import RunLog
@@ -100,7 +100,7 @@ def good(tmp_path_factory):
 
 
 def build(folder, capsys, **options):
-    assert run(Report(str(folder), **options)) == 0
+    assert run(ReportOptions(str(folder), **options)) == 0
     return (folder / "report.html").read_text(encoding="utf-8"), capsys.readouterr()
 
 
@@ -181,7 +181,7 @@ def test_json_is_one_document_and_nothing_else(good, capsys):
 
 
 def test_out_chooses_the_place_of_the_page(good, tmp_path, capsys):
-    assert run(Report(str(good), out=str(tmp_path / "deep" / "mine.html"))) == 0
+    assert run(ReportOptions(str(good), out=str(tmp_path / "deep" / "mine.html"))) == 0
     assert "Success over training" in (tmp_path / "deep" / "mine.html").read_text()
     assert str(tmp_path / "deep" / "mine.html") in capsys.readouterr().out
 
@@ -206,7 +206,7 @@ def test_an_empty_run_says_what_is_missing(tmp_path, capsys):
     for text in ("not evaluated yet", "robo_rl eval", "No RL updates yet", "No videos in this run", "No SFT was logged",
                  "No evaluation yet", "Time by stage was not logged", "not recorded"):
         assert text in html, text
-    assert run(Report(str(tmp_path), json=True)) == 0
+    assert run(ReportOptions(str(tmp_path), json=True)) == 0
     d = json.loads(capsys.readouterr().out)
     assert d["final"] is None and d["verdict"] == "unknown" and d["steps_per_s"] is None
 
@@ -265,15 +265,15 @@ def test_a_metric_that_died_is_noted(tmp_path):
 
 def test_a_wrong_path_lists_the_runs_nearby(good):
     with pytest.raises(UserError, match="Runs nearby.*pick-seed3"):
-        run(Report(str(good.parent / "pick-seed4")))
+        run(ReportOptions(str(good.parent / "pick-seed4")))
     with pytest.raises(UserError, match="Runs nearby.*pick-seed3"):
-        run(Report(str(good.parent)))
+        run(ReportOptions(str(good.parent)))
 
 
 def test_a_damaged_run_record_is_refused(tmp_path):
     (tmp_path / "run.json").write_text("[1, 2")
     with pytest.raises(UserError, match="run.json is damaged"):
-        run(Report(str(tmp_path)))
+        run(ReportOptions(str(tmp_path)))
 
 
 def test_an_mp4_is_whole_or_not(good, tmp_path):

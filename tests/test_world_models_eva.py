@@ -28,7 +28,7 @@ def test_constant_velocity_within_the_limits_scores_exactly_ten():
 
 def test_a_penalty_of_three_scales_halves_the_score():
     """(1 + 6000/2000)^(-1/2) = 1/2: one dimension at constant velocity beyond its limit by sqrt(3000)."""
-    limits = eva.Limits(speed=(1.0,), acceleration=(5.0,), weight=(1.0,))
+    limits = eva.MotionLimits(speed=(1.0,), acceleration=(5.0,), weight=(1.0,))
     fast = (torch.arange(10, dtype=torch.float64) * DT * (1 + math.sqrt(3000)))[None, :, None]
     assert float(eva.score(fast, DT, limits)) == pytest.approx(5)
 
@@ -54,7 +54,7 @@ def test_huber_by_hand():
 
 def test_every_penalty_by_hand():
     """Positions 0 0 1 1 at dt 1: v = 0 1 0, acc = 1 -1, jerk = -2; limits v 0.5, a 0.4."""
-    limits = eva.Limits(speed=(0.5,), acceleration=(0.4,), weight=(3.0,))
+    limits = eva.MotionLimits(speed=(0.5,), acceleration=(0.4,), weight=(3.0,))
     terms = eva.penalty_terms(torch.tensor([[[0.0], [0], [1], [1]]]), 1.0, limits)
     assert float(terms["jerk"]) == pytest.approx(0.2 * (2 - 0.1))
     assert float(terms["acceleration"]) == pytest.approx(0.2 * (1 - 0.1))
@@ -69,13 +69,13 @@ def test_shares_beyond_each_limit_by_hand():
     """Positions 0 0 1 1 at dt 1: v = 0 1 0, acc = 1 -1, jerk = -2, whose limit is a_max/dt."""
     a = torch.tensor([[[0.0], [0], [1], [1]]])
     for v_max, a_max, want in ((0.5, 0.4, (1 / 3, 1, 1)), (1.0, 1.5, (0, 0, 1)), (2.0, 2.0, (0, 0, 0))):
-        got = eva.beyond(a, 1.0, eva.Limits(speed=(v_max,), acceleration=(a_max,), weight=(1.0,)))
+        got = eva.beyond(a, 1.0, eva.MotionLimits(speed=(v_max,), acceleration=(a_max,), weight=(1.0,)))
         assert [float(got[k]) for k in ("speed", "acceleration", "jerk")] == pytest.approx(want)
 
 
 def test_the_reference_scale_is_the_penalty_of_full_acceleration_on_and_off_at_every_step():
     """acc alternates 0, 2 (a_max 2, dt 0.5): jerk +-4; the mean of the acceleration penalty is half that of always on."""
-    limits = eva.Limits(speed=(1e6, 1e6), acceleration=(2.0, 2.0), weight=(1.0, 3.0))
+    limits = eva.MotionLimits(speed=(1e6, 1e6), acceleration=(2.0, 2.0), weight=(1.0, 3.0))
     p = eva.reference(limits, 0.5)
     assert p.scale == pytest.approx(0.375 * 4 * (0.5 / 0.25 + 0.25))
     acc = torch.tensor([0.0, 2.0] * 6, dtype=torch.float64)
@@ -86,7 +86,7 @@ def test_the_reference_scale_is_the_penalty_of_full_acceleration_on_and_off_at_e
 
 def test_only_the_ratio_of_weights_counts():
     a = torch.randn(3, 20, 7, generator=torch.Generator().manual_seed(0))
-    double = eva.Limits(speed=LIMITS.speed, acceleration=LIMITS.acceleration, weight=tuple(2 * w for w in LIMITS.weight))
+    double = eva.MotionLimits(speed=LIMITS.speed, acceleration=LIMITS.acceleration, weight=tuple(2 * w for w in LIMITS.weight))
     assert torch.allclose(eva.score(a, DT, LIMITS), eva.score(a, DT, double))
 
 
@@ -112,7 +112,7 @@ def test_wrong_limits_or_times_are_named():
     with pytest.raises(UserError, match="dt must be"):
         eva.score(torch.zeros(1, 8, 7), 0.0, LIMITS)
     with pytest.raises(UserError, match="one speed, acceleration and weight"):
-        eva.Limits(speed=(1.0,), acceleration=(1.0, 2.0), weight=(1.0,))
+        eva.MotionLimits(speed=(1.0,), acceleration=(1.0, 2.0), weight=(1.0,))
 
 
 CONTROL = ControlSpec("toy", "t", (ActionAxis("dx", "m", -0.02, 0.02, "delta", "base"), ActionAxis("wz", "rad/s", -2.0, 2.0, "rate", "base"),

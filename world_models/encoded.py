@@ -27,7 +27,7 @@ from world_models.video import PATCH, patches_of, to_frames
 STILL = 0.07  # of a pixel's range of 2: decoded pixels that changed by much less look as they did at the start
 
 
-class Codec(nn.Module):
+class FrameCodec(nn.Module):
     """Frames as patches [B,V 48,g,g] <-> codes [B,Z]."""
 
     def __init__(self, views: int, grid: int, options: EncodedOptions):
@@ -70,7 +70,7 @@ class Encoded(nn.Module):
         self.spec, self.options = spec, options
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.codec = Codec(len(spec.control.views), spec.image_size // PATCH, options)
+            self.codec = FrameCodec(len(spec.control.views), spec.image_size // PATCH, options)
         self.dynamics = Latent(replace(spec, kind="latent", state=spec.state + options.codes), options.dynamics, seed)
 
     @torch.no_grad()

@@ -40,7 +40,7 @@ class WorldEnv(VectorEnv):
     max_steps 0: the recorded limit, as far as the model is calibrated. With `difficulty` a start id decides an episode only
     as long as no other ends: it draws frames by what came of them."""
 
-    def __init__(self, model: WorldModel, num_envs: int, judge: "judges.Judge | None" = None, max_steps: int = 0,
+    def __init__(self, model: WorldModel, num_envs: int, judge: "judges.SuccessJudge | None" = None, max_steps: int = 0,
                  render: bool = False, difficulty: Difficulty | None = None):
         n, spec = num_envs, model.spec
         if not spec.horizon:

@@ -23,7 +23,7 @@ from robo_rl.types import ControlSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class MotionLimits:
     """What the arm can do, per decoded dimension: `speed` [A] and `acceleration` [A], `weight` [A] (made to mean 1)."""
 
     speed: tuple[float, ...]
@@ -55,21 +55,21 @@ class Penalties:
         in_range("penalties.scale", self.scale, 0, 1e12, open_low=True)
 
 
-def joint_limits(joints: int = 6, gripper: bool = True) -> Limits:
+def joint_limits(joints: int = 6, gripper: bool = True) -> MotionLimits:
     """The paper's arm: 85 % of the joints' rated speeds [rad/s], 5 rad/s^2; the gripper weighs a fifth."""
     speed = tuple(0.85 * v for v in (3.1416, 3.4034, 3.1416, 3.927, 3.927, 3.927, 3.927)[:joints])
-    return Limits(speed=speed + (2.0,) * gripper, acceleration=(5.0,) * joints + (10.0,) * gripper,
+    return MotionLimits(speed=speed + (2.0,) * gripper, acceleration=(5.0,) * joints + (10.0,) * gripper,
                   weight=(1.0,) * joints + (0.2,) * gripper)
 
 
-def limits_of(control: ControlSpec, headroom: float = 1.0, ramp: float = 0.1) -> Limits:
+def limits_of(control: ControlSpec, headroom: float = 1.0, ramp: float = 0.1) -> MotionLimits:
     """Limits of what a delta or rate action commands: the speed of a full command, reached within `ramp` [s].
 
     An axis of another kind (a gripper's absolute opening) may cross its range in half a second and weighs a fifth.
     """
     speed = tuple(headroom * (max(abs(a.low), abs(a.high)) / (control.period if a.kind == "delta" else 1.0)
                               if a.kind in ("delta", "rate") else (a.high - a.low) / 0.5) for a in control.axes)
-    return Limits(speed=speed, acceleration=tuple(v / ramp for v in speed),
+    return MotionLimits(speed=speed, acceleration=tuple(v / ramp for v in speed),
                   weight=tuple(1.0 if a.kind in ("delta", "rate") else 0.2 for a in control.axes))
 
 
@@ -85,7 +85,7 @@ def positions(actions: Tensor, control: ControlSpec) -> Tensor:
     return torch.where(adds, (command * step).cumsum(1), command)
 
 
-def reference(limits: Limits, dt: float, penalties: Penalties = Penalties()) -> Penalties:
+def reference(limits: MotionLimits, dt: float, penalties: Penalties = Penalties()) -> Penalties:
     """`penalties` with the scale at which a motion that turns from rest to full acceleration and back at every step, on
     every dimension, scores 10/sqrt(2): for arms whose limits are far from those of the paper's.
 
@@ -109,7 +109,7 @@ def huber(x: Tensor, delta: Tensor) -> Tensor:
     return torch.where(size <= delta, 0.5 * x.square(), delta * (size - 0.5 * delta))
 
 
-def penalty_terms(a: Tensor, dt: float, limits: Limits) -> dict[str, Tensor]:
+def penalty_terms(a: Tensor, dt: float, limits: MotionLimits) -> dict[str, Tensor]:
     """Each penalty of positions [B,T,A] -> [B]: mean over time, weighted mean over dimensions."""
     v, acc, jerk = differences(a, dt)
     v_max, a_max, w = (torch.tensor(x, dtype=a.dtype) for x in (limits.speed, limits.acceleration, limits.weight))
@@ -122,7 +122,7 @@ def penalty_terms(a: Tensor, dt: float, limits: Limits) -> dict[str, Tensor]:
             "acceleration_limit": mean((acc.abs() - a_max).relu().square())}
 
 
-def score(a: Tensor, dt: float, limits: Limits, penalties: Penalties = Penalties()) -> Tensor:
+def score(a: Tensor, dt: float, limits: MotionLimits, penalties: Penalties = Penalties()) -> Tensor:
     """Executability of positions [B,T,A] -> [B], in (0, 10]; 0 for fewer than 4 steps. Differentiable."""
     if not dt > 0:
         raise UserError(f"dt must be > 0 seconds, got {dt!r}")
@@ -134,7 +134,7 @@ def score(a: Tensor, dt: float, limits: Limits, penalties: Penalties = Penalties
     return 10 * (1 + p / penalties.scale) ** -0.5
 
 
-def violations(a: Tensor, dt: float, limits: Limits) -> Tensor:
+def violations(a: Tensor, dt: float, limits: MotionLimits) -> Tensor:
     """Share of steps and dimensions of positions [B,T,A] beyond the speed or acceleration limit -> [B]."""
     v, acc, _ = differences(a, dt)
     v_max, a_max = (torch.tensor(x, dtype=a.dtype) for x in (limits.speed, limits.acceleration))
@@ -142,7 +142,7 @@ def violations(a: Tensor, dt: float, limits: Limits) -> Tensor:
     return ((v.abs()[:, 1:] > just * v_max) | (acc.abs() > just * a_max)).to(a.dtype).mean((1, 2))
 
 
-def beyond(a: Tensor, dt: float, limits: Limits) -> dict[str, Tensor]:
+def beyond(a: Tensor, dt: float, limits: MotionLimits) -> dict[str, Tensor]:
     """Share of steps and dimensions of positions [B,T,A] beyond each limit -> [B]; of jerk: more than from rest to full
     acceleration within one step, a_max/dt."""
     v_max, a_max = (torch.tensor(x, dtype=a.dtype) for x in (limits.speed, limits.acceleration))
@@ -207,6 +207,6 @@ def decode(model: InverseDynamics, clip: Tensor) -> Tensor:
 
 
 def executability(model: InverseDynamics, clip: Tensor, control: ControlSpec, penalties: Penalties = Penalties(),
-                  limits: "Limits | None" = None) -> Tensor:
+                  limits: "MotionLimits | None" = None) -> Tensor:
     """Score of imagined observations [B,T+1,D] -> [B]: decoded, integrated to positions, judged."""
     return score(positions(decode(model, clip), control), control.period, limits or limits_of(control), penalties)

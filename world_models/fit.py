@@ -17,7 +17,7 @@ from world_models.recorded import Recorded
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class TrainingRows:
     """Rows to train on as tensors: `ends[r]` is the end of row r's episode; steps run from row r to ends[r] - 1."""
 
     state: Tensor
@@ -31,7 +31,7 @@ class Windows:
     told: bool  # the state that every success and end led to was recorded: the heads learn from states, not from predictions
 
 
-def windows(data: Recorded, model: Latent, statistics: bool = True) -> Windows:
+def windows(data: Recorded, model: Latent, statistics: bool = True) -> TrainingRows:
     """The training part of the data; fits the model's statistics to it first, or leaves them as they are."""
     state, reward = torch.from_numpy(data.state), torch.from_numpy(data.reward)
     episode = np.repeat(np.arange(len(data)), data.lengths)
@@ -47,7 +47,7 @@ def windows(data: Recorded, model: Latent, statistics: bool = True) -> Windows:
     heads[:, 0] = reward / model.gain
     before = state.roll(1, 0)
     before[torch.from_numpy(data.first)] = state[torch.from_numpy(data.first)]
-    return Windows(state, torch.from_numpy(data.action), heads, before, after, torch.from_numpy(seen),
+    return TrainingRows(state, torch.from_numpy(data.action), heads, before, after, torch.from_numpy(seen),
                    torch.from_numpy(data.end[episode]), torch.from_numpy(np.flatnonzero(train)),
                    bool(seen[data.end[data.success | data.terminated] - 1].all()))
 
@@ -57,7 +57,7 @@ def missed(deltas: list[Tensor], want: Tensor) -> Tensor:
     return sum((y - want).square().mean(-1) for y in deltas)
 
 
-def loss(model: Latent, w: Windows, rows: Tensor, unroll: int) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(model: Latent, w: TrainingRows, rows: Tensor, unroll: int) -> tuple[Tensor, dict[str, Tensor]]:
     """Of windows that begin in rows int64[M,B]; what lies beyond an episode's end counts for nothing."""
     s, before, last = w.state[rows], w.before[rows], w.ends[rows] - 1
     parts = {k: s.new_zeros(()) for k in ("state", "reward", "success", "end")}

@@ -49,7 +49,7 @@ def open_loop(model: WorldModel, start: Mapping[str, np.ndarray], actions: np.nd
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PlayedEpisodes:
     """Episodes of a policy in a model: success bool[N], length int64[N], gain float32[N] (sum of predicted rewards),
     uncertainty float32[N] at the end, cut bool[N] (it passed the model's threshold on the way)."""
 
@@ -61,7 +61,7 @@ class Outcome:
 
 
 def play(model: WorldModel, act: Callable[[dict], np.ndarray], obs: Mapping[str, np.ndarray], max_steps: int = 0,
-         seed: int = 0) -> Outcome:
+         seed: int = 0) -> PlayedEpisodes:
     """Let `act(obs) -> actions [N,E,A]` act in the model from the observations `obs`, to the end of every episode.
 
     A step whose success passes 1/2 wins its episode; one whose terminal passes 1/2 ends it. Nothing is cut for its
@@ -89,4 +89,4 @@ def play(model: WorldModel, act: Callable[[dict], np.ndarray], obs: Mapping[str,
             over |= lost | (live & ((terminal[:, t] > 0.5) | (success[:, t] > 0.5)))
         made += actions.shape[1]
         obs |= {k: v[:, -1].cpu().numpy() for k, v in p.obs.items()}
-    return Outcome(won, length, gain, doubt, cut)
+    return PlayedEpisodes(won, length, gain, doubt, cut)

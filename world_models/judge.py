@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from robo_rl import files
 from robo_rl.errors import UserError, in_range
 from robo_rl.optim import AdamW
-from world_models.latent import Ensemble
+from world_models.latent import MlpEnsemble
 from world_models.learning import read
 from world_models.options import JudgeConfig
 from world_models.recorded import Recorded, check
@@ -44,7 +44,7 @@ class Seen:
     chance: np.ndarray
 
 
-class Judge(Protocol):
+class SuccessJudge(Protocol):
     """Probability of success [n]; asked every `every` steps of an episode and at its time limit."""
 
     every: int
@@ -92,7 +92,7 @@ class Classifier:
     def __init__(self, state: int, action: int, views: tuple[str, ...], options: ClassifierOptions, seed: int = 0):
         self.sizes, self.views, self.options = (state, action), views, options
         inputs = 2 * state + action + len(views) * 3 * POOL * POOL
-        self.net = Ensemble(1, inputs, options.hidden, 2, 1, torch.Generator().manual_seed(seed))
+        self.net = MlpEnsemble(1, inputs, options.hidden, 2, 1, torch.Generator().manual_seed(seed))
         self.mean, self.std, self.bar = torch.zeros(state), torch.ones(state), torch.tensor(0.0)
 
     def features(self, obs: Mapping[str, np.ndarray], action: np.ndarray) -> torch.Tensor:
@@ -257,7 +257,7 @@ def _png(image: np.ndarray) -> str:
 
 # ---- what a judge is worth ---------------------------------------------------------------------------------------
 
-def confusion(judge: Judge, data: Recorded, most: int = 200, seed: int = 0) -> dict[str, float]:
+def confusion(judge: SuccessJudge, data: Recorded, most: int = 200, seed: int = 0) -> dict[str, float]:
     """Ask about held-out recorded steps: all successes and as many failing steps, at most `most` of each.
 
     Returns the counts `true_positive`, `false_negative`, `false_positive`, `true_negative`, and `disagreement`: the mean
@@ -283,7 +283,7 @@ def confusion(judge: Judge, data: Recorded, most: int = 200, seed: int = 0) -> d
             "true_negative": len(no) - alarm, "disagreement": float(np.mean(rates))}
 
 
-def make(name: str) -> Judge:
+def make(name: str) -> SuccessJudge:
     """The judge of `--judge`: head, an http(s) address (with options behind #: every=8,timeout=10), or a folder."""
     if name in ("", "head"):
         return Head()

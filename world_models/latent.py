@@ -36,7 +36,7 @@ from world_models.options import LatentOptions
 HEADS = 3  # reward, success, end
 
 
-class Ensemble(nn.Module):
+class MlpEnsemble(nn.Module):
     """M perceptrons with residual hidden layers: x [M,B,in] (or [B,in], the same for all) -> [M,B,out]."""
 
     def __init__(self, members: int, inputs: int, hidden: int, layers: int, outputs: int, generator: torch.Generator):
@@ -68,9 +68,9 @@ class Latent(nn.Module):
         self.spec, self.options = spec, options
         s, a, o = spec.state, spec.action, options
         generator = torch.Generator().manual_seed(seed)
-        self.net = Ensemble(o.members, 2 * s + a, o.hidden, o.layers, s, generator)
-        self.heads = Ensemble(o.members, 5 * s + a, max(o.hidden // 2, 8), 2, HEADS, generator)
-        self.refiner = Ensemble(o.members, 3 * s + a + o.refine, o.hidden, o.layers, s, generator) if o.refine else None
+        self.net = MlpEnsemble(o.members, 2 * s + a, o.hidden, o.layers, s, generator)
+        self.heads = MlpEnsemble(o.members, 5 * s + a, max(o.hidden // 2, 8), 2, HEADS, generator)
+        self.refiner = MlpEnsemble(o.members, 3 * s + a + o.refine, o.hidden, o.layers, s, generator) if o.refine else None
         for name, value in (("mean", 0.0), ("std", 1.0), ("scale", 1.0), ("low", -np.inf), ("high", np.inf)):
             self.register_buffer(name, torch.full((s,), value))
         self.register_buffer("gain", torch.ones(()))  # std of the reward

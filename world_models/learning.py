@@ -38,7 +38,7 @@ class Learned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class FitJob:
     """How one kind of model is learnt: `finish()` -> (calibrated model, the numbers of its calibration)."""
 
     fitter: "Fitter | EncodedFitter | VideoFitter"
@@ -84,7 +84,7 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
         return fit_in(folder, config.kind, data, job, progress)
 
 
-def fit_in(folder: Path, kind: str, data: "Recorded", job: Job, progress: "Progress | None" = None) -> Learned:
+def fit_in(folder: Path, kind: str, data: "Recorded", job: FitJob, progress: "Progress | None" = None) -> Learned:
     """The fit itself, in its locked folder, from where a stop left it."""
     from robo_rl import files
     from robo_rl.log import Progress, RunLog
@@ -154,18 +154,18 @@ def rebuilt(cls: type, saved: dict):
 
 # ---- the kinds ---------------------------------------------------------------------------------------------------
 
-def latent_job(config: WorldModelConfig, data: "Recorded") -> Job:
+def latent_job(config: WorldModelConfig, data: "Recorded") -> FitJob:
     from world_models.fit import Fitter
     from world_models.latent import Latent
 
     fitter = Fitter(Latent(world_spec(data, config.kind, " ".join(config.data)), config.net, config.seed), data, config.fit, config.seed)
-    return Job(fitter=fitter, updates=config.fit.updates, done=lambda: fitter.update, every=50,
+    return FitJob(fitter=fitter, updates=config.fit.updates, done=lambda: fitter.update, every=50,
                finish=lambda: calibrated(fitter.result(), data, config.horizon, config.tolerance),
                row=lambda parts: {"sft/loss": parts["state"]} | {f"wm/{k}": v for k, v in parts.items()},
                note=lambda parts: f"state {parts['state']:.4f} success {parts['success']:.5f}")
 
 
-def encoded_job(config: EncodedConfig, data: "Recorded") -> Job:
+def encoded_job(config: EncodedConfig, data: "Recorded") -> FitJob:
     from world_models.encoded import Encoded
     from world_models.encoded_fit import EncodedFitter
 
@@ -177,11 +177,11 @@ def encoded_job(config: EncodedConfig, data: "Recorded") -> Job:
         inner, report = calibrated(made.dynamics, fitter.coded, config.horizon, config.tolerance)
         made.spec = made.spec.calibrated(inner.spec.horizon, inner.spec.threshold)
         return made, report
-    return Job(fitter=fitter, updates=config.fit.pictures + config.fit.dynamics.updates, every=25, row=finite_row, note=finite_note,
+    return FitJob(fitter=fitter, updates=config.fit.pictures + config.fit.dynamics.updates, every=25, row=finite_row, note=finite_note,
                done=lambda: fitter.update + (fitter.dynamics.update if fitter.dynamics else 0), finish=finish)
 
 
-def video_job(config: VideoConfig, data: "Recorded") -> Job:
+def video_job(config: VideoConfig, data: "Recorded") -> FitJob:
     from world_models.video import Video, VideoOptions
     from world_models.video_fit import VideoFitter
 
@@ -193,7 +193,7 @@ def video_job(config: VideoConfig, data: "Recorded") -> Job:
         arm, report = calibrated(made.proprio, data, config.horizon, config.tolerance)
         made.spec = made.proprio.spec = arm.spec
         return made, report
-    return Job(fitter=fitter, updates=config.fit.arm + config.fit.updates, every=25, row=finite_row, note=finite_note,
+    return FitJob(fitter=fitter, updates=config.fit.arm + config.fit.updates, every=25, row=finite_row, note=finite_note,
                done=lambda: fitter.arm.update + fitter.update, finish=finish)
 
 

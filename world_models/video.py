@@ -80,7 +80,7 @@ def to_frames(patches: Tensor) -> Tensor:
     return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).movedim(-3, -1).contiguous()
 
 
-class Block(nn.Module):
+class ConvBlock(nn.Module):
     """x + conv(silu(norm(conv(silu(norm x))) * (1 + a) + b)), a and b from the condition."""
 
     def __init__(self, width: int, condition: int):
@@ -107,8 +107,8 @@ class Net(nn.Module):
         self.enter = nn.Conv2d(frames + last, w, 1)
         self.place = nn.Parameter(0.02 * torch.randn(w, grid, grid))
         self.down, self.up = nn.Conv2d(w, 2 * w, 3, 2, 1), nn.Conv2d(2 * w, w, 1)
-        self.fine, self.back = (nn.ModuleList(Block(w, 2 * w) for _ in range(options.blocks)) for _ in range(2))
-        self.coarse = nn.ModuleList(Block(2 * w, 2 * w) for _ in range(options.blocks + 1))
+        self.fine, self.back = (nn.ModuleList(ConvBlock(w, 2 * w) for _ in range(options.blocks)) for _ in range(2))
+        self.coarse = nn.ModuleList(ConvBlock(2 * w, 2 * w) for _ in range(options.blocks + 1))
         self.leave = nn.Conv2d(w, frames // 3 * 4, 1)
         self.shape = (options.chunk, views, 4, PATCH * PATCH)
         nn.init.zeros_(self.leave.weight)

@@ -185,7 +185,7 @@ def judged(actions: Tensor, given: np.ndarray, control) -> dict[str, np.ndarray]
     limits = eva.limits_of(control)
     at = eva.positions(actions, control)
     moves = [i for i, a in enumerate(control.axes) if a.kind in ("delta", "rate")] or list(range(len(control.axes)))
-    arm = eva.Limits(**{k: tuple(getattr(limits, k)[i] for i in moves) for k in ("speed", "acceleration", "weight")})
+    arm = eva.MotionLimits(**{k: tuple(getattr(limits, k)[i] for i in moves) for k in ("speed", "acceleration", "weight")})
     dt = control.period
     out = {"score": eva.score(at, dt, limits, eva.reference(limits, dt)), **eva.beyond(at, dt, limits),
            "any": eva.violations(at, dt, limits), "arm": eva.violations(at[..., moves], dt, arm),

@@ -42,13 +42,13 @@ from robo_rl.runtime.slots import Slots
 from robo_rl.runtime.worker import Worker
 
 if TYPE_CHECKING:
-    from robo_rl.bench.options import Bench
+    from robo_rl.bench.options import BenchOptions
     from robo_rl.bench.rows import Report
 
 ARMS, PACE, SIGMA = 16, 0.004, 1.0  # robots that wait, median seconds per control step, spread over episodes
 
 
-def measure(args: "Bench", report: "Report") -> None:
+def measure(args: "BenchOptions", report: "Report") -> None:
     """All rows of `robo_rl bench async`."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -102,11 +102,11 @@ def steps_per_second(t: TrainConfig, seconds: float, env=None, wrap=None,
             feed.close()
 
 
-def repeats(args: "Bench") -> int:
+def repeats(args: "BenchOptions") -> int:
     return 3 if args.quick else 5
 
 
-def in_rounds(args: "Bench", modes: "dict[str, tuple[TrainConfig, Callable | None]]", wrap=None,
+def in_rounds(args: "BenchOptions", modes: "dict[str, tuple[TrainConfig, Callable | None]]", wrap=None,
               parts: "dict[str, Callable[[], float]] | None" = None) -> tuple[dict, dict, dict]:
     """({mode: seconds per env step [repeats]}, {mode: its last statistics}, {part: seconds [repeats]}) of
     whole runs in turns; a mode is its options and, if it collects in one process, what makes its env;
@@ -123,7 +123,7 @@ def in_rounds(args: "Bench", modes: "dict[str, tuple[TrainConfig, Callable | Non
     return columns(times), stats, columns(found)
 
 
-def computing(args: "Bench", report: "Report") -> None:
+def computing(args: "BenchOptions", report: "Report") -> None:
     """pick_cube with the preset of `robo_rl train`."""
     if cores() < 2:
         report.skip("sims that compute", "this machine has one core")
@@ -239,7 +239,7 @@ def slow(t: TrainConfig, n: int, pace: float = PACE):
     return Waits(make_env(t, n), mix(t.seed, time.monotonic_ns()), pace)
 
 
-def waiting(args: "Bench", report: "Report") -> None:
+def waiting(args: "BenchOptions", report: "Report") -> None:
     """16 arms that wait, reach."""
     base = preset("mujoco", "reach", "pi_rl", "state", "full")
     base = replace(
@@ -283,7 +283,7 @@ def waiting(args: "Bench", report: "Report") -> None:
     )
 
 
-def overhead(args: "Bench", report: "Report") -> None:
+def overhead(args: "BenchOptions", report: "Report") -> None:
     """What leases and the ledger add to the plain loop in one process."""
     t = replace(preset("mujoco", "", "pi_rl", "state", "full"), demos="0", workers=0, envs=64)
 
@@ -322,7 +322,7 @@ def overhead(args: "Bench", report: "Report") -> None:
                         no_peer="the plain loop, collect and update by turns, is what one would write"))
 
 
-def handover(args: "Bench", report: "Report") -> None:
+def handover(args: "BenchOptions", report: "Report") -> None:
     """1 MB of a rollout from another process: written into a slot, announced, there to read.
 
     The limit and the peer are taken in turns with it, for caches and sleeping cores as they find them: a

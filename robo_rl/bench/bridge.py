@@ -26,7 +26,7 @@ from robo_rl.bench.rows import BARE, LEAST, NONE, PHYSICAL, Report, at_most, col
 from robo_rl.errors import MissingDependency
 
 if TYPE_CHECKING:
-    from robo_rl.bench.options import Bench
+    from robo_rl.bench.options import BenchOptions
 
 DOMAIN = 99
 SPEAK = """
@@ -46,7 +46,7 @@ wire.close()
 """
 
 
-def measure(args: "Bench", report: Report) -> None:
+def measure(args: "BenchOptions", report: Report) -> None:
     """All rows of `robo_rl bench bridge`."""
     joins(args, report)
     for what, row in (("DDS one way", one_way), ("from chunk to command", chunk_to_command)):
@@ -56,7 +56,7 @@ def measure(args: "Bench", report: Report) -> None:
             report.skip(what, str(e))
 
 
-def one_way(args: "Bench", report: Report) -> None:
+def one_way(args: "BenchOptions", report: Report) -> None:
     """Latency of JointState at 1 kHz between two processes on loopback."""
     from robo_rl.experiment.wire import connect
     seconds = max(args.slice / 2, 0.5)
@@ -149,7 +149,7 @@ class Answering(InProcessPolicy):
         return answer
 
 
-def chunk_to_command(args: "Bench", report: Report) -> None:
+def chunk_to_command(args: "BenchOptions", report: Report) -> None:
     """What the bridge does between an answer of the policy and its first command on the wire."""
     from controllers.robot import load_robot
     from robo_rl.experiment.arm import TRAINED, expected, lockstep, placed
@@ -281,7 +281,7 @@ def ensembled(
     return worst
 
 
-def joins(args: "Bench", report: Report) -> None:
+def joins(args: "BenchOptions", report: Report) -> None:
     """Largest step of a command where chunks join, over latencies of 0 to 400 ms."""
     runs = [(latency, jitter) for latency in (0.0, 0.1, 0.2, 0.4) for jitter in (0.0, 0.1)]
     ours = [switched(a, b, k, naive=False) for k, (a, b) in enumerate(runs)]

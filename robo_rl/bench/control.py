@@ -36,7 +36,7 @@ from robo_rl.bench.rows import (
 )
 
 if TYPE_CHECKING:
-    from robo_rl.bench.options import Bench
+    from robo_rl.bench.options import BenchOptions
 
 TICKS = 200  # of one call; the target moves within them
 PRODUCTS, STEP = "J dq and J^T F", "mj_step"
@@ -62,7 +62,7 @@ LAWS = {
 }
 
 
-def measure(args: "Bench", report: Report) -> None:
+def measure(args: "BenchOptions", report: Report) -> None:
     """All rows of `robo_rl bench control`."""
     robot = load_robot("sim")
     model = arm_model(robot)
@@ -76,7 +76,7 @@ def measure(args: "Bench", report: Report) -> None:
 
 
 def law(
-    args: "Bench", report: Report, name: str, ours: Law, model: ArmModel, plain: dict[str, Callable]
+    args: "BenchOptions", report: Report, name: str, ours: Law, model: ArmModel, plain: dict[str, Callable]
 ) -> None:
     """One tick of a law for a model that is there, beside the products it needs and the plain law."""
     goal = np.array(model.pos) + [0.0, 0.02, 0.01], np.array(model.quat)
@@ -190,7 +190,7 @@ def plain_laws(model: ArmModel) -> dict[str, Callable]:
     }
 
 
-def kinematics(args: "Bench", report: Report, model: ArmModel) -> None:
+def kinematics(args: "BenchOptions", report: Report, model: ArmModel) -> None:
     """What the law needs of the arm: pose, Jacobian, M^-1 J^T, bias."""
     m, d, q, dq = model.mj, mujoco.MjData(model.mj), model.q.copy(), model.dq.copy()
     jac, minv, bias = np.zeros((6, m.nv)), np.zeros((6, m.nv)), np.zeros(m.nv)
@@ -258,7 +258,7 @@ def plain_arm(arm: SimArm, plain: dict[str, Callable]) -> tuple[str, Callable[[]
     return f"model, {name}, mj_step: no governor, no limits", tick
 
 
-def governed_arm(args: "Bench", report: Report, plain: dict[str, Callable]) -> None:
+def governed_arm(args: "BenchOptions", report: Report, plain: dict[str, Callable]) -> None:
     """One tick of the governed arm, and a script's."""
     robot = load_robot("sim")
     name, tick = plain_arm(SimArm(robot), plain)
@@ -347,7 +347,7 @@ def sleeping(tick: Callable[[], object], dt: float, seconds: float) -> tuple[flo
     return float(np.percentile(np.diff(began), 99)), (time.thread_time() - busy) / len(began)
 
 
-def loop(args: "Bench", report: Report) -> None:
+def loop(args: "BenchOptions", report: Report) -> None:
     """The governed arm at 1 kHz of real time, and a script's loop around the same tick."""
     arm = SimArm(load_robot("sim"))
     tick, step = commanded(arm, ready(arm)), steps(SimArm(load_robot("sim")))

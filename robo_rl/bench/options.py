@@ -9,7 +9,7 @@ from robo_rl.errors import in_range
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class BenchOptions:
     """Measure our speed against a limit and the best peer, in one run."""
 
     what: tyro.conf.Positional[

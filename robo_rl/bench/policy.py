@@ -50,7 +50,7 @@ from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.numpy_actor import NumpyActor
 
 if TYPE_CHECKING:
-    from robo_rl.bench.options import Bench
+    from robo_rl.bench.options import BenchOptions
 
 ENVS, MINIBATCHES = 256, (512, 1024, 4096)
 CHAIN = PolicyOptions(horizon=4, execute=4, denoise_steps=4, hidden=256, layers=3)
@@ -66,7 +66,7 @@ MM, PEAK = "the matrix products", "their operations at the rate of a large produ
 PRODUCTS = {MM: BARE, PEAK: PHYSICAL}
 
 
-def measure(args: "Bench", report: Report) -> None:
+def measure(args: "BenchOptions", report: Report) -> None:
     """All rows of `robo_rl bench policy`."""
     if os.environ.get("OPENBLAS_NUM_THREADS") != "1":
         report.say("NumPy may use several threads; for one set OPENBLAS_NUM_THREADS=1")
@@ -84,7 +84,7 @@ def measure(args: "Bench", report: Report) -> None:
         torch.set_num_threads(threads)
 
 
-def sampling(args: "Bench", report: Report, name: str, o: PolicyOptions) -> None:
+def sampling(args: "BenchOptions", report: Report, name: str, o: PolicyOptions) -> None:
     """Chains of all envs that explore, log-probs and trace."""
     spec, n = CHAIN_SPEC, args.envs or ENVS
     policy, generator = make_policy(o, spec, 0), torch.Generator().manual_seed(0)
@@ -121,7 +121,7 @@ def sampling(args: "Bench", report: Report, name: str, o: PolicyOptions) -> None
     )
 
 
-def update(args: "Bench", report: Report, name: str, o: PolicyOptions, size: int) -> None:
+def update(args: "BenchOptions", report: Report, name: str, o: PolicyOptions, size: int) -> None:
     """Re-scoring a minibatch, backward pass, clipping and AdamW, per re-scored transition."""
     spec = CHAIN_SPEC
     size = min(size, 16 * args.envs) if args.envs else size
@@ -213,7 +213,7 @@ def plain_update(
     return call
 
 
-def robot(args: "Bench", report: Report) -> None:
+def robot(args: "BenchOptions", report: Report) -> None:
     """One chunk of one robot, from a NumPy state: weights carried by NumPy, and the torch policy."""
     o, spec = ROBOT, ROBOT_SPEC
     policy, generator = make_policy(o, spec, 0), torch.Generator().manual_seed(0)

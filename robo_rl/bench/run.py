@@ -12,7 +12,7 @@ from dataclasses import MISSING, asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
-from robo_rl.bench.options import Bench
+from robo_rl.bench.options import BenchOptions
 from robo_rl.bench.rows import Report
 from robo_rl.experiment.parallel import cores
 from robo_rl.files import write_json
@@ -22,7 +22,7 @@ MODULES = {"async": "asynchronous", "wm": "world_model"}  # of what, where its m
 UNSEEDED = {"async"}  # the pauses of its slow envs are drawn anew in every run
 
 
-def run_bench(options: Bench, say: Callable[[str], None] = print) -> dict:
+def run_bench(options: BenchOptions, say: Callable[[str], None] = print) -> dict:
     """Measure the rows of `options.what`; `say` gets the text of each row when it is known -> the document.
 
     The document: {bench, options, command, seed, commit, date (UTC, at the start), machine, load_after, rows: fields of
@@ -63,7 +63,7 @@ def saved_row(row: dict) -> dict:
         k: row[k] for k in ("others", "no_peer", "bars", "work", "note")}
 
 
-def command_of(options: Bench) -> str:
+def command_of(options: BenchOptions) -> str:
     """The command line that gives these options."""
     words = ["robo_rl", "bench", options.what]
     for f in fields(options):

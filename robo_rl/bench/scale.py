@@ -23,7 +23,7 @@ from robo_rl.rollout import Collector, new_columns
 from robo_rl.runtime.virtual import constant, lognormal, simulate
 
 if TYPE_CHECKING:
-    from robo_rl.bench.options import Bench
+    from robo_rl.bench.options import BenchOptions
     from robo_rl.bench.rows import Report
 
 ENV_STEP, CHUNK, EPISODE = 0.020, 8, 25  # s per control step of one sim, steps per decision, decisions per episode
@@ -38,7 +38,7 @@ ASSUMED = (f"3 B VLA: {1e3 * ENV_STEP:.0f} ms per control step, {CHUNK} steps pe
            f"sim, {LEARN} GPU s per episode learnt, {SYNC:.0f} s to publish")
 
 
-def measure(args: "Bench", report: "Report") -> None:
+def measure(args: "BenchOptions", report: "Report") -> None:
     """Validation on this machine, then the sweep."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -55,7 +55,7 @@ def measure(args: "Bench", report: "Report") -> None:
         report.add(sized(gpus, batch, staleness, args.quick))
 
 
-def validate(args: "Bench", report: "Report") -> None:
+def validate(args: "BenchOptions", report: "Report") -> None:
     """Waiting and staleness of a real run of pick_cube with two workers, and of the simulated one."""
     t = replace(preset("mujoco", "", "pi_rl", "state", "full"), demos="0", workers=2, max_staleness=1)
     n = t.envs // 2
@@ -92,7 +92,7 @@ def validate(args: "Bench", report: "Report") -> None:
                    of_limit=predicted / rate, note="stage times measured alone, so that what sharing memory costs is missing"))
 
 
-def many_workers(args: "Bench", report: "Report") -> None:
+def many_workers(args: "BenchOptions", report: "Report") -> None:
     """Service times of broker, assembly and weights with thousands of workers, and a virtual run with them."""
     t = replace(preset("mujoco", "", "pi_rl", "state", "full"), demos="0")
     env = make_env(replace(t, threads=1), FEW)

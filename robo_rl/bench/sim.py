@@ -32,7 +32,7 @@ from robo_rl.bench.rows import (
 from robo_rl.errors import UserError
 
 if TYPE_CHECKING:
-    from robo_rl.bench.options import Bench
+    from robo_rl.bench.options import BenchOptions
 
 WALKERS = ("HalfCheetah-v5", "Hopper-v5")
 COUNTS = (1, 4, 16, 64, 256, 1024)  # N
@@ -41,7 +41,7 @@ KEPT = 64  # up to here a batch that keeps one MjData per simulation may be the 
 WANTED = {1: 0.5, 4: 0.5, 16: 0.8, 64: 0.9, 256: 0.9, 1024: 0.9}  # of the limit
 
 
-def measure(args: "Bench", report: Report) -> None:
+def measure(args: "BenchOptions", report: Report) -> None:
     """All rows of `robo_rl bench sim`, or those of --task."""
     from sims.mujoco import LOCOMOTION, TASKS
     task = args.task
@@ -176,7 +176,7 @@ class Stretch:
             )
 
 
-def simulator(args: "Bench", report: Report, task: str, n: int, threads: int, control: str = "") -> None:
+def simulator(args: "BenchOptions", report: Report, task: str, n: int, threads: int, control: str = "") -> None:
     """One task at N envs: ours, the bare physics, and the peers."""
     import sims
     from sims.mujoco import LOCOMOTION
@@ -224,7 +224,7 @@ def simulator(args: "Bench", report: Report, task: str, n: int, threads: int, co
 
 
 def peers(
-    args: "Bench", report: Report, task: str, n: int, threads: int, walker: bool
+    args: "BenchOptions", report: Report, task: str, n: int, threads: int, walker: bool
 ) -> tuple[list[Pool], dict[str, str]]:
     """(running peers, {peer: why it is not among them}) of a simulator's row."""
     if not args.peers:
@@ -263,7 +263,7 @@ def laps(stretch: Stretch, pools: list[Pool], seconds: float) -> dict[str, np.nd
     return columns(repeats)
 
 
-def drawing(args: "Bench", report: Report, task: str, size: int) -> None:
+def drawing(args: "BenchOptions", report: Report, task: str, size: int) -> None:
     """Two cameras per env through `Renderer`, against mjr_render and mjr_readPixels of prepared scenes
     alone."""
     import sims
@@ -338,7 +338,7 @@ def plain_renderer(model: mujoco.MjModel, size: int) -> mujoco.Renderer:
 # ---- ManiSkill ---------------------------------------------------------------------------------------------------
 
 
-def maniskill(args: "Bench", report: Report, task: str) -> None:
+def maniskill(args: "BenchOptions", report: Report, task: str) -> None:
     """Two worker processes against two bare PhysX systems and two of ManiSkill's own envs, state
     observations."""
     import sims

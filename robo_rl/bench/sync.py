@@ -37,7 +37,7 @@ from robo_rl.runtime import deltas
 from robo_rl.runtime.weights import WeightReader, WeightWriter
 
 if TYPE_CHECKING:
-    from robo_rl.bench.options import Bench
+    from robo_rl.bench.options import BenchOptions
 
 LARGE, LARGE_QUICK = 100, 8  # tensors of a million bf16 weights
 CHANGED = 0.01  # share of weights that one update changes
@@ -47,7 +47,7 @@ WARM_COPY, POINTERS = "a copy into a warm buffer", "a word written for each tens
 Calls = dict[str, Callable[[], object]]
 
 
-def measure(args: "Bench", report: Report) -> None:
+def measure(args: "BenchOptions", report: Report) -> None:
     """All rows of `robo_rl bench sync`."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -85,7 +85,7 @@ def size(tensors: dict[str, Tensor]) -> int:
 # ---- one host ----------------------------------------------------------------------------------------------------
 
 
-def small(args: "Bench", report: Report, folder: Path) -> None:
+def small(args: "BenchOptions", report: Report, folder: Path) -> None:
     """A policy of 1 MB, from publish to swap, and the poll between two chunks."""
     policy = nn.Sequential(*[nn.Linear(205, 205) for _ in range(6)])
     tensors = {n: t.clone() for n, t in policy.state_dict().items()}
@@ -167,7 +167,7 @@ def small(args: "Bench", report: Report, folder: Path) -> None:
     writer.close()
 
 
-def host(args: "Bench", report: Report, folder: Path, new: dict[str, Tensor]) -> None:
+def host(args: "BenchOptions", report: Report, folder: Path, new: dict[str, Tensor]) -> None:
     """Many weights: fetch into the warm standby, and the pause of the swap."""
     writer, file = WeightWriter.create(folder / "large", new), folder / "large.safetensors"
     reader, module = WeightReader.open(folder / "large", verify="never"), Bag(new)
@@ -216,7 +216,7 @@ def host(args: "Bench", report: Report, folder: Path, new: dict[str, Tensor]) ->
     writer.close()
 
 
-def fetch_calls(args: "Bench", reader: WeightReader, new: dict[str, Tensor], file: Path) -> Calls:
+def fetch_calls(args: "BenchOptions", reader: WeightReader, new: dict[str, Tensor], file: Path) -> Calls:
     """Bringing the bytes of all weights into this process: ours, a plain copy, and the peers'."""
     source, warm = np.full((2, size(new)), 1, np.uint8)
     aside, shared = ({n: t.clone() for n, t in new.items()} for _ in range(2))
@@ -235,7 +235,7 @@ def fetch_calls(args: "Bench", reader: WeightReader, new: dict[str, Tensor], fil
     return calls
 
 
-def swap_calls(args: "Bench", reader: WeightReader, module: nn.Module, new: dict[str, Tensor]) -> Calls:
+def swap_calls(args: "BenchOptions", reader: WeightReader, module: nn.Module, new: dict[str, Tensor]) -> Calls:
     """Giving a module the weights that lie ready: ours, a word for each tensor, and the peers'."""
     table = np.zeros((2, len(new)), np.uint64)
     calls: Calls = {"ours": lambda: reader.swap(module), POINTERS: lambda: np.copyto(*table)}
@@ -249,7 +249,7 @@ def swap_calls(args: "Bench", reader: WeightReader, module: nn.Module, new: dict
     return calls
 
 
-def publish_in_turns(args: "Bench", writer: WeightWriter, calls: dict[str, Calls], module: nn.Module,
+def publish_in_turns(args: "BenchOptions", writer: WeightWriter, calls: dict[str, Calls], module: nn.Module,
                      new: dict[str, Tensor]) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]], int]:
     """Publish, then every call once, again and again -> (seconds of a publish [repeats], {kind: {name: seconds
     [repeats]}}, page faults of our fetches); the first two repeats warm up and do not count."""
@@ -305,7 +305,7 @@ def page_faults() -> int:
 # ---- a link ------------------------------------------------------------------------------------------------------
 
 
-def link(args: "Bench", report: Report, base: dict[str, Tensor]) -> None:
+def link(args: "BenchOptions", report: Report, base: dict[str, Tensor]) -> None:
     """Deltas of bf16 weights of which 1 % changed: find and pack, unpack and apply, bytes."""
     new, mb, full = changed(base, CHANGED), f"{size(base) / 1e6:.0f} MB", not args.quick
     result = deltas.content_hash(new)
@@ -360,7 +360,7 @@ def link(args: "Bench", report: Report, base: dict[str, Tensor]) -> None:
 
 
 def apply_rows(
-    args: "Bench",
+    args: "BenchOptions",
     report: Report,
     base: dict[str, Tensor],
     new: dict[str, Tensor],

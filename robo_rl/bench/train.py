@@ -41,14 +41,14 @@ from robo_rl.policies.nets import mlp
 from robo_rl.rollout import Collector
 
 if TYPE_CHECKING:
-    from robo_rl.bench.options import Bench
+    from robo_rl.bench.options import BenchOptions
 
 ROUNDS = 5
 BOUND = "physics alone and the bare update"
 MANY = 4  # bare updates of one call
 
 
-def measure(args: "Bench", report: Report) -> None:
+def measure(args: "BenchOptions", report: Report) -> None:
     """All rows of `robo_rl bench train`, or those of --task."""
     threads = torch.get_num_threads()
     try:
@@ -115,7 +115,7 @@ class Peer:
     close: Callable[[], object]
 
 
-def turns(args: "Bench", loop: Loop, bare: Bare, peers: list[Peer]) -> dict[str, np.ndarray]:
+def turns(args: "BenchOptions", loop: Loop, bare: Bare, peers: list[Peer]) -> dict[str, np.ndarray]:
     """Seconds per env step [repeats] of ours, the bound and the peers, in turns."""
     share = args.slice / ROUNDS / (2 + len(peers))
     for warm in (loop, *(p.iterate for p in peers)):
@@ -127,7 +127,7 @@ def turns(args: "Bench", loop: Loop, bare: Bare, peers: list[Peer]) -> dict[str,
     return columns(found)
 
 
-def script_peers(args: "Bench", loop: Loop) -> list[Peer]:
+def script_peers(args: "BenchOptions", loop: Loop) -> list[Peer]:
     """The plain script, which takes as many gradient steps from as many control steps as ours."""
     if not args.peers:
         return []
@@ -164,7 +164,7 @@ def stages(loop: Loop) -> str:
 # ---- PPO on HalfCheetah ------------------------------------------------------------------------------------------
 
 
-def ppo(args: "Bench", report: Report) -> None:
+def ppo(args: "BenchOptions", report: Report) -> None:
     """64 envs x 32 steps, minibatch 512, 5 epochs, two layers of 256 tanh units for actor and critic."""
     t = preset("mujoco", "HalfCheetah-v5", "ppo", "state", "full")
     t = replace(t, envs=args.envs or 64, torch_threads=2, threads=2,
@@ -308,7 +308,7 @@ def _thread_counts() -> tuple[int, ...]:
     return (1, 2) if (os.cpu_count() or 1) > 1 else (1,)
 
 
-def sb3(args: "Bench", report: Report, t: TrainConfig) -> Peer:
+def sb3(args: "BenchOptions", report: Report, t: TrainConfig) -> Peer:
     """Stable-Baselines3's PPO on the same job in its fastest setting."""
     import gymnasium
     import mujoco
@@ -361,7 +361,7 @@ def sb3(args: "Bench", report: Report, t: TrainConfig) -> Peer:
 # ---- chains on Hopper --------------------------------------------------------------------------------------------
 
 
-def chain(args: "Bench", report: Report, algo: str) -> None:
+def chain(args: "BenchOptions", report: Report, algo: str) -> None:
     """40 envs, chunk 4, three layers of 256, 5 epochs; torch on one thread. Every side re-scores as many
     steps of a chain."""
     t = preset("mujoco", "Hopper-v5", algo, "state", "full")

@@ -9,13 +9,13 @@ from robo_rl.bench.rows import BARE, LEAST, Report, at_least, columns, make_row,
 from robo_rl.errors import UserError
 
 if TYPE_CHECKING:
-    from robo_rl.bench.options import Bench
+    from robo_rl.bench.options import BenchOptions
 
 CHUNK = 8
 PRODUCTS = "the networks' matrix products"
 
 
-def measure(args: "Bench", report: Report) -> None:
+def measure(args: "BenchOptions", report: Report) -> None:
     """A latent model of random weights (its speed does not depend on them), N = 256, on one thread:
     against the bare products of its networks, and against the real env with states and with two cameras
     of 64 pixels."""

@@ -23,9 +23,9 @@ COMMANDS = {
     "correct": ("CorrectOptions", "rounds of practice with a person beside the robots, learning from what they did"),
     "workers": ("WorkersOptions", "let workers join or leave a run that goes on"),
     "console": ("ConsoleOptions", "a web page to watch robots, take over and teach; several operators"),
-    "report": ("Report", "one self-contained HTML page of a run"),
+    "report": ("ReportOptions", "one self-contained HTML page of a run"),
     "doctor": ("DoctorOptions", "what works on this machine and what to install for the rest"),
-    "bench": ("Bench", "our speed, the physical limit and a peer side by side"),
+    "bench": ("BenchOptions", "our speed, the physical limit and a peer side by side"),
 }
 
 

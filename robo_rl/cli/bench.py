@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import IO
 
-from robo_rl.bench.options import Bench
+from robo_rl.bench.options import BenchOptions
 
 
-def run(args: Bench) -> int:
+def run(args: BenchOptions) -> int:
     """Measure; print each row when it is known, or JSON at the end."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is imported: one robot gets one thread
     from robo_rl.bench.run import run_bench, save

@@ -9,7 +9,7 @@ import tyro
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportOptions:
     """Write one self-contained HTML page about a run: success, training health, throughput, videos."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(help="run folder")]
@@ -19,7 +19,7 @@ class Report:
     """where to write the page; empty: RUN/report.html"""
 
 
-def run(args: Report) -> int:
+def run(args: ReportOptions) -> int:
     """Write the page; returns the exit status."""
     from robo_rl.log import open_run
     from robo_rl.report.data import difference, load

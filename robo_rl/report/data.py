@@ -51,7 +51,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunRecord:
     """Everything the page is made from."""
 
     folder: Path
@@ -117,7 +117,7 @@ def whole_mp4(path: Path) -> bool:
     return b"moov" in kinds
 
 
-def load(folder: Path) -> Run:
+def load(folder: Path) -> RunRecord:
     """Read a run folder; damaged evaluations and videos become notes."""
     info = read_json(folder / "run.json")
     notes, evals, videos = [], [], []
@@ -140,7 +140,7 @@ def load(folder: Path) -> Run:
     except UserError as e:
         ranges, findings = [], []
         notes.append(str(e))
-    return Run(folder, info, read_metrics(folder), evals, videos, notes, findings, ranges)
+    return RunRecord(folder, info, read_metrics(folder), evals, videos, notes, findings, ranges)
 
 
 def difference(before: Evaluation, after: Evaluation) -> Difference:
@@ -153,7 +153,7 @@ def difference(before: Evaluation, after: Evaluation) -> Difference:
     return Difference(unpaired_difference(int(x.sum()), len(x), int(y.sum()), len(y)), False, 0)
 
 
-def totals(run: Run) -> dict[str, float]:
+def totals(run: RunRecord) -> dict[str, float]:
     """time_s and env_steps of the whole run, time by stage, steps_per_s over the RL stage (nan if unknown)."""
     m = run.metrics
     if not m:

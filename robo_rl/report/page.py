@@ -15,7 +15,7 @@ import numpy as np
 from robo_rl.files import write_bytes
 from robo_rl.log import si
 from robo_rl.report.charts import whisker
-from robo_rl.report.data import NAMES, Evaluation, Run, difference, totals
+from robo_rl.report.data import NAMES, Evaluation, RunRecord, difference, totals
 from robo_rl.report.people import people, rounds_of
 from robo_rl.report.text import change, duration, esc, flat, interval, pct, points
 from robo_rl.report.training import asynchrony, health, sft_chart, success_chart, throughput, watched
@@ -25,7 +25,7 @@ from robo_rl.stats import bootstrap_mean, per_task
 VIDEO_BYTES = 48_000_000  # most video put into one page
 
 
-def header(run: Run) -> str:
+def header(run: RunRecord) -> str:
     info, config = run.info, run.info.get("config") or {}
     git = info.get("git")
     git = " ".join(f"{v}" for _, v in flat(git)) if isinstance(git, dict) else git
@@ -44,7 +44,7 @@ def header(run: Run) -> str:
     return f'<header><p class="eyebrow">robo_rl run</p><h1>{esc(name)}</h1><ul class="facts">{chips}</ul></header>'
 
 
-def verdict(run: Run) -> str:
+def verdict(run: RunRecord) -> str:
     """The card on top: success before and after with intervals, and the difference."""
     start, end = run.start, run.end
     only = end or start or (run.evals[0] if run.evals else None)
@@ -73,7 +73,7 @@ def verdict(run: Run) -> str:
     return f'<section class="card verdict"><div>{text}</div><div class="rows">{rows}{scale}</div></section>'
 
 
-def tiles(run: Run) -> str:
+def tiles(run: RunRecord) -> str:
     t = totals(run)
     stages = " · ".join(f"{k} {duration(t[f'{s}_s'])}" for k, s in (("SFT", "sft"), ("RL", "rl")) if t[f"{s}_s"] > 0)
     fast = run.metrics.get("rate/steps_per_s", np.array([]))
@@ -94,7 +94,7 @@ def tiles(run: Run) -> str:
         f'<div class="card tile"><span>{a}</span><b>{b}</b><small>{c}</small></div>' for a, b, c in cells) + "</section>"
 
 
-def task_table(run: Run) -> str:
+def task_table(run: RunRecord) -> str:
     end, start = run.end or run.start or (run.evals[0] if run.evals else None), run.start
     if end is None:
         return '<div class="empty">No evaluation yet.</div>'
@@ -128,7 +128,7 @@ def _only(e: Evaluation, task: str) -> Evaluation:
                       [task] * len(rows), e.returns[rows] if len(e.returns) else e.returns)
 
 
-def video_grid(run: Run, notes: list[str]) -> str:
+def video_grid(run: RunRecord, notes: list[str]) -> str:
     """Players with the videos inside, start and end side by side; what does not fit is named in `notes`."""
     if not run.videos:
         return ('<div class="empty">No videos in this run. Training films the policy before and after RL where the '
@@ -154,7 +154,7 @@ def video_grid(run: Run, notes: list[str]) -> str:
     return f'<div class="grid">{"".join(figures[:first])}</div>{rest}'
 
 
-def configuration(run: Run) -> str:
+def configuration(run: RunRecord) -> str:
     """How the run was made: its options by group, the command, versions."""
     def table(title: str, pairs: list[tuple[str, str]]) -> str:
         rows = "".join(f"<tr><td>{esc(k)}</td><td>{f'<code>{esc(v)}</code>' if v else '–'}</td></tr>" for k, v in pairs)
@@ -174,7 +174,7 @@ def configuration(run: Run) -> str:
     return f'<div class="masonry">{"".join(tables)}</div>'
 
 
-def not_finite(run: Run) -> list[str]:
+def not_finite(run: RunRecord) -> list[str]:
     """Metrics that were logged and later lost their numbers: a sign of divergence."""
     out = []
     for key, v in run.metrics.items():
@@ -189,7 +189,7 @@ def not_finite(run: Run) -> list[str]:
     return out
 
 
-def page(run: Run) -> str:
+def page(run: RunRecord) -> str:
     """The whole page."""
     notes = [*(f.text[0].upper() + f.text[1:] + "." for f in run.findings), *run.notes, *not_finite(run)]
     if run.start and run.end and not difference(run.start, run.end).paired:
@@ -231,7 +231,7 @@ percentile bootstrap for returns.</footer>"""
     return template.replace("{{title}}", esc(f"{name} · robo_rl")).replace("{{body}}", sections)
 
 
-def summary(run: Run, path: Path) -> dict:
+def summary(run: RunRecord, path: Path) -> dict:
     """The numbers of the page, for scripts."""
     def rate(e: "Evaluation | None") -> "dict | None":
         return e and {"label": e.label, "step": e.step, "list": e.which, "n": len(e.success), "successes": int(e.success.sum()),
@@ -257,7 +257,7 @@ def summary(run: Run, path: Path) -> dict:
     }
 
 
-def write_page(run: Run, out: str | Path = "") -> Path:
+def write_page(run: RunRecord, out: str | Path = "") -> Path:
     """Write the page of `run` to the file or into the folder `out` (RUN/report.html where that is empty) -> its path."""
     path = Path(out) if out else run.folder / "report.html"
     if path.is_dir():

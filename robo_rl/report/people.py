@@ -2,18 +2,18 @@
 
 from robo_rl.files import read_json
 from robo_rl.report.charts import chart
-from robo_rl.report.data import Run
+from robo_rl.report.data import RunRecord
 from robo_rl.report.text import pct, points
 from robo_rl.report.training import per_episode, rl_series
 
 
-def rounds_of(run: Run) -> list[dict]:
+def rounds_of(run: RunRecord) -> list[dict]:
     """Rounds of practice with people (`robo_rl correct`), or []."""
     path = run.folder / "rounds.json"
     return read_json(path, list) if path.exists() else []
 
 
-def people(run: Run) -> str:
+def people(run: RunRecord) -> str:
     """What the people beside the robots did, by round, and what it gave."""
     rounds = rounds_of(run)
     if not rounds:
@@ -35,7 +35,7 @@ def people(run: Run) -> str:
             f"success per operator minute since round 0.</p><div class='card pad'><table><tr>{head}</tr>{rows}</table></div>")
 
 
-def beside(run: Run) -> str:
+def beside(run: RunRecord) -> str:
     """What the person beside a run that learns from replay did, and what a minute of it gave; "" where there was none."""
     minutes = rl_series(run, "human/operator_minutes", "operator minutes", 3)
     if not minutes or not len(minutes[0].y):

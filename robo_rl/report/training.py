@@ -6,7 +6,7 @@ import numpy as np
 
 from robo_rl.files import parse_json
 from robo_rl.report.charts import Series, chart, lanes, stacked
-from robo_rl.report.data import Run, totals
+from robo_rl.report.data import RunRecord, totals
 from robo_rl.report.text import duration, esc
 from robo_rl.selection import CHOOSE, REPORT
 from robo_rl.stats import bootstrap_mean
@@ -16,7 +16,7 @@ PARTS = (("time/sim", "simulator", 1), ("time/policy", "policy", 2), ("time/coll
 WINDOW = 30.0  # seconds of the timeline that are drawn
 
 
-def rl_series(run: Run, key: str, name: str, colour: int = 1, look: str = "line") -> list[Series]:
+def rl_series(run: RunRecord, key: str, name: str, colour: int = 1, look: str = "line") -> list[Series]:
     """One metric of the RL stage over environment steps; [] if it was never logged."""
     if key not in run.metrics:
         return []
@@ -24,7 +24,7 @@ def rl_series(run: Run, key: str, name: str, colour: int = 1, look: str = "line"
     return [Series(name, run.metrics["step"][rows].astype(float), run.metrics[key][rows], colour, look=look)]
 
 
-def per_episode(run: Run, key: str, name: str, least: int = 20) -> list[Series]:
+def per_episode(run: RunRecord, key: str, name: str, least: int = 20) -> list[Series]:
     """A mean over training episodes, taken over rows until there are `least` of them: a single one tells nothing."""
     series = rl_series(run, key, name, 6, "thin")
     if not series or "train/episodes" not in run.metrics:
@@ -45,7 +45,7 @@ def _never(v: np.ndarray) -> np.ndarray:
     return ~np.isfinite(v)
 
 
-def success_chart(run: Run) -> str:
+def success_chart(run: RunRecord) -> str:
     evals = [e for e in run.evals if len(e.success)]
     told = [e for e in evals if e.which == REPORT]
     line = {}
@@ -70,7 +70,7 @@ def success_chart(run: Run) -> str:
                  tall=True, missing="No evaluation and no training success was logged yet.")
 
 
-def return_chart(run: Run) -> str:
+def return_chart(run: RunRecord) -> str:
     series = per_episode(run, "train/return", "training episodes")
     evals = sorted((e for e in run.evals if len(e.returns) and e.label != "best"),
                    key=lambda e: 0 if e.label == "sft" else e.step)
@@ -81,7 +81,7 @@ def return_chart(run: Run) -> str:
     return chart("Return", "mean sum of rewards per episode", series, missing="No returns were logged yet.")
 
 
-def ratio_chart(run: Run) -> str:
+def ratio_chart(run: RunRecord) -> str:
     series = []
     m = run.metrics
     if "train/log_ratio_p01" in m and "train/log_ratio_p99" in m:
@@ -110,7 +110,7 @@ HEALTH = (  # metric, title, what it is, colour, percent, zero in the range
     ("train/noise", "Noise level", "of exploring actions", 3, False, True))
 
 
-def health(run: Run) -> str:
+def health(run: RunRecord) -> str:
     """The charts of both stages; what was never logged is named below them, the rest of the metrics folded away."""
     m, absent, charts = run.metrics, [], [return_chart(run), ratio_chart(run)]
     for key, title, what, colour, percent, zero in HEALTH:
@@ -132,7 +132,7 @@ def health(run: Run) -> str:
     return f'<div class="small">{sft_chart(run)}{"".join(charts)}</div>{more}'
 
 
-def watched(run: Run) -> str:
+def watched(run: RunRecord) -> str:
     """The healthy range of every number that was watched, and what left it; "" where nothing was."""
     if not run.ranges:
         return ""
@@ -147,7 +147,7 @@ def watched(run: Run) -> str:
             f"{rows}</table></div>")
 
 
-def sft_chart(run: Run) -> str:
+def sft_chart(run: RunRecord) -> str:
     m = run.metrics
     if "sft/loss" not in m:
         return chart("Supervised loss", "on the demonstrations", [], missing="No SFT was logged.")
@@ -159,7 +159,7 @@ def sft_chart(run: Run) -> str:
                  x_name="updates" if by_step else "time [s]")
 
 
-def seconds(run: Run) -> "tuple[np.ndarray, dict[str, np.ndarray]] | None":
+def seconds(run: RunRecord) -> "tuple[np.ndarray, dict[str, np.ndarray]] | None":
     """(wall time [lines], seconds since the line before by part [lines]); None where no part was timed.
 
     Parts: those of PARTS in the RL stage, evaluation in both, "SFT" for the rest of that stage (with the
@@ -177,7 +177,7 @@ def seconds(run: Run) -> "tuple[np.ndarray, dict[str, np.ndarray]] | None":
     return t, {"SFT": np.where(sft, rest, 0.0), **by, "other": np.where(sft, 0.0, rest)}
 
 
-def throughput(run: Run) -> str:
+def throughput(run: RunRecord) -> str:
     speed = chart("Speed", "environment steps per second", rl_series(run, "rate/steps_per_s", "steps/s", 1), zero=True)
     spent = seconds(run)
     if spent is None or spent[0][-1] <= 0:
@@ -212,7 +212,7 @@ def throughput(run: Run) -> str:
     return f'<div class="grid">{bars}{speed}</div><div class="gap"></div>{table}'
 
 
-def asynchrony(run: Run) -> str:
+def asynchrony(run: RunRecord) -> str:
     """How old the data were, how much of it counted, who waited, and who worked when; "" without worker processes."""
     if "workers/sim" not in run.metrics:
         return ""
@@ -231,7 +231,7 @@ def asynchrony(run: Run) -> str:
     return f'<h2>Who worked when</h2>{timeline(run)}<div class="gap"></div><div class="small">{"".join(charts)}</div>'
 
 
-def timeline(run: Run) -> str:
+def timeline(run: RunRecord) -> str:
     """The last seconds before the final evaluation, a lane per process."""
     path, spans = run.folder / "timeline.jsonl", []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:

@@ -2,7 +2,7 @@
 
 Each expert looks at where things are now and answers with a `Goal`: where the tool centre point (TCP) should go and
 whether the gripper is open. Phases are regions of the state, not counters: "above the cube", "around it", "holding
-it". `Arm.action` turns the goal into the env's own control mode by damped least squares (DLS) on the arm Jacobian.
+it". `ManiSkillArm.action` turns the goal into the env's own control mode by damped least squares (DLS) on the arm Jacobian.
 
 Frames: world, z up, table top at z = 0. The TCP's z axis points out of the hand, its y axis is the closing direction.
 Units: m, rad. Quaternions wxyz.
@@ -52,7 +52,7 @@ def about_z(angle: float) -> np.ndarray:
     return np.array([[c, -s, 0], [s, c, 0], [0, 0, 1]])
 
 
-class Arm:
+class ManiSkillArm:
     """The Panda of one unwrapped CPU env: where its TCP is, its Jacobian, and actions that move it to a goal."""
 
     def __init__(self, env, control: str):
@@ -114,7 +114,7 @@ def _pose(actor) -> tuple[np.ndarray, np.ndarray]:
     return pose.p.astype(float), rotation(pose.q)
 
 
-def _grasp_rotation(arm: Arm, cube: np.ndarray, obstacle: np.ndarray | None = None) -> np.ndarray:
+def _grasp_rotation(arm: ManiSkillArm, cube: np.ndarray, obstacle: np.ndarray | None = None) -> np.ndarray:
     """Hand straight down, closing on two faces of the cube: the least turn, away from an obstacle beside it."""
     yaw = np.arctan2(cube[1, 0], cube[0, 0])
     now = np.arctan2(arm.r[0, 1], -arm.r[1, 1])  # the y axis of DOWN turned by yaw is (sin yaw, -cos yaw)
@@ -130,7 +130,7 @@ def _grasp_rotation(arm: Arm, cube: np.ndarray, obstacle: np.ndarray | None = No
     return about_z(best) @ DOWN
 
 
-def _fetch(arm: Arm, p: np.ndarray, r: np.ndarray) -> Goal:
+def _fetch(arm: ManiSkillArm, p: np.ndarray, r: np.ndarray) -> Goal:
     """Come down on an object at p, gripper open and turned to r, and close around it."""
     side = np.linalg.norm((p - arm.p)[:2])
     turn = np.linalg.norm(rotvec(r @ arm.r.T))
@@ -139,11 +139,11 @@ def _fetch(arm: Arm, p: np.ndarray, r: np.ndarray) -> Goal:
     return Goal(p + [0, 0, above], r, not around)
 
 
-def _holding(arm: Arm, p: np.ndarray, width: float) -> bool:
+def _holding(arm: ManiSkillArm, p: np.ndarray, width: float) -> bool:
     return np.linalg.norm(p - arm.p) < 0.025 and arm.fingers < width + 0.0015
 
 
-def pick_cube(env, arm: Arm) -> Goal:
+def pick_cube(env, arm: ManiSkillArm) -> Goal:
     p, r = _pose(env.cube)
     goal = env.goal_site._objs[0].pose.p.astype(float)
     if _holding(arm, p, 0.02):
@@ -151,12 +151,12 @@ def pick_cube(env, arm: Arm) -> Goal:
     return _fetch(arm, p, _grasp_rotation(arm, r))
 
 
-def _upright(arm: Arm) -> np.ndarray:
+def _upright(arm: ManiSkillArm) -> np.ndarray:
     """The hand's present heading, pointing straight down."""
     return about_z(np.arctan2(arm.r[1, 0], arm.r[0, 0])) @ DOWN
 
 
-def stack_cube(env, arm: Arm) -> Goal:
+def stack_cube(env, arm: ManiSkillArm) -> Goal:
     a, ra = _pose(env.cubeA)
     b, _ = _pose(env.cubeB)
     off = b + [0, 0, 0.04] - a
@@ -173,7 +173,7 @@ def stack_cube(env, arm: Arm) -> Goal:
     return _fetch(arm, a, _grasp_rotation(arm, ra, beside / near if near < 0.1 else None))
 
 
-def _shove(arm: Arm, start: np.ndarray, end: np.ndarray, along: float) -> Goal:
+def _shove(arm: ManiSkillArm, start: np.ndarray, end: np.ndarray, along: float) -> Goal:
     """Bring the closed hand to `start` beside a cube, from above, then sweep in x to `end`; along: the sign of x."""
     gap = start - arm.p
     down = arm.p[2] < start[2] + 0.02 and abs(gap[1]) < 0.015
@@ -183,19 +183,19 @@ def _shove(arm: Arm, start: np.ndarray, end: np.ndarray, along: float) -> Goal:
     return Goal(start + [0, 0, np.clip(3 * (side - 0.015), 0, 0.12)], DOWN, False)
 
 
-def push_cube(env, arm: Arm) -> Goal:
+def push_cube(env, arm: ManiSkillArm) -> Goal:
     p, _ = _pose(env.obj)
     goal = env.goal_region._objs[0].pose.p.astype(float)
     return _shove(arm, np.array([p[0] - 0.045, p[1], 0.02]), goal - [0.02, 0, 0], 1.0)
 
 
-def pull_cube(env, arm: Arm) -> Goal:
+def pull_cube(env, arm: ManiSkillArm) -> Goal:
     p, _ = _pose(env.obj)
     goal = env.goal_region._objs[0].pose.p.astype(float)
     return _shove(arm, np.array([p[0] + 0.045, p[1], 0.02]), goal + [0.02, 0, 0], -1.0)
 
 
-def lift_peg_upright(env, arm: Arm) -> Goal:
+def lift_peg_upright(env, arm: ManiSkillArm) -> Goal:
     """Turn the peg by 90 degrees about the closing axis. The wrist cannot do that from straight above: grasp with the
     hand leaning away from the base, end leaning towards it, and draw the peg nearer so that the wrist reaches."""
     p, r = _pose(env.peg)
