@@ -162,7 +162,7 @@ def check(address: str) -> None:
 
 def join(address: str, cpus: int):
     """Ray, joined to the cluster at `address`, or to one of `cpus` CPUs of its own ("") -> the module."""
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^Raylet is terminated")  # the guard says so, without twenty lines of its log
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^Raylet is terminated")  # twenty lines of log; the guard says it in one
     try:
         import ray
     except ImportError:
