@@ -74,7 +74,8 @@ for _ in range(3):
 def test_without_the_compiler_the_tick_is_the_same():
     """NUMBA_DISABLE_JIT=1, for a debugger and for the mutation run."""
     code = PLAIN.format(tests=str(Path(__file__).parent))
-    said = subprocess.run([sys.executable, "-c", code], env=os.environ | {"NUMBA_DISABLE_JIT": "1"}, text=True, capture_output=True, check=True)
+    said = subprocess.run([sys.executable, "-c", code], env=os.environ | {"NUMBA_DISABLE_JIT": "1"}, text=True,
+                          capture_output=True, check=True)
     law = law_at(HOME, dq=HOME / 10)
     for line in said.stdout.splitlines():
         assert np.allclose(law.tick(MODEL, 1e-3), [float(x) for x in line.split()], atol=1e-9)

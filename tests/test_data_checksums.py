@@ -93,7 +93,8 @@ def test_without_a_list_nothing_is_compared_and_a_damaged_one_is_refused_unless_
 
 
 def test_a_missing_file_is_unsound_only_if_it_has_to_be_there(tmp_path):
-    checksums.write(folder(tmp_path), Checksums({"meta/a": (sha(A),), "meta/b": (sha(A), ABSENT), "c": (ABSENT, sha(A)), "d/e/f": ("1",)}))
+    files = {"meta/a": (sha(A),), "meta/b": (sha(A), ABSENT), "c": (ABSENT, sha(A)), "d/e/f": ("1",)}
+    checksums.write(folder(tmp_path), Checksums(files))
     verifier = Verifier(tmp_path)
     assert [verifier.is_sound(tmp_path / n) for n in ("meta/a", "meta/b", "c", "other")] == [False, True, True, True]
     assert verifier.listed(tmp_path / "meta") == [tmp_path / "meta/a"] and verifier.listed(tmp_path / "d") == [tmp_path / "d/e/f"]

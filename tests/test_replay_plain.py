@@ -121,7 +121,8 @@ class PlainReplay:
             if t is None or not ended and (self.rows[at].final or t["steps"] < self.horizon and t["discounts"] != 0):
                 return None
             ended = ended or t["discounts"] == 0
-            for key, value in (("obs", t["obs"]["state"]), ("action", t["actions"].ravel()), ("reward", t["rewards"]), ("over", ended)):
+            row = {"obs": t["obs"]["state"], "action": t["actions"].ravel(), "reward": t["rewards"], "over": ended}
+            for key, value in row.items():
                 out[key].append(value)
             serial = t["at"]
         return out
