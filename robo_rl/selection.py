@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 CHOOSE = 0
-"""The list of starts (`robo_rl.evaluate.eval_starts`) that picks the best checkpoint and ends training."""
+"""The list of starts (`robo_rl.evaluation.eval_starts`) that picks the best checkpoint and ends training."""
 REPORT = 1
 """The list of starts that a result is reported on; nothing is decided by it."""
 MISS = 0.025

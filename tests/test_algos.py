@@ -11,7 +11,7 @@ from robo_rl.algos import bc, dppo, reinflow
 from robo_rl.algos.onpolicy import Rules, minibatches, surrogate
 from robo_rl.demos import demo_sampler, fit_normalisers, record
 from robo_rl.errors import UserError
-from robo_rl.evaluate import eval_starts, evaluate
+from robo_rl.evaluation import eval_starts, evaluate
 from robo_rl.options import (
     BcOptions,
     DppoOptions,

@@ -17,7 +17,7 @@ LAYERS = (
     "files compiled options contract starts stats advantages corrections losses optim sampling noise normalise allocate",
     "policies data rewards log journal selection health provenance signals",
     "checkpoint rollout replay",
-    "evaluate algos replay_collector",
+    "evaluation algos replay_collector",
     "demos",
     "human recording",
     "runtime",

@@ -14,7 +14,7 @@ from robo_rl.algos import aloe, calql, expo, hil_serl, iql, pa_rl, rlpd, wsrl
 from robo_rl.algos.offpolicy import CriticLearner, cql_penalty, polyak, td_loss, td_target, tensors
 from robo_rl.demos import record
 from robo_rl.errors import UserError
-from robo_rl.evaluate import eval_starts, evaluate
+from robo_rl.evaluation import eval_starts, evaluate
 from robo_rl.options import (
     AloeOptions,
     CalQlOptions,

@@ -8,7 +8,7 @@ from commands import TINY, TINY_REPLAY, robo_rl
 
 from robo_rl import checkpoint
 from robo_rl.cli.train import parse
-from robo_rl.evaluate import eval_starts
+from robo_rl.evaluation import eval_starts
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.onpolicy import improve
 from robo_rl.experiment.replay import ReplayStage

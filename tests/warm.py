@@ -7,7 +7,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 for name in ("torch", "robo_rl.checkpoint", "robo_rl.experiment.collect", "robo_rl.experiment.evaluation", "robo_rl.experiment.recipes",
              "robo_rl.report.page", "robo_rl.algos.pi_rl", "robo_rl.data.reader", "robo_rl.data.writer", "robo_rl.demos",
-             "robo_rl.evaluate", "sims.mujoco.env", "tensorboard.compat.proto.event_pb2",
+             "robo_rl.evaluation", "sims.mujoco.env", "tensorboard.compat.proto.event_pb2",
              "tensorboard.summary.writer.event_file_writer"):
     importlib.import_module(name)
 

@@ -21,7 +21,7 @@ from world_models import model as worlds
 from world_models.model import Frames, WorldModel
 from world_models.tasks import Difficulty
 
-HELD_FROM = 1 << 31  # start ids of evaluation (robo_rl.evaluate.EVAL_START)
+HELD_FROM = 1 << 31  # start ids of evaluation (robo_rl.evaluation.EVAL_START)
 
 
 def frame_of(frames: Frames, starts: np.ndarray) -> np.ndarray:

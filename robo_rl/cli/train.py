@@ -1,7 +1,7 @@
 """`robo_rl train`: demonstrations, SFT, online RL, evaluation, checkpoints, videos, in one run folder that resumes."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from robo_rl.cli import parse_options
@@ -10,8 +10,19 @@ from robo_rl.experiment.config import ALGOS, TrainConfig
 from robo_rl.experiment.folder import newest_run
 
 
+@dataclass(frozen=True, kw_only=True)
+class Train(TrainConfig):
+    __doc__ = TrainConfig.__doc__
+
+    config: str = ""
+    """TOML or JSON file of options, as --print-config prints them or a run's run.json has them; the command line overrides it."""
+    print_config: bool = False
+    """Print the merged options as TOML, each with its origin (default, recipe, file, command line), and do nothing else."""
+
+
 def parse(argv: list[str]) -> TrainConfig:
-    """Options over the recipe that fits --sim, --task, --algo, --obs and --preset."""
+    """Options over --config, over the recipe that fits --sim, --task, --algo, --obs, --preset and --reward."""
+    from robo_rl.experiment import config_file
     from robo_rl.experiment.recipes import begun, preset
 
     def peek(name: str, default: str) -> str:
@@ -20,31 +31,44 @@ def parse(argv: list[str]) -> TrainConfig:
                 return argv[i + 1]
             if arg.startswith(f"--{name}="):
                 return arg.split("=", 1)[1]
-        return default
-    base = preset(peek("sim", "mujoco"), peek("task", ""), choose("algo", peek("algo", "pi_rl"), ALGOS),
-                  peek("obs", "state"), peek("preset", "full"), peek("reward", ""))
+        return str(document.get(name, default))
+    document: dict = {}
+    if file := peek("config", ""):
+        document = config_file.read_config(Path(file))
+    algo = choose("algo", peek("algo", "pi_rl"), ALGOS)
+    base = preset(peek("sim", "mujoco"), peek("task", ""), algo, peek("obs", "state"), peek("preset", "full"), peek("reward", ""))
     if init := peek("init", ""):
         base = begun(base, Path(init))
-    if peek("steps", ""):
+    made = [("default", TrainConfig(algo=algo, rl=type(base.rl)())), ("recipe", base)]
+    if document:
+        base = config_file.merged(base, document, f"--config {file}")
+        made.append(("file", base))
+    if any(arg == "--steps" or arg.startswith("--steps=") for arg in argv):
         base = replace(base, target=0.0)  # all of them, unless a target is named too
-    return parse_options(TrainConfig, "train", argv, default=base)
+    names = [f.name for f in fields(TrainConfig)]
+    args = parse_options(Train, "train", argv, default=Train(**{k: getattr(base, k) for k in names}))
+    config = TrainConfig(**{k: getattr(args, k) for k in names})
+    if args.print_config:
+        print(config_file.as_toml(config, config_file.origins([*made, ("command line", config)])), end="")
+        raise SystemExit(0)
+    return config
 
 
-def run(args: TrainConfig, began: Callable[[Path], None] = lambda folder: None) -> int:
+def run(config: TrainConfig, began: Callable[[Path], None] = lambda folder: None) -> int:
     """Train from the start, or go on with a run; `began` hears of the folder once there is something to go on with."""
     from robo_rl.experiment import train
-    if not args.resume:
-        return train.train(args, began=began)[1]
-    folder = newest_run(Path("runs")) if args.resume == "auto" else Path(args.resume)
+    if not config.resume:
+        return train.train(config, began=began)[1]
+    folder = newest_run(Path("runs")) if config.resume == "auto" else Path(config.resume)
     if (folder / "run.json").exists():
         began(folder)
     return train.resume(folder)[1]
 
 
-def run_guarded(args: TrainConfig) -> int:
+def run_guarded(config: TrainConfig) -> int:
     """`run` in a process of its own that is started again from its checkpoint if a signal kills it."""
     from robo_rl.experiment import parallel, train
     from robo_rl.experiment.supervise import guarded
-    if args.algo == "bc" or not args.resume and parallel.workers(args) == 0:
-        return run(args)
-    return guarded(lambda tell: run(args, tell), lambda folder: train.resume(folder)[1])
+    if config.algo == "bc" or not config.resume and parallel.workers(config) == 0:
+        return run(config)
+    return guarded(lambda tell: run(config, tell), lambda folder: train.resume(folder)[1])

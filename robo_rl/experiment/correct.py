@@ -138,7 +138,7 @@ class CorrectionRounds:
     def measure(self, label: str, r: int, which: int, title: str) -> dict:
         """Success without help of the policy of round `r` on the starts of list `which`; also as evals/<label>.json."""
         from robo_rl import files
-        from robo_rl.evaluate import eval_starts, evaluate
+        from robo_rl.evaluation import eval_starts, evaluate
         from robo_rl.stats import wilson
 
         starts = eval_starts(self.options.eval_episodes, which)

@@ -68,9 +68,9 @@ class Evaluator:
 
     def evaluate(self, label: str, policy, which: int, now: int, step: int) -> dict:
         """Evaluate `policy`, which is of `step`, on the starts of list `which`, at step `now` of the run; the labels sft and final
-        are filmed too. -> what `robo_rl.evaluate.evaluate` gives, with n and the interval."""
+        are filmed too. -> what `robo_rl.evaluation.evaluate` gives, with n and the interval."""
         from robo_rl import files
-        from robo_rl.evaluate import eval_starts, evaluate
+        from robo_rl.evaluation import eval_starts, evaluate
         from robo_rl.stats import wilson
 
         config, began = self.config, time.perf_counter()
@@ -114,7 +114,7 @@ def env_count(config: TrainConfig, episodes: int, asked: int) -> int:
 def film(config: TrainConfig, policy, path: Path, which: int) -> None:
     """Write the first four episodes of list `which` side by side."""
     from robo_rl.data.video import write_video
-    from robo_rl.evaluate import eval_starts, evaluate
+    from robo_rl.evaluation import eval_starts, evaluate
 
     env = make_env(config, 4, render=True)
     policy.eval()
@@ -132,7 +132,7 @@ def evaluate_checkpoint(path: "str | Path", options: EvalConfig, tick: Callable[
     import torch
 
     from robo_rl import checkpoint
-    from robo_rl.evaluate import eval_starts, evaluate
+    from robo_rl.evaluation import eval_starts, evaluate
     from robo_rl.stats import wilson
 
     run, folder = pick_checkpoint(Path(path), options.checkpoint)

@@ -9,7 +9,7 @@ from robo_rl import files
 from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
-from robo_rl.evaluate import evaluate
+from robo_rl.evaluation import evaluate
 from robo_rl.experiment.correct_options import CorrectOptions
 from robo_rl.human import detect
 from robo_rl.human.fleet import OperatorStats, RobotFleet

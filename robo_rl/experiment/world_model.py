@@ -9,7 +9,7 @@ import torch
 from robo_rl import checkpoint
 from robo_rl.data.reader import load as load_data
 from robo_rl.errors import UserError
-from robo_rl.evaluate import eval_starts, evaluate
+from robo_rl.evaluation import eval_starts, evaluate
 from robo_rl.experiment.config import load_config
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.folder import pick_checkpoint

@@ -16,7 +16,15 @@ def eval_starts(n: int, seed: int = 0) -> np.ndarray:
     return EVAL_START + seed * 1_000_003 + np.arange(n, dtype=np.int64)
 
 
-def evaluate(env, policy: Policy, starts: np.ndarray, seed: int = 0, frames: int = 0,
+def decide(policy, obs: dict, generator: torch.Generator) -> np.ndarray:
+    """Actions [N, E, A] of a policy without exploration noise; of a plain function of the observation too, which may give [N, A]."""
+    if hasattr(policy, "act"):
+        return policy.act(obs_tensors(obs, policy.spec), generator, explore=False).actions.numpy()
+    actions = np.asarray(policy(obs), np.float32)
+    return actions[:, None] if actions.ndim == 2 else actions
+
+
+def evaluate(env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.ndarray, seed: int = 0, frames: int = 0,
              tick: Callable[[int], None] = lambda done: None) -> dict:
     """Run one episode per start (in batches of env.num_envs) without exploration noise.
 
@@ -37,7 +45,7 @@ def evaluate(env, policy: Policy, starts: np.ndarray, seed: int = 0, frames: int
         total, length = np.zeros(n), np.zeros(n, np.int64)
         task = [str(t) for t in raw["task"]]
         while not over.all():
-            actions = policy.act(obs_tensors(raw, policy.spec), generator, explore=False).actions.numpy()
+            actions = decide(policy, raw, generator)
             pieces = [actions] if not frames else np.split(actions, actions.shape[1], 1)
             for piece in pieces:
                 raw, _, gain, terminated, truncated, ok, steps = run_chunk(env, piece, 1.0)

@@ -1,0 +1,123 @@
+"""What `import robo_rl` offers, used as a notebook would; configurations as files."""
+
+import json
+import tomllib
+
+import numpy as np
+import pytest
+from commands import robo_rl as command
+
+import robo_rl
+from robo_rl.cli.train import parse
+from robo_rl.errors import UserError
+from robo_rl.experiment import config_file
+
+SMALL = dict(task="reach", preset="quick", workers=0, envs=8, demos="4", steps=256, eval_episodes=8, eval_every=128, video=False,
+             policy={"hidden": 16}, bc={"updates": 20, "batch": 16}, rl={"decisions": 4, "minibatch": 16, "critic_warmup": 0})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    events = []
+    config = robo_rl.recipe(**SMALL, out=str(tmp_path_factory.mktemp("api") / "run"))
+    return robo_rl.train(config, events.append, quiet=True), events
+
+
+def test_every_name_that_is_offered_is_there():
+    assert all(getattr(robo_rl, name) is not None for name in robo_rl.__all__)
+    assert {*robo_rl.__all__} <= {*dir(robo_rl)}
+    with pytest.raises(AttributeError, match="has no attribute 'trian'; it has .*train"):
+        robo_rl.trian  # noqa: B018
+
+
+def test_a_run_is_trained_and_its_events_are_those_of_the_log(trained, capsys):
+    result, events = trained
+    assert result.finished and result.low <= result.success <= result.high
+    assert not capsys.readouterr().err  # quiet
+    rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    told = [e for e in events if e.kind == "metrics"]
+    assert [(e.step, e.stage) for e in told] == [(r["step"], r["stage"]) for r in rows]
+    assert [e.metrics["train/kl"] for e in told if "train/kl" in e.metrics] == [r["train/kl"] for r in rows if "train/kl" in r]
+    assert {"stage", "progress", "metrics", "evaluation", "message", "checkpoint", "finished"} <= {e.kind for e in events}
+    assert events[-1].kind == "finished" and [e.stage for e in events if e.kind == "stage"] == ["demo", "sft", "rl"]
+
+
+def test_what_the_callback_raises_ends_the_run_and_it_resumes(tmp_path):
+    class Enough(Exception):
+        pass
+
+    def stop(event):
+        if event.kind == "checkpoint" and event.step:
+            raise Enough
+    config = robo_rl.recipe(**SMALL, out=str(tmp_path / "run"))
+    with pytest.raises(Enough):
+        robo_rl.train(config, stop, quiet=True)
+    assert robo_rl.resume(tmp_path / "run", quiet=True).finished
+
+
+def test_python_and_the_command_line_make_the_same_run(trained, tmp_path):
+    result, _ = trained
+    robo_rl.train(robo_rl.recipe(**SMALL, out=str(tmp_path / "again")), quiet=True)
+    listed = ["--task", "reach", "--preset", "quick", "--workers", "0", "--envs", "8", "--demos", "4", "--steps", "256", "--eval-episodes", "8",
+              "--eval-every", "128", "--no-video", "--policy.hidden", "16", "--bc.updates", "20", "--bc.batch", "16",
+              "--rl.decisions", "4", "--rl.minibatch", "16", "--rl.critic-warmup", "0"]
+    assert command(tmp_path, "train", *listed, "--out", "typed").code == 0
+    weights = [next(p for p in sorted((run / "checkpoints").iterdir(), reverse=True)).joinpath("policy.safetensors").read_bytes()
+               for run in (result.folder, tmp_path / "again", tmp_path / "typed")]
+    assert weights[0] == weights[1] == weights[2]
+
+
+def test_a_policy_acts_and_is_evaluated_beside_a_plain_function(trained):
+    policy = robo_rl.load_policy(trained[0].folder)
+    env = robo_rl.make_env(task="reach", num_envs=4)
+    obs, _ = env.reset(seed=0)
+    actions = policy(obs)
+    assert actions.shape == (4, policy.config.policy.execute, env.single_action_space.shape[0]) and actions.dtype == np.float32
+    mine = robo_rl.evaluate(policy, episodes=8)
+    still = robo_rl.evaluate(lambda obs: np.zeros((len(obs["state"]), 7)), env, episodes=8)
+    assert mine.n == 8 and "interval" in str(mine) and 0 <= mine.low <= mine.success_rate <= mine.high <= 1
+    assert mine.minus(still)[0] == pytest.approx(mine.success_rate - still.success_rate)
+    with pytest.raises(UserError, match="do not pair"):
+        mine.minus(robo_rl.evaluate(lambda obs: np.zeros((len(obs["state"]), 7)), env, episodes=4))
+    with pytest.raises(UserError, match="needs an env"):
+        robo_rl.evaluate(lambda obs: obs)
+
+
+def test_episodes_are_recorded_and_read(tmp_path):
+    got = robo_rl.collect(tmp_path / "data", task="reach", episodes=3, envs=3)
+    data = robo_rl.load_dataset(tmp_path / "data")
+    assert got.episodes == len(data) == 3 and data.success.all()
+
+
+# ---- configurations as files
+
+
+def test_what_print_config_prints_is_taken_back_value_for_value():
+    for argv in ([], ["--algo", "rlpd"], ["--task", "reach", "--preset", "quick", "--rl.lr", "1e-4", "--steps", "5000"]):
+        config = parse(argv)
+        document = tomllib.loads(config_file.as_toml(config, config_file.origins([("recipe", config)])))
+        assert config_file.merged(robo_rl.TrainConfig(algo=config.algo, rl=type(config.rl)()), document) == config
+
+
+def test_the_origin_of_every_value_is_told(tmp_path):
+    (tmp_path / "c.toml").write_text('task = "reach"\nseed = 4\n[rl]\nlr = 1e-4\n')
+    result = command(tmp_path, "train", "--config", "c.toml", "--preset", "quick", "--rl.gamma", "0.9", "--print-config")
+    lines = {line.split(" = ")[0]: line for line in result.out.splitlines() if " = " in line}
+    assert result.code == 0 and lines["seed"] == "seed = 4  # file" and lines["lr"].endswith("# file")
+    assert lines["gamma"] == "gamma = 0.9  # command line" and lines["steps"].endswith("# recipe") and lines["hang"].endswith("# default")
+    assert 'task = "reach"' in lines["task"]
+
+
+def test_a_run_s_own_configuration_starts_another(trained, tmp_path):
+    again = parse(["--config", str(trained[0].folder / "run.json"), "--seed", "1"])
+    assert (again.task, again.seed, again.steps, again.rl.minibatch, again.out) == ("reach", 1, 256, 16, "")
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("tsak = 'reach'", "no option tsak; did you mean task"), ("[rl]\nlr = 'big'", "rl.lr must be float, got 'big'"),
+    ("rl = 3", "rl is a table of options"), ("seed = 1.5", "seed must be int, got 1.5"), ("seed = -1", "--seed"), ("seed =", "is no TOML")])
+def test_a_mistake_in_a_file_is_one_line(text, said, tmp_path):
+    (tmp_path / "c.toml").write_text(text)
+    result = command(tmp_path, "train", "--config", "c.toml")
+    assert result.code == 2 and said in result.err and len(result.err.splitlines()) == 1
+    assert command(tmp_path, "train", "--config", "none.toml").code == 2
