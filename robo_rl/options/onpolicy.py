@@ -1,0 +1,159 @@
+"""Options of methods that learn from fresh rollouts."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from robo_rl.errors import UserError, choose, in_range
+from robo_rl.options.method import MethodOptions
+
+CORRECTIONS = ("none", "decoupled", "tis", "vtrace", "minpro", "sequence", "m2po")
+PROXIMALS = ("recompute", "snapshot", "interpolate", "ewma")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicyOptions(MethodOptions):
+    """What every ratio method shares; each method's own file says which of these are its paper's."""
+
+    decisions: int = 32
+    """T: decisions per env and rollout (0: whole episodes, as group advantages need)."""
+    epochs: int = 5
+    minibatch: int = 2048
+    lr: float = 3e-4
+    critic_lr: float = 1e-3
+    gamma: float = 0.99
+    """Per decision-step discount: of one control step; a chunk is discounted by gamma^E."""
+    lam: float = 0.95
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float = 3.0
+    value_clip: float = 0.0
+    huber: float = 0.0
+    value_coef: float = 0.5
+    entropy_coef: float = 0.0
+    target_kl: float = 0.0
+    """Stop an update's epochs once the mean KL passes this (0: never)."""
+    critic_warmup: int = 2
+    """First iterations that train the critic alone."""
+    ramp: int = 0
+    """Actor steps over which its learning rate grows to --rl.lr: Adam's first steps move every weight by the whole of it."""
+    max_grad_norm: float = 1.0
+    advantage: Literal["gae", "grpo", "dr_grpo", "rloo", "opob"] = "gae"
+    """GAE on a critic, or relative to the group of a start; opob: over the baseline of least variance (VCPO), which weighs
+    an episode by how likely it is now and by its decisions."""
+    group: int = 8
+    """G: episodes per start with a group advantage."""
+    whiten: Literal["batch", "minibatch"] = "batch"
+    """Over what advantages are brought to mean 0 and std 1: the rollout, or each minibatch anew (CleanRL, SB3)."""
+    normalise_obs: bool = False
+    """Running observation statistics, moved between rollouts only."""
+    scale_reward: bool = False
+    """Divide rewards by the running std of the discounted return."""
+    anneal_lr: bool = False
+    bc_coef: float = 0.0
+    """Weight of the supervised loss on the demonstrations, added to every update."""
+    freeze_trunk: bool = False
+    """Leave what encodes pictures and words as supervised learning left it: RL moves the action head alone (pi_RL's way), and
+    an observation is encoded once per update, not in every minibatch."""
+    correction: Literal["none", "decoupled", "tis", "vtrace", "minpro", "sequence", "m2po"] = "decoupled"
+    """Weight of a chunk that older weights acted: its ratio, dropped (decoupled) or truncated (tis) above the cap;
+    V-trace; the ratio times the episode's least before it (minpro); the episode's geometric mean (sequence); the ratio,
+    truncated, where the most extreme ones are dropped until the mean square of the log ratios is below m2_tau (m2po)."""
+    proximal: Literal["recompute", "snapshot", "interpolate", "ewma"] = "recompute"
+    """What the clip is centred on for such chunks: the present weights; those that acted, scored by the learner, 16
+    kept (for an engine of other numerics); a guess from their ages, without a pass; an average over versions."""
+    weight_cap: float = 2.0
+    """Most a stale chunk may weigh (vtrace: always 1)."""
+    m2_tau: float = 0.04
+    """Bound of m2po."""
+    ess_lr: bool = False
+    """Scale the policy's learning rate by sqrt(ESS/n) of the weights while data is stale (VCPO)."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("decisions", int(self.advantage == "gae"), 10**6), ("epochs", 1, 1000),
+                                ("minibatch", 1, 10**7), ("lam", 0, 1), ("group", 2, 10**5), ("value_clip", 0, 1e6),
+                                ("huber", 0, 1e6), ("value_coef", 0, 1e6), ("entropy_coef", 0, 1e6),
+                                ("target_kl", 0, 1e6), ("critic_warmup", 0, 10**6), ("bc_coef", 0, 1e6),
+                                ("ramp", 0, 10**9)):
+            in_range(f"rl.{name}", getattr(self, name), low, high)
+        for name, high in (("lr", 1), ("critic_lr", 1), ("gamma", 1), ("clip_low", 1), ("clip_high", 1),
+                           ("max_grad_norm", 1e6)):
+            in_range(f"rl.{name}", getattr(self, name), 0, high, open_low=True)
+        if self.dual_clip:
+            in_range("rl.dual_clip (0 turns it off)", self.dual_clip, 1, 1e6, open_low=True)
+        if self.whiten == "minibatch" and self.advantage != "gae":
+            raise UserError(f"rl.whiten minibatch goes with rl.advantage gae, got {self.advantage}, which is relative to a group")
+        choose("rl.correction", self.correction, CORRECTIONS)
+        choose("rl.proximal", self.proximal, PROXIMALS)
+        in_range("rl.weight_cap", self.weight_cap, 1, 1e6)
+        in_range("rl.m2_tau", self.m2_tau, 0, 1e6, open_low=True)
+        if self.correction == "vtrace" and self.advantage != "gae":
+            raise UserError(f"rl.correction vtrace corrects a critic's targets: it needs rl.advantage gae, got "
+                            f"{self.advantage}; a group advantage goes with decoupled, tis, minpro, sequence or m2po")
+        if self.proximal == "interpolate" and (self.ess_lr or self.advantage == "opob" or
+                                               self.correction not in ("none", "decoupled", "tis")):
+            raise UserError("rl.proximal interpolate makes no pass before the first step: it goes with rl.correction "
+                            "decoupled or tis and without rl.ess_lr and rl.advantage opob; use recompute, snapshot or ewma")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PpoOptions(OnPolicyOptions):
+    """PPO on a Gaussian chunk policy (`robo_rl/algos/ppo.py`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PiRlOptions(OnPolicyOptions):
+    """pi_RL: Flow-SDE or Flow-Noise with GAE or a group advantage (`robo_rl/algos/pi_rl.py`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DppoOptions(OnPolicyOptions):
+    """DPPO: PPO over the denoise steps of a diffusion chain (`robo_rl/algos/dppo.py`)."""
+
+    gamma_denoise: float = 0.99
+    clip_base: float = 0.001
+    clip_coef: float = 0.01
+
+    def __post_init__(self) -> None:
+        OnPolicyOptions.__post_init__(self)
+        in_range("rl.gamma_denoise", self.gamma_denoise, 0, 1, open_low=True)
+        in_range("rl.clip_coef", self.clip_coef, 0, 1, open_low=True)
+        in_range("rl.clip_base (<= clip_coef)", self.clip_base, 0, self.clip_coef, open_low=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReinFlowOptions(OnPolicyOptions):
+    """ReinFlow: learned noise at every flow step (`robo_rl/algos/reinflow.py`)."""
+
+    noise_hold: float = 0.35
+    """Share of training before the upper noise bound decays."""
+    noise_end: float = 0.7
+    """The bound ends at this share of its start."""
+    w2_coef: float = 0.0
+    """Weight of |x_theta(z) - x_old(z)|^2 with a shared z."""
+
+    def __post_init__(self) -> None:
+        OnPolicyOptions.__post_init__(self)
+        in_range("rl.noise_hold", self.noise_hold, 0, 1)
+        in_range("rl.noise_end", self.noise_end, 0, 1, open_low=True)
+        in_range("rl.w2_coef", self.w2_coef, 0, 1e6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NftOptions(OnPolicyOptions):
+    """DiffusionNFT for action chunks: no likelihood, any sampler (`robo_rl/algos/nft.py`)."""
+
+    beta: float = 1.0
+    adv_max: float = 3.0
+    negative_weight: float = 1.0
+    kl_coef: float = 1e-4
+    """Weight of |v - v_ref|^2, v_ref being the supervised policy."""
+    old_decay: float = 0.5
+    """Most of the sampler kept at each update; it grows as min(0.001 n, old_decay)."""
+
+    def __post_init__(self) -> None:
+        OnPolicyOptions.__post_init__(self)
+        in_range("rl.beta", self.beta, 0, 10, open_low=True)
+        in_range("rl.adv_max", self.adv_max, 0, 1e6, open_low=True)
+        in_range("rl.negative_weight", self.negative_weight, 0, 1e6)
+        in_range("rl.kl_coef", self.kl_coef, 0, 1e6)
+        in_range("rl.old_decay", self.old_decay, 0, 1, open_high=True)

@@ -1,0 +1,115 @@
+"""Options of a policy, and of its behaviour cloning."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from robo_rl.errors import UserError, in_range
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """What the policy is. A checkpoint carries these; evaluation rebuilds the policy from them."""
+
+    kind: Literal["flow", "diffusion", "gaussian", "squashed", "guided"] = "flow"
+    """squashed: tanh-Gaussian (SAC's); guided: a flow whose samples a critic chooses among (EXPO, PA-RL)."""
+    horizon: int = 8
+    """H: steps in a predicted chunk."""
+    execute: int = 8
+    """E <= H: steps of it that are executed before the next decision."""
+    denoise_steps: int = 4
+    """K: denoise steps per chunk."""
+    hidden: int = 256
+    layers: int = 3
+    width: int = 96
+    """Token width of the vision-language trunk (obs rgb)."""
+    depth: int = 2
+    """Transformer blocks of the vision-language trunk."""
+    noise: Literal["sde", "cps", "learned"] = "sde"
+    """Exploration of a flow chain: Flow-SDE, Flow-CPS, or a learned std (Flow-Noise, ReinFlow)."""
+    noise_level: float = 0.5
+    """a of Flow-SDE and Flow-CPS."""
+    noise_min: float = 0.08
+    noise_max: float = 0.16
+    """Bounds of the learned std (normalised action units)."""
+    noise_steps: Literal["one", "all"] = "one"
+    """Which denoise steps are random: one drawn per decision (pi_RL's hybrid) or all."""
+    train_steps: int = 20
+    """Diffusion: steps of the noise schedule; denoise_steps must divide it."""
+    finetune_steps: int = 5
+    """Diffusion (DPPO): the last K' steps are fine-tuned, earlier ones run on the frozen base."""
+    std_floor: float = 0.1
+    """Diffusion: least std of a random denoise step, used for sampling and for log-probs alike."""
+    std_scale: float = 1.0
+    """Diffusion: share of DDPM's own std at every random step, before the floor; 0: exploration is the evaluated chain of means
+    with noise of std_floor."""
+    init_std: float = 0.6
+    """Gaussian: initial std (normalised action units)."""
+    activation: Literal["relu", "silu", "tanh"] = "relu"
+    logp_reduction: Literal["sum", "mean"] = "sum"
+    """Over the executed E x A entries. Clip ranges do not carry over between the two."""
+    gripper: Literal["continuous", "toggle"] = "continuous"
+    """Squashed: the gripper is one more axis, or a discrete critic picks its commands."""
+    teacher: bool = False
+    """Squashed: the supervised actor stays as it is beside the learning one, and critics choose which of the two acts (IBRL)."""
+    critics: int = 4
+    """Guided, and squashed with a teacher: critics that judge."""
+    critic_hidden: int = 256
+    critic_layers: int = 2
+    candidates: int = 8
+    """Guided: N samples of the flow per decision."""
+    spread: float = 1.0
+    """Guided: std of the noise that samples grow from; below 1 the first of them grows from no noise at all."""
+    softness: float = 1.0
+    """PA-RL: temperature [value] of the choice among optimised actions, where it is not the best one."""
+    edit_scale: float = 0.0
+    """Guided: reach of EXPO's edits [-1..1 units]; 0: none."""
+    keep: int = 4
+    """Guided: the candidates that climb the critic's slope (PA-RL)."""
+    local_steps: int = 0
+    local_rate: float = 3e-4
+    """PA-RL's steps and their size."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("horizon", 1, 256), ("denoise_steps", 1, 1000), ("hidden", 8, 8192),
+                                ("layers", 1, 32), ("noise_level", 0, 2), ("std_scale", 0, 1), ("width", 16, 4096),
+                                ("depth", 1, 48)):
+            in_range(f"policy.{name}", getattr(self, name), low, high)
+        in_range("policy.execute (E <= H)", self.execute, 1, self.horizon)
+        for name in ("init_std", "std_floor", "noise_min", "noise_max"):
+            in_range(f"policy.{name}", getattr(self, name), 0, 10, open_low=True)
+        for name, low, high in (("critics", 1, 256), ("critic_hidden", 8, 8192), ("critic_layers", 1, 32),
+                                ("candidates", 1, 4096), ("edit_scale", 0, 2), ("keep", 1, 4096),
+                                ("local_steps", 0, 1000), ("local_rate", 0, 10), ("spread", 0, 1)):
+            in_range(f"policy.{name}", getattr(self, name), low, high)
+        in_range("policy.softness", self.softness, 0, 1e6, open_low=True)
+        if self.kind == "flow" and self.noise == "cps":
+            in_range("policy.noise_level (of noise cps)", self.noise_level, 0, 1)
+        in_range("policy.noise_min (<= noise_max)", self.noise_min, 0, self.noise_max, open_low=True)
+        in_range("policy.train_steps", self.train_steps, 1, 10_000)
+        in_range("policy.finetune_steps", self.finetune_steps, 1, 10_000)
+        if self.kind == "diffusion":
+            if self.train_steps % self.denoise_steps:
+                raise UserError(f"policy.denoise_steps must divide train_steps={self.train_steps}, "
+                                f"got {self.denoise_steps}")
+            in_range("policy.finetune_steps", self.finetune_steps, 1, self.denoise_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BcOptions:
+    """Supervised flow matching on demonstrations, the SFT stage (`robo_rl/algos/bc.py`)."""
+
+    updates: int = 600
+    batch: int = 256
+    noises: int = 1
+    """Draws of time and noise for each demonstrated chunk of a batch; the observation is encoded once for all of them."""
+    lr: float = 1e-3
+    weight_decay: float = 1e-6
+    ema: float = 0.995
+
+    def __post_init__(self) -> None:
+        in_range("bc.updates", self.updates, 0, 10**8)
+        in_range("bc.batch", self.batch, 1, 10**6)
+        in_range("bc.noises", self.noises, 1, 1000)
+        in_range("bc.lr", self.lr, 0, 1, open_low=True)
+        in_range("bc.weight_decay", self.weight_decay, 0, 1)
+        in_range("bc.ema", self.ema, 0, 1, open_high=True)
