@@ -33,7 +33,8 @@ from robo_rl.human.console.access import (
     exchange_address,
 )
 from robo_rl.human.console.options import ConsoleOptions
-from robo_rl.human.console.server import FLIGHT, HEADERS, SLOW_FLIGHT, ConsoleServer, PageConnection
+from robo_rl.human.console.pages import FLIGHT, SLOW_FLIGHT, PageConnection
+from robo_rl.human.console.server import HEADERS, ConsoleServer
 from robo_rl.human.correction_journal import scan, unfinished
 
 
@@ -484,12 +485,12 @@ def test_a_listener_that_fails_is_opened_anew_while_the_robots_go_on(run):
     server = ConsoleServer(session, "127.0.0.1", 0, "ann")
     try:
         server.start()
-        address, real = server.addresses()["ann"], server.tell
+        address, real = server.addresses()["ann"], server.report_refused
 
         def broken():
-            server.tell = real
+            server.report_refused = real
             raise RuntimeError("a fault of ours")
-        server.tell = broken
+        server.report_refused = broken
         old = server.listener
         server.loop.call_soon_threadsafe(server.wake.set)
         end = time.monotonic() + 30

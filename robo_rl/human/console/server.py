@@ -1,40 +1,23 @@
-"""The console's page and its WebSockets: HTTP and WebSocket on one port, in a thread of its own.
-
-A frame to the page is one binary message: length of the head [4 bytes, little-endian], the head (JSON), then
-the JPEGs that it names. The page acknowledges frames by number; what is not acknowledged yet is bounded, so a
-slow link gets fewer pictures and not old ones. The age of the newest acknowledged picture is the delay that
-commands are judged by.
-"""
+"""The console's page and its WebSockets: HTTP and WebSocket on one port, in a thread of its own."""
 
 import asyncio
 import contextlib
 import json
 import logging
 import os
-import struct
 import sys
 import threading
 import time
 import urllib.parse
 from pathlib import Path
 
-from robo_rl.errors import UserError, in_range
-from robo_rl.files import parse_json
-from robo_rl.human.console.access import (
-    BYTES,
-    DEPTH,
-    Access,
-    BoundedListener,
-    RateLimit,
-    connection_limit,
-    cookie,
-)
+from robo_rl.errors import UserError
+from robo_rl.human.console.access import BYTES, Access, BoundedListener, connection_limit, cookie
+from robo_rl.human.console.pages import PageConnection, answer_within_rate, packed
 
 HANDSHAKE = 5.0  # s from a connection to the end of its request
 WRONG = 0.3  # s that a wrong token waits for its answer
 FLOOD = 5.0  # s above the rate after which a page is cut off
-FLIGHT = 6  # frames on their way at most; `SLOW_FLIGHT` where the delay is above `SLOW`
-SLOW_FLIGHT, SLOW = 2, 0.4
 SAY = 0.1  # s between two states
 ASSETS = {"/": ("console.html", "text/html"), "/console.css": ("console.css", "text/css"),
           "/console.js": ("console.js", "text/javascript")}
@@ -50,34 +33,10 @@ ENTER = b"""<!doctype html><html lang="en"><meta charset="utf-8">
 """  # a page and no redirect: cookies of SameSite=Strict do not follow one that a page of another site began
 
 
-class PageConnection:
-    """One page: who it is of, which robot it looks at, what it has shown."""
-
-    def __init__(self, ws, who: str):
-        self.ws, self.who, self.rate = ws, who, RateLimit()
-        self.robot = 0
-        self.sent: dict[int, float] = {}  # frames on their way: number -> when they were taken
-        self.last, self.shown = -1, -1.0  # the newest frame sent; when the newest one shown was taken (-1: none)
-        self.flood = 0.0  # since when it is above its rate
-
-    def seen(self, number: int) -> None:
-        """The page has shown frame `number`, and with it all before it."""
-        if number in self.sent:
-            self.shown = self.sent[number]
-            self.sent = {n: at for n, at in self.sent.items() if n > number}
-
-    def delay(self, now: float) -> float:
-        """Age of the newest picture that the page has shown [s]; 0 before the first acknowledgement."""
-        return now - self.shown if self.shown >= 0 else 0.0
-
-    def may_send(self, now: float) -> bool:
-        return len(self.sent) < (SLOW_FLIGHT if self.delay(now) > SLOW else FLIGHT)
-
-
 class ConsoleServer:
     """The listener, its operators and their pages. One page per operator: a newer one replaces it.
 
-    A fault of the listener or of a page is told in one line and ends neither the process nor the other pages;
+    A fault of the listener or of a page is reported in one line and ends neither the process nor the other pages;
     a listener that is gone is opened anew.
     """
 
@@ -231,22 +190,22 @@ class ConsoleServer:
     # ------------------------------------------------------------ pages
 
     async def handle(self, ws) -> None:
-        """One operator's page, from its opening to its end."""
+        """Serve one operator's page, from its opening to its end."""
         from websockets.exceptions import ConnectionClosed
-        view = PageConnection(ws, ws.operator)
-        who = view.who
-        before, self.pages[who] = self.pages.get(who), view
+        page = PageConnection(ws, ws.operator)
+        who = page.who
+        before, self.pages[who] = self.pages.get(who), page
         if before is not None:
             await before.ws.close(4001, "opened in another tab")
         self.session.connect(who)
-        sending = asyncio.create_task(self.send(view))
+        sending = asyncio.create_task(self.send(page))
         sending.add_done_callback(lambda task: task.cancelled() or task.exception() and ws.transport.abort())
         try:
             async for message in ws:
-                answer = self.limited(view, message)
+                answer = answer_within_rate(self.session, page, message)
                 if answer is not None:
                     await ws.send(json.dumps(answer))
-                if view.flood and time.monotonic() - view.flood > FLOOD:
+                if page.flood and time.monotonic() - page.flood > FLOOD:
                     await ws.close(1008, "too many messages")
         except ConnectionClosed:
             pass
@@ -254,96 +213,26 @@ class ConsoleServer:
             warn(f"the page of {who} failed ({type(e).__name__}: {e}); it may connect again")
         finally:
             sending.cancel()
-            if self.pages.get(who) is view:
+            if self.pages.get(who) is page:
                 del self.pages[who]
                 self.session.disconnect(who)
 
-    def limited(self, view: PageConnection, message) -> dict | None:
-        """One message of a page -> the answer; those above the rate are dropped, which is said once."""
-        if view.rate.allows():
-            view.flood = 0.0 if view.rate.level > 100 else view.flood
-            return self.hear(view, message)
-        first = not view.flood
-        view.flood = view.flood or time.monotonic()
-        return {"t": "error", "text": "too many messages: some are dropped", "of": ""} if first else None
-
-    def hear(self, view: PageConnection, message) -> dict | None:
-        """One message of a page -> the answer; a bad one is refused in one line."""
-        m, of = {}, ""
-        try:
-            if not isinstance(message, str):
-                raise UserError("messages are text")
-            m = parse_json(message, "the message", limit=BYTES, depth=DEPTH)
-            of = str(m.get("t"))[:20]
-            with self.session.lock:
-                return self.obey(view, m)
-        except UserError as e:
-            return {"t": "error", "text": str(e), "of": of, "number": m.get("number")}
-        except Exception as e:  # noqa: BLE001 (the edge: whatever a page sends is answered)
-            return {"t": "error", "text": f"that message makes no sense ({type(e).__name__})", "of": of}
-
-    def obey(self, view: PageConnection, m: dict) -> dict | None:
-        """A message as the session understands it; under the lock."""
-        session, state, who, kind, i = self.session, self.session.state, view.who, m.get("t"), m.get("robot")
-        if kind == "ping":
-            return {"t": "pong", "sent": m.get("sent")}
-        if kind == "seen":
-            view.seen(m.get("frame"))
-        elif kind == "look":
-            session.watched[who] = view.robot = state.robot_index(i)
-        elif kind == "take":
-            number = state.take(who, i)
-            session.watched[who] = view.robot = i
-            return {"t": "hold", "robot": i, "number": number}
-        elif kind == "drive":
-            state.drive(who, i, m.get("number"), m.get("action"), m.get("phase"), view.delay(time.monotonic()))
-        elif kind == "back":
-            state.hand_back(who, i, m.get("number"))
-            return {"t": "said", "text": f"Robot {i} is back with its policy."}
-        elif kind == "pause":
-            state.pause(who, i, bool(m.get("on")))
-            return {"t": "said", "text": f"Robot {i} {'stands still' if m.get('on') else 'goes on'}."}
-        elif kind == "mark":
-            state.label(who, i, m.get("episode"), m.get("success"))
-            word = "success" if m["success"] else "failure"
-            return {"t": "said", "text": f"Robot {i}: episode marked a {word}."}
-        elif kind == "rewind":
-            state.require_hold(who, state.robot_index(i), m.get("number"))
-            seconds = m.get("seconds", 1.0)
-            in_range("seconds", seconds, 0, 1e4)
-            session.request_rewind(i, seconds)
-            return {"t": "said", "text": f"Robot {i} goes back {seconds:g} s."}
-        else:
-            raise UserError(f"unknown message {str(kind)[:40]!r}")
-        return None
-
-    async def send(self, view: PageConnection) -> None:
-        """The newest frame as the page has room for it, and the state ten times a second."""
+    async def send(self, page: PageConnection) -> None:
+        """Send the newest frame as the page has room for it, and the state ten times a second."""
         said = 0.0
         while True:
             now, frame = time.monotonic(), self.session.frame
-            if frame.number != view.last and view.may_send(now):
-                view.last = frame.number
-                view.sent[frame.number] = frame.at
-                await view.ws.send(packed(frame, view.robot))
+            if frame.number != page.last and page.may_send(now):
+                page.last = frame.number
+                page.sent[frame.number] = frame.at
+                await page.ws.send(packed(frame, page.robot))
             if now - said > SAY:
                 said = now
                 with self.session.lock:
-                    document = self.session.page_state(view.who)
-                document["delay"] = round(view.delay(now), 3)
-                await view.ws.send(json.dumps(document))
+                    document = self.session.page_state(page.who)
+                document["delay"] = round(page.delay(now), 3)
+                await page.ws.send(json.dumps(document))
             await asyncio.sleep(0.01)
-
-
-def packed(frame, robot: int) -> bytes:
-    """A frame for a page that looks at `robot`: its cameras large, the first camera of the others small."""
-    large = frame.large.get(robot, ())
-    pictures = [(robot, view, 1, axes, data) for view, data, axes in large]
-    pictures += [(i, "", 0, None, data) for i, data in enumerate(frame.small) if i != robot or not large]
-    names = [{"robot": i, "view": view, "large": big, "bytes": len(data), "axes": axes}
-             for i, view, big, axes, data in pictures]
-    head = json.dumps({"frame": frame.number, "pictures": names})
-    return b"".join((struct.pack("<I", len(head)), head.encode(), *(p[-1] for p in pictures)))
 
 
 def warn(text: str) -> None:
