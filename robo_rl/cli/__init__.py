@@ -26,11 +26,12 @@ COMMANDS = {
     "report": ("ReportOptions", "one self-contained HTML page of a run"),
     "doctor": ("DoctorOptions", "what works on this machine and what to install for the rest"),
     "bench": ("BenchOptions", "our speed, the physical limit and a peer side by side"),
+    "completion": ("CompletionOptions", "a script that completes commands and options in bash or zsh"),
 }
 
 
 def usage() -> str:
-    lines = [f"  {name:<9}{text}" for name, (_, text) in COMMANDS.items()]
+    lines = [f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(["usage: robo_rl COMMAND [options]   (robo_rl COMMAND --help lists them)", "", *lines])
 
 
@@ -51,10 +52,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         for text in argv:
             utf8("an option of the command line", text)
-        name = choose("command", argv[0], COMMANDS)
-        module = importlib.import_module(f"robo_rl.cli.{name.replace('-', '_')}")
-        args = module.parse(argv[1:]) if hasattr(module, "parse") else \
-            parse_options(getattr(module, COMMANDS[name][0]), name, argv[1:])
+        module, args = parse_arguments(argv)
         job = getattr(module, "run_guarded", module.run) if command else module.run
         raise SystemExit(job(args))
     except UserError as e:
@@ -77,6 +75,15 @@ def main(argv: list[str] | None = None) -> None:
             raise
         print(f"robo_rl: {e.filename}: {e.strerror}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def parse_arguments(argv: list[str]):
+    """(module, options) of the command argv[0]."""
+    name = choose("command", argv[0], COMMANDS)
+    module = importlib.import_module(f"robo_rl.cli.{name.replace('-', '_')}")
+    if hasattr(module, "parse"):
+        return module, module.parse(argv[1:])
+    return module, parse_options(getattr(module, COMMANDS[name][0]), name, argv[1:])
 
 
 def parse_options(cls, command: str, argv: list[str], **default):
