@@ -209,6 +209,18 @@ def test_every_package_and_its_files_are_in_the_wheel():
         assert not data - packed, f"not in the wheel: {data - packed}"
 
 
+def test_every_package_says_that_it_has_types():
+    for name in ("robo_rl", *SIDE_BY_SIDE):
+        assert (ROOT / name / "py.typed").exists(), name
+
+
+def test_every_file_of_launch_is_in_the_wheel_at_its_own_place():
+    folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
+    packed = {Path(folder) / f.name: f for folder, patterns in folders.items() for pattern in patterns for f in ROOT.glob(pattern)}
+    there = [f for f in (ROOT / "launch").rglob("*") if f.is_file() and "__pycache__" not in f.parts]
+    assert {Path("share/robo_rl") / f.relative_to(ROOT): f for f in there} == packed
+
+
 def test_tests_and_launch_are_no_packages():
     """ROS 2 has a package called launch; an __init__.py here would shadow it."""
     assert not (ROOT / "launch" / "__init__.py").exists() and not (ROOT / "tests" / "__init__.py").exists()
