@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from controllers import services as srv
 from controllers import transport as t
 from controllers.codec import Codec
+from controllers.dds_types import Types
 from controllers.services import REPLY, REQUEST, filled, text_of
 from controllers.transport import Mailbox, Received
-from robo_rl.errors import MissingDependency, UserError, choose, in_range
+from robo_rl.errors import MissingDependency, UserError, in_range
 
 try:
     from cyclonedds import core, qos
@@ -37,161 +37,17 @@ try:
         BuiltinTopicDcpsSubscription,
     )
     from cyclonedds.domain import Domain, DomainParticipant
-    from cyclonedds.idl import annotations, make_idl_struct
-    from cyclonedds.idl import types as idl
     from cyclonedds.pub import DataWriter
     from cyclonedds.sub import DataReader
     from cyclonedds.topic import Topic
-    from rosbags.interfaces import Nodetype
-    from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 except ImportError as e:
     raise MissingDependency(f"the DDS transport needs {e.name}: pip install 'robo_rl[robot]'") from None
 
-STORES = {"humble": Stores.ROS2_HUMBLE, "jazzy": Stores.ROS2_JAZZY}
-BASES = {"bool": bool, "byte": idl.uint8, "char": idl.uint8, "string": str, "float32": idl.float32,
-         "float64": idl.float64, **{f"{s}int{n}": getattr(idl, f"{s}int{n}") for s in ("", "u") for n in (8, 16, 32, 64)}}
 DISCOVERY = "rmw_dds_common/msg/ParticipantEntitiesInfo"
-EMPTY = "structure_needs_at_least_one_member", (Nodetype.BASE, ("uint8", 0))
 Policy = qos.Policy
 VENDORS = {b"\x01\x01": "RTI Connext", b"\x01\x0f": "Fast DDS", b"\x01\x10": "Cyclone DDS", b"\x01\x13": "GurumDDS"}
 """First two bytes of a GUID, as the RTPS specification gives them out."""
 PACE = 0.0005  # s between two looks for a reply
-
-
-class Types:
-    """Cyclone structs for ROS types, made when asked for, and the codec."""
-
-    def __init__(self, distribution: str = "jazzy"):
-        self.store = get_typestore(STORES[choose("ROS distribution", distribution, STORES)])
-        self.distribution = distribution
-        self.structs: dict[str, type] = {}
-        self.hashes: dict[str, str] = {}
-        self.codec = Codec(self.store.types.__getitem__, lambda v, kind: np.array(v, "uint8" if kind == "byte" else kind))
-
-    def add_service(self, kind: str) -> None:
-        """Make pkg/srv/Name_Request and _Response known, and pkg/srv/Name for its hash."""
-        if f"{kind}_{REQUEST}" in self.store.types:
-            return
-        made: dict[str, Any] = {}
-        for name, text in srv.MESSAGES.items():
-            if name not in self.store.types:
-                made |= get_types_from_msg(text, name)
-        parts = {part: f"{kind}_{part}" for part in (REQUEST, REPLY, "Event")}
-        for part in (REQUEST, REPLY):
-            text = text_of(kind, part)
-            if self.distribution == "humble" and kind.endswith("SwitchController") and part == REPLY:
-                text = "bool ok"
-            [fields] = get_types_from_msg(text, parts[part].replace("/srv/", "/msg/")).values()
-            made[parts[part]] = fields
-        self.store.register(made)
-
-        def name_of(name: str) -> tuple:
-            return Nodetype.NAME, name
-        one = {part: (Nodetype.SEQUENCE, (name_of(parts[part]), 1)) for part in (REQUEST, REPLY)}
-        info = name_of("service_msgs/msg/ServiceEventInfo")
-        self.store.fielddefs[parts["Event"]] = [], [("info", info), ("request", one[REQUEST]), ("response", one[REPLY])]
-        self.store.fielddefs[kind] = [], [(f"{w}_message", name_of(parts[p])) for w, p in
-                                          (("request", REQUEST), ("response", REPLY), ("event", "Event"))]
-
-    def struct(self, name: str) -> type:
-        """IdlStruct of pkg/msg/Name, fields in order, typename pkg::msg::dds_::Name_."""
-        if name not in self.structs:
-            package, kind, short = name.split("/")
-            framed = kind == "srv" and short.endswith((REQUEST, REPLY))  # Cyclone checks bytes against fields
-            fields = {"client": idl.uint64, "number": idl.int64} if framed else {}
-            fields |= {k: self.field(d) for k, d in self.store.fielddefs[name][1] or [EMPTY]}
-            made = make_idl_struct(short, f"{package}.{kind}.dds_.{short}_", fields)
-            self.structs[name] = annotations.final(made)
-        return self.structs[name]
-
-    def field(self, description: tuple) -> Any:
-        node, detail = description
-        if node == Nodetype.BASE:
-            return BASES[detail[0]]
-        if node == Nodetype.NAME:
-            return self.struct(detail)
-        inner, length = detail
-        if node == Nodetype.ARRAY:
-            return idl.array[self.field(inner), length]
-        return idl.sequence[self.field(inner), length] if length else idl.sequence[self.field(inner)]
-
-    def wire(self, name: str) -> type:
-        """What Cyclone takes for the struct, with rosbags' bytes: an instance carries `message`, a
-        rosbags dataclass, or its bytes."""
-        store = self.store
-
-        class Wire:
-            __idl__ = self.struct(name).__idl__
-
-            def __init__(self, message: Any, raw: bytes = b""):
-                self.given, self.raw = message, raw
-
-            @property
-            def message(self) -> Any:
-                return store.deserialize_cdr(self.raw, name) if self.raw else self.given
-
-            def serialize(self, *_, **__) -> bytes:
-                return self.raw or bytes(store.serialize_cdr(self.given, name))
-
-            @classmethod
-            def deserialize(cls, data: bytes, *_, **__) -> "Wire":
-                return cls(None, bytes(data))  # `DdsReader` knows a shorter way for some
-
-            @classmethod
-            def deserialize_key(cls, data: bytes, *_, **__) -> "Wire":
-                return cls(None)  # ROS types have no key; this sample says that a writer left
-        return Wire
-
-    def framed(self, name: str) -> type:
-        """The same for a part of a service: `client` and `number` go before the message's bytes."""
-        store = self.store
-
-        class Framed:
-            __idl__ = self.struct(name).__idl__
-
-            def __init__(self, message: Any, client: int = 0, number: int = 0):
-                self.message, self.client, self.number = message, client, number
-
-            def serialize(self, *_, **__) -> bytes:
-                return frame(bytes(store.serialize_cdr(self.message, name)), self.client, self.number)
-
-            @classmethod
-            def deserialize(cls, data: bytes, *_, **__) -> "Framed":
-                raw, client, number = unframe(data)
-                return cls(store.deserialize_cdr(raw, name), client, number)
-
-            @classmethod
-            def deserialize_key(cls, data: bytes, *_, **__) -> "Framed":
-                return cls(None)
-        return Framed
-
-    def hash(self, name: str) -> str:
-        """RIHS01 of a message pkg/msg/Name, or of a service pkg/srv/Name that was added."""
-        if name not in self.hashes:
-            defs = self.store.fielddefs
-            event = "service_msgs/msg/ServiceEventInfo"
-            before = defs.get(event)
-            if before and "/srv/" in name:  # its `char` is an uint8 in IDL, which is what ROS hashes
-                as_idl = [(n, (d[0], (((d[1][0][0], ("uint8", 0)), d[1][1])))) if n == "client_gid" else (n, d) for n, d in before[1]]
-                defs[event] = before[0], as_idl
-            try:
-                self.hashes[name] = self.store.hash_rihs01(name)
-            finally:
-                if before:
-                    defs[event] = before
-        return self.hashes[name]
-
-
-def frame(cdr: bytes, client: int, number: int) -> bytes:
-    """A message's CDR with {uint64 client, int64 number} between its header and its body."""
-    return cdr[:4] + client.to_bytes(8, "little") + number.to_bytes(8, "little", signed=True) + cdr[4:]
-
-
-def unframe(data: bytes) -> tuple[bytes, int, int]:
-    """(CDR, client, number)"""
-    if len(data) < 20:
-        raise UserError(f"a request or reply has 20 bytes at least, got {len(data)}: it is no rmw_cyclonedds service")
-    return data[:4] + data[20:], int.from_bytes(data[4:12], "little"), int.from_bytes(data[12:20], "little", signed=True)
 
 
 def vendor(guid: bytes) -> str:

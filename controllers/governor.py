@@ -17,13 +17,13 @@ Ages are measured on the receiver's monotonic clock, `now`; the sender's stamps 
 import math
 from collections import Counter, deque
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
 from typing import Literal
 
+from controllers.limits import Limits, box, near, pursue, slower, upright
 from controllers.robot import Robot
-from controllers.trace import Trace, plain
-from robo_rl.errors import UserError, in_range
-from robo_rl.geometry import Floats, rotate1, turn_between, turned, unit
+from controllers.trace import Trace
+from robo_rl.errors import UserError
+from robo_rl.geometry import Floats, turn_between, turned, unit
 
 DISARMED, ARMED, ACTIVE, HOLD, STOPPED = "DISARMED", "ARMED", "ACTIVE", "HOLD", "STOPPED"
 JOINT_SHARE = 0.97  # of the joints' speeds, for joint targets: joints that lag behind them stay below
@@ -37,68 +37,6 @@ BLAME = {"joint_limit": "arm", "joint_speed": "arm", "tool_speed": "arm", "tool_
          "tracking": "environment", "state_dimensions": "sensor", "state_finite": "sensor", "state_age": "transport",
          "command_age": "transport", "clock": "governor", "estop": "person", "order": "transport", "stale": "transport",
          "future": "transport"}  # everything else is the commander's
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What the arm may do. Places and speeds are the tool's, in the base frame."""
-
-    frame: str = "base"
-    """frame_id that a command must carry."""
-    low: tuple[float | None, ...] = (None, None, 0.0)
-    """Workspace box [m]; None: open. 0.0 is a limit."""
-    high: tuple[float | None, ...] = (None, None, None)
-    tilt: float | None = None
-    """Largest angle between the tool's axis z and `tilt_axis` [rad]; below pi/2."""
-    tilt_axis: tuple[float, float, float] = (0.0, 0.0, -1.0)
-    step: tuple[float, float] = (0.02, 0.105)
-    """Of a command from the last accepted one [m], [rad]."""
-    speed: tuple[float, float] = (0.25, 1.0)
-    """Of the setpoint [m/s], [rad/s]."""
-    accel: tuple[float, float] = (2.5, 10.0)
-    """Of the setpoint [m/s^2], [rad/s^2]."""
-    brake: tuple[float, float] = (4.0, 16.0)
-    """Deceleration in HOLD and STOPPED."""
-    measured_speed: tuple[float, float] = (0.5, 2.5)
-    """Of the measured tool; beyond it the arm holds."""
-    measured_margin: float = 0.03
-    """How far the measured tool may be outside the box before the arm holds [m]."""
-    joint_speed: float = 1.0
-    """Of the joints' speed limits; a measured joint faster than this holds the arm."""
-    joint_margin: float = 0.02
-    """A joint nearer to its limit than this and moving towards it holds the arm [rad]."""
-    wrench: tuple[float, float] = (60.0, 20.0)
-    """External force [N] and moment [N m], where the state carries them."""
-    tracking: tuple[float, float] = (0.05, 0.2)
-    """Setpoint and measured tool farther apart than this [m] for this time [s] hold the arm."""
-    command_timeout: float = 0.1
-    """[s] without an accepted command: HOLD."""
-    give_up: float = 1.0
-    """[s] in HOLD without a person arming it: STOPPED. inf: never."""
-    state_timeout: float = 0.05
-    """[s] without a measured state: STOPPED."""
-    stale: float = 0.2
-    """Delay of a command beyond the least one seen of its sender [s]."""
-    violations: int = 20
-    """Commands rewritten or blocked within `window`: HOLD."""
-    window: float = 1.0
-
-    def __post_init__(self) -> None:
-        if len(self.low) != 3 or len(self.high) != 3:
-            raise UserError("low and high need 3 numbers or None each")
-        for axis, a, b in zip("xyz", self.low, self.high, strict=True):
-            if a is not None and b is not None and not a < b:
-                raise UserError(f"workspace needs low < high on {axis}, got {a:g} and {b:g}")
-        if self.tilt is not None:
-            in_range("tilt", self.tilt, 0, math.pi / 2, open_high=True)
-            if abs(math.dist(self.tilt_axis, (0, 0, 0)) - 1) > 1e-3:
-                raise UserError(f"tilt_axis must have length 1, got {self.tilt_axis}")
-        for name in ("step", "speed", "accel", "brake", "measured_speed", "wrench", "tracking"):
-            for x in getattr(self, name):
-                in_range(name, x, 0, math.inf, open_low=True)
-        for name in ("command_timeout", "give_up", "state_timeout", "stale", "window", "joint_speed"):
-            in_range(name, getattr(self, name), 0, math.inf, open_low=True)
-        in_range("violations", self.violations, 1, 10**6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,76 +86,6 @@ class Setpoint:
 
 
 ALLOW = Verdict("allow")
-
-
-# ---- pure pieces ----------------------------------------------------------------------------------------------------
-
-
-def box(pos: Floats, limits: Limits) -> Floats:
-    """The nearest point of the workspace; `pos` itself where that is inside."""
-    (x, y, z), (a, b, c), (d, e, f) = pos, limits.low, limits.high
-    if (a is None or x >= a) and (b is None or y >= b) and (c is None or z >= c) and \
-            (d is None or x <= d) and (e is None or y <= e) and (f is None or z <= f):
-        return pos
-    return tuple(min(max(x, -math.inf if a is None else a), math.inf if b is None else b)
-                 for x, a, b in zip(pos, limits.low, limits.high, strict=True))
-
-
-def upright(quat: Floats, limits: Limits) -> Floats:
-    """The nearest orientation whose tool axis z is within `tilt` of `tilt_axis`."""
-    if limits.tilt is None:
-        return quat
-    ax, ay, az = limits.tilt_axis
-    x, y, z = rotate1(quat, (0.0, 0.0, 1.0))
-    cx, cy, cz = y * az - z * ay, z * ax - x * az, x * ay - y * ax  # turns the tool's axis towards tilt_axis
-    sine = math.sqrt(cx * cx + cy * cy + cz * cz)
-    excess = math.atan2(sine, x * ax + y * ay + z * az) - limits.tilt
-    if excess <= 1e-12:
-        return quat
-    if sine < 1e-9:  # opposite: any axis across it
-        cx, cy, cz = (0.0, -az, ay) if abs(ax) < 0.9 else (az, 0.0, -ax)
-        sine = math.sqrt(cx * cx + cy * cy + cz * cz)
-    s = excess / sine
-    return turned(quat, s * cx, s * cy, s * cz)
-
-
-def near(pos: Floats, quat: Floats, from_pos: Floats, from_quat: Floats, step: tuple[float, float]
-         ) -> tuple[Floats, Floats]:
-    """The pose on the way to (pos, quat) that is at most `step` [m], [rad] away from the other one."""
-    far = math.dist(pos, from_pos)
-    if far > step[0]:
-        s = step[0] / far
-        pos = tuple(b + s * (a - b) for a, b in zip(pos, from_pos, strict=True))
-    turn = turn_between(quat, from_quat)
-    far = math.hypot(*turn)
-    if far > step[1]:
-        s = step[1] / far
-        quat = turned(from_quat, *(s * x for x in turn))
-    return pos, quat
-
-
-def pursue(error: Floats, velocity: Floats, speed: float, accel: float, dt: float) -> Floats:
-    """Next velocity on the way to a goal at `error`: |v| <= speed, |dv| <= accel dt, and slow enough to stop there.
-
-    With steps of b = 0.8 accel dt a speed v = b k needs the way v dt (k + 1)/2: v = b (sqrt(1/4 + 2 d/(b dt)) - 1/2).
-    """
-    (x, y, z), (u, v, w), b = error, velocity, 0.8 * accel * dt
-    far = math.sqrt(x * x + y * y + z * z)
-    go = min(speed, b * (math.sqrt(0.25 + 2 * far / (b * dt)) - 0.5), far / dt) / far if far > 0 else 0.0
-    x, y, z = go * x - u, go * y - v, go * z - w
-    size = math.sqrt(x * x + y * y + z * z)
-    s = min(1.0, accel * dt / size) if size > 0 else 0.0
-    return u + s * x, v + s * y, w + s * z
-
-
-def slower(velocity: Floats, decel: float, dt: float) -> Floats:
-    """Velocity after braking for dt; 0 when that suffices."""
-    size = math.hypot(*velocity)
-    s = 1 - decel * dt / size if size > decel * dt else 0.0
-    return tuple(s * v for v in velocity)
-
-
-# ---- the governor ---------------------------------------------------------------------------------------------------
 
 
 class Governor:
@@ -565,39 +433,3 @@ class Governor:
     def _log(self, kind: str, now: float, data: dict) -> None:
         if self.trace:
             self.trace.add(kind, now, data)
-
-
-def replay(events: list[dict], robot: Robot) -> int | None:
-    """Feed the inputs of a trace to a fresh governor. -> index of the first event where it decides otherwise, or None."""
-    if not events or events[0]["kind"] != "config":
-        raise UserError("a trace begins with its config")
-    limits = Limits(**{k: _numbers(v) for k, v in events[0]["data"]["limits"].items()})
-    trace = Trace()
-    governor = Governor(limits, robot, trace)
-    for e in events[1:]:
-        d, now = e["data"], float(e["t"])
-        try:
-            match e["kind"]:
-                case "arm": governor.arm(now)
-                case "disarm": governor.disarm(now)
-                case "stop": governor.stop(now, d["reason"])
-                case "reset": governor.reset(now)
-                case "moved": governor.moved(now)
-                case "tick": governor.tick(now, d["dt"])
-                case "state":
-                    governor.measure(State(**{k: _numbers(v) for k, v in d.items()}), now)
-                case "command":
-                    governor.command(Command(d["source"], float(d["stamp"]), d["frame"], _numbers(d["pos"]),
-                                             _numbers(d["quat"]), _numbers(d["joints"])), now)
-        except UserError:  # arming was refused then too
-            pass
-    pairs = zip_longest(trace.events, plain(events))
-    return next((i for i, (a, b) in enumerate(pairs) if not a or not b or any(a[k] != b[k] for k in ("kind", "data"))),
-                None)
-
-
-def _numbers(x):
-    """Lists as tuples, names of numbers that are not finite as those numbers; names of frames as they are."""
-    if isinstance(x, list):
-        return tuple(_numbers(v) for v in x)
-    return float(x) if x in ("nan", "inf", "-inf") else x

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import numpy as np
 
 from controllers.bridge import Bridge, PolicyInterface
-from controllers.governor import Governor, Limits
+from controllers.governor import Governor
+from controllers.limits import Limits
 from controllers.manager import placement
 from controllers.model import ArmModel
 from controllers.node import SAFETY_STATE

@@ -7,8 +7,9 @@ import numpy as np
 
 from controllers.arm import SimArm
 from controllers.bridge import Bridge, PolicyClient, PolicyInterface
-from controllers.governor import Governor, Limits
+from controllers.governor import Governor
 from controllers.law import LawOptions
+from controllers.limits import Limits
 from controllers.model import ArmModel
 from controllers.node import SAFETY_COMMAND, ArmNode
 from controllers.robot import Robot

@@ -6,8 +6,8 @@ at 1.5 m/s, which that tool does not meet, the governed arm is the one it knows.
 
 import math
 
-from controllers.governor import Limits
 from controllers.law import LawOptions, joint_impedance
+from controllers.limits import Limits
 from robo_rl.errors import in_range
 
 LAG = 0.08  # s, of the law's reference: with the governors' ramps the lag of stiff joints, which the policies have learnt

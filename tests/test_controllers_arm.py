@@ -341,6 +341,12 @@ def dds():
     return controllers.dds
 
 
+@pytest.fixture
+def dds_types(dds):
+    import controllers.dds_types
+    return controllers.dds_types
+
+
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
 def test_messages_survive_the_way_to_ros_and_back(dds, message):
     codec = dds.Types().codec
@@ -386,27 +392,27 @@ def test_the_quick_joint_state_has_the_bytes_of_the_slow_one(dds, names):
     assert dds.JointForm(empty, types.codec, wire).filled(empty).serialize() == wire(types.codec.to_ros(empty)).serialize()
 
 
-def test_the_hash_of_a_service_is_ros(dds):
+def test_the_hash_of_a_service_is_ros(dds, dds_types):
     """example_interfaces/srv/AddTwoInts, as ROS 2 prints it."""
     types = dds.Types()
     types.add_service(SET_BOOL)
     defs = types.store.fielddefs
     for old, new, fields in ((SET_BOOL + "_Request", ADD + "_Request", ("a", "b")), (SET_BOOL + "_Response", ADD + "_Response", ("sum",))):
-        defs[new] = [], [(f, (dds.Nodetype.BASE, ("int64", 0))) for f in fields]
+        defs[new] = [], [(f, (dds_types.Nodetype.BASE, ("int64", 0))) for f in fields]
     for part in ("", "_Event"):
         text = repr(defs[SET_BOOL + part]).replace(SET_BOOL, ADD)
-        defs[ADD + part] = eval(re.sub(r"<Nodetype\.(\w+): \d>", r"Nodetype.\1", text), {"Nodetype": dds.Nodetype})
+        defs[ADD + part] = eval(re.sub(r"<Nodetype\.(\w+): \d>", r"Nodetype.\1", text), {"Nodetype": dds_types.Nodetype})
     assert types.hash(ADD) == "RIHS01_e118de6bf5eeb66a2491b5bda11202e7b68f198d6f67922cf30364858239c81a"
 
 
-def test_a_service_payload_is_rmw_cyclonedds(dds):
+def test_a_service_payload_is_rmw_cyclonedds(dds_types):
     """16 bytes {client, number} between CDR's header and the body, so that alignment stays."""
     cdr = bytes([0, 1, 0, 0]) + b"body"
-    raw = dds.frame(cdr, 0x0102, -2)
+    raw = dds_types.frame(cdr, 0x0102, -2)
     assert raw[:4] == cdr[:4] and raw[4:12] == bytes([2, 1, 0, 0, 0, 0, 0, 0]) and raw[12:20] == bytes([0xfe] + [0xff] * 7)
-    assert raw[20:] == b"body" and dds.unframe(raw) == (cdr, 0x0102, -2)
+    assert raw[20:] == b"body" and dds_types.unframe(raw) == (cdr, 0x0102, -2)
     with pytest.raises(UserError, match="no rmw_cyclonedds service"):
-        dds.unframe(raw[:19])
+        dds_types.unframe(raw[:19])
 
 
 def test_a_service_of_another_vendor_or_another_type_is_refused_with_the_reason(dds):

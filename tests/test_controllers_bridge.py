@@ -338,7 +338,7 @@ def test_sim_arm_under_disturbances_holds_its_place():
 
 
 def test_the_pace_is_the_governors_own_at_a_quarter_metre_per_second():
-    from controllers.governor import Limits
+    from controllers.limits import Limits
     assert limits_at(0.25) == Limits() and limits_at(0.1).speed == (0.1, 0.4)
     with pytest.raises(UserError, match="speed must be"):
         limits_at(2.0)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from controllers import governor as gov
+from controllers import limits as lim
 from controllers.arm import SimArm, follow, govern
 from controllers.governor import (
     ACTIVE,
@@ -19,13 +19,13 @@ from controllers.governor import (
     STOPPED,
     Command,
     Governor,
-    Limits,
     State,
-    replay,
 )
+from controllers.limits import Limits
 from controllers.model import arm_model
 from controllers.robot import load_robot
 from controllers.trace import Trace, digest, first_broken, read
+from controllers.trace_replay import replay
 from robo_rl import geometry as g
 from robo_rl.errors import UserError
 
@@ -190,16 +190,16 @@ def test_defect_4_a_table_at_height_zero_is_a_limit():
     it = active(replace(LIMITS, step=(1.0, 3.0)))
     verdict = it.command(command(1.01, (0.5, 0, -0.2)), 1.01)
     assert (verdict.action, verdict.contract) == ("rewrite", "workspace") and it.target[0] == (0.5, 0.0, 0.0)
-    assert gov.box((9.0, 9.0, -9.0), Limits(low=(None, None, None))) == (9.0, 9.0, -9.0)
+    assert lim.box((9.0, 9.0, -9.0), Limits(low=(None, None, None))) == (9.0, 9.0, -9.0)
     zero = (0.0, 0.0, 0.0)
-    assert gov.box((-1.0, -1.0, -1.0), Limits(low=zero)) == gov.box((1.0, 1.0, 1.0), Limits(low=(None,) * 3, high=zero)) == zero
+    assert lim.box((-1.0, -1.0, -1.0), Limits(low=zero)) == lim.box((1.0, 1.0, 1.0), Limits(low=(None,) * 3, high=zero)) == zero
     for i in range(3):
         low, high = [None] * 3, [None] * 3
         low[i] = high[i] = 0.0
         one = [0.0] * 3
         one[i] = 1.0
-        assert gov.box(tuple(-x for x in one), Limits(low=tuple(low))) == zero
-        assert gov.box(tuple(one), Limits(low=(None,) * 3, high=tuple(high))) == zero
+        assert lim.box(tuple(-x for x in one), Limits(low=tuple(low))) == zero
+        assert lim.box(tuple(one), Limits(low=(None,) * 3, high=tuple(high))) == zero
 
 
 def test_rewriting_gives_an_allowed_pose_and_is_idempotent():
@@ -211,7 +211,7 @@ def test_rewriting_gives_an_allowed_pose_and_is_idempotent():
         last = it.target
         it.command(command(t, pos, quat), t)
         p, q = it.target
-        assert gov.box(p, LIMITS) == p
+        assert lim.box(p, LIMITS) == p
         assert tilt(q) <= 0.5 + 1e-9
         assert math.dist(p, last[0]) <= LIMITS.step[0] + 1e-9
         again = it.rewrites(p, q)
@@ -223,8 +223,8 @@ def tilt(quat):
 
 
 def test_an_upside_down_tool_is_turned_back_to_the_cone():
-    assert tilt(gov.upright((1.0, 0.0, 0.0, 0.0), LIMITS)) == pytest.approx(0.5)
-    assert gov.upright(DOWN, LIMITS) is DOWN
+    assert tilt(lim.upright((1.0, 0.0, 0.0, 0.0), LIMITS)) == pytest.approx(0.5)
+    assert lim.upright(DOWN, LIMITS) is DOWN
 
 
 def test_a_tilt_a_little_too_large_is_reduced_to_the_cone():

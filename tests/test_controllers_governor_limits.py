@@ -9,7 +9,9 @@ import pytest
 from test_controllers_governor import AT, DOWN, ROBOT, command, jointed, joints, meaning, state
 
 from controllers import governor as gov
-from controllers.governor import ACTIVE, ARMED, DISARMED, HOLD, STOPPED, Governor, Limits
+from controllers import limits as lim
+from controllers.governor import ACTIVE, ARMED, DISARMED, HOLD, STOPPED, Governor
+from controllers.limits import Limits
 from robo_rl import geometry as g
 from robo_rl.errors import UserError
 
@@ -99,16 +101,16 @@ def test_a_box_keeps_its_faces_and_an_open_side_keeps_nothing(axis):
     for at, want in ((0.25, 0.25), (less(0.25), 0.25), (99.0, 99.0)):
         p = [5.0] * 3
         p[axis] = at
-        found = gov.box(tuple(p), Limits(low=tuple(low), high=tuple(high)))
+        found = lim.box(tuple(p), Limits(low=tuple(low), high=tuple(high)))
         assert found[axis] == want and all(found[i] == 5.0 for i in range(3) if i != axis)
     low[axis], high[axis] = None, 0.25
     for at, want in ((0.25, 0.25), (more(0.25), 0.25), (-99.0, -99.0)):
         p = [-5.0] * 3
         p[axis] = at
-        found = gov.box(tuple(p), Limits(low=tuple(low), high=tuple(high)))
+        found = lim.box(tuple(p), Limits(low=tuple(low), high=tuple(high)))
         assert found[axis] == want and all(found[i] == -5.0 for i in range(3) if i != axis)
     inside = (0.3, 0.1, 0.2)
-    assert gov.box(inside, EXACT) is inside
+    assert lim.box(inside, EXACT) is inside
 
 
 def z_axis(quat):
@@ -130,25 +132,25 @@ def test_a_tilted_tool_turns_the_shortest_way_onto_the_cone(axis):
             quat = tuple(g.exp(turn))
             assert z_axis(quat) @ np.array(axis) == pytest.approx(-1)
         angle = math.acos(np.clip(z_axis(quat) @ np.array(axis), -1, 1))
-        found = gov.upright(quat, limits)
+        found = lim.upright(quat, limits)
         if angle <= 0.5 - 1e-9:
             assert found is quat
         elif angle > 0.5 + 1e-9:
             assert math.acos(np.clip(z_axis(found) @ np.array(axis), -1, 1)) == pytest.approx(0.5, abs=1e-6)
             assert float(g.angle_between(np.array(found), np.array(quat))) == pytest.approx(angle - 0.5, abs=1e-6)
-    assert gov.upright((1.0, 0.0, 0.0, 0.0), Limits()) == (1.0, 0.0, 0.0, 0.0)
+    assert lim.upright((1.0, 0.0, 0.0, 0.0), Limits()) == (1.0, 0.0, 0.0, 0.0)
 
 
 def test_a_pose_is_taken_as_far_as_a_step_goes_and_no_farther():
     step = (0.0625, 0.25)
     for far, way in ((0.0625, 0.0625), (0.125, 0.0625), (0.03125, 0.03125)):
-        pos, quat = gov.near((0.5 + far, 0.0, 0.5), DOWN, HOME, DOWN, step)
+        pos, quat = lim.near((0.5 + far, 0.0, 0.5), DOWN, HOME, DOWN, step)
         assert pos == (0.5 + way, 0.0, 0.5) and quat is DOWN
     at = (0.5625, 0.0, 0.5)
-    assert gov.near(at, DOWN, HOME, DOWN, step)[0] is at
+    assert lim.near(at, DOWN, HOME, DOWN, step)[0] is at
     for angle, want in ((0.2, 0.2), (0.6, 0.25)):
         turned = g.turned(DOWN, 0.0, angle, 0.0)
-        _, quat = gov.near(HOME, turned, HOME, DOWN, step)
+        _, quat = lim.near(HOME, turned, HOME, DOWN, step)
         assert (quat is turned) == (angle < 0.25)
         assert np.allclose(g.turn_between(quat, DOWN), (0.0, want, 0.0), atol=1e-12)
 
@@ -169,17 +171,17 @@ def test_pursuit_is_its_equation_and_brings_a_mass_to_rest_at_the_goal():
     for _ in range(500):
         error, v = rng.normal(size=3) * 10.0 ** rng.uniform(-6, 0), rng.normal(size=3) * 10.0 ** rng.uniform(-4, 0)
         speed, accel, dt = rng.uniform(0.1, 2), rng.uniform(1, 20), 10.0 ** rng.uniform(-4, -2)
-        found = gov.pursue(tuple(error), tuple(v), speed, accel, dt)
+        found = lim.pursue(tuple(error), tuple(v), speed, accel, dt)
         assert np.allclose(found, pursued(error, v, speed, accel, dt), rtol=1e-12, atol=1e-15)
-    assert gov.pursue((0.0,) * 3, (0.0,) * 3, 1.0, 1.0, TICK) == (0.0,) * 3
-    assert gov.pursue((0.0,) * 3, (3.0, 0.0, 4.0), 1.0, 1.0, TICK) == pytest.approx((3 - 0.6 * TICK, 0, 4 - 0.8 * TICK))
+    assert lim.pursue((0.0,) * 3, (0.0,) * 3, 1.0, 1.0, TICK) == (0.0,) * 3
+    assert lim.pursue((0.0,) * 3, (3.0, 0.0, 4.0), 1.0, 1.0, TICK) == pytest.approx((3 - 0.6 * TICK, 0, 4 - 0.8 * TICK))
 
 
 def test_braking_takes_its_deceleration_off_the_speed_until_nothing_is_left():
-    assert gov.slower((3.0, 0.0, 4.0), 1024.0, TICK) == pytest.approx((2.4, 0.0, 3.2))
-    assert gov.slower((1.0, 0.0, 0.0), 1024.0, TICK) == (0.0, 0.0, 0.0)
-    assert gov.slower((more(1.0), 0.0, 0.0), 1024.0, TICK)[0] > 0
-    assert gov.slower((0.0, 0.0, 0.0), 1024.0, TICK) == (0.0, 0.0, 0.0)
+    assert lim.slower((3.0, 0.0, 4.0), 1024.0, TICK) == pytest.approx((2.4, 0.0, 3.2))
+    assert lim.slower((1.0, 0.0, 0.0), 1024.0, TICK) == (0.0, 0.0, 0.0)
+    assert lim.slower((more(1.0), 0.0, 0.0), 1024.0, TICK)[0] > 0
+    assert lim.slower((0.0, 0.0, 0.0), 1024.0, TICK) == (0.0, 0.0, 0.0)
 
 
 # ---- commands at their limits ----------------------------------------------------------------------------------------
@@ -306,7 +308,7 @@ def test_an_arm_may_be_armed_up_to_its_limits(kw, refused):
         assert it.state == DISARMED
     else:
         it.arm(1.0)
-        assert it.state == ARMED and it.pos == gov.box(kw.get("pos", HOME), EXACT)
+        assert it.state == ARMED and it.pos == lim.box(kw.get("pos", HOME), EXACT)
 
 
 def test_a_state_may_be_as_old_as_allowed_when_arming():

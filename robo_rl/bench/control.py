@@ -17,8 +17,9 @@ import numpy as np
 from numba import njit
 
 from controllers.arm import SimArm, govern
-from controllers.governor import Command, Governor, Limits
+from controllers.governor import Command, Governor
 from controllers.law import Law, LawOptions, joint_impedance, operational_space
+from controllers.limits import Limits
 from controllers.loop import Timing, real_time, undisturbed
 from controllers.model import ArmModel, arm_model
 from controllers.robot import load_robot
