@@ -24,17 +24,15 @@ def decide(policy, obs: dict, generator: torch.Generator) -> np.ndarray:
     return actions[:, None] if actions.ndim == 2 else actions
 
 
-def evaluate(env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.ndarray, seed: int = 0, frames: int = 0,
+def evaluate(env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.ndarray, seed: int = 0,
              tick: Callable[[int], None] = lambda done: None) -> dict:
     """Run one episode per start (in batches of env.num_envs) without exploration noise.
 
-    Returns lists, one entry per start: success, return (undiscounted), length [steps], task; with frames > 0 also
-    `video`: uint8[frames shown, h, w, 3] of the first `frames` envs side by side. The chain's initial noise depends on
-    (seed, batch, decision) alone, so two checkpoints meet the same noise at the same start.
+    Returns lists, one entry per start: success, return (undiscounted), length [steps], task. The chain's initial noise
+    depends on (seed, batch, decision) alone, so two checkpoints meet the same noise at the same start.
     """
     n = env.num_envs
     out: dict[str, list] = {"success": [], "return": [], "length": [], "task": []}
-    video: list[np.ndarray] = []
     with_images = hasattr(env, "images")
     for batch, first in enumerate(range(0, len(starts), n)):
         ids = starts[first:first + n]
@@ -46,14 +44,10 @@ def evaluate(env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.nd
         task = [str(t) for t in raw["task"]]
         while not over.all():
             actions = decide(policy, raw, generator)
-            pieces = [actions] if not frames else np.split(actions, actions.shape[1], 1)
-            for piece in pieces:
-                raw, _, gain, terminated, truncated, ok, steps = run_chunk(env, piece, 1.0)
-                total += gain
-                length += steps * ~over
-                over, success = terminated | truncated, success | ok
-                if frames and batch == 0:
-                    video.append(np.concatenate(list(env.render()[:frames]), axis=1))
+            raw, _, gain, terminated, truncated, ok, steps = run_chunk(env, actions, 1.0)
+            total += gain
+            length += steps * ~over
+            over, success = terminated | truncated, success | ok
             if with_images:
                 env.images = True
         k = len(ids)
@@ -62,6 +56,4 @@ def evaluate(env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.nd
         out["length"] += length[:k].tolist()
         out["task"] += task[:k]
         tick(first + k)
-    if frames:
-        out["video"] = np.stack(video)
     return out

@@ -18,7 +18,7 @@ LAYERS = (
     "policies data rewards log journal selection health provenance signals",
     "checkpoint rollout replay",
     "evaluation algos replay_collector",
-    "demos",
+    "demos film",
     "human recording",
     "runtime",
     "experiment",

@@ -98,7 +98,7 @@ class Evaluator:
         return result
 
     def film(self, label: str, policy) -> None:
-        """Video of four evaluation episodes side by side; says why when it cannot."""
+        """Video of four evaluation episodes; says why when it cannot."""
         try:
             film(replace(self.config, sim=twin(self.config.sim)), policy, self.folder / "videos" / f"{label}.mp4", REPORT)
         except UserError as e:
@@ -112,16 +112,14 @@ def env_count(config: TrainConfig, episodes: int, asked: int) -> int:
 
 
 def film(config: TrainConfig, policy, path: Path, which: int) -> None:
-    """Write the first four episodes of list `which` side by side."""
-    from robo_rl.data.video import write_video
-    from robo_rl.evaluation import eval_starts, evaluate
+    """Write the first four episodes of list `which` as a video."""
+    from robo_rl.evaluation import eval_starts
+    from robo_rl.film import film as write_film
 
     env = make_env(config, 4, render=True)
     policy.eval()
-    video = evaluate(env, policy, eval_starts(4, which), which, frames=4)["video"]
+    write_film(env, policy, eval_starts(4, which), which, path)
     env.close()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_video(path, video, round(1 / env.spec.period))
 
 
 # ---- checkpoints of a run folder ---------------------------------------------------------------------------------

@@ -250,6 +250,12 @@ class MujocoArmEnv(VectorEnv):
             raise UserError("call reset() before render()")
         return self._pictures.renderer(("front",), self.render_size).render()["front"]
 
+    def studio(self, ids=None) -> np.ndarray:
+        """uint8 [n, 480, 640, 3] of the envs `ids` (default: all): the whole workspace with light and shadow, for people."""
+        if not self.ready.all():
+            raise UserError("call reset() before studio()")
+        return self._pictures.studio(ids)
+
     @property
     def cameras(self) -> tuple[str, ...]:
         """Views that `film` takes."""

@@ -135,7 +135,7 @@ class LocomotionEnv(VectorEnv):
         self._no_success = np.zeros(num_envs, bool)
         self._x = self._physics.x if w.contact_cost else self._qpos[:, 0]  # what forward reward looks at [m]
         self._forces = self._physics.forces if w.contact_cost else None
-        self._renderer = None
+        self._renderer = self._studio = None
 
     def reset(self, *, seed=None, options=None):
         mask, starts = read_reset(seed, options, self.num_envs)
@@ -237,9 +237,17 @@ class LocomotionEnv(VectorEnv):
             self._renderer = Renderer(self.batch, self.model, ("track",), RENDER_SIZE, RENDER_SIZE)
         return self._renderer.render()["track"]
 
+    def studio(self, ids=None) -> np.ndarray:
+        """uint8 [n, 480, 640, 3] of the envs `ids` (default: all) from the camera that follows the robot, with light and shadow."""
+        if self._studio is None:
+            from sims.mujoco.render import Renderer
+            self._studio = Renderer(self.batch, self.model, ("track",), 480, 640, fine=True)
+        return self._studio.render(ids)["track"]
+
     def close_extras(self) -> None:
-        if self._renderer is not None:
-            self._renderer.close()
+        for renderer in (self._renderer, self._studio):
+            if renderer is not None:
+                renderer.close()
         if self._forces is not None:
             self._physics.close()
 

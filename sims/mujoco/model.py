@@ -123,6 +123,7 @@ def scene_xml(objects: str) -> str:
 <mujoco model="robo_rl arm">
   <compiler angle="radian" autolimits="true"/>
   <option timestep="{DT}" integrator="implicitfast" cone="pyramidal" iterations="50" ls_iterations="30"/>
+  <asset><texture type="skybox" builtin="gradient" rgb1="0.93 0.95 0.97" rgb2="0.62 0.68 0.75" width="64" height="384"/></asset>
   <visual>
     <global offwidth="1024" offheight="1024" fovy="45"/>
     <quality shadowsize="0" offsamples="0"/>

@@ -12,7 +12,7 @@ class Pictures:
         self.batch, self.model, self.views, self.size = batch, model, views, size
         self.images: dict[str, np.ndarray] | None = None
         self._stale = np.zeros(batch.nsim, bool)
-        self._renderers: dict[tuple, object] = {}
+        self._renderers: dict[object, object] = {}
 
     def draw(self, mask: np.ndarray, now: bool) -> None:
         """Render the envs of `mask` and those whose picture is old; the others keep theirs. Not `now`: they become old."""
@@ -35,6 +35,13 @@ class Pictures:
             from sims.mujoco.render import Renderer
             self._renderers[key] = Renderer(self.batch, self.model, views, size, size)
         return self._renderers[key]
+
+    def studio(self, ids) -> np.ndarray:
+        """uint8 [n, 480, 640, 3] of the envs `ids`: the whole workspace with light and shadow, for people."""
+        if "studio" not in self._renderers:
+            from sims.mujoco.render import Renderer
+            self._renderers["studio"] = Renderer(self.batch, self.model, ("studio",), 480, 640, fine=True)
+        return self._renderers["studio"].render(ids)["studio"]
 
     def close(self) -> None:
         for r in self._renderers.values():

@@ -27,6 +27,7 @@ from robo_rl.errors import UserError, choose
 
 NO_GL = "rgb needs an off-screen OpenGL: apt-get install libegl1 libgl1-mesa-dri (or libosmesa6)"
 MAX_THREADS = 8
+STUDIO = (0.4, 0.0, 0.25), 1.5, 118.0, -22.0  # point looked at [m], distance [m], azimuth and elevation [degrees]
 SMALL = 128  # pixels up to which round shapes are drawn with fewer facets
 # model fields that change what is seen, copied per env where the batch has expanded them
 SEEN = ("body_pos", "body_quat", "geom_pos", "geom_quat", "geom_size", "geom_rgba", "mat_rgba", "site_pos", "site_quat",
@@ -34,12 +35,16 @@ SEEN = ("body_pos", "body_quat", "geom_pos", "geom_quat", "geom_size", "geom_rgb
 
 
 class Renderer:
-    """Images of `views` (camera names) at height x width [pixels] of the envs of `batch`."""
+    """Images of `views` (camera names) at height x width [pixels] of the envs of `batch`.
+
+    fine: for people rather than policies, with a sky and shadows (three times the cost); there is a view more, `studio`, which shows the whole
+    workspace.
+    """
 
     def __init__(self, batch: Batch, model: mujoco.MjModel, views: Sequence[str], height: int, width: int,
-                 threads: int = 0):
+                 threads: int = 0, fine: bool = False):
         self._painters: list[_Painter] = []
-        cameras = [model.camera(i).name for i in range(model.ncam)]
+        cameras = [model.camera(i).name for i in range(model.ncam)] + ["studio"] * fine
         for v in views:
             choose("view", v, cameras)
         self._batch, self._views, self._shape = batch, tuple(views), (height, width, 3)
@@ -47,7 +52,7 @@ class Renderer:
         count = min(threads or min(cores, MAX_THREADS), batch.nsim)
         try:
             for _ in range(count):
-                self._painters.append(_Painter(model, height, width))
+                self._painters.append(_Painter(model, height, width, fine))
         except BaseException:
             self.close()
             raise
@@ -122,9 +127,9 @@ def project(model: mujoco.MjModel, batch: Batch, view: str, i: int, points: np.n
 class _Painter:
     """One thread with a GL context, and the MjData and scene that it draws."""
 
-    def __init__(self, model: mujoco.MjModel, height: int, width: int):
+    def __init__(self, model: mujoco.MjModel, height: int, width: int, fine: bool):
         self._jobs = queue.SimpleQueue()
-        self._thread = threading.Thread(target=_serve, args=(self._jobs, model, height, width), daemon=True)
+        self._thread = threading.Thread(target=_serve, args=(self._jobs, model, height, width, fine), daemon=True)
         self._thread.start()
         self._end = functools.partial(_end, self._jobs, self._thread)
         atexit.register(self._end)  # GL contexts must be freed in their thread, before the driver is unloaded
@@ -187,10 +192,13 @@ def _draw_all(canvas: "_Canvas", scenes: list[mujoco.MjvScene]) -> None:
 class _Canvas:
     """GL context, scene and pixel buffer of the thread that made it."""
 
-    def __init__(self, model: mujoco.MjModel, height: int, width: int):
-        self.model = m = copy.copy(model)
+    def __init__(self, model: mujoco.MjModel, height: int, width: int, fine: bool):
+        self.model, self._fine = copy.copy(model), fine
+        m = self.model
         m.vis.global_.offheight, m.vis.global_.offwidth = height, width
-        m.vis.quality.offsamples = m.vis.quality.shadowsize = 0
+        m.vis.quality.offsamples, m.vis.quality.shadowsize = 0, 1024 if fine else 0
+        if fine:
+            m.light_castshadow[:] = 1
         if max(height, width) <= SMALL:
             m.vis.quality.numslices, m.vis.quality.numstacks, m.vis.quality.numquads = 16, 8, 2
         self.data = mujoco.MjData(m)
@@ -201,6 +209,10 @@ class _Canvas:
             camera = mujoco.MjvCamera()
             camera.type, camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, i
             self._cameras[m.camera(i).name] = camera
+        if fine:
+            self._cameras["studio"] = studio = mujoco.MjvCamera()
+            studio.type = mujoco.mjtCamera.mjCAMERA_FREE
+            studio.lookat[:], studio.distance, studio.azimuth, studio.elevation = STUDIO
         self._gl = _gl_context_class()(width, height)
         self._gl.make_current()
         self._context = mujoco.MjrContext(m, mujoco.mjtFontScale.mjFONTSCALE_100)
@@ -210,7 +222,8 @@ class _Canvas:
 
     def new_scene(self) -> mujoco.MjvScene:
         scene = mujoco.MjvScene(self.model, maxgeom=self.model.ngeom + self.model.nsite + 64)
-        scene.flags[int(mujoco.mjtRndFlag.mjRND_SHADOW)] = 0
+        scene.flags[int(mujoco.mjtRndFlag.mjRND_SHADOW)] = self._fine
+        scene.flags[int(mujoco.mjtRndFlag.mjRND_SKYBOX)] = self._fine  # policies learnt before a black background
         scene.flags[int(mujoco.mjtRndFlag.mjRND_REFLECTION)] = 0
         return scene
 
@@ -242,10 +255,10 @@ class _Canvas:
         self._gl.free()
 
 
-def _serve(jobs: queue.SimpleQueue, model: mujoco.MjModel, height: int, width: int) -> None:
+def _serve(jobs: queue.SimpleQueue, model: mujoco.MjModel, height: int, width: int, fine: bool) -> None:
     canvas = error = None
     try:
-        canvas = _Canvas(model, height, width)
+        canvas = _Canvas(model, height, width, fine)
     except Exception as e:  # noqa: BLE001 carried to the caller's thread
         error = e
     while (job := jobs.get()) is not None:
