@@ -99,9 +99,7 @@ class MujocoArmEnv(VectorEnv):
         self.render_size = RENDER_SIZE
         self.model = build_model(task)
         self.batch = Batch(self.model, n, threads, persistent=False)
-        names = state_names_of(task)
-        if rgb:  # where the objects are is for the cameras to tell
-            names = names[:PROPRIOCEPTION]
+        names = state_names_of(task)[:PROPRIOCEPTION if rgb else None]  # where the objects are is for the cameras to tell
         self.spec = ControlSpec("mujoco", task.name, axes_of(control), m.DT * m.SUBSTEPS, max_steps or task.max_steps,
                                 names, VIEWS if rgb else ())
         self.single_observation_space, self.observation_space = observation_spaces(
@@ -246,14 +244,10 @@ class MujocoArmEnv(VectorEnv):
         """uint8 [N, h, h, 3], h = render_size, from the front camera; needs render=True."""
         if self.render_mode is None:
             raise UserError("render() needs an env made with render=True")
-        if not self.ready.all():
-            raise UserError("call reset() before render()")
-        return self._pictures.renderer(("front",), self.render_size).render()["front"]
+        return self.film(("front",), self.render_size)["front"]
 
     def studio(self, ids=None) -> np.ndarray:
         """uint8 [n, 480, 640, 3] of the envs `ids` (default: all): the whole workspace with light and shadow, for people."""
-        if not self.ready.all():
-            raise UserError("call reset() before studio()")
         return self._pictures.studio(ids)
 
     @property
@@ -264,7 +258,7 @@ class MujocoArmEnv(VectorEnv):
     def film(self, views, size: int, ids=None) -> dict[str, np.ndarray]:
         """uint8 [n, size, size, 3] per view of the envs `ids` (default: all), for people who watch."""
         if not self.ready.all():
-            raise UserError("call reset() before film()")
+            raise UserError("call reset() before a picture is drawn")
         return self._pictures.renderer(tuple(views), size).render(ids)
 
     def tool(self, i: int) -> np.ndarray:
