@@ -192,7 +192,8 @@ def govern(arm: SimArm, governor: Governor, now: float | None = None) -> Setpoin
 
 class JointServo:
     """Lets stiff joints follow tool poses: q <- q + J^T (J J^T + 0.01^2 I)^-1 (pose - FK(q)), once per tick, as the
-    posture of a joint-impedance law. The damping then works against all motion, as in a simulator's position servo. Joint targets keep the joints' speed."""
+    posture of a joint-impedance law. The damping then works against all motion, as in a simulator's position servo.
+    Joint targets keep the joints' speed."""
 
     def __init__(self, robot: Robot, model: ArmModel, dt: float):
         self.goal = ArmModel(model.spec, robot.joints, robot.site, gravity=False, coriolis=False)

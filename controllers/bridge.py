@@ -286,8 +286,8 @@ class Bridge:
         self.measure(now)
         others = {t: self.transport.publishers(self.topics[t]) for t in ("target_pose", "target_joint")}
         if not self.dry_run and (n := sum(others.values())) > 1:
-            raise UserError(f"{n - 1} other publisher on {self.topics['target_pose']} or {self.topics['target_joint']}: one commander at a time, "
-                            "stop the other")
+            raise UserError(f"{n - 1} other publisher on {self.topics['target_pose']} or {self.topics['target_joint']}: "
+                            "one commander at a time, stop the other")
         self.governor.arm(now)
         self.gripper_command = GripperCommand(self.model, self.task.scale)
         step = np.array([*(2.1 * s for s in self.task.scale), math.inf])  # room for a whole action and what was lost

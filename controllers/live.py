@@ -60,7 +60,8 @@ class LiveArm:
 
     def there(self, placed: float, joints: np.ndarray, objects: dict) -> bool:
         """Whether what is measured is from after the scene was placed."""
-        boxes = [self.bridge.observation_buffer.joints, *self.bridge.observation_buffer.bodies.values(), self.bridge.observation_buffer.gripper]
+        boxes = [self.bridge.observation_buffer.joints, *self.bridge.observation_buffer.bodies.values(),
+                 self.bridge.observation_buffer.gripper]
         new = [b.latest() for b in boxes]
         if any(g is None or g.at < placed for g in new) or new[-1].message.position[0] < 0.95:
             return False

@@ -50,7 +50,7 @@ class MessageParser:
 
     def __init__(self, limit: int = ARRAY):
         self.limit, self.data = limit, bytearray()
-        self._head: "tuple[dict, list[tuple[str, str, list[int], int]], int] | None" = None  # of the first message
+        self._head: tuple[dict, list[tuple[str, str, list[int], int]], int] | None = None  # of the first message
 
     def feed(self, piece: bytes) -> None:
         """Bytes that came."""

@@ -103,9 +103,8 @@ class RosTransport:
         out = []
         for topic, kind in self.kinds.items():
             ours = t.ROS_TYPES[kind]
-            for info in self.node.get_publishers_info_by_topic(f"/{topic}"):
-                if info.topic_type != ours:
-                    out.append(f"topic {topic} is {info.topic_type} elsewhere, here {ours}: they do not meet")
+            out += [f"topic {topic} is {info.topic_type} elsewhere, here {ours}: they do not meet"
+                    for info in self.node.get_publishers_info_by_topic(f"/{topic}") if info.topic_type != ours]
         return sorted(set(out))
 
     def service(self, name: str, kind: str, handler: Callable[[dict], dict]) -> None:
