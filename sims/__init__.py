@@ -74,8 +74,8 @@ def make(
     choose("reward", reward, ("", "sparse", "dense"))
     if not 16 <= image_size <= 1024:
         raise UserError(f"image_size must be in [16, 1024], got {image_size}")
-    common = dict(num_envs=num_envs, obs=obs, reward=reward, control=control, image_size=image_size,
-                  threads=threads, max_steps=max_steps, randomise=randomise, render=render, device=device)
+    common = {"num_envs": num_envs, "obs": obs, "reward": reward, "control": control, "image_size": image_size,
+                  "threads": threads, "max_steps": max_steps, "randomise": randomise, "render": render, "device": device}
     if name.startswith("gym:"):
         from sims.gym import make_gym
         return make_gym(name[4:], **common)

@@ -52,11 +52,8 @@ def check_env(
     assert num_envs >= 3, f"check_env needs num_envs >= 3 to permute envs, got {num_envs}"
     p = EnvProbe(make(num_envs), make(1), starts, seed_lists, random_starts, cuts, atol, np.random.default_rng(seed))
     try:
-        done = []
-        for part in (_spaces, _first_obs, _steps, _bad_input, _seeds, _starts, _reset_mask, _frozen,
-                     _snapshot, _expert, _render):
-            if part(p) is not False:
-                done.append(part.__name__[1:])
+        parts = (_spaces, _first_obs, _steps, _bad_input, _seeds, _starts, _reset_mask, _frozen, _snapshot, _expert, _render)
+        done = [part.__name__[1:] for part in parts if part(p) is not False]
     finally:
         for env in (p.env, p.one):
             env.close()

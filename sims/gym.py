@@ -3,7 +3,8 @@
 One Gymnasium env per row, stepped one after the other. A start is the seed of Gymnasium's own `reset(seed=...)`,
 so it is as exact as the env's own seeding. Observations are flattened (a Dict in the order of its keys), actions
 in [-1, 1] are stretched to the env's Box, the reward is the env's own, and success is `info["is_success"]` or
-`info["success"]` where the env reports it, from that step until the reset. There is no `get_state`: Gymnasium has no common way to take one.
+`info["success"]` where the env reports it, from that step until the reset. There is no `get_state`: Gymnasium has no
+common way to take one.
 """
 
 import difflib
@@ -55,9 +56,8 @@ def make_gym(
         raise UserError(f"unknown gym id {id!r}. Nearest: {', '.join(near) or 'none'}") from None
     envs = []
     try:
-        for _ in range(num_envs):
-            envs.append(gym.make(id, max_episode_steps=limit, render_mode="rgb_array" if render else None,
-                                 disable_env_checker=True))
+        envs.extend(gym.make(id, max_episode_steps=limit, render_mode="rgb_array" if render else None, disable_env_checker=True)
+                    for _ in range(num_envs))
     except gym.error.DependencyNotInstalled as e:
         raise MissingDependency(f"gym:{id}: {e}") from None
     except (gym.error.Error, ImportError) as e:

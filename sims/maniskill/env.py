@@ -5,6 +5,7 @@ therefore the start and the actions since: `set_state` plays them again, which i
 `set_state_dict` is not (contacts restart from cold, 1e-5 after a step), and costs the steps it replays.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -121,14 +122,10 @@ class Workers:
             s.close()
         self.sockets = []
         self.broken = self.broken or "this env is closed"
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(patience)
-        except subprocess.TimeoutExpired:
-            pass
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # the whole group: workers forked by the first one too
-        except ProcessLookupError:
-            pass
         self.process.wait(10)
         os.close(self.memory)
         self.log.close()

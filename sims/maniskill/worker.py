@@ -131,9 +131,7 @@ class _Sim:
 def _serve(sock: socket.socket, memory: int, config: dict, rows: range) -> None:
     if config["raw"]:
         return _serve_raw(sock, config)
-    sims = []
-    for row in rows:
-        sims.append(_Sim(build(config), config, row))
+    sims = [_Sim(build(config), config, row) for row in rows]
     info = describe(sims[0].env, config)
     wire.answer(sock, wire.OK, json.dumps(info).encode())
     out = {}

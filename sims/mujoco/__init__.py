@@ -34,7 +34,8 @@ def make_mujoco(
     if max_steps < 0:
         raise UserError(f"max_steps must be >= 0 (0: the task's own limit), got {max_steps}")
     in_range("threads", threads, 0, 1024)
-    require_memory(f"{num_envs} envs", num_envs * (ENV + (PICTURES * image_size**2 * 3 if obs == "rgb" else 0)), "use fewer envs or smaller images")
+    require_memory(f"{num_envs} envs", num_envs * (ENV + (PICTURES * image_size**2 * 3 if obs == "rgb" else 0)),
+                   "use fewer envs or smaller images")
     if task in LOCOMOTION:
         from sims.mujoco.locomotion import make_locomotion
         return make_locomotion(task, num_envs=num_envs, obs=obs, reward=reward, control=control,

@@ -1,4 +1,5 @@
-"""The arithmetic of an arm env's control step, compiled once per machine (some 10 s) and kept on disk: commands from actions, observation rows from the physics state.
+"""The arithmetic of an arm env's control step, compiled once per machine (some 10 s) and kept on disk: commands from
+actions, observation rows from the physics state.
 
 Operation for operation that of `sims.mujoco.kinematics`, in float32 and in the same order, so that results are the same to the last
 bit (`tests/test_sims_kernel.py`): a hundred and fifty NumPy calls per step are two calls. A complex product there is
