@@ -33,7 +33,8 @@ class FrameCodec(nn.Module):
     def __init__(self, views: int, grid: int, options: EncodedOptions):
         super().__init__()
         w, self.grid = options.width, grid // 4
-        self.enter, self.shrink, self.shrink_again = nn.Conv2d(48 * views, w, 1), nn.Conv2d(w, 2 * w, 3, 2, 1), nn.Conv2d(2 * w, 2 * w, 3, 2, 1)
+        self.enter, self.shrink, self.shrink_again = nn.Conv2d(48 * views, w, 1), nn.Conv2d(w, 2 * w, 3, 2,
+                                                                                            1), nn.Conv2d(2 * w, 2 * w, 3, 2, 1)
         self.code = nn.Linear(2 * w * self.grid**2, options.codes)
         self.decode_code = nn.Linear(options.codes, 2 * w * self.grid**2)
         self.grow, self.grow_again, self.leave = nn.Conv2d(2 * w, 2 * w, 3, 1, 1), nn.Conv2d(2 * w, w, 3, 1, 1), nn.Conv2d(w, 48 * views, 1)

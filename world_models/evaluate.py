@@ -69,7 +69,8 @@ def measure_doubt(uncertainty: np.ndarray, error: np.ndarray, w, model) -> dict:
     cut = (uncertainty > model.spec.threshold) & w.seen
     return {"spearman": trust.spearman(u, e), "auroc_worst_tenth": trust.auroc(u, worst), "bins": [asdict(b) for b in bins],
             "bound_factor": q, "bound_promised": 0.9, "bound_covered": float(covered.mean()) if covered.size else None,
-            "threshold": model.spec.threshold, "calibrated_horizon": model.spec.horizon, "steps_cut": float(cut.sum() / max(w.seen.sum(), 1)),
+            "threshold": model.spec.threshold, "calibrated_horizon": model.spec.horizon,
+            "steps_cut": float(cut.sum() / max(w.seen.sum(), 1)),
             "error_kept": float(error[w.seen & ~cut].mean()) if (w.seen & ~cut).any() else None,
             "error_cut": float(error[cut].mean()) if cut.any() else None}
 
@@ -86,7 +87,7 @@ def measure_following(model, w, config: WorldEvalConfig) -> dict:
     start = {k: v[whole] for k, v in w.start.items()}
     p = open_loop(model, start, w.actions[order][:, :steps], 16 if w.images else 256, config.seed)
     correlation, gain = trust.following(response, commands[order], p.state[:, -1] - start["state"])
-    obey = [n for n, r in zip(model.spec.control.state_names, response.r2) if r >= 0.5]
+    obey = [n for n, r in zip(model.spec.control.state_names, response.r2, strict=False) if r >= 0.5]
     return {"correlation": correlation, "gain": gain, "windows": int(whole.sum()), "dimensions": obey}
 
 
@@ -94,7 +95,8 @@ def measure_executability(model, dataset, w, p, config: WorldEvalConfig) -> dict
     """EVA: could the arm do what was imagined? Actions decoded by an inverse-dynamics model of real transitions, scored."""
     row = np.flatnonzero(np.isfinite(dataset.after).all(1))
     order = np.random.default_rng([config.seed, 31]).permutation(row)[:20_000]
-    inverse, errors = eva.fit_inverse(dataset.state[order], dataset.after[order], dataset.action[order], updates=config.inverse, seed=config.seed)
+    inverse, errors = eva.fit_inverse(dataset.state[order], dataset.after[order], dataset.action[order],
+                                      updates=config.inverse, seed=config.seed)
     steps = min(16, w.actions.shape[1])
     whole = w.seen[:, :steps].all(1)
     if steps < 4 or not whole.any():

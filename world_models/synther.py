@@ -45,7 +45,8 @@ class Transitions:
     def __post_init__(self) -> None:
         choose("source of transitions", self.source, ("real", "synthetic"))
         m = len(self.obs)
-        shapes = {"action": len(self.action), "reward": len(self.reward), "next_obs": len(self.next_obs), "terminated": len(self.terminated)}
+        shapes = {"action": len(self.action), "reward": len(self.reward), "next_obs": len(self.next_obs),
+                  "terminated": len(self.terminated)}
         for name, n in shapes.items():
             if n != m:
                 raise UserError(f"transitions need one {name} per observation, got {n} for {m}")

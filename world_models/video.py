@@ -10,7 +10,8 @@ every pixel to the last frame, y [V C 3, h, w], in patches of 4 x 4 pixels, divi
 
 The net paints: y^ = share (seen - last frame), share and what is seen there per pixel (masks as in Finn et al. 2016,
 arXiv 1605.07157), so that it need not copy what it takes away. It is given (1-t) x_t: at t = 1 that is nothing at all, so
-K = 1, R = 0 is the one-step regression model, without any randomness. (3) is PDE-Refiner (arXiv 2308.05732, eq. 5-8) on this model's own noise levels, with y^ predicted, not eps.
+K = 1, R = 0 is the one-step regression model, without any randomness. (3) is PDE-Refiner (arXiv 2308.05732, eq. 5-8)
+on this model's own noise levels, with y^ predicted, not eps.
 Fewer than C actions are made a chunk by repeating the last, in learning too (`video_fit`), so an env may step one by one.
 Reward, success and end are told from the frame and state after a step and its action (`after` False, as in models of
 before: from those before it). Uncertainty is that of the ensemble.

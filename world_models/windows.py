@@ -14,7 +14,8 @@ from robo_rl.errors import UserError
 class Windows:
     """Recorded stretches of T steps: `start` is what was seen before action 0, row t of the rest after action t.
 
-    start {key: [B,...]} (and `before` float32[B,S], the state before it), actions float32[B,T,A], state float32[B,T,S], images {view: uint8[B,T,h,w,3]}, reward
+    start {key: [B,...]} (and `before` float32[B,S], the state before it), actions float32[B,T,A], state
+    float32[B,T,S], images {view: uint8[B,T,h,w,3]}, reward
     float32[B,T], terminal, success bool[B,T]; `seen` bool[B,T]: the observation after the step was recorded (past the
     last frame of an episode it is not), `made` bool[B,T]: the step was. Rows that were not made repeat the last.
     """
@@ -77,7 +78,8 @@ def read_windows(dataset, views: tuple[str, ...], episodes: np.ndarray, count: i
     final = at == end
     seen = (at <= end) & np.isfinite(after := dataset.after[np.minimum(at, end)]).all(-1)
     before = np.maximum(row - 1, first[which])
-    images, start = {}, {"state": dataset.state[row], "before": dataset.state[before], "task": np.array([dataset.task(int(e)) for e in episodes[which]])}
+    images, start = {}, {"state": dataset.state[row], "before": dataset.state[before],
+                         "task": np.array([dataset.task(int(e)) for e in episodes[which]])}
     for view in views:
         clips = {}
         for e in np.unique(which):
@@ -85,8 +87,8 @@ def read_windows(dataset, views: tuple[str, ...], episodes: np.ndarray, count: i
             clips[e] = np.concatenate([clip, clip[-1:] if last is None else last[None]])
             if last is None:
                 seen &= ~final | (which != e)[:, None]
-        start[f"image/{view}"] = np.stack([clips[e][r - first[e]] for e, r in zip(which, row)])
-        images[view] = np.stack([clips[e][np.minimum(a + 1 - first[e], len(clips[e]) - 1)] for e, a in zip(which, at)])
+        start[f"image/{view}"] = np.stack([clips[e][r - first[e]] for e, r in zip(which, row, strict=False)])
+        images[view] = np.stack([clips[e][np.minimum(a + 1 - first[e], len(clips[e]) - 1)] for e, a in zip(which, at, strict=False)])
     before_end = dataset.state[np.minimum(at, end)]
     return Windows(start, dataset.action[np.minimum(at, end)], np.where(np.isfinite(after), after, before_end), images,
                    dataset.reward[np.minimum(at, end)], final & dataset.terminated[episodes[which]][:, None],
