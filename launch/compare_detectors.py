@@ -66,7 +66,7 @@ def demo_embeddings(policy, data, every: int) -> list[np.ndarray]:
     obs = {"state": torch.from_numpy(data.state)}
     with torch.no_grad():
         phi = policy.encode(obs).numpy()
-    return [phi[a:b:every] for a, b in zip(data.from_, data.to)]
+    return [phi[a:b:every] for a, b in zip(data.from_, data.to, strict=True)]
 
 
 def main(args: Args) -> None:
@@ -87,7 +87,7 @@ def main(args: Args) -> None:
         seen, took = rollouts(env, policy, args.rollouts), []
         env.close()
 
-        def float_scores(x):
+        def float_scores(x, ref=ref, took=took):
             out = []
             for k in range(1, len(x["phi"]) + 1):
                 began = time.process_time()
@@ -96,7 +96,7 @@ def main(args: Args) -> None:
             return np.array(out)
         scores = {"FLOAT": float_scores, "stuck": lambda x: detect.stuck_score(x["phi"], 3),
                   "limit": lambda x: detect.limit_score(x["act"], 5),
-                  "critic drop": lambda x: detect.drop_score((x["phi"] - mean) @ weights),
+                  "critic drop": lambda x, mean=mean, weights=weights: detect.drop_score((x["phi"] - mean) @ weights),
                   "uncertainty": lambda x: detect.spread_score(x["tries"]),
                   "elapsed time": lambda x: detect.late_score(len(x["phi"]))}
         even, odd = seen[::2], seen[1::2]

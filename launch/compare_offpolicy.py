@@ -73,7 +73,8 @@ def main() -> None:
     p.add_argument("--jobs", type=int, default=1)
     p.add_argument("--keep", type=Path)
     args, more = p.parse_known_args()
-    rows = [parse_json(line, str(args.keep), (list, dict)) for line in args.keep.read_text().splitlines()] if args.keep and args.keep.exists() else []
+    lines = args.keep.read_text().splitlines() if args.keep and args.keep.exists() else []
+    rows = [parse_json(line, str(args.keep), (list, dict)) for line in lines]
     wanted = [{"task": task, "method": method, "seed": seed, "steps": args.steps, "demos": args.demos, "more": more}
               for seed in range(args.seeds) for task in args.tasks for method in args.methods]
     with ThreadPoolExecutor(args.jobs) as pool:

@@ -44,7 +44,7 @@ def sb3(seed: int, steps: int, out: "multiprocessing.Queue") -> None:
     env = VecNormalize(DummyVecEnv([lambda: gym.make(TASK)] * 64), gamma=0.99)
     began = time.monotonic()
     model = PPO("MlpPolicy", env, n_steps=32, batch_size=512, n_epochs=5, learning_rate=lambda left: 1e-3 * left,
-                policy_kwargs=dict(net_arch=[256, 256], log_std_init=-0.51), seed=seed, device="cpu")
+                policy_kwargs={"net_arch": [256, 256], "log_std_init": -0.51}, seed=seed, device="cpu")
     model.learn(steps)
     took = time.monotonic() - began
     env.training = False

@@ -68,8 +68,8 @@ def main() -> None:
             base = preset("mujoco", "pick_cube", "pi_rl", "state", "full")
             base = replace(base, seed=seed, envs=ARMS, threads=1, rl=replace(base.rl, decisions=32, minibatch=256, epochs=4))
             took = {}
-            for name, more in (("lockstep", dict(workers=0, max_staleness=0)),
-                               ("asynchronous", dict(workers=ARMS, max_staleness=4, server=True))):
+            for name, more in (("lockstep", {"workers": 0, "max_staleness": 0}),
+                               ("asynchronous", {"workers": ARMS, "max_staleness": 4, "server": True})):
                 t = replace(base, **more)
                 took[name], result = learn(run, t, functools.partial(slow, t, pace=args.pace), args.steps)
                 won = sum(result["success"])

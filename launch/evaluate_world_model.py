@@ -26,7 +26,8 @@ def main() -> None:
     model, data = load(args.model), load_data(args.dataset)
     check_dataset(model.spec, data.meta, args.dataset)
     fresh = unseen(model, data)
-    w = read_windows(data, model.spec.control.views, np.flatnonzero(fresh if fresh.any() else ~fresh), args.windows, args.horizon, args.seed)
+    w = read_windows(data, model.spec.control.views, np.flatnonzero(fresh if fresh.any() else ~fresh), args.windows,
+                     args.horizon, args.seed)
     imagined = open_loop(model, w.start, w.actions, 16 if w.images else 256, args.seed)
     std = data.state.std(0)
     scale = np.where(std > 1e-5, std, 0)
