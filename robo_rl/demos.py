@@ -20,7 +20,8 @@ def record(env, episodes: int, seed: int, add: Callable[[Episode], None], noise:
     """Give `episodes` successful expert episodes to `add`, in start order -> episodes tried.
 
     noise: std of Gaussian noise on the executed action; the recorded action is the clean one (DART, Laskey 2017).
-    Starts are DEMO_START + (seed mod 6000) * 100000 + i, below those of evaluation. Raises UserError if the env has no expert or it fails too often.
+    Starts are DEMO_START + (seed mod 6000) * 100000 + i, below those of evaluation. Raises UserError if the env has
+    no expert or it fails too often.
     """
     check_expert(env)
     n, kept, tried = env.num_envs, 0, 0

@@ -171,7 +171,7 @@ class Replay(ReplayWriter):
         self.next[at], self.final[at], self.bound[at], self.before[at] = -1, False, -np.inf, 0
         self.total += n
         ready = []
-        for lane, serial in zip(lanes.tolist(), serials.tolist()):
+        for lane, serial in zip(lanes.tolist(), serials.tolist(), strict=False):
             trail = self.open[lane]
             if trail:
                 self.next[trail[-1] % self.capacity] = serial
@@ -299,7 +299,7 @@ class Replay(ReplayWriter):
     def counts(self) -> dict[int, int]:
         """Rows in the ring (final observations left out) by source."""
         have = min(self.total, self.capacity)
-        return dict(zip(*(x.tolist() for x in np.unique(self.source[:have][~self.final[:have]], return_counts=True))))
+        return dict(zip(*(x.tolist() for x in np.unique(self.source[:have][~self.final[:have]], return_counts=True)), strict=False))
 
     # ---- journal
 
@@ -341,7 +341,7 @@ class Mixture:
     def counts(self, n: int) -> list[int]:
         """Transitions from each source in a batch of `n`."""
         sizes = [len(r) for r, _ in self.sources.values()]
-        for name, size in zip(self.sources, sizes):
+        for name, size in zip(self.sources, sizes, strict=False):
             if not size and name not in self._told:
                 self._told.add(name)
                 self.say(f"replay source {name!r} is empty: its share goes to the others until it has something")
@@ -349,7 +349,7 @@ class Mixture:
 
     def sample(self, n: int, rng: np.random.Generator) -> Batch:
         """`n` transitions, sources one after the other in their order."""
-        parts = [r.sample(k, rng) for (r, _), k in zip(self.sources.values(), self.counts(n)) if k]
+        parts = [r.sample(k, rng) for (r, _), k in zip(self.sources.values(), self.counts(n), strict=False) if k]
         return join(parts)
 
 
@@ -365,7 +365,7 @@ def add_episodes(replay: Replay, obs: dict[str, np.ndarray], action: np.ndarray,
     known = np.zeros(len(to), bool) if last is None else known
     lane = np.zeros(1, np.int64)
     source, phase = (np.broadcast_to(np.asarray(x, np.uint8), (len(action),)) for x in (source, phase))
-    for e, (first, end, won) in enumerate(zip(from_.tolist(), to.tolist(), success.tolist())):
+    for e, (first, end, won) in enumerate(zip(from_.tolist(), to.tolist(), success.tolist(), strict=False)):
         stop = end if won or known[e] else end - 1
         for row in range(first, stop):
             over = won and row == end - 1

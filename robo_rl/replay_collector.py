@@ -184,7 +184,7 @@ class ReplayCollector:
                 self.made += 1
                 if self.made <= self.recorded:
                     continue
-                state, *pictures, action, reward, source, phase = map(np.array, zip(*tape))
+                state, *pictures, action, reward, source, phase = map(np.array, zip(*tape, strict=False))
                 self.record(Episode(state=state, action=action, reward=reward, task=str(self.task[i]),
                                     images=dict(zip(self.spec.views, pictures, strict=True)),
                                     source=["human" if x == HUMAN else "policy" for x in source], phase=phase,
@@ -203,7 +203,8 @@ class ReplayCollector:
         """
         if not hasattr(self.env, "get_state"):
             return {}
-        tapes = [] if self.record is None or self.pictures else [[np.array(x) for x in zip(*tape)] for tape in self.recordings]
+        tapes = [] if self.record is None or self.pictures else [[np.array(x) for x in zip(*tape, strict=False)]
+                                                                 for tape in self.recordings]
         return {"env": self.env.get_state(), "obs": {k: v.copy() for k, v in self.obs.items()}, "steps": self.steps,
                 "help_steps": self.help_steps, "stats": dict(self.stats), "frame": [x.copy() for x in self.frame],
                 "tapes": tapes, "made": self.made, "judge": None if self.judge is None else self.judge.row.copy()} | {
@@ -212,7 +213,7 @@ class ReplayCollector:
     def set_state(self, state: dict) -> None:
         self.env.set_state(state["env"])
         self.obs = {k: np.array(v) for k, v in state["obs"].items()}
-        self.recordings = [list(zip(*tape)) for tape in state["tapes"]] or [[] for _ in range(self.n)]
+        self.recordings = [list(zip(*tape, strict=False)) for tape in state["tapes"]] or [[] for _ in range(self.n)]
         self.frame = tuple(np.array(x) for x in state["frame"])
         for name in NAMES:
             setattr(self, name, np.array(state[name]))

@@ -35,7 +35,7 @@ class Marked:
         if not np.isfinite(self.state).all():
             raise UserError("a marked state is not finite; drop its episode")
         seen = {}
-        for s, ok in zip(map(bytes, np.ascontiguousarray(self.state)), self.success.tolist()):
+        for s, ok in zip(map(bytes, np.ascontiguousarray(self.state)), self.success.tolist(), strict=False):
             if seen.setdefault(s, ok) != ok:
                 raise UserError("one and the same state is marked a success and a failure; mend the marks")
 

@@ -81,7 +81,7 @@ def flow_table(k: int, kind: str, level: float = 0.0) -> ChainTable:
     """Tables of a K-step flow chain. K=1 has no second grid point before t=0, so its sde step is the ode step."""
     ts = time_grid(k).tolist()
     rows = []
-    for t, t_next in zip(ts[:-1], ts[1:]):
+    for t, t_next in zip(ts[:-1], ts[1:], strict=False):
         w0, w1, std = _flow_weights(t, t_next, kind, level, ts[1])
         rows.append((w0 + w1, w1 * (1 - t) - w0 * t, std, t))
     return ChainTable(*torch.tensor(rows, dtype=torch.float32).T.contiguous().unbind(0))

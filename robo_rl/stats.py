@@ -172,4 +172,4 @@ def per_task(tasks: Sequence[str], success: "Sequence[float] | np.ndarray", leve
     names, which = np.unique(np.asarray(tasks, dtype=str), return_inverse=True)
     n = np.bincount(which, minlength=len(names))
     x = np.bincount(which, weights=s, minlength=len(names)).astype(int)
-    return [TaskRow(str(t), int(k), int(w), wilson(int(w), int(k), level)) for t, k, w in zip(names, n, x)]
+    return [TaskRow(str(t), int(k), int(w), wilson(int(w), int(k), level)) for t, k, w in zip(names, n, x, strict=False)]

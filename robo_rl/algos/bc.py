@@ -31,7 +31,7 @@ def train(policy, sample: Demos, options: BcOptions, seed: int,
     params = [p for p in policy.parameters() if p.requires_grad]
     opt = make_adam(params, options.lr, options.weight_decay)
     average = copy.deepcopy(policy)
-    pairs = [(a, p) for a, p in zip(average.parameters(), policy.parameters())]
+    pairs = [(a, p) for a, p in zip(average.parameters(), policy.parameters(), strict=True)]
     recent = 0.0
     for update in range(options.updates):
         warm = min(1.0, (update + 1) / 100)

@@ -1,7 +1,8 @@
 """HIL-SERL: RLPD with human corrections, and a critic of its own for the gripper (Luo et al. 2024, arXiv 2410.21845).
 
 Two buffers: every step goes to the online one; steps that a person chose also to that of the demonstrations, as the
-actions that ran (`robo_rl/replay_collector.py`). Half of every batch comes from each. With `--policy.gripper toggle` the gripper is discrete:
+actions that ran (`robo_rl/replay_collector.py`). Half of every batch comes from each. With `--policy.gripper toggle`
+the gripper is discrete:
 
     y_g = r - penalty * changes + gamma^n (1 - terminated) Q'_g(s', argmax_o Q_g(s', o))       double DQN
     o: one of 2E command sequences that change at most once in a chunk (`policies.offpolicy.gripper_options`)

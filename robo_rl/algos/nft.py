@@ -89,7 +89,7 @@ class NftLearner:
         self.iteration += 1
         decay = min(0.001 * self.iteration, o.old_decay)
         with torch.no_grad():
-            for new, old in zip(policy.parameters(), self.old.parameters()):
+            for new, old in zip(policy.parameters(), self.old.parameters(), strict=True):
                 old.lerp_(new, 1 - decay)
         return metrics | {k: float(v) / count for k, v in sums.items()} | {"old_decay": decay}
 

@@ -287,7 +287,7 @@ def scaled_lr(opt: Optimizer, scale: float):
     try:
         yield
     finally:
-        for group, lr in zip(opt.param_groups, before):
+        for group, lr in zip(opt.param_groups, before, strict=False):
             group["lr"] = lr
 
 

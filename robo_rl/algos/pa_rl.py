@@ -6,7 +6,8 @@
     flow:   flow matching on draws of pi_opt; the batch's own action takes the place of the worst kept one
 
 The paper's choices: N 32, keep 10, 10 steps of 3e-4, 10 critics with a categorical loss, cql_alpha 0.005 offline, half
-demonstrations. Where we differ: squared TD error; a judge that is the Polyak average of the critics; softmax(Q / softness), for returns here lie
+demonstrations. Where we differ: squared TD error; a judge that is the Polyak average of the critics; softmax(Q /
+softness), for returns here lie
 in [0, 1] and not in [-100, 0]; with `floor` the batch's own action counts no less than the return that followed it.
 """
 

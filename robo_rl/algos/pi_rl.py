@@ -1,7 +1,8 @@
 """pi_RL: Flow-SDE and Flow-Noise, each with PPO + GAE or with a group advantage (arXiv 2510.25889, eq. 6-13).
 
 Flow-SDE (policy.noise sde or cps, noise_steps one): each decision draws one denoise step that is random, the others
-are the ODE; the ratio is of that step. CPS's last step, whose std is t' sin(pi a/2) = 0 at t' = 0, is never drawn. Flow-Noise (policy.noise learned, noise_steps all): a small net gives the std
+are the ODE; the ratio is of that step. CPS's last step, whose std is t' sin(pi a/2) = 0 at t' = 0, is never drawn.
+Flow-Noise (policy.noise learned, noise_steps all): a small net gives the std
 of every step and the ratio is of the joint chain. The noise net is dropped at evaluation (ODE).
 
 Where we differ: the log-density of a step is a sum over the executed entries unless policy.logp_reduction is "mean"

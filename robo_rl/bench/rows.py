@@ -228,9 +228,8 @@ def text_of(row: Row) -> str:
         lines.append(
             f"peer: {row.peer_is}, {number(row.peer)}: {row.over_peer:.2f} x{_ratio(row.over_peer_iqr)}"
         )
-    for o in row.others:
-        lines.append(f"{o['role']}: {o['name']}: not measured, {o['why']}" if "why" in o else
-                     f"also: {o['name']}, {number(o['value'])}: {o['ratio']:.2f}")
+    lines += [f"{o['role']}: {o['name']}: not measured, {o['why']}" if "why" in o else
+              f"also: {o['name']}, {number(o['value'])}: {o['ratio']:.2f}" for o in row.others]
     if row.no_peer:
         lines.append(f"no peer: {row.no_peer}")
     lines += [f"work: {row.work}"] * bool(row.work) + [row.note] * bool(row.note)

@@ -29,10 +29,12 @@ def table(doc: dict) -> str:
     """The numbers as text."""
     lines = [f"{doc['model']} · {doc['sim']} · {doc['windows']} windows of {doc['horizon']} steps from {doc['episodes']} episodes"]
     for name, t in doc["open_loop"].items():
-        lines.append(f"  open-loop error, {name}   horizon    model   95 % interval     copy last   apart   model less copy last, by window")
+        lines.append(f"  open-loop error, {name}   horizon    model   95 % interval     copy last   apart   "
+                     "model less copy last, by window")
         less = t["difference"]
-        lines += [f"  {'':{22 + len(name)}}{h:>8}  {i['value']:7.4f}   [{i['low']:.4f}, {i['high']:.4f}]  {t['hold_last'][h]['value']:9.4f}   "
-                  f"{'yes' if t['apart'][h] else 'no':<5}   {less[h]['value']:+.4f} [{less[h]['low']:+.4f}, {less[h]['high']:+.4f}]"
+        lines += [f"  {'':{22 + len(name)}}{h:>8}  {i['value']:7.4f}   [{i['low']:.4f}, {i['high']:.4f}]  "
+                  f"{t['hold_last'][h]['value']:9.4f}   {'yes' if t['apart'][h] else 'no':<5}   "
+                  f"{less[h]['value']:+.4f} [{less[h]['low']:+.4f}, {less[h]['high']:+.4f}]"
                   for h, i in t["model"].items()]
     for name, t in doc.get("against", {"open_loop": {}})["open_loop"].items():
         lines.append(f"  {name}, less the error of {doc['against']['model']} (paired by window)   horizon   difference   95 % interval")

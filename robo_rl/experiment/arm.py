@@ -180,7 +180,8 @@ def make_robot(sim: str, task: str, num_envs: int, *, obs: str = "state", reward
     in_range(f"--sim {kind}: speed", speed, 0, 1.5, open_low=True)
     in_range(f"--sim {kind}: domain", domain, -1, 232)
     choose(f"--sim {kind}: controller", said["controller"], CONTROLLERS)
-    for option, value, fits in (("--obs", obs, ("state", "rgb")), ("--reward", reward, ("", "sparse")), ("--control", control, ("", "ee_delta")),
+    for option, value, fits in (("--obs", obs, ("state", "rgb")), ("--reward", reward, ("", "sparse")),
+                                ("--control", control, ("", "ee_delta")),
                                 ("--randomise", randomise, ("",)), ("--task", task, ("", "pick_cube"))):
         if value not in fits:
             raise UserError(f"--sim {kind} takes {option} {' or '.join(filter(None, fits)) or 'not at all'}, got {value!r}")

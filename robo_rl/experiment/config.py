@@ -127,7 +127,8 @@ class TrainConfig:
         for name, low, high in (("steps", 0, 10**12), ("envs", 1, 10**6), ("threads", 0, 4096), ("seed", 0, 2**31 - 1),
                                 ("eval_episodes", 1, 10**6), ("torch_threads", 1, 4096), ("eval_every", 0, 10**12),
                                 ("dream", 0, 0.99), ("dream_hard", 0, 1), ("dream_refit", 1, 10**12), ("dream_updates", 1, 10**7),
-                                ("eval_envs", 0, 10**6), ("target", 0, 1), ("patience", 0, 10**6), ("workers", 0, 4096), ("learners", 1, 64),
+                                ("eval_envs", 0, 10**6), ("target", 0, 1), ("patience", 0, 10**6),
+                                ("workers", 0, 4096), ("learners", 1, 64),
                                 ("max_staleness", 0, 10**6), ("over_provision", 1, 1e6), ("periodic", 0, 10**6), ("hang", 1, 1e6),
                                 ("max_steps", 0, 10**7), ("image_size", 16, 1024)):
             if getattr(self, name) is not None:

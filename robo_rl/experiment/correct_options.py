@@ -18,7 +18,8 @@ class CorrectOptions:
     run: tyro.conf.Positional[str]
     """Run folder of the policy that practises."""
     protocol: str = "hg_dagger"
-    """hg_dagger: an operator acts until policy and person agree; rac: recovery, then correction until the sub-task is done, which ends the episode;
+    """hg_dagger: an operator acts until policy and person agree; rac: recovery, then correction until the sub-task
+    is done, which ends the episode;
     armada: a failure detector calls one of few operators, who rewind and correct; twin_rl: hg_dagger from those starts alone at which the
     policy fails in a twin, which is the run's own simulator.
     """

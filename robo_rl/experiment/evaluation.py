@@ -146,8 +146,8 @@ def evaluate_checkpoint(path: "str | Path", options: EvalConfig, tick: Callable[
     rate, low, high = wilson(sum(result["success"]), len(starts))
     tasks = {}
     for task in sorted(set(result["task"])):
-        mine = [s for s, t in zip(result["success"], result["task"]) if t == task]
-        tasks[task] = dict(zip(("success", "low", "high"), wilson(sum(mine), len(mine)))) | {"n": len(mine)}
+        mine = [s for s, t in zip(result["success"], result["task"], strict=False) if t == task]
+        tasks[task] = dict(zip(("success", "low", "high"), wilson(sum(mine), len(mine)), strict=False)) | {"n": len(mine)}
     chosen = checkpoint.checkpoints(run) and folder == checkpoint.best(run) and meta["best"]["step"] >= 0
     return {"run": run.name, "checkpoint": folder.name, "step": meta["step"], "sim": env.spec.id, "seed": options.seed,
             "chosen_on": CHOOSE if chosen else None, "n": len(starts), "envs": count, "success_rate": rate, "low": low,

@@ -61,9 +61,8 @@ def check(config: TrainConfig) -> None:
         if config.periodic:
             raise UserError("--periodic adds up gradients in one process: it goes without --learners")
         check(config.algo, config.rl, config.learners)
-    if config.backend == "ray":
-        if n == 0 or config.server:
-            raise UserError("--backend ray needs --workers of at least 1 and no --server")
+    if config.backend == "ray" and (n == 0 or config.server):
+        raise UserError("--backend ray needs --workers of at least 1 and no --server")
     if n * group > config.envs:
         raise UserError(f"--workers {n} need at least {n * group} --envs" +
                         (f" (groups of {group} stay together)" if group > 1 else "") + f", got {config.envs}")

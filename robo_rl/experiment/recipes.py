@@ -10,51 +10,54 @@ from robo_rl.options import DppoOptions, NftOptions, PiRlOptions, PolicyOptions,
 
 PRESETS = ("quick", "full", "paper")
 # Manipulation from a weak supervised policy, sparse reward, chunks of 8: rollouts of one or two episodes.
-CHUNKS = dict(decisions=16, minibatch=1024, lr=3e-4)
+CHUNKS = {"decisions": 16, "minibatch": 1024, "lr": 3e-4}
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
-HEADS = {"ppo": dict(kind="gaussian", init_std=0.3),
-         "reinflow": dict(noise="learned", noise_steps="all", noise_min=0.10, noise_max=0.24),
-         "dppo": dict(kind="diffusion", denoise_steps=10, logp_reduction="mean")}  # what a method can train
+HEADS = {"ppo": {"kind": "gaussian", "init_std": 0.3},
+         "reinflow": {"noise": "learned", "noise_steps": "all", "noise_min": 0.10, "noise_max": 0.24},
+         "dppo": {"kind": "diffusion", "denoise_steps": 10, "logp_reduction": "mean"}}  # what a method can train
 # The ratio of a whole chain tells two policies apart by the sum of all its steps and entries: few steps along the gradient
 # of a whole rollout (dppo: of half of one), grown into, and stopped by KL. As many steps on a quarter move as far in noise.
-WHOLE = {"reinflow": dict(lr=2e-4, epochs=4, target_kl=0.3, ramp=6),
-         "dppo": dict(lr=5e-4, epochs=5, minibatch=1024, target_kl=3e-4, ramp=12, clip_base=0.01, clip_coef=0.1)}  # KL: of a mean
+WHOLE = {"reinflow": {"lr": 2e-4, "epochs": 4, "target_kl": 0.3, "ramp": 6},
+         "dppo": {"lr": 5e-4, "epochs": 5, "minibatch": 1024, "target_kl": 3e-4, "ramp": 12, "clip_base": 0.01,
+                  "clip_coef": 0.1}}  # KL: of a mean
 # Exploration around the chain that is evaluated. With DDPM's own noise the frozen early steps decide most of what a chunk becomes,
 # which the last steps cannot mend: one supervised policy has 0.48 success so, 0.81 by the means.
-AROUND = {"reinflow": {}, "dppo": dict(std_scale=0.0, std_floor=0.2)}
+AROUND = {"reinflow": {}, "dppo": {"std_scale": 0.0, "std_floor": 0.2}}
 WHOLE_STEPS = {"reinflow": 600_000, "dppo": 500_000}
 # Replay: chunks of 4, small networks and many updates on every step learn most in a minute of one core.
-SMALL = dict(horizon=4, execute=4, hidden=128, layers=2)
-JUDGE = dict(critics=2, critic_hidden=128)
-SQUASHED = SMALL | dict(kind="squashed", init_std=0.1)
-TAUGHT = SQUASHED | JUDGE | dict(teacher=True)
-GUIDED = SMALL | dict(kind="guided", denoise_steps=2, candidates=2) | JUDGE
+SMALL = {"horizon": 4, "execute": 4, "hidden": 128, "layers": 2}
+JUDGE = {"critics": 2, "critic_hidden": 128}
+SQUASHED = SMALL | {"kind": "squashed", "init_std": 0.1}
+TAUGHT = SQUASHED | JUDGE | {"teacher": True}
+GUIDED = SMALL | {"kind": "guided", "denoise_steps": 2, "candidates": 2} | JUDGE
 REPLAY_HEADS = {"rlpd": TAUGHT, "hil_serl": TAUGHT, "calql": SQUASHED, "wsrl": SQUASHED,
-                "expo": GUIDED | dict(edit_scale=0.3, init_std=0.3), "pa_rl": GUIDED | dict(candidates=4, local_steps=3),
+                "expo": GUIDED | {"edit_scale": 0.3, "init_std": 0.3}, "pa_rl": GUIDED | {"candidates": 4, "local_steps": 3},
                 "iql": SMALL, "aloe": SMALL}
 # From few demonstrations young critics mislead what goes far: samples near the demonstrated mean, small edits, sharp choices
 # (values lie in [0, 1]), and a flow that imitates its successes quickly; one update per chunk, for steps are cheaper.
-GENTLE = {"expo": dict(spread=0.5, edit_scale=0.05), "pa_rl": dict(spread=0.5, keep=2, local_steps=1, softness=0.02)}
-BRISK = dict(utd=1.0, batch=128, tau=0.02, actor_every=4, warmup=4000, lr=1e-3)
-IMITATES = {"expo": BRISK | dict(alpha=0.001, slow=0.01), "pa_rl": BRISK}
+GENTLE = {"expo": {"spread": 0.5, "edit_scale": 0.05}, "pa_rl": {"spread": 0.5, "keep": 2, "local_steps": 1, "softness": 0.02}}
+BRISK = {"utd": 1.0, "batch": 128, "tau": 0.02, "actor_every": 4, "warmup": 4000, "lr": 1e-3}
+IMITATES = {"expo": BRISK | {"alpha": 0.001, "slow": 0.01}, "pa_rl": BRISK}
 
 
 # What the papers and their public code use, on our tasks. ReinFlow (arXiv 2505.22094): the learning rates without their
 # cosine, clips for a log-prob that is a mean over entries. DPPO (arXiv 2409.00588), robomimic; its minibatch counts pairs
 # of a decision and one of 10 denoise steps.
 PAPERS = {
-    "reinflow": dict(
-        policy=dict(noise="learned", noise_steps="all", noise_min=0.10, noise_max=0.24, denoise_steps=4, horizon=4, execute=4,
-                    logp_reduction="mean"),
-        rl=dict(entropy_coef=0.03, clip_low=0.01, clip_high=0.01, lr=4.5e-5, critic_lr=6.5e-4, gamma=0.99, lam=0.95,
-                decisions=500, minibatch=50_000, epochs=5, target_kl=1.0, dual_clip=0.0, noise_hold=0.35, noise_end=0.7),
-        run=dict(envs=40)),
-    "dppo": dict(
-        policy=dict(kind="diffusion", train_steps=20, denoise_steps=20, finetune_steps=10, std_floor=0.1, horizon=4, execute=4,
-                    logp_reduction="mean"),
-        rl=dict(gamma_denoise=0.99, clip_base=0.001, clip_coef=0.01, lr=1e-4, critic_lr=1e-3, gamma=0.999, lam=0.95,
-                decisions=300, minibatch=750, epochs=10, target_kl=1.0, dual_clip=0.0, scale_reward=True, critic_warmup=2),
-        run=dict(envs=50)),
+    "reinflow": {
+        "policy": {"noise": "learned", "noise_steps": "all", "noise_min": 0.10, "noise_max": 0.24, "denoise_steps": 4,
+                   "horizon": 4, "execute": 4, "logp_reduction": "mean"},
+        "rl": {"entropy_coef": 0.03, "clip_low": 0.01, "clip_high": 0.01, "lr": 4.5e-5, "critic_lr": 6.5e-4, "gamma": 0.99, "lam": 0.95,
+               "decisions": 500, "minibatch": 50_000, "epochs": 5, "target_kl": 1.0, "dual_clip": 0.0,
+               "noise_hold": 0.35, "noise_end": 0.7},
+        "run": {"envs": 40}},
+    "dppo": {
+        "policy": {"kind": "diffusion", "train_steps": 20, "denoise_steps": 20, "finetune_steps": 10,
+                   "std_floor": 0.1, "horizon": 4, "execute": 4, "logp_reduction": "mean"},
+        "rl": {"gamma_denoise": 0.99, "clip_base": 0.001, "clip_coef": 0.01, "lr": 1e-4, "critic_lr": 1e-3, "gamma": 0.999, "lam": 0.95,
+               "decisions": 300, "minibatch": 750, "epochs": 10, "target_kl": 1.0, "dual_clip": 0.0,
+               "scale_reward": True, "critic_warmup": 2},
+        "run": {"envs": 50}},
 }
 
 
@@ -90,24 +93,24 @@ def simulated(sim: str, task: str, algo: str, obs: str, name: str, dense: bool =
                     steps=160_000 if quick else 700_000,
                     eval_every=40_000 if quick else 100_000, eval_episodes=100 if quick else 200,
                     bc=replace(t.bc, updates=2000 if quick else 5000), policy=PolicyOptions(horizon=4, execute=4),
-                    rl=rl(**CHUNKS | dict(decisions=13, minibatch=208, epochs=10, lr=4e-5, critic_warmup=5, gamma=0.98),
+                    rl=rl(**CHUNKS | {"decisions": 13, "minibatch": 208, "epochs": 10, "lr": 4e-5, "critic_warmup": 5, "gamma": 0.98},
                           anneal_lr=True))
     if obs == "rgb":  # an image costs as much as twenty control steps
         t = replace(t, envs=64, demos="100" if quick else "300", steps=80_000 if quick else 400_000,
                     eval_envs=64, eval_every=40_000 if quick else 100_000,
                     bc=replace(t.bc, updates=2500 if quick else 8000, batch=16, noises=16),
-                    rl=rl(**CHUNKS | dict(minibatch=256, epochs=4, lr=4e-5, critic_warmup=3, freeze_trunk=True),
+                    rl=rl(**CHUNKS | {"minibatch": 256, "epochs": 4, "lr": 4e-5, "critic_warmup": 3, "freeze_trunk": True},
                           anneal_lr=True))
     t = replace(t, policy=replace(t.policy, **HEADS.get(algo, {})))
     if algo in WHOLE and obs != "rgb" and sim != "maniskill":
         return replace(t, envs=128, max_staleness=0, steps=200_000 if quick else WHOLE_STEPS[algo], eval_every=50_000,
                        policy=replace(t.policy, **AROUND[algo]),
-                       rl=rl(**CHUNKS | dict(minibatch=2048, anneal_lr=True) | WHOLE[algo]))
+                       rl=rl(**CHUNKS | {"minibatch": 2048, "anneal_lr": True} | WHOLE[algo]))
     if algo == "dppo":
-        clips = dict(clip_base=0.01, clip_coef=0.1)
-        t = replace(t, rl=replace(t.rl, **clips) if obs == "rgb" else DppoOptions(**CHUNKS | clips | dict(lr=1e-3)))
+        clips = {"clip_base": 0.01, "clip_coef": 0.1}
+        t = replace(t, rl=replace(t.rl, **clips) if obs == "rgb" else DppoOptions(**CHUNKS | clips | {"lr": 1e-3}))
     if algo == "nft" and obs != "rgb":
-        t = replace(t, rl=NftOptions(**CHUNKS | dict(lr=2e-4, epochs=2)))
+        t = replace(t, rl=NftOptions(**CHUNKS | {"lr": 2e-4, "epochs": 2}))
     return t
 
 
@@ -128,7 +131,7 @@ def replay(t: TrainConfig, quick: bool, dense: bool = False) -> TrainConfig:
     if t.algo == "iql" and (own or dense):  # returns that are not in [0, 1]
         t = replace(t, rl=replace(t.rl, beta=3.0))
     if own:  # from scratch, on the task's dense reward
-        wide = dict(critics=2, critic_hidden=256)
+        wide = {"critics": 2, "critic_hidden": 256}
         return replace(t, demos="0", envs=8, steps=300_000, reward="dense", eval_episodes=20, eval_every=50_000,
                        policy=replace(head, horizon=1, execute=1, hidden=256, teacher=False, **wide),
                        rl=replace(t.rl, pretrain=0, **wide))
@@ -136,7 +139,7 @@ def replay(t: TrainConfig, quick: bool, dense: bool = False) -> TrainConfig:
     if t.algo in ("rlpd", "hil_serl", "expo", "pa_rl"):  # the others have an offline stage of their own
         few["pretrain"] = 1000
     if t.algo in ("rlpd", "hil_serl"):  # freer, and the actor leaves what the critics know; all that succeeded holds it
-        few |= dict(bc_coef=20.0, imitate="success", ramp=1000, tau=0.02)
+        few |= {"bc_coef": 20.0, "imitate": "success", "ramp": 1000, "tau": 0.02}
     head, few = replace(head, **GENTLE.get(t.algo, {})), few | IMITATES.get(t.algo, {})
     if t.obs == "rgb":  # the trunk is supervised alone
         t = replace(t, demos="50", bc=replace(t.bc, updates=1500 if quick else 4000, batch=16, noises=16))

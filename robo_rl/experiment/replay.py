@@ -206,7 +206,8 @@ class ReplayStage:
         config, policy, e = self.config, self.learner.policy, self.config.policy.execute
         helped = int(state.get("helped", 0))
         if workers(config):
-            job = ActorJob(functools.partial(stage, config, self.run.folder), policy.options, policy.spec, self.online.rows, config.seed + 1,
+            job = ActorJob(functools.partial(stage, config, self.run.folder), policy.options, policy.spec,
+                           self.online.rows, config.seed + 1,
                            config.rl.capacity, self.run.folder / "replay", self.run.folder / "flight", self.run.step, helped,
                            int(time.time()) if any(self.kept) else 0, config.sim.split(":")[0] == "dds")
             return Beside(job, policy, (self.online, self.demos), ROUND * e * config.envs, config.hang)

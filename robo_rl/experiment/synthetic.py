@@ -57,7 +57,8 @@ class Synthetic:
         keep = (b.steps == self.execute) | over
         if keep.sum() < LEAST:
             return None
-        t = Transitions(b.obs["state"][keep], b.actions[keep].reshape(keep.sum(), -1), b.rewards[keep], b.next_obs["state"][keep], over[keep])
+        t = Transitions(b.obs["state"][keep], b.actions[keep].reshape(keep.sum(), -1), b.rewards[keep],
+                        b.next_obs["state"][keep], over[keep])
         generator = Upsampler(t, SynthOptions(updates=self.options.synthetic_updates), seed)
         return generator.sample(self.options.synthetic_rows, seed), len(t)
 
@@ -68,7 +69,7 @@ class Synthetic:
         from world_models.guided import Guided, GuideOptions
         from world_models.synther import SynthOptions, Transitions
         o = self.options
-        parts = [r.windows(k, o.synthetic_window, rng) for (r, _), k in zip(real.sources.values(), real.counts(count)) if k]
+        parts = [r.windows(k, o.synthetic_window, rng) for (r, _), k in zip(real.sources.values(), real.counts(count), strict=False) if k]
         obs, action, reward, over = (np.concatenate([p[k] for p in parts]) for k in ("obs", "action", "reward", "over"))
         if len(obs) < LEAST:
             return None

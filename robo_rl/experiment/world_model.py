@@ -28,8 +28,8 @@ def find_policies(paths: tuple[str, ...]) -> list[tuple[str, Path, Path]]:
     out = []
     for path in map(Path, paths):
         run, folder = pick_checkpoint(path, "last")
-        for at in [folder] if (path / "meta.json").exists() else checkpoint.checkpoints(run):
-            out.append((f"{run.name}/{int(at.name.removeprefix('step_'))}", run, at))
+        found = [folder] if (path / "meta.json").exists() else checkpoint.checkpoints(run)
+        out += [(f"{run.name}/{int(at.name.removeprefix('step_'))}", run, at) for at in found]
     return out
 
 
@@ -77,7 +77,7 @@ def compare_policies(model, env, policies: list, config: WorldEvalConfig, tick=l
     ranking = {"policies": len(names), "spearman": trust.spearman_interval(m, r)._asdict(), "pearson": trust.pearson(a, b),
                "worst_regret": trust.worst_regret(a, b), "choice_regret": trust.choice_regret(a, b),
                "mean_max_rank_violation": trust.mean_max_rank_violation(a, b), "starts": config.episodes}
-    return {"policies": [asdict(g) | {"gap": g.gap._asdict()} | row for g, row in zip(gaps, rows)], "ranking": ranking,
+    return {"policies": [asdict(g) | {"gap": g.gap._asdict()} | row for g, row in zip(gaps, rows, strict=False)], "ranking": ranking,
             "exploitation": {"alarm": any(g.alarm for g in gaps), "tolerance": config.tolerance,
                              "policies": [g.name for g in gaps if g.alarm]}}
 

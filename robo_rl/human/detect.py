@@ -245,12 +245,9 @@ def embed(policy, obs: dict, at_once: int = 4096) -> np.ndarray:
     import torch
 
     from robo_rl.policies import obs_tensors
-    out = []
     with torch.no_grad():
-        for k in range(0, len(obs["state"]), at_once):
-            out.append(policy.encode(obs_tensors({key: v[k:k + at_once] for key, v in obs.items()},
-                                                 policy.spec)).numpy())
-    return np.concatenate(out)
+        return np.concatenate([policy.encode(obs_tensors({key: v[k:k + at_once] for key, v in obs.items()}, policy.spec)).numpy()
+                               for k in range(0, len(obs["state"]), at_once)])
 
 
 def embed_episodes(env, policy, starts: Sequence[int], seed: int = 0) -> list[tuple[np.ndarray, bool]]:

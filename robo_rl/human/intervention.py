@@ -89,7 +89,8 @@ class InterventionEnv(VectorWrapper):
     """`env` with `operator` beside its policy.
 
     `step` info carries also `executed` float32[N,A], the action that ran, in -1..1; `source` uint8[N], 0 only where
-    `env` got exactly the action given to `step` (which it clips), else 1; `phase` uint8[N], index into PHASES. An env that is over has source and
+    `env` got exactly the action given to `step` (which it clips), else 1; `phase` uint8[N], index into PHASES. An
+    env that is over has source and
     phase 0. `sources()` tells who acts in the *next* step, so that a chunk can be cut where the driver changes. blend: seconds a
     change of driver takes. freeze: time stands still for a robot that has come to rest in a pause (the env must have
     snapshots), so that waiting for a person uses up no steps. Starts, seeds, masks, snapshots and the expert are those

@@ -46,7 +46,7 @@ def time_features(t: Tensor) -> Tensor:
 
 def mlp(sizes: list[int], act: str) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:])):
+    for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=False)):
         layers.append(nn.Linear(a, b))
         if i < len(sizes) - 2:
             layers.append(activation(act))
@@ -202,7 +202,7 @@ class VisionLanguageTrunk(nn.Module):
         words = self.words(tokens)
         heard = (tokens != 0).sum(1, keepdim=True).clamp(min=1)
         instruction = words.sum(1) / heard  # padding embeds as zero
-        patches, points = zip(*[encode(images[v], instruction) for v, encode in zip(self.views, self.images)])
+        patches, points = zip(*[encode(images[v], instruction) for v, encode in zip(self.views, self.images, strict=False)], strict=False)
         x = torch.cat([self.read.expand(b, -1, -1), self.state(state)[:, None], *patches,
                        words + self.place[:, :length]], 1)
         bias = torch.zeros(b, 1, 1, x.shape[1])

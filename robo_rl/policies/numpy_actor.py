@@ -57,7 +57,7 @@ class NumpyActor:
         hidden = self._weights[0].shape[1]
         buffers = [np.ones(hidden + 1, F) for _ in self._weights[1:]]  # the last entry stays 1: it carries the bias
         self._out = np.empty(d, F)
-        self._layers = list(zip([first, *buffers], self._weights, (b[:-1] for b in buffers)))
+        self._layers = list(zip([first, *buffers], self._weights, (b[:-1] for b in buffers), strict=False))
         self._last = buffers[-1], self._weights[-1]
         self._scratch, self._zeros = np.empty(hidden, F), np.zeros(hidden, F)
 

@@ -191,7 +191,7 @@ def whisker(value: float, low: float, high: float, colour: int) -> str:
 def _runs(ok: np.ndarray) -> list[tuple[int, int]]:
     """[a, b) of every stretch of True."""
     edge = np.flatnonzero(np.diff(np.concatenate([[False], ok, [False]]).astype(int)))
-    return list(zip(edge[::2].tolist(), edge[1::2].tolist()))
+    return list(zip(edge[::2].tolist(), edge[1::2].tolist(), strict=False))
 
 
 def _points(s: Series, v: np.ndarray, a: int, b: int, px, py, way: int = 1) -> str:

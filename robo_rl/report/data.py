@@ -145,7 +145,7 @@ def load(folder: Path) -> RunRecord:
 
 def difference(before: Evaluation, after: Evaluation) -> Difference:
     """Paired on the shared starts where those are all of the smaller evaluation, else unpaired."""
-    keys = [list(zip(e.starts, e.task or [""] * len(e.starts))) for e in (after, before)]
+    keys = [list(zip(e.starts, e.task or [""] * len(e.starts), strict=False)) for e in (after, before)]
     i, j = match(*keys)
     if len(i) and len(i) == min(len(before.success), len(after.success)):
         return Difference(paired_difference(after.success[i], before.success[j]), True, len(i))

@@ -5,6 +5,7 @@ says so) and writes RUN/report.html with plots, videos and styles inside.
 """
 
 import base64
+import contextlib
 import math
 import shlex
 from datetime import datetime
@@ -30,10 +31,8 @@ def header(run: RunRecord) -> str:
     git = info.get("git")
     git = " ".join(f"{v}" for _, v in flat(git)) if isinstance(git, dict) else git
     created = str(info.get("created") or "")
-    try:
+    with contextlib.suppress(ValueError):
         created = datetime.fromisoformat(created).strftime("%Y-%m-%d %H:%M %Z").strip()
-    except ValueError:
-        pass
     facts = [(k, config.get(k) if config.get(k) not in (None, "") else info.get(k))
              for k in ("sim", "task", "algo", "policy", "obs")]
     facts += [("seed", info.get("seed")), ("date", created), ("robo_rl", info.get("version")),

@@ -122,7 +122,8 @@ def health(run: RunRecord) -> str:
     charts.insert(1, charts.pop(2) if len(charts) > 2 else "")  # KL beside the return, then the ratios
     shown = {"train/success", "train/return", "train/ratio_max", "train/log_ratio_p01", "train/log_ratio_p99",
              "train/log_ratio_absmax", "rate/steps_per_s", "eval/success", "eval/low", "eval/high",
-             "eval/return", "step", "time", "stage", "sft/loss", *(f"{g}/{k}" for g in ("report", "best") for k in ("success", "low", "high", "return")),
+             "eval/return", "step", "time", "stage", "sft/loss",
+             *(f"{g}/{k}" for g in ("report", "best") for k in ("success", "low", "high", "return")),
              *(k for k, *_ in PARTS), *(k for k, *_ in HEALTH)}
     rest = [k for k in m if k not in shown and len(rl_series(run, k, k)[0].x)]
     more = f'<p class="foot">Not logged by this run: {", ".join(absent)}.</p>' if absent else ""

@@ -46,7 +46,7 @@ def draw(names: tuple[str, ...], *states: np.ndarray) -> "tuple[np.ndarray, ...]
     at = {n: i for i, n in enumerate(names)}
     hand = [s[..., [at["ee_x"], at["ee_y"], at["ee_z"]]] for s in states]
     things = [n[:-3] for n in names if n.endswith("_dx") and f"{n[:-1]}y" in at and f"{n[:-1]}z" in at]
-    points = [[h] + [h + s[..., [at[f"{t}_d{c}"] for c in "xyz"]] for t in things] for h, s in zip(hand, states)]
+    points = [[h] + [h + s[..., [at[f"{t}_d{c}"] for c in "xyz"]] for t in things] for h, s in zip(hand, states, strict=False)]
     every = np.concatenate([p.reshape(-1, 3) for p in points[0]])
     middle, half = (every.max(0) + every.min(0)) / 2, max(float((every.max(0) - every.min(0)).max()) / 2 * 1.15, 1e-3)
     colours = ((37, 99, 235), (217, 119, 6), (219, 39, 119), (13, 148, 136))
@@ -133,7 +133,8 @@ def training_charts(doc: dict) -> str:
 def page(doc: dict, clips: list[tuple[str, Path]]) -> str:
     """The whole page from eval.json's document."""
     facts = "".join(f"<li><span>{esc(k)}</span>{esc(doc[v])}</li>" for k, v in
-                    (("kind", "kind"), ("env", "sim"), ("data", "data"), ("learnt from", "learnt_from"), ("windows", "windows"), ("seed", "seed"))
+                    (("kind", "kind"), ("env", "sim"), ("data", "data"), ("learnt from", "learnt_from"),
+                     ("windows", "windows"), ("seed", "seed"))
                     if doc.get(v) not in (None, ""))
     first = next(iter(doc["open_loop"]))
     last = list(doc["open_loop"][first]["model"])[-1:]
@@ -149,7 +150,8 @@ def page(doc: dict, clips: list[tuple[str, Path]]) -> str:
     ranks, more = "", ""
     if "policies" in doc:
         r, e = doc["ranking"], doc["exploitation"]
-        tiles.append(tile("Spearman", number(r["spearman"]["value"]), f"{r['policies']} policies; worst regret {number(r['worst_regret'])}"))
+        tiles.append(tile("Spearman", number(r["spearman"]["value"]),
+                          f"{r['policies']} policies; worst regret {number(r['worst_regret'])}"))
         tiles.append(tile("Exploitation", "alarm" if e["alarm"] else "none", f"gap surely above {e['tolerance']:g}"))
         ranks = (f"<h2>Policies</h2><p>Success on the same {r['starts']} starts. Gap: model minus simulator, interval widened for "
                  f"{r['policies']} looks; the alarm fires where it lies above {e['tolerance']:g}.</p>{policies_table(doc)}"
@@ -157,7 +159,8 @@ def page(doc: dict, clips: list[tuple[str, Path]]) -> str:
     if "eva" in doc:
         v = doc["eva"]
         tiles.append(tile("Executability (EVA)", number(v["model"]), f"10 is best; the recording itself: {number(v['recorded'])}"))
-    notes = ('<section class="card notes"><ul>' + "".join(f"<li>{esc(n)}</li>" for n in doc["notes"]) + "</ul></section>") if doc["notes"] else ""
+    notes = ('<section class="card notes"><ul>' + "".join(f"<li>{esc(n)}</li>"
+                                                          for n in doc["notes"]) + "</ul></section>") if doc["notes"] else ""
     against = doc.get("against")
     charts = "".join(open_loop_chart(n, t, {"name": against["model"], "model": against["open_loop"][n]["model"]}
                                      if against and n in against["open_loop"] else None) for n, t in doc["open_loop"].items())
@@ -166,17 +169,19 @@ def page(doc: dict, clips: list[tuple[str, Path]]) -> str:
     calibration += reliability_chart("Success probability", "share of steps that succeed, in ten equal groups by prediction", s["bins"],
                                      "predicted probability", True)
     if clips:
-        figures = "".join(f'<figure class="card video"><video controls loop muted playsinline autoplay preload="auto" src="data:video/mp4;base64,'
-                          f'{base64.b64encode(path.read_bytes()).decode()}"></video><figcaption><b>{esc(title)}</b>'
+        figures = "".join('<figure class="card video"><video controls loop muted playsinline autoplay preload="auto" '
+                          f'src="data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"></video><figcaption><b>{esc(title)}</b>'
                           "<span>top: reality, bottom: the model, half speed</span></figcaption></figure>" for title, path in clips)
-        more = f'<h2>Side by side</h2><p>Recorded episodes above; below what the model imagined from their first frame and actions alone.</p><div class="grid">{figures}</div>'
+        more = ('<h2>Side by side</h2><p>Recorded episodes above; below what the model imagined from their first frame and '
+                f'actions alone.</p><div class="grid">{figures}</div>')
     body = f"""
 <header><p class="eyebrow">robo_rl world model</p><h1>{esc(doc["model"])}</h1><ul class="facts">{facts}</ul></header>
 <section class="tiles">{"".join(tiles)}</section>{notes}
 {more}
 <h2>Open-loop error</h2><p>The model sees one frame and the actions, never what came after.</p><div class="grid">{charts}</div>
 {ranks}
-<h2>Calibration</h2><p>A threshold on the uncertainty cuts imagined episodes; at {number(u["threshold"], 3)} it cuts {100 * u["steps_cut"]:.1f} % of these steps,
+<h2>Calibration</h2><p>A threshold on the uncertainty cuts imagined episodes; at {number(u["threshold"], 3)} it cuts
+{100 * u["steps_cut"]:.1f} % of these steps,
 where the mean error is {number(u["error_cut"], 3)} (kept steps: {number(u["error_kept"], 3)}).</p><div class="grid">{calibration}</div>
 <footer>Made by <code>robo_rl wm eval</code>. Intervals: percentile bootstrap over windows, Newcombe's method 10 for gaps.</footer>"""
     template = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")

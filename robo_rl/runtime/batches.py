@@ -46,7 +46,7 @@ class BatchBuilder:
         rounds, out = self.ledger.rounds() if self.ledger.staleness == 0 else 0, []
         if rounds and self.order is None:
             workers = sorted(self.ledger.shares)
-            self.order = dict(zip(workers, itertools.accumulate((self.envs_of(w) * rounds for w in workers), initial=0)))
+            self.order = dict(zip(workers, itertools.accumulate((self.envs_of(w) * rounds for w in workers), initial=0), strict=False))
         ranks: dict[int, list[int]] = {}
         for f in sorted(among, key=lambda f: f.uid) if rounds > 1 else ():
             ranks.setdefault(f.worker, []).append(f.uid)

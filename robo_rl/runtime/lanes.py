@@ -109,8 +109,8 @@ class Lanes:
 
     def _noise(self) -> list[tuple[torch.Generator, int]]:
         seed = mix(self.collector.seed, self.index)
-        keys = zip(self.uid.tolist(), self.member.tolist(), self.row.tolist())
-        return [(seed_noise(g, mix(seed, *key)), 1) for g, key in zip(self.generators, keys)]
+        keys = zip(self.uid.tolist(), self.member.tolist(), self.row.tolist(), strict=False)
+        return [(seed_noise(g, mix(seed, *key)), 1) for g, key in zip(self.generators, keys, strict=False)]
 
     def _keep(self, g: Group, lanes: np.ndarray) -> None:
         """Move what these lanes did from the line to the rows of their group."""

@@ -278,7 +278,7 @@ class Ledger:
 
     def load_state_dict(self, state: dict) -> None:
         self.fragments = {row[0]: Fragment(*row) for row in state["fragments"]}
-        self.free, self.used = list(state["free"]), {w: n for w, n in state["used"]}
+        self.free, self.used = list(state["free"]), dict(state["used"])
         self.shares = {w: (d, n) for w, d, n in state["shares"]}
         for k in COUNTERS:
             setattr(self, k, state[k])

@@ -239,7 +239,7 @@ def _serve(job: ServerJob, pipe) -> None:
             version = newest
         parts, noise = [], []
         generators += [torch.Generator() for _ in range(len(waiting) - len(generators))]
-        for generator, (_, (slot, worker, t, key)) in zip(generators, waiting):
+        for generator, (_, (slot, worker, t, key)) in zip(generators, waiting, strict=False):
             columns = slots.columns(slot, worker)
             parts.append((columns, t))
             noise.append((seed_noise(generator, key), columns["done"].shape[1]))

@@ -50,7 +50,7 @@ class Staging:
             order = sorted(self.at, key=lambda uid: self.at[uid][0])
             ends = [0, *(sum(self.at[uid][:2]) for uid in order)]
             fits = uids == self.at.keys() and ends[-1] == self.width and all(
-                self.at[uid][0] == end for uid, end in zip(order, ends))
+                self.at[uid][0] == end for uid, end in zip(order, ends, strict=False))
             rows, buffer = max((r for _, _, r in self.at.values()), default=0), self.buffers[0]
             self.at, self.used = {}, 0
             if not fits:

@@ -52,7 +52,7 @@ def simulate(workers: int, envs: int, decisions: int, batch: int, staleness: int
     publishing). The first order of workers is drawn, later ones follow from the clock. The broker has a core of its own.
     """
     slots = workers * (staleness + 2) + -(-batch // (decisions * envs)) * (staleness + 8)
-    book = Ledger(batch, staleness, slots, {i: (decisions, envs) for i in range(workers)})
+    book = Ledger(batch, staleness, slots, dict.fromkeys(range(workers), (decisions, envs)))
     run = _Simulation(book, workers, decide, learn, cores, seed, broker)
     while run.made < updates:
         run.lease()

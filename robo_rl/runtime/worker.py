@@ -266,7 +266,7 @@ def _play(lanes: Lanes, connection, slots: Slots, where: Path, saved: dict, orph
         spent = lanes.collector.timer.take() if whole else {}
         for uid, rows, oldest in whole:
             times = (int(spent.get("sim", 0) * 1e9), int(spent.get("policy", 0) * 1e9), idle, began, time.monotonic_ns())
-            for name, value in zip(("sim_ns", "policy_ns", "wait_ns", "begin", "end"), times):
+            for name, value in zip(("sim_ns", "policy_ns", "wait_ns", "begin", "end"), times, strict=False):
                 head[name][held[uid]] = value
             slots.sign(held[uid], lanes.index, 0, rows)
             connection.send(("sealed", uid, rows, oldest, False, finite(slots.columns(held[uid], lanes.index), rows)))

@@ -5,6 +5,7 @@ HttpOnly cookie. Tokens and sessions are kept as SHA-256 digests, so that the ti
 about them. `renew` makes new addresses and ends the old sessions.
 """
 
+import contextlib
 import hashlib
 import ipaddress
 import resource
@@ -229,7 +230,5 @@ class BoundedListener(socket.socket):
         del self._pending[fd]
         self._others[fd] = conn
         self.refused += 1
-        try:
+        with contextlib.suppress(OSError):  # the other end was faster
             conn.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the other end was faster
-            pass
