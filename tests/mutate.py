@@ -13,6 +13,7 @@ listed with the reason in `tests/mutants_equivalent.tsv`: file, line as it is, l
 
 import argparse
 import ast
+import contextlib
 import copy
 import json
 import multiprocessing
@@ -195,10 +196,8 @@ def run_tests(tree: Path, tests: tuple[str, ...], limit: float, compiled: bool =
             said = "timed out"
         else:
             time.sleep(0.02)
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)  # and whatever the tests started
-    except ProcessLookupError:
-        pass
     if said == "timed out":
         os.waitpid(pid, 0)
     return said

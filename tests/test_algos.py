@@ -24,20 +24,20 @@ from robo_rl.options import (
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import Collector
 
-SMALL = dict(hidden=64, layers=2, horizon=4, execute=4)
-COMMON = dict(decisions=12, epochs=4, minibatch=256, lr=1e-3, critic_lr=3e-3, critic_warmup=1, gamma=0.95)
+SMALL = {"hidden": 64, "layers": 2, "horizon": 4, "execute": 4}
+COMMON = {"decisions": 12, "epochs": 4, "minibatch": 256, "lr": 1e-3, "critic_lr": 3e-3, "critic_warmup": 1, "gamma": 0.95}
 METHODS = {
     "ppo": (PolicyOptions(kind="gaussian", **SMALL), PpoOptions(**COMMON)),
     "pi_rl sde": (PolicyOptions(**SMALL), PiRlOptions(**COMMON)),
-    "pi_rl sde grpo": (PolicyOptions(**SMALL), PiRlOptions(**COMMON | dict(advantage="grpo"))),
+    "pi_rl sde grpo": (PolicyOptions(**SMALL), PiRlOptions(**COMMON | {"advantage": "grpo"})),
     "pi_rl noise": (PolicyOptions(noise="learned", noise_steps="all", noise_max=0.3, **SMALL),
-                    PiRlOptions(**COMMON | dict(entropy_coef=0.005))),
+                    PiRlOptions(**COMMON | {"entropy_coef": 0.005})),
     "pi_rl noise grpo": (PolicyOptions(noise="learned", noise_steps="all", noise_max=0.3, **SMALL),
-                         PiRlOptions(**COMMON | dict(advantage="grpo"))),
+                         PiRlOptions(**COMMON | {"advantage": "grpo"})),
     "dppo": (PolicyOptions(kind="diffusion", denoise_steps=5, finetune_steps=5, logp_reduction="mean", **SMALL),
-             DppoOptions(**COMMON | dict(clip_base=0.05, clip_coef=0.2, epochs=8))),
+             DppoOptions(**COMMON | {"clip_base": 0.05, "clip_coef": 0.2, "epochs": 8})),
     "reinflow": (PolicyOptions(noise="learned", noise_steps="all", noise_max=0.3, **SMALL), ReinFlowOptions(**COMMON)),
-    "nft": (PolicyOptions(**SMALL), NftOptions(**COMMON | dict(lr=2e-4, epochs=2, adv_max=3.0))),
+    "nft": (PolicyOptions(**SMALL), NftOptions(**COMMON | {"lr": 2e-4, "epochs": 2, "adv_max": 3.0})),
 }
 
 
@@ -88,9 +88,9 @@ def test_a_learner_restored_from_a_checkpoint_makes_the_identical_next_updates(n
             step(env, learner, collector, options, rng)
         return learner
     whole, resumed = run(None), run(tmp_path)
-    for a, b in zip(whole.policy.parameters(), resumed.policy.parameters()):
+    for a, b in zip(whole.policy.parameters(), resumed.policy.parameters(), strict=True):
         assert torch.equal(a, b)
-    for a, b in zip(whole.credit.critic.parameters(), resumed.credit.critic.parameters()):
+    for a, b in zip(whole.credit.critic.parameters(), resumed.credit.critic.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
@@ -154,7 +154,7 @@ def test_flat_groups_are_dropped_and_leave_the_weights_alone():
     before = [p.clone() for p in learner.policy.parameters()]
     metrics, _ = step(env, learner, collector, options, np.random.default_rng(0))
     assert metrics["skipped"] == 1.0 and metrics["flat_groups"] == 1.0
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
 
 
 def test_advantages_whitened_per_minibatch_have_mean_0_and_std_1_in_each_and_ranks_share_them():
@@ -196,7 +196,7 @@ def test_the_actors_learning_rate_grows_over_its_first_steps_and_goes_on_growing
                 learner.load_state_dict(state)
             learner.options = replace(o, epochs=1, minibatch=96, critic_warmup=0, ramp=6)
             opt = learner.actor_opt
-            learner.actor_opt = Recorder(opt, lambda: rates.append(opt.param_groups[0]["lr"] / o.lr))
+            learner.actor_opt = Recorder(opt, lambda opt=opt: rates.append(opt.param_groups[0]["lr"] / o.lr))
             step(env, learner, collector, learner.options, rng)
             learner.actor_opt = opt
             assert opt.param_groups[0]["lr"] == o.lr
@@ -211,8 +211,8 @@ def test_the_critic_warms_up_alone():
     actor = [p.clone() for p in learner.policy.parameters()]
     critic = [p.clone() for p in learner.credit.critic.parameters()]
     step(env, learner, collector, options, None)
-    assert all(torch.equal(a, b) for a, b in zip(actor, learner.policy.parameters()))
-    assert not all(torch.equal(a, b) for a, b in zip(critic, learner.credit.critic.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(actor, learner.policy.parameters(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(critic, learner.credit.critic.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("change", [1e3, float("nan"), float("inf")], ids=str)
@@ -245,7 +245,7 @@ def test_one_bad_ratio_among_pieces_refuses_the_step_that_adds_them_up():
     before = [p.clone() for p in learner.policy.parameters()]
     metrics = learner.accumulate(pieces, 0.5)
     assert metrics["refused"] > 0 and metrics["skipped_updates"] == 1
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
 
 
 def test_critic_steps_and_steps_of_nft_along_no_number_are_counted():
@@ -254,7 +254,7 @@ def test_critic_steps_and_steps_of_nft_along_no_number_are_counted():
     r.rewards[0, 0] = float("nan")
     before = [p.clone() for p in learner.credit.params]
     assert learner.update(r, 0.0)["skipped_critic"] == 1
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.credit.params))
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.credit.params, strict=False))
     env, learner, collector, options = setup("nft", n=8)
     learner.options = replace(options, critic_warmup=0)
     r = collector.collect(learner.sampler, 12, explore=False)
@@ -274,7 +274,7 @@ def test_reinflows_noise_bound_holds_then_falls():
 def test_reinflows_distance_to_the_old_policy_starts_at_zero_and_grows():
     policy_options, _ = METHODS["reinflow"]
     policy = make_policy(policy_options, ObsSpec(state=4, action=2), 0)
-    learner = reinflow.make(policy, ReinFlowOptions(**COMMON | dict(w2_coef=1.0)), 0)
+    learner = reinflow.make(policy, ReinFlowOptions(**COMMON | {"w2_coef": 1.0}), 0)
     extra, rng = learner.rules(0.0).extra, torch.Generator().manual_seed(0)
     assert float(extra(torch.randn(16, 4), rng).detach()) == 0.0
     with torch.no_grad():
@@ -300,7 +300,7 @@ def test_methods_refuse_policies_they_cannot_train():
         with pytest.raises(UserError, match=word):
             importlib.import_module(f"robo_rl.algos.{name}").make(policy, METHODS["ppo"][1], 0)
     for noise in ("sde", "cps"):  # one step of either is deterministic, and so are all without noise
-        for kw, word in ((dict(denoise_steps=1), "denoise_steps >= 2.*learned"), (dict(noise_level=0.0), "noise_level")):
+        for kw, word in (({"denoise_steps": 1}, "denoise_steps >= 2.*learned"), ({"noise_level": 0.0}, "noise_level")):
             policy = make_policy(PolicyOptions(noise=noise, **SMALL, **kw), ObsSpec(state=4, action=2), 0)
             with pytest.raises(UserError, match=word):
                 importlib.import_module("robo_rl.algos.pi_rl").make(policy, PiRlOptions(), 0)

@@ -12,8 +12,9 @@ from robo_rl.cli.train import parse
 from robo_rl.errors import UserError
 from robo_rl.experiment import config_file
 
-SMALL = dict(task="reach", preset="quick", workers=0, envs=8, demos="4", steps=256, eval_episodes=8, eval_every=128, video=False,
-             policy={"hidden": 16}, bc={"updates": 20, "batch": 16}, rl={"decisions": 4, "minibatch": 16, "critic_warmup": 0})
+SMALL = {"task": "reach", "preset": "quick", "workers": 0, "envs": 8, "demos": "4", "steps": 256, "eval_episodes": 8,
+         "eval_every": 128, "video": False,
+             "policy": {"hidden": 16}, "bc": {"updates": 20, "batch": 16}, "rl": {"decisions": 4, "minibatch": 16, "critic_warmup": 0}}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,8 @@ def test_what_the_callback_raises_ends_the_run_and_it_resumes(tmp_path):
 def test_python_and_the_command_line_make_the_same_run(trained, tmp_path):
     result, _ = trained
     robo_rl.train(robo_rl.recipe(**SMALL, out=str(tmp_path / "again")), quiet=True)
-    listed = ["--task", "reach", "--preset", "quick", "--workers", "0", "--envs", "8", "--demos", "4", "--steps", "256", "--eval-episodes", "8",
+    listed = ["--task", "reach", "--preset", "quick", "--workers", "0", "--envs", "8", "--demos", "4", "--steps",
+              "256", "--eval-episodes", "8",
               "--eval-every", "128", "--no-video", "--policy.hidden", "16", "--bc.updates", "20", "--bc.batch", "16",
               "--rl.decisions", "4", "--rl.minibatch", "16", "--rl.critic-warmup", "0"]
     assert command(tmp_path, "train", *listed, "--out", "typed").code == 0

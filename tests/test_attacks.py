@@ -517,9 +517,8 @@ def sources() -> list[tuple[str, str, ast.Call]]:
     out = []
     for package in ("robo_rl", "sims", "controllers", "world_models", "launch"):
         for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Call) and (name := dotted(node.func)):
-                    out.append((str(path.relative_to(ROOT)), name, node))
+            out += [(str(path.relative_to(ROOT)), name, node) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+                    if isinstance(node, ast.Call) and (name := dotted(node.func))]
     return out
 
 

@@ -68,7 +68,8 @@ def mistake(capsys, *argv: str) -> str:
     ("train --reward dens", "unknown reward 'dens'; did you mean 'dense'? Allowed: dense,"),
     ("train --randomise mas", "unknown randomise 'mas'; did you mean 'mass'? Allowed: mass,"),
     ("train --randomise latency", "randomise latency needs a number of control steps"),
-    ("train --policy.kind flw", "invalid choice 'flw' for argument '--policy.kind'. Expected one of ('flow', 'diffusion', 'gaussian', 'squashed', 'guided')"),
+    ("train --policy.kind flw", "invalid choice 'flw' for argument '--policy.kind'. Expected one of "
+     "('flow', 'diffusion', 'gaussian', 'squashed', 'guided')"),
     ("train --rl.epoch 3", "Unrecognized options: --rl.epoch, 3; did you mean --rl.epochs? (robo_rl train --help lists"),
     ("train --algo ppo --rl.beta 2", "Unrecognized options: --rl.beta, 2 (robo_rl train --help lists the options)"),
     ("train stray", "Unrecognized options: stray"),
@@ -196,11 +197,11 @@ def test_the_papers_numbers_have_their_own_preset_and_ours_another():
     assert (d.policy.denoise_steps, d.policy.finetune_steps, d.policy.execute, d.rl.clip_base, d.rl.clip_coef) == (20, 10, 4, 0.001, 0.01)
     ours = preset("mujoco", "pick_cube", "dppo", "state", "full")
     assert (d.policy.std_scale, d.policy.std_floor, ours.policy.std_scale) == (1.0, 0.1, 0.0)
-    for t in (t, d):
+    for paper in (t, d):
         import importlib
 
         from robo_rl.policies import ObsSpec, make_policy
-        importlib.import_module(f"robo_rl.algos.{t.algo}").make(make_policy(t.policy, ObsSpec(state=4, action=3), 0), t.rl, 0)
+        importlib.import_module(f"robo_rl.algos.{paper.algo}").make(make_policy(paper.policy, ObsSpec(state=4, action=3), 0), paper.rl, 0)
 
 
 def best_eval(run: Path) -> dict:

@@ -312,7 +312,8 @@ def test_a_leader_arm_leads_what_the_first_operator_holds_once_it_is_there(run):
         assert session.page_state("ann")["robots"][1]["task"] == "reach the green mark"  # the second operator's is nobody's to lead
         session.state.take("ann", 0)
         session.read_device()
-        assert re.fullmatch(r"bring the leader arm to the robot's tool: \d+ cm and \d+ degrees away", session.page_state("ann")["robots"][0]["task"])
+        assert re.fullmatch(r"bring the leader arm to the robot's tool: \d+ cm and \d+ degrees away",
+                            session.page_state("ann")["robots"][0]["task"])
         assert session.state.holds[0].phase == PAUSE
         here[0], here[1] = tool_of(session.fleet.obs["state"][0], session.spec.state_names)
         session.read_device()

@@ -185,8 +185,7 @@ def test_beyond_all_connections_newcomers_are_closed():
     with listener(8) as (made, come):
         conns = []
         with pytest.raises(ConnectionAbortedError):
-            for _ in range(9):  # what was shut down counts until it is closed
-                conns.append(come())
+            conns.extend(come() for _ in range(9))  # what was shut down counts until it is closed
         assert len(conns) == 8 and made.counts()[1] == 8
         for c in conns:
             c.close()

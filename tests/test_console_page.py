@@ -25,7 +25,8 @@ CONTRAST = """(() => {
     if (e.closest('svg') || e.tagName === 'FIGCAPTION' || !e.offsetParent) continue;
     if (![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
     let p = e, back = [0, 0, 0, 0];
-    while (p && (back[3] === 0)) { const c = read(getComputedStyle(p).backgroundColor); back = c.length < 4 ? [...c, 1] : c; p = p.parentElement; }
+    while (p && (back[3] === 0)) { const c = read(getComputedStyle(p).backgroundColor); back = c.length < 4 ? [...c,
+    1] : c; p = p.parentElement; }
     const [a, b] = [light(read(getComputedStyle(e).color)), light(back)].sort((x, y) => y - x), ratio = (a + .05) / (b + .05);
     if (ratio < 4.5) low.push(`${e.tagName} ${e.id} ${e.textContent.slice(0, 20)} ${ratio.toFixed(2)}`);
   }
@@ -238,7 +239,8 @@ def test_the_page_has_no_secret_no_foreign_source_and_no_inline_script(b):
     assert b.js("location.search + location.hash + document.cookie") == "" and b.js("location.pathname") == "/"
     assert b.js("performance.getEntriesByType('resource').every(e => e.name.startsWith(location.origin) || e.name.startsWith('blob:'))")
     b.js("(() => { const s = document.createElement('script'); s.textContent = 'window.__inline = 1'; document.body.append(s);"
-         " const i = document.createElement('img'); i.setAttribute('onerror', 'window.__inline = 2'); i.src = 'x:'; document.body.append(i); i.remove(); })()")
+         " const i = document.createElement('img'); i.setAttribute('onerror', 'window.__inline = 2'); i.src = 'x:';"
+         " document.body.append(i); i.remove(); })()")
     time.sleep(0.2)
     assert b.js("window.__inline === undefined")
 

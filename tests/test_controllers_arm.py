@@ -315,7 +315,8 @@ def test_weather_delays_drops_repeats_and_reorders():
     def through(**kw):
         clock = Clock()
         bus = Bus(clock, NetworkConditions(seed=1, **kw))
-        box, sender = LoopbackTransport(bus, "b").subscription("x", Numbers, depth=1000), LoopbackTransport(bus, "a").publisher("x", Numbers)
+        box, sender = LoopbackTransport(bus, "b").subscription("x", Numbers, depth=1000), LoopbackTransport(bus,
+                                                                                                            "a").publisher("x", Numbers)
         for k in range(200):
             sender.publish(Numbers((k, clock.now)))
             clock.sleep(0.01)
@@ -327,7 +328,7 @@ def test_weather_delays_drops_repeats_and_reorders():
     assert 60 < len(through(drop=0.5)[0]) < 140
     assert 240 < len(through(repeat=0.5)[0]) < 360
     order, delays = through(jitter=0.1)
-    assert order != sorted(order) and sorted(order) == list(range(200)) and 0 <= min(delays) and max(delays) <= 0.1
+    assert order != sorted(order) and sorted(order) == list(range(200)) and min(delays) >= 0 and max(delays) <= 0.1
 
 
 # ---- DDS -----------------------------------------------------------------------------------------------------------------
@@ -397,7 +398,7 @@ def test_the_hash_of_a_service_is_ros(dds, dds_types):
     types = dds.Types()
     types.add_service(SET_BOOL)
     defs = types.store.fielddefs
-    for old, new, fields in ((SET_BOOL + "_Request", ADD + "_Request", ("a", "b")), (SET_BOOL + "_Response", ADD + "_Response", ("sum",))):
+    for _old, new, fields in ((SET_BOOL + "_Request", ADD + "_Request", ("a", "b")), (SET_BOOL + "_Response", ADD + "_Response", ("sum",))):
         defs[new] = [], [(f, (dds_types.Nodetype.BASE, ("int64", 0))) for f in fields]
     for part in ("", "_Event"):
         text = repr(defs[SET_BOOL + part]).replace(SET_BOOL, ADD)

@@ -1,5 +1,6 @@
 """The governor's rules one by one, then fuzzed commands through governor, law and physics."""
 
+import contextlib
 import json
 import math
 from dataclasses import replace
@@ -333,10 +334,8 @@ def traced(path=None):
         it.tick(t, DT)
     it.stop(2.0, "key")
     for call in (it.arm, it.reset):
-        try:
+        with contextlib.suppress(UserError):
             call(2.01)
-        except UserError:
-            pass
     trace.close()
     return trace, it
 
@@ -400,10 +399,8 @@ def fuzz(n, seed=0, per_tick=20, share=0.02):
     last_torque, last, goal, sent, alive = np.array(arm.law.tau), None, np.array([0.5, 0.0, 0.3]), 0, 0
     while sent < n:
         if it.state in (HOLD, DISARMED, STOPPED) and rng.random() < 0.05:
-            try:
+            with contextlib.suppress(UserError):
                 it.reset(arm.t) if it.state == STOPPED else it.arm(arm.t)
-            except UserError:
-                pass
         if it.state in (ARMED, ACTIVE) and rng.random() < 0.0002:
             it.stop(arm.t)
         for u in rng.random(per_tick).tolist():

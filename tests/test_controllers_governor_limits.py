@@ -41,7 +41,7 @@ def begun(limits=EXACT, **kw):
 
 
 def test_the_defaults_are_the_published_ones():
-    plain = {k: v for k, v in asdict(Limits()).items()}
+    plain = asdict(Limits())
     assert plain == {
         "frame": "base", "low": (None, None, 0.0), "high": (None, None, None), "tilt": None,
         "tilt_axis": (0.0, 0.0, -1.0), "step": (0.02, 0.105), "speed": (0.25, 1.0), "accel": (2.5, 10.0),

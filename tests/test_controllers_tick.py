@@ -157,7 +157,8 @@ def test_ticks_under_random_commands_are_those_of_the_plain_law(name):
         dq = np.where((q < low + 0.01) | (q > high - 0.01), -dq, dq)
         q = np.clip(q, low, high)
         model.update(q, dq)
-        for both, chance in (("target", 0.01), ("joints", 0.01), ("wrench", 0.008), ("stiffness", 0.006), ("rebase", 0.002), ("stand", 0.001)):
+        for both, chance in (("target", 0.01), ("joints", 0.01), ("wrench", 0.008), ("stiffness", 0.006),
+                             ("rebase", 0.002), ("stand", 0.001)):
             if rng.random() > chance:
                 continue
             if both == "target":
@@ -174,7 +175,8 @@ def test_ticks_under_random_commands_are_those_of_the_plain_law(name):
             for it in (law, plain):
                 getattr(it, both if both in ("rebase", "stand") else f"set_{both}")(*said)
         assert np.allclose(law.tick(model, dt), plain.tick(model, dt), atol=2e-5), k
-        assert np.allclose(law.reference.pos, plain.pos, atol=1e-9) and np.allclose(law.k, plain.k) and law.gain == pytest.approx(plain.gain)
+        assert np.allclose(law.reference.pos, plain.pos, atol=1e-9) and np.allclose(law.k,
+                                                                                    plain.k) and law.gain == pytest.approx(plain.gain)
         assert law.fed == (plain.feed_age <= o.command_timeout)
 
 

@@ -180,7 +180,7 @@ def test_interpolation_runs_from_behave_at_age_one_towards_theta():
 def test_the_weight_average_is_the_explicit_weighted_mean():
     xs, betas, average = torch.randn(9, 4), [0.8, 0.5, 0.9, 0.0, 0.7, 0.8, 0.8, 1.0, 0.6], WeightAverage()
     weights = torch.zeros(0)
-    for i, (x, beta) in enumerate(zip(xs, betas)):
+    for i, (x, beta) in enumerate(zip(xs, betas, strict=False)):
         average.update({"w": x}, beta)
         weights = torch.cat([weights * beta, torch.ones(1)])
         assert math.isclose(average.total, float(weights.sum()), rel_tol=1e-6)

@@ -98,7 +98,8 @@ def test_a_missing_file_is_unsound_only_if_it_has_to_be_there(tmp_path):
     verifier = Verifier(tmp_path)
     assert [verifier.is_sound(tmp_path / n) for n in ("meta/a", "meta/b", "c", "other")] == [False, True, True, True]
     assert verifier.listed(tmp_path / "meta") == [tmp_path / "meta/a"] and verifier.listed(tmp_path / "d") == [tmp_path / "d/e/f"]
-    assert sorted(verifier.listed(tmp_path)) == [tmp_path / "d/e/f", tmp_path / "meta/a"] and Verifier(tmp_path, None).listed(tmp_path) == []
+    assert sorted(verifier.listed(tmp_path)) == [tmp_path / "d/e/f", tmp_path / "meta/a"] and Verifier(tmp_path,
+                                                                                                       None).listed(tmp_path) == []
     with pytest.raises(FileNotFoundError):
         verifier.read(tmp_path / "meta/a")
 

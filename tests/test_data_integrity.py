@@ -370,7 +370,7 @@ def test_the_last_picture_is_compressed_as_the_others_are(tmp_path):
         noisy = picture(9 + i % 2, 32, 32, i) // 2 + rng.integers(0, 100, (9 + i % 2, 32, 32, 3), dtype=np.uint8)
         got = data.frames("front", i)
         last.append(psnr(data.final_image("front", i), noisy[-1]))
-        others += [psnr(a, b) for a, b in zip(got[len(got) % 2::2], noisy[len(got) % 2::2])]  # frames of its parity
+        others += [psnr(a, b) for a, b in zip(got[len(got) % 2::2], noisy[len(got) % 2::2], strict=False)]  # frames of its parity
     assert abs(np.mean(last) - np.mean(others)) < 0.5
 
 
@@ -517,7 +517,7 @@ def test_quantiles_are_those_of_all_frames(tmp_path):
     for key, x in columns.items():
         for q, want in quantiles(x).items():
             np.testing.assert_array_equal(stats[key][q], want, err_msg=f"{key} {q}")
-    means = np.mean([np.quantile(data.state[a:b], 0.9, axis=0) for a, b in zip(data.from_, data.to)], 0)
+    means = np.mean([np.quantile(data.state[a:b], 0.9, axis=0) for a, b in zip(data.from_, data.to, strict=True)], 0)
     assert np.abs(means - stats["observation.state"]["q90"]).max() > 1
 
 

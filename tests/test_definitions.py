@@ -34,7 +34,7 @@ def generators(*seeds):
 
 def ppo_number_by_number(logp, old, adv, low, high, dual, weight):
     gains, clipped, kl = [], [], []
-    for x, y, a, lo, hi, w in zip(*(t.flatten().tolist() for t in (logp, old, adv, low, high, weight))):
+    for x, y, a, lo, hi, w in zip(*(t.flatten().tolist() for t in (logp, old, adv, low, high, weight)), strict=False):
         rho = math.exp(x - y)
         bound = min(max(rho, 1 - lo), 1 + hi)
         gain = min(rho * a, bound * a)
@@ -53,7 +53,7 @@ def test_ppo_is_its_formula_number_by_number(dual, tensors):
     want, clipped, kl = ppo_number_by_number(logp, old, adv, low, high, dual, weight)
     loss, m = losses.ppo(logp, old, adv, *((low, high) if tensors else (0.1, 0.3)), dual, weight)
     assert float(loss) == pytest.approx(want, rel=1e-5) and float(m["kl"]) == pytest.approx(kl, rel=1e-4)
-    kept = [not c and w > 0 for c, w in zip(clipped, weight.flatten().tolist())]
+    kept = [not c and w > 0 for c, w in zip(clipped, weight.flatten().tolist(), strict=False)]
     assert float(m["clip_fraction"]) == pytest.approx(sum(clipped) / 36) and float(m["active"]) == pytest.approx(sum(kept) / 36)
     ratio = (logp - old).exp()
     assert float(m["ratio_max"]) == pytest.approx(float(ratio.max()))
@@ -80,11 +80,11 @@ def test_the_value_loss_is_its_formula_number_by_number(huber, clip):
         e = abs(x - y)
         return huber * (e - 0.5 * huber) if huber and e > huber else 0.5 * e * e
     want = []
-    for x, y, o in zip(v.tolist(), target.tolist(), old.tolist()):
+    for x, y, o in zip(v.tolist(), target.tolist(), old.tolist(), strict=False):
         near = o + min(max(x - o, -clip), clip)
         want.append(max(err(x, y), err(near, y)) if clip else err(x, y))
     assert float(losses.value(v, target, old, clip, huber)) == pytest.approx(sum(want) / 40, rel=1e-5)
-    plain = sum(err(x, y) for x, y in zip(v.tolist(), target.tolist())) / 40
+    plain = sum(err(x, y) for x, y in zip(v.tolist(), target.tolist(), strict=False)) / 40
     assert float(losses.value(v, target, None, clip, huber)) == pytest.approx(plain, rel=1e-5)
     assert float(losses.value(v, target, old)) == pytest.approx(0.5 * float((v - target).square().mean()))
 
@@ -298,7 +298,7 @@ def test_after_a_reset_nothing_of_an_average_that_is_no_number_stays():
 def test_without_a_word_vtrace_truncates_at_one_and_counts_no_credit_twice():
     r, v, nv, log_rho = random(4, 3), random(4, 3, seed=1), random(4, 3, seed=2), random(4, 3, seed=3)
     args = r, torch.full((4, 3), 0.9), torch.zeros(4, 3, dtype=torch.bool), v, nv, 0.8, log_rho
-    for got, want in zip(vtrace(*args), vtrace(*args, 1.0, 1.0)):
+    for got, want in zip(vtrace(*args), vtrace(*args, 1.0, 1.0), strict=False):
         assert torch.equal(got, want)
     assert torch.allclose(vtrace(*args)[2], log_rho.exp().clamp(max=1))
     assert not torch.allclose(vtrace(*args, 1.0, 0.1)[1], vtrace(*args)[1])

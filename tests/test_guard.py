@@ -103,7 +103,7 @@ def test_two_hundred_kills_of_workers_server_and_learner_at_random_lose_nothing(
         """{name: process}: the learner every tenth time, else one or two of workers and server, not the same twice in a row:
         the others may have made what was learnt since, and one that dies six times without finishing anything ends the run."""
         if len(recoveries) % 10 == 9:
-            return dict(zip(["learner"], psutil.Process(process.pid).children()))
+            return dict(zip(["learner"], psutil.Process(process.pid).children(), strict=False))
         signed = {p.stem: int(p.read_text().split()[0]) for p in (run / "flight").glob("*.pid") if p.stem not in last}
         alive = {name: psutil.Process(pid) for name, pid in signed.items() if psutil.pid_exists(pid)}
         return {name: alive[name] for name in rng.sample(sorted(alive), min(len(alive), rng.choice((1, 2))))}
@@ -119,7 +119,7 @@ def test_two_hundred_kills_of_workers_server_and_learner_at_random_lose_nothing(
             if not died:
                 continue
             last, kills, learners = died, kills + len(died), learners + ("learner" in died)
-            until(lambda: newest(tmp_path) > before, process, tmp_path)  # more was learnt than ever before
+            until(lambda before=before: newest(tmp_path) > before, process, tmp_path)  # more was learnt than ever before
             recoveries.append(time.monotonic() - began)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
@@ -163,7 +163,7 @@ def test_fifty_kills_of_actor_and_learner_beside_a_person_lose_no_correction(tmp
                 with contextlib.suppress(psutil.Error):
                     victim.kill()
             learners += learner
-            until(lambda: made("online")[0] > before[0][0] + 16, process, tmp_path)
+            until(lambda before=before: made("online")[0] > before[0][0] + 16, process, tmp_path)
             after = made("online"), made("corrections")
             assert all(a[0] >= b[0] and a[1] >= b[1] for a, b in zip(after, before, strict=True))  # nothing that was there is gone
         process.send_signal(signal.SIGINT)

@@ -160,7 +160,7 @@ def test_a_run_says_it_on_the_terminal_records_it_and_shows_it_in_the_report(tmp
     assert wild.code == 0 and any("healthy range" in x and "--rl.lr" in x for x in lines), wild.err
     findings = json.loads((tmp_path / "wild" / "health.json").read_text())["findings"]
     assert len(findings) == len(lines)
-    for a, b in zip(findings, findings[1:]):  # said again only after it was back inside
+    for a, b in zip(findings, findings[1:], strict=False):  # said again only after it was back inside
         assert a["metric"] != b["metric"] or 0 <= a["end"] < b["begin"]
     report = robo_rl(tmp_path, "report", "wild", "--json")
     assert [f["metric"] for f in json.loads(report.out)["unhealthy"]] == [f["metric"] for f in findings]

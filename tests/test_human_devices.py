@@ -1,3 +1,4 @@
+import contextlib
 import os
 import struct
 
@@ -34,10 +35,8 @@ def pipe():
     r, w = os.pipe()
     yield r, w
     for fd in (r, w):
-        try:
+        with contextlib.suppress(OSError):
             os.close(fd)
-        except OSError:
-            pass
 
 
 def js(kind, number, value):

@@ -48,10 +48,7 @@ def drive(env, steps, action=(0.5, 0.0)):
     """Infos of `steps` steps with one action."""
     env.reset(options={"starts": np.arange(env.num_envs)})
     env.goal[:] = 99
-    out = []
-    for _ in range(steps):
-        out.append(env.step(np.tile(np.array(action, np.float32), (env.num_envs, 1)))[4])
-    return out
+    return [env.step(np.tile(np.array(action, np.float32), (env.num_envs, 1)))[4] for _ in range(steps)]
 
 
 def arm(n):
@@ -93,7 +90,7 @@ def test_the_persons_action_replaces_the_policys_from_the_next_step_and_is_recor
 
 
 def test_while_a_command_is_blended_it_is_nobodys_lesson():
-    env = InterventionEnv(far(), Plan({t: (CORRECTION, (-1, 1)) for t in range(3, 10)}), blend=0.4)  # four steps of 0.1 s
+    env = InterventionEnv(far(), Plan(dict.fromkeys(range(3, 10), (CORRECTION, (-1, 1)))), blend=0.4)  # four steps of 0.1 s
     infos = drive(env, 12)
     assert [int(i["phase"][0]) for i in infos] == [0, 0, 0] + [PAUSE] * 3 + [CORRECTION] * 4 + [0, 0]
     own = [np.allclose(i["executed"][0], (-1, 1)) for i in infos]
@@ -138,7 +135,7 @@ def test_source_is_zero_exactly_where_the_policys_action_ran():
 
 
 def test_a_paused_robot_holds_and_the_others_go_on():
-    env = InterventionEnv(far(), Plan({t: (PAUSE, (0, 0)) for t in range(4, 30)}), blend=0.2)
+    env = InterventionEnv(far(), Plan(dict.fromkeys(range(4, 30), (PAUSE, (0, 0)))), blend=0.2)
     drive(env, 7)
     at = env.pos.copy()
     env.step(np.full((2, 2), 0.5, np.float32))
@@ -180,10 +177,7 @@ def scripted(limit=40, n=1, seed=0, **person):
 def helped(env, steps, wrong=True):
     """sources [steps, N] of an episode whose policy drives away from the goal (or towards it)."""
     env.reset(options={"starts": np.arange(env.num_envs)})
-    out = []
-    for _ in range(steps):
-        out.append(env.step(env.expert_action() * (-1 if wrong else 1))[4]["phase"])
-    return np.array(out)
+    return np.array([env.step(env.expert_action() * (-1 if wrong else 1))[4]["phase"] for _ in range(steps)])
 
 
 def test_a_scripted_person_notices_reacts_and_brings_the_episode_to_success():

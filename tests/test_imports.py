@@ -30,7 +30,8 @@ LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split
 PURE = {*LAYERS[0].split(), *LAYERS[1].split()} - {"files", "compiled"}  # no file, no clock, no process
 SIDE_BY_SIDE = {"sims": {"types", "errors", "files", "compiled", "geometry", "contract", "starts"},
                 "controllers": {"geometry", "errors", "files", "compiled"},
-                "world_models": {"types", "files", "data", "log", "checkpoint", "provenance", "signals", *PURE}}  # what of robo_rl the packages beside it may import
+                "world_models": {"types", "files", "data", "log", "checkpoint", "provenance", "signals",
+                                 *PURE}}  # what of robo_rl the packages beside it may import
 HEAVY = ["torch", "mujoco", "gymnasium", "pyarrow", "av", "tensorboard", "matplotlib", "mani_skill", "sapien", "envpool",
          "wandb", "transformers", "jax", "numba"]
 

@@ -184,7 +184,8 @@ def test_up_starts_in_order_and_ends_with_the_one_that_ends(tmp_path):
 
 
 def test_up_takes_all_down_when_one_is_lost_or_never_ready(tmp_path):
-    lost = spec(tmp_path, {"name": "a", "command": [*PY, "import time; time.sleep(60)"]}, {"name": "b", "command": [*PY, "raise SystemExit(7)"]})
+    lost = spec(tmp_path, {"name": "a", "command": [*PY, "import time; time.sleep(60)"]},
+                {"name": "b", "command": [*PY, "raise SystemExit(7)"]})
     done = robo_rl(tmp_path, "up", lost)
     assert done.code == 7 and "b ended with status 7; the rest is taken down" in done.err
     slow = spec(tmp_path, {"name": "a", "command": [*PY, "import time; time.sleep(60)"], "ready": "x"},

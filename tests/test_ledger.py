@@ -45,7 +45,7 @@ def test_a_thousand_random_schedules_keep_every_count_and_the_bound():
                 chosen = book.take()
                 if chosen is not None:
                     assert sum(f.made * f.envs for f in chosen) >= batch
-                    assert all(0 <= book.version - f.oldest for f in chosen)
+                    assert all(book.version - f.oldest >= 0 for f in chosen)
                     order.append([f.uid for f in chosen])
                     trained += 1
                     book.publish(book.version + 1)
@@ -79,7 +79,7 @@ def test_synchronous_work_is_one_fixed_share_of_each_worker():
 
 def test_asynchronous_work_stops_at_the_admission_bound():
     book = Ledger(6, 2, 20, {0: (2, 3)})
-    for i in range(3):
+    for _i in range(3):
         book.seal(book.lease(0).uid, 2, 0)
     assert book.lease(0) is None and book.admitted == 18
     book.take()
@@ -111,16 +111,16 @@ def test_what_a_checkpoint_covers_does_not_come_again_and_its_slot_is_free():
 
 
 def test_a_batch_takes_what_the_oldest_weights_made_first():
-    book = Ledger(2, 2, 8, {i: (1, 2) for i in range(3)})
+    book = Ledger(2, 2, 8, dict.fromkeys(range(3), (1, 2)))
     leases = [book.lease(i) for i in range(3)]
-    for f, oldest in zip(leases, (2, 0, 1)):
+    for f, oldest in zip(leases, (2, 0, 1), strict=False):
         book.seal(f.uid, 1, oldest)
     assert [book.take()[0].oldest for _ in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 def test_fragments_that_do_not_add_up_to_a_batch_never_stop_the_work(staleness):
-    book = Ledger(256, staleness, 60, {i: (8, 10) for i in range(3)})
+    book = Ledger(256, staleness, 60, dict.fromkeys(range(3), (8, 10)))
     for _ in range(200):
         while (chosen := book.take()) is None:
             leases = [f for i in range(3) if (f := book.lease(i)) is not None]

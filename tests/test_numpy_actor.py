@@ -15,7 +15,7 @@ from robo_rl.policies.numpy_actor import NumpyActor
 
 def trained(**kw):
     """A policy whose weights and statistics are as far from their start as training moves them."""
-    options = dict(horizon=16, execute=8, hidden=64, layers=3, denoise_steps=4) | kw
+    options = {"horizon": 16, "execute": 8, "hidden": 64, "layers": 3, "denoise_steps": 4} | kw
     policy = make_policy(PolicyOptions(**options), ObsSpec(state=9, action=7), 0)
     g = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -39,9 +39,9 @@ def same_noise(policy, state, seed):
     return actions.numpy(), noise[0].numpy()
 
 
-@pytest.mark.parametrize("kw", [{}, dict(activation="silu"), dict(activation="tanh"), dict(layers=1), dict(layers=5),
-                                dict(denoise_steps=1), dict(denoise_steps=10), dict(horizon=1, execute=1),
-                                dict(noise="learned", noise_steps="all")], ids=str)
+@pytest.mark.parametrize("kw", [{}, {"activation": "silu"}, {"activation": "tanh"}, {"layers": 1}, {"layers": 5},
+                                {"denoise_steps": 1}, {"denoise_steps": 10}, {"horizon": 1, "execute": 1},
+                                {"noise": "learned", "noise_steps": "all"}], ids=str)
 def test_it_acts_as_the_torch_policy_from_the_same_noise(tmp_path, kw):
     policy = trained(**kw)
     actor = NumpyActor.load(saved(tmp_path, policy))
@@ -65,10 +65,10 @@ def test_a_call_leaves_nothing_behind_for_the_next(tmp_path):
     actor = NumpyActor.load(saved(tmp_path, trained()))
     rng = np.random.default_rng(0)
     states, noises = rng.standard_normal((3, 9)).astype(np.float32), rng.standard_normal((3, 112)).astype(np.float32)
-    first = [actor.act(s, n) for s, n in zip(states, noises)]
+    first = [actor.act(s, n) for s, n in zip(states, noises, strict=True)]
     kept = [a.copy() for a in first]
-    again = [actor.act(s, n) for s, n in zip(states[::-1], noises[::-1])][::-1]
-    for a, b, c in zip(first, kept, again):
+    again = [actor.act(s, n) for s, n in zip(states[::-1], noises[::-1], strict=True)][::-1]
+    for a, b, c in zip(first, kept, again, strict=False):
         assert np.array_equal(a, b) and np.array_equal(a, c)
 
 
@@ -109,8 +109,8 @@ def test_bad_input_is_told_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("kw, spec, text", [
-    (dict(kind="gaussian"), {}, "gaussian"), (dict(kind="diffusion", denoise_steps=5), {}, "diffusion"),
-    ({}, dict(language=True), "an instruction"), ({}, dict(views=("front",), image_size=32, language=True), "images")])
+    ({"kind": "gaussian"}, {}, "gaussian"), ({"kind": "diffusion", "denoise_steps": 5}, {}, "diffusion"),
+    ({}, {"language": True}, "an instruction"), ({}, {"views": ("front",), "image_size": 32, "language": True}, "images")])
 def test_policies_it_cannot_carry_are_refused(tmp_path, kw, spec, text):
     policy = make_policy(PolicyOptions(hidden=16, layers=2, width=32, depth=1, **kw), ObsSpec(state=9, action=7, **spec), 0)
     with pytest.raises(UserError, match=text):

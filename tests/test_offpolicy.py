@@ -42,18 +42,18 @@ from robo_rl.replay_collector import ReplayCollector
 E, A, S = 2, 2, 4
 SPEC = ObsSpec(state=S, action=A)
 GRIP = ObsSpec(state=S, action=A, action_names=("x", "gripper"))
-NET = dict(critics=3, critic_hidden=16, critic_layers=2)
-SMALL = dict(horizon=E, execute=E, hidden=16, layers=2)
+NET = {"critics": 3, "critic_hidden": 16, "critic_layers": 2}
+SMALL = {"horizon": E, "execute": E, "hidden": 16, "layers": 2}
 RL = dict(batch=32, **NET)
 METHODS = {
-    "rlpd": (dict(kind="squashed"), RlpdOptions(**RL)),
-    "hil_serl": (dict(kind="squashed", gripper="toggle"), HilSerlOptions(**RL)),
-    "calql": (dict(kind="squashed"), CalQlOptions(**RL)),
-    "wsrl": (dict(kind="squashed"), WsrlOptions(**RL, demo_share=0.0)),
+    "rlpd": ({"kind": "squashed"}, RlpdOptions(**RL)),
+    "hil_serl": ({"kind": "squashed", "gripper": "toggle"}, HilSerlOptions(**RL)),
+    "calql": ({"kind": "squashed"}, CalQlOptions(**RL)),
+    "wsrl": ({"kind": "squashed"}, WsrlOptions(**RL, demo_share=0.0)),
     "expo": (dict(kind="guided", edit_scale=0.2, candidates=3, **NET), ExpoOptions(**RL)),
     "pa_rl": (dict(kind="guided", local_steps=2, candidates=4, keep=2, **NET), PaRlOptions(**RL, cql_alpha=0.1)),
-    "iql": (dict(), IqlOptions(**RL)),
-    "aloe": (dict(), AloeOptions(**RL)),
+    "iql": ({}, IqlOptions(**RL)),
+    "aloe": ({}, AloeOptions(**RL)),
 }
 
 
@@ -160,7 +160,7 @@ def test_the_target_ends_where_the_episode_terminated_and_stays_in_what_returns_
 
 
 def test_the_target_takes_the_least_of_a_random_subset():
-    learner = CriticLearner(S, A, RlpdOptions(**RL | dict(critics=6), subset=2), 0)
+    learner = CriticLearner(S, A, RlpdOptions(**RL | {"critics": 6}, subset=2), 0)
     g = torch.Generator().manual_seed(3)
     context, action = torch.randn(9, S), torch.randn(9, A)
     got = learner.least(context, action, g)
@@ -250,15 +250,15 @@ def test_rlpd_without_demonstrations_layer_norm_and_ensemble_is_sac():
     assert not any(p.requires_grad for p in learner.critics.target.parameters())
     before = [p.detach().clone() for p in learner.critics.params]
     learner.actor_step(rows)
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.critics.params))
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.critics.params, strict=False))
     assert all(p.requires_grad for p in learner.critics.params)
 
 
 @pytest.mark.parametrize("name", ["rlpd", "hil_serl"])
 def test_with_a_teacher_the_better_of_two_acts_and_makes_the_target(name):
     """a' = argmax over the teacher's and the actor's action of the least critic (IBRL, eq. 3 and 4)."""
-    options = (RlpdOptions if name == "rlpd" else HilSerlOptions)(**RL | dict(critics=2), subset=2)
-    learner = build(name, GRIP, METHODS[name][0] | dict(teacher=True, **NET | dict(critics=2)), options)
+    options = (RlpdOptions if name == "rlpd" else HilSerlOptions)(**RL | {"critics": 2}, subset=2)
+    learner = build(name, GRIP, METHODS[name][0] | dict(teacher=True, **NET | {"critics": 2}), options)
     policy, rows = learner.policy, batch(learner)
     assert torch.equal(policy.teacher[0].net[0].weight, policy.actor.net[0].weight)
     with torch.no_grad():
@@ -328,13 +328,13 @@ def test_before_a_learner_takes_it_up_a_policy_with_a_teacher_acts_alone():
 
 
 def test_hil_serl_without_a_gripper_is_rlpd():
-    a, b = build("rlpd"), build("hil_serl", policy=dict(gripper="continuous"), options=HilSerlOptions(**RL))
+    a, b = build("rlpd"), build("hil_serl", policy={"gripper": "continuous"}, options=HilSerlOptions(**RL))
     for i in range(4):
         rows = batch(a, seed=i)
         for learner in (a, b):
             learner.critic_step(rows)
             learner.actor_step(rows)
-    assert all(torch.equal(p, q) for p, q in zip(a.policy.parameters(), b.policy.parameters()))
+    assert all(torch.equal(p, q) for p, q in zip(a.policy.parameters(), b.policy.parameters(), strict=True))
 
 
 def test_the_gripper_learns_by_double_dqn_with_the_cost_of_changing():
@@ -360,7 +360,7 @@ def test_a_policy_with_a_discrete_gripper_commands_a_sequence_and_moves_freely()
 
 
 def test_expo_with_one_sample_and_no_edit_judges_the_flow():
-    learner = build("expo", policy=dict(edit_scale=0.0, candidates=1))
+    learner = build("expo", policy={"edit_scale": 0.0, "candidates": 1})
     rows, state = batch(learner), learner.generator.get_state()
     subset = learner.critics.subset(learner.generator)
     target, q = copy.deepcopy(learner.critics.target), copy.deepcopy(learner.critics.critic)
@@ -371,7 +371,7 @@ def test_expo_with_one_sample_and_no_edit_judges_the_flow():
 
 
 def test_expo_with_edits_of_no_reach_is_best_of_n():
-    learner = build("expo", policy=dict(edit_scale=1e-9, candidates=5))
+    learner = build("expo", policy={"edit_scale": 1e-9, "candidates": 5})
     context, g = torch.randn(20, S), torch.Generator().manual_seed(0)
     chosen, value = learner.policy.choose(context, g)
     plain = flow_samples(learner.policy, context, 5, torch.Generator().manual_seed(0))
@@ -381,7 +381,7 @@ def test_expo_with_edits_of_no_reach_is_best_of_n():
 
 
 def test_the_first_sample_of_a_narrow_spread_is_the_same_whatever_the_noise_and_the_rest_lie_around_it():
-    policy, context = build("expo", policy=dict(spread=0.1)).policy, torch.randn(9, S)
+    policy, context = build("expo", policy={"spread": 0.1}).policy, torch.randn(9, S)
     one, two = (policy.flow(context, 3, torch.Generator().manual_seed(seed)) for seed in (0, 1))
     assert torch.equal(one[:, 0], two[:, 0]) and not torch.equal(one[:, 1], two[:, 1])
     wide = flow_samples(policy, context, 3, torch.Generator().manual_seed(0))
@@ -389,7 +389,7 @@ def test_the_first_sample_of_a_narrow_spread_is_the_same_whatever_the_noise_and_
 
 
 def test_the_warm_up_plays_what_critics_will_choose_among_and_is_judged_as_the_plain_flow():
-    policy, obs = build("expo", policy=dict(spread=0.5)).policy, {"state": torch.randn(300, S)}
+    policy, obs = build("expo", policy={"spread": 0.5}).policy, {"state": torch.randn(300, S)}
     found = policy.proposals(policy.encode(obs), torch.Generator().manual_seed(3))
     played = policy.act(obs, torch.Generator().manual_seed(3), True).actions.flatten(1)
     hit = (found - played[:, None]).abs().amax(-1) == 0
@@ -442,7 +442,7 @@ def test_optimised_actions_begin_at_the_nearest_candidate_move_to_the_best_and_s
 
 
 def test_pa_rl_with_one_sample_and_no_steps_is_the_flow_with_td_under_it():
-    learner = build("pa_rl", policy=dict(candidates=1, local_steps=0, keep=1), options=PaRlOptions(**RL))
+    learner = build("pa_rl", policy={"candidates": 1, "local_steps": 0, "keep": 1}, options=PaRlOptions(**RL))
     context = torch.randn(11, S)
     a, _ = learner.policy.choose(context, torch.Generator().manual_seed(1))
     assert torch.equal(a, flow_samples(learner.policy, context, 1, torch.Generator().manual_seed(1))[:, 0])
@@ -456,7 +456,7 @@ def test_pa_rl_imitates_draws_of_the_softmax_of_values():
 
 
 def test_pa_rl_imitates_what_is_known_to_have_led_to_more_than_any_candidate_promises():
-    learner = build("pa_rl", policy=dict(softness=0.01), options=PaRlOptions(**RL, floor=True))
+    learner = build("pa_rl", policy={"softness": 0.01}, options=PaRlOptions(**RL, floor=True))
     rows = batch(learner)
     rows.bound = torch.where(torch.arange(32) < 16, torch.tensor(9.0), torch.tensor(-torch.inf))
     target, whole = learner.optimised(rows)
@@ -470,7 +470,7 @@ def test_nothing_of_pa_rls_critic_changes_when_the_flow_learns():
     rows = batch(learner)
     before = [p.clone() for p in [*learner.critics.params, *learner.policy.judge.parameters()]]
     learner.actor_step(rows)
-    assert all(torch.equal(a, b) for a, b in zip(before, [*learner.critics.params, *learner.policy.judge.parameters()]))
+    assert all(torch.equal(a, b) for a, b in zip(before, [*learner.critics.params, *learner.policy.judge.parameters()], strict=False))
 
 
 def test_the_expectile_of_one_half_is_the_mean_and_higher_ones_lean_to_the_best():
@@ -530,7 +530,7 @@ def test_wsrl_with_nothing_offline_is_rlpd_on_what_it_collected():
         for learner in (a, b):
             learner.critic_step(rows)
             learner.actor_step(rows)
-    assert all(torch.equal(p, q) for p, q in zip(a.policy.parameters(), b.policy.parameters()))
+    assert all(torch.equal(p, q) for p, q in zip(a.policy.parameters(), b.policy.parameters(), strict=True))
 
 
 def test_wsrl_switches_once_with_targets_as_the_critics_are_and_fresh_optimizers():
@@ -539,7 +539,7 @@ def test_wsrl_switches_once_with_targets_as_the_critics_are_and_fresh_optimizers
     assert learner.critics.opt.state and learner.conservative
     learner.begin_online()
     assert not learner.critics.opt.state and not learner.conservative
-    assert all(torch.equal(p, q) for p, q in zip(learner.critics.params, learner.critics.target.parameters()))
+    assert all(torch.equal(p, q) for p, q in zip(learner.critics.params, learner.critics.target.parameters(), strict=True))
     learner.update(lambda n: filled().sample(n, np.random.default_rng(0)), 2)
     again = build("wsrl")
     again.load_state_dict(learner.state_dict())
@@ -595,7 +595,7 @@ def test_a_learner_resumed_makes_the_same_next_updates(name):
     b.load_state_dict(copy.deepcopy(a.state_dict()))
     ma, mb = a.update(draw(1), 4), b.update(draw(1), 4)
     assert ma == mb
-    assert all(torch.equal(x, y) for x, y in zip(a.policy.state_dict().values(), b.policy.state_dict().values()))
+    assert all(torch.equal(x, y) for x, y in zip(a.policy.state_dict().values(), b.policy.state_dict().values(), strict=True))
     for learner in (a, b):
         learner.policy.eval()
     obs = {"state": torch.randn(5, S, generator=torch.Generator().manual_seed(0))}
@@ -642,19 +642,19 @@ def test_methods_refuse_policies_they_cannot_train():
 
 # ---- learning
 
-TOY = dict(batch=128, critics=3, critic_hidden=64, gamma=0.95, max_target=1.0, floor=True, warmup=600, critic_lr=1e-3,
-           lr=3e-4, tau=0.01)
-HEADS = dict(horizon=2, execute=2, hidden=64, layers=2)
-GUIDED = dict(kind="guided", critics=3, critic_hidden=64)
+TOY = {"batch": 128, "critics": 3, "critic_hidden": 64, "gamma": 0.95, "max_target": 1.0, "floor": True, "warmup": 600, "critic_lr": 1e-3,
+           "lr": 3e-4, "tau": 0.01}
+HEADS = {"horizon": 2, "execute": 2, "hidden": 64, "layers": 2}
+GUIDED = {"kind": "guided", "critics": 3, "critic_hidden": 64}
 LEARNS = {
-    "rlpd": (dict(kind="squashed", init_std=0.5), RlpdOptions(**TOY)),
-    "hil_serl": (dict(kind="squashed", init_std=0.5), HilSerlOptions(**TOY)),
-    "calql": (dict(kind="squashed", init_std=0.5), CalQlOptions(**TOY)),
-    "wsrl": (dict(kind="squashed", init_std=0.5), WsrlOptions(**TOY, demo_share=0.0)),
+    "rlpd": ({"kind": "squashed", "init_std": 0.5}, RlpdOptions(**TOY)),
+    "hil_serl": ({"kind": "squashed", "init_std": 0.5}, HilSerlOptions(**TOY)),
+    "calql": ({"kind": "squashed", "init_std": 0.5}, CalQlOptions(**TOY)),
+    "wsrl": ({"kind": "squashed", "init_std": 0.5}, WsrlOptions(**TOY, demo_share=0.0)),
     "expo": (dict(**GUIDED, edit_scale=0.3, candidates=4), ExpoOptions(**TOY, slow=0.01)),
     "pa_rl": (dict(**GUIDED, local_steps=5, local_rate=0.05, candidates=8, keep=4), PaRlOptions(**TOY)),
-    "iql": (dict(), IqlOptions(**TOY)),
-    "aloe": (dict(), AloeOptions(**TOY)),
+    "iql": ({}, IqlOptions(**TOY)),
+    "aloe": ({}, AloeOptions(**TOY)),
 }
 
 

@@ -7,7 +7,7 @@ import torch
 
 from robo_rl.optim import AdamW
 
-KW = [dict(lr=1e-3, eps=1e-5, weight_decay=1e-2), dict(lr=3e-4, eps=1e-8, weight_decay=0.0), dict(lr=1e-2, betas=(0.8, 0.95))]
+KW = [{"lr": 1e-3, "eps": 1e-5, "weight_decay": 1e-2}, {"lr": 3e-4, "eps": 1e-8, "weight_decay": 0.0}, {"lr": 1e-2, "betas": (0.8, 0.95)}]
 
 
 def params() -> list[torch.Tensor]:

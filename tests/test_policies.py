@@ -9,12 +9,12 @@ from robo_rl.policies.nets import ChunkHead, time_features, tokenize
 from robo_rl.sampling import chunk_logp
 
 KINDS = {
-    "flow-sde": {}, "flow-cps": dict(noise="cps"), "flow-sde-all": dict(noise_steps="all"),
-    "flow-noise": dict(noise="learned", noise_steps="all"), "flow-noise-one": dict(noise="learned"),
-    "diffusion": dict(kind="diffusion", denoise_steps=5, finetune_steps=2),
-    "diffusion-all": dict(kind="diffusion", denoise_steps=5, finetune_steps=5), "gaussian": dict(kind="gaussian"),
-    "diffusion-floor": dict(kind="diffusion", denoise_steps=5, finetune_steps=2, std_scale=0.0, std_floor=0.2),
-    "mean-logp": dict(logp_reduction="mean"),
+    "flow-sde": {}, "flow-cps": {"noise": "cps"}, "flow-sde-all": {"noise_steps": "all"},
+    "flow-noise": {"noise": "learned", "noise_steps": "all"}, "flow-noise-one": {"noise": "learned"},
+    "diffusion": {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 2},
+    "diffusion-all": {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 5}, "gaussian": {"kind": "gaussian"},
+    "diffusion-floor": {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 2, "std_scale": 0.0, "std_floor": 0.2},
+    "mean-logp": {"logp_reduction": "mean"},
 }
 
 
@@ -270,8 +270,8 @@ def test_words_are_hashed_alike_everywhere_and_case_does_not_count():
 
 
 def test_bad_policy_options_say_what_is_allowed():
-    for kw, text in ((dict(execute=9), "execute"), (dict(denoise_steps=0), "denoise_steps"), (dict(noise_min=0.0), "noise_min"),
-                     (dict(kind="diffusion", denoise_steps=7), "divide"), (dict(noise_level=9.0), "noise_level"),
-                     (dict(noise="cps", noise_level=1.5), r"noise_level \(of noise cps\) must be in \[0, 1\]")):
+    for kw, text in (({"execute": 9}, "execute"), ({"denoise_steps": 0}, "denoise_steps"), ({"noise_min": 0.0}, "noise_min"),
+                     ({"kind": "diffusion", "denoise_steps": 7}, "divide"), ({"noise_level": 9.0}, "noise_level"),
+                     ({"noise": "cps", "noise_level": 1.5}, r"noise_level \(of noise cps\) must be in \[0, 1\]")):
         with pytest.raises(UserError, match=text):
             PolicyOptions(**kw)

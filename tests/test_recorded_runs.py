@@ -14,7 +14,8 @@ from commands import robo_rl
 from robo_rl.data.reader import load
 from robo_rl.human.correction_journal import scan, unfinished
 
-CORRECT = ("--episodes", 4, "--robots", 1, "--bc.updates", 10, "--eval-episodes", 4, "--rounds", 1, "--max-steps", 40, "--person.notice", 0.1,
+CORRECT = ("--episodes", 4, "--robots", 1, "--bc.updates", 10, "--eval-episodes", 4, "--rounds", 1, "--max-steps", 40,
+           "--person.notice", 0.1,
            "--person.gate", 0.2)
 
 

@@ -41,7 +41,7 @@ def everything(replay: Replay) -> dict[tuple[int, int], int]:
     """(tag, t) of every transition that can be drawn -> its serial."""
     drawn = np.unique(replay.draw(4000, np.random.default_rng(0)))
     at = drawn % replay.capacity
-    return {tuple(map(int, s)): int(n) for s, n in zip(replay.obs["state"][at], drawn)}
+    return {tuple(map(int, s)): int(n) for s, n in zip(replay.obs["state"][at], drawn, strict=False)}
 
 
 def test_a_chunk_is_the_discounted_sum_of_the_steps_that_ran():
@@ -111,10 +111,10 @@ def test_a_step_of_one_and_a_chunk_of_one_are_the_same():
                                                ((0.34, 0.33, 0.33), (1, 1, 1)), ((0.5, 0.5), (0, 9)), ((1, 0), (5, 5))])
 def test_shares_of_a_batch_are_exact_whatever_the_sizes(batch, shares, sizes):
     got = counts(batch, shares, sizes)
-    live = [s if n else 0 for s, n in zip(shares, sizes)]
+    live = [s if n else 0 for s, n in zip(shares, sizes, strict=False)]
     assert sum(got) == batch
-    assert all(abs(k - batch * s / sum(live)) < 1 for k, s in zip(got, live))
-    assert all(k == 0 for k, s in zip(got, live) if s == 0)
+    assert all(abs(k - batch * s / sum(live)) < 1 for k, s in zip(got, live, strict=False))
+    assert all(k == 0 for k, s in zip(got, live, strict=False) if s == 0)
 
 
 def test_an_empty_source_is_said_once_and_all_empty_is_a_mistake():
@@ -203,10 +203,10 @@ def test_every_human_step_is_in_both_buffers_with_the_action_that_ran(takes, exe
     assert (b.source == HUMAN).all() and b.own[:, 0].all()
     whole = online.gather(np.unique(online.draw(20_000, np.random.default_rng(0))))
     both = {tuple(s): (a.tolist(), r, d) for s, a, r, d in zip(map(tuple, whole.obs["state"]), whole.actions, whole.rewards,
-                                                           whole.discounts)}
+                                                           whole.discounts, strict=False)}
     full = b.steps == execute  # the same chunk from either buffer, past the seam too
     same = [both[tuple(s)] == (a.tolist(), r, d) for s, a, r, d, f in zip(map(tuple, b.obs["state"]), b.actions, b.rewards,
-                                                                       b.discounts, full) if f and tuple(s) in both]
+                                                                       b.discounts, full, strict=False) if f and tuple(s) in both]
     assert len(same) > 5 and all(same)
 
 
@@ -224,7 +224,7 @@ def test_a_recorder_that_goes_on_from_a_checkpoint_keeps_what_the_env_really_sho
     a.run(policy, 30)
     b.run(policy, 30)
     assert len(whole) == len(rest) > 6
-    for x, y in zip(whole, rest):
+    for x, y in zip(whole, rest, strict=False):
         assert len(y) <= len(x) and np.array_equal(x.state[-len(y):], y.state) and np.array_equal(x.action[-len(y):], y.action)
 
 

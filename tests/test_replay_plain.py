@@ -251,7 +251,8 @@ def test_the_largest_remainders_get_what_is_left_and_the_first_of_equal_ones(bat
     assert counts(batch, shares, sizes) == want
 
 
-@pytest.mark.parametrize(("shares", "sizes", "says"), [((-0.1, 1.0), (1, 1), "must be >= 0 and not all 0"), ((0.0, 0.0), (1, 1), "not all 0"),
+@pytest.mark.parametrize(("shares", "sizes", "says"), [((-0.1, 1.0), (1, 1), "must be >= 0 and not all 0"),
+                                                       ((0.0, 0.0), (1, 1), "not all 0"),
                                                       ((1.0, 0.0), (0, 5), "every replay source is empty")])
 def test_shares_that_give_nothing_are_refused(shares, sizes, says):
     with pytest.raises(UserError, match=says):
@@ -290,7 +291,7 @@ def test_recorded_episodes_are_the_calls_of_their_steps(known):
     add_episodes(replay, obs, action, reward, first, to, success, source, phase,
                  **({} if known is None else {"last": last, "known": np.array(known)}))
     known, lane = known or (False,) * 4, np.zeros(1, int)
-    for e, (a, b) in enumerate(zip(first.tolist(), to.tolist())):
+    for e, (a, b) in enumerate(zip(first.tolist(), to.tolist(), strict=False)):
         for row in range(a, b if success[e] or known[e] else b - 1):
             end = success[e] and row == b - 1
             one = slice(row, row + 1)

@@ -124,7 +124,8 @@ def test_the_page_shows_the_numbers_of_the_evaluations(good, capsys):
                  "9645e12abcde", "pick_by_name", "denoise_steps", "robo_rl train --sim mujoco"):
         assert text in html, text
     for title in ("Success over training", "Return", "KL", "Clip fraction", "Ratio tails", "Explained variance",
-                  "Value loss", "Policy loss", "Entropy", "Noise level", "Supervised loss", "Where the time goes", "Speed", "train/grad_norm"):
+                  "Value loss", "Policy loss", "Entropy", "Noise level", "Supervised loss", "Where the time goes",
+                  "Speed", "train/grad_norm"):
         assert f"<b>{title}</b>" in html, title
     assert "Not logged" not in html
 

@@ -39,7 +39,7 @@ def differences(a, b, where="") -> list[str]:
     if isinstance(a, dict) and isinstance(b, dict):
         return [w for k in a.keys() | b.keys() for w in differences(a.get(k), b.get(k), f"{where}/{k}")]
     if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
-        return [w for i, (x, y) in enumerate(zip(a, b)) for w in differences(x, y, f"{where}/{i}")]
+        return [w for i, (x, y) in enumerate(zip(a, b, strict=False)) for w in differences(x, y, f"{where}/{i}")]
     if isinstance(a, dict | list | tuple) or isinstance(b, dict | list | tuple):
         return [where]
     same = np.array_equal(np.asarray(a), np.asarray(b), equal_nan=np.asarray(a).dtype.kind == "f")
@@ -50,7 +50,7 @@ def assert_same_runs(whole, other, checkpoints: int = 0) -> None:
     """Metrics, evaluations, checkpoints (from that one on) with all of their state, journals and recorded episodes."""
     assert rows(whole) == rows(other)
     assert [p.name for p in checkpoint.checkpoints(whole)] == [p.name for p in checkpoint.checkpoints(other)]
-    for a, b in list(zip(checkpoint.checkpoints(whole), checkpoint.checkpoints(other)))[checkpoints:]:
+    for a, b in list(zip(checkpoint.checkpoints(whole), checkpoint.checkpoints(other), strict=False))[checkpoints:]:
         assert not differences(checkpoint.load_train(a)[0], checkpoint.load_train(b)[0])
         assert (a / "policy.safetensors").read_bytes() == (b / "policy.safetensors").read_bytes()
     for path in sorted((whole / "evals").glob("*.json")):
@@ -74,7 +74,7 @@ def kill_at_random(folder, argv, kills: int, seed: int) -> list[int]:
     points = sorted(rng.sample(range(len(rows(whole)) - 3), kills))
     command = Command(folder, ("train", *argv, "--out", "killed"))
     for point in points:
-        command.until(lambda: (run / "run.json").exists() and len(rows(run)) >= point)
+        command.until(lambda point=point: (run / "run.json").exists() and len(rows(run)) >= point)
         time.sleep(rng.uniform(0, pace / 2))
         command.signal(signal.SIGKILL)
         command.wait()
@@ -104,7 +104,7 @@ def test_a_run_asked_to_stop_before_its_critics_are_ready_ends_as_one_that_was_n
     assert robo_rl(tmp_path, "train", *argv, "--out", "whole").code == 0
     command = Command(tmp_path, ("train", *argv, "--out", "stopped"))
     for rounds in (3, 7):
-        command.until(lambda: sum("critic/q" in row for row in rows(run)) >= rounds)
+        command.until(lambda rounds=rounds: sum("critic/q" in row for row in rows(run)) >= rounds)
         command.signal(signal.SIGTERM)
         assert (result := command.wait()).code == 128 + signal.SIGTERM, result
         state = checkpoint.load_train(checkpoint.checkpoints(run)[-1])[0]

@@ -55,14 +55,14 @@ def test_the_classifier_finds_successes_within_its_guarded_rate_on_fresh_episode
 
 
 @pytest.mark.parametrize(("change", "says"), [
-    (dict(success=np.zeros(4, bool)), "needs marks of both kinds, got 0 successes and 4 failures"),
-    (dict(state=np.full((4, 2), np.nan, np.float32)), "not finite"),
-    (dict(state=np.zeros((4, 2), np.float32)), "marked a success and a failure"),
-    (dict(episode=np.zeros(3, int)), r"marks must be state \[M,S\]"),
+    ({"success": np.zeros(4, bool)}, "needs marks of both kinds, got 0 successes and 4 failures"),
+    ({"state": np.full((4, 2), np.nan, np.float32)}, "not finite"),
+    ({"state": np.zeros((4, 2), np.float32)}, "marked a success and a failure"),
+    ({"episode": np.zeros(3, int)}, r"marks must be state \[M,S\]"),
 ])
 def test_marks_that_make_no_sense_are_one_line(change, says):
-    good = dict(state=np.arange(8, dtype=np.float32).reshape(4, 2), success=np.array([0, 0, 1, 1], bool),
-                episode=np.zeros(4, int))
+    good = {"state": np.arange(8, dtype=np.float32).reshape(4, 2), "success": np.array([0, 0, 1, 1], bool),
+                "episode": np.zeros(4, int)}
     with pytest.raises(UserError, match=says):
         fit(Marked(**good | change))
 

@@ -70,7 +70,8 @@ def test_the_arm_with_cameras_keeps_the_contract():
 
 
 def test_a_policy_learns_from_the_arm_s_cameras_and_is_judged_by_them(tmp_path):
-    done = robo_rl(tmp_path, "train", "--sim", "arm", "--obs", "rgb", "--algo", "hil_serl", *REPLAY, "--image-size", 32, "--envs", 1, "--steps",
+    done = robo_rl(tmp_path, "train", "--sim", "arm", "--obs", "rgb", "--algo", "hil_serl", *REPLAY, "--image-size",
+                   32, "--envs", 1, "--steps",
                    96, "--no-video", "--rl.operator", "scripted", "--out", "run")
     assert done.code == 0, done
     done = robo_rl(tmp_path, "eval", "run", "--on", "arm", "--episodes", 2, "--envs", 2, "--json")

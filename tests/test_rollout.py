@@ -42,7 +42,7 @@ def test_the_final_observation_is_the_one_the_episode_ended_in():
     r = collector.collect(policy, 8)
     where = r.done.nonzero()
     assert len(r.final_obs["state"]) == len(where) > 0
-    for row, (t, n) in zip(r.final_obs["state"], where):
+    for row, (t, n) in zip(r.final_obs["state"], where, strict=False):
         nxt = r.obs["state"][t + 1, n] if t + 1 < 8 else r.last_obs["state"][n]
         assert not torch.equal(row, nxt)  # the next observation is the new episode's
         if r.discounts[t, n] == 0:

@@ -31,9 +31,9 @@ SPEC, T, N = ObsSpec(state=4, action=2), 8, 32
 
 def make_learner(group=0, **kw):
     policy = make_policy(PolicyOptions(horizon=4, execute=4, hidden=32, layers=2), SPEC, 0)
-    options = dict(decisions=T, epochs=2, minibatch=64, critic_warmup=0) | kw
+    options = {"decisions": T, "epochs": 2, "minibatch": 64, "critic_warmup": 0} | kw
     if group:
-        options |= dict(decisions=0, advantage="grpo", group=group)
+        options |= {"decisions": 0, "advantage": "grpo", "group": group}
     return pi_rl.make(policy, PiRlOptions(**options), 0)
 
 
@@ -53,7 +53,8 @@ def processes(folder, learner, workers=1, staleness=0, resume=None, env=build, h
     for i in range(workers):
         n = N // workers + (i < N % workers)
         sizes.append(n)
-        jobs.append(Job(i, env, n, learner.policy.options, SPEC, 0.99, 0, staleness, True, 0, folder, folder / "weights.bin", served=served))
+        jobs.append(Job(i, env, n, learner.policy.options, SPEC, 0.99, 0, staleness, True, 0, folder,
+                        folder / "weights.bin", served=served))
         layouts.append(Collector(build(n), learner.policy, 0.99, 0).layout(learner.policy))
     return Crewed(folder, Processes(jobs, learner.policy, hang, back_off), sizes, layouts, N * T, T, staleness, resume)
 

@@ -14,7 +14,7 @@ from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 
 PROGRESS = (0.0, 0.4, 0.6, 0.8, 1.0)
-MOVING = dict(anneal_lr=True, normalise_obs=True, epochs=1, minibatch=256)
+MOVING = {"anneal_lr": True, "normalise_obs": True, "epochs": 1, "minibatch": 256}
 ROUNDING = 2e-5  # of a float32 log-density made in two orders of summation
 
 
@@ -92,7 +92,7 @@ def test_an_average_of_weights_carries_the_bound_and_the_statistics_of_its_versi
 
 
 def test_reinflow_with_its_distance_to_the_old_policy_resumes_bit_for_bit(tmp_path):
-    small = MOVING | dict(w2_coef=0.5, minibatch=64)  # at the first minibatch of an update that distance is 0
+    small = MOVING | {"w2_coef": 0.5, "minibatch": 64}  # at the first minibatch of an update that distance is 0
 
     def run(folder):
         learner = make("reinflow", **small)

@@ -129,8 +129,8 @@ def assert_close(got, want, start):
 
 
 @pytest.mark.parametrize("kw,words", [
-    (dict(algo="nft"), "pi_rl, ppo, dppo, got --algo nft"), (dict(minibatch=63), "multiple of --learners 2, got 63"),
-    (dict(proximal="ewma"), "recompute or interpolate"), (dict(bc_coef=0.1), "without --rl.bc-coef")], ids=str)
+    ({"algo": "nft"}, "pi_rl, ppo, dppo, got --algo nft"), ({"minibatch": 63}, "multiple of --learners 2, got 63"),
+    ({"proximal": "ewma"}, "recompute or interpolate"), ({"bc_coef": 0.1}, "without --rl.bc-coef")], ids=str)
 def test_what_cannot_be_spread_is_refused(kw, words):
     kw = dict(kw)
     with pytest.raises(UserError, match=words):

@@ -270,7 +270,7 @@ def test_what_a_checkpoint_covers_is_not_learnt_from_again_though_its_header_cam
     saved = feed.state()
     feed.close()
     head = feed.slots.head
-    spent = [int(u) for u, s in zip(head["uid"], head["state"]) if s == TAKEN]
+    spent = [int(u) for u, s in zip(head["uid"], head["state"], strict=False) if s == TAKEN]
     head["state"][head["state"] == TAKEN] = SEALED
     head["batch"][:] = -1
     feed = processes(tmp_path, learner, resume=saved)

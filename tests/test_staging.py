@@ -116,7 +116,7 @@ def test_a_synchronous_batch_is_in_the_order_of_workers_whoever_is_first_and_the
     _, columns = fragments
     feed, order = feed_of(tmp_path, fragments, 3, 0, rounds * 3 * ENVS * T), (2, 0, 1)
     try:
-        for again in range(3):
+        for _again in range(3):
             for i, w in enumerate(order * rounds):
                 finish(feed, w, columns[w + 3 * (i >= 3)])
                 while len(feed.staging.at) < i + 1 and i + 1 < 3 * rounds:

@@ -527,7 +527,7 @@ def change(rng, base: dict[str, torch.Tensor], share: float) -> dict[str, torch.
 
 
 def test_every_changed_bit_arrives_at_any_density_dtype_and_link(rng):
-    for trial in range(60):
+    for _trial in range(60):
         base = random_weights(rng, scale=int(rng.choice([1, 30])))
         new = change(rng, base, float(rng.choice([0, 1e-3, 1e-2, 0.1, 0.5, 1])))
         delta = deltas.diff(base, new, 4, 5, link=float(rng.choice([SLOW, 1e8, 4e9, FAST])))

@@ -135,7 +135,8 @@ def test_what_it_cannot_learn_from_is_one_line():
 
 
 def test_from_recordings_to_an_env_on_the_command_line(tmp_path):
-    assert robo_rl(tmp_path, "collect", "--task", "reach", "--obs", "rgb", "--image-size", 32, "--policy", "expert,random", "--episodes", 12,
+    assert robo_rl(tmp_path, "collect", "--task", "reach", "--obs", "rgb", "--image-size", 32, "--policy",
+                   "expert,random", "--episodes", 12,
                    "--out", "data").code == 0
     little = ["--net.codes", 4, "--net.width", 16, "--net.dynamics.hidden", 16, "--fit.pictures", 4, "--fit.dynamics.updates", 60]
     done = robo_rl(tmp_path, "wm", "train", "data", "--kind", "encoded", *little, "--out", "m")

@@ -43,7 +43,7 @@ def test_velocity_acceleration_and_jerk_of_a_cubic():
 def test_halving_dt_makes_the_jerk_eight_times_greater():
     a = torch.randn(2, 20, 3, generator=torch.Generator().manual_seed(0))
     one, two = eva.differences(a, DT), eva.differences(a, DT / 2)
-    for x, y, factor in zip(one, two, (2, 4, 8)):
+    for x, y, factor in zip(one, two, (2, 4, 8), strict=False):
         assert torch.allclose(y, factor * x, rtol=1e-4)
 
 
@@ -115,7 +115,8 @@ def test_wrong_limits_or_times_are_named():
         eva.MotionLimits(speed=(1.0,), acceleration=(1.0, 2.0), weight=(1.0,))
 
 
-CONTROL = ControlSpec("toy", "t", (ActionAxis("dx", "m", -0.02, 0.02, "delta", "base"), ActionAxis("wz", "rad/s", -2.0, 2.0, "rate", "base"),
+CONTROL = ControlSpec("toy", "t", (ActionAxis("dx", "m", -0.02, 0.02, "delta", "base"),
+                                   ActionAxis("wz", "rad/s", -2.0, 2.0, "rate", "base"),
                                    ActionAxis("gripper", "m", 0.0, 0.08, "absolute")), 0.1, 50)
 
 

@@ -59,7 +59,7 @@ class PointModel:
             t = t + 1
             won = (state[:, 2:].norm(dim=1) < self.generous).float()
             rows.append((state, won, won, won, t * (abs(self.drift) + 0.01)))
-        s, r, end, won, doubt = (torch.stack(x, 1) for x in zip(*rows))
+        s, r, end, won, doubt = (torch.stack(x, 1) for x in zip(*rows, strict=False))
         if self.broken:
             r = r * float("nan")
         return {"state": state, "t": t}, Prediction({"state": s}, r, end, won, doubt)

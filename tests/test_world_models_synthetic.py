@@ -126,7 +126,8 @@ def test_a_mix_has_exactly_the_stated_share(ratio, made):
 
 def test_ratio_zero_draws_what_the_base_agent_draws_to_the_bit():
     real, rng, base = linear(50), np.random.default_rng(5), np.random.default_rng(5)
-    none = Transitions(*(np.zeros((0, *s), np.float32) for s in ((2,), (2,), ())), np.zeros((0, 2), np.float32), np.zeros(0, bool), "synthetic")
+    none = Transitions(*(np.zeros((0, *s), np.float32) for s in ((2,), (2,), ())), np.zeros((0, 2), np.float32),
+                       np.zeros(0, bool), "synthetic")
     for _ in range(3):
         batch = synther.mixed(real, none, 16, 0.0, rng)
         assert np.array_equal(batch.obs, real.obs[base.integers(0, 50, 16)]) and batch.source == "real"

@@ -336,7 +336,8 @@ def test_as_an_env_it_keeps_the_contract(more):
     from sims.check import check_env
     from world_models.env import WorldEnv
     data, model = squares(), stirred(**more)
-    model.proprio.fit(*(torch.from_numpy(x) for x in (data.state, np.diff(data.state, axis=0), data.reward)), torch.zeros(len(data.state), 2))
+    model.proprio.fit(*(torch.from_numpy(x) for x in (data.state, np.diff(data.state, axis=0), data.reward)),
+                      torch.zeros(len(data.state), 2))
     model.frames, model.spec = data.frames(), SPEC.calibrated(12, 1e6)
     check_env(lambda n: WorldEnv(model, n), num_envs=3, cuts=True, atol=1e-4)
 
@@ -380,12 +381,12 @@ def test_successes_are_learnt_from_the_frame_after_them(after):
     values = {int(fitter.data.images["top"][r, 0, 0, 0]) for r in looked}
     assert bool(values & set(range(100, 100 + len(data)))) == after
     whole = fitter.data
-    assert fitter.rows.tolist() == [r for a, b, h in zip(whole.first, whole.end, data.held) if not h
+    assert fitter.rows.tolist() == [r for a, b, h in zip(whole.first, whole.end, data.held, strict=False) if not h
                                     for r in range(a, b - 4 - (not after))]
 
 
 def test_without_last_pictures_the_rows_are_those_of_the_frames():
     fitter = VideoFitter(Video(SPEC, options()), data := squares(), VideoFitOptions(arm=1, updates=1, batch=4), 0)
     steps = data.extended()[1]
-    want = [r for a, b, h in zip(data.first, data.end, data.held) if not h for r in range(a, b - 4)]
+    want = [r for a, b, h in zip(data.first, data.end, data.held, strict=False) if not h for r in range(a, b - 4)]
     assert fitter.rows.tolist() == steps[want].tolist()

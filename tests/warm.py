@@ -11,7 +11,7 @@ for name in ("torch", "robo_rl.checkpoint", "robo_rl.experiment.collect", "robo_
              "tensorboard.summary.writer.event_file_writer"):
     importlib.import_module(name)
 
-import torch
+torch = importlib.import_module("torch")  # after the number of threads is set
 
 torch.set_num_threads(1)
 parameter = torch.nn.Parameter(torch.zeros(1))
