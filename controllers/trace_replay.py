@@ -20,12 +20,18 @@ def replay(events: list[dict], robot: Robot) -> int | None:
         d, now = e["data"], float(e["t"])
         try:
             match e["kind"]:
-                case "arm": governor.arm(now)
-                case "disarm": governor.disarm(now)
-                case "stop": governor.stop(now, d["reason"])
-                case "reset": governor.reset(now)
-                case "moved": governor.moved(now)
-                case "tick": governor.tick(now, d["dt"])
+                case "arm":
+                    governor.arm(now)
+                case "disarm":
+                    governor.disarm(now)
+                case "stop":
+                    governor.stop(now, d["reason"])
+                case "reset":
+                    governor.reset(now)
+                case "moved":
+                    governor.moved(now)
+                case "tick":
+                    governor.tick(now, d["dt"])
                 case "state":
                     governor.measure(State(**{k: _numbers(v) for k, v in d.items()}), now)
                 case "command":
