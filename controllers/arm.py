@@ -14,7 +14,8 @@ from pathlib import Path
 import mujoco
 import numpy as np
 
-from controllers.governor import Governor, Setpoint, State
+from controllers.contracts import State
+from controllers.governor import Governor, Setpoint
 from controllers.law import Law, LawOptions, vector
 from controllers.model import ArmModel, add_tool, arm_model, read_spec
 from controllers.robot import Robot

@@ -20,7 +20,8 @@ from typing import Protocol
 
 import numpy as np
 
-from controllers.governor import ACTIVE, ARMED, HOLD, STOPPED, Command, Governor, State
+from controllers.contracts import Command, State
+from controllers.governor import ACTIVE, ARMED, HOLD, STOPPED, Governor
 from controllers.limits import Limits
 from controllers.model import ArmModel
 from controllers.node import GRIPPER_STATE

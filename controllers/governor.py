@@ -17,60 +17,27 @@ Ages are measured on the receiver's monotonic clock, `now`; the sender's stamps 
 import math
 from collections import Counter, deque
 from dataclasses import asdict, dataclass
-from typing import Literal
 
-from controllers.limits import Limits, box, near, pursue, slower, upright
+from controllers.contracts import (
+    ALLOW,
+    BLAME,
+    CONTRACTS,
+    Command,
+    State,
+    Verdict,
+    allowed_joints,
+    command_fault,
+    measured_fault,
+    nearest_allowed,
+    state_fault,
+)
+from controllers.limits import Limits, at_most, box, moved_within, pursue, share_of_way, slower, upright
 from controllers.robot import Robot
 from controllers.trace import Trace
 from robo_rl.errors import UserError
 from robo_rl.geometry import Floats, turn_between, turned, unit
 
 DISARMED, ARMED, ACTIVE, HOLD, STOPPED = "DISARMED", "ARMED", "ACTIVE", "HOLD", "STOPPED"
-JOINT_SHARE = 0.97  # of the joints' speeds, for joint targets: joints that lag behind them stay below
-REWRITE = ("workspace", "orientation", "step", "joint_range")
-CONTRACTS = ("dimensions", "finite", "quaternion", "frame", "commander", "order", "future", "stale", *REWRITE)
-"""Of a command."""
-STATE_CONTRACTS = ("state_dimensions", "state_finite", "joint_limit", "joint_speed", "tool_speed", "tool_place",
-                   "wrench", "tracking", "state_age", "command_age", "violations", "clock", "estop")
-"""Of the measured state and of time."""
-BLAME = {"joint_limit": "arm", "joint_speed": "arm", "tool_speed": "arm", "tool_place": "arm", "wrench": "environment",
-         "tracking": "environment", "state_dimensions": "sensor", "state_finite": "sensor", "state_age": "transport",
-         "command_age": "transport", "clock": "governor", "estop": "person", "order": "transport", "stale": "transport",
-         "future": "transport"}  # everything else is the commander's
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A tool pose as a commander sent it; nothing about it is trusted."""
-
-    source: str
-    stamp: float  # sender's clock [s]
-    frame: str
-    pos: tuple[float, ...]  # [m]
-    quat: tuple[float, ...]  # (w, x, y, z)
-    joints: tuple[float, ...] = ()  # targets [rad] whose tool pose pos and quat are; (): a pose alone
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """Measured joints and tool; wrench is the external one [N], [N m], None where nobody measures it."""
-
-    q: tuple[float, ...]
-    dq: tuple[float, ...]
-    pos: tuple[float, ...]
-    quat: tuple[float, ...]
-    twist: tuple[float, ...]  # [m/s], [rad/s], base axes
-    wrench: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What became of a command or a tick: allow, rewrite, block, hold or stop, and the first contract violated."""
-
-    action: Literal["allow", "rewrite", "block", "hold", "stop"]
-    contract: str = ""
-    blame: str = ""
-    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +50,6 @@ class Setpoint:
     quat: Floats
     rebased: bool = False
     joints: Floats | None = None  # where joint targets are commanded
-
-
-ALLOW = Verdict("allow")
 
 
 class Governor:
@@ -104,8 +68,7 @@ class Governor:
         self.now = self._state_at = self._command_at = self._changed_at = -math.inf
         self.pos: Floats | None = None
         self.quat: Floats = (1.0, 0.0, 0.0, 0.0)
-        self._v: Floats = (0.0, 0.0, 0.0)
-        self._w: Floats = (0.0, 0.0, 0.0)
+        self._v = self._w = (0.0, 0.0, 0.0)  # of the setpoint [m/s], [rad/s]
         self.target: tuple[Floats, Floats] = (0.0, 0.0, 0.0), self.quat
         self.joints: Floats | None = None  # the setpoint and
         self.joint_target: Floats | None = None  # its goal, while joints are commanded
@@ -113,8 +76,7 @@ class Governor:
         self.commander: str | None = None
         self._stamps: dict[str, tuple[float, float]] = {}  # source -> (last stamp, least delay)
         self._recent: deque[float] = deque()
-        self._apart_since = math.inf
-        self._rebased = False
+        self._apart_since, self._rebased = math.inf, False
         if trace:
             trace.add("config", 0.0, {"limits": asdict(limits), "robot": robot.name})
 
@@ -183,38 +145,13 @@ class Governor:
             self._log("state", now, {"q": state.q, "dq": state.dq, "pos": state.pos, "quat": state.quat,
                                      "twist": state.twist, "wrench": state.wrench})
         self._clock(now)
-        n = len(self.robot.joints)
-        if (len(state.q), len(state.dq), len(state.pos), len(state.quat), len(state.twist)) != (n, n, 3, 4, 6) or \
-                (state.wrench is not None and len(state.wrench) != 6):
-            return self._count("block", "state_dimensions", f"state must have {n} joints, a pose and a twist")
-        total = sum(state.q) + sum(state.dq) + sum(state.pos) + sum(state.quat) + sum(state.twist) + \
-            (sum(state.wrench) if state.wrench else 0.0)
-        if total - total != 0 or not 0.9 < math.hypot(*state.quat) < 1.1:
-            return self._count("block", "state_finite", "the measured state is not finite or its quaternion not unit")
+        if unusable := state_fault(state, len(self.robot.joints)):
+            return self._count("block", *unusable)
         self.measured, self._state_at = state, now
         if self.state not in (ARMED, ACTIVE):
             return ALLOW
-        broken = self._measured_contract(state)
+        broken = measured_fault(state, self.limits, self.robot)
         return self._trip(HOLD, *broken) if broken else ALLOW
-
-    def _measured_contract(self, s: State) -> tuple[str, str] | None:
-        """The first contract that the measured state violates, and a sentence."""
-        r, o = self.robot, self.limits
-        margin = o.joint_margin
-        for name, q, v, low, high, most in zip(r.joints, s.q, s.dq, r.lower, r.upper, r.velocity, strict=True):
-            if (q < low + margin and v < -0.01) or (q > high - margin and v > 0.01) or not low <= q <= high:
-                return "joint_limit", f"{name} at {q:.3f} rad, allowed {low:.3f} to {high:.3f}"
-            if abs(v) > o.joint_speed * most:
-                return "joint_speed", f"{name} at {v:.2f} rad/s, allowed {o.joint_speed * most:.3g}"
-        if math.hypot(*s.twist[:3]) > o.measured_speed[0] or math.hypot(*s.twist[3:]) > o.measured_speed[1]:
-            return "tool_speed", f"the tool moves at {math.hypot(*s.twist[:3]):.2f} m/s"
-        inside = box(s.pos, o)
-        if inside is not s.pos and math.dist(inside, s.pos) > o.measured_margin:
-            return "tool_place", f"the tool is at {[round(x, 3) for x in s.pos]} m, outside the workspace"
-        if s.wrench is not None and (math.hypot(*s.wrench[:3]) > o.wrench[0] or math.hypot(*s.wrench[3:]) > o.wrench[1]):
-            force, moment = math.hypot(*s.wrench[:3]), math.hypot(*s.wrench[3:])
-            return "wrench", f"external force {force:.0f} N, moment {moment:.1f} N m"
-        return None
 
     def command(self, c: Command, now: float) -> Verdict:
         """A command came in."""
@@ -224,16 +161,16 @@ class Governor:
         self._clock(now)
         if self.state not in (ARMED, ACTIVE):
             return self._said(Verdict("block", "state", "commander", f"{self.state}: {self.reason or 'not armed'}"))
-        broken = self.blocks(c, now)
+        stamps = self._stamps.get(c.source)
+        broken = command_fault(c, now, self.limits, len(self.robot.joints), self.commander, stamps)
         if broken:
             verdict = self._count("block", *broken)
             if broken[0] == "commander":
                 self._trip(HOLD, *broken)
             return self._said(verdict)
-        _, least = self._stamps.get(c.source, (-math.inf, math.inf))
-        self._stamps[c.source] = c.stamp, min(least, now - c.stamp)
+        self._stamps[c.source] = c.stamp, min(stamps[1] if stamps else math.inf, now - c.stamp)
         self.commander, self._command_at = c.source, now
-        verdict, pos, quat = self.rewrites(tuple(c.pos), unit(tuple(c.quat)))
+        verdict, pos, quat = nearest_allowed(tuple(c.pos), unit(tuple(c.quat)), self.target, self.limits)
         if c.joints:
             verdict = self._joint_command(c, verdict, pos, quat)
             if verdict.action == "block":
@@ -250,64 +187,12 @@ class Governor:
         """Take joint targets, whole or part of the way -> the verdict; "block" leaves everything as it was."""
         if verdict.contract in ("workspace", "orientation"):
             return Verdict("block", verdict.contract, "commander", verdict.text)
-        r, margin = self.robot, self.limits.joint_margin
         now = self.joint_target if self.joint_target is not None else self.measured.q
-        share = 1.0
-        if verdict.contract == "step":  # as far as the tool may go
-            (p, q), o = self.target, self.limits.step
-            far, turn = math.dist(c.pos, p), math.hypot(*turn_between(unit(tuple(c.quat)), q))
-            share = min(o[0] / max(far, o[0]), o[1] / max(turn, o[1]))
-        wanted = tuple(b + share * (a - b) for a, b in zip(c.joints, now, strict=True))
-        allowed = tuple(min(max(x, low + margin), high - margin)
-                        for x, low, high in zip(wanted, r.lower, r.upper, strict=True))
-        if allowed != wanted and verdict is ALLOW:
-            verdict = Verdict("rewrite", "joint_range", "commander", "a joint target is beyond its limits")
+        verdict, allowed = allowed_joints(c, verdict, now, self.target, self.limits, self.robot)
         if self.joints is None:
             self.joints, self._pace = self.measured.q, 0.0
         self.target, self.joint_target = (pos, quat), allowed
         return verdict
-
-    def blocks(self, c: Command, now: float) -> tuple[str, str] | None:
-        """The first contract that makes the command unusable, and a sentence; None: it may be used."""
-        if len(c.pos) != 3 or len(c.quat) != 4:
-            return "dimensions", f"a pose has 3 + 4 numbers, got {len(c.pos)} + {len(c.quat)}"
-        if c.joints and len(c.joints) != len(self.robot.joints):
-            return "dimensions", f"the arm has {len(self.robot.joints)} joints, got {len(c.joints)}"
-        if not all(math.isfinite(x) for x in (*c.pos, *c.quat, *c.joints, c.stamp)):
-            return "finite", "the command has a number that is not finite"
-        length = math.hypot(*c.quat)
-        if abs(length - 1) > 1e-2:
-            return "quaternion", f"the quaternion must have length 1 within 0.01, got {length:.4g}"
-        if c.frame != self.limits.frame:
-            return "frame", f"commands must be in frame {self.limits.frame!r}, got {c.frame!r}"
-        if self.commander is not None and c.source != self.commander:
-            return "commander", f"{c.source!r} commands while {self.commander!r} does"
-        if c.source in self._stamps:
-            last, least = self._stamps[c.source]
-            if c.stamp <= last:
-                return "order", f"stamp {c.stamp:.4f} s is not after {last:.4f} s: repeated, reordered or time ran back"
-            if now - c.stamp < least - self.limits.stale:
-                return "future", f"the stamp is {least - now + c.stamp:.2f} s ahead of its sender's others"
-            if now - c.stamp > least + self.limits.stale:
-                return "stale", f"the command is {now - c.stamp - least:.2f} s late"
-        return None
-
-    def rewrites(self, pos: Floats, quat: Floats) -> tuple[Verdict, Floats, Floats]:
-        """The nearest allowed pose, and the first contract that moved it."""
-        o, verdict = self.limits, ALLOW
-        inside = box(pos, o)
-        if inside != pos:
-            verdict = Verdict("rewrite", "workspace", "commander", f"{[round(x, 3) for x in pos]} m is outside")
-        level = upright(quat, o)
-        if verdict is ALLOW and level is not quat:
-            verdict = Verdict("rewrite", "orientation", "commander", f"tilted beyond {o.tilt:g} rad")
-        close, turned = near(inside, level, *self.target, o.step)
-        if close is not inside or turned is not level:
-            if verdict is ALLOW:
-                verdict = Verdict("rewrite", "step", "commander", f"{math.dist(inside, self.target[0]):.3f} m or "
-                                  f"{math.hypot(*turn_between(level, self.target[1])):.2f} rad in one step")
-            turned = upright(turned, o)
-        return verdict, close, turned
 
     # ---- time -----------------------------------------------------------------------------------------------------
 
@@ -340,15 +225,10 @@ class Governor:
             self._v, self._w = slower(self._v, o.brake[0], dt), slower(self._w, o.brake[1], dt)
             if self.state == DISARMED and not any((*self._v, *self._w)):
                 self.pos = None
-        x, y, z = self._v
-        if x or y or z:
-            moved = (self.pos[0] + x * dt, self.pos[1] + y * dt, self.pos[2] + z * dt)
-            self.pos = box(moved, o)
-            if self.pos != moved:  # a face of the box: what points out of it stops
-                self._v = tuple(v if a == b else 0.0 for v, a, b in zip(self._v, self.pos, moved, strict=True))
-        x, y, z = self._w
-        if x or y or z:
-            self.quat = upright(turned(self.quat, x * dt, y * dt, z * dt), o)
+        if any(self._v):
+            self.pos, self._v = moved_within(self.pos, self._v, dt, o)
+        if any(self._w):
+            self.quat = upright(turned(self.quat, *(x * dt for x in self._w)), o)
         out = Setpoint(self.state, self.pos, self.quat, self._rebased, self.joints if self.state == ACTIVE else None)
         self._rebased = False
         if self.trace:
@@ -362,13 +242,7 @@ class Governor:
         o, (goal, facing) = self.limits, self.target
         turn = turn_between(facing, self.quat)
         way = max(math.dist(goal, self.pos), o.speed[0] / o.speed[1] * math.hypot(*turn))  # turns as the way they take
-        share = 1.0  # a way too short to name: the null space's motion, at the joints' speeds
-        if way > 1e-6:
-            v, _, _ = pursue((way, 0.0, 0.0), (self._pace, 0.0, 0.0), o.speed[0], o.accel[0], dt)
-            share = min(1.0, max(v, 0.0) * dt / way)
-        for a, b, most in zip(self.joint_target, self.joints, self.robot.velocity, strict=True):
-            if abs(a - b) * share > JOINT_SHARE * most * dt:
-                share = JOINT_SHARE * most * dt / abs(a - b)
+        share = share_of_way(way, self._pace, self.joint_target, self.joints, self.robot.velocity, o, dt)
         self._pace = share * way / dt
         self.joints = tuple(b + share * (a - b) for a, b in zip(self.joint_target, self.joints, strict=True))
         self._v = tuple(share * (a - b) / dt for a, b in zip(goal, self.pos, strict=True))
@@ -391,11 +265,7 @@ class Governor:
             m, o = self.measured, self.limits
             self.pos, self.quat = box(m.pos, o), upright(unit(m.quat), o)
             self.joints, self.joint_target, self._pace = None, None, 0.0
-            self._v, self._w = m.twist[:3], m.twist[3:]
-            for name, top in (("_v", o.speed[0]), ("_w", o.speed[1])):
-                size = math.hypot(*getattr(self, name))
-                if size > top:
-                    setattr(self, name, tuple(top / size * x for x in getattr(self, name)))
+            self._v, self._w = at_most(m.twist[:3], o.speed[0]), at_most(m.twist[3:], o.speed[1])
             self._rebased = True
 
     def _trip(self, to: str, contract: str, text: str) -> Verdict:
@@ -426,8 +296,7 @@ class Governor:
         return verdict
 
     def _said(self, verdict: Verdict) -> Verdict:
-        if self.trace:
-            self._log("verdict", self.now, {"verdict": [verdict.action, verdict.contract, verdict.text]})
+        self._log("verdict", self.now, {"verdict": [verdict.action, verdict.contract, verdict.text]})
         return verdict
 
     def _log(self, kind: str, now: float, data: dict) -> None:

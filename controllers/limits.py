@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from robo_rl.errors import UserError, in_range
 from robo_rl.geometry import Floats, rotate1, turn_between, turned
 
+JOINT_SHARE = 0.97  # of the joints' speeds, for joint targets: joints that lag behind them stay below
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -131,3 +133,32 @@ def slower(velocity: Floats, decel: float, dt: float) -> Floats:
     size = math.hypot(*velocity)
     s = 1 - decel * dt / size if size > decel * dt else 0.0
     return tuple(s * v for v in velocity)
+
+
+def at_most(velocity: Floats, top: float) -> Floats:
+    """The velocity, no faster than `top`."""
+    size = math.hypot(*velocity)
+    return tuple(top / size * x for x in velocity) if size > top else velocity
+
+
+def moved_within(pos: Floats, velocity: Floats, dt: float, limits: Limits) -> tuple[Floats, Floats]:
+    """The place after dt, inside the workspace, and the velocity: at a face of it what points out stops."""
+    (a, b, c), (x, y, z) = pos, velocity
+    moved = (a + x * dt, b + y * dt, c + z * dt)
+    inside = box(moved, limits)
+    if inside != moved:
+        velocity = tuple(v if a == b else 0.0 for v, a, b in zip(velocity, inside, moved, strict=True))
+    return inside, velocity
+
+
+def share_of_way(way: float, pace: float, goal: Floats, joints: Floats, fastest: Floats, limits: Limits, dt: float) -> float:
+    """Share of the `way` [m] that is left which joints and tool go in dt, at `pace` [m/s] before: within the tool's speed and
+    acceleration and the joints' speeds `fastest`."""
+    share = 1.0  # a way too short to name: the null space's motion, at the joints' speeds
+    if way > 1e-6:
+        v, _, _ = pursue((way, 0.0, 0.0), (pace, 0.0, 0.0), limits.speed[0], limits.accel[0], dt)
+        share = min(1.0, max(v, 0.0) * dt / way)
+    for a, b, most in zip(goal, joints, fastest, strict=True):
+        if abs(a - b) * share > JOINT_SHARE * most * dt:
+            share = JOINT_SHARE * most * dt / abs(a - b)
+    return share

@@ -11,7 +11,8 @@ from collections import Counter
 import numpy as np
 
 from controllers.arm import SimArm, govern
-from controllers.governor import ACTIVE, ARMED, Command, Governor, Setpoint
+from controllers.contracts import Command
+from controllers.governor import ACTIVE, ARMED, Governor, Setpoint
 from controllers.law import vector
 from controllers.model import ArmModel
 from controllers.robot import by_name

@@ -2,7 +2,8 @@
 
 from itertools import zip_longest
 
-from controllers.governor import Command, Governor, State
+from controllers.contracts import Command, State
+from controllers.governor import Governor
 from controllers.limits import Limits
 from controllers.robot import Robot
 from controllers.trace import Trace, plain

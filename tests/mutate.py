@@ -39,6 +39,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "robo_rl/corrections.py": ("test_definitions", "test_corrections_functions"),
     "robo_rl/runtime/ledger.py": ("test_ledger",),
     "robo_rl/replay.py": ("test_replay_plain", "test_replay"),
+    "controllers/contracts.py": ("test_controllers_governor_limits", "test_controllers_governor"),
     "controllers/limits.py": ("test_controllers_governor_limits", "test_controllers_governor"),
     "controllers/governor.py": ("test_controllers_governor_limits", "test_controllers_governor"),
     "controllers/law.py": ("test_controllers_tick", "test_controllers_law"),

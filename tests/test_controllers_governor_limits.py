@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from test_controllers_governor import AT, DOWN, ROBOT, command, jointed, joints, meaning, state
 
-from controllers import governor as gov
 from controllers import limits as lim
 from controllers.governor import ACTIVE, ARMED, DISARMED, HOLD, STOPPED, Governor
 from controllers.limits import Limits
@@ -48,7 +47,7 @@ def test_the_defaults_are_the_published_ones():
         "brake": (4.0, 16.0), "measured_speed": (0.5, 2.5), "measured_margin": 0.03, "joint_speed": 1.0,
         "joint_margin": 0.02, "wrench": (60.0, 20.0), "tracking": (0.05, 0.2), "command_timeout": 0.1, "give_up": 1.0,
         "state_timeout": 0.05, "stale": 0.2, "violations": 20, "window": 1.0}
-    assert gov.JOINT_SHARE == 0.97
+    assert lim.JOINT_SHARE == 0.97
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------

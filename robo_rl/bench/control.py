@@ -17,7 +17,8 @@ import numpy as np
 from numba import njit
 
 from controllers.arm import SimArm, govern
-from controllers.governor import Command, Governor
+from controllers.contracts import Command
+from controllers.governor import Governor
 from controllers.law import Law, LawOptions, joint_impedance, operational_space
 from controllers.limits import Limits
 from controllers.loop import Timing, real_time, undisturbed

@@ -1,0 +1,161 @@
+"""What a command and a measured state must keep to, judged one contract after the other: no state, no clock.
+
+A command is judged by the contracts in the order of CONTRACTS; its verdict names the first one that it violates.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from controllers.limits import Limits, box, near, upright
+from controllers.robot import Robot
+from robo_rl.geometry import Floats, turn_between, unit
+
+REWRITE = ("workspace", "orientation", "step", "joint_range")
+CONTRACTS = ("dimensions", "finite", "quaternion", "frame", "commander", "order", "future", "stale", *REWRITE)
+"""Of a command."""
+STATE_CONTRACTS = ("state_dimensions", "state_finite", "joint_limit", "joint_speed", "tool_speed", "tool_place",
+                   "wrench", "tracking", "state_age", "command_age", "violations", "clock", "estop")
+"""Of the measured state and of time."""
+BLAME = {"joint_limit": "arm", "joint_speed": "arm", "tool_speed": "arm", "tool_place": "arm", "wrench": "environment",
+         "tracking": "environment", "state_dimensions": "sensor", "state_finite": "sensor", "state_age": "transport",
+         "command_age": "transport", "clock": "governor", "estop": "person", "order": "transport", "stale": "transport",
+         "future": "transport"}  # everything else is the commander's
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A tool pose as a commander sent it; nothing about it is trusted."""
+
+    source: str
+    stamp: float  # sender's clock [s]
+    frame: str
+    pos: tuple[float, ...]  # [m]
+    quat: tuple[float, ...]  # (w, x, y, z)
+    joints: tuple[float, ...] = ()  # targets [rad] whose tool pose pos and quat are; (): a pose alone
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Measured joints and tool; wrench is the external one [N], [N m], None where nobody measures it."""
+
+    q: tuple[float, ...]
+    dq: tuple[float, ...]
+    pos: tuple[float, ...]
+    quat: tuple[float, ...]
+    twist: tuple[float, ...]  # [m/s], [rad/s], base axes
+    wrench: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a command or a tick: allow, rewrite, block, hold or stop, and the first contract violated."""
+
+    action: Literal["allow", "rewrite", "block", "hold", "stop"]
+    contract: str = ""
+    blame: str = ""
+    text: str = ""
+
+
+ALLOW = Verdict("allow")
+
+
+# ---- of a measured state ---------------------------------------------------------------------------------------------
+
+
+def state_fault(s: State, joints: int) -> tuple[str, str] | None:
+    """The contract by which a measured state of an arm of so many joints is unusable, and a sentence; None: it may be used."""
+    if (len(s.q), len(s.dq), len(s.pos), len(s.quat), len(s.twist)) != (joints, joints, 3, 4, 6) or \
+            (s.wrench is not None and len(s.wrench) != 6):
+        return "state_dimensions", f"state must have {joints} joints, a pose and a twist"
+    total = sum(s.q) + sum(s.dq) + sum(s.pos) + sum(s.quat) + sum(s.twist) + (sum(s.wrench) if s.wrench else 0.0)
+    if total - total != 0 or not 0.9 < math.hypot(*s.quat) < 1.1:
+        return "state_finite", "the measured state is not finite or its quaternion not unit"
+    return None
+
+
+def measured_fault(s: State, limits: Limits, robot: Robot) -> tuple[str, str] | None:
+    """The first contract that the measured state violates, and a sentence."""
+    r, o = robot, limits
+    margin = o.joint_margin
+    for name, q, v, low, high, most in zip(r.joints, s.q, s.dq, r.lower, r.upper, r.velocity, strict=True):
+        if (q < low + margin and v < -0.01) or (q > high - margin and v > 0.01) or not low <= q <= high:
+            return "joint_limit", f"{name} at {q:.3f} rad, allowed {low:.3f} to {high:.3f}"
+        if abs(v) > o.joint_speed * most:
+            return "joint_speed", f"{name} at {v:.2f} rad/s, allowed {o.joint_speed * most:.3g}"
+    if math.hypot(*s.twist[:3]) > o.measured_speed[0] or math.hypot(*s.twist[3:]) > o.measured_speed[1]:
+        return "tool_speed", f"the tool moves at {math.hypot(*s.twist[:3]):.2f} m/s"
+    inside = box(s.pos, o)
+    if inside is not s.pos and math.dist(inside, s.pos) > o.measured_margin:
+        return "tool_place", f"the tool is at {[round(x, 3) for x in s.pos]} m, outside the workspace"
+    if s.wrench is not None and (math.hypot(*s.wrench[:3]) > o.wrench[0] or math.hypot(*s.wrench[3:]) > o.wrench[1]):
+        force, moment = math.hypot(*s.wrench[:3]), math.hypot(*s.wrench[3:])
+        return "wrench", f"external force {force:.0f} N, moment {moment:.1f} N m"
+    return None
+
+
+# ---- of a command ----------------------------------------------------------------------------------------------------
+
+
+def command_fault(c: Command, now: float, limits: Limits, joints: int, commander: str | None,
+                  stamps: tuple[float, float] | None) -> tuple[str, str] | None:
+    """The first contract that makes the command unusable, and a sentence; None: it may be used.
+
+    joints: of the arm; commander: who commands at present; stamps: (last stamp, least delay) of the command's source.
+    """
+    if len(c.pos) != 3 or len(c.quat) != 4:
+        return "dimensions", f"a pose has 3 + 4 numbers, got {len(c.pos)} + {len(c.quat)}"
+    if c.joints and len(c.joints) != joints:
+        return "dimensions", f"the arm has {joints} joints, got {len(c.joints)}"
+    if not all(math.isfinite(x) for x in (*c.pos, *c.quat, *c.joints, c.stamp)):
+        return "finite", "the command has a number that is not finite"
+    length = math.hypot(*c.quat)
+    if abs(length - 1) > 1e-2:
+        return "quaternion", f"the quaternion must have length 1 within 0.01, got {length:.4g}"
+    if c.frame != limits.frame:
+        return "frame", f"commands must be in frame {limits.frame!r}, got {c.frame!r}"
+    if commander is not None and c.source != commander:
+        return "commander", f"{c.source!r} commands while {commander!r} does"
+    if stamps is not None:
+        last, least = stamps
+        if c.stamp <= last:
+            return "order", f"stamp {c.stamp:.4f} s is not after {last:.4f} s: repeated, reordered or time ran back"
+        if now - c.stamp < least - limits.stale:
+            return "future", f"the stamp is {least - now + c.stamp:.2f} s ahead of its sender's others"
+        if now - c.stamp > least + limits.stale:
+            return "stale", f"the command is {now - c.stamp - least:.2f} s late"
+    return None
+
+
+def nearest_allowed(pos: Floats, quat: Floats, target: tuple[Floats, Floats], limits: Limits) -> tuple[Verdict, Floats, Floats]:
+    """The nearest allowed pose, at most a step from `target`, and the first contract that moved it."""
+    o, verdict = limits, ALLOW
+    inside = box(pos, o)
+    if inside != pos:
+        verdict = Verdict("rewrite", "workspace", "commander", f"{[round(x, 3) for x in pos]} m is outside")
+    level = upright(quat, o)
+    if verdict is ALLOW and level is not quat:
+        verdict = Verdict("rewrite", "orientation", "commander", f"tilted beyond {o.tilt:g} rad")
+    close, turned = near(inside, level, *target, o.step)
+    if close is not inside or turned is not level:
+        if verdict is ALLOW:
+            verdict = Verdict("rewrite", "step", "commander", f"{math.dist(inside, target[0]):.3f} m or "
+                              f"{math.hypot(*turn_between(level, target[1])):.2f} rad in one step")
+        turned = upright(turned, o)
+    return verdict, close, turned
+
+
+def allowed_joints(c: Command, verdict: Verdict, now: Floats, target: tuple[Floats, Floats], limits: Limits, robot: Robot
+                   ) -> tuple[Verdict, Floats]:
+    """Joint targets within the joints' range, as far on the way from `now` as the tool may go, and the verdict with them."""
+    margin, share = limits.joint_margin, 1.0
+    if verdict.contract == "step":  # as far as the tool may go
+        (p, q), o = target, limits.step
+        far, turn = math.dist(c.pos, p), math.hypot(*turn_between(unit(tuple(c.quat)), q))
+        share = min(o[0] / max(far, o[0]), o[1] / max(turn, o[1]))
+    wanted = tuple(b + share * (a - b) for a, b in zip(c.joints, now, strict=True))
+    allowed = tuple(min(max(x, low + margin), high - margin)
+                    for x, low, high in zip(wanted, robot.lower, robot.upper, strict=True))
+    if allowed != wanted and verdict is ALLOW:
+        verdict = Verdict("rewrite", "joint_range", "commander", "a joint target is beyond its limits")
+    return verdict, allowed
