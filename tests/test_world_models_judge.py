@@ -260,7 +260,7 @@ def test_pictures_after_the_last_action_travel_from_the_recording_to_the_judge_a
     assert np.array_equal(whole.state[steps + 1], data.after) and not whole.action[whole.end - 1].any()
     assert np.array_equal(whole.images["top"][whole.end - 1], data.final_images["top"])
     parts = [read([tmp_path / name], images=True) for name in "ab"]
-    assert np.array_equal(joined(parts, np).final_images["top"], data.final_images["top"])
+    assert np.array_equal(joined(parts).final_images["top"], data.final_images["top"])
 
 
 def test_demonstrations_end_with_the_observation_that_succeeded():

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from robo_rl.errors import UserError
 from world_models.options import PICTURED, EncodedConfig, VideoConfig, WorldModelConfig
 
@@ -210,8 +212,6 @@ def finite_note(parts: dict[str, float]) -> str:
 
 def read(paths: Sequence[str], images: bool = False):
     """The data sets at `paths`, one after the other, as `world_models.recorded.Recorded`; UserError for what differs."""
-    import numpy as np
-
     from robo_rl.data.reader import load
     from world_models.recorded import Recorded, control_of
     if not paths:
@@ -232,15 +232,15 @@ def read(paths: Sequence[str], images: bool = False):
         pictured = np.logical_and.reduce([known for _, known in last.values()]) if last else None
         parts.append(Recorded(d.state, d.action, d.reward, d.from_, d.to, d.success, d.terminated, task, tuple(d.tasks),
                               control, pictures, d.final, {v: x for v, (x, _) in last.items()}, pictured))
-    return parts[0] if len(parts) == 1 else joined(parts, np)
+    return parts[0] if len(parts) == 1 else joined(parts)
 
 
-def joined(parts: Sequence, np):
+def joined(parts: Sequence):
     """Several recordings of one env as one."""
     tasks = tuple(dict.fromkeys(t for p in parts for t in p.tasks))
     offsets = np.cumsum([0, *(len(p.action) for p in parts[:-1])])
 
-    def all_of(rows) -> "np.ndarray":
+    def all_of(rows) -> np.ndarray:
         return np.concatenate([rows(p, o) for p, o in zip(parts, offsets, strict=True)])
     return type(parts[0])(
         **{k: all_of(lambda p, o, k=k: getattr(p, k)) for k in ("state", "action", "reward", "success", "terminated", "final")},
@@ -263,8 +263,6 @@ def world_spec(data, kind: str, where: str):
 
 def calibrated(model, data, horizon: int, tolerance: float):
     """(the model with its horizon and threshold, the numbers behind them)."""
-    import numpy as np
-
     from world_models.calibrate import calibrate, open_loop
     run = open_loop(model, data, min(horizon, int(data.lengths.max()) - 1))
     steps, threshold = calibrate(run, tolerance)
