@@ -345,19 +345,16 @@ def beside(first: Callable[[], None], second: Callable[[], None]) -> None:
 
 
 def value_metrics(losses: list[Tensor]) -> dict[str, float]:
-    """Mean loss of a critic's steps, and the share of those that were not taken where there were any."""
+    """Mean loss of a critic's steps, and the share of those that were not taken."""
     every = torch.stack(losses)
-    skipped = float((~torch.isfinite(every)).float().mean())
-    return {"value_loss": float(every.mean())} | ({"skipped_critic": skipped} if skipped else {})
+    return {"value_loss": float(every.mean()), "skipped_critic": float((~torch.isfinite(every)).float().mean())}
 
 
 def average(logs: list[dict[str, Tensor]], tails: list[Tensor]) -> dict[str, float]:
     """Metrics of an update from those of its steps, means or maxima, and the tails of the last epoch's log ratios [B,F]."""
     every = {k: torch.stack([step[k] for step in logs]) for k in logs[0]}
     out = {k: float(v.max() if k in MAXIMA else v.mean()) for k, v in every.items()}
-    skipped = float((~torch.isfinite(every["grad_norm"])).float().mean())
-    if skipped:
-        out["skipped_updates"] = skipped
+    out["skipped_updates"] = float((~torch.isfinite(every["grad_norm"])).float().mean())
     out["log_ratio_p01"], out["log_ratio_p99"] = torch.quantile(
         torch.cat(tails).sum(-1)[:1_000_000], torch.tensor([0.01, 0.99])).tolist()
     return out

@@ -183,7 +183,7 @@ def not_finite(run: RunRecord) -> list[str]:
         kin = [k for k in run.metrics if k.split("/")[0] == key.split("/")[0] and "/" in k and k != key]
         later = max((np.flatnonzero(np.isfinite(run.metrics[k]))[-1] for k in kin
                      if np.isfinite(run.metrics[k]).any()), default=last)
-        if later - last > 3 and key.startswith("train/") and not key.startswith("train/skipped_"):  # told only where some were
+        if later - last > 3 and key.startswith("train/"):
             out.append(f"{key} has no finite value after step {si(float(run.metrics['step'][last]))}.")
     return out
 
