@@ -1,7 +1,8 @@
 """The one error a user sees, and the helpers that make it helpful."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class UserError(ValueError):
@@ -38,8 +39,24 @@ def utf8(name: str, text: str) -> str:
 
 def in_range(name: str, value: float, low: float, high: float, open_low: bool = False, open_high: bool = False) -> None:
     """Raise UserError unless low <= value <= high (strict at an open end); NaN is never in range."""
+    span = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+    for told in _listeners:
+        told.append((name, span))
     above = value > low if open_low else value >= low
     below = value < high if open_high else value <= high
     if not (above and below):
-        raise UserError(f"{name} must be in {'(' if open_low else '['}{low:g}, {high:g}"
-                        f"{')' if open_high else ']'}, got {value!r}")
+        raise UserError(f"{name} must be in {span}, got {value!r}")
+
+
+_listeners: list[list[tuple[str, str]]] = []
+
+
+@contextmanager
+def told_ranges() -> Iterator[list[tuple[str, str]]]:
+    """Lists (name, range as text) of every `in_range` meanwhile: what options allow, from where it is checked."""
+    told: list[tuple[str, str]] = []
+    _listeners.append(told)
+    try:
+        yield told
+    finally:
+        _listeners.remove(told)

@@ -524,3 +524,36 @@ def test_version_and_help_go_to_standard_output(capsys):
             main(argv)
         said = capsys.readouterr()
         assert not e.value.code and says in said.out and not said.err
+
+
+# ---- help
+
+
+def every_options_class() -> list[type]:
+    import importlib
+
+    from robo_rl.cli.wm import KINDS, SUBCOMMANDS
+    own = [getattr(importlib.import_module(f"robo_rl.cli.{c.replace('-', '_')}"), name) for c, (name, _) in COMMANDS.items()]
+    return list(dict.fromkeys([*own, *(k for k, _ in SUBCOMMANDS.values()), *KINDS.values(), *RL_OPTIONS.values(), PolicyOptions, BcOptions]))
+
+
+@pytest.mark.parametrize("cls", every_options_class(), ids=lambda c: c.__name__)
+def test_every_option_says_what_it_means(cls):
+    from robo_rl.cli.help import docs
+    texts = docs(cls)
+    silent = [f.name for f in dataclasses.fields(cls) if not texts.get(f.name) and not dataclasses.is_dataclass(getattr(f, "type", None))]
+    assert not silent, f"{cls.__name__}: no text below {', '.join(silent)}"
+
+
+def test_help_shows_group_text_range_and_default_of_an_option(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--task", "reach", "--preset", "quick", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("  --patience"))
+    text = " ".join(line.strip() for line in lines[at:at + 3])
+    assert "[0, 1e+06]; default 2)" in text and "Evaluations that must follow" in text
+    assert lines.index("What is learnt") < lines.index("Evaluation, and when to stop") < at < lines.index("Processes")
+    steps = next(line for line in lines if line.startswith("  --steps"))
+    assert "default 400000" in " ".join(lines[lines.index(steps):lines.index(steps) + 2])  # the recipe's, for what was said before
+    assert max(map(len, lines)) <= 120
+    assert "Other options" not in lines  # every option of training belongs to a group

@@ -145,11 +145,13 @@ class WorldModelConfig:
     resume: str = ""
     """Go on with the run in this folder; every other option then comes from it."""
     seed: int = 0
+    """Of the initial weights, the batches and the held-out episodes."""
     horizon: int = 64
     """Control steps to which the error of the state (video: the arm's; encoded: the codes' too) is measured on held-out episodes."""
     tolerance: float = 0.75
     """Error [std of the data] that the calibrated threshold of the uncertainty keeps nine in ten predictions below."""
     torch_threads: int = 1
+    """Threads of torch."""
     net: LatentOptions = field(default_factory=LatentOptions)
     fit: FitOptions = field(default_factory=FitOptions)
 
@@ -210,8 +212,11 @@ class TuneConfig:
     windows: int = 64
     """Recorded stretches to measure on."""
     seed: int = 0
+    """Of batches and noise."""
     torch_threads: int = 1
+    """Threads of torch."""
     json: bool = False
+    """Print one JSON document instead of a table."""
     fit: TuneOptions = field(default_factory=TuneOptions)
 
     def __post_init__(self) -> None:
@@ -233,8 +238,11 @@ class JudgeConfig:
     false_alarms: float = 0.01
     """Share of held-out failing steps that the classifier may call a success."""
     updates: int = 1500
+    """Optimizer steps."""
     seed: int = 0
+    """Of the initial weights and the held-out episodes."""
     json: bool = False
+    """Print one JSON document instead of a table."""
 
     def __post_init__(self) -> None:
         in_range("--false-alarms", self.false_alarms, 0, 1)
@@ -264,10 +272,13 @@ class WorldEvalConfig:
     inverse: int = 800
     """Updates of the inverse-dynamics model that decodes imagined motion (EVA)."""
     seed: int = 0
+    """Of windows and starts."""
     video: bool = True
+    """Write videos of model and recording side by side."""
     out: str = ""
     """Folder of what is written; empty: MODEL/eval."""
     json: bool = False
+    """Print one JSON document instead of a table."""
 
     def __post_init__(self) -> None:
         in_range("--windows", self.windows, 4, 10**5)

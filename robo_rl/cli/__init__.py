@@ -88,13 +88,17 @@ def parse_arguments(argv: list[str]):
 
 def parse_options(cls, command: str, argv: list[str], **default):
     """An instance of the dataclass `cls` from the command line; whatever tyro refuses is one UserError."""
+    if not {"-h", "--help"}.isdisjoint(argv):
+        from robo_rl.cli.help import help_text
+        print(help_text(cls, command, default.get("default")))
+        raise SystemExit(0)
     import tyro
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             return tyro.cli(cls, prog=f"robo_rl {command}", args=argv, **default)
     except SystemExit as e:
-        if not e.code:  # --help
+        if not e.code:  # --tyro-print-completion
             raise
         raise UserError(f"{_sentence(said.getvalue())} (robo_rl {command} --help lists the options)") from None
 

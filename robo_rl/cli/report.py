@@ -13,6 +13,7 @@ class ReportOptions:
     """Write one self-contained HTML page about a run: success, training health, throughput, videos."""
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(help="run folder")]
+    """Run folder."""
     json: bool = False
     """print one JSON document with the page's path and the summary numbers, and nothing else"""
     out: str = ""

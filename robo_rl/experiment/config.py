@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import ClassVar
 
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.options import (
@@ -36,6 +37,15 @@ EXPLORATION = ("noise", "noise_level", "noise_min", "noise_max", "noise_steps", 
 class TrainConfig:
     """Train a policy: a few demonstrations, supervised flow matching, online RL, honest evaluation."""
 
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {  # how --help shows the options
+        "What is learnt": ("sim", "task", "algo", "obs", "preset", "demos", "init", "seed", "steps", "envs"),
+        "The run": ("out", "resume", "config", "print_config", "video", "wandb"),
+        "Evaluation, and when to stop": ("eval_episodes", "eval_every", "eval_envs", "target", "patience"),
+        "The environment": ("reward", "control", "max_steps", "randomise", "image_size", "judge"),
+        "Processes": ("workers", "threads", "torch_threads", "max_staleness", "learners", "server", "backend", "ray_address",
+                      "hang", "periodic", "over_provision"),
+        "Rollouts in a learnt world model": ("dream", "dream_model", "dream_refit", "dream_updates", "dream_hard")}
+
     sim: str = "mujoco"
     """mujoco, maniskill, isaacgym, isaaclab, gym:<id>, envpool:<id>, or wm:<folder of a world model>."""
     task: str = ""
@@ -52,6 +62,7 @@ class TrainConfig:
     """Run or checkpoint folder whose policy this run begins with (its best), in place of a fresh one and of supervised learning;
     --algo bc, or --bc.updates N with --demos, teaches it on."""
     seed: int = 0
+    """Of everything that is random. With --workers 0 the same seed gives the same run."""
     steps: int = 3_000_000
     """Control steps of online RL, over all envs."""
     envs: int = 256
@@ -80,13 +91,17 @@ class TrainConfig:
     hang: float = 60.0
     """Seconds without a decision after which a worker is restarted."""
     torch_threads: int = 1
+    """Threads of torch in the learner."""
     reward: str = ""
+    """sparse, or dense where the task has it; empty: the task's own."""
     control: str = ""
+    """Meaning of an action, for example ee_delta or joint_delta; empty: the simulator's default."""
     max_steps: int = 0
     """Episode limit [control steps]; 0: the task's own."""
     randomise: str = ""
     """Domain randomisation, for example mass,friction,latency:2."""
     image_size: int = 64
+    """Height and width of camera pictures [pixels]."""
     judge: str = ""
     """Who decides on success in a world model: head (the default), http://…, or the folder of a classifier."""
     dream: float = 0.0
@@ -100,6 +115,7 @@ class TrainConfig:
     dream_hard: float = 0.0
     """Share of dreamt episodes that begin where success is most uncertain (DreamGym), not just anywhere."""
     eval_episodes: int = 200
+    """Starts of each evaluation."""
     eval_every: int = 0
     """Control steps between evaluations; 0: ten over the run."""
     eval_envs: int = 0
@@ -113,6 +129,7 @@ class TrainConfig:
     resume: str = ""
     """auto: the newest run below runs/, or a run folder; every other option then comes from that run."""
     video: bool = True
+    """Film four episodes of the supervised and of the final policy."""
     wandb: str = ""
     """wandb project (offline without a key); TensorBoard is always written."""
     policy: PolicyOptions = field(default_factory=PolicyOptions)

@@ -23,12 +23,14 @@ class EvalConfig:
     checkpoint: str = "best"
     """best, last, sft, or the name of a folder below checkpoints/."""
     episodes: int = 200
+    """Starts, each of which is one episode."""
     seed: int = REPORT
     """Which list of starts: 0 is the one that the best checkpoint was chosen on, 1 the one that training reports on; every list is
     disjoint from training and from the others."""
     envs: int = 0
     """Envs in parallel; 0: as the run evaluated. Results are byte-identical for the same number."""
     threads: int = 0
+    """Simulation threads; 0: the run's own."""
     sim: str = ""
     """Another simulator than the run's own, for example mujoco for a policy that was trained in a world model."""
     on: str = "sim"

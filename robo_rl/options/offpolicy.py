@@ -17,6 +17,7 @@ class OffPolicyOptions(MethodOptions):
     actor_every: int = 2
     """Critic updates per actor update."""
     batch: int = 256
+    """Chunks of an update."""
     demo_share: float = 0.5
     """Share of every batch that is demonstrations and corrections; guaranteed, for buffers of any size."""
     capacity: int = 500_000
@@ -31,19 +32,26 @@ class OffPolicyOptions(MethodOptions):
     subset: int = 2
     """How many of them, drawn anew each time, the target takes the least of."""
     critic_hidden: int = 256
+    """Width of the critics."""
     critic_layers: int = 2
+    """Hidden layers of the critics."""
     layer_norm: bool = True
+    """Layer normalisation in the critics."""
     lr: float = 3e-4
+    """Learning rate of the actor (Adam)."""
     critic_lr: float = 3e-4
+    """Learning rate of the critics (Adam)."""
     gamma: float = 0.99
     """Per control step."""
     tau: float = 0.005
+    """Share by which target critics follow per update."""
     max_target: float = 0.0
     """Targets are clamped to [0, max_target], for sparse rewards whose return is known to lie there; 0: off."""
     floor: bool = False
     """Targets are no lower than the return that did follow, where an episode terminated: with few updates values reach
     back over an episode at once. It leans towards luck where the env is random."""
     max_grad_norm: float = 10.0
+    """Gradients are scaled down to this norm."""
     bc_coef: float = 0.0
     """Weight of the supervised loss on the demonstrations in the actor's update."""
     synthetic: float = 0.0
@@ -98,6 +106,7 @@ class RlpdOptions(OffPolicyOptions):
     alpha: float = 0.001
     """Temperature at the start."""
     alpha_lr: float = 3e-4
+    """Learning rate of the temperature."""
     target_entropy: float = 0.5
     """The target entropy is minus this per action entry: -D/2, RLPD's and HIL-SERL's."""
     entropy_backup: bool = False
@@ -133,7 +142,9 @@ class ExpoOptions(OffPolicyOptions):
     """EXPO: a flow trained by imitation of replay, small edits and the choice among them by value (`robo_rl/algos/expo.py`)."""
 
     alpha: float = 0.01
+    """Temperature of the edit policy at the start."""
     alpha_lr: float = 3e-4
+    """Learning rate of that temperature; 0: it stays."""
     slow: float = 0.001
     """Share by which the flow that acts follows the one that learns, per update."""
     imitate: Literal["success", "all"] = "success"
@@ -166,10 +177,12 @@ class IqlOptions(OffPolicyOptions):
     """IQL: expectile values of the data's own actions, weighted imitation (`robo_rl/algos/iql.py`)."""
 
     expectile: float = 0.7
+    """Expectile of the value regression: 0.5 is the mean, towards 1 the best action of the data."""
     beta: float = 30.0
     """Inverse temperature: weights are exp(beta A); the paper's 0.5 to 10, for returns over a range of 100 and more, where
     they lie in [0, 1]."""
     max_weight: float = 100.0
+    """Most that a sample may weigh in the imitation."""
 
     def __post_init__(self) -> None:
         OffPolicyOptions.__post_init__(self)
@@ -210,6 +223,7 @@ class AloeOptions(OffPolicyOptions):
     beta: float = 1.0
     """Temperature of the weights exp(A / beta); A is divided by its std over the batch."""
     max_weight: float = 10.0
+    """Most that a sample may weigh in the imitation."""
     samples: int = 4
     """Chunks of the policy whose mean value is V."""
 

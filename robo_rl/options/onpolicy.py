@@ -17,19 +17,31 @@ class OnPolicyOptions(MethodOptions):
     decisions: int = 32
     """T: decisions per env and rollout (0: whole episodes, as group advantages need)."""
     epochs: int = 5
+    """Passes over every rollout."""
     minibatch: int = 2048
+    """Decisions of an optimizer step."""
     lr: float = 3e-4
+    """Learning rate of the policy (Adam)."""
     critic_lr: float = 1e-3
+    """Learning rate of the critic (Adam)."""
     gamma: float = 0.99
     """Per decision-step discount: of one control step; a chunk is discounted by gamma^E."""
     lam: float = 0.95
+    """Lambda of GAE."""
     clip_low: float = 0.2
+    """The ratio is clipped to [1 - clip_low, 1 + clip_high]."""
     clip_high: float = 0.2
+    """See clip_low."""
     dual_clip: float = 3.0
+    """Where the advantage is negative the loss grows no further than at this ratio; 0: off."""
     value_clip: float = 0.0
+    """Most that a value may move from the one of the rollout within an update; 0: off."""
     huber: float = 0.0
+    """Errors of the critic above this count linearly; 0: all are squared."""
     value_coef: float = 0.5
+    """Weight of the critic's loss."""
     entropy_coef: float = 0.0
+    """Weight of the entropy that is rewarded."""
     target_kl: float = 0.0
     """Stop an update's epochs once the mean KL passes this (0: never)."""
     critic_warmup: int = 2
@@ -37,6 +49,7 @@ class OnPolicyOptions(MethodOptions):
     ramp: int = 0
     """Actor steps over which its learning rate grows to --rl.lr: Adam's first steps move every weight by the whole of it."""
     max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
     advantage: Literal["gae", "grpo", "dr_grpo", "rloo", "opob"] = "gae"
     """GAE on a critic, or relative to the group of a start; opob: over the baseline of least variance (VCPO), which weighs
     an episode by how likely it is now and by its decisions."""
@@ -49,6 +62,7 @@ class OnPolicyOptions(MethodOptions):
     scale_reward: bool = False
     """Divide rewards by the running std of the discounted return."""
     anneal_lr: bool = False
+    """The learning rates fall linearly to 0 over --steps."""
     bc_coef: float = 0.0
     """Weight of the supervised loss on the demonstrations, added to every update."""
     freeze_trunk: bool = False
@@ -110,8 +124,11 @@ class DppoOptions(OnPolicyOptions):
     """DPPO: PPO over the denoise steps of a diffusion chain (`robo_rl/algos/dppo.py`)."""
 
     gamma_denoise: float = 0.99
+    """Discount per denoise step: earlier, noisier steps count less."""
     clip_base: float = 0.001
+    """Clip range at the first fine-tuned denoise step."""
     clip_coef: float = 0.01
+    """Clip range at the last one; between them it grows exponentially."""
 
     def __post_init__(self) -> None:
         OnPolicyOptions.__post_init__(self)
@@ -143,8 +160,11 @@ class NftOptions(OnPolicyOptions):
     """DiffusionNFT for action chunks: no likelihood, any sampler (`robo_rl/algos/nft.py`)."""
 
     beta: float = 1.0
+    """How far the positive and the negative velocity lie from that of the sampler."""
     adv_max: float = 3.0
+    """Advantages are clipped to [-adv_max, adv_max] before they become probabilities."""
     negative_weight: float = 1.0
+    """Weight of the negative branch of the loss."""
     kl_coef: float = 1e-4
     """Weight of |v - v_ref|^2, v_ref being the supervised policy."""
     old_decay: float = 0.5

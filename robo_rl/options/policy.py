@@ -19,7 +19,9 @@ class PolicyOptions:
     denoise_steps: int = 4
     """K: denoise steps per chunk."""
     hidden: int = 256
+    """Width of the action head."""
     layers: int = 3
+    """Hidden layers of the action head."""
     width: int = 96
     """Token width of the vision-language trunk (obs rgb)."""
     depth: int = 2
@@ -29,6 +31,7 @@ class PolicyOptions:
     noise_level: float = 0.5
     """a of Flow-SDE and Flow-CPS."""
     noise_min: float = 0.08
+    """Lower bound of the learned std (normalised action units)."""
     noise_max: float = 0.16
     """Bounds of the learned std (normalised action units)."""
     noise_steps: Literal["one", "all"] = "one"
@@ -45,6 +48,7 @@ class PolicyOptions:
     init_std: float = 0.6
     """Gaussian: initial std (normalised action units)."""
     activation: Literal["relu", "silu", "tanh"] = "relu"
+    """Gaussian and squashed: of the hidden layers."""
     logp_reduction: Literal["sum", "mean"] = "sum"
     """Over the executed E x A entries. Clip ranges do not carry over between the two."""
     gripper: Literal["continuous", "toggle"] = "continuous"
@@ -54,7 +58,9 @@ class PolicyOptions:
     critics: int = 4
     """Guided, and squashed with a teacher: critics that judge."""
     critic_hidden: int = 256
+    """Guided, and squashed with a teacher: width of those critics."""
     critic_layers: int = 2
+    """Their hidden layers."""
     candidates: int = 8
     """Guided: N samples of the flow per decision."""
     spread: float = 1.0
@@ -66,6 +72,7 @@ class PolicyOptions:
     keep: int = 4
     """Guided: the candidates that climb the critic's slope (PA-RL)."""
     local_steps: int = 0
+    """Guided: PA-RL's gradient steps on each kept candidate."""
     local_rate: float = 3e-4
     """PA-RL's steps and their size."""
 
@@ -99,12 +106,17 @@ class BcOptions:
     """Supervised flow matching on demonstrations, the SFT stage (`robo_rl/algos/bc.py`)."""
 
     updates: int = 600
+    """Optimizer steps; 0: no supervised stage."""
     batch: int = 256
+    """Demonstrated chunks of a step."""
     noises: int = 1
     """Draws of time and noise for each demonstrated chunk of a batch; the observation is encoded once for all of them."""
     lr: float = 1e-3
+    """Learning rate (AdamW)."""
     weight_decay: float = 1e-6
+    """Of AdamW."""
     ema: float = 0.995
+    """Decay per step of the average of the weights that becomes the policy; 0: the last weights."""
 
     def __post_init__(self) -> None:
         in_range("bc.updates", self.updates, 0, 10**8)
