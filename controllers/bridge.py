@@ -8,8 +8,8 @@ Where the arm may not move as fast as whole actions ask for, the policy acts in 
 periods, and the joints' speeds are told `slow` times as large, so that the policy sees the motion it knows. (Cutting commands
 to the limit instead leaves the arm ever farther behind them, which no policy has learnt.)
 
-`Bridge.tick` once per control period, at any clock: rows come from `schedule`, inference from a `PolicyClient` that may take
-its time. Loss of the state or of the policy ends in HOLD by the governor's watchdogs: nothing is commanded from then on.
+`Bridge.tick` once per control period, at any clock: rows come from `schedule`, chunks from a `PolicyClient` that may take
+longer than a period. If the state or the policy is lost, the governor's watchdogs go to HOLD and nothing is commanded.
 """
 
 import io
@@ -45,8 +45,8 @@ SHARE = 1.0  # of the joints' speed limits, for the joint targets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyInterface:
-    """What a run expects of the robot. scale [6]: metres and radians of an action of 1; views: cameras whose pictures, cut
-    to image_size x image_size pixels, it sees."""
+    """Observations and actions of a run's policy. scale [6]: metres and radians of an action of 1; period [s]; views: cameras
+    whose pictures, cut to image_size x image_size pixels, it observes. UserError: they do not fit the bridge."""
 
     state_names: tuple[str, ...]
     action_names: tuple[str, ...]
@@ -71,15 +71,15 @@ Observation = dict[str, np.ndarray]  # state float32 [S], image/<view> uint8 [h,
 
 
 class PolicyClient(Protocol):
-    """Inference that need not answer at once; `blocks`: it does, and the loop waits for it."""
+    """Requests chunks of a policy, which may come later; `blocks`: they come at once, and the loop waits for them."""
 
     blocks: bool
 
     def ask(self, obs: Observation, t0: float) -> None:
-        """Begin a chunk for the observation of t0; one at a time."""
+        """Request a chunk for the observation of time t0 [s]; one request at a time."""
 
     def poll(self, now: float) -> tuple[np.ndarray, float] | None:
-        """(rows [E, A], t0), once, when it is there. UserError: the policy is lost."""
+        """(rows [E, A], t0) of the chunk, once; None until it has come. UserError: the policy is lost."""
 
     def close(self) -> None: ...
 
@@ -106,7 +106,7 @@ class InProcessPolicy:
 
 
 def objects_of(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The bodies that a state of these names is about. UserError for a name that no topic carries."""
+    """The objects in a state of these names. UserError for a name that no topic carries."""
     objects = tuple(n.removesuffix("_cos4yaw") for n in names if n.endswith("_cos4yaw"))
     joints = [n for n in names if n.startswith("joint")]
     known = {*joints, "gripper", "gripper_command", *HAND, *(f"{o}_{part}" for o in objects for part in OBJECT)}
@@ -119,7 +119,7 @@ def objects_of(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def camera_topic(view: str) -> str:
-    """Where the pictures of a camera are, as image_transport names it."""
+    """Topic of a camera's pictures, as image_transport names it."""
     return f"{view}/image_raw/compressed"
 
 
@@ -143,12 +143,13 @@ def picture(message: CompressedImage, size: int = 0) -> np.ndarray:
 
 
 def within(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """np.clip for a few numbers, at a third of its price."""
+    """np.clip for a few numbers, in a third of its time."""
     return np.minimum(np.maximum(x, low), high)
 
 
 class GripperCommand:
-    """The hand's target and the joint targets, as actions move them."""
+    """The commanded pose of the gripper, its opening, and the joint targets that follow from them. scale [6]: metres and
+    radians of an action of 1."""
 
     def __init__(self, model: ArmModel, scale: tuple[float, ...]):
         self.scale, self.grip = np.array(scale), 1.0
@@ -170,7 +171,10 @@ class GripperCommand:
 
 
 class ObservationBuffer:
-    """Topics of the arm -> measured state and observation."""
+    """Buffers the newest message of each of the arm's topics -> measured state and observation.
+
+    names: of the state's entries; views: cameras, whose pictures are cut to size x size pixels. UserError: a name that no topic
+    carries, or joints that the robot does not have."""
 
     def __init__(self, robot: Robot, transport: Transport, names: tuple[str, ...], views: tuple[str, ...] = (), size: int = 0):
         topics = robot.topics
@@ -188,7 +192,7 @@ class ObservationBuffer:
         self.poses: dict[str, PoseStamped] = {}
 
     def missing(self) -> list[str]:
-        """Topics that have not said anything."""
+        """Topics on which no message has come."""
         boxes = {self.robot.topics["joint_states"]: self.joints} | {f"objects/{n}": b for n, b in self.bodies.items()}
         boxes |= {camera_topic(v): b for v, b in self.cameras.items()}
         if "gripper" in self.names:
@@ -196,7 +200,7 @@ class ObservationBuffer:
         return [topic for topic, box in boxes.items() if box.latest() is None]
 
     def update(self, model: ArmModel) -> bool:
-        """Read what came; True if there is a new joint state. UserError if it is not this robot's."""
+        """Read new messages -> whether there is a new joint state. UserError: it is another robot's."""
         got = self.joints.latest()
         if (grip := self.gripper.latest()) is not None and grip.message.position:
             self.opening = float(grip.message.position[0])
@@ -227,7 +231,7 @@ class ObservationBuffer:
         return np.array([at[n] for n in self.names], np.float32)
 
     def pictures(self) -> dict[str, np.ndarray]:
-        """The newest picture of each camera, as an observation has it. UserError: one is older than STALE_PICTURE."""
+        """The newest picture of each camera: image/<view> uint8 [h, w, 3]. UserError: one is older than STALE_PICTURE."""
         out = {}
         for view, box in self.cameras.items():
             got = box.latest()
@@ -269,7 +273,7 @@ class Bridge:
         self.commands = 0
 
     def measure(self, now: float) -> bool:
-        """Read the wire -> whether a new state came."""
+        """Read new messages and give the state to the governor -> whether a new one came."""
         if (stop := self.estop.latest()) is not None and stop.message.data and self.governor.state != STOPPED:
             self.governor.stop(now, "e-stop topic")
         m = self.model
@@ -324,7 +328,7 @@ class Bridge:
         self.publish(now)
 
     def publish(self, now: float) -> None:
-        """What the governor makes of it: the way to the target, or braking and standing in HOLD."""
+        """Publish the governor's setpoint: the way to the target, or braking and standing in HOLD."""
         g = self.governor
         out = g.tick(now, self.task.period)
         if out.pos is None or g.state not in (ACTIVE, HOLD):
@@ -340,7 +344,7 @@ class Bridge:
             self.gripper.publish(Numbers((min(max((self.gripper_command.grip + 1) / 2, 0.0), 1.0),)))
 
     def tick(self, policy: PolicyClient, now: float) -> None:
-        """Measure, take and ask for chunks, run the row of this period."""
+        """Measure, take and request chunks, execute the row of this period."""
         self.measure(now)
         period = self.task.period
         slot = self._began + period * round((now - self._began) / period)  # a tick may come early or late
@@ -386,7 +390,7 @@ class Bridge:
         self.schedule.add(ActionChunk(rows, t0), slot)
 
     def report(self) -> str:
-        """One line: what ran, how late inference was, what the governor saw."""
+        """One line: rows executed, times of inference, contracts that the governor enforced."""
         seen, c = self.latency.summary(), self.schedule.counts
         times = f"inference median {1e3 * seen['median']:.1f} ms, p99 {1e3 * seen['p99']:.1f} ms" if seen["count"] else \
             "no inference"

@@ -48,9 +48,9 @@ class LiveArm:
         if not said["successful"]:
             raise UserError(f"the arm cannot be placed: {said['reason']}")
         placed = self.clock()
-        senses, goal = self.bridge.observation_buffer, np.asarray(joints, float)
-        self.until(lambda: not senses.missing() and self.there(placed, goal, objects),
-                   f"nothing came on {', '.join(senses.missing()) or 'joint_states'}")
+        buffer, goal = self.bridge.observation_buffer, np.asarray(joints, float)
+        self.until(lambda: not buffer.missing() and self.there(placed, goal, objects),
+                   f"nothing came on {', '.join(buffer.missing()) or 'joint_states'}")
         self.order("arm")
         self.bridge.governor = Governor(self.limits, self.robot)
         self.until(lambda: self.bridge.measure(self.clock()), "no joint states")

@@ -19,13 +19,13 @@ SETTLE = 0.02  # s of simulated time before an episode, for the first messages
 
 
 class LockstepArm:
-    """One arm in its scene, commanded over a wire: a body for an env, or for a deployment without real time."""
+    """One arm in its scene, commanded over an in-process transport: a body for an env, or for a deployment without real time."""
 
     def __init__(self, robot: Robot, task: PolicyInterface, path: str, law: LawOptions, limits: Limits, model: ArmModel,
                  conditions: NetworkConditions | None = None, dry_run: bool = False, servo: bool = False,
                  wrap_transport: Callable[[Transport], Transport] = lambda wire: wire, joints: bool = False):
-        """path: the scene as MJCF; model: the bridge's own; limits: of the bridge's governor and of the arm's; wired: what
-        the bridge's transport is wrapped in; joints: it commands joint targets."""
+        """path: the scene as MJCF; model: the bridge's own; limits: of the bridge's governor and of the arm's; wrap_transport: wraps
+        the bridge's transport; joints: it commands joint targets."""
         self.arm, self.robot, self.task, self.model = SimArm(robot, law, path=path, servo=servo), robot, task, model
         self.limits, self.conditions, self.dry_run = limits, conditions, dry_run
         self.ticks = round(task.period / self.arm.dt)
@@ -56,12 +56,12 @@ class LockstepArm:
         self.bridge.begin(self.arm.t)
 
     def publish_images(self) -> None:
-        """Let the cameras send what they see now."""
+        """Publish a picture of each camera."""
         if self.cameras is not None:
             self.cameras.publish()
 
     def close(self) -> None:
-        """Let the cameras go."""
+        """Close the cameras."""
         if self.cameras is not None:
             self.cameras.close()
             self.cameras = None
@@ -90,7 +90,7 @@ class LockstepArm:
         return self.bridge.observation()
 
     def pictures(self) -> dict[str, np.ndarray]:
-        """What the cameras see now."""
+        """A picture of each camera now: image/<view> uint8 [h, w, 3]."""
         self.publish_images()
         return self.bridge.observation_buffer.pictures()
 

@@ -112,7 +112,7 @@ class Publisher(Protocol):
 
 
 class Mailbox:
-    """A subscription. pull() gives what came since it was last asked, oldest first."""
+    """Holds the messages of a subscription. pull() gives those that came since the last call, oldest first."""
 
     def __init__(self, depth: int, pull: Callable[[], Iterable[Received]]):
         in_range("depth", depth, 1, 10**6)
@@ -125,7 +125,7 @@ class Mailbox:
             self.waiting.append(got)
 
     def take(self) -> list[Received]:
-        """What came since the last call, oldest first; at most `depth`, the newest."""
+        """Messages since the last call, oldest first; at most the newest `depth`."""
         self._arrive()
         if not self.waiting:
             return []
@@ -140,26 +140,26 @@ class Mailbox:
 
 
 class Transport(Protocol):
-    """What every wire does. Methods may be called from one thread at a time."""
+    """What every transport does. Methods may be called from one thread at a time."""
 
     def publisher(self, topic: str, kind: type, quality: str = "state") -> Publisher: ...
 
     def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Mailbox: ...
 
     def publishers(self, topic: str) -> int:
-        """How many publish there now."""
+        """Number of publishers of a topic now."""
 
     def complaints(self) -> list[str]:
-        """What others do on this node's topics that cannot work, one line each."""
+        """Faults of other nodes on this node's topics, such as another message type; one line each."""
 
     def service(self, name: str, kind: str, handler: Callable[[dict], dict]) -> None:
-        """Answer calls with what the handler makes of the request; kind and fields are of `controllers.services`."""
+        """Offer a service: the handler takes the request's fields and returns the reply's, both of `controllers.services`."""
 
     def serve(self) -> None:
-        """Answer the requests that came; a server calls it often."""
+        """Answer the requests that have come; a server calls it often."""
 
     def call(self, name: str, kind: str, request: dict, timeout: float = 5.0) -> dict:
-        """UserError when nobody answers in time, or cannot."""
+        """Call a service -> fields of its reply. UserError: no reply within `timeout` [s], or an error."""
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -172,7 +172,7 @@ class Transport(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConditions:
-    """How bad the wire is."""
+    """Network conditions of messages on a `Bus`."""
 
     delay: float = 0.0  # s
     jitter: float = 0.0  # s, uniform on top; messages may overtake each other
@@ -199,7 +199,7 @@ def join(kinds: dict[str, type], topic: str, kind: type, quality: str) -> None:
 
 
 class Bus:
-    """What the in-process transports of one test share. `clock` gives monotonic seconds, simulated ones too."""
+    """Connects in-process transports. `clock` gives monotonic seconds, real or simulated."""
 
     def __init__(self, clock: Callable[[], float], conditions: NetworkConditions | None = None):
         self.clock, self.conditions = clock, conditions or NetworkConditions()
@@ -228,14 +228,14 @@ class Bus:
 
 
 class MessageQueue:
-    """Messages under way to one subscription."""
+    """Messages on their way to one subscription."""
 
     def __init__(self, clock: Callable[[], float]):
         self.clock = clock
         self.coming: list[tuple[float, Any, str]] = []
 
     def pull(self) -> list[Received]:
-        """Those that are due by now, by their time of arrival."""
+        """Messages that have arrived by now, by their time of arrival."""
         if not self.coming:
             return []
         now = self.clock()
@@ -257,7 +257,7 @@ class LoopbackPublisher:
 
 
 class LoopbackTransport:
-    """A node on a `Bus`."""
+    """The transport of a node on a `Bus`."""
 
     def __init__(self, bus: Bus, name: str):
         self.bus, self.name = bus, f"{name}#{bus.nodes}"

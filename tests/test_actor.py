@@ -17,8 +17,8 @@ from robo_rl.journal import ADD, Journal
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.replay import Replay, ReplayWriter
-from robo_rl.runtime.actor import LEAD, ActorJob, Beside, Stage
-from robo_rl.runtime.crewed import WorkerFailure
+from robo_rl.runtime.actor import LEAD, ActorJob, SeparateProcessActor, Stage
+from robo_rl.runtime.worker_pool import WorkerFailure
 
 F = np.float32
 N, E = 3, 2
@@ -61,18 +61,18 @@ def stuck(mark) -> Stage:
     return Stage(Stuck(mark), None, None, quiet)
 
 
-def beside(tmp_path, build=reach, **more) -> tuple[Beside, Replay, Replay]:
+def beside(tmp_path, build=reach, **more) -> tuple[SeparateProcessActor, Replay, Replay]:
     policy = make_policy(OPTIONS, SPEC, 0).eval()
     online, corrections = (Replay(ROWS, 2, E, 0.9, 5000, N, Journal(tmp_path / "replay" / n, 5000)) for n in
                            ("online", "corrections"))
     kept = online.restore()
     job = ActorJob(build, OPTIONS, SPEC, ROWS, 7, 5000, tmp_path / "replay", tmp_path / "flight", kept, incarnation=int(kept > 0))
-    actor = Beside(job, policy, (online, corrections), 4 * N, back_off=(0.0,), **more)
+    actor = SeparateProcessActor(job, policy, (online, corrections), 4 * N, back_off=(0.0,), **more)
     actor.policy = policy
     return actor, online, corrections
 
 
-def rounds(actor: Beside, count: int, seconds: float = 60) -> None:
+def rounds(actor: SeparateProcessActor, count: int, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     for _ in range(count):
         actor.collect(actor.policy, lambda: time.monotonic() > end)
@@ -90,7 +90,7 @@ def same(a: Replay, b: Replay) -> None:
     np.testing.assert_array_equal(a.obs["state"], b.obs["state"])
 
 
-def holds_what_is_written(tmp_path, actor: Beside, online: Replay) -> None:
+def holds_what_is_written(tmp_path, actor: SeparateProcessActor, online: Replay) -> None:
     assert actor.steps == written(tmp_path)
     again = Replay(ROWS, 2, E, 0.9, 5000, N, Journal(tmp_path / "replay" / "online", 5000))
     again.restore()

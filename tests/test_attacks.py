@@ -25,7 +25,7 @@ from controllers.remote import MAGIC, NONCE, PROOF, MessageParser, RemotePolicyC
 from controllers.serving import UNKNOWN, PolicyServer
 from robo_rl.errors import UserError
 from robo_rl.runtime.server import ANSWER, NAME, REQUEST, Requests, connect
-from robo_rl.runtime.server import Remote as Worker
+from robo_rl.runtime.server import PolicyServerClient as Worker
 
 ROOT = Path(__file__).parent.parent
 TOKEN = b"0123456789abcdef0123456789abcdef"
@@ -508,7 +508,7 @@ except ConnectionError:
 # ---- the sources -------------------------------------------------------------------------------------------------
 
 SERVER = "robo_rl/runtime/server.py"
-PIPES = {"robo_rl/runtime/processes.py", "robo_rl/runtime/sharded.py"}  # between parent and child, without a name
+PIPES = {"robo_rl/runtime/process_pool.py", "robo_rl/runtime/sharded.py"}  # between parent and child, without a name
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 from robo_rl.data import checksums
-from robo_rl.data.checksums import ABSENT, NAME, TOLERANCE, Checksums, Staged, Verifier, file_digest, from_text, settled, to_text
+from robo_rl.data.checksums import (
+    ABSENT,
+    NAME,
+    TOLERANCE,
+    Checksums,
+    Staged,
+    Verifier,
+    file_digest,
+    from_text,
+    settled,
+    to_text,
+)
 
 A, B = b"first", b"second, longer"
 

@@ -173,13 +173,13 @@ def test_fragments_taken_one_by_one_count_as_those_of_a_whole_batch_do():
 def test_a_worker_that_nobody_knows_may_leave_and_one_that_joins_counts_from_then_on():
     book = Ledger(12, 0, 8, {0: (2, 3)})
     book.leave(7, 0, 0)
-    assert book.together == 6 and book.rounds() == 2
+    assert book.round_samples == 6 and book.rounds() == 2
     book.join(1, (2, 3))
-    assert book.together == 12 and book.rounds() == 1
+    assert book.round_samples == 12 and book.rounds() == 1
     book.join(1, (4, 3))  # the same one, with another share
-    assert book.together == 18 and book.widest == 3
+    assert book.round_samples == 18 and book.widest == 3
     book.leave(1, 0, 0)
-    assert book.together == 6 and 1 not in book.shares
+    assert book.round_samples == 6 and 1 not in book.shares
 
 
 def test_after_a_crash_what_was_ready_is_ready_and_what_was_taken_comes_again_whole():
@@ -201,7 +201,7 @@ def test_a_ledger_goes_on_from_what_it_said_of_itself():
     book.seal(leases[0].uid, 2, 0)
     other = Ledger(12, 2, 8, {0: (1, 1)})
     other.load_state_dict(book.state_dict())
-    assert other.state_dict() == book.state_dict() and other.together == 16 and other.widest == 5
+    assert other.state_dict() == book.state_dict() and other.round_samples == 16 and other.widest == 5
     assert other.ready() == 6 and [f.uid for f in other.held(1)] == [leases[1].uid]
     other.check()
 

@@ -14,12 +14,12 @@ from test_corrections import weights as weights_of
 from test_runtime import SPEC, N, build, make_learner, weights
 
 from robo_rl.rollout import Collector
-from robo_rl.runtime.crewed import Crewed
-from robo_rl.runtime.feed import together
+from robo_rl.runtime.feed import merge_batch_stats
+from robo_rl.runtime.in_process import InProcessFeed
 from robo_rl.runtime.ledger import Ledger
-from robo_rl.runtime.local import Local
-from robo_rl.runtime.processes import Processes
+from robo_rl.runtime.process_pool import ProcessPool
 from robo_rl.runtime.worker import Job, Worker
+from robo_rl.runtime.worker_pool import WorkerPoolFeed
 
 G, ROUNDS = 4, 3
 
@@ -27,7 +27,7 @@ G, ROUNDS = 4, 3
 def local(learner, workers=2, seed=0):
     def make(i, refresh):
         return Worker(i, Collector(build(N // workers), learner.policy, 0.99, seed, i), learner.policy, refresh, 0, True, G)
-    return Local(workers, make, ROUNDS * N, 0, 3, seed)
+    return InProcessFeed(workers, make, ROUNDS * N, 0, 3, seed)
 
 
 def processes(folder, learner, workers=2, resume=None):
@@ -35,7 +35,7 @@ def processes(folder, learner, workers=2, resume=None):
     jobs = [Job(i, build, n, learner.policy.options, SPEC, 0.99, 0, 0, True, G, folder, folder / "weights.bin")
             for i in range(workers)]
     rows = Collector(build(n), learner.policy, 0.99, 0).layout(learner.policy)
-    return Crewed(folder, Processes(jobs, learner.policy), [n] * workers, [rows] * workers, ROUNDS * N, 3, 0, resume, G,
+    return WorkerPoolFeed(folder, ProcessPool(jobs, learner.policy), [n] * workers, [rows] * workers, ROUNDS * N, 3, 0, resume, G,
                   streams=True)
 
 
@@ -101,7 +101,7 @@ def test_a_stream_of_processes_gives_the_run_of_one_process_even_if_they_are_kil
     feed = processes(tmp_path, other)
 
     def kill(i, feed):
-        process = feed.crew.members[i % 2].process
+        process = feed.pool.processes[i % 2].process
         if i and process is not None:
             os.kill(process.pid, signal.SIGKILL)
     try:
@@ -136,5 +136,5 @@ def test_a_learner_that_dies_in_the_middle_of_a_stream_takes_the_same_batch_agai
 def test_the_statistics_of_pieces_add_up():
     rows = [{"episodes": 2.0, "env_steps": 10.0, "success": 1.0, "stal/max": 0.0, "stal/mean": 0.0},
             {"episodes": 6.0, "env_steps": 30.0, "success": 0.5, "stal/max": 1.0, "stal/mean": 0.5}]
-    assert together(rows) == {"episodes": 8.0, "env_steps": 40.0, "success": 0.625, "stal/max": 1.0, "stal/mean": 0.25}
-    assert together(rows[:1]) is rows[0]
+    assert merge_batch_stats(rows) == {"episodes": 8.0, "env_steps": 40.0, "success": 0.625, "stal/max": 1.0, "stal/mean": 0.25}
+    assert merge_batch_stats(rows[:1]) is rows[0]

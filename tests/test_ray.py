@@ -1,4 +1,4 @@
-"""The same feed with Ray actors as its crew: equality, killed actors, killed nodes."""
+"""The same feed with a pool of Ray actors: equality, killed actors, killed nodes."""
 
 import os
 import socket
@@ -12,8 +12,8 @@ from commands import TINY, Command, robo_rl
 from test_runtime import SPEC, N, T, build, make_learner, plain, train, want, weights
 
 from robo_rl.rollout import Collector
-from robo_rl.runtime.crewed import Crewed
 from robo_rl.runtime.worker import Job
+from robo_rl.runtime.worker_pool import WorkerPoolFeed
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'robo_rl[ray]'")
 pytestmark = pytest.mark.slow
@@ -37,12 +37,12 @@ def cluster():
 
 
 def feed_of(folder, learner, workers, staleness, **options):
-    from robo_rl.runtime.ray_crew import RayCrew
+    from robo_rl.runtime.ray_pool import RayPool
     jobs, layouts = [], []
     for i in range(workers):
         jobs.append(Job(i, build, N // workers, learner.policy.options, SPEC, 0.99, 0, staleness, True, 0, folder, folder / "w"))
         layouts.append(Collector(build(N // workers), learner.policy, 0.99, 0).layout(learner.policy))
-    return Crewed(folder, RayCrew(jobs, learner.policy, **options), [N // workers] * workers, layouts, N * T, T, staleness)
+    return WorkerPoolFeed(folder, RayPool(jobs, learner.policy, **options), [N // workers] * workers, layouts, N * T, T, staleness)
 
 
 def train_until(condition, learner, feed, seconds=150):
@@ -50,7 +50,7 @@ def train_until(condition, learner, feed, seconds=150):
     which Ray notices a death or starts an actor."""
     seen, end = [], time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, (list(feed.crew.actors.values()), feed.ledger.shares)
+        assert time.monotonic() < end, (list(feed.pool.actors.values()), feed.ledger.shares)
         seen += train(learner, feed, 1)
     return seen
 
@@ -69,7 +69,7 @@ def taken_workers(feed):
 
 def all_at_work(feed):
     """Whether every actor has a place, and has finished a fragment since it last died."""
-    return all(a.here and a.deaths == 0 for a in list(feed.crew.actors.values()))
+    return all(a.here and a.deaths == 0 for a in list(feed.pool.actors.values()))
 
 
 def test_one_actor_without_staleness_gives_the_parameters_of_the_plain_loop_though_it_is_killed_twice(cluster, tmp_path):
@@ -78,10 +78,10 @@ def test_one_actor_without_staleness_gives_the_parameters_of_the_plain_loop_thou
 
     def each(i, feed):
         if i in (2, 4):
-            ray.kill(feed.crew.actors[0].handle)
+            ray.kill(feed.pool.actors[0].handle)
     try:
         train(learner, feed, 6, each)
-        assert feed.crew.restarts == 2
+        assert feed.pool.restarts == 2
     finally:
         feed.close()
     assert torch.equal(weights(learner), plain(6))
@@ -91,7 +91,7 @@ def test_the_run_goes_on_when_a_node_is_killed(cluster, tmp_path):
     c, node = cluster
     learner = make_learner(epochs=1)
     feed = feed_of(tmp_path, learner, 3, 1)
-    actors = feed.crew.actors
+    actors = feed.pool.actors
     try:
         train_until(lambda: all_at_work(feed), learner, feed)
         lost = [i for i, a in actors.items() if a.placed == node.node_id]
@@ -113,7 +113,7 @@ def test_actors_join_and_leave_while_the_run_goes_on(cluster, tmp_path):
         for n in (3, 1, 2):
             before = len(taken)
             want(tmp_path, n)
-            seen += train_until(lambda n=n, before=before: sorted(feed.ledger.shares) == sorted(feed.crew.actors) == list(range(n)) and
+            seen += train_until(lambda n=n, before=before: sorted(feed.ledger.shares) == sorted(feed.pool.actors) == list(range(n)) and
                                 {w for _, w in taken[before:]} >= set(range(n)), learner, feed)
     finally:
         feed.close()
@@ -129,7 +129,7 @@ def test_an_actor_for_whom_there_is_no_place_holds_no_lease_until_there_is_one(c
     try:
         train(learner, feed, 3)
         with feed.condition:
-            away, = [i for i, a in feed.crew.actors.items() if not a.here]
+            away, = [i for i, a in feed.pool.actors.items() if not a.here]
             assert not feed.ledger.held(away) and sorted(feed.ledger.shares) == [1 - away]
         ray.util.remove_placement_group(others)
         taken = taken_workers(feed)
@@ -144,13 +144,13 @@ def test_weights_pass_from_machine_to_machine_and_a_dead_one_on_the_way_costs_no
     feed = feed_of(tmp_path, learner, 4, 0, fan=1)
     try:
         train_until(lambda: all_at_work(feed), learner, feed)
-        assert len({a.placed for a in feed.crew.actors.values()}) == 2
-        lacked = feed.crew.lacked
+        assert len({a.placed for a in feed.pool.actors.values()}) == 2
+        lacked = feed.pool.lacked
         train(learner, feed, 5)
-        assert feed.crew.lacked - lacked <= 5  # without the tree each of three actors asks for the weights of each update
-        ray.kill(feed.crew.actors[0].handle)  # the first of its machine passes weights on
-        train_until(lambda: feed.crew.restarts and all_at_work(feed), learner, feed)
-        assert feed.crew.restarts == 1
+        assert feed.pool.lacked - lacked <= 5  # without the tree each of three actors asks for the weights of each update
+        ray.kill(feed.pool.actors[0].handle)  # the first of its machine passes weights on
+        train_until(lambda: feed.pool.restarts and all_at_work(feed), learner, feed)
+        assert feed.pool.restarts == 1
     finally:
         feed.close()
 

@@ -19,12 +19,12 @@ from robo_rl.options import PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import Collector, layout, new_columns, rollout_of
 from robo_rl.runtime import snapshot
-from robo_rl.runtime.crewed import BACK_OFF, Crewed, WorkerFailure
-from robo_rl.runtime.feed import batch_of
-from robo_rl.runtime.local import Local
-from robo_rl.runtime.processes import Processes
-from robo_rl.runtime.slots import Slots
+from robo_rl.runtime.feed import make_batch
+from robo_rl.runtime.in_process import InProcessFeed
+from robo_rl.runtime.process_pool import ProcessPool
+from robo_rl.runtime.rollout_buffer import RolloutBuffer
 from robo_rl.runtime.worker import Job, Worker
+from robo_rl.runtime.worker_pool import BACK_OFF, WorkerFailure, WorkerPoolFeed
 
 SPEC, T, N = ObsSpec(state=4, action=2), 8, 32
 
@@ -45,7 +45,7 @@ def local(learner, workers=1, staleness=0, seed=0, group=0, env=build):
     def make(i, refresh):
         n = N // workers + (i < N % workers)
         return Worker(i, Collector(env(n), learner.policy, 0.99, seed, i), learner.policy, refresh, staleness, True, group)
-    return Local(workers, make, N if group else N * T, staleness, T, seed)
+    return InProcessFeed(workers, make, N if group else N * T, staleness, T, seed)
 
 
 def processes(folder, learner, workers=1, staleness=0, resume=None, env=build, hang=60.0, served=False, back_off=BACK_OFF):
@@ -56,7 +56,7 @@ def processes(folder, learner, workers=1, staleness=0, resume=None, env=build, h
         jobs.append(Job(i, env, n, learner.policy.options, SPEC, 0.99, 0, staleness, True, 0, folder,
                         folder / "weights.bin", served=served))
         layouts.append(Collector(build(n), learner.policy, 0.99, 0).layout(learner.policy))
-    return Crewed(folder, Processes(jobs, learner.policy, hang, back_off), sizes, layouts, N * T, T, staleness, resume)
+    return WorkerPoolFeed(folder, ProcessPool(jobs, learner.policy, hang, back_off), sizes, layouts, N * T, T, staleness, resume)
 
 
 def train(learner, feed, updates, each=lambda i, feed: None):
@@ -134,7 +134,7 @@ def test_a_short_fragment_beside_a_long_one_has_the_advantages_it_has_alone():
 
 def test_what_is_older_than_the_bound_is_masked_and_counted():
     _, c = columns_of(5, 0, version=3)  # versions 3 .. 7
-    r = batch_of([(c, 5)], version=7, staleness=2)
+    r = make_batch([(c, 5)], version=7, staleness=2)
     assert r.mask[:, 0].tolist() == [False, False, True, True, True]
     assert r.stats["stal/masked"] == pytest.approx(0.4) and r.stats["stal/max"] == 2
     assert r.stats["stal/mean"] == pytest.approx(1.0)
@@ -223,7 +223,7 @@ def test_a_worker_process_without_staleness_gives_the_parameters_of_the_plain_lo
 
         def kill(i, feed, rng=rng):
             nonlocal killed
-            process = feed.crew.members[0].process
+            process = feed.pool.processes[0].process
             if i and process is not None:
                 time.sleep(rng.random() * 0.1)  # anywhere in a fragment
                 with contextlib.suppress(ProcessLookupError):
@@ -245,7 +245,7 @@ def test_two_synchronous_workers_give_the_same_run_whatever_their_pace(tmp_path)
         feed = processes(tmp_path / str(kills), learner, 2)
 
         def kill(i, feed):
-            process = feed.crew.members[i % 2].process
+            process = feed.pool.processes[i % 2].process
             if i in (2, 3) and process is not None:
                 os.kill(process.pid, signal.SIGKILL)
         try:
@@ -264,7 +264,7 @@ def test_workers_that_are_killed_again_and_again_lose_no_sample_and_count_none_t
 
     def kill(i, feed):
         nonlocal killed
-        process = feed.crew.members[rng.randrange(2)].process
+        process = feed.pool.processes[rng.randrange(2)].process
         if i % 2 and process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
@@ -285,7 +285,7 @@ def test_two_hundred_kills_of_workers_and_server_lose_nothing_and_recover_within
     try:
         train(learner, feed, 2)
         while len(recoveries) < 200:
-            member = feed.crew.members[rng.choice((-1, 0, 1))]
+            member = feed.pool.processes[rng.choice((-1, 0, 1))]
             process, restarts = member.process, member.restarts
             pid = None if process is None else process.pid
             if pid is None:  # just being replaced
@@ -303,7 +303,7 @@ def test_two_hundred_kills_of_workers_and_server_lose_nothing_and_recover_within
             recoveries.append(time.monotonic() - began)
     finally:
         feed.close()
-    print(f"\n{len(recoveries)} kills, {feed.crew.restarts} restarts, recovery {np.mean(recoveries):.2f} s on average, "
+    print(f"\n{len(recoveries)} kills, {feed.pool.restarts} restarts, recovery {np.mean(recoveries):.2f} s on average, "
           f"{max(recoveries):.2f} s at most")
     assert np.mean(recoveries) < 30 and len(set(uids)) == len(uids)
     assert max(uids) - len(uids) < 12  # every fragment was trained on or is still there
@@ -319,12 +319,12 @@ def test_a_learner_that_dies_takes_the_same_batches_again_and_ends_in_the_same_w
     policy = {k: v.clone() for k, v in learner.policy.state_dict().items()}
     feed.commit()
     train(learner, feed, 3)
-    orphan = feed.crew.members[0].process
-    feed.crew.end, feed.stopping = lambda: None, True  # dies here: nothing is saved, the worker works on
-    feed.crew.wake()
+    orphan = feed.pool.processes[0].process
+    feed.pool.end, feed.stopping = lambda: None, True  # dies here: nothing is saved, the worker works on
+    feed.pool.wake()
     feed.thread.join(20)
     assert orphan.is_alive()
-    feed.crew.writer.close()
+    feed.pool.writer.close()
     saved = unpack(tree, tensors)
     again = make_learner()
     again.policy.load_state_dict(policy)
@@ -344,10 +344,10 @@ def test_a_policy_server_decides_for_all_workers_as_they_would_themselves_and_su
 
     def kill(i, feed):
         if i == 3:
-            os.kill(feed.crew.members[-1].process.pid, signal.SIGKILL)
+            os.kill(feed.pool.processes[-1].process.pid, signal.SIGKILL)
     try:
         train(learner, feed, 6, kill)
-        assert feed.crew.members[-1].restarts == 1
+        assert feed.pool.processes[-1].restarts == 1
     finally:
         feed.close()
     assert torch.equal(weights(learner), plain(6))
@@ -440,13 +440,13 @@ def test_a_worker_that_hangs_is_restarted_and_one_that_never_works_ends_the_run_
         train(learner, feed, 2)
         Path("hang").touch()
         end = time.monotonic() + 30
-        while not feed.crew.members[0].restarts and time.monotonic() < end:
+        while not feed.pool.processes[0].restarts and time.monotonic() < end:
             feed.stats()
             if feed.ledger.ready() >= N * T:
                 train(learner, feed, 1)
             time.sleep(0.05)
-        assert feed.crew.members[0].restarts
-        assert "slow" in (tmp_path / "a" / "worker0.stack").read_text() or "slow" in feed.crew.members[0].words
+        assert feed.pool.processes[0].restarts
+        assert "slow" in (tmp_path / "a" / "worker0.stack").read_text() or "slow" in feed.pool.processes[0].words
         Path("hang").unlink()
         train(learner, feed, 2)
     finally:
@@ -465,23 +465,23 @@ def test_slots_keep_what_was_written_and_refuse_a_full_disk(tmp_path, monkeypatc
     learner = make_learner()
     c = Collector(build(4), learner.policy, 0.99, 0)
     rows = layout(learner.policy, {k: torch.from_numpy(v) for k, v in c.obs.items()})
-    slots = Slots.create(tmp_path / "s.bin", [rows], T, 3)
+    buffer = RolloutBuffer.create(tmp_path / "s.bin", [rows], T, 3)
     with c.threads():
         for t in range(T):
-            c.decide(learner.policy, slots.columns(1, 0), t)
-            slots.sign(1, 0, t)
-    slots.head["rows"][1] = T
-    before, mark = rollout_of([(slots.columns(1, 0), T)]), slots.checksum(1, 0)
-    again = Slots.create(tmp_path / "s.bin", [rows], T, 3)
+            c.decide(learner.policy, buffer.columns(1, 0), t)
+            buffer.sign(1, 0, t)
+    buffer.head["rows"][1] = T
+    before, mark = rollout_of([(buffer.columns(1, 0), T)]), buffer.checksum(1, 0)
+    again = RolloutBuffer.create(tmp_path / "s.bin", [rows], T, 3)
     assert again.checksum(1, 0) == mark and again.sound(1, 0, T) == T
     assert torch.equal(rollout_of([(again.columns(1, 0), T)]).x0, before.x0)
-    assert Slots.create(tmp_path / "s.bin", [rows], T, 4).checksum(1, 0) != mark  # another shape: made anew
+    assert RolloutBuffer.create(tmp_path / "s.bin", [rows], T, 4).checksum(1, 0) != mark  # another shape: made anew
 
     def full(fd, offset, size):
         raise OSError(28, "No space left on device")
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(UserError, match="the disk is full"):
-        Slots.create(tmp_path / "t.bin", [rows], T, 3)
+        RolloutBuffer.create(tmp_path / "t.bin", [rows], T, 3)
     assert not (tmp_path / "t.bin").exists()
 
 
@@ -505,11 +505,11 @@ def until_workers(feed, learner, n, seconds=60):
     """Train on until n workers are at work."""
     end, seen = time.monotonic() + seconds, []
     while True:
-        crew = feed.crew
-        there = [m for i, m in list(crew.members.items()) if i >= 0 and m.process is not None and m.ready]
-        if len(there) == n == len(feed.ledger.shares) and len(crew.members) == n:
+        pool = feed.pool
+        there = [m for i, m in list(pool.processes.items()) if i >= 0 and m.process is not None and m.ready]
+        if len(there) == n == len(feed.ledger.shares) and len(pool.processes) == n:
             return seen
-        assert time.monotonic() < end, (crew.members.keys(), feed.ledger.shares)
+        assert time.monotonic() < end, (pool.processes.keys(), feed.ledger.shares)
         seen += train(learner, feed, 1)
 
 
@@ -522,14 +522,14 @@ def test_workers_join_and_leave_while_it_runs_and_a_kill_in_between_loses_nothin
         want(tmp_path, 3)
         seen = until_workers(feed, learner, 3)
         want(tmp_path, 1)
-        while not any(m.leaving for m in feed.crew.members.values()):
+        while not any(m.leaving for m in feed.pool.processes.values()):
             time.sleep(0.01)
-        for m in [m for m in feed.crew.members.values() if m.leaving and m.process is not None]:
+        for m in [m for m in feed.pool.processes.values() if m.leaving and m.process is not None]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(m.process.pid, signal.SIGKILL)  # while it finishes what it is at
         seen += until_workers(feed, learner, 1)
         want(tmp_path, 2)
-        while not (new := getattr(feed.crew.members.get(1), "process", None)) or new.pid is None:
+        while not (new := getattr(feed.pool.processes.get(1), "process", None)) or new.pid is None:
             time.sleep(0.01)
         os.kill(new.pid, signal.SIGKILL)  # while it starts
         seen += until_workers(feed, learner, 2)

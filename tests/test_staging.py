@@ -6,16 +6,16 @@ import torch
 from test_runtime import T, build, make_learner
 
 from robo_rl.rollout import Collector, new_columns, rollout_of
-from robo_rl.runtime.crewed import Crewed, slots_of
-from robo_rl.runtime.feed import batch_of
-from robo_rl.runtime.slots import SEALED, TAKEN
+from robo_rl.runtime.feed import make_batch
+from robo_rl.runtime.rollout_buffer import SEALED, TAKEN
 from robo_rl.runtime.staging import Staging
+from robo_rl.runtime.worker_pool import WorkerPoolFeed, slot_count
 
 ENVS = 4
 
 
 class Idle:
-    """A crew of nobody: the test seals."""
+    """A pool without workers: the test seals."""
 
     restarts = 0
 
@@ -97,15 +97,15 @@ def test_what_is_not_good_any_more_is_not_put_in_place(fragments):
 
 def feed_of(tmp_path, fragments, workers, staleness, batch=None, resume=None):
     layout, _ = fragments
-    return Crewed(tmp_path, Idle(), [ENVS] * workers, [layout], batch or workers * ENVS * T, T, staleness, resume)
+    return WorkerPoolFeed(tmp_path, Idle(), [ENVS] * workers, [layout], batch or workers * ENVS * T, T, staleness, resume)
 
 
 def finish(feed, worker, columns):
     lease = feed.lease(worker)
     for k, v in columns.items():
-        feed.slots.columns(lease.slot, worker)[k][:] = v
-    feed.slots.head["rows"][lease.slot] = T
-    feed.slots.sign(lease.slot, worker, 0, T)
+        feed.buffer.columns(lease.slot, worker)[k][:] = v
+    feed.buffer.head["rows"][lease.slot] = T
+    feed.buffer.sign(lease.slot, worker, 0, T)
     assert feed.sealed(worker, f"worker{worker}", lease.uid, T, 0, False, "")
     return lease
 
@@ -122,7 +122,7 @@ def test_a_synchronous_batch_is_in_the_order_of_workers_whoever_is_first_and_the
                 while len(feed.staging.at) < i + 1 and i + 1 < 3 * rounds:
                     pass  # the thread of the feed puts it in place
             got = feed.next()
-            equal(got, batch_of([(columns[w + 3 * r], T) for w in range(3) for r in range(rounds)], feed.version, 0))
+            equal(got, make_batch([(columns[w + 3 * r], T) for w in range(3) for r in range(rounds)], feed.version, 0))
             feed.publish()
             feed.commit()
         assert feed.staging.late <= 3 and feed.staging.taken == 9 * rounds
@@ -139,12 +139,12 @@ def test_a_batch_that_comes_again_after_a_learner_died_is_in_the_same_order(tmp_
         while len(feed.staging.at) < 1:
             pass
     first = feed.next()
-    assert (feed.slots.head["state"] == TAKEN).sum() == 3
+    assert (feed.buffer.head["state"] == TAKEN).sum() == 3
     feed.close()
     again = feed_of(tmp_path, fragments, 3, 2, resume=saved)
     try:
         equal(again.next(), first)
-        assert not (again.slots.head["state"] == SEALED).any()
+        assert not (again.buffer.head["state"] == SEALED).any()
     finally:
         again.close()
 
@@ -153,15 +153,15 @@ def test_slots_are_for_what_is_in_flight(tmp_path, fragments):
     layout, _ = fragments
     feed = feed_of(tmp_path, fragments, 3, 0)
     feed.close()
-    assert feed.slots.count == slots_of(3, 3, 0, feed.kept) == 2 * 3 + 6 * 3 + 4
-    assert slots_of(3000, 3000, 0, 0) == 9001  # three batches: made, learnt from, spare
+    assert feed.buffer.count == slot_count(3, 3, 0, feed.kept) == 2 * 3 + 6 * 3 + 4
+    assert slot_count(3000, 3000, 0, 0) == 9001  # three batches: made, learnt from, spare
 
 
 @pytest.mark.parametrize(("workers", "staleness", "kept"), [(3, 0, 0), (3, 0, 2), (5, 1, 0), (4, 3, 1)])
 def test_a_learner_that_makes_a_checkpoint_when_it_is_told_never_runs_out_of_slots(tmp_path, fragments, monkeypatch, workers,
                                                                                   staleness, kept):
     _, columns = fragments
-    monkeypatch.setattr("robo_rl.runtime.crewed.KEPT", kept)
+    monkeypatch.setattr("robo_rl.runtime.worker_pool.KEPT", kept)
     feed, batches = feed_of(tmp_path, fragments, workers, staleness), []
     try:
         for i in range(12):

@@ -23,7 +23,7 @@ if __name__ == "__main__":
     end = time.monotonic() + 60
     while not pathlib.Path(sys.argv[1], "enough").exists() and time.monotonic() < end:
         train(learner, feed, 1)
-        print(feed.version, feed.crew.restarts, "", flush=True)
+        print(feed.version, feed.pool.restarts, "", flush=True)
     feed.close()
 """
 

@@ -15,7 +15,7 @@ from robo_rl.options import PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.recording import Recorder, expert_actor, play, random_actor
 from robo_rl.rollout import Collector
-from robo_rl.runtime.local import Local
+from robo_rl.runtime.in_process import InProcessFeed
 from robo_rl.runtime.worker import Worker
 from sims.check import check_env
 from world_models import model as worlds
@@ -406,7 +406,7 @@ def trained(env, updates=4):
 
     def make(i, refresh):
         return Worker(i, Collector(env, policy, o.gamma, 1, i), policy, refresh, 0)
-    feed = Local(1, make, env.num_envs * o.decisions, 0, o.decisions, 1)
+    feed = InProcessFeed(1, make, env.num_envs * o.decisions, 0, o.decisions, 1)
     for i in range(updates):
         rollout = feed.next()
         learner.update(rollout, i / updates, feed.version)

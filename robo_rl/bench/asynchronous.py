@@ -36,9 +36,9 @@ from robo_rl.experiment.recipes import preset
 from robo_rl.noise import mix
 from robo_rl.policies import make_policy
 from robo_rl.rollout import Collector
-from robo_rl.runtime.local import Local
-from robo_rl.runtime.processes import pair
-from robo_rl.runtime.slots import Slots
+from robo_rl.runtime.in_process import InProcessFeed
+from robo_rl.runtime.process_pool import duplex_pair
+from robo_rl.runtime.rollout_buffer import RolloutBuffer
 from robo_rl.runtime.worker import Worker
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ def overhead(args: "BenchOptions", report: "Report") -> None:
     def runtime():
         env = make_env(t, t.envs)
         learner = learner_for(t, env)
-        feed = Local(
+        feed = InProcessFeed(
             1,
             lambda i, refresh: Worker(
                 i, Collector(env, learner.policy, t.rl.gamma, 1), learner.policy, refresh, 0
@@ -345,11 +345,11 @@ def handover(args: "BenchOptions", report: "Report") -> None:
     fork, near = multiprocessing.get_context("fork"), os.sched_getaffinity(0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "slots.bin"
-        slots = Slots.create(path, [rows], 16, 2)
-        size = sum(v.nbytes for v in slots.columns(0, 0).values())
+        buffer = RolloutBuffer.create(path, [rows], 16, 2)
+        size = sum(v.nbytes for v in buffer.columns(0, 0).values())
         shared, target = np.frombuffer(mmap.mmap(-1, size), np.uint8), np.zeros(size, np.uint8)
         os.sched_setaffinity(0, {min(near)})
-        (mine, theirs), there, back, (here, far) = pair(), os.pipe(), os.pipe(), fork.Pipe()
+        (mine, theirs), there, back, (here, far) = duplex_pair(), os.pipe(), os.pipe(), fork.Pipe()
         children = [fork.Process(target=_writer, args=(theirs, path)),
                     fork.Process(target=_copier, args=(shared, there[0], back[1])),
                     fork.Process(target=_sender, args=(far, path))]
@@ -365,7 +365,7 @@ def handover(args: "BenchOptions", report: "Report") -> None:
         for _ in range(25 if args.quick else 300):
             mine.send(0)
             began = mine.recv()
-            slots.columns(0, 0)
+            buffer.columns(0, 0)
             row = {"ours": time.perf_counter() - began}
             os.write(there[1], b"?")
             began, = struct.unpack("d", os.read(back[0], 8))
@@ -401,7 +401,7 @@ def handover(args: "BenchOptions", report: "Report") -> None:
 
 
 def _sender(pipe, path: Path) -> None:
-    data = {k: np.zeros_like(v) for k, v in Slots.open(path).columns(0, 0).items()}
+    data = {k: np.zeros_like(v) for k, v in RolloutBuffer.open(path).columns(0, 0).items()}
     while pipe.recv() == b"?":
         pipe.send((time.perf_counter(), data))
 
@@ -415,10 +415,10 @@ def _copier(shared: np.ndarray, there: int, back: int) -> None:
 
 
 def _writer(pipe, path: Path) -> None:
-    slots = Slots.open(path)
-    data = {k: np.zeros_like(v) for k, v in slots.columns(0, 0).items()}
+    buffer = RolloutBuffer.open(path)
+    data = {k: np.zeros_like(v) for k, v in buffer.columns(0, 0).items()}
     while pipe.recv() is not None:
         began = time.perf_counter()
-        for k, v in slots.columns(0, 0).items():
+        for k, v in buffer.columns(0, 0).items():
             v[:] = data[k]
         pipe.send(began)

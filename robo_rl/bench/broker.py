@@ -14,19 +14,19 @@ import numpy as np
 import torch
 
 from robo_rl.rollout import Collector, Columns, new_columns
-from robo_rl.runtime.crewed import Crewed
-from robo_rl.runtime.processes import pair
+from robo_rl.runtime.process_pool import duplex_pair
 from robo_rl.runtime.virtual import Broker
 from robo_rl.runtime.weights import WeightReader, WeightWriter
+from robo_rl.runtime.worker_pool import WorkerPoolFeed
 
 
 class Nobody:
-    """A crew without workers: the benchmark leases and seals itself."""
+    """A worker pool without workers: the benchmark leases and seals itself."""
 
     restarts = 0
 
     def evict(self, folder: Path) -> None: ...
-    def start(self, feed: Crewed, resumed: bool) -> None: ...
+    def start(self, feed: WorkerPoolFeed, resumed: bool) -> None: ...
     def turn(self) -> None: time.sleep(0.01)
     def resize(self, workers: int) -> None: ...
     def publish(self, version: int) -> None: ...
@@ -63,9 +63,9 @@ def collected(collector: Collector, policy, decisions: int) -> tuple[Columns, fl
 def measure(policy, layout: dict, columns: Columns, workers: int, rounds: int = 4) -> Service:
     """Service times with `workers` workers of whom each has handed over one fragment like `columns` per batch."""
     decisions, envs = columns["done"].shape
-    ours, theirs = pair()
+    ours, theirs = duplex_pair()
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        feed = Crewed(Path(folder), Nobody(), [envs] * workers, [layout], workers * envs * decisions, decisions, 0)
+        feed = WorkerPoolFeed(Path(folder), Nobody(), [envs] * workers, [layout], workers * envs * decisions, decisions, 0)
         best = {}
 
         def timed(name: str, work: Callable[[], object], units: int) -> object:
@@ -78,9 +78,9 @@ def measure(policy, layout: dict, columns: Columns, workers: int, rounds: int = 
                 leases = timed("lease", lambda: [_leased(feed, w, ours, theirs) for w in range(workers)], workers)
                 for w, lease in enumerate(leases):
                     for k, v in columns.items():
-                        feed.slots.columns(lease.slot, w)[k][:] = v
-                    feed.slots.head["rows"][lease.slot] = decisions
-                    feed.slots.sign(lease.slot, w, 0, decisions)
+                        feed.buffer.columns(lease.slot, w)[k][:] = v
+                    feed.buffer.head["rows"][lease.slot] = decisions
+                    feed.buffer.sign(lease.slot, w, 0, decisions)
                 timed("seal", lambda ls=leases: [_sealed(feed, w, lease, ours, theirs) for w, lease in enumerate(ls)], workers)
                 end = time.monotonic() + 60
                 while feed.batches.fresh and time.monotonic() < end:
@@ -101,14 +101,14 @@ def measure(policy, layout: dict, columns: Columns, workers: int, rounds: int = 
             writer.close()
             size = workers * sum(v.nbytes for k, v in columns.items() if not k.startswith("final/"))
             _copy(best, size)
-            slots = feed.slots.count * feed.slots.stride
+            slots = feed.buffer.count * feed.buffer.stride
         finally:
             feed.close()
     return Service(Broker(best["lease"], best["seal"], best["take"], best["publish"]), best["pipe"], size, slots, best["copy"],
                    late, best["fetch"])
 
 
-def _leased(feed: Crewed, worker: int, ours, theirs):
+def _leased(feed: WorkerPoolFeed, worker: int, ours, theirs):
     theirs.send(("wants", 1))
     ours.recv()
     lease = feed.lease(worker)
@@ -117,7 +117,7 @@ def _leased(feed: Crewed, worker: int, ours, theirs):
     return lease
 
 
-def _sealed(feed: Crewed, worker: int, lease, ours, theirs) -> None:
+def _sealed(feed: WorkerPoolFeed, worker: int, lease, ours, theirs) -> None:
     theirs.send(("sealed", lease.uid, lease.rows, 0, False, ""))
     feed.sealed(worker, "worker", *ours.recv()[1:])
 

@@ -53,7 +53,7 @@ def probe_env(config: TrainConfig):
     import sims
     few = workers(config) > 0 and config.algo != "bc"
     if few:
-        from robo_rl.runtime.processes import warm
+        from robo_rl.runtime.process_pool import warm
         warm(sims.preload(twin(config.sim), config.task))
         if twin(config.sim) != config.sim:
             make_env(config, config.envs).close()  # whether there is one

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env
-from robo_rl.experiment.parallel import batch, cores, group_size, lanes, shares, staleness, workers
+from robo_rl.experiment.parallel import batch, cores, episode_slots, group_size, shares, staleness, workers
 
 
 def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | None, build=None):
@@ -18,20 +18,20 @@ def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | Non
     import torch
 
     from robo_rl.rollout import Collector, layout
-    from robo_rl.runtime.lanes import Lanes
-    from robo_rl.runtime.local import Local
+    from robo_rl.runtime.episode_slots import EpisodeSlots
+    from robo_rl.runtime.in_process import InProcessFeed
     from robo_rl.runtime.worker import Job, Worker
 
-    n, group, o, eta, free = workers(config), group_size(config), config.rl, staleness(config), lanes(config)
+    n, group, o, eta, free = workers(config), group_size(config), config.rl, staleness(config), episode_slots(config)
     policy, explore, seed = learner.sampler, config.algo != "nft", config.seed + 1
     if n == 0:
         def make(i, refresh):
             collector = Collector(env, policy, o.gamma, seed, i)
-            return Lanes(i, collector, policy, refresh, group, explore) if free else \
+            return EpisodeSlots(i, collector, policy, refresh, group, explore) if free else \
                 Worker(i, collector, policy, refresh, eta, explore, group)
-        feed = Local(1, make, batch(config), eta, o.decisions, seed)
+        feed = InProcessFeed(1, make, batch(config), eta, o.decisions, seed)
         return feed, feed.load_state(saved) if saved else True
-    from robo_rl.runtime.crewed import Crewed
+    from robo_rl.runtime.worker_pool import WorkerPoolFeed
     probe = Collector(env, policy, o.gamma, seed)
     rows = layout(policy, {k: torch.from_numpy(v) for k, v in probe.obs.items()}, explore)
     sizes = shares(config.envs, n, group)
@@ -42,14 +42,14 @@ def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | Non
     flight = folder / "flight"
     build = build or functools.partial(make_env, replace(config, threads=config.threads or max(1, cores() // n)))
     jobs = [Job(i, build, m, policy.options, policy.spec, o.gamma, seed, eta, explore, group, flight,
-                flight / "weights.bin", served=config.server, lanes=free) for i, m in enumerate(sizes)]
+                flight / "weights.bin", served=config.server, episode_slots=free) for i, m in enumerate(sizes)]
     if config.backend == "ray":
-        from robo_rl.runtime.ray_crew import RayCrew
-        crew = RayCrew(jobs, policy, config.ray_address, config.hang)
+        from robo_rl.runtime.ray_pool import RayPool
+        pool = RayPool(jobs, policy, config.ray_address, config.hang)
     else:
-        from robo_rl.runtime.processes import Processes
-        crew = Processes(jobs, policy, config.hang)
-    return Crewed(flight, crew, leased, layouts, batch(config), decisions, eta, saved, group, bool(config.periodic)), True
+        from robo_rl.runtime.process_pool import ProcessPool
+        pool = ProcessPool(jobs, policy, config.hang)
+    return WorkerPoolFeed(flight, pool, leased, layouts, batch(config), decisions, eta, saved, group, bool(config.periodic)), True
 
 
 def discard(folder: Path) -> None:

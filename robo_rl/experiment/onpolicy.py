@@ -59,7 +59,7 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
 
 def learn(run: Run, learner, feed) -> tuple[dict[str, float], dict[str, float], float]:
     """Take a batch and learn from it -> (its statistics, the update's metrics, seconds waited for it)."""
-    from robo_rl.runtime.feed import together
+    from robo_rl.runtime.feed import merge_batch_stats
     config, rollouts, waited = run.config, [], 0.0
 
     def arriving(take: Callable):
@@ -81,7 +81,7 @@ def learn(run: Run, learner, feed) -> tuple[dict[str, float], dict[str, float], 
         metrics = learner.update(rollout, min(1.0, run.step / config.steps), feed.version)
     for rollout in rollouts:
         learner.after_collect(rollout)
-    return together([r.stats for r in rollouts]), metrics, waited
+    return merge_batch_stats([r.stats for r in rollouts]), metrics, waited
 
 
 def improve(run: Run, learner, feed) -> int:

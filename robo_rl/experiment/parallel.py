@@ -32,7 +32,7 @@ def staleness(config: TrainConfig) -> int:
     return int(workers(config) > 0) if config.max_staleness is None else config.max_staleness
 
 
-def lanes(config: TrainConfig) -> bool:
+def episode_slots(config: TrainConfig) -> bool:
     """Whether episodes of groups wait for no other: with staleness, on this machine, each worker deciding for itself."""
     return bool(group_size(config)) and staleness(config) > 0 and not config.server and config.backend == "processes"
 
@@ -50,7 +50,7 @@ def check(config: TrainConfig) -> None:
     if config.periodic and (staleness(config) or not group_size(config) or config.rl.epochs != 1 or config.algo == "nft"):
         raise UserError("--periodic takes one step per batch of fresh groups: it needs --max-staleness 0, a group advantage "
                         "(--rl.advantage grpo), --rl.epochs 1, and pi_rl, ppo, dppo or reinflow")
-    if config.over_provision > 1 and not lanes(config):
+    if config.over_provision > 1 and not episode_slots(config):
         raise UserError("--over-provision above 1 needs a group advantage (--rl.advantage grpo), --max-staleness of at "
                         "least 1, and neither --server nor --backend ray")
     if config.over_provision > staleness(config) + 1:
@@ -67,8 +67,8 @@ def check(config: TrainConfig) -> None:
         raise UserError(f"--workers {n} need at least {n * group} --envs" +
                         (f" (groups of {group} stay together)" if group > 1 else "") + f", got {config.envs}")
     if config.backend == "ray":
-        from robo_rl.runtime import ray_crew
-        ray_crew.check(config.ray_address)  # now, not after the supervised stage
+        from robo_rl.runtime import ray_pool
+        ray_pool.check(config.ray_address)  # now, not after the supervised stage
 
 
 def shares(envs: int, workers: int, group: int) -> list[int]:

@@ -201,7 +201,7 @@ class ReplayStage:
     def act(self, state: dict):
         """The actor, here or in a process of its own; where the run repeats it goes on where the checkpoint's was."""
         from robo_rl.replay_collector import ReplayCollector
-        from robo_rl.runtime.actor import ActorJob, Beside, Here
+        from robo_rl.runtime.actor import ActorJob, InProcessActor, SeparateProcessActor
 
         config, policy, e = self.config, self.learner.policy, self.config.policy.execute
         helped = int(state.get("helped", 0))
@@ -210,7 +210,7 @@ class ReplayStage:
                            self.online.rows, config.seed + 1,
                            config.rl.capacity, self.run.folder / "replay", self.run.folder / "flight", self.run.step, helped,
                            int(time.time()) if any(self.kept) else 0, config.sim.split(":")[0] == "dds")
-            return Beside(job, policy, (self.online, self.demos), ROUND * e * config.envs, config.hang)
+            return SeparateProcessActor(job, policy, (self.online, self.demos), ROUND * e * config.envs, config.hang)
         here = stage(config, self.run.folder, self.run.env)
         collector = ReplayCollector(here.env, policy, self.online, self.demos, config.seed + 1, here.judge, here.record,
                             here.recorded if self.repeats else 0)
@@ -220,7 +220,7 @@ class ReplayStage:
             self.demos.cut()
             self.online.cut()
             collector.steps, collector.help_steps = self.run.step, helped
-        return Here(collector, ROUND * e, here.close)
+        return InProcessActor(collector, ROUND * e, here.close)
 
     def train_judge(self, first: bool) -> None:
         """The classifier of `--rl.judge classifier`, trained and guarded once per run; `first`: nothing was logged since."""

@@ -1,4 +1,4 @@
-"""Transports as the command line makes them: DDS with topic prefixes, and bad weather for those who ask for it."""
+"""Make transports: DDS or rclpy, with a prefix of all topics, and with delayed or lost commands."""
 
 import importlib.util
 import os
@@ -10,8 +10,8 @@ from robo_rl.errors import UserError, choose
 
 
 def connect(name: str, domain: int = -1, interface: str = "", namespace: str = "") -> Transport:
-    """A node on the wire that ROBO_RL_TRANSPORT names: dds, or rclpy, which is taken by itself in a sourced workspace
-    whose rclpy can be loaded. MissingDependency says how to install what is missing."""
+    """Open a node with the transport that ROBO_RL_TRANSPORT names: dds, or rclpy, which is the default in a sourced workspace
+    whose rclpy can be loaded. MissingDependency: its message says how to install what is missing."""
     if namespace and not namespace.strip("/").replace("/", "_").isidentifier():
         raise UserError(f"a namespace is made of letters, digits and _, like left_arm, got {namespace!r}")
     wanted = os.environ.get("ROBO_RL_TRANSPORT", "")
@@ -64,11 +64,13 @@ class NamespacedTransport:
 
 
 def degrade(wire: Transport, conditions: NetworkConditions) -> Transport:
-    """The transport with what it receives on command topics late or lost; itself in good weather."""
+    """The transport, with delay and loss of the messages that it receives on command topics; itself without either."""
     return DegradedTransport(wire, conditions) if conditions.delay or conditions.drop else wire
 
 
 class DegradedTransport(NamespacedTransport):
+    """A transport whose commands come late or are lost."""
+
     def __init__(self, wire: Transport, conditions: NetworkConditions):
         self.wire, self.conditions = wire, conditions
         self.random = random.Random(conditions.seed)
@@ -86,7 +88,7 @@ class DegradedTransport(NamespacedTransport):
 
 
 class DelayedMessages:
-    """Messages that come late, or not at all."""
+    """Delays and drops the messages of a mailbox."""
 
     def __init__(self, box: Mailbox, wire: DegradedTransport):
         self.box, self.wire = box, wire

@@ -5,7 +5,7 @@ same files and makes the same changes to its own. There is no queue to fill or t
 step that was written, and who comes next goes on from the files. The learner grants control steps, so the actor is never
 further ahead than `LEAD` rounds; weights change between control steps (`robo_rl.runtime.weights`).
 
-`Here` is the same in one process, which repeats exactly for a seed.
+`InProcessActor` is the same in one process, which repeats exactly for a seed.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ from robo_rl.policies import ObsSpec, Policy, make_policy
 from robo_rl.replay import Replay, ReplayWriter
 from robo_rl.replay_collector import SUMS, ReplayCollector
 from robo_rl.runtime import snapshot
-from robo_rl.runtime.crewed import BACK_OFF, DEATHS, WorkerFailure
-from robo_rl.runtime.processes import START_LIMIT, context, pair
+from robo_rl.runtime.process_pool import START_LIMIT, context, duplex_pair
 from robo_rl.runtime.weights import WeightReader, WeightWriter
+from robo_rl.runtime.worker_pool import BACK_OFF, DEATHS, WorkerFailure
 
 if TYPE_CHECKING:
     from robo_rl.rewards import Judge
@@ -45,8 +45,8 @@ TELL = 0.2  # seconds between sums told to the learner
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What an actor acts in: the env, who judges success (None: the env), who keeps episodes with help, how to leave, and how
-    many of those episodes are kept already."""
+    """What an actor acts in: the env, the judge of success (None: the env), the recorder of episodes with help, a function to close
+    it all, and how many of those episodes are recorded already."""
 
     env: object
     judge: "Judge | None"
@@ -57,7 +57,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class ActorJob:
-    """What the actor process is told once; it travels by pickle to a child of our own."""
+    """The arguments of the actor process; they travel by pickle to a child of our own."""
 
     build: Callable[[], Stage]
     options: PolicyOptions
@@ -91,7 +91,7 @@ def shared(path: Path) -> np.ndarray:
 
 
 def main(job: ActorJob, pipe) -> None:
-    """Act until told to stop or orphaned. A mistake of the user's is told as such, anything else with its traceback."""
+    """Act until told to stop or orphaned. A UserError is reported as such, any other error with its traceback."""
     with snapshot.at_work(job.flight, "actor"):
         try:
             _act(job, pipe)
@@ -140,7 +140,7 @@ def _act(job: ActorJob, pipe) -> None:
 # ---- the learner's side ------------------------------------------------------------------------------------------
 
 
-class Here:
+class InProcessActor:
     """The actor in the learner's own process; a round is `round_` control steps of every env."""
 
     restarts = 0
@@ -167,12 +167,12 @@ class Here:
         return self.collector.take()
 
     def state(self) -> dict:
-        """For a run that goes on exactly."""
+        """The state from which a run continues exactly."""
         return self.collector.state()
 
 
-class Beside:
-    """The actor in a process of its own, started again when it dies or says nothing for `hang` seconds.
+class SeparateProcessActor:
+    """The actor in a process of its own, restarted when it dies or makes no progress for `hang` seconds.
 
     `stores` are online and corrections, with the journals they are read from; a round is `round_` control steps, of all envs
     together.
@@ -213,7 +213,7 @@ class Beside:
         self.deaths = 0
 
     def _follow(self) -> int:
-        """Read on in the journals -> control steps that came."""
+        """Read the journals on -> control steps read."""
         online, corrections = self.stores
         new = online.follow(online.journal)
         corrections.follow(corrections.journal)
@@ -221,13 +221,13 @@ class Beside:
         return new
 
     def take(self) -> dict[str, float]:
-        """Sums over the episodes of which the actor told since the last call."""
+        """Sums over the episodes that the actor reported since the last call."""
         self._hear()
         sums, self.sums = self.sums, dict.fromkeys(SUMS, 0)
         return sums
 
     def state(self) -> dict:
-        """Nothing: what the actor is at is not known here."""
+        """{}: the state of the actor is not known in this process."""
         return {}
 
     def end(self) -> None:
@@ -244,7 +244,7 @@ class Beside:
         shutil.rmtree(self.job.flight, ignore_errors=True)
 
     def _start(self) -> None:
-        self.pipe, theirs = pair()
+        self.pipe, theirs = duplex_pair()
         self.ready, self.started, self.last = False, self.clock.now(), ""
         self.words[BEAT] = time.monotonic_ns()
         self.process = self.context.Process(target=main, args=(self.job, theirs), name="actor")
@@ -265,7 +265,7 @@ class Beside:
                     self.last = "\n".join(said)
 
     def _supervise(self) -> None:
-        """Wait a moment for news; bury and replace an actor that died or hangs."""
+        """Wait a moment for messages; restart an actor that died or hangs."""
         now = time.monotonic()
         if self.process is None:
             if now < self.again:
@@ -285,7 +285,7 @@ class Beside:
             self._kill(f"made no control step for {awake - self.heard:.0f} s")
 
     def _kill(self, why: str) -> None:
-        """Ask a silent actor for its stack, then end it."""
+        """Ask an actor that hangs for its stack, then kill it."""
         self.last = snapshot.kill(self.process, self.job.flight, "actor", why)
 
     def _died(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from robo_rl.rollout import Columns
 from robo_rl.runtime import ledger as led
 from robo_rl.runtime.ledger import Fragment, Ledger
-from robo_rl.runtime.slots import TAKEN, Slots
+from robo_rl.runtime.rollout_buffer import TAKEN, RolloutBuffer
 from robo_rl.runtime.staging import Choice, Staging
 
 
@@ -16,8 +16,9 @@ class BatchBuilder:
     """`envs_of`: worker -> envs of its fragments; `staging`: memory of the next batch (None: a batch is its fragments as they
     lie in their slots); `lock`: that of the ledger and the slots, held by whoever calls, but for `put_together`."""
 
-    def __init__(self, ledger: Ledger, slots: Slots, envs_of: Callable[[int], int], staging: Staging | None, lock: threading.RLock):
-        self.ledger, self.slots, self.envs_of, self.staging = ledger, slots, envs_of, staging
+    def __init__(self, ledger: Ledger, buffer: RolloutBuffer, envs_of: Callable[[int], int], staging: Staging | None,
+                 lock: threading.RLock):
+        self.ledger, self.buffer, self.envs_of, self.staging = ledger, buffer, envs_of, staging
         self.more = threading.Condition(lock)  # for `_stage`
         self.fresh: deque[Fragment] = deque()  # finished, not in place
         self.order: dict[int, int] | None = None  # first env of each worker in a synchronous batch
@@ -30,7 +31,7 @@ class BatchBuilder:
 
     def finished(self, f: Fragment) -> None:
         """A fragment is finished, perhaps for the next batch."""
-        if self.staging and self.ledger.samples < self.ledger.batch + self.ledger.widest * self.slots.decisions:
+        if self.staging and self.ledger.samples < self.ledger.batch + self.ledger.widest * self.buffer.decisions:
             self.fresh.append(f)
             self.more.notify()
 
@@ -54,19 +55,19 @@ class BatchBuilder:
             first = self.order.get(f.worker) if rounds else None
             if first is not None and rounds > 1:
                 first += ranks[f.worker].index(f.uid) * f.envs
-            out.append((f.uid, self.slots.columns(f.slot, f.worker), f.rows, first))
+            out.append((f.uid, self.buffer.columns(f.slot, f.worker), f.rows, first))
         return out
 
     def put_together(self, chosen: list[Fragment], choices: list[Choice]) -> tuple[list[Fragment], list[tuple[Columns, int]]]:
         """Fragments in the order in which they are in a batch, and the parts of it: one, if they are in place already."""
-        head = self.slots.head
+        head = self.buffer.head
         if all(head["state"][f.slot] == TAKEN for f in chosen):
             chosen = sorted(chosen, key=lambda f: head["place"][f.slot])  # as it was before a learner died
         elif self.staging and (got := self.staging.take(choices)):
             columns, rows, order = got
             by = {f.uid: f for f in chosen}
             return [by[uid] for uid in order], [(columns, rows)]
-        return chosen, [(self.slots.columns(f.slot, f.worker), f.rows) for f in chosen]
+        return chosen, [(self.buffer.columns(f.slot, f.worker), f.rows) for f in chosen]
 
     def _stage(self) -> None:
         while not self.stopping:

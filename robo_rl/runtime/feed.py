@@ -31,7 +31,7 @@ class Feed(Protocol):
     def close(self) -> None: ...
 
 
-def batch_of(parts: list[tuple[Columns, int]], version: int, staleness: int) -> Rollout:
+def make_batch(parts: list[tuple[Columns, int]], version: int, staleness: int) -> Rollout:
     """One rollout of finished fragments; decisions more than `staleness` versions old are masked out and counted.
 
     Statistics: stal/mean, stal/max (of what is trained on), stal/masked (fraction), stal/hist_<i> (fraction of
@@ -54,7 +54,7 @@ def batch_of(parts: list[tuple[Columns, int]], version: int, staleness: int) -> 
     return r
 
 
-def together(stats: list[dict[str, float]]) -> dict[str, float]:
+def merge_batch_stats(stats: list[dict[str, float]]) -> dict[str, float]:
     """Statistics of one batch from those of its pieces: sums of counts, greatest ages, means over episodes of the rest."""
     if len(stats) == 1:
         return stats[0]
@@ -71,7 +71,7 @@ def together(stats: list[dict[str, float]]) -> dict[str, float]:
 
 
 @dataclass(slots=True)
-class Busy:
+class WorkIntervals:
     """Intervals of work per role since the last `take`, in monotonic nanoseconds, for the timeline."""
 
     spans: list[tuple[str, int, int]] = field(default_factory=list)

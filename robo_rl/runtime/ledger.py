@@ -49,7 +49,7 @@ class Ledger:
         in_range("--max-staleness", staleness, 0, 10**6)
         self.batch, self.staleness, self.shares = batch, staleness, dict(shares)
         self.widest = max(envs for _, envs in shares.values())  # a lease is rounded up to one decision
-        self.together = sum(d * n for d, n in shares.values())  # samples of one fragment of each worker
+        self.round_samples = sum(d * n for d, n in shares.values())  # samples of one fragment of each worker
         self.free = list(range(slots))[::-1]
         self.fragments: dict[int, Fragment] = {}
         self._index()
@@ -107,14 +107,14 @@ class Ledger:
         for f in self.held(worker):
             self.seal(f.uid, made, oldest)
         decisions, envs = self.shares.pop(worker, (0, 0))
-        self.together -= decisions * envs
+        self.round_samples -= decisions * envs
         self.leased.pop(worker, None)
 
     def join(self, worker: int, share: tuple[int, int]) -> None:
         """A worker is new: it may lease from now on."""
         before = self.shares.get(worker, (0, 0))
         self.shares[worker] = share
-        self.together += share[0] * share[1] - before[0] * before[1]
+        self.round_samples += share[0] * share[1] - before[0] * before[1]
         self.widest = max(self.widest, share[1])
 
     def refuse(self, uid: int) -> None:
@@ -133,9 +133,9 @@ class Ledger:
 
     def rounds(self) -> int:
         """Fragments of each worker in a synchronous batch; 0: they do not add up to one."""
-        if not self.together or self.together >= self.batch:
-            return int(self.together > 0)
-        return 0 if self.batch % self.together else self.batch // self.together
+        if not self.round_samples or self.round_samples >= self.batch:
+            return int(self.round_samples > 0)
+        return 0 if self.batch % self.round_samples else self.batch // self.round_samples
 
     def take_from(self, worker: int, last: bool) -> Fragment | None:
         """The worker's oldest finished fragment becomes a part of the next batch, perhaps its `last`; None: wait."""
@@ -260,7 +260,7 @@ class Ledger:
                 for s in (LEASED, READY, TAKEN)}
         assert live[READY] == self.samples == sum(f.made * f.envs for f in self.finished.values())
         assert {u for held in self.leased.values() for u in held} == {u for u, f in self.fragments.items() if f.state == LEASED}
-        assert self.together == sum(d * n for d, n in self.shares.values())
+        assert self.round_samples == sum(d * n for d, n in self.shares.values())
         assert self.admitted == sum(live.values()) + self.committed, (self.admitted, live, self.committed)
         again = sum(self.fragments[uid].made * self.fragments[uid].envs for uids in self.replay for uid in uids)
         assert self.taken == live[TAKEN] - again + self.committed
@@ -282,7 +282,7 @@ class Ledger:
         self.shares = {w: (d, n) for w, d, n in state["shares"]}
         for k in COUNTERS:
             setattr(self, k, state[k])
-        self.together = sum(d * n for d, n in self.shares.values())
+        self.round_samples = sum(d * n for d, n in self.shares.values())
         self.widest = max((n for _, n in self.shares.values()), default=self.widest)
         self._index()
 

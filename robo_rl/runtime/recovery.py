@@ -1,35 +1,35 @@
-"""What a learner that died left in the slots, taken over by the next one."""
+"""Recover the fragments that a learner that died left in the rollout buffer."""
 
 from collections.abc import Callable
 
 from robo_rl.runtime import ledger as led
 from robo_rl.runtime.ledger import Fragment, Ledger
-from robo_rl.runtime.slots import EMPTY, LEASED, SEALED, TAKEN, Slots
+from robo_rl.runtime.rollout_buffer import EMPTY, LEASED, SEALED, TAKEN, RolloutBuffer
 
 
 def checkpoint_state(ledger: Ledger) -> dict:
-    """What a checkpoint must know of the rollouts; the rest is in the slots."""
+    """The part of a checkpoint about rollouts that is not in the rollout buffer."""
     waiting = sorted(f.uid for f in ledger.fragments.values() if f.state != led.TAKEN or f.batch >= ledger.next_batch)
     return {"version": ledger.version, "next_batch": ledger.next_batch, "taken": ledger.taken,
             "next_uid": ledger.next_uid, "waiting": waiting}
 
 
-def recover_fragments(slots: Slots, ledger: Ledger, state: dict, envs_of: Callable[[int], int], streams: bool) -> None:
-    """Take over the fragments in the slots, but for what the checkpoint `state` covers and what a power cut tore.
+def recover_fragments(buffer: RolloutBuffer, ledger: Ledger, state: dict, envs_of: Callable[[int], int], streams: bool) -> None:
+    """Take over the fragments in the rollout buffer, but for what the checkpoint `state` covers and what a power cut tore.
 
     envs_of: worker -> envs of its fragments. What a stream took since the checkpoint is simply there again: it has an order of
     its own.
     """
-    head, found, waiting = slots.head, [], state.get("waiting")
-    for slot in range(slots.count):
+    head, found, waiting = buffer.head, [], state.get("waiting")
+    for slot in range(buffer.count):
         kind, worker, rows, uid, granted = (int(head[k][slot]) for k in ("state", "worker", "rows", "uid", "granted"))
         if kind not in (LEASED, SEALED, TAKEN) or waiting is not None and uid < state["next_uid"] and uid not in waiting:
             continue  # the last: spent, though a power cut brought back an older header
         if kind == LEASED:
-            if worker not in ledger.shares or not (0 <= rows <= slots.decisions and granted > 0):
+            if worker not in ledger.shares or not (0 <= rows <= buffer.decisions and granted > 0):
                 continue  # begun by one that has left since, or torn
-            head["rows"][slot] = rows = slots.sound(slot, worker, rows)
-        elif worker < 0 or not slots.is_sealed_whole(slot, worker):
+            head["rows"][slot] = rows = buffer.sound(slot, worker, rows)
+        elif worker < 0 or not buffer.is_sealed_whole(slot, worker):
             continue
         taken = led.READY if streams and int(head["batch"][slot]) >= state["next_batch"] else led.TAKEN
         found.append(Fragment(

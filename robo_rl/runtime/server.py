@@ -27,7 +27,7 @@ from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import think
 from robo_rl.runtime import snapshot
-from robo_rl.runtime.slots import Slots
+from robo_rl.runtime.rollout_buffer import RolloutBuffer
 from robo_rl.runtime.weights import WeightReader
 
 WAIT = 0.002  # seconds an early request waits for more
@@ -78,7 +78,7 @@ def listen(folder: Path) -> socket.socket:
 
 
 def connect(folder: Path, timeout: float) -> socket.socket:
-    """A connection to who listens in `folder`; OSError where nobody of this user does."""
+    """A connection to the process that listens in `folder`; OSError where none of this user does."""
     wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         wire.settimeout(timeout)
@@ -93,7 +93,7 @@ def connect(folder: Path, timeout: float) -> socket.socket:
 
 
 @dataclass(slots=True, eq=False)
-class Client:
+class DecisionClient:
     """One connection. since: when it began, or its last request did; asked: that waits for an answer."""
 
     wire: socket.socket
@@ -103,7 +103,7 @@ class Client:
 
 
 class Requests:
-    """What workers ask, over the socket in `folder`. `extra` is watched with it; `valid(slot, worker, row)` is required
+    """Requests of workers, over the socket in `folder`. `extra` is watched with it; `valid(slot, worker, row)` is required
     of a request. Closed are connections of another user, of who breaks the rules, and the longest silent beyond `most`
     (a worker connects again when it asks)."""
 
@@ -114,7 +114,7 @@ class Requests:
         self.selector.register(self.listener, selectors.EVENT_READ)
         self.selector.register(extra, selectors.EVENT_READ, "extra")
 
-    def take(self, timeout: float) -> tuple[list[tuple[Client, tuple[int, ...]]], bool]:
+    def take(self, timeout: float) -> tuple[list[tuple[DecisionClient, tuple[int, ...]]], bool]:
         """What has come within `timeout` [s]: (client, (slot, worker, row, key)) of each request; whether `extra` has."""
         out, extra, now = [], False, time.monotonic()
         for key, _ in self.selector.select(timeout):
@@ -128,8 +128,8 @@ class Requests:
             self.drop(client)
         return out, extra
 
-    def answer(self, client: Client, version: int) -> None:
-        """Tell a client that its decision is in the slot."""
+    def answer(self, client: DecisionClient, version: int) -> None:
+        """Answer a client: its decision is in the rollout buffer."""
         client.asked = False
         if client in self.clients:
             try:
@@ -139,7 +139,7 @@ class Requests:
                 pass
             self.drop(client)  # gone, or it never reads
 
-    def drop(self, client: Client) -> None:
+    def drop(self, client: DecisionClient) -> None:
         """Close a connection."""
         if client in self.clients:
             self.clients.discard(client)
@@ -164,11 +164,11 @@ class Requests:
         if len(self.clients) >= self.most and (silent := [c for c in self.clients if not c.asked]):
             self.drop(min(silent, key=lambda c: c.since))
         wire.setblocking(False)
-        client = Client(wire, time.monotonic())
+        client = DecisionClient(wire, time.monotonic())
         self.clients.add(client)
         self.selector.register(wire, selectors.EVENT_READ, client)
 
-    def _read(self, client: Client) -> "tuple[int, ...] | None":
+    def _read(self, client: DecisionClient) -> "tuple[int, ...] | None":
         """The request that is now whole, if any."""
         try:
             got = client.wire.recv(REQUEST.size - len(client.data))
@@ -196,7 +196,7 @@ class Requests:
 
 @dataclass(frozen=True)
 class ServerJob:
-    """What the server is told once."""
+    """The arguments of the server process."""
 
     options: PolicyOptions
     spec: ObsSpec
@@ -218,12 +218,12 @@ def _serve(job: ServerJob, pipe) -> None:
     reader, policy = WeightReader.open(job.weights), make_policy(job.options, job.spec, 0).eval()
     version = reader.fetch()
     reader.swap(policy)
-    slots = Slots.open(job.folder / "slots.bin")
+    buffer = RolloutBuffer.open(job.folder / "slots.bin")
     generators: list[torch.Generator] = []
     requests = Requests(job.folder, pipe, lambda slot, worker, row: (
-        0 <= slot < slots.count and 0 <= worker < MOST and 0 <= row < slots.decisions))
+        0 <= slot < buffer.count and 0 <= worker < MOST and 0 <= row < buffer.decisions))
     pipe.send(("ready", -1, os.getpid()))
-    waiting: list[tuple[Client, tuple[int, ...]]] = []
+    waiting: list[tuple[DecisionClient, tuple[int, ...]]] = []
     since = 0.0
     while os.getppid() == parent:
         new, told = requests.take(WAIT if waiting else 1.0)
@@ -240,7 +240,7 @@ def _serve(job: ServerJob, pipe) -> None:
         parts, noise = [], []
         generators += [torch.Generator() for _ in range(len(waiting) - len(generators))]
         for generator, (_, (slot, worker, t, key)) in zip(generators, waiting, strict=False):
-            columns = slots.columns(slot, worker)
+            columns = buffer.columns(slot, worker)
             parts.append((columns, t))
             noise.append((seed_noise(generator, key), columns["done"].shape[1]))
         think(policy, parts, noise if len(parts) > 1 else noise[0][0], version, job.explore)
@@ -249,14 +249,14 @@ def _serve(job: ServerJob, pipe) -> None:
         waiting, since = [], 0.0
 
 
-class Remote:
-    """A worker's side: ask for the decision of a row and wait for it."""
+class PolicyServerClient:
+    """The worker's side: request the decision of a row and wait for it."""
 
     def __init__(self, folder: Path, stop: Callable[[], bool]):
         self.folder, self.stop, self.wire = folder, stop, None
 
     def ask(self, slot: int, worker: int, t: int, key: int) -> int:
-        """The decision is in the slot when this returns the version that made it. TimeoutError after a minute."""
+        """Request a decision -> the version that made it, once it is in the rollout buffer. TimeoutError after a minute."""
         clock = snapshot.AwakeClock(2.0)  # the server was stopped when this process was
         while clock.now() < DEADLINE and not self.stop():
             try:
@@ -284,7 +284,7 @@ class Remote:
         return ANSWER.unpack(data)[0]
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self.wire is not None:
             self.wire.close()
             self.wire = None

@@ -197,7 +197,7 @@ class ShardedLearner:
 
     def __init__(self, algo: str, policy, options: OnPolicyOptions, seed: int, learners: int, folder: Path):
         check(algo, options, learners)
-        from robo_rl.runtime.processes import context
+        from robo_rl.runtime.process_pool import context
         private_folder(folder)
         snapshot.evict(folder)  # ranks of a learner that died
         store = folder / f"ranks{os.getpid()}-{time.monotonic_ns()}"

@@ -1,6 +1,6 @@
 """The rollout role: one vector env, one decision at a time, into the slot of its present lease.
 
-`Worker` knows no process and no clock; `robo_rl.runtime.local` steps it by hand, `main` runs it as a process of its own.
+`Worker` knows no process and no clock; `robo_rl.runtime.in_process` steps it by hand, `main` runs it as a process of its own.
 Weights change between decisions only, and each decision carries the version that really acted.
 """
 
@@ -19,9 +19,9 @@ from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, Policy, make_policy
 from robo_rl.rollout import Collector, Columns
 from robo_rl.runtime import snapshot
-from robo_rl.runtime.lanes import Lanes
-from robo_rl.runtime.server import Remote
-from robo_rl.runtime.slots import Lease, Slots, finite
+from robo_rl.runtime.episode_slots import EpisodeSlots
+from robo_rl.runtime.rollout_buffer import Lease, RolloutBuffer, finite
+from robo_rl.runtime.server import PolicyServerClient
 from robo_rl.runtime.weights import WeightReader
 
 
@@ -113,7 +113,7 @@ class Job:
     weights: Path
     incarnation: int = 0
     threads: int = 1
-    lanes: bool = False  # groups whose episodes wait for no other (robo_rl.runtime.lanes)
+    episode_slots: bool = False  # groups whose episodes wait for no other (robo_rl.runtime.episode_slots)
     served: bool = False  # a policy server decides
 
 
@@ -152,13 +152,13 @@ def _loop(job: Job, connection) -> None:
 
     def orphaned() -> bool:
         return os.getppid() != parent
-    remote = Remote(job.folder, orphaned) if job.served else None
+    remote = PolicyServerClient(job.folder, orphaned) if job.served else None
     env = job.build(job.envs)
     saved = snapshot.load(where) if job.incarnation else {}
     seed = job.seed if saved or not job.incarnation else mix(job.seed, job.incarnation)
-    collector, slots = Collector(env, policy, job.gamma, seed, job.index), Slots.open(job.folder / "slots.bin")
-    if job.lanes:
-        return _play(Lanes(job.index, collector, policy, refresh, job.group, job.explore), connection, slots, where, saved,
+    collector, buffer = Collector(env, policy, job.gamma, seed, job.index), RolloutBuffer.open(job.folder / "slots.bin")
+    if job.episode_slots:
+        return _play(EpisodeSlots(job.index, collector, policy, refresh, job.group, job.explore), connection, buffer, where, saved,
                      orphaned)
     worker = Worker(job.index, collector, policy, refresh, job.staleness, job.explore, job.group, remote and remote.ask)
     if not saved:
@@ -172,7 +172,7 @@ def _loop(job: Job, connection) -> None:
             leases = _told(connection, orphaned)
             continue
         lease = leases.pop(0)
-        head, columns = slots.head, slots.columns(lease.slot, job.index)
+        head, columns = buffer.head, buffer.columns(lease.slot, job.index)
         state = None
         if saved:  # the successor of a worker that died, at its first lease
             if saved["after"] == lease.uid:  # it died between the last decision and the hand-over
@@ -193,13 +193,13 @@ def _loop(job: Job, connection) -> None:
         head["wait_ns"][lease.slot], head["begin"][lease.slot] = begin - asked, begin
         worker.begin(lease, columns, state)
         head["since"][lease.slot] = worker.collector.decision - worker.made
-        slots.sign(lease.slot, job.index, 0, worker.made)  # what was driven through was written again
+        buffer.sign(lease.slot, job.index, 0, worker.made)  # what was driven through was written again
         worker.collector.timer.take()
         over = lease.made >= lease.rows
         while not over:
             over = worker.decide()
             if worker.made > head["rows"][lease.slot]:
-                slots.sign(lease.slot, job.index, worker.made - 1)
+                buffer.sign(lease.slot, job.index, worker.made - 1)
             head["oldest"][lease.slot] = worker.oldest
             head["rows"][lease.slot] = worker.made  # counted once it is written
             head["beat"][lease.slot] = time.monotonic_ns()
@@ -229,51 +229,52 @@ def _told(connection, orphaned: Callable[[], bool]) -> list[Lease] | None:
     return connection.recv()
 
 
-def _play(lanes: Lanes, connection, slots: Slots, where: Path, saved: dict, orphaned: Callable[[], bool]) -> None:
-    """Groups in lanes until told to end: whatever is idle is asked for, whatever is whole is handed over."""
+def _play(episode_slots: EpisodeSlots, connection, buffer: RolloutBuffer, where: Path, saved: dict,
+          orphaned: Callable[[], bool]) -> None:
+    """Run episodes of groups until told to end: ask for a group where an env is idle, hand over groups that are whole."""
     def columns(lease: Lease) -> Columns:
-        return slots.columns(lease.slot, lanes.index)
-    connection.send(("ready", lanes.index, os.getpid()))
+        return buffer.columns(lease.slot, episode_slots.index)
+    connection.send(("ready", episode_slots.index, os.getpid()))
     leases = _told(connection, orphaned)
     if leases is None:
         return
-    lanes.resume(saved, [(lease, columns(lease)) for lease in leases])
-    head, asked, idle, began = slots.head, 0, 0, time.monotonic_ns()
+    episode_slots.resume(saved, [(lease, columns(lease)) for lease in leases])
+    head, asked, idle, began = buffer.head, 0, 0, time.monotonic_ns()
     saved_at = took = 0.0
-    lanes.collector.timer.take()
+    episode_slots.collector.timer.take()
     while not orphaned():
-        if (wants := lanes.wants()) > asked:
+        if (wants := episode_slots.wants()) > asked:
             connection.send(("wants", wants - asked))
             asked = wants
         now = time.monotonic_ns()
-        while connection.poll(0 if lanes.busy() else 1.0):
+        while connection.poll(0 if episode_slots.busy() else 1.0):
             leases = connection.recv()
             if leases is None:
                 return
             for lease in leases:
-                lanes.begin(lease, columns(lease))
+                episode_slots.begin(lease, columns(lease))
             asked -= len(leases)
         idle += time.monotonic_ns() - now
-        if not lanes.busy():
+        if not episode_slots.busy():
             continue
-        held = {uid: g.lease.slot for uid, g in lanes.groups.items()}
-        whole = lanes.decide()
+        held = {uid: g.lease.slot for uid, g in episode_slots.groups.items()}
+        whole = episode_slots.decide()
         head["beat"][list(held.values())] = time.monotonic_ns()
         if time.monotonic() - saved_at > 20 * took:  # a kill costs what was done since
             saved_at = time.monotonic()
-            _save(where, lanes)
+            _save(where, episode_slots)
             took, saved_at = time.monotonic() - saved_at, time.monotonic()
-        spent = lanes.collector.timer.take() if whole else {}
+        spent = episode_slots.collector.timer.take() if whole else {}
         for uid, rows, oldest in whole:
             times = (int(spent.get("sim", 0) * 1e9), int(spent.get("policy", 0) * 1e9), idle, began, time.monotonic_ns())
             for name, value in zip(("sim_ns", "policy_ns", "wait_ns", "begin", "end"), times, strict=False):
                 head[name][held[uid]] = value
-            slots.sign(held[uid], lanes.index, 0, rows)
-            connection.send(("sealed", uid, rows, oldest, False, finite(slots.columns(held[uid], lanes.index), rows)))
+            buffer.sign(held[uid], episode_slots.index, 0, rows)
+            connection.send(("sealed", uid, rows, oldest, False, finite(buffer.columns(held[uid], episode_slots.index), rows)))
             spent, idle, began = {}, 0, times[-1]
 
 
-def _save(where: Path, worker: Worker | Lanes) -> None:
+def _save(where: Path, worker: Worker | EpisodeSlots) -> None:
     state = worker.state()
     if state:
         snapshot.save(where, state)

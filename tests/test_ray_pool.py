@@ -1,4 +1,4 @@
-"""What of the Ray crew needs no cluster: the tree of weights, messages out of order, start-up failures in one line."""
+"""Parts of the pool of Ray actors that need no cluster: the tree of weights, messages out of order, start-up failures in one line."""
 
 import sys
 import types
@@ -9,10 +9,10 @@ import torch
 from test_runtime import SPEC, build, make_learner
 
 from robo_rl.errors import UserError
-from robo_rl.runtime import ray_crew
+from robo_rl.runtime import ray_pool
 from robo_rl.runtime.deltas import DeltaSender
-from robo_rl.runtime.ray_crew import Collecting, join, tree
-from robo_rl.runtime.slots import Lease
+from robo_rl.runtime.ray_pool import RayWorker, join, tree
+from robo_rl.runtime.rollout_buffer import Lease
 from robo_rl.runtime.worker import Job
 
 
@@ -53,7 +53,7 @@ def actor():
         with torch.no_grad():
             next(learner.policy.parameters()).add_(1.0)
         messages.append(sender.send(version, dict(learner.policy.state_dict())))
-    return Collecting(job), messages, learner
+    return RayWorker(job), messages, learner
 
 
 def test_weights_that_overtake_each_other_in_the_tree_all_arrive():
@@ -64,7 +64,7 @@ def test_weights_that_overtake_each_other_in_the_tree_all_arrive():
 
 
 def test_an_actor_that_lacks_weights_says_so_soon_and_goes_on_once_it_has_them(monkeypatch):
-    monkeypatch.setattr(ray_crew, "NEWS", 0.05)
+    monkeypatch.setattr(ray_pool, "NEWS", 0.05)
     a, (full, one, *_), _ = actor()
     lease = Lease(0, 0, 3, 0, 0, salt=77)
     assert "version 1 did not come" in a.collect(lease, 3, {}, 1)["lacks"]
@@ -95,7 +95,7 @@ def test_whatever_ray_raises_at_start_up_is_one_line(monkeypatch):
             with pytest.raises(UserError) as e:
                 join(address, 2)
             assert "\n" not in str(e.value) and ("ray start --head" if address else "on this machine") in str(e.value)
-            assert ray.starts == (1 if address else ray_crew.STARTS)  # a cluster of our own may only have been slow to start
+            assert ray.starts == (1 if address else ray_pool.STARTS)  # a cluster of our own may only have been slow to start
             ray.starts = 0
 
 

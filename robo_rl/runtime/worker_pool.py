@@ -1,8 +1,8 @@
-"""The feed of a crew of workers that run elsewhere: the ledger and the slots on this side, a crew on the other.
+"""The feed of a pool of worker processes: the ledger and the rollout buffer on the learner's side, the pool on the other.
 
-A thread of the learner's process (the *broker*) lets the crew take turns: it hands out leases, takes what is finished,
-starts again what died. A learner that dies costs what it learnt since its checkpoint: the slots hold what was finished,
-and batches it had taken come again in their order.
+A thread of the learner's process (the *broker*) calls the pool's `turn` over and over: it hands out leases, takes finished
+fragments and restarts workers that died. A learner that dies loses what it learnt since its checkpoint: the rollout buffer holds
+the finished fragments, and batches that it had taken are taken again in their order.
 """
 
 import threading
@@ -17,23 +17,32 @@ from robo_rl.files import private_folder, read_json
 from robo_rl.rollout import Layout, Rollout
 from robo_rl.runtime import ledger as led
 from robo_rl.runtime.batches import BatchBuilder
-from robo_rl.runtime.feed import Busy, batch_of
+from robo_rl.runtime.feed import WorkIntervals, make_batch
 from robo_rl.runtime.ledger import Fragment, Ledger
 from robo_rl.runtime.recovery import checkpoint_state, recover_fragments
-from robo_rl.runtime.slots import EMPTY, LEASED, SEALED, TAKEN, Lease, Slots, finite, slot_bytes
+from robo_rl.runtime.rollout_buffer import (
+    EMPTY,
+    LEASED,
+    SEALED,
+    TAKEN,
+    Lease,
+    RolloutBuffer,
+    finite,
+    slot_bytes,
+)
 from robo_rl.runtime.staging import Staging
 
 DEATHS = 6  # in a row without a finished fragment
 BACK_OFF = (0.0, 0.1, 0.5, 2.0, 5.0, 10.0)  # seconds before restart i
 USELESS = 6  # fragments in a row with numbers that are not finite
-WANTED = "workers.json"  # in the folder: how many workers there should be, for whoever changes it while the run goes on
+WORKER_COUNT_FILE = "workers.json"  # in the folder: the number of workers asked for, which may change while the run goes on
 LOOK = 0.3  # seconds between looks at it
 
 
 KEPT, KEPT_BYTES = 6, 1 << 28  # batches that are kept for a learner that dies, beyond the two at work, and their bytes at most
 
 
-def slots_of(workers: int, per_batch: int, staleness: int, kept: int) -> int:
+def slot_count(workers: int, per_batch: int, staleness: int, kept: int) -> int:
     """Slots for what may be in flight under the admission bound, for `kept` batches until a checkpoint, and one to begin.
 
     Fragments are whole without staleness: a batch is made while one is learnt from. With it workers hand over early what
@@ -44,16 +53,16 @@ def slots_of(workers: int, per_batch: int, staleness: int, kept: int) -> int:
 
 
 class WorkerFailure(UserError):
-    """A worker fails over and over; the message has its last words."""
+    """A worker fails over and over; the message has its last error."""
 
 
-class Crew(Protocol):
-    """Workers somewhere. `turn` is called by the broker's thread alone, over and over; it waits a little itself."""
+class WorkerPool(Protocol):
+    """Starts, restarts and stops workers. Only the broker's thread calls `turn`, over and over; it waits a little itself."""
 
     restarts: int
 
     def evict(self, folder: Path) -> None: ...
-    def start(self, feed: "Crewed", resumed: bool) -> None: ...
+    def start(self, feed: "WorkerPoolFeed", resumed: bool) -> None: ...
     def turn(self) -> None: ...
     def resize(self, workers: int) -> None: ...
     def publish(self, version: int) -> None: ...
@@ -61,40 +70,40 @@ class Crew(Protocol):
     def end(self) -> None: ...
 
 
-class Crewed:
+class WorkerPoolFeed:
     """`envs` of each worker and their `layouts`; `group` > 0: fragments are whole episodes of up to `decisions` rows;
     `streams`: batches are taken by `stream`."""
 
-    def __init__(self, folder: Path, crew: Crew, envs: list[int], layouts: list[Layout], batch: int, decisions: int,
+    def __init__(self, folder: Path, pool: WorkerPool, envs: list[int], layouts: list[Layout], batch: int, decisions: int,
                  staleness: int, resume: "dict | None" = None, group: int = 0, streams: bool = False):
-        self.folder, self.crew, self.staleness, self.whole, self.rows = folder, crew, staleness, bool(group), decisions
+        self.folder, self.pool, self.staleness, self.whole, self.rows = folder, pool, staleness, bool(group), decisions
         self.envs, self.streams = envs, streams
         private_folder(folder)
         if not resume:
-            (folder / WANTED).unlink(missing_ok=True)
-        self.workers, self.looked = wanted(folder) or len(envs), time.monotonic()
+            (folder / WORKER_COUNT_FILE).unlink(missing_ok=True)
+        self.workers, self.looked = requested_workers(folder) or len(envs), time.monotonic()
         shares = {i: self.share(i) for i in range(len(envs))}
         self.per_batch = -(-batch // min(d * n for d, n in shares.values()))
         size = max(slot_bytes(rows, decisions) for rows in layouts)
         self.kept = min(KEPT, KEPT_BYTES // (self.per_batch * size))
-        self.slots = Slots.create(folder / "slots.bin", layouts, decisions,
-                                  count := slots_of(len(envs), self.per_batch, staleness, self.kept))
+        self.buffer = RolloutBuffer.create(folder / "slots.bin", layouts, decisions,
+                                  count := slot_count(len(envs), self.per_batch, staleness, self.kept))
         self.ledger = Ledger(batch, staleness, count, {i: self.share(i) for i in range(self.workers)})
         lock = threading.RLock()
         self.condition = threading.Condition(lock)  # for the learner
-        self.busy, self.sums, self.failure, self.stopping = Busy(), {}, "", False
+        self.busy, self.sums, self.failure, self.stopping = WorkIntervals(), {}, "", False
         self.useless, self.stale, self.staging = 0, 0.0, None
         self.room = 0  # counts whenever somebody who was refused a lease may ask again
         if self.per_batch > 1 and not streams:  # a single fragment is a batch as it lies in its slot
             width = self.per_batch * envs[0] if len(set(envs)) == 1 else -(-batch // shares[0][0])
-            self.staging = Staging(self.slots.columns(0, 0), decisions, width)
-        self.batches = BatchBuilder(self.ledger, self.slots, lambda worker: self.share(worker)[1], self.staging, lock)
-        crew.evict(folder)  # who is still at work for a learner that died would write into these slots
+            self.staging = Staging(self.buffer.columns(0, 0), decisions, width)
+        self.batches = BatchBuilder(self.ledger, self.buffer, lambda worker: self.share(worker)[1], self.staging, lock)
+        pool.evict(folder)  # who is still at work for a learner that died would write into these slots
         if resume:
-            recover_fragments(self.slots, self.ledger, resume, lambda worker: self.share(worker)[1], streams)
+            recover_fragments(self.buffer, self.ledger, resume, lambda worker: self.share(worker)[1], streams)
         else:
-            self.slots.head["state"][:] = EMPTY
-        crew.start(self, bool(resume))
+            self.buffer.head["state"][:] = EMPTY
+        pool.start(self, bool(resume))
         self.thread = threading.Thread(target=self._broker, name="broker", daemon=True)
         self.thread.start()
         self.batches.start()
@@ -124,11 +133,11 @@ class Crewed:
         chosen, parts = self.batches.put_together(chosen, choices)
         with self.condition:
             self.batches.begin_next()
-            head = self.slots.head
+            head = self.buffer.head
             for i, f in enumerate(chosen):
                 head["batch"][f.slot], head["place"][f.slot], head["state"][f.slot] = f.batch, i, TAKEN  # the state last
         self.count("time/rollouts", time.perf_counter() - begin)
-        rollout = batch_of(parts, self.version, self.staleness)
+        rollout = make_batch(parts, self.version, self.staleness)
         self.stale = 0.8 * self.stale + 0.2 * rollout.stats["stal/mean"]
         return rollout
 
@@ -144,33 +153,33 @@ class Crewed:
                         if self.failure:
                             raise WorkerFailure(self.failure)
                         self.condition.wait(1.0)
-                    self.slots.head["batch"][f.slot] = f.batch
-                    self.slots.head["state"][f.slot] = TAKEN
+                    self.buffer.head["batch"][f.slot] = f.batch
+                    self.buffer.head["state"][f.slot] = TAKEN
                 self.count("time/rollouts", time.perf_counter() - begin)
-                yield batch_of([(self.slots.columns(f.slot, f.worker), f.rows)], self.version, 0)
+                yield make_batch([(self.buffer.columns(f.slot, f.worker), f.rows)], self.version, 0)
 
     def publish(self) -> None:
-        """Out with the policy's weights, as the next version."""
+        """Publish the policy's weights as the next version."""
         begin = time.perf_counter()
-        self.crew.publish(self.version + 1)
+        self.pool.publish(self.version + 1)
         with self.condition:
             self.ledger.publish(self.version + 1)
             self.room += 1
         self.count("time/publish", time.perf_counter() - begin)
-        self.crew.wake()
+        self.pool.wake()
 
     def state(self) -> dict:
-        """What a checkpoint must know; the rest is in the slots."""
+        """The part of a checkpoint that is not in the rollout buffer."""
         with self.condition:
             return checkpoint_state(self.ledger)
 
     def commit(self) -> None:
-        """A checkpoint holds everything learnt so far."""
+        """Free the slots whose fragments a checkpoint covers."""
         with self.condition:
             for slot in self.ledger.commit():
-                self.slots.head["state"][slot] = EMPTY
+                self.buffer.head["state"][slot] = EMPTY
             self.room += 1
-        self.crew.wake()
+        self.pool.wake()
 
     def crowded(self) -> bool:
         """Whether few slots are left: time for a checkpoint."""
@@ -187,46 +196,46 @@ class Crewed:
             kinds = [f.state for f in self.ledger.fragments.values()]
             out |= {"queue/leased": kinds.count(led.LEASED), "queue/ready": kinds.count(led.READY),
                     "queue/taken": kinds.count(led.TAKEN), "queue/free": len(self.ledger.free),
-                    "queue/workers": len(self.ledger.shares), "health/restarts": self.crew.restarts, "health/refused": self.ledger.refused}
+                    "queue/workers": len(self.ledger.shares), "health/restarts": self.pool.restarts, "health/refused": self.ledger.refused}
         return {k: float(v) for k, v in out.items()}
 
     def spans(self) -> list[tuple[str, int, int]]:
-        """Who worked from when to when [monotonic ns] since the last call."""
+        """(role, begin, end) of intervals of work [monotonic ns] since the last call."""
         with self.condition:
             return self.busy.take()
 
     def note(self) -> str:
         """A few words for the progress line: how many versions behind the data are, restarts."""
-        n = self.crew.restarts
+        n = self.pool.restarts
         words = [f"{self.stale:.1f} behind"] if self.staleness else []
         words += [f"{self.workers} workers"] if self.workers != len(self.envs) else []
         words += [f"{n} restart{'s' * (n > 1)}"] if n else []
         return " · ".join(words)
 
     def close(self) -> None:
-        """End the workers; what they made stays in the slots."""
+        """Stop the workers; their decisions stay in the rollout buffer."""
         self.stopping = self.batches.stopping = True
-        self.crew.wake()
+        self.pool.wake()
         self.thread.join(15)
 
-    # ---- the crew's side
+    # ---- the pool's side
 
     def lease(self, worker: int, more: bool = False) -> Lease | None:
-        """Work for a worker, perhaps what its predecessor began; None: it must wait. `more`: beside what it has."""
+        """Lease a fragment to a worker, perhaps one that its predecessor began; None: it must wait. `more`: beside those it has."""
         with self.condition:
             f = self.ledger.lease(worker, more)
             return f and self._lease(f)
 
     def held(self, worker: int) -> list[Lease]:
-        """What a worker has not finished."""
+        """Leases that a worker has not finished."""
         with self.condition:
             return [self._lease(f) for f in self.ledger.held(worker)]
 
     def _lease(self, f: Fragment) -> Lease:
-        head, s = self.slots.head, f.slot
+        head, s = self.buffer.head, f.slot
         again = int(head["state"][s]) == LEASED and int(head["uid"][s]) == f.uid
         if not again:
-            self.slots.begin(s, f.uid, f.worker, f.decisions, f.due)
+            self.buffer.begin(s, f.uid, f.worker, f.decisions, f.due)
         head["attempt"][s], head["beat"][s] = f.attempt, time.monotonic_ns()
         made = int(head["rows"][s]) if again else 0
         return Lease(f.uid, s, self.rows if self.whole else f.decisions, made, f.due, int(head["salt"][s]))
@@ -239,7 +248,7 @@ class Crewed:
             f = self.ledger.fragments.get(uid)
             if f is None or f.worker != worker or f.state != led.LEASED:
                 return True  # told twice
-            head, f.rows, admitted = self.slots.head, rows, self.ledger.admitted
+            head, f.rows, admitted = self.buffer.head, rows, self.ledger.admitted
             self.ledger.seal(uid, (0 if cut else 1) if self.whole else rows, oldest)
             if bad and uid in self.ledger.fragments:
                 self.ledger.refuse(uid)
@@ -250,7 +259,7 @@ class Crewed:
             self.room += self.ledger.admitted < admitted  # something was given back
             if good:
                 head["rows"][f.slot], head["oldest"][f.slot], head["made"][f.slot] = rows, oldest, f.made
-                head["checksum"][f.slot] = self.slots.checksum(f.slot, worker)
+                head["checksum"][f.slot] = self.buffer.checksum(f.slot, worker)
                 self.useless = 0
             head["state"][f.slot] = SEALED if good else EMPTY
             for stage in ("sim", "policy", "wait"):
@@ -264,24 +273,24 @@ class Crewed:
             return good
 
     def lost(self, worker: int) -> None:
-        """A worker died; its successor gets the same lease."""
+        """Record that a worker died; its successor gets the same lease."""
         with self.condition:
             self.ledger.lost(worker)
 
     def join(self, worker: int) -> None:
-        """A worker is new."""
+        """Admit a new worker."""
         with self.condition:
             self.ledger.join(worker, self.share(worker))
             self.batches.order, self.room = None, self.room + 1
 
     def leave(self, worker: int) -> None:
-        """A worker is gone for good: what it made of an unfinished fragment stays, if that is of use."""
+        """Remove a worker; the decisions of its unfinished fragment stay, if a batch can use them."""
         with self.condition:
             held = self.ledger.held(worker)
         for f in held:
-            rows = int(self.slots.head["rows"][f.slot])
-            oldest = int(self.slots.columns(f.slot, worker)["version"][:rows].min()) if rows else 0
-            bad = finite(self.slots.columns(f.slot, worker), rows)
+            rows = int(self.buffer.head["rows"][f.slot])
+            oldest = int(self.buffer.columns(f.slot, worker)["version"][:rows].min()) if rows else 0
+            bad = finite(self.buffer.columns(f.slot, worker), rows)
             self.sealed(worker, f"worker{worker}", f.uid, rows, oldest, True, bad)
         with self.condition:
             self.ledger.leave(worker, 0, 0)
@@ -289,7 +298,7 @@ class Crewed:
             self.condition.notify_all()
 
     def give_up(self, words: str) -> None:
-        """End the run with these last words."""
+        """End the run with this error."""
         with self.condition:
             self.failure = words
             self.condition.notify_all()
@@ -302,20 +311,20 @@ class Crewed:
             while not self.stopping:
                 now = time.monotonic()
                 if now - self.looked > LOOK:
-                    self.looked, n = now, wanted(self.folder)
+                    self.looked, n = now, requested_workers(self.folder)
                     if n and n != self.workers:
                         self.workers = n
-                        self.crew.resize(n)
-                self.crew.turn()
+                        self.pool.resize(n)
+                self.pool.turn()
         except Exception as e:  # noqa: BLE001 (a thread's last words)
             self.give_up(f"the broker failed: {e!r}\n{traceback.format_exc(limit=-4)}")
         finally:
-            self.crew.end()
+            self.pool.end()
 
 
-def wanted(folder: Path) -> int:
-    """How many workers `folder` asks for; 0: it does not say."""
+def requested_workers(folder: Path) -> int:
+    """Number of workers that `folder` asks for; 0: it asks for none."""
     try:
-        return max(0, int(read_json(folder / WANTED)["workers"]))
+        return max(0, int(read_json(folder / WORKER_COUNT_FILE)["workers"]))
     except (ValueError, KeyError, TypeError):
         return 0

@@ -11,26 +11,27 @@ import numpy as np
 from robo_rl.errors import UserError
 from robo_rl.noise import mix
 from robo_rl.rollout import Columns, Layout, Rollout, new_columns
-from robo_rl.runtime.feed import batch_of
-from robo_rl.runtime.lanes import Lanes
+from robo_rl.runtime.episode_slots import EpisodeSlots
+from robo_rl.runtime.feed import make_batch
 from robo_rl.runtime.ledger import Fragment, Ledger
-from robo_rl.runtime.slots import Lease, finite
+from robo_rl.runtime.rollout_buffer import Lease, finite
 from robo_rl.runtime.worker import Worker
 
 
-class Local:
-    """Workers stepped in turn. `make(index, refresh)` builds one, or one's `Lanes`; weights are the learner's own, so they are always new.
+class InProcessFeed:
+    """A feed of workers that are stepped in turn. `make(index, refresh)` builds one, or one's `EpisodeSlots`; weights are the
+    learner's own, so they are always new.
 
     `batch` samples an update, `decisions` a fragment; slots live in memory, and a checkpoint carries those in flight.
     """
 
-    def __init__(self, workers: int, make: "Callable[[int, Callable[[], int]], Worker | Lanes]", batch: int, staleness: int,
+    def __init__(self, workers: int, make: "Callable[[int, Callable[[], int]], Worker | EpisodeSlots]", batch: int, staleness: int,
                  decisions: int, seed: int):
         self.seed, self.moves, self.staleness = seed, 0, staleness
         self.workers = [make(i, lambda: self.version) for i in range(workers)]
         self.whole = bool(self.workers[0].group)
         self.rows = self.workers[0].collector.longest() if self.whole else decisions
-        shares = {w.index: (1 if self.whole else decisions, w.group if isinstance(w, Lanes) else w.collector.n)
+        shares = {w.index: (1 if self.whole else decisions, w.group if isinstance(w, EpisodeSlots) else w.collector.n)
                   for w in self.workers}
         per_batch = max(workers, -(-batch // min(n for _, n in shares.values())) if self.whole else 0)
         self.ledger = Ledger(batch, staleness, 2 * per_batch * (staleness + 2), shares)
@@ -45,9 +46,9 @@ class Local:
         self.moves += 1
         return mix(self.seed, 77, self.moves) % n
 
-    def _move(self, worker: Worker | Lanes) -> bool:
+    def _move(self, worker: Worker | EpisodeSlots) -> bool:
         """One decision of a worker -> False where it must wait."""
-        if isinstance(worker, Lanes):
+        if isinstance(worker, EpisodeSlots):
             for _ in range(worker.wants()):
                 if (f := self.ledger.lease(worker.index, more=True)) is None:
                     break
@@ -68,7 +69,7 @@ class Local:
         return True
 
     def _work(self, f: Fragment, rows: Layout) -> tuple[Lease, Columns]:
-        """A new lease and where to write."""
+        """A new lease and the columns to write to."""
         if f.slot not in self.columns or self.columns[f.slot]["done"].shape[1] != f.envs:
             self.columns[f.slot] = new_columns(rows, self.rows)
         for column in self.columns[f.slot].values():
@@ -102,7 +103,7 @@ class Local:
             else:
                 waiting.add(i)
         chosen = self.ledger.take()
-        return batch_of([(self.columns[f.slot], f.rows) for f in chosen], self.version, self.staleness)
+        return make_batch([(self.columns[f.slot], f.rows) for f in chosen], self.version, self.staleness)
 
     def stream(self) -> Iterator[Rollout]:
         """The next synchronous batch, fragment by fragment."""
@@ -112,7 +113,7 @@ class Local:
             for w in self.workers:
                 while (f := self.ledger.take_from(w.index, i == rounds - 1 and w is self.workers[-1])) is None:
                     assert self._move(w), "a worker waits and its fragment is not there"
-                yield batch_of([(self.columns[f.slot], f.rows)], self.version, 0)
+                yield make_batch([(self.columns[f.slot], f.rows)], self.version, 0)
 
     def publish(self) -> None:
         """The learner has made an update: the rollout it came from is spent."""
@@ -147,7 +148,7 @@ class Local:
         slots = {f.slot for f in self.ledger.fragments.values()}
         return {"ledger": self.ledger.state_dict(), "moves": self.moves,
                 "columns": {s: self.columns[s] for s in sorted(slots)},
-                "workers": [w.state() if isinstance(w, Lanes) else {
+                "workers": [w.state() if isinstance(w, EpisodeSlots) else {
                     "collector": w.collector.state(), "last": w.last, "lease": w.lease and [
                         w.lease.uid, w.lease.slot, w.lease.rows, w.made, w.lease.due, w.oldest]} for w in self.workers]}
 
@@ -157,7 +158,7 @@ class Local:
         self.moves, exact = state["moves"], True
         self.columns = {s: {k: np.array(v) for k, v in c.items()} for s, c in state["columns"].items()}
         for w, saved in zip(self.workers, state["workers"], strict=True):
-            if isinstance(w, Lanes):
+            if isinstance(w, EpisodeSlots):
                 w.resume(saved, [(Lease(f.uid, f.slot, self.rows, 0, f.due), self.columns[f.slot])
                                  for f in self.ledger.held(w.index)])
                 exact = exact and bool(saved)

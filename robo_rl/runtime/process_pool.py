@@ -1,4 +1,5 @@
-"""Workers as processes of this machine: leases over one pipe each, decisions through mapped slots, weights likewise.
+"""Workers as processes of this machine: leases over one pipe each, decisions through the rollout buffer, weights through
+a mapped file.
 
 A worker that dies costs the decision it was making: its successor drives the env from the last snapshot through the
 actions in the slot and goes on. One that makes no decision for `hang` seconds is asked for its stack and killed.
@@ -14,14 +15,14 @@ from multiprocessing import connection as mpc
 from pathlib import Path
 
 from robo_rl.runtime import server, snapshot
-from robo_rl.runtime.crewed import BACK_OFF, DEATHS, Crewed
 from robo_rl.runtime.server import ServerJob
 from robo_rl.runtime.weights import WeightWriter
 from robo_rl.runtime.worker import Job, main
+from robo_rl.runtime.worker_pool import BACK_OFF, DEATHS, WorkerPoolFeed
 
 START_LIMIT = 300.0  # seconds a worker may take to build its sim
 LOOK = 0.05  # seconds between looks at everybody while somebody is to be started
-SERVER = -1  # index of the policy server among the members
+SERVER = -1  # index of the policy server among the processes
 
 
 def context():
@@ -38,8 +39,8 @@ def warm(modules: tuple[str, ...] = ()) -> None:
     forkserver.ensure_running()
 
 
-class Ends:
-    """One side of two one-way pipes. (A socket pair wakes who waits on another core in two to three times the time.)"""
+class DuplexPipe:
+    """One end of two one-way pipes. (A socket pair wakes who waits on another core in two to three times the time.)"""
 
     def __init__(self, ours: mpc.Connection, theirs: mpc.Connection):
         self.ours, self.theirs = ours, theirs  # what we read, what they read
@@ -61,20 +62,20 @@ class Ends:
         self.theirs.close()
 
 
-def pair() -> tuple[Ends, Ends]:
-    """Two ends that talk to each other."""
+def duplex_pair() -> tuple[DuplexPipe, DuplexPipe]:
+    """The two ends of a pair of pipes."""
     (a, to_a), (b, to_b) = multiprocessing.Pipe(duplex=False), multiprocessing.Pipe(duplex=False)
-    return Ends(a, to_b), Ends(b, to_a)
+    return DuplexPipe(a, to_b), DuplexPipe(b, to_a)
 
 
 @dataclass(slots=True)
-class Member:
-    """One process as the broker sees it."""
+class WorkerProcess:
+    """One process as the broker knows it."""
 
     name: str
     job: "Job | ServerJob"
     process: "multiprocessing.process.BaseProcess | None" = None
-    pipe: "Ends | None" = None
+    pipe: "DuplexPipe | None" = None
     ready: bool = False
     leases: dict[int, int] = field(default_factory=dict)  # uid -> slot of what it is at
     wants: int = 0  # leases it waits for
@@ -93,12 +94,12 @@ class Member:
         return isinstance(self.job, ServerJob)
 
 
-class Processes:
-    """One process per job, and a policy server if they are to be served. `policy` is what acts; it is published."""
+class ProcessPool:
+    """One process per job, and a policy server for jobs that are `served`. `policy`: whose weights are published."""
 
     def __init__(self, jobs: list[Job], policy, hang: float = 60.0, back_off: tuple[float, ...] = BACK_OFF):
         self.jobs, self.policy, self.hang, self.back_off = jobs, policy, hang, back_off
-        self.members: dict[int, Member] = {}
+        self.processes: dict[int, WorkerProcess] = {}
         self.clock = snapshot.AwakeClock(min(1.0, hang / 4))
         self.wake_r, self.wake_w = multiprocessing.Pipe(duplex=False)
         self.selector = selectors.DefaultSelector()
@@ -109,14 +110,14 @@ class Processes:
 
     @property
     def restarts(self) -> int:
-        """Processes started again so far."""
-        return sum(m.restarts for m in self.members.values())
+        """Processes restarted so far."""
+        return sum(m.restarts for m in self.processes.values())
 
     def evict(self, folder: Path) -> None:
-        """End workers of a learner that died, perhaps in the middle of a decision."""
+        """Kill the workers of a learner that died."""
         snapshot.evict(folder)
 
-    def start(self, feed: Crewed, resumed: bool) -> None:
+    def start(self, feed: WorkerPoolFeed, resumed: bool) -> None:
         """Publish the weights; `turn` starts the processes."""
         self.feed, first = feed, self.jobs[0]
         if not resumed:
@@ -126,34 +127,34 @@ class Processes:
         self.writer = WeightWriter.create(first.weights, dict(self.policy.state_dict()))
         self.publish(feed.version)
         incarnation = int(time.time()) % 10**9 if resumed else 0
-        self.members = {j.index: Member(f"worker{j.index}", replace(j, incarnation=incarnation)) for j in self.jobs}
+        self.processes = {j.index: WorkerProcess(f"worker{j.index}", replace(j, incarnation=incarnation)) for j in self.jobs}
         if first.served:
-            self.members[SERVER] = Member("server", ServerJob(first.options, first.spec, first.explore, feed.folder,
+            self.processes[SERVER] = WorkerProcess("server", ServerJob(first.options, first.spec, first.explore, feed.folder,
                                                               first.weights, len(self.jobs)))
         self.context, self.left = context(), {}
         self.resize(feed.workers)
 
     def resize(self, workers: int) -> None:
-        """Workers 0 … `workers` - 1 from now on: others finish what they are at and leave, new ones join."""
-        for i, m in self.members.items():
+        """Run workers 0 … `workers` - 1 from now on: others hand over their fragments and leave, new ones join."""
+        for i, m in self.processes.items():
             m.leaving = i >= workers
         for i in range(workers):
-            if i not in self.members:  # one that was here before goes on where it was, or with another seed
-                self.members[i] = Member(f"worker{i}", replace(
-                    self.jobs[-1], index=i, incarnation=self.left.get(i, self.members[0].job.incarnation)))
+            if i not in self.processes:  # one that was here before goes on where it was, or with another seed
+                self.processes[i] = WorkerProcess(f"worker{i}", replace(
+                    self.jobs[-1], index=i, incarnation=self.left.get(i, self.processes[0].job.incarnation)))
                 self.feed.join(i)
 
     def publish(self, version: int) -> None:
-        """The policy's weights are the version `version` from now on."""
+        """Publish the policy's weights as version `version`."""
         self.writer.publish(version, dict(self.policy.state_dict()))
 
     def wake(self) -> None:
-        """There may be work."""
+        """End the wait of `turn`: there may be work."""
         self.wake_w.send(0)
 
     def turn(self) -> None:
-        """Start what should run, hear what they say, bury the dead, hand out work. It looks at who said something, at everybody
-        only now and then: a turn takes the same time for any number of workers."""
+        """Start processes, read their messages, restart those that died, hand out leases. It looks at those that sent something, and
+        at all of them only now and then: a turn takes the same time for any number of workers."""
         now, pause = self.clock.now(), LOOK if self.down else self.pause
         if now - self.looked >= pause or self.turned:
             self.looked, self.turned = now, False
@@ -174,10 +175,10 @@ class Processes:
                 self._died(m)
                 self.turned = True
         room = self.feed.room
-        for i in list(self.asking if room == self.tried else self.members):
-            m = self.members.get(i)
+        for i in list(self.asking if room == self.tried else self.processes):
+            m = self.processes.get(i)
             while m is not None and m.wants and not m.leaving and \
-                    (lease := self.feed.lease(i, m.job.lanes)) is not None:
+                    (lease := self.feed.lease(i, m.job.episode_slots)) is not None:
                 m.wants -= 1
                 m.leases[lease.uid] = lease.slot
                 self._send(m, [lease])
@@ -185,32 +186,32 @@ class Processes:
         self.tried = room
 
     def _look_after_all(self) -> None:
-        """Start who should run, let go of who left, tell who is to leave."""
+        """Start processes that should run, drop those that left, tell others to leave."""
         now = time.monotonic()
-        for i, m in list(self.members.items()):
+        for i, m in list(self.processes.items()):
             if m.process is None and m.leaving:
                 self.feed.leave(i)
                 self.left[i] = m.job.incarnation
-                del self.members[i]
+                del self.processes[i]
             elif m.process is None and now >= m.again:
                 self._start(m)
             elif m.leaving and m.process is not None and not m.leases and not m.told:
                 m.told = self.clock.now()
                 self._send(m, None)
-        self.down = sum(m.process is None for m in self.members.values())
+        self.down = sum(m.process is None for m in self.processes.values())
 
-    def _send(self, m: Member, message: object) -> None:
+    def _send(self, m: WorkerProcess, message: object) -> None:
         with contextlib.suppress(OSError):  # it died: the sentinel tells
             m.pipe.send(message)
 
     def end(self) -> None:
-        """Tell all to stop; kill who does not."""
-        for m in self.members.values():
+        """Stop all processes; kill those that do not stop."""
+        for m in self.processes.values():
             if m.pipe is not None:
                 with contextlib.suppress(OSError):
                     m.pipe.send(None)
         limit = time.monotonic() + 5
-        for m in self.members.values():
+        for m in self.processes.values():
             if m.process is not None:
                 m.process.join(max(0.1, limit - time.monotonic()))
                 if m.process.is_alive():
@@ -218,8 +219,8 @@ class Processes:
                     m.process.join(5)
         self.writer.close()
 
-    def _start(self, m: Member) -> None:
-        m.pipe, theirs = pair()
+    def _start(self, m: WorkerProcess) -> None:
+        m.pipe, theirs = duplex_pair()
         m.process = self.context.Process(target=server.main if m.decides else main, args=(m.job, theirs), name=m.name)
         m.process.start()
         theirs.close()
@@ -227,7 +228,7 @@ class Processes:
             self.selector.register(thing, selectors.EVENT_READ, m)
         m.ready, m.leases, m.wants, m.started, m.words = False, {}, 0, self.clock.now(), ""
 
-    def _hear(self, m: Member, message: tuple) -> None:
+    def _hear(self, m: WorkerProcess, message: tuple) -> None:
         if message[0] == "ready":
             m.ready = True
             if not m.decides:
@@ -243,12 +244,12 @@ class Processes:
             m.leases.pop(message[1], None)
             if self.feed.sealed(m.job.index, m.name, *message[1:]):
                 m.deaths = 0
-                if SERVER in self.members:
-                    self.members[SERVER].deaths = 0
+                if SERVER in self.processes:
+                    self.processes[SERVER].deaths = 0
 
     def _watch(self, now: float) -> None:
-        """Kill who is silent for too long; `now` in seconds in which the broker was at work."""
-        for m in self.members.values():
+        """Kill processes that make no progress for `hang` seconds; `now`: seconds that the broker was at work."""
+        for m in self.processes.values():
             if m.process is None or not m.process.is_alive():
                 continue
             if not m.ready and now - m.started > START_LIMIT:
@@ -256,17 +257,17 @@ class Processes:
             elif m.told and now - m.told > self.hang:
                 self._kill(m, "was told to leave")
             elif m.leases:
-                beat = int(self.feed.slots.head["beat"][list(m.leases.values())].max())
+                beat = int(self.feed.buffer.head["beat"][list(m.leases.values())].max())
                 if beat != m.beat:
                     m.beat, m.heard = beat, now
                 elif now - m.heard > self.hang:
                     self._kill(m, f"made no decision for {now - m.heard:.0f} s")
 
-    def _kill(self, m: Member, why: str) -> None:
-        """Ask a silent process for its stack, then end it."""
+    def _kill(self, m: WorkerProcess, why: str) -> None:
+        """Ask a process that hangs for its stack, then kill it."""
         m.words = snapshot.kill(m.process, self.feed.folder, m.name, why)
 
-    def _died(self, m: Member) -> None:
+    def _died(self, m: WorkerProcess) -> None:
         code = m.process.exitcode
         m.process.join()
         for thing in (m.pipe, m.process.sentinel):

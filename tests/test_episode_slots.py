@@ -16,11 +16,11 @@ from robo_rl.noise import mix
 from robo_rl.options import PiRlOptions, PolicyOptions
 from robo_rl.policies import make_policy
 from robo_rl.rollout import Collector
-from robo_rl.runtime.crewed import Crewed
-from robo_rl.runtime.lanes import Lanes
-from robo_rl.runtime.local import Local
-from robo_rl.runtime.processes import Processes
+from robo_rl.runtime.episode_slots import EpisodeSlots
+from robo_rl.runtime.in_process import InProcessFeed
+from robo_rl.runtime.process_pool import ProcessPool
 from robo_rl.runtime.worker import Job, Worker
+from robo_rl.runtime.worker_pool import WorkerPoolFeed
 
 G, N, E = 4, 16, 2  # group, lanes of all workers, executed steps
 
@@ -35,20 +35,20 @@ def make_learner():
     return pi_rl.make(policy, PiRlOptions(decisions=0, advantage="grpo", group=G, epochs=1, minibatch=64), 0)
 
 
-def local(learner, workers=2, staleness=2, batch=8, seed=0, lanes=True):
+def local(learner, workers=2, staleness=2, batch=8, seed=0, episode_slots=True):
     def make(i, refresh):
         c = Collector(build(N // workers), learner.policy, 0.99, seed, i)
-        return Lanes(i, c, learner.policy, refresh, G) if lanes else \
+        return EpisodeSlots(i, c, learner.policy, refresh, G) if episode_slots else \
             Worker(i, c, learner.policy, refresh, staleness, True, G)
-    return Local(workers, make, batch, staleness, 12, seed)
+    return InProcessFeed(workers, make, batch, staleness, 12, seed)
 
 
 def processes(folder, learner, workers=2, staleness=2, batch=8, env=build):
     n = N // workers
     jobs = [Job(i, env, n, learner.policy.options, SPEC, 0.99, 0, staleness, True, G, folder, folder / "weights.bin",
-                lanes=True) for i in range(workers)]
+                episode_slots=True) for i in range(workers)]
     rows = Collector(build(G), learner.policy, 0.99, 0).layout(learner.policy)
-    return Crewed(folder, Processes(jobs, learner.policy), [G] * workers, [rows] * workers, batch, 12, staleness,
+    return WorkerPoolFeed(folder, ProcessPool(jobs, learner.policy), [G] * workers, [rows] * workers, batch, 12, staleness,
                   group=G)
 
 
@@ -108,7 +108,7 @@ def test_lanes_are_busy_where_lockstep_waits_for_the_slowest():
     shares = []
     for lanes in (False, True):
         learner, acted, lived = make_learner(), 0, 0
-        feed = local(learner, workers=1, staleness=50, batch=N, lanes=lanes)  # a bound that never binds
+        feed = local(learner, workers=1, staleness=50, batch=N, episode_slots=lanes)  # a bound that never binds
         line = feed.workers[0].collector
         act = line.act
 
@@ -126,8 +126,8 @@ def test_a_members_noise_depends_on_its_group_and_decision_alone():
     chunks = []
     for n in (8, 16):
         learner = make_learner()
-        lanes = Lanes(0, Collector(build(n), learner.policy, 0.99, 0), learner.policy, lambda: 0, G)
-        feed = Local(1, lambda i, refresh, lanes=lanes: lanes, 8, 1, 12, 0)
+        lanes = EpisodeSlots(0, Collector(build(n), learner.policy, 0.99, 0), learner.policy, lambda: 0, G)
+        feed = InProcessFeed(1, lambda i, refresh, episode_slots=lanes: lanes, 8, 1, 12, 0)
         got, _ = batches(feed, learner, 1, update=False)
         chunks.append({uid: c["trace/x"][0] for uid, _, _, c in got[0]})
     both = set(chunks[0]) & set(chunks[1])
@@ -175,7 +175,7 @@ def test_killed_workers_lose_no_group_and_hand_none_over_twice(tmp_path, env):
 
     def kill(i, feed):
         nonlocal killed
-        process = feed.crew.members[rng.randrange(2)].process
+        process = feed.pool.processes[rng.randrange(2)].process
         if i % 3 == 2 and process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)

@@ -1,11 +1,11 @@
 """Groups of episodes without a barrier: the rollout role with a group advantage, where data may be stale.
 
-A lease is a *group*: `group` whole episodes from one start, in a slot [decisions, group]. Each env (a *lane*) plays one
-episode after another, of whichever group is next in line, so that no lane waits for the slowest of its group, its worker
+A lease is a *group*: `group` whole episodes from one start, in a slot [decisions, group]. Each env (an *episode slot*) plays one
+episode after another, of whichever group is next in line, so that no env waits for the slowest of its group, its worker
 or its batch. More episodes are in flight than a batch needs; a batch closes when enough groups are whole, and what is
 unfinished then simply goes on under newer weights: every chunk carries the version that acted.
 
-The noise of decision t of member m of group u is drawn from (seed, worker, u, m, t) alone: it depends on no other lane.
+The noise of decision t of member m of group u is drawn from (seed, worker, u, m, t) alone: it depends on no other env.
 
 Source: APRIL (arXiv 2509.18521), over-provisioned groups and recycled partial episodes. Where we differ: a simulator need
 not be interrupted to change its weights, so nothing is cut and put back; groups finished beyond a batch are in the next.
@@ -21,12 +21,12 @@ import xxhash
 from robo_rl.noise import mix, seed_noise
 from robo_rl.policies import Policy
 from robo_rl.rollout import FINAL, OBS, REPEATED, Collector, Columns, new_columns, think
-from robo_rl.runtime.slots import Lease
+from robo_rl.runtime.rollout_buffer import Lease
 
 
 @dataclass(slots=True)
 class Group:
-    """One lease that is being played: `begun` members have had a lane, member m has made `made[m]` decisions."""
+    """One lease that is being played: `begun` members have had an env, member m has made `made[m]` decisions."""
 
     lease: Lease
     columns: Columns
@@ -36,7 +36,7 @@ class Group:
     over: np.ndarray
 
 
-class Lanes:
+class EpisodeSlots:
     """The envs of one collector, each on its own. `refresh()` makes the newest weights the policy's -> their version."""
 
     def __init__(self, index: int, collector: Collector, policy: Policy, refresh: Callable[[], int], group: int,
@@ -44,10 +44,10 @@ class Lanes:
         self.index, self.collector, self.policy, self.refresh = index, collector, policy, refresh
         self.group, self.explore = group, explore
         self.groups: dict[int, Group] = {}
-        self.uid = np.full(collector.n, -1, np.int64)  # of the group that a lane plays; -1: none
+        self.uid = np.full(collector.n, -1, np.int64)  # of the group that an env plays; -1: none
         self.member, self.row = np.zeros(collector.n, np.int64), np.zeros(collector.n, np.int64)
         self.generators = [torch.Generator() for _ in range(collector.n)]
-        self.line = new_columns(collector.layout(policy, explore), 1)  # one decision of every lane
+        self.line = new_columns(collector.layout(policy, explore), 1)  # one decision of every env
         collector.alive[:] = False
 
     def layout(self) -> dict:
@@ -57,11 +57,11 @@ class Lanes:
 
     @property
     def waiting(self) -> int:
-        """Members of open groups that have had no lane yet."""
+        """Members of open groups that have had no env yet."""
         return sum(self.group - g.begun for g in self.groups.values())
 
     def wants(self) -> int:
-        """Groups that would give every idle lane an episode."""
+        """Groups that would give every idle env an episode."""
         return max(0, -(-(int((self.uid < 0).sum()) - self.waiting) // self.group))
 
     def busy(self) -> bool:
@@ -69,13 +69,13 @@ class Lanes:
         return bool(self.groups)
 
     def begin(self, lease: Lease, columns: Columns) -> None:
-        """Take up a group; its members start as lanes become idle."""
+        """Take up a group; its members start as envs become idle."""
         start = mix(self.collector.seed, 5, self.index, lease.uid, 0) >> 32
         self.groups[lease.uid] = Group(lease, columns, start, 0, np.zeros(self.group, np.int64),
                                        np.zeros(self.group, bool))
 
     def decide(self) -> list[tuple[int, int, int]]:
-        """One decision in every lane that plays -> the groups that are whole now: (uid, rows, oldest version)."""
+        """One decision in every env that plays -> the groups that are whole now: (uid, rows, oldest version)."""
         self._assign()
         c = self.collector
         c.observe(self.line, 0)
@@ -85,9 +85,9 @@ class Lanes:
             c.act(actions, self.line, 0, whole=True)
         whole = []
         for uid, g in list(self.groups.items()):
-            lanes = np.flatnonzero(self.uid == uid)
-            if len(lanes):
-                self._keep(g, lanes)
+            envs = np.flatnonzero(self.uid == uid)
+            if len(envs):
+                self._keep(g, envs)
             if g.over.all():
                 rows = int(g.made.max())
                 fill(g.columns, g.made, rows)
@@ -100,9 +100,9 @@ class Lanes:
         starts, mask = np.zeros(self.collector.n, np.int64), np.zeros(self.collector.n, bool)
         for uid, g in sorted(self.groups.items()):
             while idle and g.begun < self.group:
-                lane = idle.pop(0)
-                self.uid[lane], self.member[lane], self.row[lane] = uid, g.begun, 0
-                starts[lane], mask[lane] = g.start, True
+                env = idle.pop(0)
+                self.uid[env], self.member[env], self.row[env] = uid, g.begun, 0
+                starts[env], mask[env] = g.start, True
                 g.begun += 1
         if mask.any():
             self.collector.begin(starts, mask)
@@ -112,20 +112,20 @@ class Lanes:
         keys = zip(self.uid.tolist(), self.member.tolist(), self.row.tolist(), strict=False)
         return [(seed_noise(g, mix(seed, *key)), 1) for g, key in zip(self.generators, keys, strict=False)]
 
-    def _keep(self, g: Group, lanes: np.ndarray) -> None:
-        """Move what these lanes did from the line to the rows of their group."""
-        rows, members, done = self.row[lanes], self.member[lanes], self.line["done"][0, lanes]
+    def _keep(self, g: Group, envs: np.ndarray) -> None:
+        """Move the decisions of these envs from the line to the rows of their group."""
+        rows, members, done = self.row[envs], self.member[envs], self.line["done"][0, envs]
         for k, v in self.line.items():
             if k.startswith(FINAL):
-                g.columns[k][rows[done], members[done]] = v[0, lanes[done]]
+                g.columns[k][rows[done], members[done]] = v[0, envs[done]]
                 continue
-            g.columns[k][rows, members] = v[0, lanes]
+            g.columns[k][rows, members] = v[0, envs]
             if k.startswith(OBS):
-                g.columns[k][rows + 1, members] = v[1, lanes]
-        self.row[lanes] += 1
+                g.columns[k][rows + 1, members] = v[1, envs]
+        self.row[envs] += 1
         g.made[members] += 1
         g.over[members[done]] = True
-        self.uid[lanes[done]] = -1
+        self.uid[envs[done]] = -1
 
     # ---- state
 

@@ -1,4 +1,4 @@
-"""Fragments in a mapped file: the hand-over between processes and the journal of a run are the same bytes.
+"""The rollout buffer: fragments in slots of a mapped file, which is the hand-over between processes and the journal of a run.
 
 A worker writes each decision into its slot, then its checksum, and then counts it; whatever was counted survives the death
 of any process, for the pages belong to the kernel. A slot is used again only once a checkpoint covers its fragment.
@@ -6,7 +6,7 @@ of any process, for the pages belong to the kernel. A slot is used again only on
 After a power cut a page may hold what was written, zeros, or what was there before. Each lease draws a salt, and the checksum
 of decision t is seeded with the salt and t, so that what an earlier lease wrote does not pass either. A learner that resumes
 compares the checksums of every slot: of a fragment in progress the decisions before the first that is torn stay, a finished
-fragment that is torn is collected anew (`robo_rl.runtime.crewed`).
+fragment that is torn is collected anew (`robo_rl.runtime.worker_pool`).
 
 File: one header row of int64 per slot, then the slots, each the columns of `robo_rl.rollout` one after the other and an int64
 checksum for each decision. Space is reserved when the file is made, so that a full disk is an error there and then.
@@ -102,7 +102,7 @@ class RowSums:
         return h.intdigest() >> 1
 
 
-class Slots:
+class RolloutBuffer:
     """`count` slots, each large enough for `decisions` decisions of any worker's layout."""
 
     def __init__(self, path: Path, described: dict):
@@ -117,7 +117,7 @@ class Slots:
         self.head = {name: head[:, i] for i, name in enumerate(FIELDS)}
 
     @classmethod
-    def create(cls, path: Path, layouts: list[Layout], decisions: int, count: int) -> "Slots":
+    def create(cls, path: Path, layouts: list[Layout], decisions: int, count: int) -> "RolloutBuffer":
         """Make the file, or open one of the same shape and keep what is in it."""
         want = schema(layouts, decisions, count)
         beside = path.with_suffix(".json")
@@ -147,7 +147,7 @@ class Slots:
         return cls(path, want)
 
     @classmethod
-    def open(cls, path: Path) -> "Slots":
+    def open(cls, path: Path) -> "RolloutBuffer":
         return cls(path, read_json(path.with_suffix(".json")))
 
     def columns(self, slot: int, worker: int) -> Columns:

@@ -15,9 +15,9 @@ from robo_rl.checkpoint import pack, unpack
 from robo_rl.rollout import Collector, new_columns
 from robo_rl.runtime import ledger as led
 from robo_rl.runtime import snapshot
-from robo_rl.runtime.lanes import digest
+from robo_rl.runtime.episode_slots import digest
 from robo_rl.runtime.ledger import Fragment, Ledger
-from robo_rl.runtime.slots import LEASED, SEALED, TAKEN, Slots, finite
+from robo_rl.runtime.rollout_buffer import LEASED, SEALED, TAKEN, RolloutBuffer, finite
 
 WORKERS = 4
 
@@ -62,53 +62,53 @@ def test_a_number_that_is_not_finite_is_found_in_every_column_wherever_it_was_wr
 
 
 @pytest.fixture
-def slots(tmp_path):
+def buffer(tmp_path):
     layout, columns = collected()
-    slots = Slots.create(tmp_path / "s.bin", [layout], T, 3)
+    buffer = RolloutBuffer.create(tmp_path / "s.bin", [layout], T, 3)
     for k, v in columns.items():
-        slots.columns(1, 0)[k][:] = v
-    slots.head["salt"][1] = 1234
-    slots.head["rows"][1] = T
-    slots.sign(1, 0, 0, T)
-    slots.head["checksum"][1] = slots.checksum(1, 0)
-    return slots
+        buffer.columns(1, 0)[k][:] = v
+    buffer.head["salt"][1] = 1234
+    buffer.head["rows"][1] = T
+    buffer.sign(1, 0, 0, T)
+    buffer.head["checksum"][1] = buffer.checksum(1, 0)
+    return buffer
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_bit_that_flips_is_found_in_every_column_wherever_it_was_written(slots, name):
-    columns = slots.columns(1, 0)
-    assert slots.is_sealed_whole(1, 0) and slots.sound(1, 0, T) == T
+def test_a_bit_that_flips_is_found_in_every_column_wherever_it_was_written(buffer, name):
+    columns = buffer.columns(1, 0)
+    assert buffer.is_sealed_whole(1, 0) and buffer.sound(1, 0, T) == T
     for row, env in written(name, columns, T):
         here = columns[name][row, env:env + 1].view(np.uint8).reshape(-1)[-1:]
         here ^= 1
         first = row - (name.startswith("obs/") and row > 0)
-        assert slots.sound(1, 0, T) == first and not slots.is_sealed_whole(1, 0), (row, env)
+        assert buffer.sound(1, 0, T) == first and not buffer.is_sealed_whole(1, 0), (row, env)
         here ^= 1
-    assert slots.is_sealed_whole(1, 0)
+    assert buffer.is_sealed_whole(1, 0)
 
 
-def test_a_header_that_says_something_else_than_was_sealed_is_found(slots):
+def test_a_header_that_says_something_else_than_was_sealed_is_found(buffer):
     for name in ("uid", "worker", "granted", "made", "oldest", "due", "rows", "salt"):
-        slots.head[name][1] += 1
-        assert not slots.is_sealed_whole(1, 0), name
-        slots.head[name][1] -= 1
-    assert slots.is_sealed_whole(1, 0)
+        buffer.head[name][1] += 1
+        assert not buffer.is_sealed_whole(1, 0), name
+        buffer.head[name][1] -= 1
+    assert buffer.is_sealed_whole(1, 0)
 
 
-def test_zeros_and_what_an_earlier_lease_wrote_are_not_taken_for_decisions(slots):
-    slots.head["salt"][1] = 99
-    assert slots.sound(1, 0, T) == 0  # whole rows with whole checksums, of another lease
-    slots.sign(1, 0, 0, T)
-    at = slots.start + slots.stride
-    page = slots.bytes[at:at + slots.stride]
+def test_zeros_and_what_an_earlier_lease_wrote_are_not_taken_for_decisions(buffer):
+    buffer.head["salt"][1] = 99
+    assert buffer.sound(1, 0, T) == 0  # whole rows with whole checksums, of another lease
+    buffer.sign(1, 0, 0, T)
+    at = buffer.start + buffer.stride
+    page = buffer.bytes[at:at + buffer.stride]
     page[:] = 0
-    assert slots.sound(1, 0, T) == 0
+    assert buffer.sound(1, 0, T) == 0
 
 
-def test_the_last_observations_of_episodes_that_did_not_end_there_are_not_vouched_for(slots):
-    final, done = slots.columns(1, 0)["final/state"], slots.columns(1, 0)["done"]
+def test_the_last_observations_of_episodes_that_did_not_end_there_are_not_vouched_for(buffer):
+    final, done = buffer.columns(1, 0)["final/state"], buffer.columns(1, 0)["done"]
     final[~done] = 7
-    assert slots.is_sealed_whole(1, 0) and finite(slots.columns(1, 0), T) == ""
+    assert buffer.is_sealed_whole(1, 0) and finite(buffer.columns(1, 0), T) == ""
 
 
 class IllAtTheEnd(PointReach):
@@ -158,38 +158,38 @@ def slow(n):
 
 def cut_the_power(feed):
     """End the worker in the middle of a fragment of which some decisions are made, and the broker before it notices."""
-    head, end = feed.slots.head, time.monotonic() + 60
+    head, end = feed.buffer.head, time.monotonic() + 60
     while not ((head["state"] == LEASED) & (head["rows"] >= 3) & (head["rows"] < T - 1)).any():
         assert time.monotonic() < end
-    pid = feed.crew.members[0].process.pid
+    pid = feed.pool.processes[0].process.pid
     os.kill(pid, signal.SIGSTOP)
-    feed.crew.end, feed.stopping = lambda: None, True
-    feed.crew.wake()
+    feed.pool.end, feed.stopping = lambda: None, True
+    feed.pool.wake()
     feed.thread.join(20)
     os.kill(pid, signal.SIGKILL)
-    feed.crew.writer.close()
+    feed.pool.writer.close()
     slot, = np.flatnonzero(head["state"] == LEASED)
     return int(slot)
 
 
-def zero(slots, slot, row):
-    for k, v in slots.columns(slot, 0).items():
+def zero(buffer, slot, row):
+    for k, v in buffer.columns(slot, 0).items():
         v[row + k.startswith("obs/"):] = 0
 
 
-def stale(slots, slot, row):
+def stale(buffer, slot, row):
     """The pages of the slot are those of an earlier lease."""
-    other = next(s for s in range(slots.count) if slots.head["state"][s] == TAKEN)
-    a, b = (slots.start + s * slots.stride for s in (slot, other))
-    slots.bytes[a:a + slots.stride] = slots.bytes[b:b + slots.stride]
+    other = next(s for s in range(buffer.count) if buffer.head["state"][s] == TAKEN)
+    a, b = (buffer.start + s * buffer.stride for s in (slot, other))
+    buffer.bytes[a:a + buffer.stride] = buffer.bytes[b:b + buffer.stride]
 
 
-def one_byte(slots, slot, row):
-    slots.columns(slot, 0)["x0"][row].view(np.uint8).reshape(-1)[0] ^= 1
+def one_byte(buffer, slot, row):
+    buffer.columns(slot, 0)["x0"][row].view(np.uint8).reshape(-1)[0] ^= 1
 
 
-def no_sums(slots, slot, row):
-    slots.sums(slot, 0)[row:] = 0
+def no_sums(buffer, slot, row):
+    buffer.sums(slot, 0)[row:] = 0
 
 
 @pytest.mark.parametrize(("tear", "row"), [(zero, 0), (zero, 2), (stale, 0), (one_byte, 1), (no_sums, 2)])
@@ -201,9 +201,9 @@ def test_torn_decisions_of_a_fragment_in_progress_are_made_anew_and_the_run_ends
     tree = pack({"learner": learner.state_dict(), "feed": feed.state()}, tensors)
     policy = {k: v.clone() for k, v in learner.policy.state_dict().items()}
     slot = cut_the_power(feed)
-    made = int(feed.slots.head["rows"][slot])
-    tear(feed.slots, slot, row)
-    assert feed.slots.sound(slot, 0, made) == row
+    made = int(feed.buffer.head["rows"][slot])
+    tear(feed.buffer, slot, row)
+    assert feed.buffer.sound(slot, 0, made) == row
     saved = unpack(tree, tensors)
     again = make_learner()
     again.policy.load_state_dict(policy)
@@ -225,16 +225,16 @@ def test_a_torn_or_older_snapshot_of_a_worker_costs_its_episodes_and_no_decision
     train(learner, feed, 1)
     saved = feed.state()
     slot = cut_the_power(feed)
-    made, columns = int(feed.slots.head["rows"][slot]), feed.slots.columns(slot, 0)
+    made, columns = int(feed.buffer.head["rows"][slot]), feed.buffer.columns(slot, 0)
     path = tmp_path / "worker0.state"
     path.write_bytes(older if what == "older" else bytes(len(path.read_bytes())))
-    first, uid = columns["x0"][:made].copy(), int(feed.slots.head["uid"][slot])
+    first, uid = columns["x0"][:made].copy(), int(feed.buffer.head["uid"][slot])
     feed = processes(tmp_path, learner, resume=saved)
     taken, take = {}, feed.ledger.take
 
     def keep():
         chosen = take()
-        taken.update({f.uid: (f.rows, feed.slots.columns(f.slot, 0)["x0"][:f.rows].copy()) for f in chosen or ()})
+        taken.update({f.uid: (f.rows, feed.buffer.columns(f.slot, 0)["x0"][:f.rows].copy()) for f in chosen or ()})
         return chosen
     feed.ledger.take = keep
     try:
@@ -254,7 +254,7 @@ def test_a_finished_fragment_that_is_torn_is_collected_anew(tmp_path):
     feed.close()
     ready = [f for f in feed.ledger.fragments.values() if f.state == led.READY]
     torn = ready[0]
-    zero(feed.slots, torn.slot, 3)
+    zero(feed.buffer, torn.slot, 3)
     feed = processes(tmp_path, learner, 2, 2, resume=saved)
     try:
         assert torn.uid not in feed.ledger.fragments and {f.uid for f in ready[1:]} <= feed.ledger.fragments.keys()
@@ -269,7 +269,7 @@ def test_what_a_checkpoint_covers_is_not_learnt_from_again_though_its_header_cam
     train(learner, feed, 2)
     saved = feed.state()
     feed.close()
-    head = feed.slots.head
+    head = feed.buffer.head
     spent = [int(u) for u, s in zip(head["uid"], head["state"], strict=False) if s == TAKEN]
     head["state"][head["state"] == TAKEN] = SEALED
     head["batch"][:] = -1

@@ -1,4 +1,4 @@
-"""Workers as Ray actors, on any machine of a cluster: the same worker, ledger and slots; only the wires differ.
+"""Workers as Ray actors, on any machine of a cluster: the same worker, ledger and rollout buffer with other transports.
 
 An actor collects a whole fragment for one lease and sends it; the learner's side writes it into its slot, and from then
 on it is in the journal. An actor or a node that dies costs the fragment it was making: its successor starts from the
@@ -26,10 +26,10 @@ from robo_rl.errors import MissingDependency, UserError
 from robo_rl.noise import mix
 from robo_rl.rollout import OBS, Collector, new_columns
 from robo_rl.runtime import snapshot
-from robo_rl.runtime.crewed import BACK_OFF, DEATHS, Crewed
 from robo_rl.runtime.deltas import DeltaReceiver, DeltaSender
-from robo_rl.runtime.slots import Lease, RowSums, finite
+from robo_rl.runtime.rollout_buffer import Lease, RowSums, finite
 from robo_rl.runtime.worker import Job, Worker
+from robo_rl.runtime.worker_pool import BACK_OFF, DEATHS, WorkerPoolFeed
 
 NEWS = 2.0  # seconds an actor waits for the weights it should begin with before it asks for all of them
 ASKS = 30  # times in a row that it may ask
@@ -40,7 +40,7 @@ STARTS = 3  # times to start a cluster of our own: a raylet gives up where its h
 LINK = 1.25e9  # B/s between machines unless told otherwise: 10 Gbit/s
 
 
-class Collecting:
+class RayWorker:
     """The actor: a worker, its columns, and the newest weights that came. It has a place as soon as it answers; the sim is
     built with its first lease."""
 
@@ -127,8 +127,8 @@ class Collecting:
 
 
 @dataclass(slots=True)
-class Actor:
-    """One actor as the broker sees it."""
+class RayWorkerHandle:
+    """One actor as the broker knows it."""
 
     job: Job
     handle: Any = None
@@ -203,15 +203,15 @@ def tree(nodes: dict[str, list], fan: int = FAN) -> list[tuple]:
     return [(groups[i][0], below(i)) for i in range(min(fan, len(groups)))]
 
 
-class RayCrew:
+class RayPool:
     """One actor per job, each with a CPU of its own. `hang` [s] without a finished fragment, at least ten of them, ends one."""
 
     def __init__(self, jobs: list[Job], policy, address: str = "", hang: float = 60.0, link: float = LINK, *,
                  fan: int = FAN, place: float = PLACE):
         self.ray, self.policy, self.hang, self.link = join(address, len(jobs) + 1), policy, hang, link
         self.fan, self.place = fan, place
-        self.actors, self.left = {j.index: Actor(j) for j in jobs}, {}
-        self.kind = self.ray.remote(Collecting).options(num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=2)
+        self.actors, self.left = {j.index: RayWorkerHandle(j) for j in jobs}, {}
+        self.kind = self.ray.remote(RayWorker).options(num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=2)
         self.lock = threading.Lock()  # the learner's thread publishes, the broker's asks for the whole
         self.clock = snapshot.AwakeClock(min(1.0, hang / 4))
         self.lonely = 0.0  # when somebody last had a place
@@ -219,13 +219,13 @@ class RayCrew:
 
     @property
     def restarts(self) -> int:
-        """Actors started again so far."""
+        """Actors restarted so far."""
         return sum(a.restarts for a in list(self.actors.values()))
 
     def evict(self, folder: Path) -> None:
         """Actors end with the process that made them."""
 
-    def start(self, feed: Crewed, resumed: bool) -> None:
+    def start(self, feed: WorkerPoolFeed, resumed: bool) -> None:
         """Remember what is sent; `turn` starts the actors."""
         self.feed = feed
         self.sender = DeltaSender(self.tensors(), feed.version, link=self.link)
@@ -260,18 +260,18 @@ class RayCrew:
         """Turns are short."""
 
     def resize(self, workers: int) -> None:
-        """Actors 0 … `workers` - 1 from now on: others finish what they are at and leave, new ones join."""
+        """Run actors 0 … `workers` - 1 from now on: others finish their fragments and leave, new ones join."""
         for i, a in self.actors.items():
             a.leaving = i >= workers
         for i in range(workers):
             if i not in self.actors:
                 incarnation, kept = self.left.get(i, (self.actors[0].job.incarnation, None))
                 job = replace(self.actors[0].job, index=i, envs=self.feed.envs[-1], incarnation=incarnation)
-                self.actors[i] = Actor(job, kept=kept, state=kept)
+                self.actors[i] = RayWorkerHandle(job, kept=kept, state=kept)
                 self.feed.join(i)
 
     def turn(self) -> None:
-        """Start actors, hand out leases, take what comes back, bury the dead."""
+        """Start actors, hand out leases, store finished fragments, restart actors that died."""
         for i, a in list(self.actors.items()):
             self._look_after(i, a)
         waiting = {a.result: a for a in self.actors.values() if a.lease is not None}
@@ -296,7 +296,7 @@ class RayCrew:
                 self._finished(a, got)
         self._watch()
 
-    def _look_after(self, i: int, a: Actor) -> None:
+    def _look_after(self, i: int, a: RayWorkerHandle) -> None:
         """Let an actor leave, start, or have work."""
         if a.leaving and a.lease is None:
             if a.handle is not None:
@@ -312,11 +312,11 @@ class RayCrew:
             a.lease, a.since = lease, self.clock.now()
             self._ask(a)
 
-    def _ask(self, a: Actor) -> None:
+    def _ask(self, a: RayWorkerHandle) -> None:
         rows = self.feed.rows if self.feed.whole else a.lease.rows
         a.result = a.handle.collect.remote(a.lease, rows, a.state or {}, self.feed.version)
 
-    def _placed(self, a: Actor, node: str) -> None:
+    def _placed(self, a: RayWorkerHandle, node: str) -> None:
         """An actor has a place."""
         a.placed, a.here = node, True
         a.handle.receive.remote(self.full())
@@ -324,7 +324,7 @@ class RayCrew:
             a.away = False
             self.feed.join(a.job.index)
 
-    def _lacks(self, a: Actor, why: str) -> None:
+    def _lacks(self, a: RayWorkerHandle, why: str) -> None:
         """An actor waits for weights: it gets them whole."""
         a.asks, self.lacked = a.asks + 1, self.lacked + 1
         if a.asks > ASKS:
@@ -333,7 +333,7 @@ class RayCrew:
         self._ask(a)
 
     def _watch(self) -> None:
-        """End who is silent for too long; give the share of who has no place to the others."""
+        """End actors that finish nothing for too long; give the share of those without a place to the others."""
         now = self.clock.now()
         for a in self.actors.values():
             if a.lease is not None and now - a.since > 10 * self.hang:
@@ -350,18 +350,18 @@ class RayCrew:
                               f"cluster has {have:.0f}; add machines with ray start --address …, or use fewer --workers")
 
     def end(self) -> None:
-        """Let go of the actors (and of a cluster of our own)."""
+        """End the actors (and a cluster of our own)."""
         for a in self.actors.values():
             if a.handle is not None:
                 with contextlib.suppress(Exception):
                     self.ray.kill(a.handle)
 
-    def _finished(self, a: Actor, got: dict) -> None:
-        lease, slots = a.lease, self.feed.slots
-        columns, head = slots.columns(lease.slot, a.job.index), slots.head
+    def _finished(self, a: RayWorkerHandle, got: dict) -> None:
+        lease, buffer = a.lease, self.feed.buffer
+        columns, head = buffer.columns(lease.slot, a.job.index), buffer.head
         for k, v in got["columns"].items():
             columns[k][:len(v)] = v
-        slots.sums(lease.slot, a.job.index)[:got["rows"]] = got["sums"]
+        buffer.sums(lease.slot, a.job.index)[:got["rows"]] = got["sums"]
         end = time.monotonic_ns()
         for name, value in (("rows", got["rows"]), ("oldest", got["oldest"]), ("begin", end - got["took"]), ("end", end),
                             ("sim_ns", int(got["sim"] * 1e9)), ("policy_ns", int(got["policy"] * 1e9)),
@@ -371,7 +371,7 @@ class RayCrew:
         if self.feed.sealed(a.job.index, f"worker{a.job.index}", lease.uid, got["rows"], got["oldest"], False, got["bad"]):
             a.deaths = 0
 
-    def _died(self, a: Actor, error: Exception) -> None:
+    def _died(self, a: RayWorkerHandle, error: Exception) -> None:
         with contextlib.suppress(Exception):
             self.ray.kill(a.handle)
         a.deaths, a.restarts = a.deaths + 1, a.restarts + 1
