@@ -127,7 +127,7 @@ def test_a_members_noise_depends_on_its_group_and_decision_alone():
     for n in (8, 16):
         learner = make_learner()
         lanes = EpisodeSlots(0, Collector(build(n), learner.policy, 0.99, 0), learner.policy, lambda: 0, G)
-        feed = InProcessFeed(1, lambda i, refresh, episode_slots=lanes: lanes, 8, 1, 12, 0)
+        feed = InProcessFeed(1, lambda i, refresh, episode_slots=lanes: episode_slots, 8, 1, 12, 0)
         got, _ = batches(feed, learner, 1, update=False)
         chunks.append({uid: c["trace/x"][0] for uid, _, _, c in got[0]})
     both = set(chunks[0]) & set(chunks[1])

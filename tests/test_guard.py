@@ -70,6 +70,7 @@ def workers(process):
 
 
 def test_a_run_whose_learner_and_workers_are_killed_goes_on_to_its_end(tmp_path):
+    robo_rl(tmp_path, "--version")  # the process that commands are forked from takes seconds to start, which the run does not wait for
     process = start(tmp_path, "--steps", "40000")
     try:
         until(lambda: len(steps(tmp_path)) > 2 and len(checkpoint.checkpoints(tmp_path / "run")) > 1, process, tmp_path)
