@@ -100,7 +100,7 @@ def test_episodes_come_back_as_they_were_written(tmp_path, view):
     same(data, 7, view)
     assert data.tasks == ["pick the red cube", "pick the blue cube"]
     assert data.done.sum() == 7 and data.done[data.to - 1].all()
-    assert len(load(tmp_path / "d", episodes=3)) == 3
+    assert [len(load(tmp_path / "d", episodes=k)) for k in (1, 3)] == [1, 3]
     if view:
         assert data.images("front").shape == (len(data.action), *view, 3)
 
@@ -183,6 +183,16 @@ def test_the_control_spec_travels_with_the_data(tmp_path):
         w.add(episode(0))
     data = load(tmp_path / "d")
     assert data.spec == spec() and data.features.action == ("x", "y", "z") and data.features.fps == 20
+
+
+def test_a_data_set_that_says_nothing_of_its_control_reads_without(tmp_path):
+    """As LeRobot's own are: no control specification, and nobody knows who acted."""
+    fill(tmp_path / "d", 2)
+    info = json.loads((tmp_path / "d" / "meta/info.json").read_text())["features"]
+    del info["action"]["robo_rl"]
+    set_info(tmp_path / "d", features=info)
+    data = load(tmp_path / "d", trust=None)
+    assert data.spec is None and data.sources == ("unknown",) and len(data) == 2
 
 
 def test_the_state_after_the_last_action_travels_where_it_is_known(tmp_path):
