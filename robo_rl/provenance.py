@@ -1,5 +1,6 @@
 """What made a result: versions of the packages that decide it, and the commit of the source tree."""
 
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -15,6 +16,15 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return out
+
+
+def machine_name() -> str:
+    """The machine in words: processor, cores that this process may use, whether there is an NVIDIA GPU."""
+    cpu = Path("/proc/cpuinfo")
+    model = next((line.split(":", 1)[1].strip() for line in cpu.read_text().splitlines() if line.startswith("model name")), "") \
+        if cpu.exists() else platform.processor()
+    gpu = "an NVIDIA GPU" if Path("/dev/nvidia0").exists() else "no GPU"
+    return f"{model or platform.machine()}, {len(os.sched_getaffinity(0))} cores, {gpu}"
 
 
 def git_hash() -> str:

@@ -6,12 +6,15 @@ import sys
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from robo_rl import results
 from robo_rl.bench import policy as bench_policy
 from robo_rl.bench import rows as bench_rows
 from robo_rl.bench import run as bench_run
@@ -437,11 +440,22 @@ def test_a_bench_is_a_function_and_its_document_is_saved_whole(tmp_path):
     kept = json.loads(path.read_text())
     assert path.name == "bench-sync.json" and [*path.parent.iterdir()] == [path]
     assert kept["command"] == "robo_rl bench sync --seconds 0.05 --envs 4 --quick --no-peers"
-    assert {"commit", "date", "machine", "options", "skipped"} <= {*kept} and kept["seed"] == 0
+    assert {"commit", "date", "machine", "options", "skipped"} <= {*kept} and kept["seeds"] == [0]
     assert [r["what"] for r in kept["rows"]] == [r["what"] for r in doc["rows"]] and len(said) == len(doc["rows"]) + 2
     for r in kept["rows"]:
-        assert {"what", "value", "unit", "n", "quartiles", "clock"} <= {*r} and r["peer"] is None
-        assert r["quartiles"][0] <= r["value"] <= r["quartiles"][1] and 0 < r["limit"]["ratio"] < math.inf
+        assert {"what", "value", "unit", "n", "interval", "clock"} <= {*r} and r["peer"] is None
+        assert r["interval"][0] <= r["value"] <= r["interval"][1] and 0 < r["limit"]["ratio"] < math.inf
+    rows = results.read(path).rows
+    assert [row.what for row in rows] == [r["what"] for r in kept["rows"]]
+    assert all(row.command == kept["command"] and row.interval_is == "quartiles" and "of the limit" in row.note for row in rows)
+    root = Path(__file__).parent.parent
+    assert all((root / f).exists() for row in rows for f in row.files)
+
+
+def test_every_bench_names_the_files_that_it_measures():
+    root = Path(__file__).parent.parent
+    for what in get_args(get_type_hints(BenchOptions)["what"]):
+        assert all((root / f).exists() for f in bench_run.measured_files(what)), what
 
 
 def test_save_writes_below_the_current_folder_and_only_when_asked(capfd, tmp_path, monkeypatch):

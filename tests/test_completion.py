@@ -30,13 +30,14 @@ def code():
 @pytest.mark.parametrize(("typed", "offered"), [
     ("tr", ["train"]), ("train --alg", ["--algo"]), ("train --algo pi_", ["pi_rl"]), ("train --policy.kind fl", ["flow"]),
     ("wm t", ["train", "tune"]), ("wm train --fit.un", ["--fit.unroll"]), ("wm judge --che", ["--check"]), ("bench po", ["policy"]),
+    ("results add --to", ["--topic"]),
     ("completion z", ["zsh"]), ("sim-arm --lockst", ["--lockstep"])])
 def test_bash_completes_commands_options_and_values(typed, offered, code):
     assert completed(code, "robo_rl", *typed.split()) == offered
 
 
 def test_every_command_completes_its_help(code):
-    for command in set(COMMANDS) - {"wm"}:
+    for command in set(COMMANDS) - {"wm", "results"}:
         assert completed(code, "robo_rl", command, "--hel") == ["--help"], command
 
 

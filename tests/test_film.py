@@ -1,5 +1,7 @@
 """Films of episodes: size, order, how long the first and the last picture stay, what is written on them."""
 
+from itertools import pairwise
+
 import av
 import numpy as np
 import pytest
@@ -46,7 +48,7 @@ def test_a_film_shows_whole_frames_the_failure_first(filmed):
 
 def test_the_first_picture_stays_half_a_second_and_the_last_a_second(filmed):
     frames, fps = filmed
-    still = np.array([np.abs(a.astype(int) - b).mean() < 0.6 for a, b in zip(frames[:-1], frames[1:])])
+    still = np.array([np.abs(a.astype(int) - b).mean() < 0.6 for a, b in pairwise(frames)])
     assert still[: round(fps * BEFORE) - 1].all()
     marks = [colour(f) for f in frames]
     runs = [len(r) for r in "".join("x" if m == "success" else " " for m in marks).split()]

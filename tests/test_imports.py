@@ -16,7 +16,7 @@ LAYERS = (
     "types errors geometry",
     "files compiled options contract starts stats advantages corrections losses optim sampling noise normalise allocate",
     "policies data rewards log journal selection health provenance signals",
-    "checkpoint rollout replay",
+    "checkpoint rollout replay results",
     "evaluation algos replay_collector",
     "demos film",
     "human recording",

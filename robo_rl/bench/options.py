@@ -34,7 +34,7 @@ class BenchOptions:
     """Print one JSON document and nothing else to standard output; rows go to standard error as they come."""
     save: bool = False
     """Write results/bench-<what>.json below the current folder: every figure with its n, its quartiles, the commit, the date,
-    the machine and the command."""
+    the machine, the command and the files it measures (`robo_rl results page` shows it)."""
 
     def __post_init__(self) -> None:
         in_range("--seconds", self.seconds, 0, 3600, open_low=True)

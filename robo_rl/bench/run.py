@@ -16,9 +16,14 @@ from robo_rl.bench.options import BenchOptions
 from robo_rl.bench.rows import Report
 from robo_rl.experiment.parallel import cores
 from robo_rl.files import write_json
-from robo_rl.provenance import git_hash, versions
+from robo_rl.provenance import git_hash, machine_name, versions
+from robo_rl.results import UNKNOWN
 
 MODULES = {"async": "asynchronous", "wm": "world_model"}  # of what, where its module is not called the same
+MEASURES = {"sim": ["sims/mujoco", "sims/gym.py", "sims/maniskill"], "policy": ["robo_rl/policies", "robo_rl/sampling.py"],
+            "train": ["robo_rl/algos", "robo_rl/rollout.py", "robo_rl/policies"], "sync": ["robo_rl/runtime"],
+            "async": ["robo_rl/runtime"], "control": ["controllers"], "bridge": ["controllers"], "scale": ["robo_rl/runtime"],
+            "wm": ["world_models"]}  # beside the bench's own file
 UNSEEDED = {"async"}  # the pauses of its slow envs are drawn anew in every run
 
 
@@ -41,16 +46,26 @@ def run_bench(options: BenchOptions, say: Callable[[str], None] = print) -> dict
 
 
 def save(document: dict, folder: str | Path = "results") -> Path:
-    """Write the document of `run_bench` as `folder`/bench-<what>.json, whole or not at all -> its path.
+    """Write the document of `run_bench` as the file of results `folder`/bench-<what>.json (`robo_rl.results`), whole or not at all
+    -> its path.
 
-    A row of the file: {what, value, unit, n, quartiles: [25 %, 75 %] of the value, clock, limit, peer, …}. The ratio of
-    a limit or peer is 1 where we are equal and has quartiles of its own. UserError: no permission, or the disk is full.
+    A row of the file has, beyond those of every result, {clock, limit, peer, …}. The ratio of a limit or peer is 1 where we are
+    equal and has quartiles of its own. UserError: no permission, or the disk is full.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"bench-{document['bench']}.json"
-    write_json(path, document | {"rows": [saved_row(row) for row in document["rows"]]})
+    what = document["bench"]
+    write_json(path, {"title": f"robo_rl bench {what}"} | document | {
+        "seeds": [] if document["seed"] is None else [document["seed"]], "commit": document["commit"] or UNKNOWN,
+        "machine": machine_name(), "load": document["machine"]["load"], "versions": document["machine"]["versions"],
+        "files": measured_files(what), "rows": [saved_row(row) for row in document["rows"]]})
     return path
+
+
+def measured_files(what: str) -> list[str]:
+    """What of the repository a bench measures, the bench itself included."""
+    return [f"robo_rl/bench/{MODULES.get(what, what)}.py", *MEASURES[what]]
 
 
 def saved_row(row: dict) -> dict:
@@ -58,8 +73,8 @@ def saved_row(row: dict) -> dict:
     limit = {"name": row["limit_is"], "kind": row["limit_kind"], "value": row["limit"], "ratio": row["of_limit"],
              "quartiles": row["of_limit_iqr"]}
     peer = {"name": row["peer_is"], "value": row["peer"], "ratio": row["over_peer"], "quartiles": row["over_peer_iqr"]}
-    return {"what": row["what"], "value": row["ours"], "unit": row["unit"], "n": row["n"], "quartiles": row["ours_iqr"],
-            "clock": row["clock"], "limit": limit, "peer": peer if row["peer_is"] else None} | {
+    return {"what": row["what"], "value": row["ours"], "unit": row["unit"], "n": row["n"], "interval": row["ours_iqr"],
+            "interval_is": "quartiles", "clock": row["clock"], "limit": limit, "peer": peer if row["peer_is"] else None} | {
         k: row[k] for k in ("others", "no_peer", "bars", "work", "note")}
 
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "report": ("ReportOptions", "one self-contained HTML page of a run"),
     "doctor": ("DoctorOptions", "what works on this machine and what to install for the rest"),
     "bench": ("BenchOptions", "our speed, the physical limit and a peer side by side"),
+    "results": ("AddOptions", "measured results: add those of a run, write their page"),
     "completion": ("CompletionOptions", "a script that completes commands and options in bash or zsh"),
 }
 

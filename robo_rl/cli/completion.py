@@ -36,9 +36,9 @@ def run(args: CompletionOptions) -> int:
 def command_options() -> Iterator[tuple[str, dict[str, list[str]]]]:
     """(command, {option: its values, [] where any text goes}) of every command; "" stands for an argument without a name."""
     from robo_rl.cli import COMMANDS, parse_arguments
-    from robo_rl.cli.wm import SUBCOMMANDS
     for command in COMMANDS:
-        for words in ([command, sub] for sub in SUBCOMMANDS) if command == "wm" else [[command]]:
+        module = importlib.import_module(f"robo_rl.cli.{command.replace('-', '_')}")
+        for words in [[command, sub] for sub in getattr(module, "SUBCOMMANDS", ())] or [[command]]:
             options = options_of(lambda extra, words=words: parse_arguments([*words, *extra]))
             yield " ".join(words), options | ({"": found} if (found := positional_values(command, options)) else {})
 

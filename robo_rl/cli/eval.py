@@ -1,9 +1,10 @@
 """`robo_rl eval RUN`: success of a checkpoint on fixed starts with its interval, or the paired difference to another."""
 
 import json
+import shlex
 import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,8 @@ class Eval(EvalConfig):
     """Another run (or checkpoint folder) to compare with, on the same starts and noise."""
     video: Annotated[str, tyro.conf.arg(metavar="PATH.mp4")] = ""
     """Also film the first four episodes."""
+    save: bool = False
+    """Add the success rate to results/eval.json below the current folder, with its commit, date, machine and command."""
     json: bool = False
     """Print one JSON document instead of a table."""
 
@@ -48,12 +51,38 @@ def run(args: Eval) -> int:
         document["against"] = against(args, result)
     if args.video:
         record_video(args)
+    if args.save:
+        document["saved"] = str(save(args, result))
     if args.json:
         print(json.dumps(files.plain(document), indent=1))
     else:
         print(table(result, document.get("against")))
-        print(f"  written to {out}", file=sys.stderr)
+        print("\n".join(f"  written to {path}" for path in (out, document.get("saved")) if path), file=sys.stderr)
     return 0
+
+
+def save(args: Eval, result: dict) -> Path:
+    """Add the row of this evaluation to results/eval.json."""
+    from datetime import UTC, datetime
+
+    from robo_rl.files import read_json
+    from robo_rl.provenance import git_hash, machine_name
+    from robo_rl.results import add_rows, evaluation_row
+    run, _ = pick_checkpoint(Path(args.run), args.checkpoint)
+    said = read_json(run / "run.json")
+    row = evaluation_row(result, command_of(args), said["config"]["algo"], git_hash(), datetime.now(UTC).date().isoformat(),
+                         machine_name(), said.get("git", ""))
+    return add_rows("results/eval.json", "Evaluations", [row])
+
+
+def command_of(args: Eval) -> str:
+    """The command line of this evaluation, without what only prints or writes."""
+    words = ["robo_rl", "eval", args.run]
+    for f in fields(args):
+        value = getattr(args, f.name)
+        if f.name not in ("run", "json", "save", "video", "against") and value != f.default:
+            words += [f"--{f.name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
 
 
 def result_file(args: Eval, result: dict) -> Path:

@@ -14,7 +14,7 @@ from robo_rl.experiment import parallel
 from robo_rl.experiment.config import OFF_POLICY, TrainConfig, load_config
 from robo_rl.experiment.envs import check_names, obs_spec, probe_env
 from robo_rl.experiment.reporting import Event, Reporter
-from robo_rl.provenance import git_hash, versions
+from robo_rl.provenance import git_hash, machine_name, versions
 
 LEAST_DISK = 200_000_000  # bytes that must be free before a run begins
 
@@ -49,7 +49,8 @@ def train(config: TrainConfig, callback: Callable[[Event], None] | None = None, 
             raise UserError(taken.format(folder))
         files.write_json(folder / "run.json", {
             "name": folder.name, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "version": versions().get("robo_rl", ""),
-            "git": git_hash(), "seed": config.seed, "config": asdict(config), "versions": versions(), "argv": sys.argv[1:]})
+            "git": git_hash(), "machine": machine_name(), "seed": config.seed, "config": asdict(config),
+            "versions": versions(), "argv": sys.argv[1:]})
         began(folder)
         return folder, go(config, folder, env, Reporter(callback, quiet))
 

@@ -37,8 +37,8 @@ SEEN = ("body_pos", "body_quat", "geom_pos", "geom_quat", "geom_size", "geom_rgb
 class Renderer:
     """Images of `views` (camera names) at height x width [pixels] of the envs of `batch`.
 
-    fine: for people rather than policies, with a sky and shadows (three times the cost); there is a view more, `studio`, which shows the whole
-    workspace.
+    fine: for people rather than policies, with a sky and shadows (three times the cost); there is a view more, `studio`,
+    which shows the whole workspace.
     """
 
     def __init__(self, batch: Batch, model: mujoco.MjModel, views: Sequence[str], height: int, width: int,

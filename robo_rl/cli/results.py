@@ -1,0 +1,58 @@
+"""`robo_rl results add RUN|page`: measured results in results/*.json, and the page that shows them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from robo_rl.errors import choose
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddOptions:
+    """Add the final evaluation of a run, with the provenance of its run.json, to a file of results."""
+
+    run: tyro.conf.Positional[str]
+    """Run folder."""
+    topic: str = "training"
+    """Name of the file: results/<topic>.json."""
+    folder: str = "results"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageOptions:
+    """Write the page of results, and the README's table, from results/*.json."""
+
+    folder: str = "results"
+    out: str = "docs/results.md"
+    readme: str = "README.md"
+    """File with the marks <!-- results --> and <!-- /results -->, or empty."""
+
+
+SUBCOMMANDS = {"add": (AddOptions, "add the final evaluation of a run"), "page": (PageOptions, "write docs/results.md")}
+
+
+def parse(argv: list[str]):
+    """The options of the subcommand argv[0]."""
+    from robo_rl.cli import parse_options
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: robo_rl results COMMAND [options]   (robo_rl results COMMAND --help lists them)\n")
+        print("\n".join(f"  {name:<9}{text}" for name, (_, text) in SUBCOMMANDS.items()))
+        raise SystemExit(0)
+    name = choose("results command", argv[0], SUBCOMMANDS)
+    return parse_options(SUBCOMMANDS[name][0], f"results {name}", argv[1:])
+
+
+def run(args: "AddOptions | PageOptions") -> int:
+    """Add rows, or write the page."""
+    if isinstance(args, AddOptions):
+        from robo_rl.log import open_run
+        from robo_rl.results import add_rows, run_rows
+        rows = run_rows(open_run(args.run))
+        path = add_rows(Path(args.folder) / f"{args.topic}.json", args.topic, rows)
+        print("\n".join([*(f"{row.what}: {row.value:.3f}" for row in rows), f"written to {path}"]))
+        return 0
+    from robo_rl.report.results_page import write_pages
+    written = write_pages(Path(args.folder), Path(args.out), Path(args.readme) if args.readme else None)
+    print("\n".join(f"written to {path}" for path in written))
+    return 0

@@ -1,0 +1,151 @@
+"""The page of measured results (docs/results.md) and the README's table, from the rows of results/*.json."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from robo_rl import files
+from robo_rl.errors import UserError
+from robo_rl.results import CURRENT, NO_COMMIT, NO_GIT, UNKNOWN, ResultFile, ResultRow, age, read_all, repository_of
+
+BEGIN, END = "<!-- results -->", "<!-- /results -->"
+HEAD = """# Measured results
+
+Generated from `results/*.json` by `robo_rl results page`; change the rows, not this page. An interval is a Wilson 95 % interval unless
+its column says otherwise. *older than the code*: a file that the row measures changed after its commit, so the figure is of earlier
+code. *commit unknown*: the measurement was written down without its commit; `recorded` is the commit that wrote it down. The last column
+has the number of the command and machine below the table. How the benches measure: [Measure speed](howto/bench.md). What falls
+short: [known limitations](limitations.md).
+"""
+
+
+def write_pages(folder: Path, page: Path, readme: "Path | None") -> list[str]:
+    """Write the page, and the table between the marks of `readme` -> the paths that were written.
+
+    UserError: there is no file of results, or the README lacks the marks.
+    """
+    found = read_all(folder)
+    if not found:
+        raise UserError(f"{folder} has no file of results; add one with: robo_rl results add RUN")
+    repository = repository_of(folder)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    files.write_bytes(page, page_text(found, repository).encode())
+    written = [str(page)]
+    if readme is not None and readme.exists():
+        text = readme.read_text(encoding="utf-8")
+        if BEGIN not in text or END not in text:
+            raise UserError(f"{readme} has no place for the table: put {BEGIN} and {END} on lines of their own, or pass --readme ''")
+        files.write_bytes(readme, with_table(text, found).encode())
+        written.append(str(readme))
+    return written
+
+
+def page_text(found: Sequence[ResultFile], repository: "Path | None") -> str:
+    """The page in Markdown: a table per file of results."""
+    parts = [HEAD]
+    if repository is None:
+        parts.append("This page was made outside a git repository: no row was compared with the code.\n")
+    for file in found:
+        parts.append(f"## {file.title}\n")
+        if file.about:
+            parts.append(f"{file.about}\n")
+        parts.append(table(file.rows, repository))
+        parts.append(conditions(file.rows))
+    return "\n".join(parts)
+
+
+def table(rows: Sequence[ResultRow], repository: "Path | None") -> str:
+    """One line per row; the conditions that it was measured under are numbered (see `conditions`)."""
+    numbers = condition_numbers(rows)
+    lines = ["| what | value | interval | n | seed | commit | date | conditions |", "|---|---|---|---|---|---|---|---|"]
+    return "\n".join([*lines, *(line(row, numbers[condition(row)], repository) for row in rows)]) + "\n"
+
+
+def line(row: ResultRow, number_of: int, repository: "Path | None") -> str:
+    cells = (row.what, value(row), interval(row), str(row.n or ""), ", ".join(map(str, row.seeds)), commit(row, repository),
+             row.date[:10], f"({number_of}) {row.note}".strip())
+    return "| " + " | ".join(map(cell, cells)) + " |"
+
+
+def condition(row: ResultRow) -> tuple[str, str]:
+    return row.command, row.machine
+
+
+def condition_numbers(rows: Sequence[ResultRow]) -> dict[tuple[str, str], int]:
+    return {c: i + 1 for i, c in enumerate(dict.fromkeys(map(condition, rows)))}
+
+
+def conditions(rows: Sequence[ResultRow]) -> str:
+    """The commands and machines that the table's numbers stand for."""
+    out = []
+    for (command, machine), i in condition_numbers(rows).items():
+        ran = "command unknown" if command == UNKNOWN else f"`{command}`"
+        out.append(f"{i}. {ran}; " + ("machine unknown" if machine == UNKNOWN else machine))
+    return "\n".join(out) + "\n"
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def number(x: "float | str") -> str:
+    """Four digits that count, without an exponent; text as it is."""
+    if isinstance(x, str):
+        return x
+    if float(x).is_integer() and abs(x) >= 10:
+        return f"{int(x):,}"
+    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+
+
+def value(row: ResultRow) -> str:
+    if row.unit == "of 1" and not isinstance(row.value, str):
+        return f"{row.value:.3f}"
+    return f"{number(row.value)} {row.unit}".strip()
+
+
+def interval(row: ResultRow) -> str:
+    if row.interval is None:
+        return ""
+    low, high = (f"{x:.3f}" if row.unit == "of 1" else number(x) for x in row.interval)
+    return f"[{low}, {high}]" + (f" {row.interval_is}" if "Wilson" not in row.interval_is else "")
+
+
+def commit(row: ResultRow, repository: "Path | None") -> str:
+    """The commit and, in italics, what is to be said of its age."""
+    mark = age(row, repository)
+    marks = [NO_COMMIT] * (row.commit == UNKNOWN) + [mark] * (mark not in (CURRENT, NO_GIT, NO_COMMIT))
+    return " ".join([*([] if origin(row) == UNKNOWN else [origin(row)]), *(f"*{m}*" for m in marks)])
+
+
+def without_marks(page: str) -> str:
+    """The page without what changes with every commit of the code: the marks of age."""
+    return re.sub(r" ?\*(older than the code|commit not in this history|names no files|not checked)\*", "", page)
+
+
+def headline_table(found: Sequence[ResultFile]) -> str:
+    """The rows that have a `headline`, in its order, as the README shows them."""
+    groups: dict[str, list[ResultRow]] = {}
+    for row in sorted((row for file in found for row in file.rows if row.headline), key=lambda row: row.headline):
+        groups.setdefault(row.what, []).append(row)
+    lines = ["| what | measured | n | seeds | commit | date |", "|---|---|---|---|---|---|"]
+    for what, rows in groups.items():
+        cells = (what, ", ".join(f"{value(row)} {interval(row)}".strip() for row in rows), joined(str(row.n or "") for row in rows),
+                 ", ".join(str(seed) for row in rows for seed in row.seeds), joined(map(origin, rows)),
+                 joined(row.date[:10] for row in rows))
+        lines.append("| " + " | ".join(map(cell, cells)) + " |")
+    return "\n".join(lines)
+
+
+def origin(row: ResultRow) -> str:
+    """The commit of the measurement, else the one that wrote it down."""
+    return row.commit if row.commit != UNKNOWN else f"recorded {row.recorded[:12]}" if row.recorded else UNKNOWN
+
+
+def joined(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(texts))
+
+
+def with_table(text: str, found: Sequence[ResultFile]) -> str:
+    """`text` with the present table between its marks."""
+    before, rest = text.split(BEGIN, 1)
+    return f"{before}{BEGIN}\n{headline_table(found)}\n{END}{rest.split(END, 1)[1]}"

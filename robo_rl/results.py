@@ -1,0 +1,210 @@
+"""Measured results: rows in results/*.json, each with what made it, and how old it is against the code that it measures.
+
+A file is {title, about, rows: […]} and any field of a row that all its rows share. A row: `what` was measured, `value`, `unit`, `n`
+(episodes, repeats), `interval` [low, high] and what kind it is (`interval_is`), `seeds`, `commit` and `date` of the measurement,
+`machine`, `command`, `files` (paths of the repository that it measures), `note`; `recorded`: the commit that wrote the row down, where
+that of the measurement is not known; `headline`: its place in the README's table, if it has one.
+"""
+
+import functools
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from robo_rl import files
+from robo_rl.errors import UserError
+
+UNKNOWN = "unknown"
+WILSON = "95 %, Wilson"
+FROM_REPLAY = ("rlpd", "hil_serl", "expo", "pa_rl", "iql", "calql", "wsrl", "aloe")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultRow:
+    """One measured figure. ValueError: a field of the wrong kind."""
+
+    what: str
+    value: float | str
+    unit: str = ""
+    n: int | None = None
+    interval: tuple[float, float] | None = None
+    interval_is: str = WILSON
+    seeds: tuple[int, ...] = ()
+    commit: str = UNKNOWN
+    recorded: str = ""
+    date: str = UNKNOWN
+    machine: str = UNKNOWN
+    command: str = UNKNOWN
+    files: tuple[str, ...] = ()
+    note: str = ""
+    headline: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.what or isinstance(self.value, bool) or not isinstance(self.value, (int, float, str)):
+            raise ValueError(f"a row needs what and a number or text as value, got {self.what!r}: {self.value!r}")
+        if self.interval is not None and (len(self.interval) != 2 or self.interval[0] > self.interval[1]):
+            raise ValueError(f"interval of {self.what!r} must be (low, high), got {self.interval}")
+
+    @property
+    def key(self) -> tuple:
+        """Rows with equal keys are measurements of one thing; the later one replaces the earlier one."""
+        return self.what, self.seeds, self.command
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFile:
+    """The rows of one file of results/, under a title."""
+
+    path: Path
+    title: str
+    about: str
+    rows: tuple[ResultRow, ...]
+
+
+NAMES = tuple(f.name for f in fields(ResultRow))
+
+
+def read(path: "str | Path") -> ResultFile:
+    """The rows of one file; what all of them share is filled in. UserError: it is damaged or no file of results."""
+    path = Path(path)
+    document: dict[str, Any] = files.read_json(path)  # type: ignore[assignment]
+    rows = document.get("rows")
+    if not isinstance(rows, list):
+        raise UserError(f"{path} has no rows; a file of results is {{title, rows: […]}}")
+    shared = {k: document[k] for k in NAMES if k in document}
+    return ResultFile(path, str(document.get("title") or path.stem), str(document.get("about", "")),
+                      tuple(_row(shared | row, path) for row in rows))
+
+
+def _row(document: dict, path: Path) -> ResultRow:
+    known = {k: tuple(v) if isinstance(v, list) else v for k, v in document.items() if k in NAMES}
+    if known.get("value") is None:  # JSON has no NaN
+        known["value"] = "not a number"
+    try:
+        return ResultRow(**known | {"note": "; ".join(filter(None, (beside(document), known.get("note", ""))))})
+    except (TypeError, ValueError) as e:
+        raise UserError(f"{path}: {e}") from None
+
+
+def beside(row: dict) -> str:
+    """What a row of `robo_rl bench` says of its limit and its best peer."""
+    limit, peer = row.get("limit"), row.get("peer")
+    said = [f"{limit['ratio']:.2f} of the limit ({limit['name']})"] if isinstance(limit, dict) and limit.get("ratio") else []
+    if isinstance(peer, dict) and peer.get("ratio"):
+        said.append(f"{peer['ratio']:.2f} x {peer['name']}")
+    return ", ".join(said)
+
+
+def read_all(folder: "str | Path" = "results") -> list[ResultFile]:
+    """Every file of results in `folder`, by name."""
+    return [read(p) for p in sorted(Path(folder).glob("*.json"))]
+
+
+def add_rows(path: "str | Path", title: str, rows: Iterable[ResultRow]) -> Path:
+    """Write `rows` into the file `path`, whole or not at all; a row with the key of an earlier one takes its place."""
+    path = Path(path)
+    document: dict[str, Any] = {"title": title}
+    old: tuple[ResultRow, ...] = ()
+    if path.exists():
+        kept = read(path)
+        document, old = {"title": kept.title} | ({"about": kept.about} if kept.about else {}), kept.rows
+    new = {row.key: row for row in rows}
+    merged = [new.pop(row.key, row) for row in old] + list(new.values())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_json(path, document | {"rows": [as_json(row) for row in merged]})
+    return path
+
+
+def as_json(row: ResultRow) -> dict[str, Any]:
+    """The fields of a row that say something."""
+    out = {k: v for k, v in asdict(row).items() if v not in ("", (), None)}
+    if row.interval is None:
+        del out["interval_is"]
+    return out
+
+
+# ---- rows of runs and evaluations --------------------------------------------------------------------------------
+
+def measured_files(sim: str, algo: str) -> tuple[str, ...]:
+    """What of the repository decides the success of a policy that `algo` trains in `sim`."""
+    shared = "offpolicy" if algo in FROM_REPLAY else "onpolicy"
+    here = {"mujoco": "sims/mujoco", "maniskill": "sims/maniskill", "gym": "sims/gym.py", "envpool": "sims/envpool.py",
+            "wm": "world_models", "arm": "controllers", "dds": "controllers"}.get(sim.split(":")[0])
+    return (f"robo_rl/algos/{algo}.py", f"robo_rl/algos/{shared}.py", "robo_rl/algos/bc.py", "robo_rl/policies", "robo_rl/rollout.py",
+            "robo_rl/losses.py", "robo_rl/sampling.py", "robo_rl/experiment/recipes.py", *([here] if here else []))
+
+
+def run_rows(run: "str | Path") -> list[ResultRow]:
+    """The final evaluation of a run folder, and the one before online RL, with the provenance that its run.json has.
+
+    UserError: it is no run folder, or has no final evaluation yet.
+    """
+    run = Path(run)
+    said: dict[str, Any] = files.read_json(run / "run.json")  # type: ignore[assignment]
+    config = said["config"]
+    labels = {"sft": "after supervised learning", "final": "after online RL", "best": "best checkpoint"}
+    found = [label for label in labels if (run / "evals" / f"{label}.json").exists()]
+    if "final" not in found and not (config["algo"] == "bc" and found):
+        raise UserError(f"{run} has no final evaluation yet; finish it with: robo_rl train --resume {run}")
+    what = f"{config['algo']}, {config['sim']} {config['task']}".strip() + (", pictures" if config.get("obs") == "rgb" else "")
+    rows = []
+    for label in found:
+        document: dict[str, Any] = files.read_json(run / "evals" / f"{label}.json")  # type: ignore[assignment]
+        low, high = document["wilson"]
+        rows.append(ResultRow(
+            what=f"{what}: success {labels[label]}", value=sum(document["success"]) / document["n"], unit="of 1", n=document["n"],
+            interval=(low, high), seeds=(said["seed"],), commit=said.get("git") or UNKNOWN, date=said["created"][:10],
+            machine=said.get("machine") or UNKNOWN, command=" ".join(["robo_rl", *said["argv"]]) if said.get("argv") else UNKNOWN,
+            files=measured_files(config["sim"], config["algo"]), note=f"{document['time']:.0f} s from the start, step {document['step']}"))
+    return rows
+
+
+def evaluation_row(result: dict, command: str, algo: str, commit: str, date: str, machine: str, policy_commit: str) -> ResultRow:
+    """The row of `robo_rl eval --save`. result: of `evaluate_checkpoint`; policy_commit: of the run that made the policy."""
+    return ResultRow(
+        what=f"{algo}, {result['sim']}: success of {result['run']}, {result['checkpoint']}", value=result["success_rate"], unit="of 1",
+        n=result["n"], interval=(result["low"], result["high"]), seeds=(result["seed"],), commit=commit or UNKNOWN, date=date,
+        machine=machine, command=command, files=measured_files(result["sim"].split("/")[0], algo),
+        note=f"list {result['seed']} of starts; trained at commit {policy_commit or UNKNOWN}")
+
+
+# ---- how old a row is --------------------------------------------------------------------------------------------
+
+OLDER, CURRENT, NO_COMMIT, FOREIGN, NO_GIT, NO_FILES = (
+    "older than the code", "", "commit unknown", "commit not in this history", "not checked", "names no files")
+
+
+def age(row: ResultRow, repository: "Path | None") -> str:
+    """Whether the files that the row names changed after its commit: OLDER, CURRENT (""), or why that is not known."""
+    since = row.commit if row.commit != UNKNOWN else row.recorded
+    if not since:
+        return NO_COMMIT
+    if repository is None:
+        return NO_GIT
+    if not row.files:
+        return NO_FILES
+    changed = _changed(str(repository), since.rstrip("+"), row.files)
+    if row.commit == UNKNOWN and changed != OLDER:
+        return NO_COMMIT
+    return changed
+
+
+@functools.cache
+def _changed(repository: str, commit: str, paths: Sequence[str]) -> str:
+    done = subprocess.run(["git", "-C", repository, "log", "-1", "--format=%h", f"{commit}..HEAD", "--", *paths],
+                          capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        return FOREIGN
+    return OLDER if done.stdout.strip() else CURRENT
+
+
+def repository_of(folder: "str | Path") -> "Path | None":
+    """The git repository that holds `folder`; None without git, or outside one."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), "rev-parse", "--show-toplevel"], capture_output=True, text=True,
+                              timeout=60, check=False)
+    except OSError:
+        return None
+    return Path(done.stdout.strip()) if done.returncode == 0 else None

@@ -1,0 +1,194 @@
+"""Results: rows keep what made them, old ones are told from git, and the page and the README's table show what the files say."""
+
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from commands import TINY, robo_rl
+
+from robo_rl import results
+from robo_rl.errors import UserError
+from robo_rl.report import results_page
+from robo_rl.results import ResultRow, add_rows, age, read
+
+ROOT = Path(__file__).parent.parent
+ROW = ResultRow(what="reach: success", value=0.5, unit="of 1", n=200, interval=(0.43, 0.57), seeds=(0,), commit="abc", date="2026-11-23",
+                machine="2 cores", command="robo_rl train", files=("a.py",))
+
+
+# ---- files of rows -----------------------------------------------------------------------------------------------
+
+def test_rows_are_read_back_as_they_were_written(tmp_path):
+    rows = [ROW, replace(ROW, seeds=(1,), interval=None, n=None, note="slow", value="3 of 4")]
+    path = add_rows(tmp_path / "new" / "x.json", "Success", rows)
+    assert read(path).rows == tuple(rows) and read(path).title == "Success"
+
+
+def test_a_row_takes_the_place_of_an_earlier_one_of_the_same_thing_and_others_stay(tmp_path):
+    path = add_rows(tmp_path / "x.json", "T", [ROW, replace(ROW, seeds=(1,))])
+    add_rows(path, "another title", [replace(ROW, value=0.9, commit="def"), replace(ROW, what="new")])
+    assert [(r.what, r.seeds, r.value) for r in read(path).rows] == [
+        ("reach: success", (0,), 0.9), ("reach: success", (1,), 0.5), ("new", (0,), 0.5)]
+    assert read(path).title == "T"
+
+
+def test_what_all_rows_share_stands_once_in_the_file(tmp_path):
+    (tmp_path / "x.json").write_text(json.dumps({"title": "T", "commit": "abc", "seeds": [3], "rows": [
+        {"what": "a", "value": 1}, {"what": "b", "value": 2, "commit": "def"}]}))
+    a, b = read(tmp_path / "x.json").rows
+    assert (a.commit, a.seeds, b.commit, b.seeds) == ("abc", (3,), "def", (3,))
+
+
+@pytest.mark.parametrize(("document", "says"), [
+    ({"title": "T"}, "has no rows"), ({"rows": [{"what": "a", "value": [1]}]}, "number or text"),
+    ({"rows": [{"what": "a", "value": 1, "interval": [2, 1]}]}, r"must be \(low, high\)"), ({"rows": [{"value": 1}]}, "what")])
+def test_a_damaged_file_is_named_with_what_is_wrong(document, says, tmp_path):
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(UserError, match=f"bad.json.*{says}"):
+        read(path)
+
+
+# ---- age ---------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def repository(tmp_path):
+    """A repository of two commits, the second of which changes b.py -> (folder, first commit, second commit)."""
+    def git(*words):
+        return subprocess.run(["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True,
+                              capture_output=True, text=True).stdout.strip()
+    git("init", "-q")
+    heads = []
+    for text in ("1", "2"):
+        (tmp_path / "a.py").write_text("1")
+        (tmp_path / "b.py").write_text(text)
+        git("add", "a.py", "b.py")
+        git("commit", "-q", "-m", text)
+        heads.append(git("rev-parse", "--short=12", "HEAD"))
+    return tmp_path, *heads
+
+
+def test_a_row_is_older_than_the_code_once_a_file_that_it_measures_changed(repository):
+    folder, first, second = repository
+    assert age(replace(ROW, commit=first, files=("a.py",)), folder) == results.CURRENT
+    assert age(replace(ROW, commit=first, files=("a.py", "b.py")), folder) == results.OLDER
+    assert age(replace(ROW, commit=first + "+", files=("b.py",)), folder) == results.OLDER  # measured with changes
+    assert age(replace(ROW, commit=second, files=("b.py",)), folder) == results.CURRENT
+
+
+def test_a_row_that_cannot_be_compared_says_why(repository):
+    folder, first, second = repository
+    assert age(replace(ROW, commit="123456789abc"), folder) == results.FOREIGN
+    assert age(replace(ROW, commit=first, files=()), folder) == results.NO_FILES
+    assert age(replace(ROW, commit=first), None) == results.NO_GIT
+    unknown = replace(ROW, commit=results.UNKNOWN, files=("b.py",))
+    assert age(unknown, folder) == results.NO_COMMIT
+    assert age(replace(unknown, recorded=first), folder) == results.OLDER  # it was measured before it was written down
+    assert age(replace(unknown, recorded=second), folder) == results.NO_COMMIT
+
+
+def test_outside_a_repository_the_page_marks_nothing_and_says_so(tmp_path):
+    add_rows(tmp_path / "results" / "x.json", "T", [ROW])
+    assert results.repository_of(tmp_path) is None
+    results_page.write_pages(tmp_path / "results", tmp_path / "docs" / "results.md", None)
+    page = (tmp_path / "docs" / "results.md").read_text()
+    assert "no row was compared with the code" in page and "*older than the code*" not in page.split("## T")[1]
+
+
+# ---- page and README ---------------------------------------------------------------------------------------------
+
+def test_the_page_has_a_table_per_topic_with_the_commit_of_every_row(repository):
+    folder, first, _ = repository
+    add_rows(folder / "results" / "x.json", "Success", [replace(ROW, commit=first, files=("b.py",), what="a | b", note="a note")])
+    add_rows(folder / "results" / "y.json", "Speed", [replace(ROW, value=12345.6, unit="steps/s", interval_is="quartiles")])
+    page = results_page.page_text(results.read_all(folder / "results"), folder)
+    assert page.index("## Success") < page.index("## Speed")
+    assert f"| a \\| b | 0.500 | [0.430, 0.570] | 200 | 0 | {first} *older than the code* | 2026-11-23 | (1) a note |" in page
+    assert "12,346 steps/s | [0.43, 0.57] quartiles" in page and "1. `robo_rl train`; 2 cores" in page
+    assert f"{first} |" in results_page.without_marks(page)
+
+
+def test_the_readmes_table_has_the_rows_with_a_headline_in_their_order(tmp_path):
+    rows = [replace(ROW, what="second", headline="2"), ROW, replace(ROW, what="first", headline="1")]
+    add_rows(tmp_path / "results" / "x.json", "T", rows)
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{results_page.BEGIN}\nold\n{results_page.END}\nafter\n")
+    written = results_page.write_pages(tmp_path / "results", tmp_path / "page.md", readme)
+    text = readme.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text and len(written) == 2
+    assert text.index("| first | 0.500 [0.430, 0.570] | 200 | 0 | abc |") < text.index("| second |") and "reach" not in text
+    readme.write_text("no marks")
+    with pytest.raises(UserError, match="has no place for the table"):
+        results_page.write_pages(tmp_path / "results", tmp_path / "page.md", readme)
+
+
+def kept() -> list[results.ResultFile]:
+    """The files of results that belong to the repository; a bench may have left others here."""
+    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "results"], capture_output=True, text=True, check=False).stdout.split()
+    found = results.read_all(ROOT / "results")
+    return [f for f in found if str(f.path.relative_to(ROOT)) in listed] if listed else found
+
+
+def test_the_page_and_the_readme_say_what_the_files_of_results_say():
+    """`robo_rl results page` makes them; the marks of age change with every commit and are left out."""
+    found = kept()
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert results_page.without_marks(results_page.page_text(found, ROOT)) == results_page.without_marks(page)
+    readme = (ROOT / "README.md").read_text()
+    assert results_page.with_table(readme, found) == readme
+
+
+def test_every_row_in_the_repository_says_what_made_it():
+    for file in kept():
+        for row in file.rows:
+            assert row.commit != results.UNKNOWN or row.recorded, f"{file.path}: {row.what}"
+            assert row.date != results.UNKNOWN and row.files, f"{file.path}: {row.what}"
+
+
+# ---- rows of runs ------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    done = robo_rl(folder, "train", *TINY, "--out", "run", "--seed", 3)
+    assert done.code == 0, done.err
+    return folder / "run"
+
+
+def test_a_run_adds_its_final_evaluation_with_its_provenance(run):
+    done = robo_rl(run.parent, "results", "add", "run", "--topic", "reach")
+    assert done.code == 0, done.err
+    rows = {row.what: row for row in read(run.parent / "results" / "reach.json").rows}
+    final = rows["pi_rl, mujoco reach: success after online RL"]
+    document, said = (json.loads((run / name).read_text()) for name in ("evals/final.json", "run.json"))
+    assert final.value == sum(document["success"]) / 8 and final.interval == tuple(document["wilson"]) and final.n == 8
+    assert (final.seeds, final.machine, final.date) == ((3,), said["machine"], said["created"][:10])
+    assert final.commit == (said["git"] or results.UNKNOWN) and final.command.startswith("robo_rl train --task reach")
+    assert "pi_rl, mujoco reach: success after supervised learning" in rows
+    assert all((ROOT / f).exists() for f in final.files)
+
+
+def test_a_run_without_a_final_evaluation_is_refused(run, tmp_path):
+    shutil.copytree(run, tmp_path / "half")
+    (tmp_path / "half" / "evals" / "final.json").unlink()
+    assert "has no final evaluation yet" in robo_rl(tmp_path, "results", "add", "half").mistake
+
+
+def test_an_evaluation_is_added_only_when_asked(run):
+    assert robo_rl(run.parent, "eval", "run", "--episodes", 8).code == 0
+    assert not (run.parent / "results" / "eval.json").exists()
+    done = robo_rl(run.parent, "eval", "run", "--episodes", 8, "--save", "--json")
+    assert done.code == 0, done.err
+    row, = read(run.parent / "results" / "eval.json").rows
+    said = json.loads(done.out)
+    assert (row.value, row.n, row.interval) == (said["success_rate"], 8, (said["low"], said["high"]))
+    assert row.command == "robo_rl eval run --episodes 8" and said["saved"] == "results/eval.json" and row.files
+
+
+@pytest.mark.parametrize("algo", ["pi_rl", "hil_serl", "ppo", "dppo", "iql"])
+@pytest.mark.parametrize("sim", ["mujoco", "maniskill", "gym:Pendulum-v1", "envpool:x", "wm:runs/wm", "dds"])
+def test_the_files_that_a_training_run_measures_exist(algo, sim):
+    assert all((ROOT / f).exists() for f in results.measured_files(sim, algo))
