@@ -532,9 +532,11 @@ def test_version_and_help_go_to_standard_output(capsys):
 def every_options_class() -> list[type]:
     import importlib
 
+    from robo_rl.cli import results
     from robo_rl.cli.wm import KINDS, SUBCOMMANDS
     own = [getattr(importlib.import_module(f"robo_rl.cli.{c.replace('-', '_')}"), name) for c, (name, _) in COMMANDS.items()]
-    return list(dict.fromkeys([*own, *(k for k, _ in SUBCOMMANDS.values()), *KINDS.values(), *RL_OPTIONS.values(), PolicyOptions, BcOptions]))
+    grouped = (k for subs in (SUBCOMMANDS, results.SUBCOMMANDS) for k, _ in subs.values())
+    return list(dict.fromkeys([*own, *grouped, *KINDS.values(), *RL_OPTIONS.values(), PolicyOptions, BcOptions]))
 
 
 @pytest.mark.parametrize("cls", every_options_class(), ids=lambda c: c.__name__)

@@ -11,6 +11,7 @@ import shutil
 import textwrap
 import types
 from dataclasses import MISSING, Field, fields, is_dataclass
+from itertools import pairwise
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 from robo_rl import errors
@@ -90,7 +91,7 @@ def docs(cls) -> dict[str, str]:
 @functools.cache
 def _own_docs(cls) -> dict[str, str]:
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
-    return {a.target.id: b.value.value for a, b in zip(body, body[1:]) if isinstance(a, ast.AnnAssign)
+    return {a.target.id: b.value.value for a, b in pairwise(body) if isinstance(a, ast.AnnAssign)
             and isinstance(b, ast.Expr) and isinstance(b.value, ast.Constant) and isinstance(b.value.value, str)}
 
 

@@ -17,6 +17,7 @@ class AddOptions:
     topic: str = "training"
     """Name of the file: results/<topic>.json."""
     folder: str = "results"
+    """Folder of the files of results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,9 @@ class PageOptions:
     """Write the page of results, and the README's table, from results/*.json."""
 
     folder: str = "results"
+    """Folder of the files of results."""
     out: str = "docs/results.md"
+    """The page."""
     readme: str = "README.md"
     """File with the marks <!-- results --> and <!-- /results -->, or empty."""
 
