@@ -264,3 +264,42 @@ for t in others:
     t.join(60)  # a timer that was cancelled
 assert threading.active_count() == 1 and not {{"torch.cuda", "mujoco", "glfw"}} & {{*sys.modules}}
 """))
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """Names that a source file defines or imports anywhere."""
+    out = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            out.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            out.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            out |= {(a.asname or a.name).split(".")[0] for a in node.names}
+    return out
+
+
+def missing_names(trees: dict[str, ast.Module]) -> list[str]:
+    """What files import from each other (also inside functions, which no test may run) and is not there."""
+    there = {module: defined(tree) for module, tree in trees.items()}
+    ours = {module.split(".")[0] for module in trees}
+    out = []
+    for module, tree in trees.items():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ImportFrom) or node.module.split(".")[0] not in ours:
+                continue
+            names = there.get(node.module, set())
+            out += [f"{module} imports {node.module}.{a.name}" for a in node.names
+                    if a.name not in names and f"{node.module}.{a.name}" not in trees and "__getattr__" not in names]
+    return out
+
+
+def test_every_name_that_is_imported_from_our_own_files_is_there():
+    trees = {}
+    for name in ("robo_rl", *SIDE_BY_SIDE):
+        for path in sources(name):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            trees[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text(encoding="utf-8"))
+    assert not missing_names(trees)
+    wrong = {"a": ast.parse("x = 1"), "b": ast.parse("def f():\n    from a import x, y")}
+    assert missing_names(wrong) == ["b imports a.y"]

@@ -118,9 +118,9 @@ class _Sim:
         out["fail"][i] = bool(info["fail"]) if "fail" in info else 0
 
     def act(self, out: dict) -> None:
-        from sims.maniskill.expert import EXPERTS, Arm
+        from sims.maniskill.expert import EXPERTS, ManiSkillArm
         if self.expert is None:
-            self.expert = Arm(self.env, self.config["control"])
+            self.expert = ManiSkillArm(self.env, self.config["control"])
         self.expert.read()
         out["expert"][self.row] = self.expert.action(EXPERTS[self.env.spec.id](self.env, self.expert))
 
