@@ -20,7 +20,7 @@ from controllers.remote import MessageParser, RemotePolicyClient, address, pack
 from controllers.robot import load_robot
 from controllers.transport import Flag, NetworkConditions, Numbers, PoseStamped, Text
 from robo_rl.errors import UserError
-from robo_rl.experiment.arm import lockstep, make_arm_env, placed, scene
+from robo_rl.experiment.arm import make_arm_env, make_lockstep_arm, scene_xml, start_placement
 from robo_rl.experiment.sim_arm import SimArmOptions, make_sim_arm
 from robo_rl.policies import ObsSpec
 from sims.check import check_env
@@ -37,8 +37,8 @@ STILL = np.array([[0, 0, 0, 0, 0, 0, 1.0]] * 8)
 
 def there(speed=1.5, **kw):
     """An arm with the bridge on its wire, ready."""
-    body = lockstep(ROBOT, TASK, speed, **kw)
-    body.begin(*placed(ROBOT, "pick_cube", 3))
+    body = make_lockstep_arm(ROBOT, TASK, speed, **kw)
+    body.begin(*start_placement(ROBOT, "pick_cube", 3))
     return body
 
 
@@ -307,11 +307,11 @@ def test_the_gripper_follows_only_an_armed_commander():
 
 
 def test_the_scene_has_the_cube_and_the_tool_where_the_simulator_has_them():
-    assert 'name="cube"' in scene(ROBOT, "pick_cube") and scene(ROBOT, "none") == ""
+    assert 'name="cube"' in scene_xml(ROBOT, "pick_cube") and scene_xml(ROBOT, "none") == ""
     with pytest.raises(UserError, match="unknown scene 'pick_cub'"):
-        scene(ROBOT, "pick_cub")
+        scene_xml(ROBOT, "pick_cub")
     with pytest.raises(UserError, match="ships no MJCF"):
-        scene(load_robot("fr3"), "pick_cube")
+        scene_xml(load_robot("fr3"), "pick_cube")
 
 
 # ---- commands ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from controllers.services import PARAMETER_SERVICES, filled, parameter, value_of
 from controllers.transport import Clock, LoopbackTransport, WrenchStamped
 from controllers.wrench import Observer
 from robo_rl.errors import UserError
-from robo_rl.experiment.arm import BOX, STEP, expected, placed
+from robo_rl.experiment.arm import ACTION_SCALE, WORKSPACE, policy_interface, start_placement
 from robo_rl.experiment.deploy import reset_scene
 from robo_rl.experiment.sim_arm import SimArmOptions, make_sim_arm
 from robo_rl.policies import ObsSpec
@@ -211,7 +211,7 @@ def test_a_force_beyond_the_limit_holds_the_arm_and_says_so():
 def test_a_start_is_the_simulators_and_a_placement_survives_its_row():
     there = There()
     assert there.put("sim_arm", start=7) == [True]
-    joints, objects = placed(load_robot("sim"), "pick_cube", 7)
+    joints, objects = start_placement(load_robot("sim"), "pick_cube", 7)
     assert np.allclose(there.arm.data.qpos[there.arm._qpos], joints)
     assert np.allclose(there.arm.data.body("cube").xpos[:2], objects["cube"][0][:2])
     again, bodies = row_of(tuple(placement(joints, objects)), 7, ["cube"])
@@ -222,7 +222,7 @@ def test_a_start_is_the_simulators_and_a_placement_survives_its_row():
 def test_a_deployment_puts_the_scene_to_its_start_but_never_under_a_commander():
     there = There()
     reset_scene(there.client, 7)
-    assert np.allclose(there.arm.data.qpos[there.arm._qpos], placed(load_robot("sim"), "pick_cube", 7)[0])
+    assert np.allclose(there.arm.data.qpos[there.arm._qpos], start_placement(load_robot("sim"), "pick_cube", 7)[0])
     there.run(0.05)
     there.order("arm")
     with pytest.raises(UserError, match="--start 8: the arm is ARMED: disarm it"):
@@ -256,8 +256,8 @@ def test_lockstep_publishes_simulated_time():
 
 def live(there):
     robot = load_robot("sim")
-    task = expected(Config, ObsSpec(state=36, action=7))
-    body = LiveArm(robot, task, there.client, arm_model(robot), limits_at(1.5, STEP, **BOX),
+    task = policy_interface(Config, ObsSpec(state=36, action=7))
+    body = LiveArm(robot, task, there.client, arm_model(robot), limits_at(1.5, ACTION_SCALE, **WORKSPACE),
                    clock=there.client.now, sleep=there.run)
     return ArmEnv(TASKS["pick_cube"], [body]), body
 

@@ -152,15 +152,15 @@ class Answering(InProcessPolicy):
 def chunk_to_command(args: "BenchOptions", report: Report) -> None:
     """What the bridge does between an answer of the policy and its first command on the wire."""
     from controllers.robot import load_robot
-    from robo_rl.experiment.arm import TRAINED, expected, lockstep, placed
+    from robo_rl.experiment.arm import TRAINING_SPEED, make_lockstep_arm, policy_interface, start_placement
     from robo_rl.experiment.wire import connect
     robot, rng = load_robot("sim"), np.random.default_rng(0)
-    task = expected(SimpleNamespace(sim="mujoco", task="pick_cube", control=""),
+    task = policy_interface(SimpleNamespace(sim="mujoco", task="pick_cube", control=""),
                     SimpleNamespace(state=36, views=(), image_size=0))
     wire, wires = connect("bench_bridge", DOMAIN), []
     try:
-        body = lockstep(robot, task, TRAINED, wrap_transport=lambda loop: wires.append(Both(loop, wire)) or wires[-1])
-        body.begin(*placed(robot, "pick_cube", 0))
+        body = make_lockstep_arm(robot, task, TRAINING_SPEED, wrap_transport=lambda loop: wires.append(Both(loop, wire)) or wires[-1])
+        body.begin(*start_placement(robot, "pick_cube", 0))
         mind = Answering(lambda obs: rng.uniform(-0.3, 0.3, (1, 7)))
         ours, bare = [], []
         message = JointState(0.0, robot.joints, robot.home)

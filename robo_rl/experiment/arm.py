@@ -1,4 +1,4 @@
-"""Where robots, simulators and runs meet: scenes for an arm, what a run expects of one, the arm as an env."""
+"""The arm of a run: its scene and placement, the interface that a run's policy expects, its controllers, and the arm as an env."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +19,12 @@ from robo_rl.experiment.robot_names import twin
 
 CONTROLLERS = ("cartesian", "joint")
 SCENES = ("pick_cube", "none")
-BOX = {"low": (0.15, -0.6, 0.0), "high": (0.85, 0.6, 0.8)}  # the simulated arm's workspace [m]
-STEP = (0.036, 0.18)  # of one command [m], [rad]: one whole action of ee_delta
-TRAINED = 1.5  # m/s, what the joints of sims/mujoco can do
+WORKSPACE = {"low": (0.15, -0.6, 0.0), "high": (0.85, 0.6, 0.8)}  # the simulated arm's workspace [m]
+ACTION_SCALE = (0.036, 0.18)  # of one command [m], [rad]: one whole action of ee_delta
+TRAINING_SPEED = 1.5  # m/s, what the joints of sims/mujoco can do
 
 
-def scene(robot: Robot, name: str) -> str:
+def scene_xml(robot: Robot, name: str) -> str:
     """MJCF text of the robot's own model with the scene's objects; "" for its model alone."""
     if choose("scene", name, SCENES) == "none":
         return ""
@@ -35,21 +35,21 @@ def scene(robot: Robot, name: str) -> str:
     return text.replace("</worldbody>", f"{TASKS[name].xml}</worldbody>")
 
 
-def expected(config, spec) -> PolicyInterface:
-    """What a run (its config, its policy's ObsSpec) expects of a robot. UserError: it does not fit any."""
+def policy_interface(config, spec) -> PolicyInterface:
+    """Observations and actions of a run (its config, its policy's ObsSpec). UserError: no arm has them."""
     if twin(config.sim) != "mujoco":
         raise UserError(f"the run was trained in {config.sim}; only runs of --sim mujoco, arm or dds say what their state is made of")
     from sims.mujoco import LOCOMOTION
     if config.task in LOCOMOTION:
         raise UserError(f"the run's task {config.task} is no arm's")
-    task = task_of(config.task, config.control, spec.views, spec.image_size)
+    task = task_interface(config.task, config.control, spec.views, spec.image_size)
     if len(task.state_names) != spec.state:
         raise UserError(f"the run's policy sees {spec.state} numbers, its task has {len(task.state_names)}")
     return task
 
 
-def task_of(name: str, control: str = "", views: tuple[str, ...] = (), image_size: int = 0, whole: bool = False) -> PolicyInterface:
-    """What a policy of a task of sims/mujoco expects of a robot; whole: the whole state even beside cameras."""
+def task_interface(name: str, control: str = "", views: tuple[str, ...] = (), image_size: int = 0, whole: bool = False) -> PolicyInterface:
+    """Observations and actions of a task of sims/mujoco; whole: the whole state even beside cameras."""
     from sims.mujoco import model
     from sims.mujoco.env import CONTROLS, PROPRIOCEPTION, axes_of, state_names_of
     from sims.mujoco.tasks import TASKS
@@ -61,7 +61,7 @@ def task_of(name: str, control: str = "", views: tuple[str, ...] = (), image_siz
                 period=model.DT * model.SUBSTEPS, views=views, image_size=image_size)
 
 
-def placed(robot: Robot, name: str, start: int) -> tuple[np.ndarray, dict]:
+def start_placement(robot: Robot, name: str, start: int) -> tuple[np.ndarray, dict]:
     """(joint angles, bodies' poses) of a start of a scene; the robot's home alone where there is none."""
     if name == "none" or robot.name != "sim":
         return np.array(robot.home), {}
@@ -75,29 +75,29 @@ def placed(robot: Robot, name: str, start: int) -> tuple[np.ndarray, dict]:
         for j, body in enumerate(TASKS[name].objects)}
 
 
-def law(controller: str, speed: float):
-    """The law's options of a controller's name."""
+def law_options(controller: str, speed: float):
+    """Options of the control law of a controller, by its name."""
     if choose("controller", controller, CONTROLLERS) == "cartesian":
         return law_at(speed)
     from sims.mujoco.model import DAMPING, STIFFNESS
     return joints_at(STIFFNESS, DAMPING)
 
 
-def controllers_of(robot: Robot, speed: float) -> dict[str, Controller]:
+def make_controllers(robot: Robot, speed: float) -> dict[str, Controller]:
     """The simulated arm's controllers by their names on the wire."""
-    out = {"cartesian_impedance_controller": Controller(options=law("cartesian", speed), robot=robot),
+    out = {"cartesian_impedance_controller": Controller(options=law_options("cartesian", speed), robot=robot),
            "gravity_compensation": Controller(options=gravity_compensation(), robot=robot)}
     if robot.name == "sim":
-        stiff = sprung(robot, "joint")
-        out["joint_impedance_controller"] = Controller(options=law("joint", speed), robot=stiff, servo=True)
+        stiff = with_stiff_joints(robot, "joint")
+        out["joint_impedance_controller"] = Controller(options=law_options("joint", speed), robot=stiff, servo=True)
     return out
 
 
 WIRE_NAMES = {"cartesian": "cartesian_impedance_controller", "joint": "joint_impedance_controller"}
 
 
-def sprung(robot: Robot, controller: str) -> Robot:
-    """The robot with torques that may change as sims/mujoco's do, where its joints are to be as stiff as there."""
+def with_stiff_joints(robot: Robot, controller: str) -> Robot:
+    """The robot with the torque rate of sims/mujoco, where --controller joint makes its joints as stiff as there."""
     if controller != "joint":
         return robot
     if robot.name != "sim":
@@ -105,23 +105,25 @@ def sprung(robot: Robot, controller: str) -> Robot:
     return replace(robot, torque_rate=1e5)
 
 
-def lockstep(robot: Robot, task: PolicyInterface, speed: float, scene_name: str = "pick_cube", conditions: NetworkConditions | None = None,
-             dry_run: bool = False, controller: str = "joint", wrap_transport=lambda wire: wire) -> LockstepArm:
-    """The governed arm with the bridge on one in-process wire."""
-    return LockstepArm(sprung(robot, controller), task, scene(robot, scene_name), law(controller, speed),
-                    limits_at(speed, STEP, **BOX), arm_model(robot), conditions, dry_run, controller == "joint", wrap_transport,
-                    joints=controller == "joint")
+def make_lockstep_arm(robot: Robot, task: PolicyInterface, speed: float, scene_name: str = "pick_cube",
+                      conditions: NetworkConditions | None = None, dry_run: bool = False, controller: str = "joint",
+                      wrap_transport=lambda wire: wire) -> LockstepArm:
+    """The governed arm with the bridge on one in-process transport. speed: limit of the tool [m/s]."""
+    joints = controller == "joint"
+    return LockstepArm(with_stiff_joints(robot, controller), task, scene_xml(robot, scene_name), law_options(controller, speed),
+                       limits_at(speed, ACTION_SCALE, **WORKSPACE), arm_model(robot), conditions, dry_run, joints,
+                       wrap_transport, joints=joints)
 
 
-def shown(config, policy_spec) -> PolicyInterface:
-    """What the arm as an env must tell: what the run's policy expects, and where things are, by which success is judged."""
-    task = expected(config, policy_spec)
-    return task_of(config.task, config.control, task.views, task.image_size, whole=True)
+def full_interface(config, policy_spec) -> PolicyInterface:
+    """The interface of the arm as an env: that of the run's policy, and the poses of the objects, by which success is judged."""
+    task = policy_interface(config, policy_spec)
+    return task_interface(config.task, config.control, task.views, task.image_size, whole=True)
 
 
-def make_live_env(config, policy_spec, transport, speed: float = TRAINED, controller: str = "joint", robot: str = "sim"):
+def make_live_env(config, policy_spec, transport, speed: float = TRAINING_SPEED, controller: str = "joint", robot: str = "sim"):
     """(env, body): the arm of `robo_rl sim-arm` behind a transport, in real time, as an env of the project's contract."""
-    return live_env(config.task, shown(config, policy_spec), transport, speed, controller, robot, config.max_steps)
+    return live_env(config.task, full_interface(config, policy_spec), transport, speed, controller, robot, config.max_steps)
 
 
 def live_env(name: str, task: PolicyInterface, transport, speed: float, controller: str, robot: str = "sim", max_steps: int = 0,
@@ -131,13 +133,13 @@ def live_env(name: str, task: PolicyInterface, transport, speed: float, controll
     from sims.mujoco.tasks import TASKS
     made = load_robot(robot)
     name = choose("scene", name or "pick_cube", [s for s in SCENES if s != "none"])
-    body = LiveArm(made, task, transport, arm_model(made), limits_at(speed, STEP, **BOX), joints=controller == "joint")
+    body = LiveArm(made, task, transport, arm_model(made), limits_at(speed, ACTION_SCALE, **WORKSPACE), joints=controller == "joint")
     return ArmEnv(TASKS[name], [body], max_steps, leave, task.views, task.image_size), body
 
 
-def make_arm_env(config, policy_spec, num_envs: int, speed: float = TRAINED, controller: str = "joint", robot: str = "sim"):
+def make_arm_env(config, policy_spec, num_envs: int, speed: float = TRAINING_SPEED, controller: str = "joint", robot: str = "sim"):
     """The governed arm as an env of the project's contract, for a run of sims/mujoco's pick_cube."""
-    return arm_env(config.task, shown(config, policy_spec), num_envs, speed, controller, robot, config.max_steps)
+    return arm_env(config.task, full_interface(config, policy_spec), num_envs, speed, controller, robot, config.max_steps)
 
 
 def arm_env(name: str, task: PolicyInterface, num_envs: int, speed: float, controller: str, robot: str = "sim", max_steps: int = 0):
@@ -148,7 +150,7 @@ def arm_env(name: str, task: PolicyInterface, num_envs: int, speed: float, contr
     if num_envs > 64:
         raise UserError(f"arms run one after the other in real physics: at most 64 envs, got {num_envs}")
     made = load_robot(robot)
-    bodies = [lockstep(made, task, speed, name, controller=controller) for _ in range(num_envs)]
+    bodies = [make_lockstep_arm(made, task, speed, name, controller=controller) for _ in range(num_envs)]
     if task.views:
         from controllers.transport import LoopbackTransport
         from robo_rl.experiment.cameras import SceneCameras
@@ -157,7 +159,7 @@ def arm_env(name: str, task: PolicyInterface, num_envs: int, speed: float, contr
     return ArmEnv(TASKS[name], bodies, max_steps, lambda: [body.close() for body in bodies], task.views, task.image_size)
 
 
-WIRED = {"controller": "joint", "speed": str(TRAINED), "domain": "-1", "namespace": ""}  # after the colon of --sim dds:…
+ENV_OPTIONS = {"controller": "joint", "speed": str(TRAINING_SPEED), "domain": "-1", "namespace": ""}  # after the colon of --sim dds:…
 
 
 def make_robot(sim: str, task: str, num_envs: int, *, obs: str = "state", reward: str = "", control: str = "", max_steps: int = 0,
@@ -168,7 +170,7 @@ def make_robot(sim: str, task: str, num_envs: int, *, obs: str = "state", reward
     """
     from sims.mujoco.env import VIEWS
     kind, _, words = sim.partition(":")
-    allowed = WIRED if kind == "dds" else {k: WIRED[k] for k in ("controller", "speed")}
+    allowed = ENV_OPTIONS if kind == "dds" else {k: ENV_OPTIONS[k] for k in ("controller", "speed")}
     said = dict(allowed)
     for word in filter(None, words.split(",")):
         key, _, value = word.partition("=")
@@ -187,7 +189,7 @@ def make_robot(sim: str, task: str, num_envs: int, *, obs: str = "state", reward
             raise UserError(f"--sim {kind} takes {option} {' or '.join(filter(None, fits)) or 'not at all'}, got {value!r}")
     if render:
         raise UserError(f"--sim {kind} films nothing: robo_rl deploy --video does, with the arm's own cameras")
-    made = task_of(task, control, VIEWS if obs == "rgb" else (), image_size, whole=True)
+    made = task_interface(task, control, VIEWS if obs == "rgb" else (), image_size, whole=True)
     if kind == "arm":
         return arm_env(task, made, num_envs, speed, said["controller"], max_steps=max_steps)
     if num_envs != 1:

@@ -127,12 +127,12 @@ def deploy(options: DeployOptions, log: Callable[[str], None] = print, warn: Cal
     pick_checkpoint(Path(options.run), options.checkpoint)  # reports a wrong name before torch is loaded
     from controllers.model import arm_model
     from controllers.robot import load_robot
-    from robo_rl.experiment.arm import expected
+    from robo_rl.experiment.arm import policy_interface
     from robo_rl.experiment.policy_server import load_actor
 
     robot = load_robot(options.robot)
     act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction)
-    task = expected(config, spec)
+    task = policy_interface(config, spec)
     joints = sum(n.endswith("_velocity") for n in task.state_names)
     if len(robot.joints) != joints:
         raise UserError(f"the run knows {joints} joints, robot {robot.name} has {len(robot.joints)}: "
@@ -156,14 +156,14 @@ def deploy(options: DeployOptions, log: Callable[[str], None] = print, warn: Cal
 def deploy_in_process(options: DeployOptions, robot, task, model, client, recorder: DeployRecorder, log, warn):
     """(bridge, simulated seconds) of a simulated arm in this process, in lockstep on simulated time."""
     from controllers.transport import LoopbackTransport
-    from robo_rl.experiment.arm import lockstep, placed
+    from robo_rl.experiment.arm import make_lockstep_arm, start_placement
     from robo_rl.experiment.cameras import SceneCameras
-    body = lockstep(robot, task, options.speed, dry_run=options.dry_run, wrap_transport=recorder.wrap_transport)
+    body = make_lockstep_arm(robot, task, options.speed, dry_run=options.dry_run, wrap_transport=recorder.wrap_transport)
     views = tuple(dict.fromkeys((*task.views, *(("front",) if options.video else ()))))
     if views:
         size = task.image_size or FILM_SIZE
         body.make_cameras = lambda bus: SceneCameras(LoopbackTransport(bus, "cameras"), "pick_cube", views, size)
-    body.begin(*placed(robot, "pick_cube", max(options.start, 0)))
+    body.begin(*start_placement(robot, "pick_cube", max(options.start, 0)))
     recorder.watch(body.bridge, body.wire)
     while body.arm.t < options.seconds and not body.bridge.lost and body.bridge.governor.state in ("ARMED", "ACTIVE"):
         body.publish_images()
@@ -179,14 +179,14 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, client, recorder:
     from controllers.node import SAFETY_COMMAND, SAFETY_STATE
     from controllers.pace import limits_at
     from controllers.transport import Text
-    from robo_rl.experiment.arm import BOX, STEP
+    from robo_rl.experiment.arm import ACTION_SCALE, WORKSPACE
     from robo_rl.experiment.wire import connect
 
     wire = recorder.wrap_transport(connect("robo_rl_bridge", options.domain, options.interface, options.namespace))
     stop: list[int] = []
     before = {s: signal.signal(s, lambda number, _: stop.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        limits = limits_at(options.speed, STEP, frame=robot.base_frame, **(BOX if robot.name == "sim" else {}))
+        limits = limits_at(options.speed, ACTION_SCALE, frame=robot.base_frame, **(WORKSPACE if robot.name == "sim" else {}))
         command = options.command or ("joint" if robot.name == "sim" else "pose")
         bridge = Bridge(robot, task, wire, model, limits, dry_run=options.dry_run, joints=command == "joint")
         recorder.watch(bridge, wire)

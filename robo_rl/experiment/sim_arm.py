@@ -93,20 +93,29 @@ def make_sim_arm(options: SimArmOptions, transport=None):
     from controllers.robot import load_robot
     from controllers.transport import Bus, LoopbackTransport, NetworkConditions
     from controllers.wrench import Observer
-    from robo_rl.experiment.arm import BOX, STEP, WIRE_NAMES, controllers_of, law, placed, scene, sprung
+    from robo_rl.experiment.arm import (
+        ACTION_SCALE,
+        WIRE_NAMES,
+        WORKSPACE,
+        law_options,
+        make_controllers,
+        scene_xml,
+        start_placement,
+        with_stiff_joints,
+    )
     from robo_rl.experiment.wire import connect, degrade
 
     controller = options.controller or ("joint" if options.robot == "sim" else "cartesian")
-    robot = sprung(load_robot(options.robot), controller)
-    arm = SimArm(robot, law(controller, options.speed), path=scene(robot, options.scene), servo=controller == "joint",
+    robot = with_stiff_joints(load_robot(options.robot), controller)
+    arm = SimArm(robot, law_options(controller, options.speed), path=scene_xml(robot, options.scene), servo=controller == "joint",
               disturbance=Disturbance(payload=options.payload, torque_delay=options.torque_delay,
                                       joint_friction=options.joint_friction))
-    joints, objects = placed(robot, options.scene, options.start)
+    joints, objects = start_placement(robot, options.scene, options.start)
     arm.reset(joints, objects, opening=1.0)
-    box = BOX if options.robot == "sim" else {}
+    box = WORKSPACE if options.robot == "sim" else {}
     if options.wrench:
         arm.observer, box = Observer(arm.model), box | {"wrench": (options.wrench, options.wrench / 3)}
-    governor = Governor(limits_at(options.speed, STEP, frame=robot.base_frame, **box), robot)
+    governor = Governor(limits_at(options.speed, ACTION_SCALE, frame=robot.base_frame, **box), robot)
     conditions = NetworkConditions(delay=options.message_delay, drop=options.message_drop)
     if transport is None:
         transport = LoopbackTransport(Bus(lambda: arm.ticks * arm.dt), "sim_arm") if options.lockstep and options.domain < 0 else \
@@ -115,8 +124,8 @@ def make_sim_arm(options: SimArmOptions, transport=None):
 
     def place(row: tuple[float, ...]) -> None:
         arm.reset(*from_row(row, len(robot.joints), arm.objects()), opening=1.0)
-    Manager(node, controllers_of(load_robot(options.robot), options.speed), WIRE_NAMES[controller], place,
-            lambda k: arm.reset(*placed(robot, options.scene, k), opening=1.0))
+    Manager(node, make_controllers(load_robot(options.robot), options.speed), WIRE_NAMES[controller], place,
+            lambda k: arm.reset(*start_placement(robot, options.scene, k), opening=1.0))
     return arm, node
 
 
