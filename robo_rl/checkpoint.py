@@ -164,7 +164,8 @@ def load_policy(path: Path):
         policy = make_policy(PolicyOptions(**meta["policy"]["options"]), ObsSpec(**spec), 0)
         policy.load_state_dict(_read(path, "policy.safetensors", meta))
     except (RuntimeError, TypeError) as e:
-        raise UserError(f"{path} was made by another version of robo_rl: its weights do not fit "
+        kind = meta["policy"]["options"].get("kind", "")
+        raise UserError(f"{path} was made by another version of {kind if ':' in kind else 'robo_rl'}: its weights do not fit "
                         f"({str(e).splitlines()[0]})") from e
     return policy.eval(), meta
 

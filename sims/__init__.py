@@ -17,6 +17,7 @@ Wrong input raises `robo_rl.errors.UserError`.
 """
 
 from robo_rl.errors import UserError, choose
+from robo_rl.plugins import OWN, is_object
 
 SIMS = ("mujoco", "maniskill", "isaacgym", "isaaclab")
 PREFIXES = ("gym:", "envpool:")
@@ -31,7 +32,11 @@ def check_names(name: str, task: str = "", *, obs: str = "state", reward: str = 
     choose("reward", reward, ("", "sparse", "dense"))
     if name.startswith(PREFIXES):
         return
-    choose("sim", name, SIMS + PREFIXES)
+    if is_object(name):
+        from sims.own import find_sim
+        find_sim(name)
+        return
+    choose("sim", name, (*SIMS, *PREFIXES, OWN))
     if name == "mujoco":
         from sims.mujoco import check_names as check_mujoco
         check_mujoco(task, control, randomise)
@@ -62,7 +67,7 @@ def make(
     render: bool = False,
     device: str = "cpu",
 ):
-    """Build the vector env `name` (one of SIMS, `gym:<id>` or `envpool:<id>`).
+    """Build the vector env `name` (one of SIMS, `gym:<id>`, `envpool:<id>`, or `module:function` of the user's own).
 
     obs "state" or "rgb" (state and images); reward "sparse" or "dense"; control is the sim's action mode;
     threads 0 = all cores; max_steps 0 = the task's own limit; randomise is a comma list such as
@@ -82,7 +87,10 @@ def make(
     if name.startswith("envpool:"):
         from sims.envpool import make_envpool
         return make_envpool(name[8:], **common)
-    choose("sim", name, SIMS + PREFIXES)
+    if is_object(name):
+        from sims.own import make_own
+        return make_own(name, task, **common)
+    choose("sim", name, (*SIMS, *PREFIXES, OWN))
     if name == "mujoco":
         from sims.mujoco import make_mujoco
         return make_mujoco(task, **common)

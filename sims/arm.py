@@ -16,7 +16,7 @@ from robo_rl.starts import StartStream, uniforms
 from robo_rl.types import ControlSpec
 from sims.mujoco import model as m
 from sims.mujoco.env import HOME, JITTER, PROPRIOCEPTION, axes_of, state_names_of
-from sims.mujoco.experts import EXPERTS, back_out
+from sims.mujoco.experts import back_out, expert_of
 from sims.mujoco.kinematics import Arm
 from sims.mujoco.tasks import Scene, Task
 
@@ -142,7 +142,7 @@ class ArmEnv(VectorEnv):
 
     def expert_action(self) -> np.ndarray:
         """float32 [N, 7]: what the scripted expert does, who sees no more than the observations tell."""
-        return EXPERTS[self.task.name](View(self))
+        return expert_of(self.task)(View(self))
 
     def recovery_action(self) -> np.ndarray:
         """float32 [N, 7]: how to leave a failed attempt."""

@@ -62,13 +62,34 @@ def check_env(
     return tuple(done)
 
 
+def check_quickly(env: VectorEnv) -> None:
+    """What costs little of the contract, on one env of any size: what it says of itself, its first observations, one step, a
+    masked reset to starts. The env must be reset afterwards. AssertionError: one sentence."""
+    check_spaces(env)
+    n, mask = env.num_envs, np.zeros(env.num_envs, bool)
+    mask[0] = True
+    obs = env.reset(seed=0)
+    assert isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict), "reset must return (obs, info)"
+    _check_obs(env, obs[0], "reset")
+    _check_step(env, env.step(like_env(env, np.zeros(env.action_space.shape, np.float32))))
+    ways = [reset_env(env, options={"reset_mask": mask, "starts": np.full(n, 3)}) for _ in range(2)]
+    assert np.array_equal(ways[0]["state"][0], ways[1]["state"][0]), "the same start must give the same first observation"
+
+
 # ---------------------------------------------------------------- the contract, part by part
 
 
 def _spaces(p: EnvProbe) -> None:
-    env, n = p.env, p.n
-    assert isinstance(env, VectorEnv), f"the env must be a gymnasium.vector.VectorEnv, got {type(env).__name__}"
     assert p.one.num_envs == 1, f"make(1) must have num_envs 1, got {p.one.num_envs}"
+    check_spaces(p.env)
+    limit = p.env.spec.max_steps
+    assert limit <= MAX_STEPS, f"check an env with 1 <= max_steps <= {MAX_STEPS}, got {limit}"
+
+
+def check_spaces(env: VectorEnv) -> None:
+    """What an env says of itself: mode, spaces, `spec`. AssertionError: one sentence."""
+    assert isinstance(env, VectorEnv), f"the env must be a gymnasium.vector.VectorEnv, got {type(env).__name__}"
+    n = env.num_envs
     mode = env.metadata.get("autoreset_mode")
     assert mode == AutoresetMode.DISABLED, f"metadata['autoreset_mode'] must be AutoresetMode.DISABLED, got {mode}"
     single, batched = env.single_observation_space, env.observation_space
@@ -104,8 +125,7 @@ def _spaces(p: EnvProbe) -> None:
     for axis in spec.axes:
         assert axis.low < axis.high, f"axis {axis.name!r} must have low < high, got {axis.low} and {axis.high}"
     assert spec.period > 0, f"spec.period must be > 0 s, got {spec.period}"
-    assert 1 <= spec.max_steps <= MAX_STEPS, (
-        f"check an env with 1 <= max_steps <= {MAX_STEPS}, got {spec.max_steps}")
+    assert spec.max_steps >= 1, f"check an env with 1 <= max_steps <= {MAX_STEPS}, got {spec.max_steps}"
     images = tuple(k.removeprefix("image/") for k in single.spaces if k.startswith("image/"))
     assert set(spec.views) == set(images), f"spec.views {spec.views} must be the image keys {images}"
     size = single["state"].shape[0]
@@ -140,26 +160,34 @@ def _check_obs(env: VectorEnv, obs, where: str) -> None:
 
 def _steps(p: EnvProbe) -> None:
     """Dtypes and shapes of a step; an observation handed out is never written to again."""
-    env, n = p.env, p.n
+    env = p.env
     held = env.reset(seed=1)[0]
     before = numpy_obs(held)
     for a in p.actions(min(3, p.limit)):
-        obs, reward, terminated, truncated, info = env.step(like_env(env, a))
-        _check_obs(env, obs, "step")
-        assert isinstance(info, dict) and "success" in info, "info of every step must have 'success'"
-        flags = {"terminated": terminated, "truncated": truncated, "success": info["success"]}
-        for name, x in (flags | {"rewards": reward}).items():
-            want = np.float32 if name == "rewards" else bool
-            a = as_numpy(x)
-            assert a.shape == (n,) and a.dtype == want, (
-                f"{name} must be {np.dtype(want)} of shape ({n},), got {a.dtype} of shape {a.shape}")
-        assert np.isfinite(as_numpy(reward)).all(), "rewards must be finite"
+        obs = _check_step(env, env.step(like_env(env, a)))
         for k, x in numpy_obs(held).items():
             assert np.array_equal(x, before[k]), f"a step wrote into obs[{k!r}] that was handed out before"
         held, before = obs, numpy_obs(obs)
     env.reset(seed=2)
     for k, x in numpy_obs(held).items():
         assert np.array_equal(x, before[k]), f"a reset wrote into obs[{k!r}] that was handed out before"
+
+
+def _check_step(env: VectorEnv, out) -> dict:
+    """Dtypes and shapes of what `step` returned -> its observation."""
+    assert isinstance(out, tuple) and len(out) == 5, "step must return (obs, rewards, terminated, truncated, info)"
+    obs, reward, terminated, truncated, info = out
+    n = env.num_envs
+    _check_obs(env, obs, "step")
+    assert isinstance(info, dict) and "success" in info, "info of every step must have 'success'"
+    flags = {"terminated": terminated, "truncated": truncated, "success": info["success"]}
+    for name, x in (flags | {"rewards": reward}).items():
+        want = np.float32 if name == "rewards" else bool
+        a = as_numpy(x)
+        assert a.shape == (n,) and a.dtype == want, (
+            f"{name} must be {np.dtype(want)} of shape ({n},), got {a.dtype} of shape {a.shape}")
+    assert np.isfinite(as_numpy(reward)).all(), "rewards must be finite"
+    return obs
 
 
 def _bad_input(p: EnvProbe) -> None:

@@ -20,6 +20,7 @@ from robo_rl.experiment.collect import CollectOptions
 from robo_rl.experiment.config import ALGOS, OFF_POLICY, RL_OPTIONS, TrainConfig
 from robo_rl.experiment.recipes import preset
 from robo_rl.options import BcOptions, PolicyOptions
+from robo_rl.plugins import OWN
 
 CUT = (*TINY, "--demos", "20", "--bc.updates", "300", "--bc.batch", "128", "--policy.hidden", "64", "--eval-episodes", "24",
        "--steps", "1500")  # reaches now and then
@@ -68,8 +69,7 @@ def mistake(capsys, *argv: str) -> str:
     ("train --reward dens", "unknown reward 'dens'; did you mean 'dense'? Allowed: dense,"),
     ("train --randomise mas", "unknown randomise 'mas'; did you mean 'mass'? Allowed: mass,"),
     ("train --randomise latency", "randomise latency needs a number of control steps"),
-    ("train --policy.kind flw", "invalid choice 'flw' for argument '--policy.kind'. Expected one of "
-     "('flow', 'diffusion', 'gaussian', 'squashed', 'guided')"),
+    ("train --policy.kind flw", "unknown policy.kind 'flw'; did you mean 'flow'? Allowed: flow,"),
     ("train --rl.epoch 3", "Unrecognized options: --rl.epoch, 3; did you mean --rl.epochs? (robo_rl train --help lists"),
     ("train --algo ppo --rl.beta 2", "Unrecognized options: --rl.beta, 2 (robo_rl train --help lists the options)"),
     ("train stray", "Unrecognized options: stray"),
@@ -108,8 +108,8 @@ def test_a_mistake_is_one_line_with_what_is_allowed_and_leaves_no_file(argv, say
 def test_the_lists_of_valid_names_are_complete(here, capsys):
     from sims import PREFIXES, SIMS
     from sims.mujoco import TASKS
-    for argv, names in ((["x"], COMMANDS), (["train", "--sim", "x"], SIMS + PREFIXES), (["train", "--task", "x"], TASKS),
-                        (["train", "--algo", "x"], ALGOS), (["train", "--preset", "x"], ("quick", "full", "paper"))):
+    for argv, names in ((["x"], COMMANDS), (["train", "--sim", "x"], (*SIMS, *PREFIXES, OWN)), (["train", "--task", "x"], (*TASKS, OWN)),
+                        (["train", "--algo", "x"], (*ALGOS, OWN)), (["train", "--preset", "x"], ("quick", "full", "paper"))):
         said = mistake(capsys, *argv)
         assert sorted(said.split("Allowed: ")[1].strip().split(", ")) == sorted(names)
 

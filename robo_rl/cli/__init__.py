@@ -24,6 +24,7 @@ COMMANDS = {
     "workers": ("WorkersOptions", "let workers join or leave a run that goes on"),
     "console": ("ConsoleOptions", "a web page to watch robots, take over and teach; several operators"),
     "report": ("ReportOptions", "one self-contained HTML page of a run"),
+    "check": ("CheckOptions", "put a simulator, a task, a policy or a method, also of your own, through its contract suite"),
     "doctor": ("DoctorOptions", "what works on this machine and what to install for the rest"),
     "bench": ("BenchOptions", "our speed, the physical limit and a peer side by side"),
     "results": ("AddOptions", "measured results: add those of a run, write their page"),

@@ -5,8 +5,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from robo_rl.cli import parse_options
-from robo_rl.errors import choose
-from robo_rl.experiment.config import ALGOS, TrainConfig
+from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.folder import newest_run
 
 
@@ -35,7 +34,7 @@ def parse(argv: list[str]) -> TrainConfig:
     document: dict = {}
     if file := peek("config", ""):
         document = config_file.read_config(Path(file))
-    algo = choose("algo", peek("algo", "pi_rl"), ALGOS)
+    algo = peek("algo", "pi_rl")
     base = preset(peek("sim", "mujoco"), peek("task", ""), algo, peek("obs", "state"), peek("preset", "full"), peek("reward", ""))
     if init := peek("init", ""):
         base = begun(base, Path(init))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from robo_rl.errors import UserError, choose
+from robo_rl.errors import UserError
 from robo_rl.experiment import config_file, recipes
-from robo_rl.experiment.config import ALGOS, TrainConfig, load_config
+from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.reporting import Event
 from robo_rl.selection import REPORT
 
@@ -26,7 +26,7 @@ def recipe(sim: str = "mujoco", task: str = "", algo: str = "pi_rl", obs: str = 
            **changes) -> TrainConfig:
     """The configuration that `robo_rl train` uses for these, with `changes`: fields of TrainConfig; `policy`, `bc` and `rl` take
     a dict of the fields to change. With `steps` all of them are made, unless `target` is given too."""
-    base = recipes.preset(sim, task, choose("algo", algo, ALGOS), obs, preset, changes.get("reward", ""))
+    base = recipes.preset(sim, task, algo, obs, preset, changes.get("reward", ""))
     if changes.get("init"):
         base = recipes.begun(base, Path(changes["init"]))
     if "steps" in changes:

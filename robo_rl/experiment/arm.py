@@ -52,8 +52,8 @@ def task_interface(name: str, control: str = "", views: tuple[str, ...] = (), im
     """Observations and actions of a task of sims/mujoco; whole: the whole state even beside cameras."""
     from sims.mujoco import model
     from sims.mujoco.env import CONTROLS, PROPRIOCEPTION, axes_of, state_names_of
-    from sims.mujoco.tasks import TASKS
-    names = state_names_of(TASKS[name or "pick_cube"])
+    from sims.mujoco.own import find_task
+    names = state_names_of(find_task(name or "pick_cube"))
     if views and not whole:  # where things are is for the cameras to tell
         names = names[:PROPRIOCEPTION]
     axes = axes_of(control or CONTROLS[0])

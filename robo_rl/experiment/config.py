@@ -15,22 +15,33 @@ from robo_rl.options import (
     IqlOptions,
     MethodOptions,
     NftOptions,
+    OffPolicyOptions,
     PaRlOptions,
     PiRlOptions,
     PolicyOptions,
     PpoOptions,
     ReinFlowOptions,
     RlpdOptions,
+    RolloutOptions,
     WsrlOptions,
 )
+from robo_rl.plugins import OWN, is_object, load_object, options_class
 
 OFF_POLICY = {"rlpd": RlpdOptions, "hil_serl": HilSerlOptions, "expo": ExpoOptions, "pa_rl": PaRlOptions, "iql": IqlOptions,
               "calql": CalQlOptions, "wsrl": WsrlOptions, "aloe": AloeOptions}  # these learn from replay (experiment/replay.py)
 RL_OPTIONS = {"pi_rl": PiRlOptions, "ppo": PpoOptions, "dppo": DppoOptions, "reinflow": ReinFlowOptions,
               "nft": NftOptions, **OFF_POLICY}
 ALGOS = (*RL_OPTIONS, "bc")
+WHAT = "--algo"
 EXPLORATION = ("noise", "noise_level", "noise_min", "noise_max", "noise_steps", "finetune_steps", "std_floor", "std_scale",
                "logp_reduction", "teacher")  # what of a policy's options is the method's affair, not that of weights learnt before
+
+
+def method_options(algo: str) -> type[MethodOptions]:
+    """The class of a method's options, ours or of the user's own `module:function`. UserError: there is no such method."""
+    if is_object(algo):
+        return options_class(load_object(algo, WHAT), algo, WHAT, (RolloutOptions, OffPolicyOptions))
+    return RL_OPTIONS.get(choose("algo", algo, (*ALGOS, OWN)), PiRlOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +58,12 @@ class TrainConfig:
         "Rollouts in a learnt world model": ("dream", "dream_model", "dream_refit", "dream_updates", "dream_hard")}
 
     sim: str = "mujoco"
-    """mujoco, maniskill, isaacgym, isaaclab, gym:<id>, envpool:<id>, or wm:<folder of a world model>."""
+    """mujoco, maniskill, isaacgym, isaaclab, gym:<id>, envpool:<id>, wm:<folder of a world model>, or module:function of your own."""
     task: str = ""
-    """Task of the sim; empty takes its default (mujoco: pick_cube, maniskill: PickCube-v1)."""
+    """Task of the sim; empty takes its default (mujoco: pick_cube, maniskill: PickCube-v1); mujoco: or module:object of your own."""
     algo: str = "pi_rl"
-    """pi_rl, ppo, dppo, reinflow, nft; from replay: rlpd, hil_serl, expo, pa_rl, iql, calql, wsrl, aloe; or bc (supervised only)."""
+    """pi_rl, ppo, dppo, reinflow, nft; from replay: rlpd, hil_serl, expo, pa_rl, iql, calql, wsrl, aloe; bc (supervised only); or
+    module:function of your own."""
     obs: str = "state"
     """state, or rgb: two cameras and the instruction through the vision-language trunk."""
     preset: str = "full"
@@ -138,7 +150,7 @@ class TrainConfig:
     """Options of the chosen method; each method has its own set."""
 
     def __post_init__(self) -> None:
-        choose("algo", self.algo, ALGOS)
+        own = method_options(self.algo)
         choose("obs", self.obs, ("state", "rgb"))
         choose("backend", self.backend, ("processes", "ray"))
         for name, low, high in (("steps", 0, 10**12), ("envs", 1, 10**6), ("threads", 0, 4096), ("seed", 0, 2**31 - 1),
@@ -150,8 +162,8 @@ class TrainConfig:
                                 ("max_steps", 0, 10**7), ("image_size", 16, 1024)):
             if getattr(self, name) is not None:
                 in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
-        if self.algo != "bc" and type(self.rl) is not RL_OPTIONS[self.algo]:
-            raise UserError(f"--algo {self.algo} needs {RL_OPTIONS[self.algo].__name__}")
+        if self.algo != "bc" and type(self.rl) is not own:
+            raise UserError(f"--algo {self.algo} needs {own.__name__}")
 
 
 def load_config(folder: Path) -> TrainConfig:
@@ -160,7 +172,7 @@ def load_config(folder: Path) -> TrainConfig:
     saved = files.read_json(folder / "run.json")
     try:
         saved = saved["config"]
-        nested = {"policy": PolicyOptions, "bc": BcOptions, "rl": RL_OPTIONS.get(saved["algo"], PiRlOptions)}
+        nested = {"policy": PolicyOptions, "bc": BcOptions, "rl": method_options(saved["algo"])}
         known = {f.name for f in fields(TrainConfig)}
         return TrainConfig(**{k: nested[k](**v) if k in nested else v for k, v in saved.items() if k in known})
     except (TypeError, KeyError, AttributeError) as e:

@@ -1,11 +1,11 @@
 """The loop of the on-policy methods: take a batch, learn from it, publish the weights; evaluate and save on the way."""
 
-import importlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from robo_rl.experiment import feeds
+from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import cores, workers
 from robo_rl.experiment.run import Cadence, Run
 from robo_rl.experiment.sft import demo_folder
@@ -23,7 +23,7 @@ def make_learner(run: Run):
         from robo_rl.data.reader import load
         from robo_rl.demos import demo_sampler
         demos = demo_sampler(load(demo_folder(run)), run.policy.spec, config.policy.horizon)
-    return importlib.import_module(f"robo_rl.algos.{config.algo}").make(run.policy, config.rl, config.seed, demos)
+    return find_method(config.algo)(run.policy, config.rl, config.seed, demos=demos)
 
 
 def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:

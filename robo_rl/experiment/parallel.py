@@ -3,7 +3,8 @@
 import os
 
 from robo_rl.errors import UserError
-from robo_rl.experiment.config import OFF_POLICY, TrainConfig
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.options import OffPolicyOptions, OnPolicyOptions
 
 
 def cores() -> int:
@@ -20,7 +21,7 @@ def workers(config: TrainConfig) -> int:
     """Worker processes of this run; 0: everything in one process."""
     if config.workers is not None:
         return config.workers
-    if config.algo in OFF_POLICY:
+    if isinstance(config.rl, OffPolicyOptions):
         return 0  # simulators take a twentieth of the time: with --workers 1 acting goes on beside, as an arm must
     units = config.envs // (group_size(config) or 1)
     on_gpu = config.sim in ("isaacgym", "isaaclab")
@@ -47,7 +48,8 @@ def batch(config: TrainConfig) -> int:
 def check(config: TrainConfig) -> None:
     """Raise UserError for workers that do not fit the envs."""
     n, group = workers(config), group_size(config) or 1
-    if config.periodic and (staleness(config) or not group_size(config) or config.rl.epochs != 1 or config.algo == "nft"):
+    if config.periodic and (staleness(config) or not group_size(config) or not isinstance(config.rl, OnPolicyOptions)
+                            or config.rl.epochs != 1 or config.algo == "nft"):
         raise UserError("--periodic takes one step per batch of fresh groups: it needs --max-staleness 0, a group advantage "
                         "(--rl.advantage grpo), --rl.epochs 1, and pi_rl, ppo, dppo or reinflow")
     if config.over_provision > 1 and not episode_slots(config):

@@ -88,8 +88,8 @@ def load_actor(run: str, checkpoint: str, seed: int, instruction: str = ""):
 
 def default_instruction(config) -> str:
     """The instruction of a run's task. UserError: the task has none or several."""
-    from sims.mujoco.tasks import TASKS
-    known = TASKS[config.task or "pick_cube"].instructions if config.sim == "mujoco" else ()
+    from sims.mujoco.own import find_task
+    known = find_task(config.task or "pick_cube").instructions if config.sim == "mujoco" else ()
     if len(known) != 1:
         raise UserError("the run's policy takes an instruction: give it with --instruction"
                         + (f", for example {known[0]!r}" if known else ""))

@@ -4,9 +4,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from robo_rl.errors import UserError, choose
-from robo_rl.experiment.config import EXPLORATION, OFF_POLICY, RL_OPTIONS, TrainConfig
+from robo_rl.experiment.config import EXPLORATION, TrainConfig, method_options
 from robo_rl.experiment.robot_names import ROBOTS
-from robo_rl.options import DppoOptions, NftOptions, PiRlOptions, PolicyOptions, PpoOptions
+from robo_rl.options import DppoOptions, NftOptions, OffPolicyOptions, PolicyOptions, PpoOptions
+from robo_rl.plugins import is_object
 
 PRESETS = ("quick", "full", "paper")
 # Manipulation from a weak supervised policy, sparse reward, chunks of 8: rollouts of one or two episodes.
@@ -68,22 +69,25 @@ def preset(sim: str, task: str, algo: str, obs: str, name: str, reward: str = ""
     if kind not in ROBOTS:
         return t
     t = replace(t, envs=1 if kind == "dds" else 8, eval_episodes=100, steps=10_000, eval_every=5000)
-    if algo in OFF_POLICY:  # an arm does not wait for updates
+    if isinstance(t.rl, OffPolicyOptions):  # an arm does not wait for updates
         return replace(t, workers=1, rl=replace(t.rl, warmup=2000))
-    return replace(t, workers=0, rl=replace(t.rl, decisions=64, minibatch=64))
+    return replace(t, workers=0, rl=replace(t.rl, decisions=64, **{} if is_object(algo) else {"minibatch": 64}))
 
 
 def simulated(sim: str, task: str, algo: str, obs: str, name: str, dense: bool = False) -> TrainConfig:
     """The same where time is a computer's; `dense`: returns lie in no known range."""
     choose("preset", name, PRESETS)
-    quick = name == "quick"
-    rl = RL_OPTIONS.get(algo, PiRlOptions)
+    quick, rl = name == "quick", method_options(algo)
+    if is_object(algo) and name != "paper":  # what one of ours of its kind starts from, with options of its own
+        if issubclass(rl, OffPolicyOptions):
+            return replace(simulated(sim, task, "iql", obs, name, dense), algo=algo, rl=rl())
+        return replace(simulated(sim, task, "pi_rl", obs, name, dense), algo=algo, rl=rl(), max_staleness=0)
     t = TrainConfig(sim=sim, task=task, algo=algo, obs=obs, preset=name, rl=rl())
     if name == "paper":
         return paper(t)
-    if algo in OFF_POLICY:
+    if issubclass(rl, OffPolicyOptions):
         return replay(t, quick, dense)
-    if task in LOCOMOTION or sim.startswith(("gym:", "envpool:")):
+    if scratch(sim, task):
         return locomotion(t)
     t = replace(t, rl=rl(**CHUNKS, anneal_lr=True), demos="20", steps=2_000_000, eval_every=100_000)
     if quick:
@@ -114,12 +118,22 @@ def simulated(sim: str, task: str, algo: str, obs: str, name: str, dense: bool =
     return t
 
 
+def scratch(sim: str, task: str) -> bool:
+    """Whether policies learn from nothing there: locomotion, and simulators that are taken as they are."""
+    return task in LOCOMOTION or sim.startswith(("gym:", "envpool:")) or is_object(sim)
+
+
+def own_reward(sim: str) -> str:
+    """Which reward a policy that learns from nothing learns from: the dense one, or what the user's own simulator pays."""
+    return "" if is_object(sim) else "dense"
+
+
 def paper(t: TrainConfig) -> TrainConfig:
     """A method's numbers as its paper has them, whatever the task."""
     if t.algo not in PAPERS:
         raise UserError(f"--preset paper is there for {' and '.join(sorted(PAPERS))}, got --algo {t.algo}; use quick or full")
     p = PAPERS[t.algo]
-    return replace(t, **p["run"], steps=2_000_000, policy=PolicyOptions(**p["policy"]), rl=RL_OPTIONS[t.algo](**p["rl"]))
+    return replace(t, **p["run"], steps=2_000_000, policy=PolicyOptions(**p["policy"]), rl=type(t.rl)(**p["rl"]))
 
 
 def replay(t: TrainConfig, quick: bool, dense: bool = False) -> TrainConfig:
@@ -127,12 +141,12 @@ def replay(t: TrainConfig, quick: bool, dense: bool = False) -> TrainConfig:
     if t.algo == "wsrl":
         t = replace(t, rl=replace(t.rl, demo_share=0.0, warmup=5000))
     head = PolicyOptions(**REPLAY_HEADS[t.algo])
-    own = t.task in LOCOMOTION or t.sim.startswith(("gym:", "envpool:"))
+    own = scratch(t.sim, t.task)
     if t.algo == "iql" and (own or dense):  # returns that are not in [0, 1]
         t = replace(t, rl=replace(t.rl, beta=3.0))
     if own:  # from scratch, on the task's dense reward
         wide = {"critics": 2, "critic_hidden": 256}
-        return replace(t, demos="0", envs=8, steps=300_000, reward="dense", eval_episodes=20, eval_every=50_000,
+        return replace(t, demos="0", envs=8, steps=300_000, reward=own_reward(t.sim), eval_episodes=20, eval_every=50_000,
                        policy=replace(head, horizon=1, execute=1, hidden=256, teacher=False, **wide),
                        rl=replace(t.rl, pretrain=0, **wide))
     few = dict(**JUDGE, utd=4.0, gamma=0.98, warmup=5000, max_target=0.0 if dense else 1.0, floor=t.algo != "aloe")
@@ -151,7 +165,7 @@ def replay(t: TrainConfig, quick: bool, dense: bool = False) -> TrainConfig:
 
 def locomotion(t: TrainConfig) -> TrainConfig:
     """From scratch, on the task's dense reward."""
-    t = replace(t, demos="0", envs=64, steps=1_000_000, reward="dense", eval_episodes=20, eval_every=200_000)
+    t = replace(t, demos="0", envs=64, steps=1_000_000, reward=own_reward(t.sim), eval_episodes=20, eval_every=200_000)
     if t.algo == "ppo":
         head = PolicyOptions(kind="gaussian", activation="tanh", layers=2, horizon=1, execute=1)
         return replace(t, policy=head, torch_threads=2, workers=0, rl=PpoOptions(  # on-policy, as its peers are
@@ -171,4 +185,4 @@ def begun(base: TrainConfig, init: Path) -> TrainConfig:
     base = replace(base, policy=PolicyOptions(**had | {k: v for k, v in asdict(base.policy).items() if k in EXPLORATION}))
     if base.algo == "bc":
         return base
-    return replace(base, bc=replace(base.bc, updates=0), demos=base.demos if base.algo in OFF_POLICY else "0")
+    return replace(base, bc=replace(base.bc, updates=0), demos=base.demos if isinstance(base.rl, OffPolicyOptions) else "0")

@@ -11,7 +11,6 @@ journaled and starts new episodes.
 """
 
 import functools
-import importlib
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import numpy as np
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env
+from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import workers
 from robo_rl.experiment.run import Cadence, Run
 from robo_rl.experiment.sft import demo_folder
@@ -166,7 +166,7 @@ class ReplayStage:
         state = checkpoint.load_train(resume)[0] if resume is not None else {}
         self.repeats = not workers(config) and hasattr(self.run.env, "get_state")
         self.stores(state)
-        self.learner = importlib.import_module(f"robo_rl.algos.{config.algo}").make(self.run.policy, o, config.seed)
+        self.learner = find_method(config.algo)(self.run.policy, o, config.seed)
         self.rng, self.owed, self.online_now = np.random.default_rng([config.seed, 11]), 0.0, False
         self.due = self.pretrained = 0  # control steps not learnt from yet; updates of the critic's stage
         self.train_judge(not state)

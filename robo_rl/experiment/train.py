@@ -11,9 +11,10 @@ from pathlib import Path
 
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.experiment import parallel
-from robo_rl.experiment.config import OFF_POLICY, TrainConfig, load_config
+from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.envs import check_names, obs_spec, probe_env
 from robo_rl.experiment.reporting import Event, Reporter
+from robo_rl.options import OffPolicyOptions
 from robo_rl.provenance import git_hash, machine_name, versions
 
 LEAST_DISK = 200_000_000  # bytes that must be free before a run begins
@@ -41,7 +42,7 @@ def train(config: TrainConfig, callback: Callable[[Event], None] | None = None, 
     if ":" not in config.sim or config.sim.startswith("wm:"):
         config = replace(config, task=env.spec.task)  # the run says which task it was, whatever the default becomes
     task = env.spec.task.replace(":", "-").replace("/", "-")
-    name = f"{config.sim.split(':')[0]}-{task}-{config.algo}-s{config.seed}-{time.strftime('%m%d-%H%M%S')}"
+    name = f"{config.sim.split(':')[0]}-{task}-{config.algo.replace(':', '-')}-s{config.seed}-{time.strftime('%m%d-%H%M%S')}"
     folder = Path(config.out or f"runs/{name}")
     files.require_free(folder, LEAST_DISK)
     with files.lock(folder):
@@ -117,7 +118,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
 
 def rl_stage(run, checkpoint_folder: Path | None) -> int:
     """The RL stage of the chosen method."""
-    if run.config.algo in OFF_POLICY:
+    if isinstance(run.config.rl, OffPolicyOptions):
         from robo_rl.experiment.replay import ReplayStage
         return ReplayStage(run).start(checkpoint_folder)
     from robo_rl.experiment import onpolicy
@@ -129,7 +130,7 @@ def check(config: TrainConfig, env) -> None:
     if config.dream:
         from robo_rl.experiment import dream
         dream.check(config)
-    if config.algo in OFF_POLICY:
+    if isinstance(config.rl, OffPolicyOptions) and config.algo != "bc":
         from robo_rl.experiment import replay
         replay.check(config, env)
     elif config.algo != "bc":
@@ -164,16 +165,15 @@ def check_demos(config: TrainConfig, env) -> None:
 
 def check_method(config: TrainConfig, env) -> None:
     """Raise UserError for a method that does not take the policy, the demonstrations or the number of envs."""
-    import importlib
-
+    from robo_rl.experiment import methods
     from robo_rl.experiment.sft import first_policy
     from robo_rl.policies import make_policy
 
     first = first_policy(config, env) if config.init else make_policy(config.policy, obs_spec(env, language=False), 0)
     if config.algo == "bc":
         return
-    importlib.import_module(f"robo_rl.algos.{config.algo}").make(first, config.rl, 0)
-    if config.algo in OFF_POLICY:
+    methods.check_method(config, first)
+    if isinstance(config.rl, OffPolicyOptions):
         return
     if config.rl.bc_coef and config.demos == "0":
         raise UserError("--rl.bc-coef holds the policy near demonstrations: --demos N or --demos PATH")

@@ -3,7 +3,7 @@
 Values are checked where they are made: a bad one raises UserError with the allowed range.
 """
 
-from robo_rl.options.method import MethodOptions
+from robo_rl.options.method import MethodOptions, RolloutOptions
 from robo_rl.options.offpolicy import (
     AloeOptions,
     CalQlOptions,
@@ -32,5 +32,5 @@ __all__ = [
     "AloeOptions", "BcOptions", "CORRECTIONS", "CalQlOptions", "DppoOptions", "ExpoOptions",
     "HilSerlOptions", "IqlOptions", "MethodOptions", "NftOptions", "OffPolicyOptions", "OnPolicyOptions",
     "PROXIMALS", "PaRlOptions", "Person", "PiRlOptions", "PolicyOptions", "PpoOptions",
-    "ReinFlowOptions", "RlpdOptions", "WsrlOptions",
+    "ReinFlowOptions", "RlpdOptions", "RolloutOptions", "WsrlOptions",
 ]

@@ -4,18 +4,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from robo_rl.errors import UserError, choose, in_range
-from robo_rl.options.method import MethodOptions
+from robo_rl.options.method import RolloutOptions
 
 CORRECTIONS = ("none", "decoupled", "tis", "vtrace", "minpro", "sequence", "m2po")
 PROXIMALS = ("recompute", "snapshot", "interpolate", "ewma")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicyOptions(MethodOptions):
+class OnPolicyOptions(RolloutOptions):
     """What every ratio method shares; each method's own file says which of these are its paper's."""
 
-    decisions: int = 32
-    """T: decisions per env and rollout (0: whole episodes, as group advantages need)."""
     epochs: int = 5
     """Passes over every rollout."""
     minibatch: int = 2048
@@ -24,8 +22,6 @@ class OnPolicyOptions(MethodOptions):
     """Learning rate of the policy (Adam)."""
     critic_lr: float = 1e-3
     """Learning rate of the critic (Adam)."""
-    gamma: float = 0.99
-    """Per decision-step discount: of one control step; a chunk is discounted by gamma^E."""
     lam: float = 0.95
     """Lambda of GAE."""
     clip_low: float = 0.2
@@ -50,11 +46,6 @@ class OnPolicyOptions(MethodOptions):
     """Actor steps over which its learning rate grows to --rl.lr: Adam's first steps move every weight by the whole of it."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
-    advantage: Literal["gae", "grpo", "dr_grpo", "rloo", "opob"] = "gae"
-    """GAE on a critic, or relative to the group of a start; opob: over the baseline of least variance (VCPO), which weighs
-    an episode by how likely it is now and by its decisions."""
-    group: int = 8
-    """G: episodes per start with a group advantage."""
     whiten: Literal["batch", "minibatch"] = "batch"
     """Over what advantages are brought to mean 0 and std 1: the rollout, or each minibatch anew (CleanRL, SB3)."""
     normalise_obs: bool = False
@@ -63,8 +54,6 @@ class OnPolicyOptions(MethodOptions):
     """Divide rewards by the running std of the discounted return."""
     anneal_lr: bool = False
     """The learning rates fall linearly to 0 over --steps."""
-    bc_coef: float = 0.0
-    """Weight of the supervised loss on the demonstrations, added to every update."""
     freeze_trunk: bool = False
     """Leave what encodes pictures and words as supervised learning left it: RL moves the action head alone (pi_RL's way), and
     an observation is encoded once per update, not in every minibatch."""
@@ -83,13 +72,12 @@ class OnPolicyOptions(MethodOptions):
     """Scale the policy's learning rate by sqrt(ESS/n) of the weights while data is stale (VCPO)."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (("decisions", int(self.advantage == "gae"), 10**6), ("epochs", 1, 1000),
-                                ("minibatch", 1, 10**7), ("lam", 0, 1), ("group", 2, 10**5), ("value_clip", 0, 1e6),
+        RolloutOptions.__post_init__(self)
+        for name, low, high in (("epochs", 1, 1000), ("minibatch", 1, 10**7), ("lam", 0, 1), ("value_clip", 0, 1e6),
                                 ("huber", 0, 1e6), ("value_coef", 0, 1e6), ("entropy_coef", 0, 1e6),
-                                ("target_kl", 0, 1e6), ("critic_warmup", 0, 10**6), ("bc_coef", 0, 1e6),
-                                ("ramp", 0, 10**9)):
+                                ("target_kl", 0, 1e6), ("critic_warmup", 0, 10**6), ("ramp", 0, 10**9)):
             in_range(f"rl.{name}", getattr(self, name), low, high)
-        for name, high in (("lr", 1), ("critic_lr", 1), ("gamma", 1), ("clip_low", 1), ("clip_high", 1),
+        for name, high in (("lr", 1), ("critic_lr", 1), ("clip_low", 1), ("clip_high", 1),
                            ("max_grad_norm", 1e6)):
             in_range(f"rl.{name}", getattr(self, name), 0, high, open_low=True)
         if self.dual_clip:

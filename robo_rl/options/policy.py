@@ -3,15 +3,19 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from robo_rl.errors import UserError, in_range
+from robo_rl.errors import UserError, choose, in_range
+from robo_rl.plugins import OWN, is_object
+
+POLICIES = ("flow", "diffusion", "gaussian", "squashed", "guided")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions:
     """What the policy is. A checkpoint carries these; evaluation rebuilds the policy from them."""
 
-    kind: Literal["flow", "diffusion", "gaussian", "squashed", "guided"] = "flow"
-    """squashed: tanh-Gaussian (SAC's); guided: a flow whose samples a critic chooses among (EXPO, PA-RL)."""
+    kind: str = "flow"
+    """flow, diffusion, gaussian, squashed: tanh-Gaussian (SAC's), guided: a flow whose samples a critic chooses among (EXPO,
+    PA-RL), or module:function of your own."""
     horizon: int = 8
     """H: steps in a predicted chunk."""
     execute: int = 8
@@ -77,6 +81,8 @@ class PolicyOptions:
     """PA-RL's steps and their size."""
 
     def __post_init__(self) -> None:
+        if not is_object(self.kind):
+            choose("policy.kind", self.kind, (*POLICIES, OWN))
         for name, low, high in (("horizon", 1, 256), ("denoise_steps", 1, 1000), ("hidden", 8, 8192),
                                 ("layers", 1, 32), ("noise_level", 0, 2), ("std_scale", 0, 1), ("width", 16, 4096),
                                 ("depth", 1, 48)):

@@ -1,16 +1,45 @@
-"""A fresh policy of any kind."""
+"""A fresh policy of any kind, ours or the user's own."""
+
+from functools import cache
 
 import torch
 
+from robo_rl.errors import UserError
 from robo_rl.options import PolicyOptions
+from robo_rl.plugins import check_call, is_object, load_object
 from robo_rl.policies.offpolicy import GuidedPolicy, SquashedPolicy
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, ObsSpec, Policy
 
 KINDS = {"squashed": SquashedPolicy, "guided": GuidedPolicy, "gaussian": GaussianPolicy}  # every other one is a chain
+WHAT = "--policy.kind"
 
 
 def make_policy(options: PolicyOptions, spec: ObsSpec, seed: int) -> Policy:
-    """Fresh policy with weights drawn from `seed` alone (the global generator is left as it was)."""
+    """Fresh policy with weights drawn from `seed` alone (the global generator is left as it was).
+
+    kind "module:function": function(options, spec, seed) makes it; the first one in a process is checked (`policies.check`).
+    """
+    if is_object(options.kind):
+        _look(options, spec)
+        return _own(options, spec, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return KINDS.get(options.kind, ChainPolicy)(options, spec)
+
+
+def _own(options: PolicyOptions, spec: ObsSpec, seed: int) -> Policy:
+    make = load_object(options.kind, WHAT)
+    check_call(make, options.kind, WHAT, ("options", "spec", "seed"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make(options, spec, seed)
+
+
+@cache
+def _look(options: PolicyOptions, spec: ObsSpec) -> None:
+    """UserError unless the user's policy keeps the contract; once per process."""
+    from robo_rl.policies.check import check_policy
+    try:
+        check_policy(lambda seed: _own(options, spec, seed), options, spec)
+    except AssertionError as e:
+        raise UserError(f"{WHAT} {options.kind}: {e}") from None

@@ -14,7 +14,7 @@ from torch.nn.functional import layer_norm, softplus
 
 from robo_rl.options import PolicyOptions
 from robo_rl.policies.nets import mlp
-from robo_rl.policies.policy import ChainPolicy, Chunk, Obs, ObsSpec, _Base
+from robo_rl.policies.policy import ChainPolicy, Chunk, Obs, ObsSpec, PolicyBase
 from robo_rl.sampling import Noise, randint, randn
 
 LOG_STD = (-5.0, 1.0)  # of a squashed Gaussian, before the tanh
@@ -120,7 +120,7 @@ def gripper_label(commands: Tensor) -> Tensor:
     return 2 * (first - 1) + (~closed[:, 0]).long()
 
 
-class SquashedPolicy(_Base):
+class SquashedPolicy(PolicyBase):
     """tanh(N(mean, std^2)) over the executed entries of a chunk, as in SAC; std depends on the state.
 
     With `gripper "toggle"` a discrete critic of its own picks the gripper's commands among `gripper_options`

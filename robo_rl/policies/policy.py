@@ -65,18 +65,41 @@ class Chunk:
 
 
 class Policy(Protocol):
-    """What algorithms and rollouts need; every policy here is also an nn.Module."""
+    """What algorithms and rollouts need; every policy is also an nn.Module (`PolicyBase` has all but the last four).
+
+    The contract, which `policies.check` tests: `score(encode(obs), trace)` under the weights that acted is the log-prob of `act`;
+    noise comes from `generator` alone; a `state_dict` is all that a copy needs.
+    """
 
     options: PolicyOptions
     spec: ObsSpec
-    factors: int
-    obs_norm: Normaliser
-    action_norm: Normaliser
+    obs_norm: Normaliser  # fitted to the demonstrations' states
+    action_norm: Normaliser  # and actions
+    trunk: nn.Module  # observation -> context; `size` is C. A critic of the learner's own sees the context too
 
-    def encode(self, obs: Obs) -> Tensor: ...
-    def act(self, obs: Obs, generator: Noise, explore: bool) -> Chunk: ...
-    def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]: ...
-    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor: ...
+    def encode(self, obs: Obs) -> Tensor:
+        """Context [B,C]; of {"context": [B,C]} that."""
+
+    def commands(self, x: Tensor) -> Tensor:
+        """Clean chunk [B,D] or [B,H,A], normalised -> actions [B,E,A] for the env."""
+
+    def freeze_base(self) -> None:
+        """Called once, after supervised learning."""
+
+    factors: int  # F: log-probs of a chunk
+
+    @property
+    def noise_scale(self) -> float:
+        """How much it explores, for the log."""
+
+    def act(self, obs: Obs, generator: Noise, explore: bool) -> Chunk:
+        """A chunk for each row; not exploring: as it is evaluated, logp [B,0] and no trace."""
+
+    def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """(logp [B,F], entropy per action entry, a scalar) of traces under the present weights."""
+
+    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor:
+        """Supervised loss, a scalar, on actions `chunk` [B,H,A] in the env's units where `mask` [B,H] is 1."""
 
 
 def obs_tensors(obs: dict, spec: ObsSpec) -> Obs:
@@ -89,8 +112,11 @@ def obs_tensors(obs: dict, spec: ObsSpec) -> Obs:
     return out
 
 
-class _Base(nn.Module):
-    """Observation side shared by all policies."""
+class PolicyBase(nn.Module):
+    """What all policies share: normalisers, the trunk that encodes observations, and actions in the env's units.
+
+    `self.trunk.size` is C, the width of a context, and `self.chunk` D = H A.
+    """
 
     def __init__(self, options: PolicyOptions, spec: ObsSpec):
         super().__init__()
@@ -114,8 +140,11 @@ class _Base(nn.Module):
         x = x.view(len(x), self.options.horizon, self.spec.action)[:, :self.options.execute]
         return self.action_norm.inverse(x)
 
+    def freeze_base(self) -> None:
+        """Nothing is frozen unless a policy says so."""
 
-class ChainPolicy(_Base):
+
+class ChainPolicy(PolicyBase):
     """Flow matching, or DDPM, over action chunks.
 
     Without exploration a flow is its ODE, and every step of a diffusion chain is its mean: that of the chain that RL
@@ -326,7 +355,7 @@ def _drawn_table(quiet: ChainTable, loud: ChainTable, learned: bool, entries: tu
     return torch.cat([a, b, random * std, torch.stack([torch.tensor(constant), factor], 1)], 1)
 
 
-class GaussianPolicy(_Base):
+class GaussianPolicy(PolicyBase):
     """N(mean(context), std^2) over the chunk; a chain of one step whose `x_next` is the chunk."""
 
     factors = 1
@@ -341,9 +370,6 @@ class GaussianPolicy(_Base):
     def noise_scale(self) -> float:
         """Mean std of the chunk's entries (normalised action units)."""
         return float(self.log_std.detach().exp().mean())
-
-    def freeze_base(self) -> None:
-        """Nothing is frozen in a Gaussian policy."""
 
     @torch.no_grad()
     def act(self, obs: Obs, generator: Noise, explore: bool = True) -> Chunk:

@@ -2,6 +2,7 @@
 
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.files import require_memory
+from robo_rl.plugins import OWN, is_object
 from sims.mujoco.names import CONTROLS, LOCOMOTION, RANDOMISE, TASKS, check_names, parse_randomise
 
 __all__ = ["CONTROLS", "LOCOMOTION", "RANDOMISE", "TASKS", "check_names", "make_mujoco", "parse_randomise", "rates", "raw_rate"]
@@ -28,7 +29,7 @@ def make_mujoco(
     reward "": sparse; control "" or "ee_delta": hand pose increments and gripper, "joint_delta": joint increments
     and gripper; randomise: comma list of mass, friction (+-30 % each), camera, latency:<control steps>.
     """
-    task = choose("mujoco task", task or TASKS[0], TASKS)
+    task = task if is_object(task) else choose("mujoco task", task or TASKS[0], (*TASKS, OWN))
     if device != "cpu":
         raise UserError(f"the mujoco simulator runs on device 'cpu', got {device!r}")
     if max_steps < 0:
@@ -42,10 +43,10 @@ def make_mujoco(
                                image_size=image_size, threads=threads, max_steps=max_steps, randomise=randomise,
                                render=render, device=device)
     from sims.mujoco.env import MujocoArmEnv
-    from sims.mujoco.tasks import TASKS as ARM_TASKS
+    from sims.mujoco.own import find_task
     control = choose("control", control or CONTROLS[0], CONTROLS)
     kinds, latency = parse_randomise(randomise)
-    return MujocoArmEnv(ARM_TASKS[task], num_envs, obs == "rgb", choose("reward", reward or "sparse",
+    return MujocoArmEnv(find_task(task), num_envs, obs == "rgb", choose("reward", reward or "sparse",
                         ("sparse", "dense")) == "dense", control, image_size, threads, max_steps, kinds, latency, render)
 
 

@@ -7,6 +7,8 @@ Envs that are over are not stepped, so they stay as they are.
 """
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 import mujoco
 import numpy as np
@@ -19,7 +21,7 @@ from robo_rl.starts import StartStream, uniforms
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.mujoco import kernel
 from sims.mujoco import model as m
-from sims.mujoco.experts import EXPERTS, back_out
+from sims.mujoco.experts import back_out, expert_of
 from sims.mujoco.kinematics import Arm, contract, damped_step, turn
 from sims.mujoco.model import JOINT, MOVE, TURN
 from sims.mujoco.names import CONTROLS
@@ -36,7 +38,7 @@ RENDER_SIZE = 256  # pixels of `render()`, unless `env.render_size` says otherwi
 
 
 def build_model(task: Task) -> mujoco.MjModel:
-    return mujoco.MjModel.from_xml_string(m.scene_xml(task.xml))
+    return mujoco.MjModel.from_xml_string(m.scene_xml(task.xml, task.assets))
 
 
 def axes_of(control: str) -> tuple[ActionAxis, ...]:
@@ -56,6 +58,12 @@ def joint_actions(hand: np.ndarray, jacobian: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.concatenate([joints, hand[:, 6:].T]).T).clip(-1, 1)
 
 
+def acted(env: "MujocoArmEnv", expert: Callable) -> np.ndarray:
+    """Actions [N, A] in the env's own control of an expert, who moves the hand."""
+    hand = expert(env)
+    return hand if env.control == "ee_delta" else joint_actions(hand, env.arm.jacobian())
+
+
 def put_objects(qpos: np.ndarray, ids: np.ndarray, addresses: np.ndarray, place: Start) -> None:
     """Write the positions and attitudes of a task's objects into the joint positions [N, nq] of the envs `ids`."""
     for k, a in enumerate(addresses):
@@ -70,7 +78,17 @@ def scene_of(task: Task, model: mujoco.MjModel, q: np.ndarray, v: np.ndarray, ar
     at, moving = [int(j.qposadr[0]) for j in joints], [int(j.dofadr[0]) for j in joints]
     slide = q[-1] if task.uses_slide else np.zeros(n, F)
     return Scene(q[:7], v[:7], np.zeros(n, F), arm.tcp, arm.frame, [q[a:a + 3] for a in at], [q[a + 3:a + 7] for a in at],
-                 [v[a:a + 3] for a in moving], np.zeros((3, n), F), slide, np.zeros(n, np.int64))
+                 [v[a:a + 3] for a in moving], np.zeros((3, n), F), slide, np.zeros(n, np.int64),
+                 [q[int(model.joint(j).qposadr[0])] for j in task.joints])
+
+
+def write_own_rows(task: Task, scene: Scene, rows: np.ndarray) -> None:
+    """The last of the observation rows [S, N]: the task's joints, and what it observes itself."""
+    first = len(rows) - len(task.joints) - len(task.observed)
+    for k, position in enumerate(scene.joints):
+        rows[first + k] = position
+    if task.observe is not None:
+        rows[first + len(scene.joints):] = task.observe(scene)
 
 
 def state_names_of(task: Task) -> tuple[str, ...]:
@@ -83,7 +101,7 @@ def state_names_of(task: Task) -> tuple[str, ...]:
         names += ["goal_dx", "goal_dy", "goal_dz"]
     if task.uses_slide:
         names += ["drawer"]
-    return tuple(names)
+    return (*names, *task.joints, *task.observed)
 
 
 class MujocoArmEnv(VectorEnv):
@@ -200,7 +218,7 @@ class MujocoArmEnv(VectorEnv):
             "attitude": self.attitude.transpose(2, 0, 1), "queue": self.queue.swapaxes(0, 1)}
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """Everything an episode depends on, one row per env; copies."""
+        """Copies of all rows."""
         return {k: v.copy() for k, v in self._state_rows().items()}
 
     def set_state(self, state: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
@@ -224,21 +242,20 @@ class MujocoArmEnv(VectorEnv):
         if self.rgb:
             self._pictures.draw(mask, self.images)
 
-    def expert_action(self) -> np.ndarray:
-        """float32 [N, A]: what the scripted expert does in the present states."""
-        return self._as_commands(EXPERTS[self.task.name](self))
+    @property
+    def expert_action(self) -> Callable[[], np.ndarray]:
+        """() -> float32 [N, A]: what the scripted expert does in the present states. AttributeError: the task has none."""
+        return partial(acted, self, expert_of(self.task))
 
-    def recovery_action(self) -> np.ndarray:
-        """float32 [N, A]: how to leave a failed attempt, towards a state from which the next may begin."""
-        return self._as_commands(back_out(self))
+    @property
+    def recovery_action(self) -> Callable[[], np.ndarray]:
+        """() -> float32 [N, A]: how to leave a failed attempt, towards a state from which the next may begin."""
+        expert_of(self.task)  # who closes the fingers meanwhile
+        return partial(acted, self, back_out)
 
     def subtask(self) -> np.ndarray:
         """int64 [N]: how many of the task's sub-tasks are done."""
         return self.task.stage(self.scene).astype(np.int64)
-
-    def _as_commands(self, hand: np.ndarray) -> np.ndarray:
-        """Actions [N, A] of the hand's [N, 7] in the env's own control."""
-        return hand if self.control == "ee_delta" else joint_actions(hand, self.arm.jacobian())
 
     def render(self):
         """uint8 [N, h, h, 3], h = render_size, from the front camera; needs render=True."""
@@ -297,6 +314,7 @@ class MujocoArmEnv(VectorEnv):
         np.sin(s.q, out=self._spin.imag)
         kernel.observe(self._qvel, self._mocap_pos, self._q, self._v, s.goal, s.opening, self._spin, arm.axes, arm.anchors, s.frame,
                        s.tcp, self._rows, self.joints, self.grip, self._adr, self.task.uses_goal, self.task.uses_slide)
+        write_own_rows(self.task, s, self._rows)
         if self.dense:
             self.progress = self.task.progress(s)
 

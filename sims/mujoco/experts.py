@@ -4,11 +4,13 @@ Each returns actions of the "ee_delta" control, float32 [N, 7]. Speeds are propo
 capped, so demonstrations are smooth; heights follow a funnel: the hand comes down as it gets above its object.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from sims.mujoco.kinematics import rotation_error, wrap
 from sims.mujoco.model import MOVE, TURN
-from sims.mujoco.tasks import CUBE, HANDLE, PEG, SMALL, Scene, chosen, distance, handle
+from sims.mujoco.tasks import CUBE, HANDLE, PEG, SMALL, Scene, Task, chosen, distance, handle
 
 F = np.float32
 GAIN = 0.22  # share of the remaining way per control step
@@ -172,9 +174,16 @@ def open_drawer(env) -> np.ndarray:
 
 def back_out(env) -> np.ndarray:
     """What somebody does whose attempt failed: straight up to where attempts begin, the fingers as the expert has them."""
-    close = EXPERTS[env.task.name](env)[:, 6] < 0
+    close = expert_of(env.task)(env)[:, 6] < 0
     return steer(env, above(env, SAFE), close, yaw_of(env.scene.frame))
 
 
 EXPERTS = {f.__name__: f for f in (pick_cube, reach, push_cube, stack_cube, peg_insert, open_drawer, pick_by_name,
                                  stack_place)}
+
+
+def expert_of(task: Task) -> Callable:
+    """The task's expert: its own, or ours of that name. AttributeError: there is none."""
+    if task.expert is None and task.name not in EXPERTS:
+        raise AttributeError(f"the task {task.name} has no expert")
+    return task.expert or EXPERTS[task.name]

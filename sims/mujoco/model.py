@@ -113,8 +113,8 @@ def look(eye: tuple[float, float, float], at: tuple[float, float, float]) -> str
     return f'pos="{eye[0]} {eye[1]} {eye[2]}" xyaxes="{" ".join(f"{v:.6f}" for v in (*x, *y))}"'
 
 
-def scene_xml(objects: str) -> str:
-    """The whole model: arm, table, lights, cameras and the task's `objects`."""
+def scene_xml(objects: str, assets: str = "") -> str:
+    """The whole model: arm, table, lights, cameras and the task's `objects` with what they need in <asset>."""
     actuators = [f'<position name="joint{i + 1}" joint="joint{i + 1}" kp="{STIFFNESS[i]}" kv="{DAMPING[i]}" '
                  f'forcerange="{-JOINT_TORQUE[i]} {JOINT_TORQUE[i]}"/>' for i in range(7)]
     actuators += [f'<position name="{side}" joint="{side}_finger" kp="1500" kv="25" '
@@ -136,6 +136,7 @@ def scene_xml(objects: str) -> str:
     <default class="pad"><geom contype="2" conaffinity="1" friction="1.2 0.01 0.0001" condim="4"
                                priority="1" solref="0.01 1" solimp="0.97 0.99 0.001"/></default>
   </default>
+  {f"<asset>{assets}</asset>" if assets else ""}
   <worldbody>
     <light pos="0.3 -0.8 2" dir="0.1 0.4 -1" directional="true" castshadow="false" diffuse="0.55 0.55 0.55"/>
     <camera name="front" {look((1.08, -0.36, 0.62), (0.49, 0.0, 0.08))} fovy="40"/>

@@ -1,6 +1,7 @@
 """Names of the embedded simulator: its tasks, what an action means, what may be randomised; loads nothing heavy."""
 
 from robo_rl.errors import UserError, choose
+from robo_rl.plugins import OWN, is_object, load_object
 
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 CONTROLS = ("ee_delta", "joint_delta")
@@ -26,6 +27,9 @@ def parse_randomise(text: str) -> tuple[frozenset[str], int]:
 
 def check_names(task: str, control: str = "", randomise: str = "") -> None:
     """Raise UserError for names that `make_mujoco` does not know; loads nothing heavy."""
-    if choose("mujoco task", task or TASKS[0], TASKS) not in LOCOMOTION:
-        choose("control", control or CONTROLS[0], CONTROLS)
-        parse_randomise(randomise)
+    if is_object(task):
+        load_object(task, "--task")
+    elif choose("mujoco task", task or TASKS[0], (*TASKS, OWN)) in LOCOMOTION:
+        return
+    choose("control", control or CONTROLS[0], CONTROLS)
+    parse_randomise(randomise)

@@ -2,10 +2,11 @@
 
 Arrays have the batch last (`[3, N]` positions in metres in the base frame). `progress` is in [0, 1] and grows
 towards success; the dense reward of a step is its increase, so that waiting near the goal earns nothing.
+A task of the user's own is a `Task` too, named `module:object` (docs/tutorials/own_task.md).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -32,6 +33,7 @@ class Scene:
     goal: np.ndarray  # the goal mark [3, N]
     slide: np.ndarray  # drawer opening [N]
     asked: np.ndarray  # int [N], the object the instruction names
+    joints: list[np.ndarray] = field(default_factory=list)  # positions [N] of the task's own joints [m] or [rad]
 
 
 @dataclass(slots=True)
@@ -46,11 +48,15 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task. `place` maps uniforms [n, 24] to a Start; the other functions map a Scene to [N] arrays."""
+    """One task. `place` maps uniforms [n, 24] to a Start; the other functions map a Scene to [N] arrays.
+
+    The state is proprioception, then six numbers per object, three of the goal (`uses_goal`), the drawer's (`uses_slide`), one per
+    entry of `joints`, and the rows that `observe` gives, named by `observed`.
+    """
 
     name: str
     max_steps: int
-    xml: str
+    xml: str  # MJCF of the task's bodies; classes "solid" (collides) and "drawn" (does not)
     objects: tuple[str, ...]  # free bodies in the model's order
     place: Callable[[np.ndarray], Start]
     success: Callable[[Scene], np.ndarray]
@@ -60,10 +66,16 @@ class Task:
     uses_slide: bool = False
     failure: Callable[[Scene], np.ndarray] | None = None  # ends the episode without success
     stage: Callable[[Scene], np.ndarray] = lambda s: np.zeros(len(s.opening))  # how many of its sub-tasks are done
+    joints: tuple[str, ...] = ()  # hinges and slides of `xml` that the state tells
+    observe: Callable[[Scene], np.ndarray] | None = None  # more of the state: [len(observed), N]
+    observed: tuple[str, ...] = ()
+    expert: Callable | None = None  # env -> actions [N, 7] of the "ee_delta" control, see sims.mujoco.experts
+    assets: str = ""  # MJCF inside <asset>, for example meshes; files by absolute paths
 
 
-def _start(n: int, centre=(), yaw=(), goal=None, asked=None) -> Start:
-    """Stack columns: centre is a list of (x [n], y [n], z), yaw a list of [n]."""
+def start_of(n: int, centre=(), yaw=(), goal=None, asked=None) -> Start:
+    """The Start of n episodes: `centre` is a list of (x, y, z) and `yaw` a list, one entry per object, `goal` (x, y, z); each is a
+    number or [n]."""
     at = np.zeros((n, len(centre), 3))
     for k, xyz in enumerate(centre):
         for j, v in enumerate(xyz):
@@ -78,7 +90,7 @@ def _start(n: int, centre=(), yaw=(), goal=None, asked=None) -> Start:
     return Start(at, turn, mark, np.zeros(n, np.int64) if asked is None else asked)
 
 
-def _between(u: np.ndarray, low: float, high: float) -> np.ndarray:
+def between(u: np.ndarray, low: float, high: float) -> np.ndarray:
     return low + (high - low) * u
 
 
@@ -107,8 +119,8 @@ def near(d: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _reach_place(u):
-    return _start(len(u), goal=(_between(u[:, 0], 0.36, 0.62), _between(u[:, 1], -0.25, 0.25),
-                                _between(u[:, 2], 0.06, 0.34)))
+    return start_of(len(u), goal=(between(u[:, 0], 0.36, 0.62), between(u[:, 1], -0.25, 0.25),
+                                between(u[:, 2], 0.06, 0.34)))
 
 
 REACH = Task(
@@ -121,8 +133,8 @@ REACH = Task(
 
 
 def _pick_place(u):
-    return _start(len(u), [(_between(u[:, 0], 0.39, 0.64), _between(u[:, 1], -0.15, 0.15), CUBE)],
-                  [_between(u[:, 2], -np.pi / 4, np.pi / 4)])
+    return start_of(len(u), [(between(u[:, 0], 0.39, 0.64), between(u[:, 1], -0.15, 0.15), CUBE)],
+                  [between(u[:, 2], -np.pi / 4, np.pi / 4)])
 
 
 def _lifted(s: Scene, k: int):
@@ -146,9 +158,9 @@ PUSHED = 0.025  # the cube is there when its centre is this close to the mark [m
 
 
 def _push_place(u):
-    x, y = _between(u[:, 0], 0.40, 0.50), _between(u[:, 1], -0.12, 0.12)
-    way, turn = _between(u[:, 2], 0.10, 0.16), _between(u[:, 3], -0.8, 0.8)
-    return _start(len(u), [(x, y, CUBE)], [_between(u[:, 4], -np.pi / 4, np.pi / 4)],
+    x, y = between(u[:, 0], 0.40, 0.50), between(u[:, 1], -0.12, 0.12)
+    way, turn = between(u[:, 2], 0.10, 0.16), between(u[:, 3], -0.8, 0.8)
+    return start_of(len(u), [(x, y, CUBE)], [between(u[:, 4], -np.pi / 4, np.pi / 4)],
                   goal=(x + way * np.cos(turn), y + way * np.sin(turn), 0.001))
 
 
@@ -165,9 +177,9 @@ PUSH = Task(
 
 def _stack_place(u):
     side = np.where(u[:, 0] < 0.5, -1.0, 1.0)
-    return _start(len(u), [(_between(u[:, 1], 0.41, 0.60), side * _between(u[:, 2], 0.045, 0.15), CUBE),
-                           (_between(u[:, 3], 0.41, 0.60), -side * _between(u[:, 4], 0.045, 0.15), CUBE)],
-                  [_between(u[:, 5], -np.pi / 4, np.pi / 4), _between(u[:, 6], -np.pi / 4, np.pi / 4)])
+    return start_of(len(u), [(between(u[:, 1], 0.41, 0.60), side * between(u[:, 2], 0.045, 0.15), CUBE),
+                           (between(u[:, 3], 0.41, 0.60), -side * between(u[:, 4], 0.045, 0.15), CUBE)],
+                  [between(u[:, 5], -np.pi / 4, np.pi / 4), between(u[:, 6], -np.pi / 4, np.pi / 4)])
 
 
 def stacked(s: Scene, up: float = 2 * CUBE):
@@ -205,7 +217,7 @@ PLACED = 0.025  # the lower cube is there when its centre is this close to the m
 def _stack_place_place(u):
     start, side = _stack_place(u), np.where(u[:, 0] < 0.5, -1.0, 1.0)
     start.centre[:, 0, 2] = SMALL
-    start.goal[:, 0], start.goal[:, 1], start.goal[:, 2] = _between(u[:, 7], 0.41, 0.60), side * _between(u[:, 8], 0.05, 0.15), 0.001
+    start.goal[:, 0], start.goal[:, 1], start.goal[:, 2] = between(u[:, 7], 0.41, 0.60), side * between(u[:, 8], 0.05, 0.15), 0.001
     return start
 
 
@@ -260,9 +272,9 @@ def _hole_xml() -> str:
 
 def _peg_place(u):
     side = np.where(u[:, 0] < 0.5, -1.0, 1.0)
-    return _start(len(u), [(_between(u[:, 1], 0.42, 0.58), side * _between(u[:, 2], 0.06, 0.15), PEG[2])],
-                  [_between(u[:, 3], -0.5, 0.5)],
-                  goal=(_between(u[:, 4], 0.42, 0.58), -side * _between(u[:, 5], 0.06, 0.15), 0.0))
+    return start_of(len(u), [(between(u[:, 1], 0.42, 0.58), side * between(u[:, 2], 0.06, 0.15), PEG[2])],
+                  [between(u[:, 3], -0.5, 0.5)],
+                  goal=(between(u[:, 4], 0.42, 0.58), -side * between(u[:, 5], 0.06, 0.15), 0.0))
 
 
 def _in_hole(s: Scene):
@@ -323,7 +335,7 @@ def _drawer_progress(s: Scene):
 
 DRAWER = Task(
     "open_drawer", 120, _drawer_xml(), (),
-    lambda u: _start(len(u), goal=(_between(u[:, 0], 0.57, 0.67), _between(u[:, 1], -0.15, 0.15), 0.12)),
+    lambda u: start_of(len(u), goal=(between(u[:, 0], 0.57, 0.67), between(u[:, 1], -0.15, 0.15), 0.12)),
     success=lambda s: s.slide > OPENED, progress=_drawer_progress, instructions=("open the drawer",),
     uses_goal=True, uses_slide=True)
 
@@ -336,9 +348,9 @@ CELLS = np.array([(x, y) for x in (0.445, 0.58) for y in (-0.11, 0.0, 0.11)])  #
 def _named_place(u):
     cells = CELLS[np.argsort(u[:, :6], axis=1, kind="stable")[:, :3]]  # [n, 3, 2]
     asked = np.minimum((u[:, 6] * 3).astype(np.int64), 2)
-    centre = [(cells[:, k, 0] + _between(u[:, 7 + 3 * k], -0.02, 0.02),
-               cells[:, k, 1] + _between(u[:, 8 + 3 * k], -0.012, 0.012), CUBE) for k in range(3)]
-    return _start(len(u), centre, [_between(u[:, 9 + 3 * k], -np.pi / 4, np.pi / 4) for k in range(3)], asked=asked)
+    centre = [(cells[:, k, 0] + between(u[:, 7 + 3 * k], -0.02, 0.02),
+               cells[:, k, 1] + between(u[:, 8 + 3 * k], -0.012, 0.012), CUBE) for k in range(3)]
+    return start_of(len(u), centre, [between(u[:, 9 + 3 * k], -np.pi / 4, np.pi / 4) for k in range(3)], asked=asked)
 
 
 def chosen(s: Scene, per_object: list[np.ndarray]) -> np.ndarray:

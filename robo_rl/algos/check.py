@@ -1,0 +1,97 @@
+"""One contract suite for every on-policy method: ours and the user's own. See `robo_rl.algos.onpolicy.Learner` for the contract.
+
+`check_method(make, options, policy)` raises AssertionError with one sentence that says what the method does wrong, or returns the
+names of the parts that were checked. It learns from rollouts of random numbers; `policy` is left as it was.
+"""
+
+import copy
+import json
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from robo_rl.checkpoint import pack, unpack
+from robo_rl.options import RolloutOptions
+from robo_rl.rollout import Collector, Rollout
+
+METHODS = ("update", "after_collect", "state_dict", "load_state_dict")
+DECISIONS = 6  # of a rollout, at most
+
+
+class RandomEnv:
+    """N envs of random observations and rewards that a policy with the spec `spec` fits; every episode takes `limit` steps."""
+
+    def __init__(self, spec, num_envs: int, limit: int, seed: int):
+        self.spec, self.num_envs, self.limit, self.rng, self.steps = spec, num_envs, limit, np.random.default_rng(seed), 0
+
+    def _obs(self) -> dict:
+        n, s, h = self.num_envs, self.spec, self.spec.image_size
+        return {"state": self.rng.standard_normal((n, s.state)).astype(np.float32), "task": np.array(["do it"] * n)} | {
+            f"image/{v}": self.rng.integers(0, 256, (n, h, h, 3), np.uint8) for v in s.views}
+
+    def reset(self, *, seed=None, options=None):
+        """Every env begins again, for they all end together."""
+        self.steps = 0
+        return self._obs(), {}
+
+    def step(self, actions):
+        self.steps += 1
+        n, over = self.num_envs, self.steps >= self.limit
+        won = self.rng.random(n) < 0.5
+        return (self._obs(), (won & over).astype(np.float32), won & over, ~won & over, {"success": won & over})
+
+
+def rollouts(policy, options: RolloutOptions, count: int, seed: int = 0) -> list[Rollout]:
+    """Rollouts of the present policy in random envs; with a group advantage two groups of whole episodes."""
+    n = 4 if options.advantage == "gae" else 2 * options.group
+    t = min(options.decisions or DECISIONS, DECISIONS)
+    env = RandomEnv(policy.spec, n, t * policy.options.execute, seed)
+    collector = Collector(env, policy, options.gamma, seed)
+    return [collector.collect(policy, t) for _ in range(count)]
+
+
+def check_method(make: Callable, options: RolloutOptions, policy, seed: int = 0) -> tuple[str, ...]:
+    """Check the learner `make(policy, options, seed)` -> the names of the parts checked."""
+    policy = copy.deepcopy(policy).train()
+    learner = make(policy, options, seed)
+    _members(learner, policy)
+    first, second = rollouts(policy, options, 2)
+    _metrics(learner.update(first, 0.0, 0))
+    for name, x in policy.state_dict().items():
+        assert bool(torch.isfinite(x).all()), f"an update must leave the weights finite, {name} is not"
+    learner.after_collect(first)
+    _resume(make, options, learner, policy, second, seed)
+    return "members", "metrics", "resume"
+
+
+def _members(learner, policy) -> None:
+    for name in METHODS:
+        assert callable(getattr(learner, name, None)), f"the learner lacks the method {name!r} (robo_rl.algos.onpolicy.Learner)"
+    assert getattr(learner, "policy", None) is policy, "learner.policy must be the policy that it was made with"
+    assert hasattr(getattr(learner, "sampler", None), "act"), "learner.sampler must be the policy that acts: usually learner.policy"
+
+
+def _metrics(metrics) -> None:
+    assert isinstance(metrics, dict), f"update must return a dict of metrics, got {type(metrics).__name__}"
+    for name, value in metrics.items():
+        assert isinstance(name, str) and isinstance(value, (int, float)), (
+            f"the metrics of update must be numbers by name, got {name!r}: {type(value).__name__}")
+
+
+def _resume(make, options: RolloutOptions, learner, policy, rollout: Rollout, seed: int) -> None:
+    """A learner whose state was saved and loaded must learn on bit for bit as the one that was not."""
+    tensors: dict[str, torch.Tensor] = {}
+    try:
+        tree = json.loads(json.dumps(pack(learner.state_dict(), tensors)))
+    except (TypeError, AttributeError) as e:
+        raise AssertionError(f"state_dict must be a dict of tensors, arrays, numbers, strings, dicts and lists: {e}") from None
+    other = copy.deepcopy(policy)
+    again = make(other, options, seed)
+    other.load_state_dict(policy.state_dict())
+    again.load_state_dict(unpack(tree, {k: v.clone() for k, v in tensors.items()}))
+    learner.update(rollout, 0.5, 1)
+    again.update(rollout, 0.5, 1)
+    for name, x in policy.state_dict().items():
+        assert torch.equal(x, other.state_dict()[name]), (
+            f"a learner that loads the state_dict of another must learn as that does, {name} differs: a run would not resume exactly")

@@ -1,0 +1,89 @@
+"""Put a simulator, a task, a policy or a method, ours or the user's own, through its contract suite."""
+
+from dataclasses import dataclass, replace
+
+from robo_rl.errors import UserError
+from robo_rl.experiment import envs, recipes
+from robo_rl.experiment.config import OFF_POLICY
+from robo_rl.experiment.methods import find_method
+from robo_rl.options import OffPolicyOptions
+from robo_rl.plugins import is_object
+
+STEPS = 100  # of an episode in the suite of envs, where the env's own limit is longer than that takes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """Check what is named against its contract: an env (--sim, --task), a policy (--policy), a method (--algo)."""
+
+    sim: str = ""
+    """As in robo_rl train --sim."""
+    task: str = ""
+    """As in robo_rl train --task."""
+    obs: str = "state"
+    """state, or rgb: with cameras."""
+    policy: str = ""
+    """As in robo_rl train --policy.kind; with --algo: the policy that it learns."""
+    algo: str = ""
+    """As in robo_rl train --algo; on-policy methods."""
+
+
+def check(options: CheckOptions) -> dict[str, tuple[str, ...]]:
+    """Names of the parts that were checked of each thing that is named. UserError: one sentence that says what is wrong."""
+    if not any((options.sim, options.task, options.policy, options.algo)):
+        raise UserError("name what to check: --sim, --task, --policy or --algo, one of ours or module:object of your own")
+    done = {}
+    sim = options.sim or "mujoco"
+    if options.sim or options.task:
+        done[" ".join(filter(None, (sim, options.task)))] = _checked(f"--sim {sim}", lambda: _env(options, sim))
+    if options.policy:
+        done[options.policy] = _checked(f"--policy.kind {options.policy}", lambda: _policy(options))
+    if options.algo:
+        done[options.algo] = _checked(f"--algo {options.algo}", lambda: _method(options))
+    return done
+
+
+def _checked(what: str, run) -> tuple[str, ...]:
+    try:
+        return run()
+    except AssertionError as e:
+        raise UserError(f"{what}: {e}") from None
+
+
+def _env(options: CheckOptions, sim: str) -> tuple[str, ...]:
+    envs.check_names(sim, options.task, obs=options.obs)
+    from sims.check import MAX_STEPS, check_env
+    first = envs.make(sim, options.task, 1, obs=options.obs)
+    limit = first.spec.max_steps
+    first.close()
+    short = {"max_steps": STEPS} if limit > MAX_STEPS else {}
+    return check_env(lambda n: envs.make(sim, options.task, n, obs=options.obs, **short))
+
+
+def _head(options: CheckOptions, algo: str):
+    """(options of the policy, what it sees)."""
+    from robo_rl.policies import ObsSpec
+    head = recipes.preset("mujoco", "reach", algo, options.obs, "quick").policy
+    kind = options.policy or head.kind
+    spec = ObsSpec(state=12, action=7, views=("front",) if options.obs == "rgb" else (), image_size=32 if options.obs == "rgb" else 0,
+                   language=options.obs == "rgb")
+    return replace(head, kind=kind, horizon=4, execute=2, hidden=32, **({"finetune_steps": 2} if kind == "diffusion" else {})), spec
+
+
+def _policy(options: CheckOptions) -> tuple[str, ...]:
+    if options.policy in ("squashed", "guided"):
+        raise UserError(f"--policy {options.policy} acts for methods that learn from replay: it has no log-probs to check")
+    head, spec = _head(options, "pi_rl")
+    from robo_rl.policies import make_policy
+    from robo_rl.policies.check import CLOSE, check_policy
+    return check_policy(lambda seed: make_policy(head, spec, seed), head, spec, atol=0.0 if is_object(options.policy) else CLOSE)
+
+
+def _method(options: CheckOptions) -> tuple[str, ...]:
+    config = recipes.preset("mujoco", "reach", options.algo, options.obs, "quick")
+    if options.algo in (*OFF_POLICY, "bc") or isinstance(config.rl, OffPolicyOptions):
+        raise UserError(f"--algo {options.algo} is no on-policy method, the suite of methods is for those")
+    head, spec = _head(options, options.algo)
+    from robo_rl.algos.check import check_method
+    from robo_rl.policies import make_policy
+    return check_method(find_method(options.algo), config.rl, make_policy(head, spec, 0))

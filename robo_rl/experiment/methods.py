@@ -1,0 +1,31 @@
+"""Methods by their names: ours in robo_rl/algos, and the user's own, `module:function`."""
+
+import importlib
+from collections.abc import Callable
+
+from robo_rl.errors import UserError
+from robo_rl.experiment.config import WHAT, TrainConfig
+from robo_rl.options import OffPolicyOptions
+from robo_rl.plugins import check_call, is_object, load_object
+
+
+def find_method(algo: str) -> Callable:
+    """`make(policy, options, seed, demos=None)` of a method -> a learner."""
+    if not is_object(algo):
+        return importlib.import_module(f"robo_rl.algos.{algo}").make
+    make = load_object(algo, WHAT)
+    check_call(make, algo, WHAT, ("policy", "options", "seed"), ("demos",))
+    return make
+
+
+def check_method(config: TrainConfig, policy) -> None:
+    """UserError for a method that does not take the policy; one of the user's own is put through `robo_rl.algos.check`."""
+    make = find_method(config.algo)
+    if not is_object(config.algo) or isinstance(config.rl, OffPolicyOptions):
+        make(policy, config.rl, 0)
+        return
+    from robo_rl.algos.check import check_method as check
+    try:
+        check(make, config.rl, policy)
+    except AssertionError as e:
+        raise UserError(f"{WHAT} {config.algo}: {e}") from None

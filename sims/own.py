@@ -1,0 +1,64 @@
+"""A user's own simulator: `sims.make("my_pkg.sims:make_pour", ...)` calls `make_pour(task, num_envs, **options)`.
+
+It gives a `gymnasium.vector.VectorEnv` of the contract, which is looked at once per process (`sims.check.check_quickly`).
+It is told the options that its signature takes; one that was asked for and that it does not take is refused.
+"""
+
+import inspect
+
+from robo_rl.errors import UserError
+from robo_rl.plugins import check_call, load_object
+
+WHAT = "--sim"
+DEFAULTS = {"task": "", "obs": "state", "reward": "", "control": "", "image_size": 64, "max_steps": 0, "randomise": "", "render": False,
+            "device": "cpu"}  # what nobody asked for
+HINTS = ("threads", "image_size")  # of use to who takes them
+
+
+def make_own(name: str, task: str, num_envs: int, **options):
+    """The vector env that the function `name` makes; the options are those of `sims.make`."""
+    make = find_sim(name)
+    given = taken(name, make, {"task": task} | options)
+    env = make(num_envs=num_envs, **given)
+    _look((name, *sorted(given.items())), env)
+    return env
+
+
+def find_sim(name: str):
+    """The function `name`, which takes `num_envs`."""
+    make = load_object(name, WHAT)
+    check_call(make, name, WHAT, (), ("num_envs",))
+    return make
+
+
+def _parameters(make) -> dict:
+    try:
+        return dict(inspect.signature(make).parameters)
+    except (TypeError, ValueError):
+        return {}
+
+
+def taken(name: str, make, options: dict) -> dict:
+    """Of `options` those that `make` takes; UserError for another one that was asked for."""
+    parameters = _parameters(make)
+    if any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
+        return options
+    refused = [k for k, v in options.items() if k not in parameters and k not in HINTS and v != DEFAULTS[k]]
+    if refused:
+        raise UserError(f"{WHAT} {name} takes no {refused[0]} (got {options[refused[0]]!r}); it takes "
+                        f"{', '.join(p for p in parameters)}")
+    return {k: v for k, v in options.items() if k in parameters}
+
+
+_seen: set[tuple] = set()  # what was looked at in this process
+
+
+def _look(key: tuple, env) -> None:
+    if key in _seen:
+        return
+    from sims.check import check_quickly
+    try:
+        check_quickly(env)
+    except AssertionError as e:
+        raise UserError(f"{WHAT} {key[0]}: {e} (robo_rl check --sim {key[0]} runs the whole suite)") from None
+    _seen.add(key)

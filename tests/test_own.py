@@ -1,0 +1,379 @@
+"""What a user brings: a simulator, a task, a policy, a method named as module:object; the pages of docs/tutorials run as they stand."""
+
+import re
+import shlex
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import robo_rl as command
+
+import robo_rl
+from robo_rl import plugins
+from robo_rl.algos import ppo
+from robo_rl.algos.check import check_method
+from robo_rl.errors import UserError
+from robo_rl.experiment.config import load_config, method_options
+from robo_rl.experiment.methods import find_method
+from robo_rl.options import PolicyOptions, PpoOptions, RolloutOptions
+from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.policies.check import check_policy
+from robo_rl.policies.policy import GaussianPolicy
+from sims.mujoco.own import check_task
+from sims.mujoco.tasks import PICK, REACH
+
+TUTORIALS = Path(__file__).parent.parent / "docs" / "tutorials"
+PAGES = ("own_simulator", "own_task", "own_policy", "own_method")
+RL = ("--rl.decisions", "4", "--rl.minibatch", "64", "--rl.critic-warmup", "0")
+BUDGET = {"own_simulator": ("--envs", "8", "--workers", "1", *RL), "own_task": ("--envs", "8", "--workers", "1", *RL),
+          "own_policy": ("--envs", "8", "--workers", "1", *RL), "own_method": ("--envs", "8", "--workers", "0", "--rl.decisions", "4")}
+TINY = ("--steps", "700", "--eval-every", "300", "--eval-episodes", "4", "--bc.updates", "20", "--bc.batch", "16", "--threads", "1")
+OPTIONS, SPEC = PolicyOptions(kind="gaussian", horizon=3, execute=2, hidden=16, layers=1), ObsSpec(state=5, action=2)
+
+
+def write_page(page: str, folder: Path) -> list[list[str]]:
+    """Write the files that a page shows into `folder` -> the commands that it shows, in words."""
+    text = (TUTORIALS / f"{page}.md").read_text()
+    for block in re.findall(r"```python\n(.*?)```", text, re.S):
+        if name := re.match(r"# (\w+\.py)\n", block):
+            (folder / name[1]).write_text(block)
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.S) for line in block.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("robo_rl ")]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in, whose modules are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+# ---- the pages
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_runs_as_it_stands_in_any_folder(page, tmp_path):
+    commands = write_page(page, tmp_path)
+    assert [c[0] for c in commands[:3]] == ["check", "train", "eval"]
+    for argv in commands:
+        more = {"train": (*TINY, *BUDGET[page]), "eval": ("--episodes", "4")}.get(argv[0], ())
+        result = command(tmp_path, *argv, *more)
+        assert result.code == 0, (argv, result.err)
+        assert "Warning" not in result.err, result.err
+    run = next((tmp_path / "runs").iterdir())
+    assert command(tmp_path, "report", run).code == 0
+
+
+def test_what_a_page_says_of_python_holds(here):
+    write_page("own_simulator", here)
+    env = robo_rl.make_env("point:make", num_envs=8, reward="sparse")
+    assert env.num_envs == 8 and not env.dense
+    result = robo_rl.evaluate(lambda obs: np.clip(2 * obs["state"][:, 4:] - obs["state"][:, 2:4], -1, 1), env, episodes=16)
+    assert result.success_rate == 1
+
+
+def test_a_run_of_own_simulator_policy_and_method_is_stopped_and_resumes_bit_for_bit(here):
+    for page in PAGES:
+        write_page(page, here)
+    config = robo_rl.recipe(sim="point:make", algo="reinforce:make", workers=0, envs=8, steps=800, eval_episodes=4, eval_every=300,
+                            max_steps=20, video=False, policy={"kind": "gauss:make", "hidden": 16}, rl={"decisions": 4})
+
+    class Enough(Exception):
+        pass
+
+    def stop(event):
+        if event.kind == "checkpoint" and event.step:
+            raise Enough
+    whole = robo_rl.train(replace(config, out="whole"), quiet=True)
+    with pytest.raises(Enough):
+        robo_rl.train(replace(config, out="parts"), stop, quiet=True)
+    assert load_config(Path("parts")).rl == config.rl and type(config.rl).__name__ == "Options"
+    parts = robo_rl.resume("parts", quiet=True)
+    last = [sorted((r.folder / "checkpoints").iterdir())[-1] for r in (whole, parts)]
+    assert last[0].name == last[1].name
+    assert (last[0] / "policy.safetensors").read_bytes() == (last[1] / "policy.safetensors").read_bytes()
+    assert robo_rl.load_policy("parts").module.options.kind == "gauss:make"
+
+
+# ---- names
+
+
+@pytest.mark.parametrize(("name", "own"), [
+    ("my_pkg.sims:make", True), ("a:b.c", True), ("gym:Pendulum", False), ("envpool:X", False), ("wm:runs", False), ("dds:speed", False),
+    ("mujoco", False), ("pick_cube", False), ("gym:Pendulum-v1", False), ("a:b/c", False), ("C:\\x", False), ("a b:c", False)])
+def test_prefixes_of_ours_are_no_modules(name, own):
+    assert plugins.is_object(name) == own
+
+
+def test_a_name_that_leads_nowhere_says_where_it_was_looked_for_and_what_is_near(here):
+    (here / "mine.py").write_text("def make_pour(): ...\n")
+    (here / "needs.py").write_text("import absent_package_x\n")
+    with pytest.raises(UserError, match=f"no module 'nowhere' in {re.escape(str(here))} .*PYTHONPATH"):
+        plugins.load_object("nowhere:make", "--sim")
+    with pytest.raises(UserError, match="no module 'mine.deep'"):
+        plugins.load_object("mine.deep:make", "--sim")
+    with pytest.raises(UserError, match="mine has no 'make_por'. Nearest: make_pour"):
+        plugins.load_object("mine:make_por", "--sim")
+    with pytest.raises(UserError, match="without .py: mine:make_pour"):
+        plugins.load_object("mine.py:make_pour", "--sim")
+    with pytest.raises(ModuleNotFoundError, match="absent_package_x"):  # the user's module is there, what it needs is not
+        plugins.load_object("needs:make", "--sim")
+
+
+def test_a_module_of_the_current_folder_comes_before_an_installed_one(here):
+    (here / "colorsys.py").write_text("mine = 1\n")
+    sys.modules.pop("colorsys", None)
+    assert plugins.load_object("colorsys:mine", "--sim") == 1
+
+
+# ---- simulators
+
+
+MISTAKES = {
+    "takes no control (got 'ee_delta'); it takes task, num_envs, reward, max_steps": "--sim point:make --control ee_delta",
+    "must take (num_envs=…): missing a required argument: 'max_steps'": "--sim point:PointMass",
+    "the env must be a gymnasium.vector.VectorEnv, got dict": "--sim wrong:no_env",
+    "rewards must be float32 of shape (40,), got float64": "--sim wrong:rewards",
+    "the same start must give the same first observation": "--sim wrong:starts",
+    "must be a sims.mujoco.tasks.Task, got function": "--task wrong:no_env",
+    "success must be bool, got float32": "--task wrong:success",
+    "a policy must be a torch.nn.Module, got int": "--task reach --policy.kind wrong:number",
+    "must take (options, spec, seed): too many positional arguments": "--task reach --policy.kind wrong:no_env",
+    "the learner lacks the method 'update'": "--task reach --algo wrong:method --policy.kind gaussian",
+    "must take (policy, options, seed, demos=…)": "--task reach --algo wrong:no_demos",
+    "its options, the attribute Options of make or of its module, are missing": "--algo point:make",
+    "must be a frozen dataclass that derives from RolloutOptions or OffPolicyOptions": "--algo wrong:bad_options",
+}
+WRONG = '''
+import dataclasses
+import numpy as np
+from point import PointMass
+from robo_rl.options import RolloutOptions
+from sims.mujoco.tasks import REACH
+
+def no_env(num_envs=1):
+    return {}
+
+class Rewards(PointMass):
+    def step(self, actions):
+        obs, reward, *rest = super().step(actions)
+        return obs, reward.astype(float), *rest
+
+class Starts(PointMass):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed, options={"reset_mask": (options or {}).get("reset_mask")})
+
+def rewards(num_envs=1):
+    return Rewards(num_envs, 10, 0.1, True)
+
+def starts(num_envs=1):
+    return Starts(num_envs, 10, 0.1, True)
+
+success = dataclasses.replace(REACH, success=lambda s: s.opening)
+
+def number(options, spec, seed):
+    return 3
+
+class Options(RolloutOptions):
+    pass
+
+def method(policy, options, seed, demos=None):
+    return policy
+method.Options = RolloutOptions
+
+def no_demos(policy, options, seed):
+    return policy
+no_demos.Options = RolloutOptions
+
+def bad_options(policy, options, seed, demos=None):
+    return policy
+bad_options.Options = dict
+'''
+
+
+@pytest.mark.parametrize("says", MISTAKES)
+def test_what_is_wrong_with_it_is_one_line_before_a_run_begins(says, tmp_path):
+    write_page("own_simulator", tmp_path)
+    (tmp_path / "wrong.py").write_text(WRONG)
+    argv = MISTAKES[says].split()
+    result = command(tmp_path, "train", *argv, "--workers", "0", *(() if "--sim" in argv else ("--demos", "2")))
+    assert says in result.mistake
+    assert not (tmp_path / "runs").exists()
+
+
+# ---- tasks
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    ({"xml": "<body>"}, "its MJCF is refused: XML parse error"),
+    ({"objects": ("cub",)}, "objects names 'cub', but its xml has no <freejoint"),
+    ({"joints": ("hinge",)}, "joints names 'hinge', but its xml has no hinge or slide"),
+    ({"uses_goal": True}, "uses_goal needs a body with mocap"),
+    ({"uses_slide": True}, "uses_slide needs a joint named drawer"),
+    ({"place": lambda u: None}, "place must return a Start"),
+    ({"place": REACH.place}, r"must give centre of shape \(3, 1, 3\), got \(3, 0, 3\)"),
+    ({"success": lambda s: np.zeros(2, bool)}, r"success of 3 envs must have shape \(3,\), got \(2,\)"),
+    ({"observed": ("x",)}, "observe gives the rows that observed names: one is missing"),
+    ({"observe": lambda s: s.tcp, "observed": ("x",)}, r"must have shape \(1, 3\), got \(3, 3\)"),
+])
+def test_a_task_that_does_not_fit_its_form_is_told_in_one_sentence(change, says):
+    check_task(PICK)
+    with pytest.raises(AssertionError, match=says):
+        check_task(replace(PICK, **change))
+
+
+def test_what_a_task_observes_itself_and_its_joints_end_the_state(here):
+    write_page("own_task", here)
+    (here / "more.py").write_text("""
+from dataclasses import replace
+from button import PushButton, top
+Seen = replace(PushButton, observe=lambda s: top(s)[2:], observed=("top",), expert=None)
+""")
+    env = robo_rl.make_env(task="more:Seen", num_envs=3)
+    assert env.spec.state_names[-2:] == ("press", "top") and env.spec.task == "more:Seen"
+    obs, _ = env.reset(seed=0)
+    assert np.allclose(obs["state"][:, -1], 0.05 - obs["state"][:, -2], atol=1e-6)
+    assert not hasattr(env, "expert_action") and not hasattr(env, "recovery_action")
+    with pytest.raises(UserError, match="more:Seen has no scripted expert"):
+        robo_rl.collect(here / "data", task="more:Seen", episodes=1)
+
+
+# ---- policies
+
+
+class Ratio(GaussianPolicy):
+    def score(self, context, trace):
+        logp, entropy = super().score(context, trace)
+        return logp + 1e-6, entropy
+
+
+class Shape(GaussianPolicy):
+    def act(self, obs, generator, explore=True):
+        chunk = super().act(obs, generator, explore)
+        chunk.actions = chunk.actions[:, :1]
+        return chunk
+
+
+class GlobalNoise(GaussianPolicy):
+    def act(self, obs, generator, explore=True):
+        torch.randn(1)
+        return super().act(obs, generator, explore)
+
+
+class Rows(GaussianPolicy):
+    def encode(self, obs):
+        return obs["context"] if "context" in obs else super().encode(obs) - super().encode(obs).mean(0)
+
+
+class Unsaved(GaussianPolicy):
+    def __init__(self, options, spec):
+        super().__init__(options, spec)
+        self.offset = torch.randn(self.chunk)
+
+    def commands(self, x):
+        return super().commands(x + self.offset.view(x.shape[1:]))
+
+
+class OtherOptions(GaussianPolicy):
+    def __init__(self, options, spec):
+        super().__init__(replace(options, hidden=32), spec)
+
+
+class NoGradient(GaussianPolicy):
+    def bc_loss(self, *args, **more):
+        return super().bc_loss(*args, **more).detach()
+
+
+@pytest.mark.parametrize(("cls", "says"), [
+    (Ratio, "a ratio of exactly 1: let act and score call one function"),
+    (Shape, r"actions of act must be a tensor of shape \(5, 2, 2\), got \(5, 1, 2\)"),
+    (GlobalNoise, "act must draw from its generator alone"),
+    (Rows, "must not depend on the other rows of the batch"),
+    (Unsaved, "loads the state_dict of another must act as that does"),
+    (OtherOptions, "policy.options and policy.spec must be those that it was made of"),
+    (NoGradient, "bc_loss must be differentiable"),
+])
+def test_a_policy_that_breaks_the_contract_is_told_in_one_sentence(cls, says):
+    def make(seed):
+        torch.manual_seed(seed)
+        return cls(OPTIONS, SPEC)
+    with pytest.raises(AssertionError, match=says):
+        check_policy(make, OPTIONS, SPEC)
+
+
+@pytest.mark.parametrize("kind", ["flow", "diffusion", "gaussian"])
+@pytest.mark.parametrize("views", [(), ("front",)])
+def test_our_policies_keep_the_contract(kind, views):
+    options = PolicyOptions(kind=kind, horizon=3, execute=2, hidden=16, layers=1, denoise_steps=5, depth=1)
+    spec = replace(SPEC, views=views, image_size=32 * len(views), language=bool(views))
+    assert "ratio" in check_policy(lambda seed: make_policy(options, spec, seed), options, spec, atol=0 if kind == "gaussian" else 1e-5)
+
+
+# ---- methods
+
+
+class Learner:
+    """A learner of PPO with one thing wrong: `broken` says what."""
+
+    def __init__(self, policy, options, seed, broken):
+        self.inner, self.policy, self.sampler, self.broken = ppo.make(policy, options, seed), policy, policy, broken
+
+    def update(self, rollout, progress, version=None):
+        metrics = self.inner.update(rollout, progress, version)
+        if self.broken == "weights":
+            next(self.policy.parameters()).data.fill_(torch.nan)
+        return {"none": None, "text": metrics | {"kl": "small"}}.get(self.broken, metrics)
+
+    def after_collect(self, rollout):
+        self.inner.after_collect(rollout)
+
+    def state_dict(self):
+        state = self.inner.state_dict()
+        return {k: v for k, v in state.items() if k != "actor_opt"} if self.broken == "state" else \
+            {"odd": {1, 2}} if self.broken == "odd" else state
+
+    def load_state_dict(self, state):
+        if "actor_opt" not in state:
+            state = state | {"actor_opt": self.inner.state_dict()["actor_opt"]}
+        self.inner.load_state_dict(state)
+
+
+@pytest.mark.parametrize(("broken", "says"), [
+    ("none", "update must return a dict of metrics, got NoneType"), ("text", "must be numbers by name, got 'kl': str"),
+    ("weights", "must leave the weights finite"),
+    ("state", "a run would not resume exactly"), ("odd", "state_dict must be a dict of tensors")])
+def test_a_method_that_breaks_the_contract_is_told_in_one_sentence(broken, says):
+    options = PpoOptions(critic_warmup=0, minibatch=8, epochs=1)
+
+    def make(policy, options, seed):
+        return Learner(policy, options, seed, broken)
+    with pytest.raises(AssertionError, match=says):
+        check_method(make, options, make_policy(OPTIONS, SPEC, 0))
+
+
+@pytest.mark.parametrize("algo", ["pi_rl", "ppo", "dppo", "reinflow", "nft"])
+@pytest.mark.parametrize("advantage", ["gae", "grpo"])
+def test_our_methods_keep_the_contract(algo, advantage):
+    head = robo_rl.recipe(task="reach", algo=algo, preset="quick").policy
+    policy = make_policy(replace(head, horizon=3, execute=2, hidden=16, layers=1), SPEC, 0)
+    options = method_options(algo)(critic_warmup=0, minibatch=8, epochs=2, advantage=advantage, group=2)
+    assert check_method(find_method(algo), options, policy) == ("members", "metrics", "resume")
+
+
+def test_options_without_a_default_are_refused():
+    @dataclass(frozen=True, kw_only=True)
+    class Options(RolloutOptions):
+        speed: float
+
+    def make(policy, options, seed, demos=None): ...
+    make.Options = Options
+    with pytest.raises(UserError, match="must have a default for every option; speed has none"):
+        plugins.options_class(make, "a:make", "--algo", (RolloutOptions,))
