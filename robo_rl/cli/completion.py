@@ -62,7 +62,8 @@ def options_of(parse: Callable[[list[str]], object]) -> dict[str, list[str]]:
     if not found:
         raise UserError("this version of tyro says its options in another way; install one that is known: pip install 'tyro==1.0.17'")
     from robo_rl.experiment.config import ALGOS
-    named = {"--algo": [*ALGOS], "--preset": ["quick", "full", "paper"], "--obs": ["state", "rgb"]}
+    from robo_rl.options.policy import POLICIES
+    named = {"--algo": [*ALGOS], "--policy.kind": [*POLICIES], "--preset": ["quick", "full", "paper"], "--obs": ["state", "rgb"]}
     out: dict[str, list[str]] = {}
     for option in ast.literal_eval(found[1])["options"]:
         for flag in option["flags"]:

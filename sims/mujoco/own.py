@@ -52,7 +52,7 @@ def check_task(task: Task) -> None:
     for name, want in (("centre", (N, k, 3)), ("yaw", (N, k)), ("goal", (N, 3)), ("asked", (N,))):
         got = np.shape(getattr(place, name))
         assert want == got, f"place of {N} starts must give {name} of shape {want}, got {got}"
-    assert 0 <= np.min(place.asked) and np.max(place.asked) < len(task.instructions), "asked must be an index of instructions"
+    assert np.min(place.asked) >= 0 and np.max(place.asked) < len(task.instructions), "asked must be an index of instructions"
     q = np.repeat(model.qpos0.astype(np.float32)[:, None], N, 1)
     scene = scene_of(task, model, q, np.zeros((model.nv, N), np.float32), Arm(N))
     for name in ("success", "progress", "failure", "stage"):
