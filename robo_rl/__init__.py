@@ -8,6 +8,23 @@
 Importing this package is light: torch, MuJoCo and the simulators load where they are used.
 """
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # what `__getattr__` loads, for editors and type checkers
+    from robo_rl.experiment.api import (
+        collect,
+        evaluate,
+        load_dataset,
+        load_policy,
+        load_world_model,
+        make_env,
+        recipe,
+        resume,
+        train,
+    )
+    from robo_rl.experiment.config import TrainConfig
+    from robo_rl.experiment.reporting import Event
+
 __version__ = "0.1.0"
 
 _HOME = {"TrainConfig": "robo_rl.experiment.config", "Event": "robo_rl.experiment.reporting"} | dict.fromkeys(

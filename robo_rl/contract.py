@@ -14,7 +14,7 @@ def observation_spaces(state_dim: int, num_envs: int, views: tuple[str, ...] = (
     """(single, batched) Dict spaces: `state` float32 [S], `image/<view>` uint8 [size, size, 3]."""
 
     def dict_space(lead: tuple[int, ...]) -> spaces.Dict:
-        boxes = {"state": spaces.Box(-np.inf, np.inf, (*lead, state_dim), np.float32)}
+        boxes: dict[str, spaces.Space] = {"state": spaces.Box(-np.inf, np.inf, (*lead, state_dim), np.float32)}
         boxes |= {f"image/{v}": spaces.Box(0, 255, (*lead, size, size, 3), np.uint8) for v in views}
         return spaces.Dict(boxes)
 

@@ -17,6 +17,7 @@ import stat
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from robo_rl.errors import UserError, utf8
 
@@ -84,7 +85,7 @@ def write_bytes(path: "str | Path", data: "bytes | bytearray | memoryview") -> N
         f.write(data)
 
 
-def plain(x: object) -> object:
+def plain(x: Any) -> Any:
     """`x` as JSON can say it: dataclasses, arrays, NumPy scalars, paths, sets and tuples become plain values;
     numbers that are not finite become null, so that every reader takes the file."""
     if isinstance(x, dict):
@@ -97,7 +98,7 @@ def plain(x: object) -> object:
         return [plain(v) for v in x]
     if isinstance(x, Path):
         return str(x)
-    if hasattr(x, "tolist"):  # NumPy and torch, scalars and arrays
+    if not isinstance(x, type) and hasattr(x, "tolist"):  # NumPy and torch, scalars and arrays
         return plain(x.tolist())
     if isinstance(x, float) and not math.isfinite(x):
         return None
@@ -111,7 +112,7 @@ def write_json(path: "str | Path", obj: object) -> None:
 
 
 def parse_json(data: "bytes | bytearray | str", what: str, kind: "type | tuple[type, ...]" = dict, *,
-               limit: int = MESSAGE, depth: int = DEEP, nan: bool = False, remedy: str = "") -> object:
+               limit: int = MESSAGE, depth: int = DEEP, nan: bool = False, remedy: str = "") -> Any:
     """What JSON text from anywhere says, of the type `kind`.
 
     Its size, and the depth of its brackets, are looked at before it is parsed. Refused are also: an object that says a
@@ -124,8 +125,9 @@ def parse_json(data: "bytes | bytearray | str", what: str, kind: "type | tuple[t
             raise ValueError(f"{len(data)} bytes, at most {limit} are read")
         if data.count(b"[") + data.count(b"{") > depth and (levels := _depth(data)) > depth:
             raise ValueError(f"brackets {levels} deep, at most {depth} are read")
-        numbers = {"parse_int": _integer, "parse_float": _number} if _LONG_NUMBER.search(data) else {}
-        out = json.loads(data.decode(), object_pairs_hook=_pairs, **numbers, **{} if nan else {"parse_constant": _refuse})
+        numbers: dict[str, Any] = {"parse_int": _integer, "parse_float": _number} if _LONG_NUMBER.search(data) else {}
+        numbers |= {} if nan else {"parse_constant": _refuse}
+        out = json.loads(data.decode(), object_pairs_hook=_pairs, **numbers)
         if _SURROGATE.search(data):
             json.dumps(out, ensure_ascii=False).encode()
     except (ValueError, RecursionError, MemoryError) as e:  # ValueError: no JSON, no Unicode, or one of ours
@@ -140,7 +142,7 @@ def parse_json(data: "bytes | bytearray | str", what: str, kind: "type | tuple[t
 def _depth(data: bytes) -> int:
     """Levels of brackets outside strings, right up to where the text stops being JSON."""
     outside = b"".join(data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
-    return max(accumulate(map(_STEP.get, outside.translate(None, _NOT_BRACKETS))), default=0)
+    return max(accumulate(map(_STEP.__getitem__, outside.translate(None, _NOT_BRACKETS))), default=0)
 
 
 def _pairs(pairs: list) -> dict:
@@ -181,7 +183,7 @@ def read_bytes(path: "str | Path", limit: int = FILE) -> bytes:
 
 
 def read_json(path: "str | Path", kind: "type | tuple[type, ...]" = dict, *, limit: int = FILE, nan: bool = False,
-              remedy: str = "restore it from a copy or delete it") -> object:
+              remedy: str = "restore it from a copy or delete it") -> Any:
     """What a JSON file says (see `parse_json`); UserError naming it, with the remedy, where it is missing or damaged."""
     return parse_json(read_bytes(path, limit), str(path), kind, limit=limit, nan=nan, remedy=remedy)
 

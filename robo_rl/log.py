@@ -93,8 +93,8 @@ class _TensorBoard:
 
     def __init__(self, folder: Path):
         try:
-            from tensorboard.compat.proto.event_pb2 import Event
-            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue] (made by protobuf at import)
+            from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError:
             raise MissingDependency("TensorBoard is not installed: pip install tensorboard") from None
@@ -324,7 +324,7 @@ class Progress:
             print(text, file=self._stream, flush=True)
 
     def _draw(self, text: str) -> None:
-        if self._live:
+        if self._live and self._task is not None:
             self._live.update(self._task, completed=self._done, text=text)
             self._live.refresh()
         else:

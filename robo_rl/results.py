@@ -69,7 +69,7 @@ NAMES = tuple(f.name for f in fields(ResultRow))
 def read(path: "str | Path") -> ResultFile:
     """The rows of one file; what all of them share is filled in. UserError: it is damaged or no file of results."""
     path = Path(path)
-    document: dict[str, Any] = files.read_json(path)  # type: ignore[assignment]
+    document = files.read_json(path)
     rows = document.get("rows")
     if not isinstance(rows, list):
         raise UserError(f"{path} has no rows; a file of results is {{title, rows: […]}}")
@@ -79,11 +79,12 @@ def read(path: "str | Path") -> ResultFile:
 
 
 def _row(document: dict, path: Path) -> ResultRow:
-    known = {k: tuple(v) if isinstance(v, list) else v for k, v in document.items() if k in NAMES}
+    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in document.items() if k in NAMES}
     if known.get("value") is None:  # JSON has no NaN
         known["value"] = "not a number"
+    known["note"] = "; ".join(filter(None, (beside(document), known.get("note", ""))))
     try:
-        return ResultRow(**known | {"note": "; ".join(filter(None, (beside(document), known.get("note", ""))))})
+        return ResultRow(**known)
     except (TypeError, ValueError) as e:
         raise UserError(f"{path}: {e}") from None
 
@@ -142,7 +143,7 @@ def run_rows(run: "str | Path") -> list[ResultRow]:
     UserError: it is no run folder, or has no final evaluation yet.
     """
     run = Path(run)
-    said: dict[str, Any] = files.read_json(run / "run.json")  # type: ignore[assignment]
+    said = files.read_json(run / "run.json")
     config = said["config"]
     labels = {"sft": "after supervised learning", "final": "after online RL", "best": "best checkpoint"}
     found = [label for label in labels if (run / "evals" / f"{label}.json").exists()]
@@ -151,7 +152,7 @@ def run_rows(run: "str | Path") -> list[ResultRow]:
     what = f"{config['algo']}, {config['sim']} {config['task']}".strip() + (", pictures" if config.get("obs") == "rgb" else "")
     rows = []
     for label in found:
-        document: dict[str, Any] = files.read_json(run / "evals" / f"{label}.json")  # type: ignore[assignment]
+        document = files.read_json(run / "evals" / f"{label}.json")
         low, high = document["wilson"]
         rows.append(ResultRow(
             what=f"{what}: success {labels[label]}", value=sum(document["success"]) / document["n"], unit="of 1", n=document["n"],

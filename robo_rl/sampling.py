@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Noise = "torch.Generator | list[tuple[torch.Generator, int]]"  # one for a batch, or one for each so many rows of it
+Noise = torch.Generator | list[tuple[torch.Generator, int]]  # one for a batch, or one for each so many rows of it
 LOG_2PI = math.log(2 * math.pi)
 FLOW_KINDS = ("ode", "sde", "cps")
 

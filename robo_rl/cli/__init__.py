@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
     command, argv = argv is None, sys.argv[1:] if argv is None else argv
     os.umask(0o077)  # runs, journals, sockets and shared memory are their user's alone
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without · and ± is no reason to fail
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())

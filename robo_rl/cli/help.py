@@ -90,8 +90,9 @@ def docs(cls) -> dict[str, str]:
 
 @functools.cache
 def _own_docs(cls) -> dict[str, str]:
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
-    return {a.target.id: b.value.value for a, b in pairwise(body) if isinstance(a, ast.AnnAssign)
+    made = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(made, ast.ClassDef)
+    return {a.target.id: b.value.value for a, b in pairwise(made.body) if isinstance(a, ast.AnnAssign) and isinstance(a.target, ast.Name)
             and isinstance(b, ast.Expr) and isinstance(b.value, ast.Constant) and isinstance(b.value.value, str)}
 
 

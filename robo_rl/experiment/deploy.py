@@ -111,6 +111,7 @@ def open_policy(options: DeployOptions, act, period: float):
     server = subprocess.Popen([sys.executable, "-m", "robo_rl", "serve", options.run, "--port", "0", "--seed", str(options.seed),
                                "--checkpoint", options.checkpoint, "--instruction", options.instruction], stdout=subprocess.PIPE,
                               text=True, start_new_session=True, env=os.environ | {"ROBO_RL_TOKEN": token})
+    assert server.stdout is not None  # a pipe, above
     line = server.stdout.readline()
     if " on " not in line:
         server.wait()

@@ -6,11 +6,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from robo_rl.errors import UserError, in_range
+
+if TYPE_CHECKING:
+    from robo_rl.experiment.config import TrainConfig
 
 TOKEN_FILE = "serve.token"  # in a run folder
 
@@ -116,7 +119,7 @@ class ServedPolicy:
     address: str
     loopback: bool
     token_file: Path
-    config: object
+    config: "TrainConfig"
 
 
 def serve_policy(options: ServeOptions, on_ready: Callable[[ServedPolicy], None],

@@ -110,7 +110,7 @@ class ProcessGroup:
         threading.Thread(target=self._read, args=(part, process), daemon=True).start()
 
     def _read(self, part: ProcessSpec, process: subprocess.Popen) -> None:
-        for line in process.stdout:
+        for line in process.stdout or ():  # a pipe
             if part.ready and part.ready in line:
                 self.ready.add(part.name)
             self.lines.put((part.name, line.rstrip()))

@@ -125,7 +125,7 @@ def chart(title: str, what: str, series: Sequence[Series], *, x_name: str = "env
         legend = f'<div class="legend">{names}</div>'
     data = {"x": [x0, x1], "y": [y0, y1], "log": log, "percent": percent, "xName": x_name,
             "series": [{"name": s.name, "c": s.colour, "x": _round(s.x), "y": _round(s.y), "band": s.look == "band",
-                        **({"low": _round(s.low), "high": _round(s.high)} if s.low is not None else {})}
+                        **({"low": _round(s.low), "high": _round(s.high)} if s.low is not None and s.high is not None else {})}
                        for s in kept]}
     return (f'<figure class="card chart{" tall" if tall else ""}">{head}{legend}'
             f'<div class="plot" role="img" aria-label="{escape(title)}: {escape(what)}">'

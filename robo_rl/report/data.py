@@ -71,7 +71,8 @@ class RunRecord:
     @property
     def end(self) -> "Evaluation | None":
         """What came out: label "final", else the latest that is neither the start nor picked as the best."""
-        late = [e for e in self.evals if e is not self.start and e.label != "best" and (e.step or self.start.label != "sft")]
+        supervised = self.start is not None and self.start.label == "sft"
+        late = [e for e in self.evals if e is not self.start and e.label != "best" and (e.step or not supervised)]
         return next((e for e in late if e.label == "final"), late[-1] if late else None)
 
     @property

@@ -109,7 +109,7 @@ def task_table(run: RunRecord) -> str:
         cells.append(f'<td class="n"><b>{pct(row.rate.value)}</b></td><td>{whisker(*row.rate, 1)}</td>'
                      f'<td class="n"><small>{interval(row.rate)}</small></td>')
         if before:
-            d = difference(_only(start, row.task), _only(end, row.task)) if row.task in before else None
+            d = difference(_only(start, row.task), _only(end, row.task)) if start and row.task in before else None
             look = {"improved": "up", "worse": "down"}.get(d.verdict, "") if d else ""
             cells.append(f'<td class="n"><span class="{look}">{points(d.change.value)}</span> <small>{change(d.change)}'
                          "</small></td>" if d else '<td class="n">–</td>')

@@ -191,12 +191,12 @@ def throughput(run: RunRecord) -> str:
     edges = np.linspace(0, t[-1], bins + 1)
     which = np.clip(np.searchsorted(edges, t, side="left") - 1, 0, bins - 1)
     sums = {name: np.bincount(which, weights=v, minlength=bins) for name, v in by.items()}
-    height = sum(sums.values())
+    height = np.sum([*sums.values()], 0)
     used = height > 0
     cuts = np.concatenate([[0.0], edges[1:][used]])  # a bin in which no line ended belongs to the next one
     cuts[-1] = t[-1]
     unit, size = ("h", 3600.0) if t[-1] >= 3 * 3600 else ("min", 60.0) if t[-1] >= 180 else ("s", 1.0)
-    bars = stacked("Where the time goes", "share of the wall time", cuts / size,
+    bars = stacked("Where the time goes", "share of the wall time", (cuts / size).tolist(),
                    [(name, colour[name], v[used] / height[used]) for name, v in sums.items()],
                    x_name=f"time since the start [{unit}]")
     whole = sum(v.sum() for v in by.values())

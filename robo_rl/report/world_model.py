@@ -23,7 +23,7 @@ def side_by_side(folder: Path, arrays: dict) -> list[tuple[str, Path]]:
     if not len(pick):
         return []
     steps = int(w.seen[pick].sum(1).max())
-    panels = {f"camera {v}": (w.images[v][pick, :steps], p.images[v][pick, :steps]) for v in w.images}
+    panels: dict[str, tuple[np.ndarray, ...]] = {f"camera {v}": (w.images[v][pick, :steps], p.images[v][pick, :steps]) for v in w.images}
     drawn = draw(model.spec.control.state_names, w.state[pick, :steps], p.state[pick, :steps])
     if drawn is not None and not panels:
         panels["the hand (blue) and what it moves to (other colours), from above and from the side"] = drawn

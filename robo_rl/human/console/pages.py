@@ -27,9 +27,9 @@ class PageConnection:
         self.last, self.shown = -1, -1.0  # the newest frame sent; when the newest one shown was taken (-1: none)
         self.flood = 0.0  # since when it is above its rate
 
-    def seen(self, number: int) -> None:
+    def seen(self, number: int | None) -> None:
         """The page has shown frame `number`, and with it all before it."""
-        if number in self.sent:
+        if number is not None and number in self.sent:
             self.shown = self.sent[number]
             self.sent = {n: at for n, at in self.sent.items() if n > number}
 
@@ -78,7 +78,7 @@ def execute_command(session, page: PageConnection, m: dict) -> dict | None:
         session.watched[who] = page.robot = state.robot_index(i)
     elif kind == "take":
         number = state.take(who, i)
-        session.watched[who] = page.robot = i
+        session.watched[who] = page.robot = state.robot_index(i)
         return {"t": "hold", "robot": i, "number": number}
     elif kind == "drive":
         state.drive(who, i, m.get("number"), m.get("action"), m.get("phase"), page.delay(time.monotonic()))

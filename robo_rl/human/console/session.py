@@ -155,7 +155,7 @@ class ConsoleSession:
         state, hold, steps = self.state, self.state.holds[i], int(self.env.steps[i])
         mine = hold is not None and hold.operator == who
         return {"phase": PHASES[int(self.fleet.phase[i])], "holder": hold.operator if hold else "",
-                "number": hold.number if mine else 0, "late": mine and hold.delay > state.max_delay,
+                "number": hold.number if hold and mine else 0, "late": bool(hold) and mine and hold.delay > state.max_delay,
                 "why": state.help_reason[i], "paused": state.paused[i],
                 "waiting": round(state.clock() - state.waiting_since[i], 1) if state.help_reason[i] else 0.0,
                 "episode": int(state.episode[i]), "last": state.last_outcome[i], "time": round(steps * self.spec.period, 2),
@@ -188,7 +188,8 @@ class ConsoleSession:
     def alignment_hint(self, i: int) -> str:
         """How far a leader arm is from robot i, which it is to lead; "" where it is aligned, or leads none."""
         hold, away = self.state.holds[i], getattr(self.device, "away", None)
-        if away is None or hold is None or hold.operator != self.options.operators.split(",")[0] or self.device.aligned:
+        aligned = getattr(self.device, "aligned", False)
+        if away is None or hold is None or hold.operator != self.options.operators.split(",")[0] or aligned:
             return ""
         return "the leader arm is silent" if away[0] == float("inf") else (
             f"bring the leader arm to the robot's tool: {away[0] * 100:.0f} cm and {away[1] * 57.3:.0f} degrees away")

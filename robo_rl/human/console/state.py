@@ -116,8 +116,8 @@ class ConsoleState:
         """Pause a robot, or let one that nobody holds go on; any operator may."""
         i = self.robot_index(robot)
         self.paused[i] = who if on else ""
-        if on and self.holds[i] is not None:
-            self.holds[i].phase = PAUSE
+        if on and (hold := self.holds[i]) is not None:
+            hold.phase = PAUSE
         if not on:
             self.help_reason[i], self.waiting_since[i] = "", np.nan
 
