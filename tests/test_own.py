@@ -1,11 +1,15 @@
 """What a user brings: a simulator, a task, a policy, a method named as module:object; the pages of docs/tutorials run as they stand."""
 
+import os
 import re
 import shlex
+import subprocess
 import sys
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -22,6 +26,7 @@ from robo_rl.options import PolicyOptions, PpoOptions, RolloutOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.check import check_policy
 from robo_rl.policies.policy import GaussianPolicy
+from sims.mujoco.names import TASKS
 from sims.mujoco.own import check_task
 from sims.mujoco.tasks import PICK, REACH
 
@@ -377,3 +382,33 @@ def test_options_without_a_default_are_refused():
     make.Options = Options
     with pytest.raises(UserError, match="must have a default for every option; speed has none"):
         plugins.options_class(make, "a:make", "--algo", (RolloutOptions,))
+
+
+# ---- Gymnasium's names
+
+
+def test_our_tasks_are_ids_of_gymnasium_once_they_are_registered():
+    ids = robo_rl.register_envs()
+    assert "robo_rl/pick_cube-v0" in ids and len(ids) == len(TASKS) and robo_rl.register_envs() == ids
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = gymnasium.make_vec("robo_rl/pick_cube-v0", num_envs=4, reward="dense", max_episode_steps=20)
+    ours = robo_rl.make_env(task="pick_cube", num_envs=4, reward="dense", max_steps=20)
+    assert env.spec.id == "robo_rl/pick_cube-v0" and env.control == ours.spec and env.num_envs == 4
+    assert env.action_space == ours.action_space and env.observation_space == ours.observation_space
+    a, b = env.reset(seed=3)[0], ours.reset(seed=3)[0]
+    assert np.array_equal(a["state"], b["state"])
+    actions = np.random.default_rng(0).uniform(-1, 1, (25, 4, 7)).astype(np.float32)
+    for action in actions:
+        ours_now, theirs_now = ours.step(action), env.step(action)
+        assert np.array_equal(ours_now[0]["state"], theirs_now[0]["state"]) and np.array_equal(ours_now[1], theirs_now[1])
+    assert theirs_now[3].all() and np.array_equal(env.expert_action(), ours.expert_action())
+    env.close()
+    env.close()
+
+
+def test_an_id_with_its_module_needs_nothing_before_it(tmp_path):
+    code = "import gymnasium; print(gymnasium.make_vec('sims.gymnasium_ids:robo_rl/reach-v0', num_envs=2).control.task)"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(TUTORIALS.parents[1]), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "reach\n"

@@ -22,6 +22,12 @@ def make_env(sim: str = "mujoco", task: str = "", num_envs: int = 1, **options):
     return envs.make(sim, task, num_envs, **options)
 
 
+def register_envs() -> tuple[str, ...]:
+    """Make the tasks of the embedded simulator ids of Gymnasium, for `gymnasium.make_vec("robo_rl/pick_cube-v0", …)` -> the ids."""
+    from sims import gymnasium_ids
+    return gymnasium_ids.register_envs()
+
+
 def recipe(sim: str = "mujoco", task: str = "", algo: str = "pi_rl", obs: str = "state", preset: str = "full",
            **changes) -> TrainConfig:
     """The configuration that `robo_rl train` uses for these, with `changes`: fields of TrainConfig; `policy`, `bc` and `rl` take
