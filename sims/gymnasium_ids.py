@@ -1,7 +1,8 @@
 """Our tasks as ids of Gymnasium: `gymnasium.make_vec("robo_rl/pick_cube-v0", num_envs=4)` after `import sims.gymnasium_ids`.
 
-Importing this module registers them, as Gymnasium's own `module:id` names expect: `gymnasium.make_vec("sims.gymnasium_ids:robo_rl/pick_cube-v0")`.
-Nothing else imports it but `robo_rl.register_envs()`. (Gymnasium loads no plugins by entry points any more: an id is there once a module has registered it.)
+Importing this module registers them, as Gymnasium's names of the form `module:id` expect:
+`gymnasium.make_vec("sims.gymnasium_ids:robo_rl/pick_cube-v0")`. Nothing else imports it but `robo_rl.register_envs()`.
+(Gymnasium loads no plugins by entry points any more: an id is there once a module has registered it.)
 Options of `sims.make` are keyword arguments: `gymnasium.make_vec("robo_rl/reach-v0", num_envs=4, reward="dense", obs="rgb")`.
 """
 
