@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import warnings
@@ -16,6 +17,7 @@ import torch
 from commands import robo_rl as command
 
 import robo_rl
+from controllers.robot import PRESETS, load_robot
 from robo_rl import plugins
 from robo_rl.algos import ppo
 from robo_rl.algos.check import check_method
@@ -97,7 +99,9 @@ def test_a_run_of_own_simulator_policy_and_method_is_stopped_and_resumes_bit_for
     def stop(event):
         if event.kind == "checkpoint" and event.step:
             raise Enough
-    whole = robo_rl.train(replace(config, out="whole"), quiet=True)
+    assert config.max_staleness == 0  # a method that says nothing of stale data gets none
+    whole = robo_rl.train(config, quiet=True)
+    assert re.fullmatch(r"point-goal-reinforce-make-s0-[\d-]+", whole.folder.name)  # a folder's name has no colon
     with pytest.raises(Enough):
         robo_rl.train(replace(config, out="parts"), stop, quiet=True)
     assert load_config(Path("parts")).rl == config.rl and type(config.rl).__name__ == "Options"
@@ -382,6 +386,21 @@ def test_options_without_a_default_are_refused():
     make.Options = Options
     with pytest.raises(UserError, match="must have a default for every option; speed has none"):
         plugins.options_class(make, "a:make", "--algo", (RolloutOptions,))
+
+
+# ---- robots
+
+
+def test_a_robot_is_a_file_of_any_folder_and_its_model_lies_beside_it(here, monkeypatch):
+    (here / "deep" / "lab").mkdir(parents=True)
+    for name, to in (("sim.json", "my.json"), ("panda_like.xml", "panda_like.xml")):
+        shutil.copy(PRESETS / name, here / "deep" / "lab" / to)
+    monkeypatch.chdir(here / "deep")
+    for path in ("lab/my.json", "./lab/my.json", "../deep/lab/my.json", str(here / "deep/lab/my.json")):
+        robot = load_robot(path)
+        assert robot.name == "my" and Path(robot.model).samefile(here / "deep/lab/panda_like.xml")
+    with pytest.raises(UserError, match="lab/me.json does not exist"):
+        load_robot("lab/me.json")
 
 
 # ---- Gymnasium's names
