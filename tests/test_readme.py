@@ -1,10 +1,13 @@
-"""Every command that the README and docs/ show is run here, with budgets cut to seconds; `.ci/run` runs the test command itself."""
+"""Every command and Python example that the README and docs/ show is run here, with budgets cut to seconds.
 
-import os
+`.ci/run` runs the README's test command itself, and builds the site. A block below a line `*Not run by the tests…: REASON.*` is skipped with
+its reason; the reader sees it too.
+"""
+
+import ast
+import json
 import re
 import shlex
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +18,10 @@ from robo_rl.experiment.config import OFF_POLICY
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-PAGES = [README, *(p.read_text() for p in sorted((ROOT / "docs").glob("*.md"), key=lambda p: p.name))]
-BLOCKS = [b for page in PAGES for b in re.findall(r"```bash\n(.*?)```", page, re.S)]
+DOCS = sorted((ROOT / "docs").rglob("*.md"), key=lambda p: ("tutorials" not in p.parts, p))
+SKIPPED = r"(\*Not run by the tests[^:\n]*: [^\n]+\*\n\n)?"
+FOUND = [found for page in [README, *(p.read_text() for p in DOCS)] for found in re.findall(SKIPPED + r"```bash\n(.*?)```", page, re.S)]
+BLOCKS = [block for skipped, block in FOUND if not skipped]
 LINES = [line.split("#")[0].strip() for block in BLOCKS for line in block.splitlines() if line.split("#")[0].strip()]
 PARTS = [part.strip() for line in LINES for part in line.split("&&")]
 SHOWN = [tuple(shlex.split(p)[1:]) for p in PARTS if p.startswith((".venv/bin/robo_rl ", "robo_rl "))]
@@ -81,17 +86,6 @@ def test_the_readme_shows_the_two_commands_and_they_use_the_pins():
     assert "\n" not in tests and "-c constraints.txt" in tests and "pytest" in tests
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))])
-def test_links_between_the_pages_lead_somewhere(page):
-    for link in re.findall(r"\]\((?!http)([^)]+)\)", (ROOT / page).read_text()):
-        path, _, anchor = link.partition("#")
-        target = (ROOT / page).parent / path if path else ROOT / page
-        assert target.exists(), link
-        heads = [re.sub(r"[^a-z0-9 -]", "", h.lower()).strip().replace(" ", "-")
-                 for h in re.findall(r"(?m)^#+ (.*)$", target.read_text())] if anchor else []
-        assert not anchor or anchor in heads, f"{link}: {heads}"
-
-
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     """A folder in which the README's main command was run, small."""
@@ -110,17 +104,6 @@ def teach(folder: Path) -> None:
     with Writer(folder, spec=demos.spec) as w:
         e = demos.episode(0)
         w.add(replace(e, source="human", phase=[3] * len(e)))
-
-
-def test_the_python_example_of_the_readme_runs_as_it_stands_but_for_its_size(tmp_path):
-    code, = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert len(code.splitlines()) == 5
-    small = "envs=8, demos='4', steps=256, eval_episodes=8, video=False, policy={'hidden': 16}, bc={'updates': 20, 'batch': 16}, " \
-            "rl={'decisions': 4, 'minibatch': 16})"
-    code = code.replace("workers=0)", f"workers=0, {small}").replace("episodes=100", "episodes=8")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True,
-                          env=os.environ | {"PYTHONPATH": str(ROOT)})
-    assert re.fullmatch(r"success \d\.\d{3}, 95 % interval .*, n = 8\n", done.stdout)
 
 
 def test_the_readme_is_short():
@@ -147,3 +130,70 @@ def test_every_command_of_the_readme_runs(argv, workplace):
         teach(workplace / "runs/first/corrections")
     result = robo_rl(workplace, *budget(argv), timeout=240)
     assert result.code == 0 or (argv[0] == "doctor" and result.code == 1), result.err
+
+
+# ---- Python examples
+
+SMALL = dict(policy={"hidden": 32}, bc={"updates": 30, "batch": 32}, demos="2", video=False, workers=0, threads=1, eval_episodes=8)
+ON_POLICY = SMALL | dict(envs=16, steps=1000, eval_every=500, rl={"decisions": 4, "minibatch": 64, "epochs": 2})
+LESS = {"recipe": ON_POLICY, "evaluate": dict(episodes=8), "collect": dict(episodes=4)}
+FIT = "fit=options.FitOptions(updates=40, batch=32), net=options.LatentOptions(hidden=32, members=2)"
+MORE = {"WorldModelConfig": FIT, "WorldEvalConfig": "windows=8, horizon=16, episodes=4, inverse=5"}
+EXAMPLES = {str(p.relative_to(ROOT)): blocks for p in [ROOT / "README.md", *DOCS]
+            if (blocks := [b for skipped, b in re.findall(SKIPPED + r"```python\n(.*?)```", p.read_text(), re.S) if not skipped])}
+NOTEBOOKS = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.ipynb"))
+
+
+class Smaller(ast.NodeTransformer):
+    """The calls of an example with budgets of seconds; everything else stays."""
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name in LESS:
+            written = {k.arg: k.value for k in node.keywords}
+            less = {k: v for k, v in LESS[name].items() if name == "recipe" or k in written}
+            if name == "recipe" and isinstance(written.get("rl"), ast.Dict):
+                less["rl"] = less["rl"] | ast.literal_eval(written["rl"])
+            keep = [k for k in node.keywords if k.arg not in less]
+            node.keywords = keep + [ast.keyword(k, ast.parse(repr(v), mode="eval").body) for k, v in less.items()]
+        elif name in MORE:
+            node.keywords += ast.parse(f"f({MORE[name]})", mode="eval").body.keywords
+        return node
+
+
+def run_small(code: str, names: dict, where: str) -> None:
+    exec(compile(ast.fix_missing_locations(Smaller().visit(ast.parse(code))), where, "exec"), names)  # noqa: S102
+
+
+@pytest.mark.parametrize("page", EXAMPLES)
+def test_every_python_example_runs(page, workplace, monkeypatch):
+    monkeypatch.chdir(workplace)
+    names = {"__name__": "__main__"}
+    for block in EXAMPLES[page]:
+        run_small(block, names, page)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS)
+def test_the_cells_of_a_notebook_run_in_order(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    class Shown:
+        times = 0
+
+        def update(self, figure):
+            Shown.times += 1
+    names = {"__name__": "__main__", "display": lambda *a, **k: Shown()}  # IPython's
+    for cell in json.loads((ROOT / path).read_text())["cells"]:
+        assert not cell.get("outputs"), "a notebook is committed without outputs"
+        if cell["cell_type"] == "code":
+            run_small("".join(cell["source"]), names, path)
+    assert Shown.times > 1, "the plot followed training"
+
+
+def test_every_metric_of_the_runs_above_is_explained(workplace):
+    page = (ROOT / "docs/reference/metrics.md").read_text()
+    known = {*re.findall(r"`([a-z]+/[\w*]+)`", page)}
+    told = {k for p in workplace.rglob("metrics.jsonl") for line in p.read_text().splitlines() for k in json.loads(line) if "/" in k}
+    assert told
+    assert not {k for k in told if k not in known and f"{k.split('/')[0]}/*" not in known and not k.startswith("stal/hist_")}

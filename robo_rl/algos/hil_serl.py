@@ -12,7 +12,7 @@ The paper's choices: gamma 0.97 at 10 Hz, 2 critics, UTD 2 with one of two updat
 Where we differ: over chunks the gripper has 2E options instead of {close, stay, open} per step (E = 1: close, open, and
 staying is repeating); its critic begins with supervised options on the scale of values (`policies.offpolicy.GRASP`); the arm's
 critics see the gripper's commands. The preset leaves the gripper to the Gaussian: options that nobody tried cost it more here than
-they gain (README). The supervised actor stays as a teacher (see rlpd); one process collects and learns in turn.
+they gain. The supervised actor stays as a teacher (see rlpd); one process collects and learns in turn.
 """
 
 import copy

@@ -25,7 +25,7 @@ def run(options: ConsoleOptions) -> int:
             server.start()
             if options.host not in LOOPBACK:
                 print(f"robo_rl: listening on {options.host}: everybody who can reach this machine and has an address "
-                      "can move the robots, and nothing is encrypted (docs/human.md: ssh -L, or a proxy with TLS)")
+                      "can move the robots, and nothing is encrypted (docs/howto/console.md: ssh -L, or a proxy with TLS)")
             print_addresses(server)
 
             def renew() -> None:

@@ -1,0 +1,176 @@
+"""Makes what the site says about options from the code: the page of all commands, and each method's presets.
+
+mkdocs calls `on_files` and `on_page_markdown` (mkdocs.yml, `hooks`). Neither torch nor a simulator is loaded.
+"""
+
+import ast
+import importlib
+import inspect
+import re
+import textwrap
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+
+GENERATED = ("reference/cli.md",)  # pages that exist in the site alone
+MARK = re.compile(r"<!-- presets of (\w+) -->")  # in a method's page: the table comes here
+
+
+def on_files(files, config):
+    """Add the generated pages to the site."""
+    from mkdocs.structure.files import File
+    files.append(File.generated(config, GENERATED[0], content=cli_page()))
+    return files
+
+
+def on_page_markdown(markdown: str, **_) -> str:
+    """Put the table of presets where a page has the mark."""
+    return MARK.sub(lambda m: preset_table(m[1]), markdown)
+
+
+# ---- commands
+
+
+def commands() -> list[tuple[str, str, type]]:
+    """(command as typed, what it does, the dataclass of its options) of all commands."""
+    from robo_rl.cli import COMMANDS
+    from robo_rl.cli.wm import KINDS, SUBCOMMANDS
+    rows = []
+    for name, (options, text) in COMMANDS.items():
+        if name == "wm":
+            rows += [(f"wm {sub}", said, config) for sub, (config, said) in SUBCOMMANDS.items()]
+            rows += [(f"wm train --kind {kind}", f"learn a model of kind {kind}", config) for kind, config in KINDS.items()]
+        else:
+            module = importlib.import_module(f"robo_rl.cli.{name.replace('-', '_')}")
+            rows.append((name, text, getattr(module, options)))
+    return rows
+
+
+def cli_page() -> str:
+    """The page of all commands with their options."""
+    from robo_rl.experiment.config import OFF_POLICY, RL_OPTIONS
+    from robo_rl.options import OffPolicyOptions, OnPolicyOptions
+    parts = ["# Commands", "", "This page is made from the code when the site is built. `robo_rl COMMAND --help` prints the same. Defaults "
+             "are those of the code; `robo_rl train --print-config` prints the values that a task and a method get, with the origin of each.", ""]
+    for name, text, options in commands():
+        parts += [f"## robo_rl {name}", "", f"{text[0].upper()}{text[1:]}.", "", *paragraph(options), *table(rows_of(options, skip=("rl",)))]
+        if name == "train":
+            for title, base, users in (
+                    ("Methods that learn on-policy", OnPolicyOptions, [a for a in RL_OPTIONS if a not in OFF_POLICY]),
+                    ("Methods that learn from replay", OffPolicyOptions, list(OFF_POLICY))):
+                parts += [f"### {title}", "", f"`--algo` {', '.join(users)} share these.", "", *table(rows_of(base, "rl."))]
+                for algo in users:
+                    own = rows_of(RL_OPTIONS[algo], "rl.", skip=[f.name for f in fields(base)])
+                    if own:
+                        parts += [f"### Options of {algo}", "", *paragraph(RL_OPTIONS[algo]), *table(own)]
+    return "\n".join(parts) + "\n"
+
+
+def paragraph(options: type) -> list[str]:
+    return [clean(options.__doc__ or ""), ""]
+
+
+def table(rows: list[tuple[str, str, str, str]]) -> list[str]:
+    head = ["| option | type | default | meaning |", "|---|---|---|---|"]
+    return [*head, *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows), ""]
+
+
+def rows_of(options: type, prefix: str = "", skip=()) -> list[tuple[str, str, str, str]]:
+    """(option, type, default, meaning) of every field of a dataclass, those of nested ones included."""
+    rows, said = [], field_texts(options)
+    for f in fields(options):
+        if f.name in skip:
+            continue
+        inner = f.default_factory if f.default_factory is not MISSING and is_dataclass(f.default_factory) else type(default(f))
+        if is_dataclass(inner):
+            rows += rows_of(inner, f"{prefix}{f.name}.")
+            continue
+        text = f.type if isinstance(f.type, str) else inspect.formatannotation(f.type)
+        positional = "Positional" in text
+        meaning = said.get(f.name, "") or helped(f)
+        name = f.name.upper() if positional else f"--{(prefix + f.name).replace('_', '-')}"
+        rows.append((f"`{name}`", type_text(text), shown(f), clean(meaning)))
+    return rows
+
+
+def helped(f: Field) -> str:
+    """The help text that tyro.conf.arg(help=...) carries."""
+    for extra in getattr(f.type, "__metadata__", ()):
+        if getattr(extra, "help", None):
+            return extra.help
+    return ""
+
+
+def default(f: Field):
+    if f.default is not MISSING:
+        return f.default
+    return f.default_factory() if f.default_factory is not MISSING else MISSING
+
+
+def shown(f: Field) -> str:
+    value = default(f)
+    if value is MISSING:
+        return "required"
+    return '`""`' if value == "" else f"`{value}`"
+
+
+def type_text(text: str) -> str:
+    """A short name of an annotation."""
+    text = re.sub(r"(tyro\.conf\.)?Positional\[(.*)\]", r"\2", text)
+    text = re.sub(r"(typing\.)?Annotated\[(\w+),.*", r"\2", text)
+    choices = re.search(r"Literal\[(.*)\]", text)
+    return ", ".join(f"`{c.strip(' ' + chr(39) + chr(34))}`" for c in choices[1].split(",")) if choices else text
+
+
+def clean(text: str) -> str:
+    """One line of Markdown: angle brackets are no HTML."""
+    return " ".join(inspect.cleandoc(text).split()).replace("<", "&lt;")
+
+
+@cache
+def field_texts(options: type) -> dict[str, str]:
+    """The string below each field, of the class and those it inherits from."""
+    said: dict[str, str] = {}
+    for cls in reversed(options.__mro__):
+        if cls is object or not is_dataclass(cls):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
+        for above, below in zip(body, body[1:], strict=False):
+            if isinstance(above, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                said[above.target.id] = str(below.value.value)
+    return said
+
+
+def option_names() -> set[str]:
+    """Every option of every command, with its negative form where it is a flag."""
+    from robo_rl.experiment.config import RL_OPTIONS
+    rows = [row for _, _, options in commands() for row in rows_of(options, skip=("rl",))]
+    rows += [row for options in RL_OPTIONS.values() for row in rows_of(options, "rl.")]
+    names = {row[0].strip("`") for row in rows}
+    return names | {re.sub(r"^--(.*\.)?", lambda m: f"--{m[1] or ''}no-", n) for n in names} | {"--help", "--version"}
+
+
+# ---- presets
+
+
+def flat(config, prefix: str = "") -> dict[str, object]:
+    """{option: value} of a configuration."""
+    found: dict[str, object] = {}
+    for f in fields(config):
+        value = getattr(config, f.name)
+        found |= flat(value, f"{prefix}{f.name}.") if is_dataclass(value) else {f"{prefix}{f.name}": value}
+    return found
+
+
+def preset_table(algo: str) -> str:
+    """What the presets of a method set on the task pick_cube with state observations, where it is not the option's default."""
+    from robo_rl.experiment.config import TrainConfig
+    from robo_rl.experiment.recipes import PAPERS, preset
+    names = ["full", "quick", *(["paper"] if algo in PAPERS else [])]
+    made = [flat(preset("mujoco", "pick_cube", algo, "state", name)) for name in names]
+    base = preset("mujoco", "pick_cube", algo, "state", "full")
+    plain = flat(TrainConfig(algo=algo, rl=type(base.rl)()))
+    skip = ("task", "algo", "preset")
+    rows = [k for k in plain if k not in skip and any(m[k] != plain[k] for m in made)]
+    lines = [f"| option | default | {' | '.join(f'`{n}`' for n in names)} |", "|---" * (len(names) + 2) + "|"]
+    lines += [f"| `--{k.replace('_', '-')}` | {plain[k]} | {' | '.join(str(m[k]) for m in made)} |" for k in rows]
+    return "\n".join(lines)

@@ -1,0 +1,81 @@
+"""What docs/ says exists: links, images, pages, files, options, methods. `.ci/run` builds the site with `mkdocs build --strict`."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from robo_rl.experiment.config import ALGOS, RL_OPTIONS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [Path("README.md"), *sorted(p.relative_to(ROOT) for p in (ROOT / "docs").rglob("*.md"))]
+NAV = re.findall(r"(?m)^ +- (?:.*: )?([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text())
+PATHS = re.compile(r"`((?:robo_rl|sims|controllers|world_models|tests|launch)/[\w./-]*[\w-])/?`")
+
+
+@pytest.fixture(scope="module")
+def generator():
+    spec = importlib.util.spec_from_file_location("gen_reference", ROOT / "docs/gen_reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def anchors(text: str) -> list[str]:
+    text = re.sub(r"```.*?```", "", text, flags=re.S)
+    return [re.sub(r"[^a-z0-9_ -]", "", h.lower()).strip().replace(" ", "-") for h in re.findall(r"(?m)^#+ (.*)$", text)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_link_and_image_leads_somewhere(page, generator):
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.S)
+    for link in re.findall(r"\]\((?!http)([^)]+)\)", text):
+        path, _, anchor = link.partition("#")
+        target = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        if target.is_relative_to(ROOT / "docs") and str(target.relative_to(ROOT / "docs")) in generator.GENERATED:
+            continue
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text()), f"{link}: {anchors(target.read_text())}"
+
+
+def test_every_page_is_in_the_navigation_once(generator):
+    pages = [str(p.relative_to("docs")) for p in PAGES[1:]]
+    assert sorted(NAV) == sorted([*pages, *generator.GENERATED])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_file_and_option_that_a_page_names_exists(page, generator):
+    text = (ROOT / page).read_text()
+    for path in PATHS.findall(text):
+        assert (ROOT / path).exists(), path
+    if page.name in ("measured.md", "results.md"):
+        return  # options of earlier commits stand beside their figures
+    shown = re.findall(r"(?<![\w-])(--[a-z][\w.-]*[\w])", "\n".join(re.findall(r"`([^`\n]+)`", text)))
+    others = {"--strict", "--upgrade"}
+    assert not {o for o in shown if o not in generator.option_names() | others}
+
+
+def test_every_method_has_a_page_with_its_command_and_presets(generator):
+    for algo in ALGOS:
+        text = (ROOT / f"docs/methods/{algo}.md").read_text()
+        assert re.search(rf"```bash\nrobo_rl train .*--algo {algo}\b", text) and f"<!-- presets of {algo} -->" in text, algo
+        table = generator.on_page_markdown(text)
+        assert table.count("\n| `--") >= (algo != "bc"), algo
+        assert f"[{algo}]({algo}.md)" in (ROOT / "docs/methods/index.md").read_text()
+
+
+def test_the_table_of_presets_has_the_values_that_the_command_uses(generator):
+    rows = {cells[1].strip(" `"): cells[3:-1] for line in generator.preset_table("reinflow").splitlines()[2:] if (cells := line.split("|"))}
+    assert [c.strip() for c in rows["--rl.clip-low"]] == ["0.2", "0.2", "0.01"] and [c.strip() for c in rows["--envs"]] == ["128", "128", "40"]
+
+
+def test_the_page_of_commands_has_every_option_with_its_default_and_meaning(generator):
+    page = generator.cli_page()
+    assert "| `--bc.noises` | int | `1` | Draws of time and noise for each demonstrated chunk" in page
+    assert "| `RUN` | str | required | Run folder, or a checkpoint folder inside one. |" in page
+    assert "| `--policy.noise` | `sde`, `cps`, `learned` | `sde` | Exploration of a flow chain" in page
+    assert "## robo_rl wm judge" in page and "### Options of hil_serl" in page and "<folder" not in page
+    for options in RL_OPTIONS.values():
+        for field in options.__dataclass_fields__:
+            assert f"`--rl.{field.replace('_', '-')}" in page, field
