@@ -3,13 +3,10 @@
 mkdocs calls `on_files` and `on_page_markdown` (mkdocs.yml, `hooks`). Neither torch nor a simulator is loaded.
 """
 
-import ast
 import importlib
 import inspect
 import re
-import textwrap
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import cache
 
 GENERATED = ("reference/cli.md",)  # pages that exist in the site alone
 MARK = re.compile(r"<!-- presets of (\w+) -->")  # in a method's page: the table comes here
@@ -49,10 +46,11 @@ def cli_page() -> str:
     """The page of all commands with their options."""
     from robo_rl.experiment.config import OFF_POLICY, RL_OPTIONS
     from robo_rl.options import OffPolicyOptions, OnPolicyOptions
-    parts = ["# Commands", "", "This page is made from the code when the site is built. `robo_rl COMMAND --help` prints the same. Defaults "
-             "are those of the code; `robo_rl train --print-config` prints the values that a task and a method get, with the origin of each.", ""]
+    parts = ["# Commands", "", "This page is made from the code when the site is built. `robo_rl COMMAND --help` prints the same.",
+             "Defaults are those of the code. `robo_rl train --print-config` prints the values that a task and a method get.", ""]
     for name, text, options in commands():
-        parts += [f"## robo_rl {name}", "", f"{text[0].upper()}{text[1:]}.", "", *paragraph(options), *table(rows_of(options, skip=("rl",)))]
+        parts += [f"## robo_rl {name}", "", f"{text[0].upper()}{text[1:]}.", "", *paragraph(options)]
+        parts += table(rows_of(options, skip=("rl",)))
         if name == "train":
             for title, base, users in (
                     ("Methods that learn on-policy", OnPolicyOptions, [a for a in RL_OPTIONS if a not in OFF_POLICY]),
@@ -76,7 +74,8 @@ def table(rows: list[tuple[str, str, str, str]]) -> list[str]:
 
 def rows_of(options: type, prefix: str = "", skip=()) -> list[tuple[str, str, str, str]]:
     """(option, type, default, meaning) of every field of a dataclass, those of nested ones included."""
-    rows, said = [], field_texts(options)
+    from robo_rl.cli.help import checked, docs
+    rows, said, ranges = [], docs(options), checked(options)[1]
     for f in fields(options):
         if f.name in skip:
             continue
@@ -88,7 +87,8 @@ def rows_of(options: type, prefix: str = "", skip=()) -> list[tuple[str, str, st
         positional = "Positional" in text
         meaning = said.get(f.name, "") or helped(f)
         name = f.name.upper() if positional else f"--{(prefix + f.name).replace('_', '-')}"
-        rows.append((f"`{name}`", type_text(text), shown(f), clean(meaning)))
+        meaning = clean(meaning) + (f" *({ranges[f.name]})*" if f.name in ranges else "")
+        rows.append((f"`{name}`", type_text(text), shown(f), meaning.strip()))
     return rows
 
 
@@ -117,27 +117,14 @@ def type_text(text: str) -> str:
     """A short name of an annotation."""
     text = re.sub(r"(tyro\.conf\.)?Positional\[(.*)\]", r"\2", text)
     text = re.sub(r"(typing\.)?Annotated\[(\w+),.*", r"\2", text)
-    choices = re.search(r"Literal\[(.*)\]", text)
+    choices = re.search(r"Literal\[([^\]]*)\]", text)
     return ", ".join(f"`{c.strip(' ' + chr(39) + chr(34))}`" for c in choices[1].split(",")) if choices else text
 
 
 def clean(text: str) -> str:
-    """One line of Markdown: angle brackets are no HTML."""
-    return " ".join(inspect.cleandoc(text).split()).replace("<", "&lt;")
-
-
-@cache
-def field_texts(options: type) -> dict[str, str]:
-    """The string below each field, of the class and those it inherits from."""
-    said: dict[str, str] = {}
-    for cls in reversed(options.__mro__):
-        if cls is object or not is_dataclass(cls):
-            continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
-        for above, below in zip(body, body[1:], strict=False):
-            if isinstance(above, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-                said[above.target.id] = str(below.value.value)
-    return said
+    """One line of Markdown: angle brackets are no HTML, but in code they stay."""
+    line = " ".join(inspect.cleandoc(text).split())
+    return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(line.split("`")))
 
 
 def option_names() -> set[str]:

@@ -1,7 +1,7 @@
 """Every command and Python example that the README and docs/ show is run here, with budgets cut to seconds.
 
-`.ci/run` runs the README's test command itself, and builds the site. A block below a line `*Not run by the tests…: REASON.*` is skipped with
-its reason; the reader sees it too.
+`.ci/run` runs the README's test command itself and builds the site. A block below a line `*Not run by the tests…: REASON.*` is skipped; the
+reader sees the reason too.
 """
 
 import ast
@@ -134,9 +134,9 @@ def test_every_command_of_the_readme_runs(argv, workplace):
 
 # ---- Python examples
 
-SMALL = dict(policy={"hidden": 32}, bc={"updates": 30, "batch": 32}, demos="2", video=False, workers=0, threads=1, eval_episodes=8)
-ON_POLICY = SMALL | dict(envs=16, steps=1000, eval_every=500, rl={"decisions": 4, "minibatch": 64, "epochs": 2})
-LESS = {"recipe": ON_POLICY, "evaluate": dict(episodes=8), "collect": dict(episodes=4)}
+SMALL = {"policy": {"hidden": 32}, "bc": {"updates": 30, "batch": 32}, "demos": "2", "video": False, "workers": 0, "threads": 1,
+         "envs": 16, "steps": 1000, "eval_every": 500, "eval_episodes": 8, "rl": {"decisions": 4, "minibatch": 64, "epochs": 2}}
+LESS = {"recipe": SMALL, "evaluate": {"episodes": 8}, "collect": {"episodes": 4}}
 FIT = "fit=options.FitOptions(updates=40, batch=32), net=options.LatentOptions(hidden=32, members=2)"
 MORE = {"WorldModelConfig": FIT, "WorldEvalConfig": "windows=8, horizon=16, episodes=4, inverse=5"}
 EXAMPLES = {str(p.relative_to(ROOT)): blocks for p in [ROOT / "README.md", *DOCS]
