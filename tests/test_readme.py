@@ -45,6 +45,8 @@ def budget(argv: list[str]) -> list[str]:
             skip += ["--demos"]
         if "--init" in argv:
             skip += ["--demos", "--bc.updates", "--policy.hidden"]
+        if "--rl.synthetic" in argv:
+            argv = [*argv, "--rl.synthetic-updates", "20", "--rl.synthetic-rows", "200"]
         if "rgb" in argv:  # an update costs a hundred times that of a state policy
             return [*argv, *tiny(*skip, "--bc.updates", "--steps"), "--bc.updates", "3", "--steps", "1000", "--no-video"]
         return [*argv, *tiny(*skip), "--torch-threads", "1", "--no-video"]
@@ -96,11 +98,11 @@ def workplace(tmp_path_factory):
     return folder
 
 
-def teach(folder: Path) -> None:
+def teach(folder: Path, demos: Path) -> None:
     """Corrections of a person in the data set that the console writes to."""
     from robo_rl.data.reader import load
     from robo_rl.data.writer import Writer
-    demos = load(folder.parent / "demos")
+    demos = load(demos)
     with Writer(folder, spec=demos.spec) as w:
         e = demos.episode(0)
         w.add(replace(e, source="human", phase=[3] * len(e)))
@@ -126,8 +128,8 @@ def test_every_command_of_the_readme_runs(argv, workplace):
         pytest.skip("tests/test_deploy.py and tests/test_launch.py run these")
     if argv[0] == "console":
         pytest.importorskip("websockets", reason="needs robo_rl[console]")
-    if "console" in argv[1:]:
-        teach(workplace / "runs/first/corrections")
+    if "console" in argv[1:]:  # correct RUN --operator console
+        teach(workplace / argv[1] / "corrections", workplace / "runs/first/demos")
     result = robo_rl(workplace, *budget(argv), timeout=240)
     assert result.code == 0 or (argv[0] == "doctor" and result.code == 1), result.err
 
