@@ -51,7 +51,7 @@ def test_every_file_and_option_that_a_page_names_exists(page, generator):
         assert (ROOT / path).exists(), path
     if page.name in ("results.md", "CONTRIBUTING.md"):
         return  # options of earlier commits, and of pytest and git
-    shown = re.findall(r"(?<![\w-])(--[a-z][\w.-]*[\w])", "\n".join(re.findall(r"`([^`\n]+)`", text)))
+    shown = re.findall(r"(?<![\w-])(--[a-z][\w.-]*\w)(?![\w.]*…)", "\n".join(re.findall(r"`([^`\n]+)`", text)))
     others = {"--strict", "--upgrade"}
     assert not {o for o in shown if o not in generator.option_names() | others}
 
