@@ -1,0 +1,38 @@
+"""What users look for in a repository: one version, one licence, one pin of each tool, lists that name what is there."""
+
+import hashlib
+import re
+import tomllib
+from pathlib import Path
+
+import robo_rl
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+APACHE = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"  # SHA-256 of the text at apache.org/licenses/LICENSE-2.0.txt
+
+
+def test_the_version_is_one():
+    version = PROJECT["project"]["version"]
+    assert version == robo_rl.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert version in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_licence_is_apache_2_to_the_letter():
+    assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == APACHE
+    assert PROJECT["project"]["license"] == "Apache-2.0" and "\nlicense: Apache-2.0\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_a_tool_has_one_version_everywhere():
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    for requirement in PROJECT["project"]["optional-dependencies"]["dev"]:
+        name, version = requirement.split("==")
+        assert pins[name] == version
+    assert re.search(r"ruff-pre-commit\n    rev: v(\S+)", (ROOT / ".pre-commit-config.yaml").read_text())[1] == pins["ruff"]
+
+
+def test_what_is_not_type_checked_yet_is_there():
+    """A file that is gone, or was moved, leaves the list: nothing is left out by an old name."""
+    for path in PROJECT["tool"]["pyright"]["exclude"]:
+        assert "*" in path or (ROOT / path).exists(), f"pyright's exclude names {path}, which does not exist"
