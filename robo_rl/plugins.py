@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
+from typing import Any
 
 from robo_rl.errors import UserError
 
@@ -25,7 +26,7 @@ def is_object(name: str) -> bool:
     return bool(re.fullmatch(f"{NAME}:{NAME}", name)) and name.split(":")[0] not in PREFIXES
 
 
-def load_object(name: str, what: str):
+def load_object(name: str, what: str) -> Any:
     """The object that `name` ("module:object") names; `what` is the option that it was given to.
 
     UserError: there is no such module (says where it was looked for), or no such object in it (lists the nearest names).

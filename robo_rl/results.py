@@ -130,10 +130,11 @@ def as_json(row: ResultRow) -> dict[str, Any]:
 
 def measured_files(sim: str, algo: str) -> tuple[str, ...]:
     """What of the repository decides the success of a policy that `algo` trains in `sim`."""
+    own = () if ":" in algo or "/" in algo or algo.endswith(".py") else (f"robo_rl/algos/{algo}.py",)  # a user's method is elsewhere
     shared = "offpolicy" if algo in FROM_REPLAY else "onpolicy"
     here = {"mujoco": "sims/mujoco", "maniskill": "sims/maniskill", "gym": "sims/gym.py", "envpool": "sims/envpool.py",
             "wm": "world_models", "arm": "controllers", "dds": "controllers"}.get(sim.split(":")[0])
-    return (f"robo_rl/algos/{algo}.py", f"robo_rl/algos/{shared}.py", "robo_rl/algos/bc.py", "robo_rl/policies", "robo_rl/rollout.py",
+    return (*own, f"robo_rl/algos/{shared}.py", "robo_rl/algos/bc.py", "robo_rl/policies", "robo_rl/rollout.py",
             "robo_rl/losses.py", "robo_rl/sampling.py", "robo_rl/experiment/recipes.py", *([here] if here else []))
 
 

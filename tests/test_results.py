@@ -188,7 +188,7 @@ def test_an_evaluation_is_added_only_when_asked(run):
     assert row.command == "robo_rl eval run --episodes 8" and said["saved"] == "results/eval.json" and row.files
 
 
-@pytest.mark.parametrize("algo", ["pi_rl", "hil_serl", "ppo", "dppo", "iql"])
-@pytest.mark.parametrize("sim", ["mujoco", "maniskill", "gym:Pendulum-v1", "envpool:x", "wm:runs/wm", "dds"])
+@pytest.mark.parametrize("algo", ["pi_rl", "hil_serl", "ppo", "dppo", "iql", "my_methods:MyMethod"])
+@pytest.mark.parametrize("sim", ["mujoco", "maniskill", "gym:Pendulum-v1", "envpool:x", "wm:runs/wm", "dds", "my_sims:make"])
 def test_the_files_that_a_training_run_measures_exist(algo, sim):
     assert all((ROOT / f).exists() for f in results.measured_files(sim, algo))
