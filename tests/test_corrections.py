@@ -20,7 +20,6 @@ from robo_rl.evaluation import eval_starts, evaluate
 from robo_rl.options import CORRECTIONS, PROXIMALS, BcOptions, OnPolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import Collector
-from robo_rl.stats import wilson
 
 
 @pytest.fixture(autouse=True)
@@ -447,9 +446,8 @@ def test_rollouts_of_eight_updates_ago_teach_as_much_as_fresh_ones_only_if_corre
              **{c: (8, {"correction": c}) for c in ("decoupled", "tis", "vtrace", "minpro", "sequence")}}
     got = {name: [learn(data, seed, lag, **kw) for seed in range(3)] for name, (lag, kw) in cases.items()}
     print("\n" + "\n".join(f"{name}: {wins} of 200" for name, wins in got.items()))
-    fresh = wilson(sum(got["fresh"]), 600)
     for name, wins in got.items():
         if name == "none":
             assert max(wins) < 100  # measured 45 to 52
         else:
-            assert wilson(sum(wins), 600).high >= fresh.low and min(wins) > 180, name
+            assert sum(wins) >= sum(got["fresh"]) - 18 and min(wins) > 180, name  # 3 in 100; measured 590 to 600 of 600

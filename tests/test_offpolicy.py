@@ -699,11 +699,14 @@ def improve(name: str, seed: int, updates: int = 1200, envs: int = 16, limit: in
     return before, after
 
 
+UPDATES = {"wsrl": 2500}  # without demonstrations online, it first loses and then regains what it had
+
+
 @pytest.mark.learning
 @pytest.mark.timeout(1800)  # a busy machine
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("name", LEARNS)
 def test_every_method_improves_a_weak_policy(name, seed):
-    before, after = improve(name, seed)
+    before, after = improve(name, seed, UPDATES.get(name, 1200))
     print(f"\n{name} seed {seed}: {before:.3f} -> {after:.3f}")
     assert after >= min(before + 0.2, 0.95), (before, after)

@@ -11,6 +11,7 @@ from typing import Annotated
 import tyro
 
 from robo_rl.errors import UserError
+from robo_rl.experiment.config import load_config
 from robo_rl.experiment.evaluation import EvalConfig, changed, evaluate_checkpoint, film
 from robo_rl.experiment.folder import pick_checkpoint
 
@@ -37,7 +38,7 @@ def run(args: Eval) -> int:
     from robo_rl.log import Progress
 
     for name in (args.run, args.against) if args.against else (args.run,):
-        pick_checkpoint(Path(name), args.checkpoint)  # a typo shows before the work
+        load_config(pick_checkpoint(Path(name), args.checkpoint)[0])  # a typo or a damaged run shows before the work
     if args.on != "sim" and args.video:
         raise UserError(f"--on {args.on} films nothing: leave --video out, or use robo_rl deploy --video")
     with Progress() as progress:
@@ -111,7 +112,6 @@ def against(args: Eval, result: dict) -> dict:
 def record_video(args: Eval) -> None:
     """Write --video."""
     from robo_rl import checkpoint
-    from robo_rl.experiment.config import load_config
     run_folder, folder = pick_checkpoint(Path(args.run), args.checkpoint)
     try:
         film(changed(load_config(run_folder), args), checkpoint.load_policy(folder)[0], Path(args.video), args.seed)
