@@ -19,8 +19,12 @@ def on_files(files, config):
     return files
 
 
-def on_page_markdown(markdown: str, **_) -> str:
-    """Put the table of presets where a page has the mark."""
+def on_page_markdown(markdown: str, page=None, **_) -> str:
+    """Put the table of presets where a page has the mark; the page of results is made anew, so that its marks of age are of today."""
+    if page is not None and page.file.src_uri == "results.md":
+        from robo_rl.report.results_page import page_text
+        from robo_rl.results import read_all, repository_of
+        return page_text(read_all("results"), repository_of("."))
     return MARK.sub(lambda m: preset_table(m[1]), markdown)
 
 
@@ -30,15 +34,14 @@ def on_page_markdown(markdown: str, **_) -> str:
 def commands() -> list[tuple[str, str, type]]:
     """(command as typed, what it does, the dataclass of its options) of all commands."""
     from robo_rl.cli import COMMANDS
-    from robo_rl.cli.wm import KINDS, SUBCOMMANDS
+    from robo_rl.cli.wm import KINDS
     rows = []
     for name, (options, text) in COMMANDS.items():
+        module = importlib.import_module(f"robo_rl.cli.{name.replace('-', '_')}")
+        subcommands = getattr(module, "SUBCOMMANDS", {})
+        rows += [(f"{name} {sub}", said, config) for sub, (config, said) in subcommands.items()] or [(name, text, getattr(module, options))]
         if name == "wm":
-            rows += [(f"wm {sub}", said, config) for sub, (config, said) in SUBCOMMANDS.items()]
             rows += [(f"wm train --kind {kind}", f"learn a model of kind {kind}", config) for kind, config in KINDS.items()]
-        else:
-            module = importlib.import_module(f"robo_rl.cli.{name.replace('-', '_')}")
-            rows.append((name, text, getattr(module, options)))
     return rows
 
 
