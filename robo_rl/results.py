@@ -7,6 +7,7 @@ that of the measurement is not known; `headline`: its place in the README's tabl
 """
 
 import functools
+import shlex
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -158,9 +159,15 @@ def run_rows(run: "str | Path") -> list[ResultRow]:
         rows.append(ResultRow(
             what=f"{what}: success {labels[label]}", value=sum(document["success"]) / document["n"], unit="of 1", n=document["n"],
             interval=(low, high), seeds=(said["seed"],), commit=said.get("git") or UNKNOWN, date=said["created"][:10],
-            machine=said.get("machine") or UNKNOWN, command=" ".join(["robo_rl", *said["argv"]]) if said.get("argv") else UNKNOWN,
+            machine=said.get("machine") or UNKNOWN, command=command_without_out(said.get("argv") or []),
             files=measured_files(config["sim"], config["algo"]), note=f"{document['time']:.0f} s from the start, step {document['step']}"))
     return rows
+
+
+def command_without_out(argv: Sequence[str]) -> str:
+    """The command line of a run, without the place where it wrote."""
+    kept = [a for i, a in enumerate(argv) if a != "--out" and not a.startswith("--out=") and (i == 0 or argv[i - 1] != "--out")]
+    return shlex.join(["robo_rl", *kept]) if kept else UNKNOWN
 
 
 def evaluation_row(result: dict, command: str, algo: str, commit: str, date: str, machine: str, policy_commit: str) -> ResultRow:

@@ -167,6 +167,7 @@ def test_a_run_adds_its_final_evaluation_with_its_provenance(run):
     assert final.value == sum(document["success"]) / 8 and final.interval == tuple(document["wilson"]) and final.n == 8
     assert (final.seeds, final.machine, final.date) == ((3,), said["machine"], said["created"][:10])
     assert final.commit == (said["git"] or results.UNKNOWN) and final.command.startswith("robo_rl train --task reach")
+    assert "--out" not in final.command and final.command.endswith("--no-video --seed 3")
     assert "pi_rl, mujoco reach: success after supervised learning" in rows
     assert all((ROOT / f).exists() for f in final.files)
 
