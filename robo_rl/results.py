@@ -165,9 +165,11 @@ def run_rows(run: "str | Path") -> list[ResultRow]:
 
 
 def command_without_out(argv: Sequence[str]) -> str:
-    """The command line of a run, without the place where it wrote."""
+    """The command line of a run, without the place where it wrote; UNKNOWN for a run that a script started."""
+    if not argv or argv[0] != "train":
+        return UNKNOWN
     kept = [a for i, a in enumerate(argv) if a != "--out" and not a.startswith("--out=") and (i == 0 or argv[i - 1] != "--out")]
-    return shlex.join(["robo_rl", *kept]) if kept else UNKNOWN
+    return shlex.join(["robo_rl", *kept])
 
 
 def evaluation_row(result: dict, command: str, algo: str, commit: str, date: str, machine: str, policy_commit: str) -> ResultRow:

@@ -172,6 +172,11 @@ def test_a_run_adds_its_final_evaluation_with_its_provenance(run):
     assert all((ROOT / f).exists() for f in final.files)
 
 
+def test_the_command_of_a_run_that_a_script_started_is_unknown():
+    assert results.command_without_out(["--fast", "x"]) == results.command_without_out([]) == results.UNKNOWN
+    assert results.command_without_out(["train", "--out=a", "--task", "b c"]) == "robo_rl train --task 'b c'"
+
+
 def test_a_run_without_a_final_evaluation_is_refused(run, tmp_path):
     shutil.copytree(run, tmp_path / "half")
     (tmp_path / "half" / "evals" / "final.json").unlink()
