@@ -112,6 +112,16 @@ def test_a_run_of_own_simulator_policy_and_method_is_stopped_and_resumes_bit_for
     assert robo_rl.load_policy("parts").module.options.kind == "gauss:make"
 
 
+@pytest.mark.slow
+def test_workers_of_ray_find_what_the_learner_finds(tmp_path):
+    pytest.importorskip("ray", reason="needs robo_rl[ray]")
+    for page in PAGES:
+        write_page(page, tmp_path)
+    own = ("--sim", "point:make", "--algo", "reinforce:make", "--policy.kind", "gauss:make")
+    result = command(tmp_path, "train", *own, "--backend", "ray", "--workers", "1", "--envs", "8", "--rl.decisions", "4", *TINY, timeout=240)
+    assert result.code == 0, result.err
+
+
 # ---- names
 
 
@@ -248,7 +258,14 @@ Seen = replace(PushButton, observe=lambda s: top(s)[2:], observed=("top",), expe
 """)
     env = robo_rl.make_env(task="more:Seen", num_envs=3)
     assert env.spec.state_names[-2:] == ("press", "top") and env.spec.task == "more:Seen"
-    obs, _ = env.reset(seed=0)
+    expert = robo_rl.make_env(task="button:PushButton", num_envs=3)
+    env.reset(seed=0)
+    expert.reset(seed=0)
+    for _ in range(60):
+        action = expert.expert_action()
+        expert.step(action)
+        obs, *_, info = env.step(action)
+    assert info["success"].all() and (obs["state"][:, -2] > 0.012).all()  # pressed, and the state says how far
     assert np.allclose(obs["state"][:, -1], 0.05 - obs["state"][:, -2], atol=1e-6)
     assert not hasattr(env, "expert_action") and not hasattr(env, "recovery_action")
     with pytest.raises(UserError, match="more:Seen has no scripted expert"):
