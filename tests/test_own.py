@@ -118,7 +118,8 @@ def test_workers_of_ray_find_what_the_learner_finds(tmp_path):
     for page in PAGES:
         write_page(page, tmp_path)
     own = ("--sim", "point:make", "--algo", "reinforce:make", "--policy.kind", "gauss:make")
-    result = command(tmp_path, "train", *own, "--backend", "ray", "--workers", "1", "--envs", "8", "--rl.decisions", "4", *TINY, timeout=240)
+    result = command(tmp_path, "train", *own, "--backend", "ray", "--workers", "1", "--envs", "8", "--rl.decisions", "4", *TINY,
+                     timeout=240)
     assert result.code == 0, result.err
 
 
