@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # what `__getattr__` loads, for editors and type checkers
         load_world_model,
         make_env,
         recipe,
+        register_envs,
         resume,
         train,
     )
