@@ -265,7 +265,7 @@ def test_workers_that_are_killed_again_and_again_lose_no_sample_and_count_none_t
     def kill(i, feed):
         nonlocal killed
         process = feed.pool.processes[rng.randrange(2)].process
-        if i % 2 and process is not None:
+        if i % 2 and process is not None and process.pid:  # one that is being started has none yet
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
                 killed += 1
