@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from test_data import DATA, EPISODES, FEATURES, VIDEO, episode, features, picture, psnr, same, set_info, spec
 
-from robo_rl.data import checksums, statistics
+from robo_rl.data import checksums, statistics, video
 from robo_rl.data.lerobot import BrokenDataset, Features, Writer, accept, load, repair
 from robo_rl.errors import UserError
 
@@ -435,6 +435,49 @@ def test_the_tolerance_of_timestamps_is_a_tenth_of_a_millisecond(tmp_path, secon
     else:
         with pytest.raises(BrokenDataset, match="episode 1: .* from frame 1 to frame 2"):
             load(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.*without checksums")
+def test_a_timestamp_may_be_off_by_what_its_column_cannot_tell_apart_and_no_more(tmp_path):
+    """At 4 Hz steps are exact in float64: one unit in the last place is allowed at tolerance 0, two are not."""
+    for units, fine in ((1, True), (2, False)):
+        root = tmp_path / str(units)
+        with Writer(root, replace(features(None), fps=4), flush_every=1) as w:
+            w.add(replace(episode(0, 3), final=None))
+        table = pq.read_table(root / DATA)
+        time = np.array([0.0, 0.25 + units * np.spacing(0.25), 0.5])
+        rewrite(root / DATA, timestamp=pa.array(time))
+        (root / checksums.NAME).unlink()
+        assert table.num_rows == 3
+        if fine:
+            load(root, tolerance=0.0)
+        else:
+            with pytest.raises(BrokenDataset, match="episode 0"):
+                load(root, tolerance=0.0)
+
+
+def test_an_episode_of_one_frame_is_read(tmp_path):
+    with Writer(tmp_path, features(None), spec()) as w:
+        e = whole(0, 4, None)
+        first = {k: getattr(e, k)[:1] for k in ("state", "action", "reward", "phase") if getattr(e, k) is not None}
+        w.add(replace(e, **first, source="expert"))
+        w.add(whole(1, 4, None))
+    assert (load(tmp_path).to - load(tmp_path).from_).tolist() == [1, 4]
+
+
+@pytest.mark.filterwarnings("ignore:.*without checksums")
+def test_a_video_that_lacks_its_last_frame_is_refused_without_checksums_too(tmp_path):
+    record(tmp_path, 3)
+    aged(tmp_path)
+    path, = tmp_path.glob("videos/**/*.mp4")
+    frames = load(tmp_path).images("front")
+    for cut, fine in ((0, True), (1, False)):
+        video.encode(path, [frames[:len(frames) - cut]], 20)
+        if fine:
+            load(tmp_path)
+        else:
+            with pytest.raises(BrokenDataset, match="front.*frames"):
+                load(tmp_path)
 
 
 def test_a_long_episode_keeps_its_time_within_what_its_column_can_tell(tmp_path):
