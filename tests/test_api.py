@@ -56,6 +56,16 @@ def test_what_the_callback_raises_ends_the_run_and_it_resumes(tmp_path):
     assert robo_rl.resume(tmp_path / "run", quiet=True).finished
 
 
+def test_runs_that_begin_in_one_second_have_folders_of_their_own(tmp_path):
+    from robo_rl.experiment.train import unused
+    names = []
+    for _ in range(3):
+        names.append(unused(tmp_path / "run").name)
+        (tmp_path / names[-1]).mkdir()
+        (tmp_path / names[-1] / "run.json").touch()
+    assert names == ["run", "run-2", "run-3"]
+
+
 def test_python_and_the_command_line_make_the_same_run(trained, tmp_path):
     result, _ = trained
     robo_rl.train(robo_rl.recipe(**SMALL, out=str(tmp_path / "again")), quiet=True)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from robo_rl.checkpoint import pack, unpack
+from robo_rl.files import FILE, parse_json
 from robo_rl.options import RolloutOptions
 from robo_rl.rollout import Collector, Rollout
 
@@ -83,7 +84,7 @@ def _resume(make, options: RolloutOptions, learner, policy, rollout: Rollout, se
     """A learner whose state was saved and loaded must learn on bit for bit as the one that was not."""
     tensors: dict[str, torch.Tensor] = {}
     try:
-        tree = json.loads(json.dumps(pack(learner.state_dict(), tensors)))
+        tree = parse_json(json.dumps(pack(learner.state_dict(), tensors)), "the state of a learner", limit=FILE, nan=True)
     except (TypeError, AttributeError) as e:
         raise AssertionError(f"state_dict must be a dict of tensors, arrays, numbers, strings, dicts and lists: {e}") from None
     other = copy.deepcopy(policy)

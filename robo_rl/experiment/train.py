@@ -43,7 +43,7 @@ def train(config: TrainConfig, callback: Callable[[Event], None] | None = None, 
         config = replace(config, task=env.spec.task)  # the run says which task it was, whatever the default becomes
     task = env.spec.task.replace(":", "-").replace("/", "-")
     name = f"{config.sim.split(':')[0]}-{task}-{config.algo.replace(':', '-')}-s{config.seed}-{time.strftime('%m%d-%H%M%S')}"
-    folder = Path(config.out or f"runs/{name}")
+    folder = Path(config.out) if config.out else unused(Path("runs") / name)
     files.require_free(folder, LEAST_DISK)
     with files.lock(folder):
         if (folder / "run.json").exists():
@@ -54,6 +54,12 @@ def train(config: TrainConfig, callback: Callable[[Event], None] | None = None, 
             "versions": versions(), "argv": sys.argv[1:]})
         began(folder)
         return folder, go(config, folder, env, Reporter(callback, quiet))
+
+
+def unused(folder: Path) -> Path:
+    """`folder`, or with a number behind its name: two runs may begin in one second."""
+    tries = (folder, *(folder.with_name(f"{folder.name}-{k}") for k in range(2, 10_000)))
+    return next(path for path in tries if not (path / "run.json").exists())
 
 
 @contextmanager
