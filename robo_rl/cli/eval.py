@@ -35,15 +35,12 @@ class Eval(EvalConfig):
 def run(args: Eval) -> int:
     """Evaluate, write RUN/eval-<checkpoint>-<seed>-<n>.json and print a table or JSON."""
     from robo_rl import files
-    from robo_rl.log import Progress
 
     for name in (args.run, args.against) if args.against else (args.run,):
         load_config(pick_checkpoint(Path(name), args.checkpoint)[0])  # a typo or a damaged run shows before the work
     if args.on != "sim" and args.video:
         raise UserError(f"--on {args.on} films nothing: leave --video out, or use robo_rl deploy --video")
-    with Progress() as progress:
-        progress.start("eval", args.episodes, "episodes")
-        result = evaluate_checkpoint(args.run, args, lambda done, total: progress.update(done))
+    result = watched(args.run, args)
     out = result_file(args, result)
     files.write_json(out, result)
     document = {k: v for k, v in result.items() if k not in ("starts", "success", "return", "length", "task")}
@@ -86,6 +83,14 @@ def command_of(args: Eval) -> str:
     return shlex.join(words)
 
 
+def watched(path: str, options: EvalConfig) -> dict:
+    """`evaluate_checkpoint` with a progress line."""
+    from robo_rl.log import Progress
+    with Progress() as progress:
+        progress.start("eval", options.episodes, "episodes")
+        return evaluate_checkpoint(path, options, lambda done, total: progress.update(done))
+
+
 def result_file(args: Eval, result: dict) -> Path:
     """Where the result document of this evaluation belongs in the run folder."""
     where = "" if args.on == "sim" else f"{args.on}-{'cartesian-' if args.controller == 'cartesian' else ''}"
@@ -96,11 +101,8 @@ def result_file(args: Eval, result: dict) -> Path:
 
 def against(args: Eval, result: dict) -> dict:
     """The paired difference to the run --against."""
-    from robo_rl.log import Progress
     from robo_rl.stats import paired_difference
-    with Progress() as progress:
-        progress.start("eval", args.episodes, "episodes")
-        other = evaluate_checkpoint(args.against, replace(args, envs=result["envs"]), lambda done, total: progress.update(done))
+    other = watched(args.against, replace(args, envs=result["envs"]))
     if other["sim"] != result["sim"]:
         raise UserError(f"--against: {args.against} is of {other['sim']}, {args.run} of {result['sim']}; only runs "
                         "of one task meet the same starts")

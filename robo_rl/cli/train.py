@@ -22,7 +22,7 @@ class Train(TrainConfig):
 def parse(argv: list[str]) -> TrainConfig:
     """Options over --config, over the recipe that fits --sim, --task, --algo, --obs, --preset and --reward."""
     from robo_rl.experiment import config_file
-    from robo_rl.experiment.recipes import begun, preset
+    from robo_rl.experiment.recipes import recipe
 
     def peek(name: str, default: str) -> str:
         for i, arg in enumerate(argv):
@@ -35,9 +35,8 @@ def parse(argv: list[str]) -> TrainConfig:
     if file := peek("config", ""):
         document = config_file.read_config(Path(file))
     algo = peek("algo", "pi_rl")
-    base = preset(peek("sim", "mujoco"), peek("task", ""), algo, peek("obs", "state"), peek("preset", "full"), peek("reward", ""))
-    if init := peek("init", ""):
-        base = begun(base, Path(init))
+    base = recipe(peek("sim", "mujoco"), peek("task", ""), algo, peek("obs", "state"), peek("preset", "full"), peek("reward", ""),
+                  peek("init", ""))
     made = [("default", TrainConfig(algo=algo, rl=type(base.rl)())), ("recipe", base)]
     if document:
         base = config_file.merged(base, document, f"--config {file}")

@@ -32,9 +32,7 @@ def recipe(sim: str = "mujoco", task: str = "", algo: str = "pi_rl", obs: str = 
            **changes) -> TrainConfig:
     """The configuration that `robo_rl train` uses for these, with `changes`: fields of TrainConfig; `policy`, `bc` and `rl` take
     a dict of the fields to change. With `steps` all of them are made, unless `target` is given too."""
-    base = recipes.preset(sim, task, algo, obs, preset, changes.get("reward", ""))
-    if changes.get("init"):
-        base = recipes.begun(base, Path(changes["init"]))
+    base = recipes.recipe(sim, task, algo, obs, preset, changes.get("reward", ""), changes.get("init", ""))
     if "steps" in changes:
         base = replace(base, target=0.0)
     return config_file.merged(base, changes, "recipe")

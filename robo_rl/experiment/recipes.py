@@ -62,6 +62,12 @@ PAPERS = {
 }
 
 
+def recipe(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "", init: str = "") -> TrainConfig:
+    """`preset`, or with `init`, a run or checkpoint folder, the one for a run that begins with its policy."""
+    base = preset(sim, task, algo, obs, name, reward)
+    return begun(base, Path(init)) if init else base
+
+
 def preset(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "") -> TrainConfig:
     """The defaults `robo_rl train` starts from for this combination; `reward`: "" (the task's own), sparse or dense."""
     t = simulated(sim, task, algo, obs, name, reward == "dense" or sim == "maniskill" and task.startswith("MS-"))
