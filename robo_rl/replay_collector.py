@@ -20,6 +20,7 @@ from robo_rl.policies import Policy, obs_tensors
 from robo_rl.replay import HUMAN, PAUSE, ReplayWriter
 from robo_rl.rewards import Judge, Marked
 from robo_rl.rollout import Timer, one_thread
+from robo_rl.starts import ENDED, Ended, StartChooser, StartSource
 
 NAMES = ("chunk", "at", "returns", "lengths", "human", "follow", "task")  # arrays of a ReplayCollector that its state has
 SUMS = ("episodes", "success", "return", "length", "human_steps", "helped", "alone", "judge/false", "judge/missed")
@@ -54,10 +55,12 @@ class ReplayCollector:
     It adds every step to `online` and human steps to `corrections`. A `judge`, if given, decides on success in the env's place:
     its verdict is the reward and ends the episode. `record` receives every finished episode with an intervention but for the first
     `recorded`, which a resumed run has recorded already. The noise of a decision depends on (seed, control step) alone.
+    `starts` says where episodes begin; None: the env draws its own starts.
     """
 
     def __init__(self, env, policy: Policy, online: ReplayWriter, corrections: ReplayWriter | None, seed: int,
-                 judge: Judge | None = None, record: "Callable[[Episode], None] | None" = None, recorded: int = 0):
+                 judge: Judge | None = None, record: "Callable[[Episode], None] | None" = None, recorded: int = 0,
+                 starts: StartSource | None = None):
         self.env, self.online, self.corrections, self.seed, self.judge = env, online, corrections, seed, judge
         self.record, self.recorded, self.made = record, recorded, 0  # episodes recorded before, and made since the run began
         self.recordings: list[list[tuple]] = [[] for _ in range(env.num_envs)]
@@ -67,6 +70,10 @@ class ReplayCollector:
         self.timer, self.generator = Timer(), torch.Generator()
         self.trunk = policy  # what encodes pictures, which nothing here trains
         raw, _ = env.reset(seed=seed)
+        self.chooser = None if starts is None else StartChooser(env, starts, seed)
+        self.ended: list[Ended] = []
+        if self.chooser is not None:
+            raw = self.chooser.next(np.ones(env.num_envs, bool))
         self.obs, self.task, self.frame = self._read(raw), np.array(raw["task"]), self._frame(raw)
         n, a = self.n, policy.spec.action
         self.lanes = np.arange(n)
@@ -170,11 +177,14 @@ class ReplayCollector:
         s["return"] += float(self.returns[rows].sum())
         s["length"] += int(self.lengths[rows].sum())
         s["human_steps"] += int(self.human[rows].sum())
+        if self.chooser is not None:
+            self.ended.append(Ended(self.chooser.starts[rows], self.chooser.tasks[rows], success[rows], self.returns[rows],
+                                    self.lengths[rows]))
         self.returns[rows], self.lengths[rows], self.human[rows] = 0, 0, 0
         self.at[rows] = self.execute
         if self.judge is not None:
             self.judge.reset(done)
-        raw, _ = self.env.reset(options={"reset_mask": done})
+        raw = self.env.reset(options={"reset_mask": done})[0] if self.chooser is None else self.chooser.next(done)
         self.obs, self.task, self.frame = self._read(raw), np.array(raw["task"]), self._frame(raw)
 
     def _record(self, rows: np.ndarray, terminated: np.ndarray, success: np.ndarray) -> None:
@@ -196,6 +206,11 @@ class ReplayCollector:
         s, self.stats = self.stats, self._zero()
         return s
 
+    def take_ended(self) -> Ended:
+        """The episodes that ended since the last call; none are kept where the env draws its own starts."""
+        out, self.ended = Ended.joined(self.ended), []
+        return out
+
     def state(self) -> dict:
         """Everything needed to go on exactly, or {} where the env cannot be snapshotted.
 
@@ -207,11 +222,21 @@ class ReplayCollector:
                                                                  for tape in self.recordings]
         return {"env": self.env.get_state(), "obs": {k: v.copy() for k, v in self.obs.items()}, "steps": self.steps,
                 "help_steps": self.help_steps, "stats": dict(self.stats), "frame": [x.copy() for x in self.frame],
-                "tapes": tapes, "made": self.made, "judge": None if self.judge is None else self.judge.row.copy()} | {
+                "tapes": tapes, "made": self.made, "judge": None if self.judge is None else self.judge.row.copy(),
+                **self._starts_state()} | {
                     k: getattr(self, k).copy() for k in NAMES}
+
+    def _starts_state(self) -> dict:
+        if self.chooser is None:
+            return {}
+        ended = Ended.joined(self.ended)
+        return {"starts": self.chooser.state(), "ended": [getattr(ended, f) for f in ENDED]}
 
     def set_state(self, state: dict) -> None:
         self.env.set_state(state["env"])
+        if self.chooser is not None:
+            self.chooser.set_state(state["starts"])
+            self.ended = [Ended(*(np.array(x) for x in state["ended"]))]
         self.obs = {k: np.array(v) for k, v in state["obs"].items()}
         self.recordings = [list(zip(*tape, strict=False)) for tape in state["tapes"]] or [[] for _ in range(self.n)]
         self.frame = tuple(np.array(x) for x in state["frame"])

@@ -19,11 +19,12 @@ from torch import Tensor
 from robo_rl.noise import mix, seed_noise
 from robo_rl.policies import Policy, obs_tensors
 from robo_rl.policies.policy import Obs
+from robo_rl.starts import Ended, StartChooser, StartSource
 
 Columns = dict[str, np.ndarray]
 Layout = dict[str, tuple[tuple[int, ...], np.dtype]]  # column -> shape of one decision's row, dtype
 OBS, FINAL, TRACE = "obs/", "final/", "trace/"  # prefixes of columns
-REPEATED = ("returns", "lengths", "success", "version")  # columns that stay as they were after the last decision
+REPEATED = ("returns", "lengths", "success", "version", "start", "task_id")  # columns that stay as they were after the last decision
 
 
 @dataclass(slots=True)
@@ -52,6 +53,8 @@ class Rollout:
     last_obs: Obs
     stats: dict[str, float]
     source: str = "policy"
+    start: Tensor | None = None  # int [T,N] start of the episode (robo_rl.starts), where a sampler chooses starts
+    ended: Ended | None = None  # the episodes that ended, there too
 
 
 @dataclass(slots=True)
@@ -183,6 +186,8 @@ def rollout_of(parts: Sequence[tuple[Columns, int]]) -> Rollout:
         stats |= {"success": float(c["success"][over].mean()), "return": float(c["returns"][over].mean()),
                   "length": float(c["lengths"][over].mean())}
 
+    ended_episodes = Ended(*(c[k][over] for k in ("start", "task_id", "success", "returns", "lengths"))) if "start" in c else None
+
     def group(prefix: str, rows) -> dict[str, Tensor]:
         return {k[len(prefix):]: rows(v) for k, v in (tensor if prefix != FINAL else c).items() if k.startswith(prefix)}
     return Rollout(
@@ -190,7 +195,8 @@ def rollout_of(parts: Sequence[tuple[Columns, int]]) -> Rollout:
         final_obs=group(FINAL, lambda v: torch.from_numpy(v[ended])), x0=tensor["x0"], logp=tensor["logp"],
         rewards=tensor["rewards"], discounts=tensor["discounts"], done=tensor["done"], executed=tensor["executed"],
         mask=tensor["mask"], version=tensor["version"],
-        gains=tensor["gains"], outcome=tensor["returns"][-1].float(), stats=stats)
+        gains=tensor["gains"], outcome=tensor["returns"][-1].float(), stats=stats, start=tensor.get("start"),
+        ended=ended_episodes)
 
 
 def think(policy: Policy, parts: "Sequence[tuple[Columns, int]]", generator, version: int = 0,
@@ -221,14 +227,19 @@ class Collector:
     """Keeps a vector env going; the only owner of its episode statistics.
 
     The noise of decision i of lane l is drawn from (seed, l, i) alone: whoever makes it again makes the same one.
+    `starts` says where episodes begin; None: the env draws its own starts.
     """
 
-    def __init__(self, env, policy: Policy, gamma: float, seed: int, lane: int = 0):
+    def __init__(self, env, policy: Policy, gamma: float, seed: int, lane: int = 0, starts: StartSource | None = None):
         self.env, self.gamma, self.seed, self.lane = env, gamma, seed, lane
         self.spec, self.execute = policy.spec, policy.options.execute
         self.timer, self.generator = Timer(), torch.Generator()
         self.n, self.decision = env.num_envs, 0
-        raw, _ = env.reset(seed=seed if lane == 0 else mix(seed, lane) >> 32)
+        own = seed if lane == 0 else mix(seed, lane) >> 32
+        raw, _ = env.reset(seed=own)
+        self.chooser = None if starts is None else StartChooser(env, starts, own)
+        if self.chooser is not None:
+            raw = self.chooser.next(np.ones(self.n, bool))
         self.obs = self._read(raw)
         self.returns, self.lengths = np.zeros(self.n), np.zeros(self.n, np.int64)
         self.alive, self.gains = np.ones(self.n, bool), np.zeros(self.n, np.float32)
@@ -245,12 +256,15 @@ class Collector:
             self._layouts[explore] = layout(policy, {k: torch.from_numpy(v) for k, v in self.obs.items()}, explore)
             if self.watched:
                 self._layouts[explore] |= {"cut": ((self.n,), np.dtype(bool))}
+            if self.chooser is not None:
+                self._layouts[explore] |= {k: ((self.n,), np.dtype(np.int64)) for k in ("start", "task_id")}
         return self._layouts[explore]
 
     def begin(self, starts: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Start one episode per env (of those in `mask`) from `starts[N]`."""
         mask = np.ones(self.n, bool) if mask is None else mask
-        raw, _ = self.env.reset(options={"reset_mask": mask, "starts": starts})
+        raw = self.env.reset(options={"reset_mask": mask, "starts": starts})[0] if self.chooser is None else \
+            self.chooser.begin(starts, mask)
         self.obs = self._read(raw)
         self.returns[mask], self.lengths[mask], self.gains[mask] = 0, 0, 0
         self.alive = self.alive | mask
@@ -267,11 +281,13 @@ class Collector:
         """Write the observation of decision t -> the key of its noise."""
         for k, v in self.obs.items():
             columns[OBS + k][t] = v
+        if self.chooser is not None:
+            columns["start"][t], columns["task_id"][t] = self.chooser.starts, self.chooser.tasks
         self.timer.skip()
         return mix(self.seed, self.lane, self.decision)
 
-    def act(self, actions: np.ndarray, columns: Columns, t: int, whole: bool = False) -> None:
-        """Execute `actions[N,E,A]` and write what came of it into row t."""
+    def act(self, actions: np.ndarray, columns: Columns, t: int, whole: bool = False, known: np.ndarray | None = None) -> None:
+        """Execute `actions[N,E,A]` and write what came of it into row t; `known` [N]: starts of the episodes that begin after it."""
         helped = self.sources() if self.watched else None
         raw, reward, gain, terminated, truncated, success, steps = run_chunk(self.env, actions, self.gamma)
         alive = self.alive
@@ -299,7 +315,7 @@ class Collector:
                 self.alive = alive & ~done
             else:
                 self.returns[done], self.lengths[done] = 0, 0
-                raw, _ = self.env.reset(options={"reset_mask": done})
+                raw = self.env.reset(options={"reset_mask": done})[0] if self.chooser is None else self.chooser.next(done, known)
                 self.obs = self._read(raw)
         for k, v in self.obs.items():
             c[OBS + k][t + 1] = v
@@ -339,7 +355,7 @@ class Collector:
             return {}
         return {"env": self.env.get_state(), "obs": {k: v.copy() for k, v in self.obs.items()}, "returns": self.returns.copy(),
                 "lengths": self.lengths.copy(), "alive": self.alive.copy(), "gains": self.gains.copy(), "decision": self.decision,
-                "seed": self.seed, "lane": self.lane}
+                "seed": self.seed, "lane": self.lane, "starts": None if self.chooser is None else self.chooser.state()}
 
     def set_state(self, state: dict) -> None:
         self.env.set_state(state["env"])
@@ -347,3 +363,5 @@ class Collector:
         self.returns, self.lengths = np.array(state["returns"]), np.array(state["lengths"])
         self.alive, self.gains = np.array(state["alive"]), np.array(state["gains"])
         self.decision, self.seed, self.lane = state["decision"], state["seed"], state["lane"]
+        if self.chooser is not None:
+            self.chooser.set_state(state["starts"])

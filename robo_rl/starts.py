@@ -2,7 +2,13 @@
 
 No generator state exists, so snapshots are two integers per env, resets are vectorised, and the same start
 gives the same episode in any env index, batch size or process. Hash: SplitMix64 (Steele et al. 2014).
+
+A learner may decide which starts come next: it publishes a `StartTable`, and whoever collects draws from it with the same hash, so
+that a draw depends on (seed, env, number of the episode, table) alone.
 """
+
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -53,8 +59,150 @@ class StartStream:
         ids = np.flatnonzero(mask)
         return ids, self.draw(ids) if starts is None else starts[ids]
 
+    def keys(self, ids: np.ndarray) -> np.ndarray:
+        """uint64 hash [len(ids)] of the next episodes of the envs `ids`; their counters go on."""
+        out = hashed(self.seeds[ids], self.episodes[ids])
+        self.episodes[ids] += 1
+        return out
+
     def draw(self, ids: np.ndarray) -> np.ndarray:
         """Next start [len(ids)] int64 of the envs `ids`, in 0 .. 2^31-1."""
-        out = hashed(self.seeds[ids], self.episodes[ids]) >> np.uint64(33)
-        self.episodes[ids] += 1
-        return out.astype(np.int64)
+        return own_starts(self.keys(ids))
+
+
+def own_starts(keys: np.ndarray) -> np.ndarray:
+    """Starts int64 [n] in 0 .. 2^31-1 of the hashes `keys` uint64 [n]."""
+    return (keys >> np.uint64(33)).astype(np.int64)
+
+
+MOST_ROWS = 1 << 16  # of a table
+
+
+@dataclass(frozen=True, slots=True)
+class StartTable:
+    """Which starts come next: with probability `uniform` any of the task's own, else row r with probability weights[r] / sum.
+
+    ids int64 [R]: a start of the task (>= 0), or the stored state k of the simulator, written -1 - k. weights float64 [R] >= 0.
+    ValueError: other shapes, no weight above 0 where rows are drawn from, more than 65,536 rows.
+    """
+
+    ids: np.ndarray
+    weights: np.ndarray
+    uniform: float = 0.0
+
+    def __post_init__(self) -> None:
+        ids, weights = np.asarray(self.ids, np.int64), np.asarray(self.weights, np.float64)
+        object.__setattr__(self, "ids", ids)
+        object.__setattr__(self, "weights", weights)
+        if ids.ndim != 1 or ids.shape != weights.shape or len(ids) > MOST_ROWS:
+            raise ValueError(f"a table of starts has ids [R] and weights [R], R <= {MOST_ROWS}, got {ids.shape} and {weights.shape}")
+        if not 0 <= self.uniform <= 1:
+            raise ValueError(f"the share of uniform draws must be in [0, 1], got {self.uniform}")
+        if self.uniform < 1 and not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
+            raise ValueError("weights of starts must be finite and >= 0, one of them above 0; or draw all uniformly: uniform=1")
+
+
+EVERY_START = StartTable(np.zeros(0, np.int64), np.zeros(0), 1.0)
+
+
+def draw_starts(table: StartTable, keys: np.ndarray) -> np.ndarray:
+    """Starts int64 [n] drawn from the table, each by the hash in `keys` uint64 [n] alone; a uniform draw is `own_starts(keys)`."""
+    out = own_starts(keys)
+    if table.uniform < 1:
+        u = uniforms(keys.view(np.int64), 2, 1)
+        upto = np.cumsum(table.weights)
+        rows = np.minimum(np.searchsorted(upto, u[:, 1] * upto[-1], "right"), len(upto) - 1)
+        out = np.where(u[:, 0] < table.uniform, out, table.ids[rows])
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStates:
+    """States of the simulator that episodes may begin in: rows [K, ...] of `env.get_state()`."""
+
+    rows: dict[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.rows.values())))
+
+    def spread(self, starts: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows [N, ...] for `env.set_state(rows, mask)`: those of the stored states -1 - starts[N] where mask [N]."""
+        out = {}
+        for name, rows in self.rows.items():
+            out[name] = np.zeros((len(mask), *rows.shape[1:]), rows.dtype)
+            out[name][mask] = rows[-1 - starts[mask]]
+        return out
+
+
+class StartSource(Protocol):
+    """Where whoever collects finds the table in force and the stored states that its rows may name."""
+
+    stored: "StoredStates | None"
+
+    def newest(self) -> StartTable: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Episodes that ended, one row each: start int64 (-1 - k: stored state k), task int64, success bool, undiscounted return float64,
+    length int64 [control steps]."""
+
+    starts: np.ndarray
+    tasks: np.ndarray
+    success: np.ndarray
+    returns: np.ndarray
+    lengths: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @classmethod
+    def joined(cls, parts: "list[Ended]") -> "Ended":
+        """The episodes of all parts, in their order."""
+        columns = [[getattr(p, f) for p in parts] for f in ENDED]
+        return cls(*(np.concatenate([np.zeros(0, kind), *column]) for kind, column in zip(ENDED.values(), columns, strict=True)))
+
+
+ENDED = {"starts": np.int64, "tasks": np.int64, "success": bool, "returns": np.float64, "lengths": np.int64}  # fields, dtypes
+
+
+class StartChooser:
+    """Begins the episodes of one env where the table in force says. State: the start and task of every env, and a `StartStream`."""
+
+    def __init__(self, env, source: StartSource, seed: int):
+        self.env, self.source, self.stream = env, source, StartStream(env.num_envs)
+        self.stream.seed(seed, np.ones(env.num_envs, bool))
+        self.starts, self.tasks = np.zeros(env.num_envs, np.int64), np.zeros(env.num_envs, np.int64)
+
+    def next(self, mask: np.ndarray, known: "np.ndarray | None" = None) -> dict:
+        """Begin an episode in the envs of `mask`, which were reset before -> the raw observation of all.
+
+        `known` int64 [N]: from these starts, for an episode that is made again; their draws are counted all the same.
+        """
+        ids = np.flatnonzero(mask)
+        starts = self.starts.copy()
+        starts[ids] = draw_starts(self.source.newest(), self.stream.keys(ids))
+        return self.begin(starts if known is None else known, mask)
+
+    def begin(self, starts: np.ndarray, mask: np.ndarray) -> dict:
+        """Begin the episodes of `starts` int64 [N] in the envs of `mask` -> the raw observation of all."""
+        back = mask & (starts < 0)
+        if back.any():
+            assert self.source.stored is not None, "a table names stored states and there are none"
+            self.env.set_state(self.source.stored.spread(starts, back), back)
+        raw, _ = self.env.reset(options={"reset_mask": mask & ~back, "starts": np.maximum(starts, 0)})
+        self.starts[mask] = starts[mask]
+        self.tasks = np.array(getattr(self.env, "task_ids", self.tasks), np.int64)
+        return raw
+
+    def draw(self, key: int, n: int) -> np.ndarray:
+        """Starts [n] of the `key` alone, for groups of episodes that begin alike."""
+        return draw_starts(self.source.newest(), hashed(np.int64(key >> 1), np.arange(n)))
+
+    def state(self) -> dict:
+        return {"seeds": self.stream.seeds.copy(), "episodes": self.stream.episodes.copy(), "starts": self.starts.copy(),
+                "tasks": self.tasks.copy()}
+
+    def set_state(self, state: dict) -> None:
+        self.stream.seeds, self.stream.episodes = np.array(state["seeds"]), np.array(state["episodes"])
+        self.starts, self.tasks = np.array(state["starts"]), np.array(state["tasks"])

@@ -341,9 +341,9 @@ def _snapshot(p: EnvProbe) -> bool | None:
         return False
     k = p.span // 2
     acts = p.actions(p.limit + 2)
-    reset_env(env, seed=6)
+    at = reset_env(env, seed=6)["state"]
     for a in acts[:k]:
-        step_env(env, a)
+        at = step_env(env, a)["state"]
     state = env.get_state()
     assert isinstance(state, dict) and state, "get_state must return a dict of arrays"
     for name, x in state.items():
@@ -356,6 +356,8 @@ def _snapshot(p: EnvProbe) -> bool | None:
         assert np.array_equal(as_numpy(x), saved[name], equal_nan=saved[name].dtype.kind == "f"), (
             f"get_state()[{name!r}] must be a copy that later steps leave alone")
     env.set_state(state)
+    nothing = reset_env(env, options={"reset_mask": np.zeros(n, bool)})
+    assert equal(p, nothing["state"], at), "a reset of no env must give the observation of the present states"
     assert_same(p, run_steps(env, acts[k:]), tail, "after set_state the episode must go on exactly as before")
     assert_same(p, run_episode(env, acts[: p.span]), following, "after set_state the next episode must be as before")
     env.set_state(over)

@@ -19,7 +19,7 @@ LAYERS = (
     "policies data rewards log journal selection health provenance signals",
     "checkpoint rollout replay results",
     "evaluation algos replay_collector",
-    "demos film",
+    "demos film rollout_control",
     "human recording",
     "runtime",
     "experiment",

@@ -23,6 +23,10 @@ RUNS = {name: (*REPLAY, "--algo", name) for name in OFF_POLICY} | {
     "synthetic": (*REPLAY, "--algo", "rlpd", "--rl.synthetic", 0.25, "--rl.synthetic-every", 256, "--rl.synthetic-updates", 5,
                   "--rl.synthetic-rows", 300),
     "groups ahead": (*ROLLOUT, "--algo", "pi_rl", "--rl.advantage", "grpo", "--rl.group", 4, "--max-staleness", 2),
+    "a sampler": (*ROLLOUT, "--algo", "ppo", "--starts", "toys:failures"),
+    "a sampler of replay": (*REPLAY, "--algo", "rlpd", "--starts", "toys:failures"),
+    "a sampler of groups": (*ROLLOUT, "--algo", "pi_rl", "--rl.advantage", "grpo", "--rl.group", 4, "--max-staleness", 2,
+                            "--starts", "toys:failures"),
 }
 CLOCK = ("time", "rate/", "util/")
 
@@ -83,7 +87,7 @@ def kill_at_random(folder, argv, kills: int, seed: int) -> list[int]:
     return points
 
 
-@pytest.mark.parametrize("name", ["hil_serl", "calql", "pi_rl"])
+@pytest.mark.parametrize("name", ["hil_serl", "calql", "pi_rl", "a sampler", "a sampler of replay"])
 def test_a_run_killed_twice_ends_as_one_that_was_not(name, tmp_path):
     kill_at_random(tmp_path, RUNS[name], 2, 0)
     assert_same_runs(tmp_path / "whole", tmp_path / "killed")

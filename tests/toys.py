@@ -5,7 +5,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Text
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from robo_rl.starts import StartStream, uniforms
+from robo_rl.starts import StartStream, StartTable, uniforms
 from robo_rl.types import ActionAxis, ControlSpec
 
 
@@ -72,3 +72,31 @@ class PointReach(VectorEnv):
         for name, mine in (("pos", self.pos), ("goal", self.goal), ("t", self.t), ("word", self.word),
                            ("over", self.over.T), ("seeds", self.starts.seeds), ("episodes", self.starts.episodes)):
             mine[m] = np.asarray(state[name])[m]
+
+
+class Failures:
+    """A sampler of four starts: the more of its episodes failed, the more often a start comes, by chance too."""
+
+    def __init__(self):
+        self.failed, self.seen = np.zeros(4, np.int64), 0
+
+    def propose(self, generator):
+        return StartTable(10 + np.arange(4), 1.0 + self.failed + generator.random(4), 0.25)
+
+    def observe(self, starts, tasks, success, returns, lengths):
+        mine = (starts >= 10) & (starts < 14)
+        np.add.at(self.failed, starts[mine] - 10, ~success[mine])
+        self.seen += len(starts)
+
+    def metrics(self):
+        return {"seen": float(self.seen)}
+
+    def state_dict(self):
+        return {"failed": self.failed.copy(), "seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.failed, self.seen = np.array(state["failed"]), state["seen"]
+
+
+def failures(seed, tasks):
+    return Failures()

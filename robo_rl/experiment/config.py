@@ -32,6 +32,7 @@ OFF_POLICY = {"rlpd": RlpdOptions, "hil_serl": HilSerlOptions, "expo": ExpoOptio
 RL_OPTIONS = {"pi_rl": PiRlOptions, "ppo": PpoOptions, "dppo": DppoOptions, "reinflow": ReinFlowOptions,
               "nft": NftOptions, **OFF_POLICY}
 ALGOS = (*RL_OPTIONS, "bc")
+STARTS = ("auto", "uniform")  # who decides which start comes next: the env, or a module of robo_rl/rollout_control
 WHAT = "--algo"
 EXPLORATION = ("noise", "noise_level", "noise_min", "noise_max", "noise_steps", "finetune_steps", "std_floor", "std_scale",
                "logp_reduction", "teacher")  # what of a policy's options is the method's affair, not that of weights learnt before
@@ -55,6 +56,7 @@ class TrainConfig:
         "The environment": ("reward", "control", "max_steps", "randomise", "image_size", "judge"),
         "Processes": ("workers", "threads", "torch_threads", "max_staleness", "learners", "server", "backend", "ray_address",
                       "hang", "periodic", "over_provision"),
+        "Where rollouts begin": ("starts",),
         "Rollouts in a learnt world model": ("dream", "dream_model", "dream_refit", "dream_updates", "dream_hard")}
 
     sim: str = "mujoco"
@@ -116,6 +118,9 @@ class TrainConfig:
     """Height and width of camera pictures [pixels]."""
     judge: str = ""
     """Who decides on success in a world model: head (the default), http://…, or the folder of a classifier."""
+    starts: str = "auto"
+    """Which starts rollouts begin in: uniform, every one of the task's alike; or a sampler, module:function of your own. Evaluation
+    always begins in the task's own. auto: uniform."""
     dream: float = 0.0
     """Share of every batch that is played in a world model learnt along the way; steps count the simulator's alone."""
     dream_model: str = ""
@@ -153,6 +158,8 @@ class TrainConfig:
         own = method_options(self.algo)
         choose("obs", self.obs, ("state", "rgb"))
         choose("backend", self.backend, ("processes", "ray"))
+        if not is_object(self.starts):
+            choose("starts", self.starts, (*STARTS, OWN))
         for name, low, high in (("steps", 0, 10**12), ("envs", 1, 10**6), ("threads", 0, 4096), ("seed", 0, 2**31 - 1),
                                 ("eval_episodes", 1, 10**6), ("torch_threads", 1, 4096), ("eval_every", 0, 10**12),
                                 ("dream", 0, 0.99), ("dream_hard", 0, 1), ("dream_refit", 1, 10**12), ("dream_updates", 1, 10**7),

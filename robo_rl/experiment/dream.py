@@ -99,7 +99,7 @@ def joined(a: Rollout, b: Rollout) -> Rollout:
     plain = {k: torch.cat([getattr(a, k), getattr(b, k)], 1) for k in (
         "x0", "logp", "rewards", "discounts", "done", "executed", "mask", "version", "gains")}
     return replace(a, obs=rows(a.obs, b.obs, 1), trace=rows(a.trace, b.trace, 1), last_obs=rows(a.last_obs, b.last_obs, 0),
-                   final_obs=final, outcome=torch.cat([a.outcome, b.outcome]), stats=dict(a.stats), **plain)
+                   final_obs=final, outcome=torch.cat([a.outcome, b.outcome]), stats=dict(a.stats), start=None, **plain)
 
 
 def mean_error(model, data, horizon: int) -> float:
@@ -268,8 +268,8 @@ class DreamFeed:
         self.inner.close()
 
 
-def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | None, say: Callable[[str], None]):
-    """As `feeds.make_feed`, with the dreamt share."""
+def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | None, say: Callable[[str], None], control=None):
+    """As `feeds.make_feed`, with the dreamt share; `control` decides where the simulator's episodes begin, the model's own are its own."""
     real = replace(config, envs=config.envs - lanes(config))
     build = functools.partial(make_recorded, replace(real, threads=config.threads or max(1, cores() // max(
         1, workers(config)))), folder / "dream" / "spool")
@@ -277,5 +277,5 @@ def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | Non
     if workers(config) == 0:
         env.close()
         env = build(real.envs)
-    inner, exact = feeds.make_feed(real, folder, env, learner, saved and saved["inner"], build)
+    inner, exact = feeds.make_feed(real, folder, env, learner, saved and saved["inner"], build, control)
     return DreamFeed(config, folder, inner, learner, spec, saved, say), exact

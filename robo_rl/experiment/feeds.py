@@ -4,20 +4,22 @@ import functools
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.parallel import batch, cores, episode_slots, group_size, shares, staleness, workers
 
+if TYPE_CHECKING:
+    from robo_rl.rollout_control import StartControl
 
-def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | None, build=None):
+
+def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | None, build=None, control: "StartControl | None" = None):
     """(feed, whether it goes on exactly) for a run; `saved` is `feed.state()` of its checkpoint.
 
-    `build(number of envs)` makes a worker's env, if not `make_env`.
+    `build(number of envs)` makes a worker's env, if not `make_env`; `control` decides where episodes begin.
     """
-    import torch
-
-    from robo_rl.rollout import Collector, layout
+    from robo_rl.rollout import Collector
     from robo_rl.runtime.episode_slots import EpisodeSlots
     from robo_rl.runtime.in_process import InProcessFeed
     from robo_rl.runtime.worker import Job, Worker
@@ -26,23 +28,25 @@ def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | Non
     policy, explore, seed = learner.sampler, config.algo != "nft", config.seed + 1
     if n == 0:
         def make(i, refresh):
-            collector = Collector(env, policy, o.gamma, seed, i)
+            collector = Collector(env, policy, o.gamma, seed, i, control)
             return EpisodeSlots(i, collector, policy, refresh, group, explore) if free else \
                 Worker(i, collector, policy, refresh, eta, explore, group)
         feed = InProcessFeed(1, make, batch(config), eta, o.decisions, seed)
         return feed, feed.load_state(saved) if saved else True
     from robo_rl.runtime.worker_pool import WorkerPoolFeed
-    probe = Collector(env, policy, o.gamma, seed)
-    rows = layout(policy, {k: torch.from_numpy(v) for k, v in probe.obs.items()}, explore)
+    probe = Collector(env, policy, o.gamma, seed, starts=control)
+    rows = probe.layout(policy, explore)
     sizes = shares(config.envs, n, group)
     leased = [group] * n if free else sizes  # envs of a fragment
     layouts = [{k: ((m, *row[1:]), d) for k, (row, d) in rows.items()} for m in leased]
     decisions = probe.longest() if group else o.decisions
     env.close()
     flight = folder / "flight"
+    if control is not None:
+        publish_control(control, flight)
     build = build or functools.partial(make_env, replace(config, threads=config.threads or max(1, cores() // n)))
     jobs = [Job(i, build, m, policy.options, policy.spec, o.gamma, seed, eta, explore, group, flight,
-                flight / "weights.bin", served=config.server, episode_slots=free) for i, m in enumerate(sizes)]
+                flight / "weights.bin", served=config.server, episode_slots=free, starts=control is not None) for i, m in enumerate(sizes)]
     if config.backend == "ray":
         from robo_rl.runtime.ray_pool import RayPool
         pool = RayPool(jobs, policy, config.ray_address, config.hang)
@@ -50,6 +54,16 @@ def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | Non
         from robo_rl.runtime.process_pool import ProcessPool
         pool = ProcessPool(jobs, policy, config.hang)
     return WorkerPoolFeed(flight, pool, leased, layouts, batch(config), decisions, eta, saved, group, bool(config.periodic)), True
+
+
+def publish_control(control: "StartControl", flight: Path) -> None:
+    """From now on every table of `control` is published in the folder `flight`, for worker processes."""
+    from robo_rl.files import private_folder
+    from robo_rl.runtime.start_file import publish_states, publish_table
+    private_folder(flight)
+    publish_states(flight, control.stored)
+    control.publish = functools.partial(publish_table, flight)
+    control.publish(control.table)
 
 
 def discard(folder: Path) -> None:

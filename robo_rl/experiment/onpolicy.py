@@ -9,6 +9,8 @@ from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import cores, workers
 from robo_rl.experiment.run import Cadence, Run
 from robo_rl.experiment.sft import demo_folder
+from robo_rl.experiment.starts import make_control
+from robo_rl.rollout_control import StartControl
 
 SAVE_EVERY = 20.0  # s
 
@@ -32,18 +34,19 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
 
     config = run.config
     run.policy.train()
-    learner, saved = make_learner(run), None
+    learner, saved, control_state = make_learner(run), None, None
     if checkpoint_folder is not None:
         state, _ = checkpoint.load_train(checkpoint_folder)
         if state:
             learner.load_state_dict(state["learner"])
-            saved = state["feed"]
+            saved, control_state = state["feed"], state.get("starts")
     close = getattr(learner, "close", lambda: None)
+    control = make_control(run, control_state)
     if config.dream:
         from robo_rl.experiment import dream
-        feed, exact = dream.make_feed(config, run.folder, run.env, learner, saved, run.report.say)
+        feed, exact = dream.make_feed(config, run.folder, run.env, learner, saved, run.report.say, control)
     else:
-        feed, exact = feeds.make_feed(config, run.folder, run.env, learner, saved)
+        feed, exact = feeds.make_feed(config, run.folder, run.env, learner, saved, control=control)
     n = workers(config)
     if n > cores():
         run.report.say(f"{n} workers on {cores()} cores: sims that compute will share them and gain nothing; "
@@ -51,14 +54,14 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
     if not exact:
         run.report.say("this sim has no snapshots: episodes in flight start anew")
     try:
-        return improve(run, learner, feed)
+        return improve(run, learner, feed, control)
     finally:
         feed.close()
         close()
 
 
-def learn(run: Run, learner, feed) -> tuple[dict[str, float], dict[str, float], float]:
-    """Take a batch and learn from it -> (its statistics, the update's metrics, seconds waited for it)."""
+def learn(run: Run, learner, feed) -> tuple[dict[str, float], dict[str, float], float, list]:
+    """Take a batch and learn from it -> (its statistics, the update's metrics, seconds waited for it, its episodes that ended)."""
     from robo_rl.runtime.feed import merge_batch_stats
     config, rollouts, waited = run.config, [], 0.0
 
@@ -81,10 +84,10 @@ def learn(run: Run, learner, feed) -> tuple[dict[str, float], dict[str, float], 
         metrics = learner.update(rollout, min(1.0, run.step / config.steps), feed.version)
     for rollout in rollouts:
         learner.after_collect(rollout)
-    return merge_batch_stats([r.stats for r in rollouts]), metrics, waited
+    return merge_batch_stats([r.stats for r in rollouts]), metrics, waited, [r.ended for r in rollouts]
 
 
-def improve(run: Run, learner, feed) -> int:
+def improve(run: Run, learner, feed, control: StartControl | None = None) -> int:
     """Learn until the steps are made, the looks say stop or a signal comes -> the exit status."""
     from robo_rl import health
 
@@ -94,12 +97,17 @@ def improve(run: Run, learner, feed) -> int:
     run.report.start("rl", config.steps, "steps", done=run.step)
 
     def save(finished: bool = False) -> None:
-        run.save({"learner": learner.state_dict(), "feed": feed.state()}, finished)
+        run.save({"learner": learner.state_dict(), "feed": feed.state()} |
+                 ({} if control is None else {"starts": control.state_dict()}), finished)
         feed.commit()
     cadence = Cadence(run, save, SAVE_EVERY)
     while run.goes_on():
         begin, clock = time.perf_counter(), time.monotonic_ns()
-        stats, metrics, waited = learn(run, learner, feed)
+        stats, metrics, waited, ended = learn(run, learner, feed)
+        if control is not None:
+            for episodes in ended:
+                control.observe(episodes)
+            control.renew()
         update = time.perf_counter() - begin - waited
         clock += 0 if config.periodic else int(waited * 1e9)
         feed.publish()
@@ -108,6 +116,8 @@ def improve(run: Run, learner, feed) -> int:
         row = {(k if "/" in k else f"train/{k}"): v for k, v in (metrics | stats).items() if k != "env_steps"}
         row |= {"train/noise": run.policy.noise_scale, "time/update": update,
                 "rate/steps_per_s": stats["env_steps"] / seconds} | feed.stats()
+        if control is not None:
+            row |= {f"starts/{k}": v for k, v in control.metrics().items()}
         if beside:
             row["util/learner_wait"] = min(1.0, waited / seconds)
         run.report.log(run.step, row)

@@ -19,10 +19,12 @@ import numpy as np
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env
+from robo_rl.experiment.feeds import publish_control
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import workers
 from robo_rl.experiment.run import Cadence, Run
 from robo_rl.experiment.sft import demo_folder
+from robo_rl.experiment.starts import make_control
 
 ROUND = 4  # decisions of every env between updates
 SAVE_EVERY = 60.0  # s
@@ -178,6 +180,7 @@ class ReplayStage:
         if any(self.kept) and not self.repeats:
             self.report.say(f"replay keeps {self.kept[1]} steps that were journaled, {self.kept[0]} around corrections; "
                               "episodes in flight start anew")
+        self.control = make_control(self.run, state.get("starts"))
         self.actor = self.act(state)
         rest = 1 - o.synthetic
         sources = {"demonstrations": (self.demos, rest * o.demo_share), "online": (self.online, rest * (1 - o.demo_share))}
@@ -209,11 +212,13 @@ class ReplayStage:
             job = ActorJob(functools.partial(stage, config, self.run.folder), policy.options, policy.spec,
                            self.online.rows, config.seed + 1,
                            config.rl.capacity, self.run.folder / "replay", self.run.folder / "flight", self.run.step, helped,
-                           int(time.time()) if any(self.kept) else 0, config.sim.split(":")[0] == "dds")
+                           int(time.time()) if any(self.kept) else 0, config.sim.split(":")[0] == "dds", self.control is not None)
+            if self.control is not None:
+                publish_control(self.control, job.flight)
             return SeparateProcessActor(job, policy, (self.online, self.demos), ROUND * e * config.envs, config.hang)
         here = stage(config, self.run.folder, self.run.env)
         collector = ReplayCollector(here.env, policy, self.online, self.demos, config.seed + 1, here.judge, here.record,
-                            here.recorded if self.repeats else 0)
+                            here.recorded if self.repeats else 0, self.control)
         if self.repeats and state:
             collector.set_state(state["gatherer"])
         elif any(self.kept):
@@ -277,7 +282,8 @@ class ReplayStage:
         self.run.save({"learner": self.learner.state_dict(), "gatherer": self.actor.state(), "helped": self.actor.help_steps,
                    "owed": self.owed, "due": self.due, "pretrained": self.pretrained, "online": self.online_now,
                    "rng": self.rng.bit_generator.state, "marks": [[j.mark(), j.steps] for j in journals],
-                   "synthetic": {} if self.synthetic is None else self.synthetic.state()}, finished)
+                   "synthetic": {} if self.synthetic is None else self.synthetic.state()} |
+                      ({} if self.control is None else {"starts": self.control.state_dict()}), finished)
         for journal in journals:
             journal.release()
 
@@ -304,6 +310,9 @@ class ReplayStage:
                 if self.synthetic is not None:
                     self.synthetic.renew(self.run.step, self.real, self.learner.policy)
                 metrics = self.learner.update(lambda n: self.mixture.sample(n, self.rng), count) if count else {}
+            if self.control is not None:
+                self.control.observe(self.actor.take_ended())
+                self.control.renew()
             end = time.perf_counter()
             episodes = episode_means(self.actor.take(), o.judge != "env", o.operator != "none")
             row = {f"train/{k}" if "/" not in k else k: v for k, v in (metrics | episodes).items()}
@@ -312,6 +321,8 @@ class ReplayStage:
                     "util/learner_wait": (mid - begin) / (end - begin), "health/restarts": self.actor.restarts,
                     "rate/steps_per_s": self.due / (end - begin)}
             self.due = 0
+            if self.control is not None:
+                row |= {f"starts/{k}": v for k, v in self.control.metrics().items()}
             if o.operator != "none":
                 row["human/operator_minutes"] = self.actor.help_steps * self.run.env.spec.period / 60
             self.report.log(self.run.step, row)

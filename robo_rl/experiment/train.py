@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from robo_rl.errors import MissingDependency, UserError
-from robo_rl.experiment import parallel
+from robo_rl.experiment import parallel, starts
 from robo_rl.experiment.config import TrainConfig, load_config
 from robo_rl.experiment.envs import check_names, obs_spec, probe_env
 from robo_rl.experiment.reporting import Event, Reporter
@@ -136,6 +136,7 @@ def check(config: TrainConfig, env) -> None:
     if config.dream:
         from robo_rl.experiment import dream
         dream.check(config)
+    starts.check(config)
     if isinstance(config.rl, OffPolicyOptions) and config.algo != "bc":
         from robo_rl.experiment import replay
         replay.check(config, env)

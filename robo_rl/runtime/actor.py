@@ -31,8 +31,10 @@ from robo_rl.replay import Replay, ReplayWriter
 from robo_rl.replay_collector import SUMS, ReplayCollector
 from robo_rl.runtime import snapshot
 from robo_rl.runtime.process_pool import START_LIMIT, context, duplex_pair
+from robo_rl.runtime.start_file import StartFile
 from robo_rl.runtime.weights import WeightReader, WeightWriter
 from robo_rl.runtime.worker_pool import BACK_OFF, DEATHS, WorkerFailure
+from robo_rl.starts import Ended
 
 if TYPE_CHECKING:
     from robo_rl.rewards import Judge
@@ -71,6 +73,7 @@ class ActorJob:
     helped: int = 0  # human steps among them
     incarnation: int = 0  # > 0: another one was at it before
     whole: bool = False  # an episode that began is played to its end, grant or not: an arm cannot stand still in time
+    starts: bool = False  # the learner says where episodes begin (robo_rl.runtime.start_file)
 
     @property
     def weights(self) -> Path:
@@ -113,7 +116,7 @@ def _act(job: ActorJob, pipe) -> None:
     for tape in tapes:
         tape.cut()  # episodes of who was at it before
     g = ReplayCollector(stage.env, policy, *tapes, mix(job.seed, job.incarnation) >> 33 if job.incarnation else job.seed, stage.judge,
-                 stage.record)
+                 stage.record, starts=StartFile(job.flight) if job.starts else None)
     g.steps, g.help_steps, told = job.steps, job.helped, time.monotonic()
     pipe.send(("ready",))
     try:
@@ -129,6 +132,8 @@ def _act(job: ActorJob, pipe) -> None:
                 g.step(policy)
                 words[HELP] = g.help_steps
             if g.stats["episodes"] and (not free or time.monotonic() - told > TELL):
+                if job.starts:
+                    pipe.send(("ended", g.take_ended()))
                 pipe.send(("sums", g.take()))
                 told = time.monotonic()
     finally:
@@ -166,6 +171,10 @@ class InProcessActor:
         """Sums over the episodes that ended since the last call."""
         return self.collector.take()
 
+    def take_ended(self) -> Ended:
+        """The episodes that ended since the last call, for a sampler of starts."""
+        return self.collector.take_ended()
+
     def state(self) -> dict:
         """The state from which a run continues exactly."""
         return self.collector.state()
@@ -183,7 +192,7 @@ class SeparateProcessActor:
         self.job, self.stores, self.round, self.hang, self.back_off = job, stores, round_, hang, back_off
         self.steps, self.restarts, self.deaths, self.again = job.steps, 0, 0, 0.0
         self.clock, self.beat, self.heard = snapshot.AwakeClock(min(1.0, hang / 4)), 0, 0.0
-        self.sums = dict.fromkeys(SUMS, 0)
+        self.sums, self.ended = dict.fromkeys(SUMS, 0), []
         job.flight.mkdir(parents=True, exist_ok=True)
         snapshot.evict(job.flight)  # who still acts for a learner that died
         for path in (job.weights, job.words):
@@ -226,6 +235,12 @@ class SeparateProcessActor:
         sums, self.sums = self.sums, dict.fromkeys(SUMS, 0)
         return sums
 
+    def take_ended(self) -> Ended:
+        """The episodes that the actor reported since the last call, for a sampler of starts."""
+        self._hear()
+        ended, self.ended = self.ended, []
+        return Ended.joined(ended)
+
     def state(self) -> dict:
         """{}: the state of the actor is not known in this process."""
         return {}
@@ -259,6 +274,8 @@ class SeparateProcessActor:
                     self.ready = True
                 elif kind == "sums":
                     self.sums = {k: self.sums[k] + v for k, v in said[0].items()}
+                elif kind == "ended":
+                    self.ended.append(said[0])
                 elif kind == "mistake":
                     raise UserError(said[0])
                 else:

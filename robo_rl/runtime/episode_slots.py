@@ -70,7 +70,8 @@ class EpisodeSlots:
 
     def begin(self, lease: Lease, columns: Columns) -> None:
         """Take up a group; its members start as envs become idle."""
-        start = mix(self.collector.seed, 5, self.index, lease.uid, 0) >> 32
+        key, chooser = mix(self.collector.seed, 5, self.index, lease.uid, 0), self.collector.chooser
+        start = key >> 32 if chooser is None else int(chooser.draw(key, 1)[0])
         self.groups[lease.uid] = Group(lease, columns, start, 0, np.zeros(self.group, np.int64),
                                        np.zeros(self.group, bool))
 

@@ -22,6 +22,7 @@ from robo_rl.runtime import snapshot
 from robo_rl.runtime.episode_slots import EpisodeSlots
 from robo_rl.runtime.rollout_buffer import Lease, RolloutBuffer, finite
 from robo_rl.runtime.server import PolicyServerClient
+from robo_rl.runtime.start_file import StartFile
 from robo_rl.runtime.weights import WeightReader
 
 
@@ -48,10 +49,13 @@ class Worker:
         if self.group:
             seed, n = self.collector.seed, self.collector.n // self.group
             at = self.collector.decision  # not the uid: which of two workers is first with a lease is a matter of pace
-            starts = [mix(seed, 5, self.index, at, i) >> 32 for i in range(n)]
+            chooser = self.collector.chooser
+            starts = [mix(seed, 5, self.index, at, i) >> 32 for i in range(n)] if chooser is None else \
+                columns["start"][0, ::self.group] if lease.made else chooser.draw(mix(seed, 5, self.index, at), n)
             self.collector.begin(np.repeat(starts, self.group))
         for t in range(lease.made):  # drive the env where the other one was: the same actions from the same state
-            self.collector.act(self._commands(t), columns, t, bool(self.group))
+            known = columns["start"][t + 1] if self.collector.chooser is not None and t + 1 < lease.made else None
+            self.collector.act(self._commands(t), columns, t, bool(self.group), known)
         self.made = lease.made
         if self.made:
             self.version = int(columns["version"][self.made - 1].max())
@@ -115,6 +119,7 @@ class Job:
     threads: int = 1
     episode_slots: bool = False  # groups whose episodes wait for no other (robo_rl.runtime.episode_slots)
     served: bool = False  # a policy server decides
+    starts: bool = False  # the learner says where episodes begin (robo_rl.runtime.start_file)
 
 
 def main(job: Job, connection) -> None:
@@ -156,7 +161,8 @@ def _loop(job: Job, connection) -> None:
     env = job.build(job.envs)
     saved = snapshot.load(where) if job.incarnation else {}
     seed = job.seed if saved or not job.incarnation else mix(job.seed, job.incarnation)
-    collector, buffer = Collector(env, policy, job.gamma, seed, job.index), RolloutBuffer.open(job.folder / "slots.bin")
+    collector = Collector(env, policy, job.gamma, seed, job.index, StartFile(job.folder) if job.starts else None)
+    buffer = RolloutBuffer.open(job.folder / "slots.bin")
     if job.episode_slots:
         return _play(EpisodeSlots(job.index, collector, policy, refresh, job.group, job.explore), connection, buffer, where, saved,
                      orphaned)
