@@ -87,6 +87,14 @@ def flow_table(k: int, kind: str, level: float = 0.0) -> ChainTable:
     return ChainTable(*torch.tensor(rows, dtype=torch.float32).T.contiguous().unbind(0))
 
 
+def action_table(table: ChainTable) -> ChainTable:
+    """The same flow chain for a network whose `out` is the clean chunk D: with v = (x - D)/t,
+
+        a x + b v = (a + b/t) x - (b/t) D.
+    """
+    return ChainTable(table.a + table.b / table.t, -table.b / table.t, table.s, table.t)
+
+
 def cosine_alphas(k: int) -> Tensor:
     """`[K]` float64 cumulative alphas of the cosine schedule (Nichol & Dhariwal 2021, eq. 17), least noisy first."""
     s = 0.008

@@ -41,7 +41,8 @@ def same_noise(policy, state, seed):
 
 @pytest.mark.parametrize("kw", [{}, {"activation": "silu"}, {"activation": "tanh"}, {"layers": 1}, {"layers": 5},
                                 {"denoise_steps": 1}, {"denoise_steps": 10}, {"horizon": 1, "execute": 1},
-                                {"noise": "learned", "noise_steps": "all"}], ids=str)
+                                {"noise": "learned", "noise_steps": "all"}, {"predict": "action"},
+                                {"predict": "action", "denoise_steps": 7}], ids=str)
 def test_it_acts_as_the_torch_policy_from_the_same_noise(tmp_path, kw):
     policy = trained(**kw)
     actor = NumpyActor.load(saved(tmp_path, policy))

@@ -15,6 +15,8 @@ KINDS = {
     "diffusion-all": {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 5}, "gaussian": {"kind": "gaussian"},
     "diffusion-floor": {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 2, "std_scale": 0.0, "std_floor": 0.2},
     "mean-logp": {"logp_reduction": "mean"},
+    "flow-action": {"predict": "action"}, "flow-action-all": {"predict": "action", "noise": "learned", "noise_steps": "all"},
+    "diffusion-action": {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 2, "predict": "action"},
 }
 
 
@@ -120,8 +122,9 @@ def test_a_chain_without_noise_has_no_entropy_and_no_gradient():
     assert float(entropy) == 0 and not logp.any() and sorted(chunk.trace["k"].unique().tolist()) == [0, 1, 2, 3]
 
 
-def test_the_plain_chain_is_euler_integration_of_the_velocity():
-    policy = build()
+@pytest.mark.parametrize("predict", ["velocity", "action"])
+def test_the_plain_chain_is_euler_integration_of_the_velocity(predict):
+    policy = build(predict=predict)
     obs = {"state": torch.randn(8, 5)}
     x = torch.randn(8, 18, generator=torch.Generator().manual_seed(3)).view(8, 6, 3)
     with torch.no_grad():
@@ -225,7 +228,44 @@ def test_flow_matching_learns_a_distribution_that_euler_steps_reproduce():
     assert abs(float(x.abs().mean()) - 0.8) < 0.08 and float((x.abs() < 0.4).float().mean()) < 0.08
 
 
+def taught(predict, chunk_of, updates, kind="flow-sde", horizon=8, size=7):
+    """A policy after `updates` steps on chunks `chunk_of(state [B,3], generator)`, and the generator."""
+    torch.manual_seed(0)
+    policy = build(kind, ObsSpec(state=3, action=size), hidden=128, layers=3, horizon=horizon, execute=horizon, predict=predict)
+    opt, g = torch.optim.Adam(policy.head.parameters(), 1e-3), torch.Generator().manual_seed(0)
+    for _ in range(updates):
+        state = torch.randn(256, 3, generator=g)
+        loss = policy.bc_loss({"state": state}, chunk_of(state, g), torch.ones(256, horizon), g)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    policy.freeze_base()
+    return policy, g
+
+
 @pytest.mark.parametrize("kind", ["flow-sde", "diffusion"])
+def test_a_network_that_predicts_actions_samples_closely_long_before_one_that_must_copy_noise(kind):
+    way = torch.randn(3, 56, generator=torch.Generator().manual_seed(5)) / 3**0.5
+
+    def chunk_of(state, g):
+        return torch.tanh(state @ way).view(-1, 8, 7)
+    error = {}
+    for predict in ("velocity", "action"):
+        policy, g = taught(predict, chunk_of, 150, kind)
+        state = torch.randn(500, 3, generator=g)
+        error[predict] = float((policy.act({"state": state}, g, False).actions - chunk_of(state, g)).square().mean().sqrt())
+    assert error["action"] < 0.2 and error["velocity"] > 2 * error["action"], error
+
+
+def test_a_network_that_predicts_actions_samples_both_modes_and_nothing_between():
+    def chunk_of(state, g):
+        return (torch.randint(0, 2, (len(state), 1, 1), generator=g) * 1.6 - 0.8).expand(-1, 4, 2)
+    policy, g = taught("action", chunk_of, 600, horizon=4, size=2)
+    x = policy.act({"state": torch.randn(2000, 3, generator=g)}, g, False).actions.mean((1, 2))
+    assert 0.35 < float((x > 0).float().mean()) < 0.65 and float((x.abs() < 0.5).float().mean()) < 0.1
+
+
+@pytest.mark.parametrize("kind", ["flow-sde", "diffusion", "flow-action"])
 def test_several_noises_per_chunk_are_as_many_rows_with_one_each(kind):
     policy = build(kind=kind)
     rng = torch.Generator().manual_seed(0)

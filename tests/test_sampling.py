@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from robo_rl.sampling import (
+    action_table,
     chunk_logp,
     cosine_alphas,
     diffusion_table,
@@ -36,6 +37,14 @@ def test_the_ode_step_is_an_euler_step():
     table, x, v = flow_table(5, "ode"), torch.randn(7), torch.randn(7)
     assert torch.allclose(table.a * 0 + 1, table.a)
     assert torch.allclose(table.a[2] * x + table.b[2] * v, x - 0.2 * v)
+
+
+@pytest.mark.parametrize("kind", ["ode", "sde", "cps"])
+def test_a_chain_that_is_given_the_clean_chunk_is_the_chain_of_its_velocity(kind):
+    table, clean, t = flow_table(6, kind, 0.4), action_table(flow_table(6, kind, 0.4)), flow_table(6, kind, 0.4).t
+    x, x0 = torch.randn(6), torch.randn(6)
+    assert torch.allclose(clean.a * x + clean.b * x0, table.a * x + table.b * (x - x0) / t, atol=1e-5)
+    assert torch.equal(clean.s, table.s) and torch.equal(clean.t, t)
 
 
 def test_flow_sde_equals_its_published_drift_form():

@@ -60,7 +60,8 @@ class NftLearner:
                 if self.iteration >= o.critic_warmup or o.advantage != "gae":
                     x0, r = x0_all[batch], r_all[batch]
                     mask = (steps < executed[batch, None]).float()
-                    t = torch.rand(len(batch), generator=self.generator).clamp(min=1e-3)
+                    t = policy.draw_times(len(batch), self.generator) if policy.clean else \
+                        torch.rand(len(batch), generator=self.generator).clamp(min=1e-3)
                     eps = torch.randn(x0.shape, generator=self.generator)
                     x_t = (1 - t[:, None, None]) * x0 + t[:, None, None] * eps
                     v = policy.velocity(policy.encode(chosen), x_t, t)

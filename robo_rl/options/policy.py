@@ -22,6 +22,9 @@ class PolicyOptions:
     """E <= H: steps of it that are executed before the next decision."""
     denoise_steps: int = 4
     """K: denoise steps per chunk."""
+    predict: Literal["velocity", "action"] = "velocity"
+    """What the network of a flow or a diffusion gives: the velocity (a diffusion: the noise), or action: the clean chunk, from which
+    the velocity follows. A velocity is the noise minus the chunk, so its network must first learn to copy the noise."""
     hidden: int = 256
     """Width of the action head."""
     layers: int = 3

@@ -6,7 +6,9 @@ are loaded. Rows of the first matrix are [state, one-hot step, x], so a step's p
     h = act([clip(s), e_k, x] W1),  h = act([h, 1] W) ...,  x <- x + [h, 1] Wout
 
 W1's state rows hold the normaliser, its K step rows the time product and the biases; Wout is scaled by the Euler step
-t' - t = -1/K. Axes: S state, H chunk, E executed, A action, D = H A, K denoise steps.
+t' - t = -1/K. Of a network that predicts actions D the step is x <- (1 - w) x + w D with w = 1/(K - k).
+
+Axes: S state, H chunk, E executed, A action, D = H A, K denoise steps.
 """
 
 import math
@@ -36,6 +38,7 @@ class NumpyActor:
                             f"that sees {seen}; load it with robo_rl.checkpoint.load_policy")
         self.activation = choose("activation", options["activation"], ("relu", "silu", "tanh"))
         self.steps, self.horizon, self.execute = options["denoise_steps"], options["horizon"], options["execute"]
+        self.clean = options.get("predict", "velocity") == "action"
         self.state, self.action = spec["state"], spec["action"]
         w = {k: np.asarray(v, np.float64) for k, v in weights.items()}
         mean, std = w["obs_norm.mean"], w["obs_norm.std"]
@@ -48,7 +51,8 @@ class NumpyActor:
         rows = [context.T, _time_product(times, w) + bias, w["head.from_x.weight"].T]
         body = [f"head.body.{i}" for i in range(options["layers"] - 1)]
         layers = [np.concatenate([w[f"{n}.weight"], w[f"{n}.bias"][:, None]], 1).T for n in (*body, "head.out")]
-        layers[-1] = layers[-1] / -self.steps
+        if not self.clean:
+            layers[-1] = layers[-1] / -self.steps
         self._weights = [np.ascontiguousarray(m, F) for m in (np.concatenate(rows), *layers)]
 
         d, s, k = self.horizon * self.action, self.state, self.steps
@@ -110,6 +114,9 @@ class NumpyActor:
                 else:
                     _silu(h, scratch)
             np.dot(last, last_weight, out=out)
+            if self.clean:
+                np.subtract(out, x, out=out)
+                np.multiply(out, F(1 / (self.steps - k)), out=out)
             np.add(x, out, out=x)
         actions = x.reshape(self.horizon, self.action)[: self.execute] * self._std
         actions += self._mean

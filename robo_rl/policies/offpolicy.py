@@ -306,8 +306,8 @@ def flow_samples(policy: ChainPolicy, context: Tensor, m: int, generator: Noise,
         x *= spread
         x[:, :d] = 0
     x = x.view(b * m, d)
-    for step, time in zip(policy.euler, head.time_product(policy.features).unbind(), strict=False):
-        x = x + step * head(embedded, x, time)
+    for (a, b_out), time in zip(policy.plain, head.time_product(policy.features).unbind(), strict=True):
+        x = a * x + b_out * head(embedded, x, time)
     return policy.commands(x).clamp(-1, 1).reshape(b, m, -1)
 
 

@@ -31,6 +31,7 @@ from robo_rl.sampling import (
     LOG_2PI,
     ChainTable,
     Noise,
+    action_table,
     chunk_logp,
     diffusion_table,
     flow_table,
@@ -147,6 +148,10 @@ class PolicyBase(nn.Module):
 class ChainPolicy(PolicyBase):
     """Flow matching, or DDPM, over action chunks.
 
+    With `predict` action the network gives the clean chunk D in place of the velocity v = (x - D)/t or of the noise; it learns by
+    the error of D, at the K times of the chain, which are all that it is ever asked at (Salimans and Ho 2022, arXiv 2202.00512,
+    section 4; Li and He 2025, arXiv 2511.13720).
+
     Without exploration a flow is its ODE, and every step of a diffusion chain is its mean: that of the chain that RL
     trains, whose noise is then `std_scale` of DDPM's, at least `std_floor`. DDIM's means are other ones. (DPPO evaluates
     with DDPM's own noise at every step but the last.)
@@ -158,7 +163,7 @@ class ChainPolicy(PolicyBase):
         self.head = ChunkHead(self.trunk.size, self.chunk, o.hidden, o.layers, o.activation)
         self.noise = (NoiseNet(o.hidden, self.chunk, o.noise_min, o.noise_max)
                       if o.kind == "flow" and o.noise == "learned" else None)
-        self.diffusion = o.kind == "diffusion"
+        self.diffusion, self.clean = o.kind == "diffusion", o.predict == "action"
         k = o.denoise_steps
         if self.diffusion:
             table, bars, bars_prev = diffusion_table(o.train_steps, k, 1.0)
@@ -171,13 +176,14 @@ class ChainPolicy(PolicyBase):
         else:
             quiet = flow_table(k, "ode")
             loud = flow_table(k, "ode" if o.noise == "learned" else o.noise, o.noise_level)
+            quiet, loud = (action_table(quiet), action_table(loud)) if self.clean else (quiet, loud)
             self.base, self.first = None, 0
         for name, table in (("quiet", quiet), ("loud", loud)):
             for field in ("a", "b", "s"):
                 self.register_buffer(f"{name}_{field}", getattr(table, field), persistent=False)
         self.register_buffer("times", quiet.t, persistent=False)
         self.register_buffer("features", time_features(quiet.t), persistent=False)
-        self.euler = quiet.b.tolist()  # a plain flow step is x + euler[k] * out
+        self.plain = list(zip(quiet.a.tolist(), quiet.b.tolist(), strict=True))  # a plain flow step is a x + b out
         self.one = o.noise_steps == "one" and not self.diffusion
         noisy = torch.ones(k, dtype=torch.bool) if self.noise is not None else loud.s > 0
         self.still = not bool(noisy.all())  # some step is deterministic: CPS's last, all of them without noise
@@ -208,7 +214,7 @@ class ChainPolicy(PolicyBase):
         if not self.diffusion:
             return a * x + b * out
         bar, prev = col(self.bars), col(self.bars_prev)
-        x0 = ((x - (1 - bar).sqrt() * out) / bar.sqrt()).clamp(-3, 3)  # normalised actions live within +-3
+        x0 = (out if self.clean else (x - (1 - bar).sqrt() * out) / bar.sqrt()).clamp(-3, 3)  # normalised actions live within +-3
         eps = (x - bar.sqrt() * x0) / (1 - bar).sqrt()
         direction = b + a * (1 - bar).sqrt()  # sqrt(1 - bar' - sigma^2) of the table
         return prev.sqrt() * x0 + direction * eps
@@ -263,7 +269,8 @@ class ChainPolicy(PolicyBase):
             elif self.diffusion:
                 after.copy_(self._mean(x, out, k, "quiet"))
             else:
-                torch.add(x, out, alpha=self.euler[k], out=after)
+                a, b_out = self.plain[k]
+                torch.mul(x, a, out=after).add_(out, alpha=b_out)
             if stds:
                 outs.append(out)
         x0 = xs[steps].view(b, self.options.horizon, -1)
@@ -308,7 +315,8 @@ class ChainPolicy(PolicyBase):
 
     def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor:
         """Flow matching `E |v(x_t, t) - (eps - x0)|^2` with t ~ Beta(1.5, 1) as in pi0, or noise prediction on the K chain
-        steps (DDPM), over `noises` draws of time and noise per row. chunk[B,H,A] in env units, mask[B,H]."""
+        steps (DDPM), or with `predict` action `E |D(x_t, t) - x0|^2` on the K steps, over `noises` draws of time and noise per row.
+        chunk[B,H,A] in env units, mask[B,H]."""
         rows = [x if noises == 1 else x.repeat_interleave(noises, 0) for x in (self.encode(obs), chunk, mask)]
         return self.imitation(*rows, generator)
 
@@ -325,10 +333,11 @@ class ChainPolicy(PolicyBase):
             out = head(embedded, bar.sqrt() * x0 + (1 - bar).sqrt() * eps, head.time(self.times[k]))
             target = eps
         else:
-            t = torch.rand(len(x0), generator=generator) ** (1 / 1.5)  # Beta(1.5, 1), tilted to noise
+            t = self.draw_times(len(x0), generator)
             x_t = (1 - t[:, None]) * x0 + t[:, None] * eps
             out = head(embedded, x_t, head.time(t))
             target = eps - x0
+        target = x0 if self.clean else target
         shape = (len(x0), self.options.horizon, self.spec.action)
         err = (out - target).view(shape).square().mean(-1) * mask
         if weight is not None:
@@ -336,8 +345,15 @@ class ChainPolicy(PolicyBase):
         return err.sum() / mask.sum().clamp(min=1)
 
     def velocity(self, context: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """v(x_t, t) for chunks x [B,H,A], t [B] (flow only)."""
-        return self.head(self.head.embed(context), x.flatten(1), self.head.time(t)).view_as(x)
+        """v(x_t, t) for chunks x [B,H,A], t [B] (flow only; predicting actions, t of `draw_times`)."""
+        out = self.head(self.head.embed(context), x.flatten(1), self.head.time(t)).view_as(x)
+        return (x - out) / t[:, None, None] if self.clean else out
+
+    def draw_times(self, n: int, generator: torch.Generator) -> Tensor:
+        """Times [n] that a flow learns at: Beta(1.5, 1), tilted to noise, or where it predicts actions those of its chain."""
+        if self.clean:
+            return self.times[torch.randint(0, len(self.times), (n,), generator=generator)]
+        return torch.rand(n, generator=generator) ** (1 / 1.5)
 
 
 def _drawn_table(quiet: ChainTable, loud: ChainTable, learned: bool, entries: tuple[int, float]) -> Tensor:
