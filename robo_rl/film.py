@@ -1,4 +1,7 @@
-"""Films of episodes for people: the whole workspace, what happens written on the picture, failures first."""
+"""Films of episodes for people: the whole workspace, what happens written on the picture, failures first.
+
+Whatever plays episodes in an env plays them in a `FilmedEnv` to be filmed; what has pictures already fills a `Take` itself.
+"""
 
 import io
 from collections.abc import Callable, Iterator
@@ -6,109 +9,194 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
+from gymnasium.vector import VectorWrapper
 
 from robo_rl.data.video import encode
-from robo_rl.evaluation import decide
+from robo_rl.errors import UserError
+from robo_rl.evaluation import evaluate
 from robo_rl.files import replacing
 from robo_rl.policies import Policy
-from robo_rl.rollout import run_chunk
 
-HEIGHT, WIDTH = 480, 640  # pixels
+HEIGHT, WIDTH = 480, 640  # pixels of a picture
+PAIR_HEIGHT = 720  # pixels of a frame with pictures side by side
 FPS = 15  # pictures a second at most
 BEFORE, AFTER = 0.5, 1.0  # s for which the first and the last picture of an episode stay
+COUNT = 4  # episodes in a film
 GREEN, RED, DARK, LIGHT = (34, 139, 72), (186, 52, 44), (24, 28, 34), (245, 246, 248)
+HEAD, FOOT = 32, 36  # pixels of the bars above and below, in a frame of 480 lines
 
 
 @dataclass(slots=True)
-class _Take:
-    """One filmed episode: pictures as (control step, JPEG); the step of its success."""
+class Take:
+    """One filmed episode.
 
-    number: int
-    task: str
+    words: written on every frame; titles: one for each picture of a frame, which lie side by side; succeeded: the step at which
+    each succeeds, None where it does not; judged: a last frame without success says so; pictures: (control step, JPEG).
+    """
+
+    words: str
+    titles: tuple[str, ...] = ("",)
+    succeeded: "list[int | None]" = field(default_factory=lambda: [None])
+    judged: bool = True
     pictures: list[tuple[int, bytes]] = field(default_factory=list)
-    succeeded: int | None = None
+
+    def add(self, step: int, *pictures: np.ndarray) -> None:
+        """One more frame: uint8 [h, w, 3] for each title, of any size."""
+        from PIL import Image
+        frame = _frame_of([Image.fromarray(p) for p in pictures])
+        data = io.BytesIO()
+        frame.save(data, "JPEG", quality=95)
+        self.pictures.append((step, data.getvalue()))
+
+
+def frame_rate(period: float) -> tuple[int, float]:
+    """(control steps per frame, frames per second of real time) of a film of steps of `period` [s]."""
+    rate = round(1 / period)
+    every = -(-rate // FPS)
+    return every, rate / every
+
+
+def check_path(path: str) -> None:
+    """Raise UserError if --video names another kind of file."""
+    if path and Path(path).suffix != ".mp4":
+        raise UserError(f"--video writes an mp4, got {path}")
+
+
+def write_film(path: "Path | str", takes: list[Take], fps: float, kind: str = "episode") -> int:
+    """Write takes one after the other, those without success first -> frames. The file appears whole or not at all.
+
+    Frames are 640 x 480, with pictures side by side 1280 x 720, and each says which of how many of its `kind` it shows.
+    """
+    path = Path(path)
+    takes = [take for take in takes if take.pictures]
+    numbered = sorted(enumerate(takes, 1), key=lambda nt: nt[1].succeeded[0] is not None)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        return encode(temporary, (frame[None] for number, take in numbered
+                                  for frame in _frames(take, f"{kind} {number} of {len(takes)}", fps)), fps, gop=48, quality=20)
+
+
+class FilmedEnv(VectorWrapper):
+    """Passes everything on to `env` and films the first `count` episodes that begin in it: `takes`, `fps` for `write_film`.
+
+    The env needs `studio(ids)`, or `render()` and render=True. What happens in it stays the same.
+    """
+
+    def __init__(self, env, count: int = COUNT):
+        super().__init__(env)
+        self.takes: list[Take] = []
+        self._left, self._words = count, ""  # episodes still to film, words before their task
+        self.every, self.fps = frame_rate(env.spec.period)
+        self._take: dict[int, Take] = {}  # by env: of the episodes that go on
+        self._step = np.zeros(env.num_envs, np.int64)
+
+    def film_next(self, count: int, words: str) -> None:
+        """Film, of the episodes that begin from now on, the first `count`; `words` are written before their task."""
+        self._left, self._words = count, f"{words}   "
+
+    def __getattr__(self, name: str):
+        if name == "env":
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    @property
+    def images(self) -> bool:
+        """Whether steps draw the pictures of the observation, where the env can leave them out."""
+        return self.env.images
+
+    @images.setter
+    def images(self, on: bool) -> None:
+        self.env.images = on or bool(self._take) and not hasattr(self.env, "studio")  # render() shows those of the observation
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = self.env.reset(seed=seed, options=options)
+        begun = np.flatnonzero((options or {}).get("reset_mask", np.ones(self.num_envs, bool)))
+        self._step[begun] = 0
+        for i in begun.tolist():
+            self._take.pop(i, None)
+            if self._left:
+                self._take[i] = Take(f"{self._words}{obs['task'][i]}")
+                self.takes.append(self._take[i])
+                self._left -= 1
+        self._shoot([i for i in begun.tolist() if i in self._take])
+        return obs, info
+
+    def step(self, actions):
+        out = self.env.step(actions)
+        if self._take:
+            self._step += 1
+            over, success = np.asarray(out[2]) | np.asarray(out[3]), np.asarray(out[4]["success"])
+            for i, take in self._take.items():
+                if success[i] and take.succeeded[0] is None:
+                    take.succeeded[0] = int(self._step[i])
+            self._shoot([i for i in self._take if over[i] or self._step[i] % self.every == 0])
+            self._take = {i: take for i, take in self._take.items() if not over[i]}
+        return out
+
+    def _shoot(self, ids: list[int]) -> None:
+        """One more picture of the envs `ids`."""
+        if not ids:
+            return
+        pictures = self.env.studio(ids) if hasattr(self.env, "studio") else np.asarray(self.env.render())[ids]
+        for i, picture in zip(ids, pictures, strict=True):
+            self._take[i].add(int(self._step[i]), picture)
 
 
 def film(env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.ndarray, seed: int, path: Path) -> None:
-    """Film one episode of each start, without exploration noise, and write them one after the other as a video of 640 x 480.
-
-    Episodes that fail come first. Needs an env made with render=True, of at most as many envs as starts.
-    """
-    rate = round(1 / env.spec.period)
-    every = -(-rate // FPS)
-    takes = _episodes(env, policy, starts, seed, every)
-    takes.sort(key=lambda take: take.succeeded is not None)
-    fps = rate / every
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        encode(temporary, (frame[None] for take in takes for frame in _frames(take, fps, len(takes))), fps, gop=48, quality=20)
+    """Film one episode of each start, without exploration noise, and write them as a video. Needs an env made with render=True."""
+    filmed = FilmedEnv(env, len(starts))
+    evaluate(filmed, policy, starts, seed)
+    write_film(path, filmed.takes, filmed.fps)
 
 
-def _episodes(env, policy, starts: np.ndarray, seed: int, every: int) -> list[_Take]:
-    """Run all of them side by side; a picture every so many control steps, and the last."""
-    n = env.num_envs
-    raw, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": starts[:n]})
-    takes = [_Take(i + 1, str(task)) for i, task in enumerate(raw["task"])]
-    _shoot(env, takes, 0)
-    generator, step = torch.Generator().manual_seed(seed * 7919), 0
-    over = np.zeros(n, bool)
-    while not over.all():
-        for action in np.split(actions := decide(policy, raw, generator), actions.shape[1], 1):
-            raw, _, _, terminated, truncated, success, _ = run_chunk(env, action, 1.0)
-            step += 1
-            ends = (terminated | truncated) & ~over
-            _shoot(env, [take for i, take in enumerate(takes) if ends[i] or not over[i] and step % every == 0], step)
-            for i in np.flatnonzero(success & ~over):
-                takes[i].succeeded = takes[i].succeeded or step
-            over |= ends
-    return takes
-
-
-def _shoot(env, takes: list[_Take], step: int) -> None:
-    """One more picture of each."""
+def _frame_of(pictures: list):
+    """The PIL picture of a frame: one picture of 640 x 480, or several side by side between the bars."""
     from PIL import Image
-    if not takes:
-        return
-    on = [take.number - 1 for take in takes]
-    shots = env.studio(on) if hasattr(env, "studio") else np.asarray(env.render())[on]
-    for take, shot in zip(takes, shots, strict=True):
-        picture = Image.fromarray(shot)
-        if shot.shape[:2] != (HEIGHT, WIDTH):
-            picture = _fitted(picture)
-        data = io.BytesIO()
-        picture.save(data, "JPEG", quality=95)
-        take.pictures.append((step, data.getvalue()))
-
-
-def _fitted(picture):
-    """As large as fits into the frame, with bars beside it."""
-    from PIL import Image
-    scale = min(WIDTH / picture.width, HEIGHT / picture.height)
-    small = picture.resize((round(picture.width * scale), round(picture.height * scale)), Image.Resampling.LANCZOS)
-    frame = Image.new("RGB", (WIDTH, HEIGHT), DARK)
-    frame.paste(small, ((WIDTH - small.width) // 2, (HEIGHT - small.height) // 2))
+    if len(pictures) == 1:
+        return pictures[0] if pictures[0].size == (WIDTH, HEIGHT) else _fitted(pictures[0], WIDTH, HEIGHT)
+    head, foot = (round(bar * PAIR_HEIGHT / HEIGHT) for bar in (HEAD, FOOT))
+    frame = Image.new("RGB", (WIDTH * len(pictures), PAIR_HEIGHT), DARK)
+    for k, picture in enumerate(pictures):
+        frame.paste(_fitted(picture, WIDTH, PAIR_HEIGHT - head - foot), (k * WIDTH, head))
     return frame
 
 
-def _frames(take: _Take, fps: float, count: int) -> Iterator[np.ndarray]:
-    """uint8 [480, 640, 3]: the pictures with their words; the first and the last stay for a while."""
-    last = take.pictures[-1][0]
+def _fitted(picture, width: int, height: int):
+    """The picture as large as fits, with bars beside or above it."""
+    from PIL import Image
+    scale = min(width / picture.width, height / picture.height)
+    large = picture.resize((round(picture.width * scale), round(picture.height * scale)), Image.Resampling.LANCZOS)
+    frame = Image.new("RGB", (width, height), DARK)
+    frame.paste(large, ((width - large.width) // 2, (height - large.height) // 2))
+    return frame
+
+
+def _frames(take: Take, number: str, fps: float) -> Iterator[np.ndarray]:
+    """uint8 [h, w, 3]: the frames with their words; the first and the last stay for a while."""
+    first, last = take.pictures[0][0], take.pictures[-1][0]
     for step, data in take.pictures:
-        mark = f"success at step {take.succeeded}" if take.succeeded is not None and step >= take.succeeded else \
-            "no success" if step == last else ""
-        frame = _labelled(data, f"episode {take.number} of {count}   step {step}   {take.task}", mark)
-        for _ in range(max(1, round(fps * (BEFORE if step == 0 else AFTER if step == last else 0)))):
+        marks = [f"success at step {won}" if won is not None and step >= won else "no success" if step == last and take.judged else ""
+                 for won in take.succeeded]
+        frame = _labelled(data, f"{number}   step {step}   {take.words}", take.titles, marks)
+        for _ in range(max(1, round(fps * (AFTER if step == last else BEFORE if step == first else 0)))):
             yield frame
 
 
-def _labelled(data: bytes, words: str, mark: str) -> np.ndarray:
+def _labelled(data: bytes, words: str, titles: tuple[str, ...], marks: list[str]) -> np.ndarray:
     from PIL import Image, ImageDraw, ImageFont
     picture = Image.open(io.BytesIO(data)).convert("RGB")
-    draw = ImageDraw.Draw(picture)
-    draw.rectangle((0, 0, WIDTH, 30), fill=DARK)
-    draw.text((10, 6), words, fill=LIGHT, font=ImageFont.load_default(15))
-    if mark:
-        draw.rectangle((0, HEIGHT - 34, WIDTH, HEIGHT), fill=RED if mark == "no success" else GREEN)
-        draw.text((10, HEIGHT - 27), mark, fill=LIGHT, font=ImageFont.load_default(18))
+    draw, width, unit = ImageDraw.Draw(picture), picture.width // len(titles), picture.height / HEIGHT
+    head, foot = round(HEAD * unit), picture.height - round(FOOT * unit)
+    large, small = ImageFont.load_default(round(19 * unit)), ImageFont.load_default(round(17 * unit))
+    draw.rectangle((0, 0, picture.width, head - 1), fill=DARK)
+    draw.text((10, head / 2), words, fill=LIGHT, font=small, anchor="lm")
+    for k, (title, mark) in enumerate(zip(titles, marks, strict=True)):
+        left = k * width
+        if title:
+            box = draw.textbbox((left + 18, head + 18), title, font=large)
+            draw.rectangle((box[0] - 8, box[1] - 8, box[2] + 8, box[3] + 8), fill=DARK)
+            draw.text((left + 18, head + 18), title, fill=LIGHT, font=large)
+        if mark:
+            draw.rectangle((left, foot, left + width - 1, picture.height), fill=RED if mark == "no success" else GREEN)
+            draw.text((left + 10, (foot + picture.height) / 2), mark, fill=LIGHT, font=large, anchor="lm")
     return np.asarray(picture)

@@ -18,6 +18,7 @@ from sims.mujoco import model as m
 from sims.mujoco.env import HOME, JITTER, PROPRIOCEPTION, axes_of, state_names_of
 from sims.mujoco.experts import back_out, expert_of
 from sims.mujoco.kinematics import Arm
+from sims.mujoco.scene_view import SceneView
 from sims.mujoco.tasks import Scene, Task
 
 F = np.float32
@@ -104,6 +105,7 @@ class ArmEnv(VectorEnv):
         self.images = True  # False: steps leave the images as they are, until a step with True
         self._images = {v: np.zeros((n, image_size, image_size, 3), np.uint8) for v in views}
         self._stale = np.zeros(n, bool)
+        self._scene: SceneView | None = None
         self.ready, self.terminated, self.truncated, self.success = (np.zeros(n, bool) for _ in range(4))
 
     def reset(self, *, seed=None, options=None):
@@ -152,7 +154,17 @@ class ArmEnv(VectorEnv):
         """int64 [N]: how many of the task's sub-tasks are done."""
         return self.task.stage(View(self).scene).astype(np.int64)
 
+    def studio(self, ids: Sequence[int]) -> np.ndarray:
+        """uint8 [n, 480, 640, 3] of the arms `ids`: the whole workspace with light and shadow, drawn from what their topics told."""
+        if self._scene is None:
+            self._scene = SceneView(self.task, self.num_envs)
+        for i in ids:
+            self._scene.show_state(i, self.states[i])
+        return self._scene.pictures(ids)["studio"]
+
     def close_extras(self, **kwargs) -> None:
+        if self._scene is not None:
+            self._scene.close()
         self.leave()
 
     def _look(self, ids: np.ndarray) -> None:

@@ -125,11 +125,36 @@ def test_a_deployment_is_kept_as_a_data_set_and_as_a_bag(run, tmp_path):
 def test_a_policy_of_pictures_sees_them_over_the_wire_and_is_filmed(tmp_path):
     run = write_run(tmp_path / "run", state=30, views=("front", "wrist"), language=True, obs="rgb")
     done = robo_rl(tmp_path, "deploy", run, "--transport", "inprocess", "--seconds", "0.3", "--record", "data", "--video", "a.mp4")
-    assert "chunks" in done.out and re.search(r"film of 1\d pictures", done.out), done
+    assert "chunks" in done.out and re.search(r"film of \d+ frames in a.mp4", done.out), done
     assert "pick_cube: no success in 0.3 s" in done.out, done  # judged by what it is not shown
     data = load(tmp_path / "data")
     assert data.views == {"front": (32, 32), "wrist": (32, 32)}
     assert data.frames("front", 0).std() > 10 and (tmp_path / "a.mp4").stat().st_size > 1000
+
+
+@pytest.mark.gl
+@pytest.mark.skipif(not gl_backend(), reason=NO_GL)
+@pytest.mark.parametrize("dry", [False, True])
+def test_a_deployment_is_filmed_whole_and_a_dry_run_is_not_called_a_failure(run, tmp_path, dry):
+    from test_film import colour, frames_of
+    done = robo_rl(tmp_path, "deploy", run, "--transport", "inprocess", "--seconds", "0.5", "--video", "a.mp4", *["--dry-run"] * dry)
+    assert done.code in (0, 1), done
+    frames = frames_of(tmp_path / "a.mp4")
+    assert frames.shape[1:] == (480, 640, 3) and 1.5 * 12.5 < len(frames) <= 1.5 * 12.5 + 25 // 4  # half a second, a second, the steps
+    assert [colour(f) for f in frames[[0, -1]]] == ["", "" if dry else "no success"]
+    assert not (frames[0, 60:420] < 5).all(-1).any()  # light everywhere, not the black of policies' pictures
+    assert f"film of {len(frames)} frames in a.mp4" in done.out
+
+
+@pytest.mark.gl
+@pytest.mark.skipif(not gl_backend(), reason=NO_GL)
+def test_episodes_on_the_governed_arm_are_filmed(run, tmp_path):
+    from test_film import frames_of, results_of
+    done = robo_rl(tmp_path, "eval", run, "--on", "arm", "--episodes", "2", "--max-steps", "8", "--video", "a.mp4")
+    assert done.code == 0, done
+    frames = frames_of(tmp_path / "a.mp4")
+    assert frames.shape[1:] == (480, 640, 3) and results_of(frames) == ["", "no success"] * 4
+    assert "film it with robo_rl deploy --video" in robo_rl(tmp_path, "eval", run, "--on", "dds", "--video", "a.mp4").mistake
 
 
 @pytest.mark.gl

@@ -12,7 +12,7 @@ import tyro
 
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import load_config
-from robo_rl.experiment.evaluation import EvalConfig, changed, evaluate_checkpoint, film
+from robo_rl.experiment.evaluation import EvalConfig, evaluate_checkpoint, film_checkpoint
 from robo_rl.experiment.folder import pick_checkpoint
 
 
@@ -25,7 +25,7 @@ class Eval(EvalConfig):
     against: str = ""
     """Another run (or checkpoint folder) to compare with, on the same starts and noise."""
     video: Annotated[str, tyro.conf.arg(metavar="PATH.mp4")] = ""
-    """Also film the first four episodes."""
+    """Also film the first four episodes, those that fail first."""
     save: bool = False
     """Add the success rate to results/eval.json below the current folder, with its commit, date, machine and command."""
     json: bool = False
@@ -38,8 +38,11 @@ def run(args: Eval) -> int:
 
     for name in (args.run, args.against) if args.against else (args.run,):
         load_config(pick_checkpoint(Path(name), args.checkpoint)[0])  # a typo or a damaged run shows before the work
-    if args.on != "sim" and args.video:
-        raise UserError(f"--on {args.on} films nothing: leave --video out, or use robo_rl deploy --video")
+    if args.on == "dds" and args.video:
+        raise UserError("--on dds is an arm that does not wait for pictures: film it with robo_rl deploy --video")
+    if args.video:
+        from robo_rl.film import check_path
+        check_path(args.video)
     result = watched(args.run, args)
     out = result_file(args, result)
     files.write_json(out, result)
@@ -113,10 +116,8 @@ def against(args: Eval, result: dict) -> dict:
 
 def record_video(args: Eval) -> None:
     """Write --video."""
-    from robo_rl import checkpoint
-    run_folder, folder = pick_checkpoint(Path(args.run), args.checkpoint)
     try:
-        film(changed(load_config(run_folder), args), checkpoint.load_policy(folder)[0], Path(args.video), args.seed)
+        film_checkpoint(args.run, args, Path(args.video))
     except OSError as e:
         raise UserError(f"--video: cannot write {args.video} ({e.strerror})") from e
 

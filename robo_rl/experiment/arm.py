@@ -187,8 +187,12 @@ def make_robot(sim: str, task: str, num_envs: int, *, obs: str = "state", reward
                                 ("--randomise", randomise, ("",)), ("--task", task, ("", "pick_cube"))):
         if value not in fits:
             raise UserError(f"--sim {kind} takes {option} {' or '.join(filter(None, fits)) or 'not at all'}, got {value!r}")
+    if render and kind == "dds":
+        raise UserError("--sim dds is an arm that does not wait for pictures: film it with robo_rl deploy --video")
     if render:
-        raise UserError(f"--sim {kind} films nothing: robo_rl deploy --video does, with the arm's own cameras")
+        from sims.mujoco.render import NO_GL, gl_backend
+        if gl_backend() is None:
+            raise UserError(NO_GL)
     made = task_interface(task, control, VIEWS if obs == "rgb" else (), image_size, whole=True)
     if kind == "arm":
         return arm_env(task, made, num_envs, speed, said["controller"], max_steps=max_steps)

@@ -59,14 +59,11 @@ class SceneCameras:
     """Renders a scene from the poses that the arm's topics carry. `render` draws, `publish` sends."""
 
     def __init__(self, transport, scene: str, views: tuple[str, ...], size: int, *, form: str = "png", robot: str = "sim"):
-        from mujoco.batch import Batch
-
         from controllers.bridge import camera_topic
         from controllers.node import GRIPPER_STATE
         from controllers.robot import load_robot
         from controllers.transport import CompressedImage, JointState, PoseStamped
-        from sims.mujoco.env import build_model
-        from sims.mujoco.render import Renderer
+        from sims.mujoco.scene_view import SceneView
         from sims.mujoco.tasks import TASKS
 
         known = load_robot(robot)
@@ -74,35 +71,23 @@ class SceneCameras:
             raise UserError(f"the cameras draw the simulated arm, not {known.name}: --robot sim")
         task = TASKS[choose("scene", scene, TASKS)]
         self.transport, self.views, self.form = transport, views, form
-        self.model = build_model(task)
-        self.batch = Batch(self.model, 1, 1, persistent=False)
-        self.batch.reset(stage=0)
-        self.qpos = self.batch.bind("qpos")
-        self.renderer = Renderer(self.batch, self.model, views, size, size, threads=1)
+        self.scene = SceneView(task, 1, views, size, size, fine=False, threads=1)
         self.joints = transport.subscription(known.topics["joint_states"], JointState)
         self.gripper = transport.subscription(GRIPPER_STATE, JointState)
         self.bodies = {n: transport.subscription(f"objects/{n}", PoseStamped) for n in task.objects}
         self.senders = {v: transport.publisher(camera_topic(v), CompressedImage) for v in views}
-        self.at = {n: int(self.model.joint(n).qposadr[0]) for n in (*known.joints, "left_finger", "right_finger", *task.objects)}
         self.names = known.joints
 
     def render(self) -> "tuple[float, dict[str, np.ndarray]] | None":
         """(stamp of the joints [s], uint8 [h, w, 3] per view); None until every topic has carried a message."""
-        from controllers.arm import FINGER_TRAVEL
         from controllers.robot import by_name
         joints, gripper = self.joints.latest(), self.gripper.latest()
         bodies = {n: b.latest() for n, b in self.bodies.items()}
         if joints is None or gripper is None or None in bodies.values():
             return None
-        q = by_name(self.names, joints.message.names, joints.message.position)
-        for name, x in zip(self.names, q, strict=True):
-            self.qpos[0, self.at[name]] = x
-        for finger in ("left_finger", "right_finger"):
-            self.qpos[0, self.at[finger]] = FINGER_TRAVEL * gripper.message.position[0]
-        for name, got in bodies.items():
-            k = self.at[name]
-            self.qpos[0, k:k + 7] = (*got.message.pos, *got.message.quat)
-        return joints.message.stamp, {v: x[0] for v, x in self.renderer.render().items()}
+        self.scene.show(0, by_name(self.names, joints.message.names, joints.message.position), gripper.message.position[0],
+                        {name: (got.message.pos, got.message.quat) for name, got in bodies.items()})
+        return joints.message.stamp, {v: x[0] for v, x in self.scene.pictures().items()}
 
     def publish(self) -> bool:
         """Draw and send one picture of each view -> whether there was anything to draw."""
@@ -118,7 +103,7 @@ class SceneCameras:
         return True
 
     def close(self) -> None:
-        self.renderer.close()
+        self.scene.close()
 
 
 def publish_cameras(options: CameraOptions, on_start: Callable[[], None] = lambda: None) -> tuple[int, str]:

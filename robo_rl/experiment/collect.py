@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from robo_rl.errors import UserError, in_range
 
@@ -41,6 +44,8 @@ class CollectOptions:
     """Envs that run at once, from 1."""
     threads: int = 0
     """Threads of the simulator; 0: one per core."""
+    video: Annotated[str, tyro.conf.arg(metavar="PATH.mp4")] = ""
+    """Also film the first four episodes, kept or not, those that fail first; with several in --policy some of each."""
     repair: str = ""
     """Instead: keep the sound episodes of this damaged data set; originals stay beside it as *.broken."""
     accept: str = ""
@@ -77,11 +82,13 @@ def collect(options: CollectOptions) -> Collected:
     envs.check_names(options.sim, options.task, obs=options.obs, control=options.control, randomise=options.randomise)
     from robo_rl.data.writer import Writer
     from robo_rl.demos import check_expert, record
+    from robo_rl.film import FilmedEnv, check_path, write_film
     from robo_rl.log import Progress
 
+    check_path(options.video)
     env = envs.make(options.sim, options.task, min(options.envs, options.episodes), obs=options.obs, control=options.control,
                     image_size=options.image_size, threads=options.threads, max_steps=options.max_steps,
-                    randomise=options.randomise)
+                    randomise=options.randomise, render=bool(options.video))
     actors = [(name, *load_actor(name, env, options.seed)) for name in options.policy.split(",")] if options.policy else []
     if not actors:
         check_expert(env)
@@ -93,11 +100,14 @@ def collect(options: CollectOptions) -> Collected:
         if before and not options.out:
             raise UserError(f"{folder} exists with {before} episodes; name it with --out to extend it")
         progress.start("demo", options.episodes, "episodes")
+        filmed = FilmedEnv(env) if options.video else None
         if actors:
-            successes, tried = record_actors(env, options, actors, writer.add, progress.update), None
+            successes, tried = record_actors(filmed or env, options, actors, writer.add, progress.update), None
         else:
-            successes, tried = options.episodes, record(env, options.episodes, options.seed, writer.add, options.noise,
+            successes, tried = options.episodes, record(filmed or env, options.episodes, options.seed, writer.add, options.noise,
                                                         lambda kept, tried: progress.update(kept, kept / tried))
+    if filmed is not None:
+        write_film(options.video, filmed.takes, filmed.fps)
     env.close()
     return Collected(folder, options.episodes, successes, tried, before + options.episodes)
 
@@ -123,10 +133,13 @@ def load_actor(name: str, env, seed: int):
 
 def record_actors(env, options: CollectOptions, actors: list, add: Callable, on_episode: Callable[[int], None]) -> int:
     """Record each actor's share of the episodes -> how many succeeded; add(episode) stores one, on_episode counts them."""
+    from robo_rl.film import COUNT
     from robo_rl.recording import Recorder, play
 
     done, successes = 0, 0
-    for i, (_, source, act) in enumerate(actors):
+    for i, (name, source, act) in enumerate(actors):
+        if options.video:
+            env.film_next(-(-COUNT // len(actors)), Path(name).name)
         share = options.episodes * (i + 1) // len(actors) - done
         recorder = Recorder(env, add, source, options.noise, options.seed + i)
         successes += play(recorder, act, share, options.seed + 200 * i, lambda k, first=done: on_episode(first + k))

@@ -17,7 +17,6 @@ from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment.deploy_recorder import DeployRecorder
 
 WAIT = 5.0  # s for the arm's topics
-FILM_SIZE = 256  # pixels, of a film in one process
 BRAKE_PERIODS = 25  # control periods after the end, to brake
 
 
@@ -65,7 +64,7 @@ class DeployOptions:
     bag: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = ""
     """Write the messages that the bridge receives and sends to a new rosbag2 (MCAP)."""
     video: Annotated[str, tyro.conf.arg(metavar="PATH.mp4")] = ""
-    """Film it with the front camera (sim-arm --cameras front)."""
+    """Film it, also a dry run: the simulated arm's whole workspace, other arms by their front camera."""
     go_on: bool = False
     """Go on after the task's own rule says success; the policy has never seen what follows."""
     seed: int = 0
@@ -139,8 +138,8 @@ def deploy(options: DeployOptions, log: Callable[[str], None] = print, warn: Cal
         raise UserError(f"the run knows {joints} joints, robot {robot.name} has {len(robot.joints)}: "
                         "choose the robot it was trained for")
     model = arm_model(robot, options.model)
-    recorder = DeployRecorder(config.task or "pick_cube", task, record=options.record, bag=options.bag, video=options.video,
-                              instruction=options.instruction, go_on=options.go_on, log=log, warn=warn)
+    recorder = DeployRecorder(config.task or "pick_cube", robot, task, record=options.record, bag=options.bag, video=options.video,
+                              instruction=options.instruction, go_on=options.go_on, dry_run=options.dry_run, log=log, warn=warn)
     client, server = open_policy(options, act, task.period)
     try:
         run = deploy_in_process if options.transport == "inprocess" else deploy_on_wire
@@ -160,10 +159,8 @@ def deploy_in_process(options: DeployOptions, robot, task, model, client, record
     from robo_rl.experiment.arm import make_lockstep_arm, start_placement
     from robo_rl.experiment.cameras import SceneCameras
     body = make_lockstep_arm(robot, task, options.speed, dry_run=options.dry_run, wrap_transport=recorder.wrap_transport)
-    views = tuple(dict.fromkeys((*task.views, *(("front",) if options.video else ()))))
-    if views:
-        size = task.image_size or FILM_SIZE
-        body.make_cameras = lambda bus: SceneCameras(LoopbackTransport(bus, "cameras"), "pick_cube", views, size)
+    if task.views:
+        body.make_cameras = lambda bus: SceneCameras(LoopbackTransport(bus, "cameras"), "pick_cube", task.views, task.image_size)
     body.begin(*start_placement(robot, "pick_cube", max(options.start, 0)))
     recorder.watch(body.bridge, body.wire)
     while body.arm.t < options.seconds and not body.bridge.lost and body.bridge.governor.state in ("ARMED", "ACTIVE"):

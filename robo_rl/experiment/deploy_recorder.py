@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from robo_rl.errors import UserError
 
@@ -10,30 +9,45 @@ from robo_rl.errors import UserError
 class DeployRecorder:
     """Records one deployment of task `name` and judges success from the objects' poses, where a topic carries them.
 
-    task: what the policy expects of the robot (`controllers.bridge.Task`). record, bag, video: data set folder, bag folder and
-    .mp4 to write, "" for none. log, warn: receive one line per file written, or not.
+    robot: the robot; task: what the policy expects of it (`controllers.bridge.Task`). record, bag, video: data set folder, bag
+    folder and .mp4 to write, "" for none. log, warn: receive one line per file written, or not.
+
+    The film shows the simulated arm's whole workspace, drawn at the end from what its topics told, another arm as its front camera
+    sees it. It says that a dry run is one.
     """
 
-    def __init__(self, name: str, task, *, record: str = "", bag: str = "", video: str = "", instruction: str = "",
-                 go_on: bool = False, log: Callable[[str], None] = print, warn: Callable[[str], None] = print):
+    def __init__(self, name: str, robot, task, *, record: str = "", bag: str = "", video: str = "", instruction: str = "",
+                 go_on: bool = False, dry_run: bool = False, log: Callable[[str], None] = print, warn: Callable[[str], None] = print):
         from sims.mujoco.tasks import TASKS
-        self.name, self.expects, self.rule = name, task, TASKS[name]
+        self.name, self.robot, self.expects, self.rule = name, robot, task, TASKS[name]
         self.record, self.bag_path, self.video, self.instruction, self.go_on = record, bag, video, instruction, go_on
         self.log, self.warn = log, warn
         self.rows: list[tuple] = []
         self.last: tuple | None = None  # state and pictures in which the task was done
-        self.frames: list = []
+        self.film: list[tuple] = []  # (step, a picture, or what `SceneView.show` draws one of)
+        self.success_step: int | None = None
+        self.steps, self.dry_run = 0, dry_run
         self.success_at: float | None = None
-        self.bag = self.writer = self.bridge = self.front = None
+        self.bag = self.writer = self.bridge = self.joints = self.front = None
         self.poses: dict = {}  # of the scene's objects; a policy of pictures does not observe them
-        if video and Path(video).suffix != ".mp4":
-            raise UserError(f"--video writes an mp4, got {video}")
+        if video:
+            self.check_video()
         if record:
             from robo_rl.data.writer import Writer
             self.writer = Writer(record, spec=self.control_spec())
         if bag:
             from controllers.bag import BagWriter
             self.bag = BagWriter(bag)
+
+    def check_video(self) -> None:
+        """UserError: no film can be made."""
+        from robo_rl.film import check_path, frame_rate
+        check_path(self.video)
+        self.every, self.fps = frame_rate(self.expects.period)
+        if self.robot.name == "sim":
+            from sims.mujoco.render import NO_GL, gl_backend
+            if gl_backend() is None:
+                raise UserError(f"--video: {NO_GL}")
 
     def control_spec(self):
         """The ControlSpec of the recorded numbers."""
@@ -53,25 +67,39 @@ class DeployRecorder:
     def watch(self, bridge, wire) -> None:
         """Record this bridge from now on."""
         from controllers.bridge import camera_topic
-        from controllers.transport import CompressedImage, PoseStamped
+        from controllers.transport import CompressedImage, JointState, PoseStamped
         self.bridge, have = bridge, bridge.observation_buffer.bodies
         self.bodies = {n: have[n] if n in have else wire.subscription(f"objects/{n}", PoseStamped) for n in self.rule.objects}
         if self.writer is not None:
             bridge.on_action = lambda *row: self.rows.append(row)
-        self.front = wire.subscription(camera_topic("front"), CompressedImage) if self.video else None
+        if self.video and self.robot.name == "sim":
+            self.joints = wire.subscription(self.robot.topics["joint_states"], JointState)
+        elif self.video:
+            self.front = wire.subscription(camera_topic("front"), CompressedImage)
 
     def after_tick(self, now: float) -> bool:
         """Record the period that ends at `now` [s] -> whether the task is done and the deployment ends."""
-        from controllers.bridge import picture
         from sims.arm import succeeded
-        if self.front is not None and (got := self.front.latest()) is not None:
-            self.frames.append(picture(got.message))
         self.poses = {n: got.message for n, box in self.bodies.items() if (got := box.latest()) is not None}
         known = len(self.poses) == len(self.bodies) and not self.rule.uses_goal
         if self.success_at is None and known and self.bridge.commands and succeeded(self.rule, self):
             self.success_at = now
+            self.success_step = self.steps
             self.last = self.bridge.observation(), self.bridge.observation_buffer.pictures()
+        if self.video and (self.steps % self.every == 0 or self.success_step == self.steps):
+            self.shoot()
+        self.steps += 1
         return self.success_at is not None and not self.go_on
+
+    def shoot(self) -> None:
+        """Keep what the film shows of this step: nothing is drawn while the arm moves."""
+        from controllers.bridge import picture
+        from controllers.robot import by_name
+        if self.front is not None and (got := self.front.latest()) is not None:
+            self.film.append((self.steps, picture(got.message)))
+        elif self.joints is not None and (got := self.joints.latest()) is not None:
+            angles = by_name(self.robot.joints, got.message.names, got.message.position)
+            self.film.append((self.steps, (angles, self.opening(), {n: (p.pos, p.quat) for n, p in self.poses.items()})))
 
     def tool(self):
         """Position of the tool [3] [m] (of `sims.arm.Body`, as the two below)."""
@@ -106,11 +134,26 @@ class DeployRecorder:
         if self.bag is not None:
             self.bag.close()
             self.log(f"bag with {sum(self.bag.counts.values())} messages on {len(self.bag.counts)} topics in {self.bag_path}")
-        if self.video and self.frames:
-            import numpy as np
-
-            from robo_rl.data.video import write_video
-            write_video(Path(self.video), np.stack(self.frames), round(1 / self.expects.period))
-            self.log(f"film of {len(self.frames)} pictures in {self.video}")
+        if self.film:
+            self.write_film()
         elif self.video:
-            self.warn("no picture came on front/image_raw/compressed; start the arm with --cameras front")
+            self.warn("no film: nothing came on the arm's topics" if self.robot.name == "sim" else
+                      "no picture came on front/image_raw/compressed; start the arm's front camera")
+
+    def write_film(self) -> None:
+        """Draw what was kept, and write the film."""
+        from robo_rl.film import Take, write_film
+        words = self.instruction or self.rule.instructions[0]
+        take = Take(f"{'dry run, commands nothing' if self.dry_run else self.robot.name}   {words}", succeeded=[self.success_step],
+                    judged=not self.dry_run and len(self.poses) == len(self.rule.objects) > 0)
+        scene = None
+        for step, shown in self.film:
+            if isinstance(shown, tuple):
+                from sims.mujoco.scene_view import SceneView
+                scene = scene or SceneView(self.rule)
+                scene.show(0, *shown)
+                shown = scene.pictures()["studio"][0]
+            take.add(step, shown)
+        if scene is not None:
+            scene.close()
+        self.log(f"film of {write_film(self.video, [take], self.fps)} frames in {self.video}")

@@ -114,14 +114,27 @@ def env_count(config: TrainConfig, episodes: int, asked: int) -> int:
 
 
 def film(config: TrainConfig, policy, path: Path, which: int) -> None:
-    """Write the first four episodes of list `which` as a video."""
+    """Write the first episodes of list `which` as a video. UserError: nothing draws this env."""
     from robo_rl.evaluation import eval_starts
+    from robo_rl.film import COUNT
     from robo_rl.film import film as write_film
 
-    env = make_env(config, 4, render=True)
+    env = make_env(config, COUNT, render=True)
     policy.eval()
-    write_film(env, policy, eval_starts(4, which), which, path)
+    write_film(env, policy, eval_starts(COUNT, which), which, path)
     env.close()
+
+
+def film_checkpoint(run: "str | Path", options: EvalConfig, path: Path) -> None:
+    """Write the first episodes of an evaluation of these options as a video. UserError: an arm over DDS, or nothing draws it."""
+    from robo_rl import checkpoint
+    if options.on == "dds":
+        raise UserError("--on dds is an arm that does not wait for pictures: film it with robo_rl deploy --video")
+    folder, at = pick_checkpoint(Path(run), options.checkpoint)
+    config = changed(load_config(folder), options)
+    if options.on == "arm":
+        config = replace(config, sim=f"arm:speed={options.speed:g},controller={options.controller}", reward="", randomise="")
+    film(config, checkpoint.load_policy(at)[0], path, options.seed)
 
 
 # ---- checkpoints of a run folder ---------------------------------------------------------------------------------

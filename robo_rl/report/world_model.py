@@ -1,4 +1,4 @@
-"""The page and the side-by-side videos of `robo_rl wm eval`."""
+"""The page of `robo_rl wm eval`."""
 
 import base64
 from itertools import groupby
@@ -9,66 +9,7 @@ import numpy as np
 from robo_rl import files
 from robo_rl.report.charts import Series, chart, whisker
 from robo_rl.report.text import esc
-
-SHOWN = 6  # windows in a video
-SIZE = 160  # pixels of a drawn panel
-
-
-def side_by_side(folder: Path, arrays: dict) -> list[tuple[str, Path]]:
-    """Write videos, reality above and the model below, a column per window -> (title, file) of each."""
-    from robo_rl.data.video import write_video
-
-    w, p, model = arrays["windows"], arrays["predicted"], arrays["model"]
-    pick = np.flatnonzero(w.made[:, min(15, w.made.shape[1] - 1)])[:SHOWN if w.images else SHOWN // 2]  # drawn panels are wide
-    if not len(pick):
-        return []
-    steps = int(w.seen[pick].sum(1).max())
-    panels: dict[str, tuple[np.ndarray, ...]] = {f"camera {v}": (w.images[v][pick, :steps], p.images[v][pick, :steps]) for v in w.images}
-    drawn = draw(model.spec.control.state_names, w.state[pick, :steps], p.state[pick, :steps])
-    if drawn is not None and not panels:
-        panels["the hand (blue) and what it moves to (other colours), from above and from the side"] = drawn
-    out, rate = [], max(1, round(1 / model.spec.control.period / 2))
-    for i, (title, (real, imagined)) in enumerate(panels.items()):
-        grow = max(1, SIZE // real.shape[2])
-        rows = [np.concatenate(list(x), 2).repeat(grow, 1).repeat(grow, 2) for x in (real, imagined)]
-        line = np.full((steps, 4, *rows[0].shape[2:]), 200, np.uint8)
-        path = folder / f"side-by-side-{i}.mp4"
-        write_video(path, np.concatenate([rows[0], line, rows[1]], 1), rate)
-        out.append((title, path))
-    return out
-
-
-def draw(names: tuple[str, ...], *states: np.ndarray) -> "tuple[np.ndarray, ...] | None":
-    """States [B,T,S] as pictures uint8 [B,T,SIZE,2 SIZE,3]: the hand ee_x, ee_y, ee_z and each <thing>_dx, _dy, _dz
-    from it, from above and from the side; None where the state has no such names."""
-    if not {"ee_x", "ee_y", "ee_z"} <= set(names):
-        return None
-    at = {n: i for i, n in enumerate(names)}
-    hand = [s[..., [at["ee_x"], at["ee_y"], at["ee_z"]]] for s in states]
-    things = [n[:-3] for n in names if n.endswith("_dx") and f"{n[:-1]}y" in at and f"{n[:-1]}z" in at]
-    points = [[h] + [h + s[..., [at[f"{t}_d{c}"] for c in "xyz"]] for t in things] for h, s in zip(hand, states, strict=False)]
-    every = np.concatenate([p.reshape(-1, 3) for p in points[0]])
-    middle, half = (every.max(0) + every.min(0)) / 2, max(float((every.max(0) - every.min(0)).max()) / 2 * 1.15, 1e-3)
-    colours = ((37, 99, 235), (217, 119, 6), (219, 39, 119), (13, 148, 136))
-    out = []
-    for kind in points:
-        b, t = kind[0].shape[:2]
-        frames = np.full((b, t, SIZE, 2 * SIZE, 3), 246, np.uint8)
-        frames[:, :, :, SIZE - 1:SIZE + 1] = 200
-        for k in range(len(kind) - 1, -1, -1):
-            unit = (kind[k] - middle) / half  # -1 .. 1
-            for panel, (x, y) in enumerate(((1, 0), (1, 2))):
-                px = ((1 - unit[..., x]) / 2 * (SIZE - 1)).clip(3, SIZE - 4).astype(int) + panel * SIZE
-                py = ((1 - unit[..., y]) / 2 * (SIZE - 1)).clip(3, SIZE - 4).astype(int)
-                r = 3 if k == 0 else 4
-                for dy in range(-r + 1, r):
-                    for dx in range(-r + 1, r):
-                        if dx * dx + dy * dy < r * r:
-                            frames[np.arange(b)[:, None], np.arange(t)[None], (py + dy).clip(0, SIZE - 1),
-                                   (px + dx).clip(0, 2 * SIZE - 1)] = colours[k % len(colours)]
-        out.append(frames)
-    return tuple(out)
-
+from robo_rl.report.world_model_film import side_by_side
 
 # ---- the page ----------------------------------------------------------------------------------------------------
 
@@ -171,9 +112,10 @@ def page(doc: dict, clips: list[tuple[str, Path]]) -> str:
     if clips:
         figures = "".join('<figure class="card video"><video controls loop muted playsinline autoplay preload="auto" '
                           f'src="data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"></video><figcaption><b>{esc(title)}</b>'
-                          "<span>top: reality, bottom: the model, half speed</span></figcaption></figure>" for title, path in clips)
-        more = ('<h2>Side by side</h2><p>Recorded episodes above; below what the model imagined from their first frame and '
-                f'actions alone.</p><div class="grid">{figures}</div>')
+                          "<span>left: recorded, right: the model; half speed, failures first</span></figcaption></figure>"
+                          for title, path in clips)
+        more = ('<h2>Side by side</h2><p>Left what was recorded, right what the model predicts from the first frame and the '
+                f'actions alone.</p><div class="grid wide">{figures}</div>')
     body = f"""
 <header><p class="eyebrow">robo_rl world model</p><h1>{esc(doc["model"])}</h1><ul class="facts">{facts}</ul></header>
 <section class="tiles">{"".join(tiles)}</section>{notes}
