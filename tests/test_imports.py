@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     "types errors geometry",
     "plugins",
-    "files compiled options contract starts stats advantages corrections losses optim sampling noise normalise allocate",
+    "files compiled options contract starts stats advantages corrections losses optim sampling noise normalise allocate tree_credit",
     "policies data rewards log journal selection health provenance signals",
     "checkpoint rollout replay results",
     "evaluation algos replay_collector",
