@@ -23,7 +23,7 @@ from robo_rl.starts import Ended, StartChooser, StartSource
 
 Columns = dict[str, np.ndarray]
 Layout = dict[str, tuple[tuple[int, ...], np.dtype]]  # column -> shape of one decision's row, dtype
-OBS, FINAL, TRACE = "obs/", "final/", "trace/"  # prefixes of columns
+OBS, FINAL, TRACE, TREE = "obs/", "final/", "trace/", "tree/"  # prefixes of columns
 REPEATED = ("returns", "lengths", "success", "version", "start", "task_id")  # columns that stay as they were after the last decision
 
 
@@ -55,6 +55,7 @@ class Rollout:
     source: str = "policy"
     start: Tensor | None = None  # int [T,N] start of the episode (robo_rl.starts), where a sampler chooses starts
     ended: Ended | None = None  # the episodes that ended, there too
+    tree: dict[str, Tensor] = field(default_factory=dict)  # [T,N] each, where episodes fork (robo_rl.runtime.branches)
 
 
 @dataclass(slots=True)
@@ -183,8 +184,9 @@ def rollout_of(parts: Sequence[tuple[Columns, int]]) -> Rollout:
     over = ended & ~c["cut"] if "cut" in c else ended
     stats = {"episodes": float(over.sum()), "env_steps": float((c["executed"] * c["mask"]).sum())}
     if over.any():
-        stats |= {"success": float(c["success"][over].mean()), "return": float(c["returns"][over].mean()),
-                  "length": float(c["lengths"][over].mean())}
+        share = c[TREE + "weight"][over] if TREE + "weight" in c else None
+        stats |= {name: float(np.average(c[column][over], weights=share)) for name, column in
+                  (("success", "success"), ("return", "returns"), ("length", "lengths"))}
 
     ended_episodes = Ended(*(c[k][over] for k in ("start", "task_id", "success", "returns", "lengths"))) if "start" in c else None
 
@@ -196,7 +198,7 @@ def rollout_of(parts: Sequence[tuple[Columns, int]]) -> Rollout:
         rewards=tensor["rewards"], discounts=tensor["discounts"], done=tensor["done"], executed=tensor["executed"],
         mask=tensor["mask"], version=tensor["version"],
         gains=tensor["gains"], outcome=tensor["returns"][-1].float(), stats=stats, start=tensor.get("start"),
-        ended=ended_episodes)
+        ended=ended_episodes, tree=group(TREE, lambda v: v))
 
 
 def think(policy: Policy, parts: "Sequence[tuple[Columns, int]]", generator, version: int = 0,

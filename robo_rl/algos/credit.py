@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from robo_rl.options import OnPolicyOptions
 from robo_rl.policies.nets import Critic
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
 from robo_rl.rollout import Rollout
+from robo_rl.tree_credit import Branches, credit
 
 
 def flat(obs: Obs) -> Obs:
@@ -99,6 +101,8 @@ class Credit:
         """
         o, (t, n) = self.options, r.rewards.shape
         live = r.mask.flatten()
+        if o.advantage == "tree":
+            return self.over_trees(r)
         if o.advantage != "gae":
             outcome = r.outcome.view(-1, o.group)
             relative = self.over_baseline(r, outcome, log_rho) if o.advantage == "opob" else \
@@ -120,6 +124,25 @@ class Credit:
                    "explained_variance": explained(values[r.mask], returns[r.mask])}
         return (whiten(adv, r.mask).flatten(), returns.flatten(), values.flatten(), live.nonzero().squeeze(1),
                 metrics)
+
+    def over_trees(self, r: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, float]]:
+        """`assign` of groups that are trees: each decision's advantage times its weight, over the mean weight."""
+        (t, n), g = r.rewards.shape, self.options.group
+        assert r.tree, "the feed makes no trees"
+        column = {k: v.numpy() for k, v in r.tree.items()}
+        there = column["weight"] > 0  # what is too old to be trained on is a part of its tree all the same
+        made, ended, adv, weight = there.sum(0), r.done.any(0).numpy(), np.zeros((t, n)), np.zeros((t, n))
+        for i in range(0, n, g):
+            q = slice(i, i + g)
+            tree = Branches(column["parent"][0, q], column["row"][0, q], made[q], ended[q], r.outcome[q].numpy(), column["keep"][:, q],
+                            column["guess"][:, q])
+            adv[:, q], weight[:, q] = credit(tree, self.options.tree_prior)
+        x = torch.from_numpy(adv * weight / weight[there].mean()).float()
+        used, flat = made > 0, (adv.reshape(t, -1, g) == 0).all((0, 2))
+        metrics = {"flat_groups": float(flat.mean()), "branches": float(used.sum() / len(flat)),
+                   "stopped": float((used & ~ended).sum() / used.sum())}
+        rows, zero = (r.mask & (x != 0)).flatten().nonzero().squeeze(1), torch.zeros(t * n)
+        return x.flatten(), zero, zero, rows, metrics
 
     def over_baseline(self, r: Rollout, outcome: Tensor, log_rho: Tensor | None) -> Tensor:
         """`outcome[Q,G]` less its group's baseline of least variance (`corrections.opob`), 0 in a flat group.

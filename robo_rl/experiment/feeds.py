@@ -20,16 +20,18 @@ def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | Non
     `build(number of envs)` makes a worker's env, if not `make_env`; `control` decides where episodes begin.
     """
     from robo_rl.rollout import Collector
+    from robo_rl.runtime.branches import make_control, tree_layout
     from robo_rl.runtime.episode_slots import EpisodeSlots
     from robo_rl.runtime.in_process import InProcessFeed
     from robo_rl.runtime.worker import Job, Worker
 
     n, group, o, eta, free = workers(config), group_size(config), config.rl, staleness(config), episode_slots(config)
     policy, explore, seed = learner.sampler, config.algo != "nft", config.seed + 1
+    tree = o if group and o.advantage == "tree" else None
     if n == 0:
         def make(i, refresh):
             collector = Collector(env, policy, o.gamma, seed, i, control)
-            return EpisodeSlots(i, collector, policy, refresh, group, explore) if free else \
+            return EpisodeSlots(i, collector, policy, refresh, group, explore, make_control(tree, collector)) if free else \
                 Worker(i, collector, policy, refresh, eta, explore, group)
         feed = InProcessFeed(1, make, batch(config), eta, o.decisions, seed)
         return feed, feed.load_state(saved) if saved else True
@@ -38,7 +40,7 @@ def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | Non
     rows = probe.layout(policy, explore)
     sizes = shares(config.envs, n, group)
     leased = [group] * n if free else sizes  # envs of a fragment
-    layouts = [{k: ((m, *row[1:]), d) for k, (row, d) in rows.items()} for m in leased]
+    layouts = [{k: ((m, *row[1:]), d) for k, (row, d) in rows.items()} | (tree_layout(m) if tree else {}) for m in leased]
     decisions = probe.longest() if group else o.decisions
     env.close()
     flight = folder / "flight"
@@ -46,7 +48,8 @@ def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | Non
         publish_control(control, flight)
     build = build or functools.partial(make_env, replace(config, threads=config.threads or max(1, cores() // n)))
     jobs = [Job(i, build, m, policy.options, policy.spec, o.gamma, seed, eta, explore, group, flight,
-                flight / "weights.bin", served=config.server, episode_slots=free, starts=control is not None) for i, m in enumerate(sizes)]
+                flight / "weights.bin", served=config.server, episode_slots=free, starts=control is not None, tree=tree)
+            for i, m in enumerate(sizes)]
     if config.backend == "ray":
         from robo_rl.runtime.ray_pool import RayPool
         pool = RayPool(jobs, policy, config.ray_address, config.hang)

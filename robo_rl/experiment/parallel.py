@@ -34,8 +34,9 @@ def staleness(config: TrainConfig) -> int:
 
 
 def episode_slots(config: TrainConfig) -> bool:
-    """Whether episodes of groups wait for no other: with staleness, on this machine, each worker deciding for itself."""
-    return bool(group_size(config)) and staleness(config) > 0 and not config.server and config.backend == "processes"
+    """Whether episodes of groups wait for no other: trees, and with staleness, on this machine, each worker deciding for itself."""
+    free = staleness(config) > 0 and not config.server and config.backend == "processes"
+    return bool(group_size(config)) and (free or config.rl.advantage == "tree")
 
 
 def batch(config: TrainConfig) -> int:
@@ -48,6 +49,11 @@ def batch(config: TrainConfig) -> int:
 def check(config: TrainConfig) -> None:
     """Raise UserError for workers that do not fit the envs."""
     n, group = workers(config), group_size(config) or 1
+    if group > 1 and config.rl.advantage == "tree":
+        if config.server or config.backend == "ray" or config.periodic or config.dream or config.learners > 1:
+            raise UserError("--rl.advantage tree goes without --server, --backend ray, --periodic, --dream and --learners")
+        if config.algo == "nft":
+            raise UserError("--rl.advantage tree weighs decisions, which the loss of nft does not; use pi_rl, ppo, dppo or reinflow")
     if config.periodic and (staleness(config) or not group_size(config) or not isinstance(config.rl, OnPolicyOptions)
                             or config.rl.epochs != 1 or config.algo == "nft"):
         raise UserError("--periodic takes one step per batch of fresh groups: it needs --max-staleness 0, a group advantage "

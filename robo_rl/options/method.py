@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from robo_rl.errors import in_range
+from robo_rl.errors import UserError, in_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,11 +19,27 @@ class RolloutOptions(MethodOptions):
     """T: decisions per env and rollout (0: whole episodes, as group advantages need)."""
     gamma: float = 0.99
     """Per decision-step discount: of one control step; a chunk is discounted by gamma^E."""
-    advantage: Literal["gae", "grpo", "dr_grpo", "rloo", "opob"] = "gae"
+    advantage: Literal["gae", "grpo", "dr_grpo", "rloo", "opob", "tree"] = "gae"
     """GAE on a critic, or relative to the group of a start; opob: over the baseline of least variance (VCPO), which weighs
-    an episode by how likely it is now and by its decisions."""
+    an episode by how likely it is now and by its decisions; tree: episodes of a group share beginnings, as simulators fork."""
     group: int = 8
-    """G: episodes per start with a group advantage."""
+    """G: episodes per start with a group advantage, at most with tree."""
+    tree_roots: int = 4
+    """Episodes of a tree that begin at the start."""
+    tree_width: int = 2
+    """Children of a fork."""
+    tree_forks: int = 1
+    """Forks along an episode; 0: none, and all of a group are roots."""
+    tree_where: Literal["even", "uncertain"] = "even"
+    """Forks at depths that cut the mean episode into equal parts, or where a head that learns along the way is unsure of success."""
+    tree_prior: float = 2.0
+    """Weight of the baseline before a fork against one child's value in the baseline after it."""
+    prune: float = 0.0
+    """With tree: mean share of episodes that go on past the point where the others are stopped; 0: none is."""
+    prune_at: float = 0.4
+    """That point, as a share of the mean episode."""
+    prune_rule: Literal["certain", "arrol"] = "certain"
+    """Stop where success or failure is certain, or ARRoL's rule, which stops likely successes."""
     bc_coef: float = 0.0
     """Weight of the supervised loss on the demonstrations, added to every update."""
 
@@ -32,3 +48,10 @@ class RolloutOptions(MethodOptions):
         in_range("rl.group", self.group, 2, 10**5)
         in_range("rl.bc_coef", self.bc_coef, 0, 1e6)
         in_range("rl.gamma", self.gamma, 0, 1, open_low=True)
+        for name, low, high in (("tree_width", 2, 100), ("tree_forks", 0, 1000), ("tree_prior", 0, 1e6), ("prune", 0, 1),
+                                ("prune_at", 0, 1)):
+            in_range(f"rl.{name}", getattr(self, name), low, high)
+        in_range("rl.tree_roots (<= group)", self.tree_roots, 1, 10**5 if self.advantage != "tree" else self.group)
+        if self.prune and self.advantage != "tree":
+            raise UserError(f"rl.prune goes with rl.advantage tree, whose estimate it leaves without bias (tree_forks 0 for no "
+                            f"forks), got {self.advantage}")

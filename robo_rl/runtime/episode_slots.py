@@ -7,6 +7,8 @@ unfinished then simply goes on under newer weights: every chunk carries the vers
 
 The noise of decision t of member m of group u is drawn from (seed, worker, u, m, t) alone: it depends on no other env.
 
+With `control` a group is a tree: only its roots begin at the start, the other members where one forks (`robo_rl.runtime.branches`).
+
 Source: APRIL (arXiv 2509.18521), over-provisioned groups and recycled partial episodes. Where we differ: a simulator need
 not be interrupted to change its weights, so nothing is cut and put back; groups finished beyond a batch are in the next.
 """
@@ -21,12 +23,15 @@ import xxhash
 from robo_rl.noise import mix, seed_noise
 from robo_rl.policies import Policy
 from robo_rl.rollout import FINAL, OBS, REPEATED, Collector, Columns, new_columns, think
+from robo_rl.rollout_control.trees import TreeControl
+from robo_rl.runtime.branches import Branch, GroupTree, grow, put, tree_layout, tree_of, write_branches
 from robo_rl.runtime.rollout_buffer import Lease
 
 
 @dataclass(slots=True)
 class Group:
-    """One lease that is being played: `begun` members have had an env, member m has made `made[m]` decisions."""
+    """One lease that is being played: `begun` of `roots` members that begin at the start have had an env, member m has made
+    `made[m]` decisions."""
 
     lease: Lease
     columns: Columns
@@ -34,13 +39,24 @@ class Group:
     begun: int
     made: np.ndarray
     over: np.ndarray
+    roots: int
+    tree: GroupTree | None = None
+
+    def waiting(self) -> int:
+        """Members that have had no env yet."""
+        return self.roots - self.begun + (len(self.tree.waiting) if self.tree else 0)
+
+    def members(self) -> int:
+        """How many there are so far."""
+        return len(self.tree.branches) if self.tree else self.roots
 
 
 class EpisodeSlots:
     """The envs of one collector, each on its own. `refresh()` makes the newest weights the policy's -> their version."""
 
     def __init__(self, index: int, collector: Collector, policy: Policy, refresh: Callable[[], int], group: int,
-                 explore: bool = True):
+                 explore: bool = True, control: TreeControl | None = None):
+        self.control, self.roots = control, control.roots if control else group
         self.index, self.collector, self.policy, self.refresh = index, collector, policy, refresh
         self.group, self.explore = group, explore
         self.groups: dict[int, Group] = {}
@@ -53,16 +69,16 @@ class EpisodeSlots:
     def layout(self) -> dict:
         """Rows of one group's columns."""
         rows = self.collector.layout(self.policy, self.explore)
-        return {k: ((self.group, *row[1:]), dtype) for k, (row, dtype) in rows.items()}
+        return {k: ((self.group, *row[1:]), dtype) for k, (row, dtype) in rows.items()} | (tree_layout(self.group) if self.control else {})
 
     @property
     def waiting(self) -> int:
         """Members of open groups that have had no env yet."""
-        return sum(self.group - g.begun for g in self.groups.values())
+        return sum(g.waiting() for g in self.groups.values())
 
     def wants(self) -> int:
         """Groups that would give every idle env an episode."""
-        return max(0, -(-(int((self.uid < 0).sum()) - self.waiting) // self.group))
+        return max(0, -(-(int((self.uid < 0).sum()) - self.waiting) // self.roots))
 
     def busy(self) -> bool:
         """Whether there is anything to do."""
@@ -72,8 +88,8 @@ class EpisodeSlots:
         """Take up a group; its members start as envs become idle."""
         key, chooser = mix(self.collector.seed, 5, self.index, lease.uid, 0), self.collector.chooser
         start = key >> 32 if chooser is None else int(chooser.draw(key, 1)[0])
-        self.groups[lease.uid] = Group(lease, columns, start, 0, np.zeros(self.group, np.int64),
-                                       np.zeros(self.group, bool))
+        self.groups[lease.uid] = Group(lease, columns, start, 0, np.zeros(self.group, np.int64), np.zeros(self.group, bool),
+                                       self.roots, GroupTree([Branch() for _ in range(self.roots)]) if self.control else None)
 
     def decide(self) -> list[tuple[int, int, int]]:
         """One decision in every env that plays -> the groups that are whole now: (uid, rows, oldest version)."""
@@ -89,24 +105,51 @@ class EpisodeSlots:
             envs = np.flatnonzero(self.uid == uid)
             if len(envs):
                 self._keep(g, envs)
-            if g.over.all():
+                if self.control:
+                    self._grow(uid, g, envs)
+            if g.over[:g.members()].all():
                 rows = int(g.made.max())
                 fill(g.columns, g.made, rows)
-                whole.append((uid, rows, int(g.columns["version"][:rows].min())))
+                whole.append((uid, rows, int(g.columns["version"][:rows, g.made > 0].min())))
                 del self.groups[uid]
+                if self.control:
+                    self.control.whole()
         return whole
 
     def _assign(self) -> None:
         idle = list(np.flatnonzero(self.uid < 0))
         starts, mask = np.zeros(self.collector.n, np.int64), np.zeros(self.collector.n, bool)
+        lanes, snapshots = [], []
         for uid, g in sorted(self.groups.items()):
-            while idle and g.begun < self.group:
+            while idle and g.tree and g.tree.waiting:
+                member, env = min(g.tree.waiting), idle.pop(0)
+                self.uid[env], self.member[env], self.row[env] = uid, member, 0
+                lanes.append(env)
+                snapshots.append(g.tree.waiting.pop(member))
+            while idle and g.begun < self.roots:
                 env = idle.pop(0)
                 self.uid[env], self.member[env], self.row[env] = uid, g.begun, 0
                 starts[env], mask[env] = g.start, True
                 g.begun += 1
         if mask.any():
             self.collector.begin(starts, mask)
+        if lanes:
+            put(self.collector, lanes, snapshots)
+
+    def _grow(self, uid: int, g: Group, envs: np.ndarray) -> None:
+        """Tell the control which of the branches that `envs` played ended, and let it stop and fork the others."""
+        ended = self.line["done"][0, envs]
+        for env in envs[ended].tolist():
+            m = int(self.member[env])
+            self.control.over(g.columns[OBS + "state"][:g.made[m], m], g.tree.branches[m].depth, bool(self.line["success"][0, env]),
+                              float(self.line["returns"][0, env]), g.tree.branches[m].odds)
+        envs = envs[~ended]
+        if len(envs):
+            members, key = self.member[envs], mix(self.collector.seed, self.index, uid)
+            stopped = grow(self.control, self.collector, g.tree, g.columns, envs, members, g.made[members], self.group, key)
+            gone = envs[np.isin(members, stopped)]
+            g.over[stopped] = True
+            self.uid[gone], self.collector.alive[gone] = -1, False
 
     def _noise(self) -> list[tuple[torch.Generator, int]]:
         seed = mix(self.collector.seed, self.index)
@@ -123,6 +166,8 @@ class EpisodeSlots:
             g.columns[k][rows, members] = v[0, envs]
             if k.startswith(OBS):
                 g.columns[k][rows + 1, members] = v[1, envs]
+        if g.tree:
+            write_branches(g.tree, g.columns, rows, members)
         self.row[envs] += 1
         g.made[members] += 1
         g.over[members[done]] = True
@@ -134,8 +179,9 @@ class EpisodeSlots:
         """Everything but the rows, which are in the slots, and their checksums; {} where the sim has no snapshots."""
         state = self.collector.state()
         return {"collector": state, "uid": self.uid.copy(), "member": self.member.copy(), "row": self.row.copy(),
-                "groups": [[uid, g.start, g.begun, g.made.tolist(), g.over.tolist(), digest(g.columns, g.made)]
-                           for uid, g in self.groups.items()]} if state else {}
+                "groups": [[uid, g.start, g.begun, g.made.tolist(), g.over.tolist(), digest(g.columns, g.made),
+                            g.tree and g.tree.state()] for uid, g in self.groups.items()],
+                "control": self.control and self.control.state()} if state else {}
 
     def resume(self, state: dict, leases: list[tuple[Lease, Columns]]) -> None:
         """Go on with `leases`, all that this worker holds: those in `state` where they were, others from their start.
@@ -148,11 +194,14 @@ class EpisodeSlots:
         if state:
             self.collector.set_state(state["collector"])
             self.uid, self.member, self.row = (np.array(state[k]) for k in ("uid", "member", "row"))
+            if self.control:
+                self.control.set_state(state["control"])
         for lease, columns in leases:
             self.begin(lease, columns)
             if lease.uid in whole:
                 g = self.groups[lease.uid]
-                g.start, g.begun, made, over, _ = known[lease.uid]
+                g.start, g.begun, made, over, _, *tree = known[lease.uid]
+                g.tree = tree_of(tree[0]) if self.control else None
                 g.made, g.over = np.array(made, np.int64), np.array(over, bool)
         gone = ~np.isin(self.uid, whole)  # handed over since, or never, or torn
         self.uid[gone], self.collector.alive[gone] = -1, False
@@ -173,7 +222,9 @@ def fill(columns: Columns, made: np.ndarray, rows: int) -> None:
     """Make what follows a member's last decision, up to `rows`, what it is in an env that is over: masked, reward 0."""
     for m, last in enumerate(made.tolist()):
         for k, v in columns.items():
-            if k.startswith(OBS):
+            if not last and not k.startswith(FINAL):  # a member that a tree had no need of
+                v[:rows + k.startswith(OBS), m] = k == "discounts"
+            elif k.startswith(OBS):
                 v[last + 1:rows + 1, m] = v[last, m]
             elif k in REPEATED:
                 v[last:rows, m] = v[last - 1, m]

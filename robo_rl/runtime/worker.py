@@ -15,10 +15,11 @@ import numpy as np
 import torch
 
 from robo_rl.noise import mix
-from robo_rl.options import PolicyOptions
+from robo_rl.options import PolicyOptions, RolloutOptions
 from robo_rl.policies import ObsSpec, Policy, make_policy
 from robo_rl.rollout import Collector, Columns
 from robo_rl.runtime import snapshot
+from robo_rl.runtime.branches import make_control
 from robo_rl.runtime.episode_slots import EpisodeSlots
 from robo_rl.runtime.rollout_buffer import Lease, RolloutBuffer, finite
 from robo_rl.runtime.server import PolicyServerClient
@@ -118,6 +119,7 @@ class Job:
     incarnation: int = 0
     threads: int = 1
     episode_slots: bool = False  # groups whose episodes wait for no other (robo_rl.runtime.episode_slots)
+    tree: RolloutOptions | None = None  # groups are trees (robo_rl.runtime.branches)
     served: bool = False  # a policy server decides
     starts: bool = False  # the learner says where episodes begin (robo_rl.runtime.start_file)
 
@@ -164,8 +166,8 @@ def _loop(job: Job, connection) -> None:
     collector = Collector(env, policy, job.gamma, seed, job.index, StartFile(job.folder) if job.starts else None)
     buffer = RolloutBuffer.open(job.folder / "slots.bin")
     if job.episode_slots:
-        return _play(EpisodeSlots(job.index, collector, policy, refresh, job.group, job.explore), connection, buffer, where, saved,
-                     orphaned)
+        slots = EpisodeSlots(job.index, collector, policy, refresh, job.group, job.explore, make_control(job.tree, collector))
+        return _play(slots, connection, buffer, where, saved, orphaned)
     worker = Worker(job.index, collector, policy, refresh, job.staleness, job.explore, job.group, remote and remote.ask)
     if not saved:
         _save(where, worker)
