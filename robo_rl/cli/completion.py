@@ -16,7 +16,24 @@ import tyro
 
 from robo_rl.errors import UserError
 
-OPENERS = {"bash": "", "zsh": "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n"}  # zsh runs bash's
+BASH = "complete -F _robo_rl robo_rl\n"
+# zsh calls the same function on the words that bash would make of the line (--option=value is three), and adds files itself
+ZSH = """_robo_rl_zsh() {
+  local -a COMP_WORDS COMPREPLY
+  local COMP_CWORD
+  if compset -P '--*='; then
+    COMP_WORDS=("${(@)words[1,CURRENT-1]}" "${words[CURRENT]%%=*}" = "$PREFIX")
+  else
+    COMP_WORDS=("${(@)words[1,CURRENT-1]}" "$PREFIX")
+  fi
+  COMP_CWORD=$(($#COMP_WORDS - 1))
+  () { emulate -L sh; setopt kshglob noshglob braceexpand ksharrays; _robo_rl }
+  if (($#COMPREPLY)); then compadd -- "${COMPREPLY[@]}"; else _files; fi
+}
+autoload -U +X compinit bashcompinit && compinit -u && bashcompinit
+compdef _robo_rl_zsh robo_rl
+"""
+ENDS = {"bash": BASH, "zsh": ZSH}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +41,12 @@ class CompletionOptions:
     """Print a completion script: `source <(robo_rl completion bash)`, or put that line into ~/.bashrc."""
 
     shell: tyro.conf.Positional[Literal["bash", "zsh"]]
-    """zsh takes bash's script through its own bashcompinit."""
+    """Which shell reads the script."""
 
 
 def run(args: CompletionOptions) -> int:
     """Print the script."""
-    print(OPENERS[args.shell] + script(dict(command_options())), end="")
+    print(script(dict(command_options())) + ENDS[args.shell], end="")
     return 0
 
 
@@ -63,7 +80,9 @@ def options_of(parse: Callable[[list[str]], object]) -> dict[str, list[str]]:
         raise UserError("this version of tyro says its options in another way; install one that is known: pip install 'tyro==1.0.17'")
     from robo_rl.experiment.config import ALGOS
     from robo_rl.options.policy import POLICIES
-    named = {"--algo": [*ALGOS], "--policy.kind": [*POLICIES], "--preset": ["quick", "full", "paper"], "--obs": ["state", "rgb"]}
+    from sims.mujoco.names import TASKS
+    named = {"--task": [*TASKS], "--algo": [*ALGOS], "--policy.kind": [*POLICIES],
+             "--preset": ["quick", "full", "paper"], "--obs": ["state", "rgb"]}
     out: dict[str, list[str]] = {}
     for option in ast.literal_eval(found[1])["options"]:
         for flag in option["flags"]:
@@ -72,11 +91,13 @@ def options_of(parse: Callable[[list[str]], object]) -> dict[str, list[str]]:
 
 
 def script(commands: dict[str, dict[str, list[str]]]) -> str:
-    """A bash script that completes `commands` (as `command_options` gives them); files where it knows nothing better."""
+    """The function `_robo_rl` that completes `commands` (as `command_options` gives them); files where it knows nothing better."""
     names = list(dict.fromkeys(name.split()[0] for name in commands))
     lines = ["_robo_rl() {",
-             '  local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" command="${COMP_WORDS[1]}" words="" values=""',
+             '  local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" command="${COMP_WORDS[1]}" flags="" values=""',
              "  COMPREPLY=()",
+             # --option=value is three words
+             "  if [ \"$cur\" = = ]; then cur=\"\"; elif [ \"$prev\" = = ]; then prev=\"${COMP_WORDS[COMP_CWORD-2]}\"; fi",
              "  if [ \"$COMP_CWORD\" -eq 1 ]; then",
              f"    COMPREPLY=($(compgen -W \"{' '.join(names)} --help --version\" -- \"$cur\")); return",
              "  fi"]
@@ -88,7 +109,7 @@ def script(commands: dict[str, dict[str, list[str]]]) -> str:
                   "  fi"]
     lines.append("  case \"$command\" in")
     for name, options in commands.items():
-        lines.append(f"    \"{name}\") words=\"{' '.join(flag for flag in options if flag)}\"")
+        lines.append(f"    \"{name}\") flags=\"{' '.join(flag for flag in options if flag)}\"")
         known = {flag: values for flag, values in options.items() if values}
         if "" in known:
             lines.append(f"      values=\"{' '.join(known.pop(''))}\"")
@@ -99,9 +120,9 @@ def script(commands: dict[str, dict[str, list[str]]]) -> str:
                       "      esac"]
         lines.append("      ;;")
     return "\n".join([*lines, "  esac",
-                      "  if [[ \"$cur\" == -* ]]; then COMPREPLY=($(compgen -W \"$words\" -- \"$cur\"))",
+                      "  if [[ \"$cur\" == -* ]]; then COMPREPLY=($(compgen -W \"$flags\" -- \"$cur\"))",
                       "  elif [ -n \"$values\" ] && [[ \"$prev\" != -* ]]; then COMPREPLY=($(compgen -W \"$values\" -- \"$cur\"))",
-                      "  else COMPREPLY=($(compgen -f -- \"$cur\")); fi",
-                      "}", "complete -o filenames -F _robo_rl robo_rl", ""])
+                      "  elif [ -z \"$ZSH_VERSION\" ]; then compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- \"$cur\")); fi",
+                      "}", ""])
 
 
