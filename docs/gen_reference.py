@@ -152,15 +152,16 @@ def flat(config, prefix: str = "") -> dict[str, object]:
 
 
 def preset_table(algo: str) -> str:
-    """What the presets of a method set on the task pick_cube with state observations, where it is not the option's default."""
-    from robo_rl.experiment.config import TrainConfig
-    from robo_rl.experiment.recipes import PAPERS, preset
+    """What the presets of a method set on the task pick_cube with state observations, where it is not the option's default, and why."""
+    from robo_rl.experiment.recipes import PAPERS, rows, steps
     names = ["full", "quick", *(["paper"] if algo in PAPERS else [])]
-    made = [flat(preset("mujoco", "pick_cube", algo, "state", name)) for name in names]
-    base = preset("mujoco", "pick_cube", algo, "state", "full")
-    plain = flat(TrainConfig(algo=algo, rl=type(base.rl)()))
+    (_, default), _ = steps("mujoco", "pick_cube", algo, "state", "full")
+    made = [flat(steps("mujoco", "pick_cube", algo, "state", name)[-1][1]) for name in names]
+    plain = flat(default)
+    reasons = {row.name: row.why for name in names for row in rows("mujoco", "pick_cube", algo, "state", name)}
     skip = ("task", "algo", "preset")
-    rows = [k for k in plain if k not in skip and any(m[k] != plain[k] for m in made)]
+    changed = [k for k in plain if k not in skip and any(m[k] != plain[k] for m in made)]
     lines = [f"| option | default | {' | '.join(f'`{n}`' for n in names)} |", "|---" * (len(names) + 2) + "|"]
-    lines += [f"| `--{k.replace('_', '-')}` | {plain[k]} | {' | '.join(str(m[k]) for m in made)} |" for k in rows]
+    lines += [f"| `--{k.replace('_', '-')}` | {plain[k]} | {' | '.join(str(m[k]) for m in made)} |" for k in changed]
+    lines += ["", "The rows of the recipes, and their reasons:", "", *(f"* `{name}`: {why}" for name, why in reasons.items())]
     return "\n".join(lines)

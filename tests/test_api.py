@@ -1,7 +1,9 @@
 """What `import robo_rl` offers, used as a notebook would; configurations as files."""
 
+import itertools
 import json
 import tomllib
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ from commands import robo_rl as command
 import robo_rl
 from robo_rl.cli.train import parse
 from robo_rl.errors import UserError
-from robo_rl.experiment import config_file
+from robo_rl.experiment import config_file, recipes
+from robo_rl.experiment.config import ALGOS
 
 SMALL = {"task": "reach", "preset": "quick", "workers": 0, "envs": 8, "demos": "4", "steps": 256, "eval_episodes": 8,
          "eval_every": 128, "video": False,
@@ -116,8 +119,47 @@ def test_the_origin_of_every_value_is_told(tmp_path):
     result = command(tmp_path, "train", "--config", "c.toml", "--preset", "quick", "--rl.gamma", "0.9", "--print-config")
     lines = {line.split(" = ")[0]: line for line in result.out.splitlines() if " = " in line}
     assert result.code == 0 and lines["seed"] == "seed = 4  # file" and lines["lr"].endswith("# file")
-    assert lines["gamma"] == "gamma = 0.9  # command line" and lines["steps"].endswith("# recipe") and lines["hang"].endswith("# default")
-    assert 'task = "reach"' in lines["task"]
+    assert lines["gamma"] == "gamma = 0.9  # command line" and lines["hang"].endswith("# default")
+    assert lines["task"] == 'task = "reach"  # chosen' and lines["preset"].endswith("# chosen") and lines["algo"].endswith("# default")
+    assert lines["steps"].endswith("# recipe manipulation/on_policy/quick")
+    assert result.out.startswith("# recipe manipulation/on_policy: ") and "\n# recipe manipulation/on_policy/quick: minutes\n" in result.out
+    assert "rgb" not in result.out.partition("\n\n")[0]  # reasons of this run alone
+
+
+# ---- recipes
+
+SIMS = (("mujoco", "reach"), ("maniskill", "PickCube-v1"), ("gym:HalfCheetah-v5", ""), ("pour:make", ""), ("arm", ""), ("dds", ""))
+
+
+def every_recipe():
+    """(words that choose one, the configurations it is made of) of all kinds of simulators, methods, observations and presets."""
+    for (sim, task), algo, obs, preset, reward in itertools.product(SIMS, ALGOS, ("state", "rgb"), recipes.PRESETS, ("", "dense")):
+        if preset != "paper" or algo in recipes.PAPERS:
+            yield (sim, task, algo, obs, preset, reward), recipes.steps(sim, task, algo, obs, preset, reward)
+
+
+def test_every_number_of_a_recipe_that_is_not_the_default_has_a_row_with_a_reason():
+    assert len({row.name for row in recipes.ROWS}) == len(recipes.ROWS) and all(row.why for row in recipes.ROWS)
+    for chosen, made in every_recipe():
+        reasons = {f"recipe {row.name}" for row in recipes.rows(*chosen)}
+        plain, base = (config_file.flat(asdict(config)) for _, config in made)
+        origin = config_file.origins(made)
+        assert {origin[k] for k in base if base[k] != plain.get(k)} <= reasons | {"chosen"}, chosen
+
+
+def test_no_row_is_left_over_and_each_sets_what_the_options_know():
+    used = {row.name for chosen, _ in every_recipe() for row in recipes.rows(*chosen)}
+    assert {row.name for row in recipes.ROWS} - used == {"own_method/on_policy"}  # needs a method of the user's own
+
+
+def test_of_two_rows_the_later_counts_and_a_paper_has_its_numbers_on_any_simulator():
+    rgb = recipes.preset("maniskill", "PickCube-v1", "reinflow", "rgb", "full")
+    assert (rgb.rl.decisions, rgb.rl.gamma, rgb.policy.horizon, rgb.demos, rgb.envs) == (16, 0.99, 4, "300", 64)
+    state = recipes.preset("maniskill", "PickCube-v1", "reinflow", "state", "full")
+    assert (state.rl.decisions, state.rl.gamma, state.rl.minibatch, state.demos) == (13, 0.98, 208, "160")
+    papers = [recipes.preset(sim, task, "dppo", obs, "paper") for sim, task in SIMS[:4] for obs in ("state", "rgb")]
+    assert len({(p.rl, p.policy, p.envs, p.steps) for p in papers}) == 1 and papers[0].rl.clip_base == 0.001
+    assert recipes.preset("arm", "", "dppo", "state", "paper").envs == 8
 
 
 def test_a_run_s_own_configuration_starts_another(trained, tmp_path):

@@ -21,8 +21,7 @@ class Train(TrainConfig):
 
 def parse(argv: list[str]) -> TrainConfig:
     """Options over --config, over the recipe that fits --sim, --task, --algo, --obs, --preset and --reward."""
-    from robo_rl.experiment import config_file
-    from robo_rl.experiment.recipes import recipe
+    from robo_rl.experiment import config_file, recipes
 
     def peek(name: str, default: str) -> str:
         for i, arg in enumerate(argv):
@@ -34,10 +33,10 @@ def parse(argv: list[str]) -> TrainConfig:
     document: dict = {}
     if file := peek("config", ""):
         document = config_file.read_config(Path(file))
-    algo = peek("algo", "pi_rl")
-    base = recipe(peek("sim", "mujoco"), peek("task", ""), algo, peek("obs", "state"), peek("preset", "full"), peek("reward", ""),
-                  peek("init", ""))
-    made = [("default", TrainConfig(algo=algo, rl=type(base.rl)())), ("recipe", base)]
+    chosen = (peek("sim", "mujoco"), peek("task", ""), peek("algo", "pi_rl"), peek("obs", "state"), peek("preset", "full"),
+              peek("reward", ""))
+    made = recipes.steps(*chosen, init=peek("init", ""))
+    base = made[-1][1]
     if document:
         base = config_file.merged(base, document, f"--config {file}")
         made.append(("file", base))
@@ -47,7 +46,8 @@ def parse(argv: list[str]) -> TrainConfig:
     args = parse_options(Train, "train", argv, default=Train(**{k: getattr(base, k) for k in names}))
     config = TrainConfig(**{k: getattr(args, k) for k in names})
     if args.print_config:
-        print(config_file.as_toml(config, config_file.origins([*made, ("command line", config)])), end="")
+        reasons = {f"recipe {row.name}": row.why for row in recipes.rows(*chosen)}
+        print(config_file.as_toml(config, config_file.origins([*made, ("command line", config)]), reasons), end="")
         raise SystemExit(0)
     return config
 

@@ -71,22 +71,27 @@ def flat(tree: Mapping, above: str = "") -> dict[str, object]:
     return out
 
 
-def origins(steps: Iterable[tuple[str, TrainConfig]]) -> dict[str, str]:
-    """{dotted name: who set it last}, of configurations in the order in which they were made, each with its maker's name."""
+def origins(steps: Iterable[tuple[str | Mapping[str, str], TrainConfig]]) -> dict[str, str]:
+    """{dotted name: who set it last}, of configurations in the order in which they were made, each with its maker's name, or with the
+    maker's name of each option that changed."""
     out: dict[str, str] = {}
     before: dict[str, object] = {}
     for who, config in steps:
         now = flat(asdict(config))
         for name, value in now.items():
             if name not in before or before[name] != value:
-                out[name] = who
+                out[name] = who if isinstance(who, str) else who.get(name, "default")
         before = now
     return out
 
 
-def as_toml(config: TrainConfig, origin: Mapping[str, str]) -> str:
-    """The configuration as TOML, each value with its origin as a comment; what is chosen for the machine (None) as a comment."""
-    plain: list[str] = []
+def as_toml(config: TrainConfig, origin: Mapping[str, str], reasons: Mapping[str, str] | None = None) -> str:
+    """The configuration as TOML, each value with its origin as a comment; what is chosen for the machine (None) as a comment.
+
+    `reasons` {origin: why}: those of the origins that occur stand at the top.
+    """
+    plain = [f"# {who}: {why}" for who, why in (reasons or {}).items() if who in origin.values()]
+    plain += [""] if plain else []
     tables: dict[str, list[str]] = {}
     for name, value in flat(asdict(config)).items():
         table, _, key = name.rpartition(".")
