@@ -27,11 +27,13 @@ def group_advantage(outcome: Tensor, kind: str = "grpo", eps: float = 1e-6) -> T
     """Group-relative advantage of `outcome[Q,G]` -> `[Q,G]`; a flat group gives exact zeros.
 
     grpo: (r - mean)/(std + eps), std unbiased (Shao et al. 2024).  dr_grpo: r - mean (Liu et al. 2025).
-    rloo: r_i - mean of the others = G/(G-1) (r - mean) (Ahmadian et al. 2024).
+    rloo: r_i - mean of the others = G/(G-1) (r - mean) (Ahmadian et al. 2024).  mc_grpo: `median_advantage`.
     """
     g = outcome.shape[1]
     if g < 2:
         raise ValueError(f"a group needs at least 2 members, got {g}")
+    if kind == "mc_grpo":
+        return median_advantage(outcome)[0]
     centred = outcome - outcome.mean(1, keepdim=True)
     flat = (outcome == outcome[:, :1]).all(1, keepdim=True)
     if kind == "grpo":
@@ -41,8 +43,93 @@ def group_advantage(outcome: Tensor, kind: str = "grpo", eps: float = 1e-6) -> T
     elif kind == "rloo":
         adv = centred * (g / (g - 1))
     else:
-        raise ValueError(f"group advantage must be one of grpo, dr_grpo, rloo, got {kind!r}")
+        raise ValueError(f"group advantage must be one of grpo, dr_grpo, rloo, mc_grpo, got {kind!r}")
     return torch.where(flat, torch.zeros_like(adv), adv)
+
+
+def median_advantage(outcome: Tensor, most: float = 5.0) -> tuple[Tensor, Tensor]:
+    """MC-GRPO's advantage of `outcome[Q,G]`, G odd -> (adv [Q,G], kept [Q,G] bool: every member but the median).
+
+    `A = (r - median)/(MAD + 1e-3)`, MAD = median of |r - median|. An outlier of any size changes no other member's sign, as it
+    does with a mean. The member that is the median (of equal ones the first) is left out of the gradient; the others count in
+    its mean, also where they equal the median. MC-GRPO, arXiv 2601.22582; code lotusroot-kim/MC-GRPO.
+    Where we differ: binary outcomes often have MAD 0 and advantages of 1000; then the standard deviation takes its place (the
+    group is flat where that is 0 too), and |A| <= `most`. A flat group is left out whole.
+    """
+    q, g = outcome.shape
+    if g % 2 == 0:
+        raise ValueError(f"a median needs groups of odd size, got {g}")
+    median = outcome.median(1, keepdim=True).values
+    mad = (outcome - median).abs().median(1, keepdim=True).values
+    flat = (outcome == outcome[:, :1]).all(1, keepdim=True)
+    scale = torch.where(mad > 1e-6, mad, outcome.std(1, keepdim=True))
+    adv = torch.where(flat, 0.0, ((outcome - median) / (scale + 1e-3)).clamp(-most, most))
+    kept = ~flat.expand(q, g).clone()
+    kept[torch.arange(q), (outcome == median).int().argmax(1)] = False
+    return adv, kept
+
+
+def gdpo(rewards: Tensor, weights: Tensor, eps: float = 1e-4) -> Tensor:
+    """GDPO: several rewards `[Q,G,R]`, each normalised in its own group, then added with `weights[R]` -> adv [Q,G].
+
+        z_k = (r_k - mean_group)/(std_group + eps),   S = sum_k w_k z_k,   A = (S - mean_batch)/(std_batch + eps)
+
+    Rewards that are added first give the groups (1, 0) and (0, 1) one advantage; here they keep theirs. A reward that is equal
+    in all of a group adds exactly nothing. GDPO, arXiv 2601.05242; code NVlabs/GDPO. Standard deviations are unbiased.
+    """
+    if rewards.dim() != 3 or weights.shape != rewards.shape[2:]:
+        raise ValueError(f"gdpo needs rewards [Q,G,R] and weights [R], got {tuple(rewards.shape)} and {tuple(weights.shape)}")
+    used = weights != 0
+    r = rewards[..., used]
+    flat = (r == r[:, :1]).all(1, keepdim=True)
+    z = torch.where(flat, 0.0, (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + eps))
+    total = (z * weights[used]).sum(-1)
+    return (total - total.mean()) / (total.std() + eps)
+
+
+def flawed_reward(success: Tensor, flawed: Tensor, penalty: float = 1.0) -> Tensor:
+    """FAPO's reward of episodes (any shape): +1 for a clean success, 1 - penalty for a flawed one, -1 for a failure.
+
+    `flawed` (bool): the goal was reached by something that is not wanted: a limit violated, the object thrown. With few clean
+    successes in a group a flawed one still has a positive advantage, with many a negative one: no schedule is needed.
+    penalty 0: flawed successes are clean ones. FAPO, arXiv 2510.22543; code yyDing1/FAPO (penalty 1).
+    """
+    good = torch.where(flawed, 1.0 - penalty, 1.0)
+    return torch.where(success > 0.5, good, -1.0)
+
+
+def implicit_rewards(logp: Tensor, logp_ref: Tensor, beta: float = 0.05) -> Tensor:
+    """iStar's reward of each decision [T,N]: beta (log pi_phi - log pi_ref), pi_phi trained with `losses.preference`.
+
+    They add up to beta times the log ratio of the episode. arXiv 2509.19199; code Tongyi-ConvAI/Qwen-Character.
+    """
+    return beta * (logp - logp_ref)
+
+
+def step_and_episode(outcome: Tensor, steps: Tensor, mask: Tensor, alpha: float = 1.0) -> Tensor:
+    """iStar's advantage of decisions [T,N]: `A = A_episode + alpha A_step`, each centred in its own group.
+
+    outcome[Q,G]; steps[T,Q,G] the rewards of decisions, mask[T,Q,G] True where a decision was made. A_episode = outcome less the
+    group's mean (RLOO up to G/(G-1)); A_step = a decision's reward less the mean over all decisions of all members of its group.
+    Adding the rewards first and normalising once is worse in the paper. -> [T,Q,G], 0 where there is no decision.
+    arXiv 2509.19199. Its code takes the first member's decisions alone for the mean of the steps; the text says all.
+    """
+    episode = outcome - outcome.mean(1, keepdim=True)
+    live = mask.float()
+    mean = (steps * live).sum((0, 2), keepdim=True) / live.sum((0, 2), keepdim=True).clamp(min=1)
+    return (episode[None] + alpha * (steps - mean)) * live
+
+
+def positive_weights(adv: Tensor) -> Tensor:
+    """A-LoL's chance of each row [B] to be drawn from offline data: its advantage where it is positive, else 0; they add to 1.
+
+    adv = return less the value of the policy that imitates the data. Baheti et al. 2024, arXiv 2305.14718. ValueError: no row is
+    better than what imitates the data.
+    """
+    good = adv.clamp(min=0)
+    if not bool((good > 0).any()):
+        raise ValueError("no row of the data has a positive advantage: there is nothing left to learn")
+    return good / good.sum()
 
 
 def whiten(x: Tensor, mask: Tensor | None = None) -> Tensor:

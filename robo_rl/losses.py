@@ -99,3 +99,57 @@ def denoise_clip(f: int, base: float, coef: float) -> Tensor:
     """DPPO's clip along the chain, `[F]`: eps(u) = base + (coef-base)(e^{3u}-1)/(e^3-1), u = i/(F-1), noisiest first."""
     u = torch.linspace(0, 1, f) if f > 1 else torch.ones(1)
     return base + (coef - base) * (torch.exp(3 * u) - 1) / (math.exp(3) - 1)
+
+
+def preference(better: Tensor, worse: Tensor, beta: float = 0.05) -> Tensor:
+    """iStar's loss of pi_phi on pairs of episodes from one start, of which one succeeded: -log sigmoid(beta (x+ - x-)).
+
+    `better`, `worse` [P]: log pi_phi - log pi_ref of the whole episode, the sum over its decisions. arXiv 2509.19199 (the loss of
+    DPO on trajectories). The pairs of a group: `preference_pairs`.
+    """
+    return torch.nn.functional.softplus(-beta * (better - worse)).mean()
+
+
+def preference_pairs(outcome: Tensor) -> Tensor:
+    """Index pairs [P,2] into the flattened `outcome[Q,G]`: every better member with every worse one of its own group."""
+    q, g = outcome.shape
+    pairs = (outcome[:, :, None] > outcome[:, None]).nonzero()
+    return torch.stack([pairs[:, 0] * g + pairs[:, 1], pairs[:, 0] * g + pairs[:, 2]], 1)
+
+
+def rehearsal(logp: Tensor, logp_first: Tensor, kind: str = "forward_kl", alpha: float = 0.2) -> Tensor:
+    """DPH-RL's divergence D_f from the first policy, on samples that it made: mean of f(u), u = pi/pi_first; arguments [B].
+
+        forward_kl: f = -log u        js: f = u log u - (u + 1) log((u + 1)/2)
+        alpha:      f = (u^(1-alpha) - (1 - alpha) u - alpha) / (alpha (alpha - 1))
+
+    They cover the first policy's mass: what it could do is not forgotten. Only stored log-probs are needed, no second policy. The
+    samples are of tasks that are mastered (`mastered`); the others are trained without it. Li et al. 2025, arXiv 2509.07430; code
+    seamoke/DPH-RL (weights 0.01 to 0.05 of forward_kl, 0.05 to 0.2 of js).
+    """
+    log_u = (logp - logp_first).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if kind == "forward_kl":
+        return -log_u.mean()
+    u = log_u.exp()
+    if kind == "js":
+        return (u * log_u - (u + 1) * torch.log((u + 1) / 2)).mean()
+    if kind == "alpha":
+        if not 0 < alpha < 1:
+            raise ValueError(f"alpha must be in (0, 1), got {alpha}")
+        return ((((1 - alpha) * log_u).exp() - (1 - alpha) * u - alpha) / (alpha * (alpha - 1))).mean()
+    raise ValueError(f"the divergence must be one of forward_kl, js, alpha, got {kind!r}")
+
+
+def mastered(successes: Tensor, episodes: Tensor, bar: float = 1.0) -> Tensor:
+    """DPH-RL's split of tasks [Q] by the first policy: True where at least `bar` of its episodes succeeded; the rest explores."""
+    return successes >= bar * episodes
+
+
+def leftover(logp: Tensor, logp_ref: Tensor, adv: Tensor, clip: float = 0.9) -> Tensor:
+    """A-LoL's offline policy gradient on rows with a positive advantage: -mean A sg[r] log pi, r = clip(pi/pi_ref, 1 +- clip).
+
+    logp, logp_ref, adv [B]; rows with A <= 0 count in the mean as 0. clip 0 is its reference-free form: log-likelihood weighted
+    by the advantage. With r unclipped the gradient is that of -mean A pi/pi_ref. Baheti et al. 2024, arXiv 2305.14718.
+    """
+    ratio = (logp.detach() - logp_ref).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(1 - clip, 1 + clip)
+    return -(adv.clamp(min=0) * ratio * logp).mean()

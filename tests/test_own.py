@@ -387,7 +387,7 @@ def test_a_method_that_breaks_the_contract_is_told_in_one_sentence(broken, says)
 
 
 @pytest.mark.parametrize("algo", ["pi_rl", "ppo", "dppo", "reinflow", "nft"])
-@pytest.mark.parametrize("advantage", ["gae", "grpo"])
+@pytest.mark.parametrize("advantage", ["gae", "grpo", "poise"])
 def test_our_methods_keep_the_contract(algo, advantage):
     head = robo_rl.recipe(task="reach", algo=algo, preset="quick").policy
     policy = make_policy(replace(head, horizon=3, execute=2, hidden=16, layers=1), SPEC, 0)

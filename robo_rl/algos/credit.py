@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from robo_rl import losses
-from robo_rl.advantages import gae, group_advantage, whiten
+from robo_rl.advantages import gae, group_advantage, median_advantage, whiten
+from robo_rl.algos.poise import CrossedBaseline, episode_features
 from robo_rl.corrections import opob, vtrace
 from robo_rl.optim import AdamW, Optimizer
 from robo_rl.options import OnPolicyOptions
@@ -84,6 +85,7 @@ class Credit:
         self.params = list(self.critic.parameters())
         self.opt = make_adam(self.params, options.critic_lr)
         self.scale = torch.zeros(3, dtype=torch.float64)  # running count, mean, M2 of discounted returns
+        self.baseline = CrossedBaseline()  # of rl.advantage poise
 
     @torch.no_grad()
     def values(self, policy, obs: Obs, size: int = 4096) -> Tensor:
@@ -105,12 +107,12 @@ class Credit:
             return self.over_trees(r)
         if o.advantage != "gae":
             outcome = r.outcome.view(-1, o.group)
-            relative = self.over_baseline(r, outcome, log_rho) if o.advantage == "opob" else \
-                group_advantage(outcome, o.advantage)
+            relative, kept = self.relative(r, policy, outcome, log_rho)
             adv = relative.reshape(1, n).expand(t, n).flatten()
             zero = torch.zeros(t * n)
             flat_groups = (outcome == outcome[:, :1]).all(1).float().mean()
-            return adv, zero, zero, (live & (adv != 0)).nonzero().squeeze(1), {"flat_groups": float(flat_groups)}
+            rows = live & kept.reshape(1, n).expand(t, n).flatten()
+            return adv, zero, zero, rows.nonzero().squeeze(1), {"flat_groups": float(flat_groups)}
         values = self.values(policy, flat(r.obs)).view(t, n)
         next_values = torch.cat([values[1:], self.values(policy, r.last_obs)[None]])
         if r.done.any():
@@ -144,6 +146,21 @@ class Credit:
         rows, zero = (r.mask & (x != 0)).flatten().nonzero().squeeze(1), torch.zeros(t * n)
         return x.flatten(), zero, zero, rows, metrics
 
+    def relative(self, r: Rollout, policy, outcome: Tensor, log_rho: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Group advantage of `outcome[Q,G]` -> (adv [Q,G], which episodes are trained on [Q,G])."""
+        kind = self.options.advantage
+        if kind == "mc_grpo":
+            return median_advantage(outcome)
+        if kind == "opob":
+            adv = self.over_baseline(r, outcome, log_rho)
+        elif kind == "poise":
+            with torch.no_grad():
+                context = policy.encode(flat(r.obs)).view(*r.mask.shape, -1)
+            adv = self.baseline.advantage(episode_features(context, r.mask), outcome)
+        else:
+            adv = group_advantage(outcome, kind)
+        return adv, adv != 0
+
     def over_baseline(self, r: Rollout, outcome: Tensor, log_rho: Tensor | None) -> Tensor:
         """`outcome[Q,G]` less its group's baseline of least variance (`corrections.opob`), 0 in a flat group.
 
@@ -175,9 +192,12 @@ class Credit:
         return loss.detach()
 
     def state_dict(self) -> dict:
-        return {"critic": self.critic.state_dict(), "opt": self.opt.state_dict(), "scale": self.scale}
+        return {"critic": self.critic.state_dict(), "opt": self.opt.state_dict(), "scale": self.scale} | (
+            {"baseline": self.baseline.state_dict()} if self.baseline.buffer else {})
 
     def load_state_dict(self, state: dict) -> None:
         self.critic.load_state_dict(state["critic"])
         self.opt.load_state_dict(state["opt"])
         self.scale = state["scale"]
+        if "baseline" in state:
+            self.baseline.load_state_dict(state["baseline"])

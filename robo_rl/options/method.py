@@ -19,9 +19,10 @@ class RolloutOptions(MethodOptions):
     """T: decisions per env and rollout (0: whole episodes, as group advantages need)."""
     gamma: float = 0.99
     """Per decision-step discount: of one control step; a chunk is discounted by gamma^E."""
-    advantage: Literal["gae", "grpo", "dr_grpo", "rloo", "opob", "tree"] = "gae"
-    """GAE on a critic, or relative to the group of a start; opob: over the baseline of least variance (VCPO), which weighs
-    an episode by how likely it is now and by its decisions; tree: episodes of a group share beginnings, as simulators fork."""
+    advantage: Literal["gae", "grpo", "dr_grpo", "rloo", "mc_grpo", "opob", "poise", "tree"] = "gae"
+    """GAE on a critic, or relative to the group of a start; mc_grpo: to its median, in groups of odd size; opob: over the baseline
+    of least variance (VCPO), which weighs an episode by how likely it is now and by its decisions; poise: over what the contexts
+    of the group's other episodes predict; tree: episodes of a group share beginnings, as simulators fork."""
     group: int = 8
     """G: episodes per start with a group advantage, at most with tree."""
     tree_roots: int = 4
@@ -46,6 +47,9 @@ class RolloutOptions(MethodOptions):
     def __post_init__(self) -> None:
         in_range("rl.decisions", self.decisions, int(self.advantage == "gae"), 10**6)
         in_range("rl.group", self.group, 2, 10**5)
+        if self.advantage == "mc_grpo" and self.group % 2 == 0:
+            raise UserError(f"rl.advantage mc_grpo has a median for baseline: rl.group must be odd, got {self.group}; use "
+                            f"{self.group - 1 if self.group > 2 else 3} or {self.group + 1 if self.group > 2 else 5}")
         in_range("rl.bc_coef", self.bc_coef, 0, 1e6)
         in_range("rl.gamma", self.gamma, 0, 1, open_low=True)
         for name, low, high in (("tree_width", 2, 100), ("tree_forks", 0, 1000), ("tree_prior", 0, 1e6), ("prune", 0, 1),
