@@ -11,7 +11,7 @@ from robo_rl.rollout_control.v0 import V0, contrast, v0_loss
 K = 60
 POSITIONS = np.linspace(-2, 2, K)[:, None] * np.ones((1, 3))
 MAKE = {
-    "uniform": lambda seed=0: samplers.Uniform(K, seed),
+    "uniform": lambda seed=0: samplers.RoundRobin(K, seed),
     "vade": lambda seed=0: samplers.Vade(K, seed),
     "mopps": lambda seed=0: samplers.Mopps(K, seed),
     "dps": lambda seed=0: samplers.Dps(K, seed),
@@ -102,7 +102,7 @@ def test_success_is_predicted_from_the_first_observation(name):
 # ---- uniform
 
 def test_uniform_plays_every_arm_equally_often():
-    assert (np.bincount(samplers.Uniform(7).propose(70), minlength=7) == 10).all()
+    assert (np.bincount(samplers.RoundRobin(7).propose(70), minlength=7) == 10).all()
 
 
 # ---- VADE

@@ -62,8 +62,8 @@ def restore(sampler: object, names: tuple[str, ...], state: dict) -> None:
 
 
 @dataclass(slots=True)
-class Uniform:
-    """Every arm equally often: permutations of all arms, one after another."""
+class RoundRobin:
+    """Uniform over arms: every one equally often, in permutations of all, one after another."""
 
     k: int
     seed: int = 0
