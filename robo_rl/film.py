@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorWrapper
@@ -81,6 +82,8 @@ class FilmedEnv(VectorWrapper):
 
     The env needs `studio(ids)`, or `render()` and render=True. What happens in it stays the same.
     """
+
+    env: Any  # with the optional parts of the contract
 
     def __init__(self, env, count: int = COUNT):
         super().__init__(env)

@@ -29,7 +29,13 @@ def test_a_tool_has_one_version_everywhere():
     for requirement in PROJECT["project"]["optional-dependencies"]["dev"]:
         name, version = requirement.split("==")
         assert pins[name] == version
-    assert re.search(r"ruff-pre-commit\n    rev: v(\S+)", (ROOT / ".pre-commit-config.yaml").read_text())[1] == pins["ruff"]
+
+
+def test_the_hooks_before_a_commit_fetch_nothing_and_run_what_the_extra_installs():
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    assert re.findall(r"repo: (\S+)", hooks) == ["local"] and set(re.findall(r"language: (\S+)", hooks)) == {"system"}
+    installed = {requirement.split("==")[0] for requirement in PROJECT["project"]["optional-dependencies"]["dev"]}
+    assert set(re.findall(r"entry: \.venv/bin/(\S+)", hooks)) == installed
 
 
 def test_what_is_not_type_checked_yet_is_there():
