@@ -90,11 +90,10 @@ class LawOptions:
             row = getattr(self, name)
             if row is not None and (len(row) != 6 or not all(0 <= x < math.inf for x in row)):
                 raise UserError(f"{name} needs 6 finite numbers of at least 0, got {row}")
-        for name, low in (("damping_ratio", 0.0), ("filter_time", 0.0), ("limit_torque", 0.0), ("ramp", 0.0)):
-            in_range(name, getattr(self, name), low, math.inf, open_high=True)
-        for name in ("target_speed", "target_turn", "posture_speed", "limit_margin", "regularisation",
-                     "command_timeout"):
-            in_range(name, getattr(self, name), 0, math.inf, open_low=True)
+        for name in ("damping_ratio", "filter_time", "limit_torque", "ramp"):
+            in_range(name, getattr(self, name), 0, math.inf, open_high=True)
+        for name in ("target_speed", "target_turn", "posture_speed", "limit_margin", "regularisation", "command_timeout"):
+            in_range(name, getattr(self, name), 0, math.inf, open_low=True, open_high=True)
         in_range("torque_fraction", self.torque_fraction, 0, 1, open_low=True)
 
 
