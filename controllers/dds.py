@@ -17,6 +17,7 @@ import os
 import re
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +114,7 @@ class DdsTransport:
         except core.DDSException as e:
             _domains.pop(domain, None)
             raise UserError(f"DDS cannot use the network interface {interface or 'lo'}: is it up? ({e})") from None
+        self.dropped: Counter[str] = Counter()
         self.entities: list[Any] = []
         self.topics: dict[tuple[str, str], Any] = {}
         self.kinds: dict[str, type] = {}
@@ -139,7 +141,7 @@ class DdsTransport:
         ros = self._join(topic, kind, quality)
         reader = DataReader(self.participant, self._topic(f"rt/{topic}", ros), self._qos(quality, ros, depth, reads=True))
         self._keep("reader", reader)
-        return Mailbox(depth, DdsReader(reader, kind, self.types, depth, self.now).pull)
+        return Mailbox(depth, DdsReader(reader, kind, self.types, depth, self.now, self.dropped, topic).pull)
 
     def publishers(self, topic: str) -> int:
         """Writers in the graph, ours and others'."""
@@ -149,7 +151,7 @@ class DdsTransport:
     def complaints(self) -> list[str]:
         """What other endpoints on this node's topics do that cannot work."""
         self._look()
-        return sorted({fault for _, fault in [*self.writers.values(), *self.readers.values()] if fault})
+        return sorted({fault for _, fault in [*self.writers.values(), *self.readers.values()] if fault}) + t.drops(self.dropped)
 
     def service(self, name: str, kind: str, handler: Callable[[dict], dict]) -> None:
         if name in self.servers:
@@ -161,12 +163,16 @@ class DdsTransport:
     def serve(self) -> None:
         if not self.servers or not self.asked.wait(0):
             return
-        for reader, writer, kind, handler in self.servers.values():
+        for name, (reader, writer, kind, handler) in self.servers.items():
             for sample in reader.take(N=8):
                 if not sample.sample_info.valid_data:
                     continue
-                given = self.types.codec.plain(text_of(kind, REQUEST), sample.message)
-                reply = self._built(kind, REPLY, filled(text_of(kind, REPLY), handler(given)))
+                try:
+                    given = self.types.codec.plain(text_of(kind, REQUEST), sample.message)
+                    reply = self._built(kind, REPLY, filled(text_of(kind, REPLY), handler(given)))
+                except Exception:  # somebody's bytes: no reply, the caller's deadline tells it
+                    self.dropped[name] += 1
+                    continue
                 writer.write(writer.data_type(reply, sample.client, sample.number))
 
     def call(self, name: str, kind: str, request: dict, timeout: float = 5.0) -> dict:
@@ -189,7 +195,10 @@ class DdsTransport:
                 raise UserError(f"the service {name} did not answer within {timeout:g} s")
             time.sleep(PACE)
         humble = self.types.distribution == "humble" and kind.endswith("SwitchController")
-        return filled(text_of(kind, REPLY), self.types.codec.plain("bool ok" if humble else text_of(kind, REPLY), reply))
+        try:
+            return filled(text_of(kind, REPLY), self.types.codec.plain("bool ok" if humble else text_of(kind, REPLY), reply.message))
+        except Exception as e:
+            raise UserError(f"the service {name} answered with bytes that cannot be decoded: {e}") from None
 
     def now(self) -> float:
         return time.monotonic()
@@ -365,8 +374,9 @@ STAMP = struct.Struct("<iI").unpack_from
 class DdsReader:
     """Samples of a topic as `Received`; those of a writer with another type hash are left out."""
 
-    def __init__(self, reader: Any, kind: type, types: Types, depth: int, now: Callable[[], float]):
+    def __init__(self, reader: Any, kind: type, types: Types, depth: int, now: Callable[[], float], dropped: Counter[str], topic: str):
         self.reader, self.kind, self.codec, self.depth, self.now = reader, kind, types.codec, depth, now
+        self.dropped, self.topic = dropped, topic
         self.shape = JointShape() if kind is t.JointState else None
         self.hash = types.hash(t.ROS_TYPES[kind])
         self.sources: dict[int, str] = {}  # handle of a writer -> its name, "" where it is refused
@@ -376,7 +386,10 @@ class DdsReader:
         for sample in self.reader.take(N=self.depth):
             info = sample.sample_info
             if info.valid_data and (source := self.source(info.publication_handle)):  # not valid: a writer left
-                out.append(Received(self.read(sample), self.now(), source))
+                try:
+                    out.append(Received(self.read(sample), self.now(), source))
+                except Exception:  # somebody's bytes; DDS checks lengths, not what a text or a number is
+                    self.dropped[self.topic] += 1
         return out
 
     def read(self, sample: Any) -> Any:
@@ -421,7 +434,8 @@ class ServiceClient:
         return self.count
 
     def reply(self, number: int) -> Any | None:
+        """The sample of the reply; reading its `message` decodes it."""
         for sample in self.reader.take(N=8):
             if sample.sample_info.valid_data and (sample.client, sample.number) == (self.id, number):
-                return sample.message
+                return sample
         return None

@@ -11,7 +11,7 @@ import array
 import importlib
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -66,12 +66,14 @@ class RosTransport:
         self.codec = Codec(ros_class, numbers)
         self.group = ReentrantCallbackGroup()
         self.kinds: dict[str, type] = {}
-        self.asked: deque[PendingRequest] = deque()
+        self.dropped: Counter[str] = Counter()
+        self.asked: deque[tuple[str, PendingRequest]] = deque()
         self.served: set[str] = set()
         self.clients: dict[str, Any] = {}
         self.executor = MultiThreadedExecutor(num_threads=THREADS, context=self.context)
         self.executor.add_node(self.node)
-        self.thread = threading.Thread(target=self.executor.spin, daemon=True)
+        self.closed = threading.Event()
+        self.thread = threading.Thread(target=self._spin, daemon=True)
         self.thread.start()
 
     def publisher(self, topic: str, kind: type, quality: str = "state") -> "RosPublisher":
@@ -91,7 +93,10 @@ class RosTransport:
             out = []
             while inbox:
                 message, at, source = inbox.popleft()
-                out.append(Received(self.codec.from_ros(kind, message), at, source))
+                try:
+                    out.append(Received(self.codec.from_ros(kind, message), at, source))
+                except Exception:  # somebody's message, whatever is wrong with it
+                    self.dropped[topic] += 1
             return out
         return Mailbox(depth, pull)
 
@@ -105,7 +110,7 @@ class RosTransport:
             ours = t.ROS_TYPES[kind]
             out += [f"topic {topic} is {info.topic_type} elsewhere, here {ours}: they do not meet"
                     for info in self.node.get_publishers_info_by_topic(f"/{topic}") if info.topic_type != ours]
-        return sorted(set(out))
+        return sorted(set(out)) + t.drops(self.dropped)
 
     def service(self, name: str, kind: str, handler: Callable[[dict], dict]) -> None:
         if name in self.served:
@@ -114,18 +119,20 @@ class RosTransport:
         self.served.add(name)
 
         def came(request: Any, response: Any) -> Any:
-            asked = PendingRequest(self.codec.plain(text_of(kind, REQUEST), request), handler)
-            self.asked.append(asked)
+            asked = PendingRequest(request, lambda r: filled(text_of(kind, REPLY), handler(self.codec.plain(text_of(kind, REQUEST), r))))
+            self.asked.append((name, asked))
             if not asked.done.wait(PATIENCE) or asked.reply is None:
                 return response  # ROS has no way to say no: zeros
-            return self.codec.build(f"{kind}_{REPLY}", text_of(kind, REPLY), filled(text_of(kind, REPLY), asked.reply))
+            return self.codec.build(f"{kind}_{REPLY}", text_of(kind, REPLY), asked.reply)
         self.node.create_service(ros_class(kind), f"/{name}", came, callback_group=self.group)
 
     def serve(self) -> None:
         while self.asked:
-            asked = self.asked.popleft()
+            name, asked = self.asked.popleft()
             try:
                 asked.reply = asked.handler(asked.request)
+            except Exception:  # somebody's request, whatever is wrong with it
+                self.dropped[name] += 1
             finally:
                 asked.done.set()
 
@@ -152,12 +159,23 @@ class RosTransport:
 
     def close(self) -> None:
         """Leave the graph."""
+        self.closed.set()
         self.executor.shutdown(timeout_sec=1.0)
         self.thread.join(2.0)
         self.node.destroy_node()
         rclpy.shutdown(context=self.context)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _spin(self) -> None:
+        """Until the node is closed: rclpy decodes in here, and what it cannot decode ends its `spin`."""
+        while not self.closed.is_set():
+            try:
+                self.executor.spin()
+            except Exception:
+                if not self.closed.is_set():
+                    self.dropped["rclpy"] += 1
+            self.closed.wait(0.001)
 
     def _source(self, topic: str) -> str:
         """All publishers of the topic, as one name."""
@@ -180,7 +198,7 @@ class RosTransport:
 class PendingRequest:
     """A call of our service that waits for `serve`."""
 
-    def __init__(self, request: dict, handler: Callable[[dict], dict]):
+    def __init__(self, request: Any, handler: Callable[[Any], dict]):
         self.request, self.handler, self.reply, self.done = request, handler, None, threading.Event()
 
 

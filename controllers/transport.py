@@ -8,7 +8,7 @@ Qualities of service: "command" is reliable and keeps the last message, "state" 
 publisher that sent it: ages and the rule of one commander rest on these, never on what the message says.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -140,7 +140,8 @@ class Mailbox:
 
 
 class Transport(Protocol):
-    """What every transport does. Methods may be called from one thread at a time."""
+    """What every transport does. Methods may be called from one thread at a time. Nobody's bytes end one: what cannot be
+    decoded or answered is dropped, counted and named by `complaints`."""
 
     def publisher(self, topic: str, kind: type, quality: str = "state") -> Publisher: ...
 
@@ -150,7 +151,8 @@ class Transport(Protocol):
         """Number of publishers of a topic now."""
 
     def complaints(self) -> list[str]:
-        """Faults of other nodes on this node's topics, such as another message type; one line each."""
+        """Faults of other nodes on this node's topics and services: another message type, samples that were dropped; one
+        line each."""
 
     def service(self, name: str, kind: str, handler: Callable[[dict], dict]) -> None:
         """Offer a service: the handler takes the request's fields and returns the reply's, both of `controllers.services`."""
@@ -196,6 +198,11 @@ def join(kinds: dict[str, type], topic: str, kind: type, quality: str) -> None:
     known = kinds.setdefault(topic, kind)
     if known is not kind:
         raise UserError(f"topic {topic} carries {known.__name__}, not {kind.__name__}")
+
+
+def drops(counts: Counter[str]) -> list[str]:
+    """One line for each topic or service of which samples were dropped."""
+    return [f"{name}: {n} samples could not be decoded or answered and were dropped" for name, n in sorted(counts.items())]
 
 
 class Bus:

@@ -23,4 +23,6 @@ def run(options: SimArmOptions) -> int:
     print(status_line(arm, node, f" · {timing}"))
     for reason, count in node.refused.most_common(5):
         print(f"refused {count} times: {reason}", file=sys.stderr)
+    for complaint in node.transport.complaints():
+        print(complaint, file=sys.stderr)
     return 0

@@ -1,0 +1,170 @@
+"""What others put on the wire: bytes that no sender of ours makes, over DDS and through rclpy's stand-in."""
+
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from test_controllers_arm import SET_BOOL, dds_pair, ros_pair
+
+from controllers.services import REPLY, REQUEST, filled, text_of
+from controllers.transport import ROS_TYPES, CompressedImage, Flag, JointState, Numbers, PoseStamped, Text, TwistStamped, WrenchStamped
+from robo_rl.errors import UserError
+
+SAMPLES = {
+    PoseStamped: PoseStamped(1.5, "base_link", (0.1, 0.2, 0.3), (1.0, 0.0, 0.0, 0.0)),
+    TwistStamped: TwistStamped(0.0, "base_link", (1.0,) * 6), WrenchStamped: WrenchStamped(0.0, "base_link", (1.0,) * 6),
+    JointState: JointState(1.0, ("joint1", "joint2"), (1.0, 2.0), (0.0, 0.0), (0.5, 0.25)), Numbers: Numbers((1.0, 2.0)),
+    Flag: Flag(True), Text: Text("hello"), CompressedImage: CompressedImage(2.0, "front", "jpeg", bytes(range(64)))}
+LIST = "controller_manager_msgs/srv/ListControllers"
+DROPPED = "could not be decoded or answered and were dropped"
+
+
+def raw_writer(node, name, ros):
+    """write(bytes) -> whether they went out: a sample of the topic or service part. Cyclone writes, as it reads, only what is
+    laid out as the type; it does not look at what a text or a number is."""
+    from controllers import dds
+    made = node._topic(name, ros)
+    writer = dds.DataWriter(node.participant, made, node._qos("command", ros))
+
+    def write(data):
+        try:
+            writer.write(writer.data_type(None, raw=data))
+        except dds.core.DDSException:
+            return False
+        return True
+    return write
+
+
+def cdr(node, message):
+    return node.types.wire(ROS_TYPES[type(message)])(node.types.codec.to_ros(message)).serialize()
+
+
+def spoilt(data, rng):
+    """A copy with a few bytes changed, cut, or grown."""
+    out = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        out[rng.randrange(len(out))] = rng.choice((0, 0x7f, 0x80, 0xff, rng.randrange(256)))
+    if rng.random() < 0.3:
+        out = out[:rng.randrange(4, len(out) + 1)]
+    elif rng.random() < 0.1:
+        out += rng.randbytes(rng.randint(1, 64))
+    return bytes(out)
+
+
+@pytest.mark.parametrize(("message", "text"), [(SAMPLES[PoseStamped], b"base_link"), (SAMPLES[JointState], b"joint2"),
+                                               (SAMPLES[Text], b"hello"), (SAMPLES[CompressedImage], b"jpeg")])
+def test_a_text_that_is_no_utf8_costs_its_own_sample_alone(message, text):
+    """DDS checks lengths, not texts."""
+    with dds_pair() as (a, b, wait):
+        box, good = b.subscription("x", type(message), "command", depth=5), a.publisher("x", type(message), "command")
+        write = raw_writer(a, "rt/x", ROS_TYPES[type(message)])
+        wait()
+        data = cdr(a, message)
+        assert data.count(text) == 1
+        good.publish(message)
+        write(data.replace(text, b"\xff" + text[1:]))
+        good.publish(message)
+        wait()
+        assert [got.message for got in box.take()] == [message, message]
+        assert b.complaints() == [f"x: 1 samples {DROPPED}"]
+
+
+@pytest.mark.parametrize("kind", SAMPLES, ids=lambda k: k.__name__)
+def test_no_bytes_on_a_topic_end_its_reader(kind):
+    rng, message = random.Random(0), SAMPLES[kind]
+    with dds_pair() as (a, b, wait):
+        box, good = b.subscription("x", kind, "command", depth=64), a.publisher("x", kind, "command")
+        write, data = raw_writer(a, "rt/x", ROS_TYPES[kind]), cdr(a, message)
+        wait()
+        written = 0
+        for k in range(1000):
+            written += write(spoilt(data, rng))
+            if k % 20 == 19:
+                assert all(type(got.message) is kind for got in box.take())
+        assert written > 100
+        wait()
+        box.take()
+        good.publish(message)
+        wait()
+        assert box.latest().message == message
+
+
+def test_no_bytes_to_a_service_end_its_server_and_the_next_call_is_answered():
+    rng = random.Random(1)
+    with dds_pair() as (a, b, wait):
+        b.service("enable", SET_BOOL, lambda request: {"success": request["data"], "message": "done"})
+        a.types.add_service(SET_BOOL)
+        ros = f"{SET_BOOL}_{REQUEST}"
+        write = raw_writer(a, "rq/enableRequest", ros)
+        wait()
+        for k in range(300):
+            write(spoilt(a.types.store.serialize_cdr(a.types.store.types[ros](data=True), ros), rng))
+            if k % 8 == 7:
+                b.serve()
+        wait()
+        for _ in range(50):
+            b.serve()
+        reply = answered(a, b.serve, "enable", SET_BOOL, {"data": True})
+        assert reply == {"success": True, "message": "done"}
+
+
+def answered(a, serve, name, kind, request, timeout=5.0):
+    """The reply to `a`, while `serve` is called."""
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(a.call, name, kind, request, timeout)
+        while not reply.done():
+            serve()
+            time.sleep(0.001)
+        return reply.result()
+
+
+def test_a_handler_that_fails_is_no_reply_and_the_server_goes_on():
+    def handler(request):
+        if request["data"]:
+            raise ZeroDivisionError
+        return {"success": True}
+    for pair in (dds_pair, ros_pair):
+        with pair() as (a, b, wait):
+            b.service("enable", SET_BOOL, handler)
+            wait()
+            if pair is dds_pair:
+                with pytest.raises(UserError, match="did not answer within 0.5 s"):
+                    answered(a, b.serve, "enable", SET_BOOL, {"data": True}, timeout=0.5)
+            else:  # ROS has zeros for it
+                assert answered(a, b.serve, "enable", SET_BOOL, {"data": True}) == {"success": False, "message": ""}
+            assert answered(a, b.serve, "enable", SET_BOOL, {"data": False})["success"]
+            assert b.complaints() == [f"enable: 1 samples {DROPPED}"]
+
+
+def test_a_reply_that_cannot_be_decoded_is_an_error_of_the_call():
+    with dds_pair() as (a, b, wait):
+        b.service("list", LIST, lambda request: {})
+        ros = f"{LIST}_{REPLY}"
+        from controllers import dds
+        writer = dds.DataWriter(b.participant, b._topic("rr/listReply", ros), b._qos("command", ros))
+        one = b._built(LIST, REPLY, filled(text_of(LIST, REPLY), {"controller": [{"name": "joint"}]}))
+        raw = bytes(b.types.store.serialize_cdr(one, ros)).replace(b"joint", b"\xffoint")
+        wait()
+
+        def forge():
+            if (client := a.clients.get("list")) is not None and client.count:
+                writer.write(writer.data_type(None, client.id, client.count, raw))
+        with pytest.raises(UserError, match="the service list answered with bytes that cannot be decoded"):
+            answered(a, forge, "list", LIST, {})
+
+
+def test_rclpy_that_cannot_decode_a_message_goes_on_with_the_next():
+    with ros_pair() as (a, b, wait):
+        box, sender = b.subscription("x", Flag, "command", depth=5), a.publisher("x", Flag, "command")
+
+        def bad(_):
+            raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+        b.node.work.put((bad, "a sample"))
+        wait()
+        sender.publish(Flag(True))
+        end = time.monotonic() + 5
+        while not (got := box.take()) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert [g.message for g in got] == [Flag(True)]
+        assert b.complaints() == [f"rclpy: 1 samples {DROPPED}"]
