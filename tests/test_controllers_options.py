@@ -243,3 +243,20 @@ def test_a_reference_that_starts_has_no_acceleration_and_no_turn_left():
     assert r.settled and not r.velocity.any() and not r.acceleration.any()
     r.aim(MODEL.pos, MODEL.quat)
     assert m["left"] == -1.0 and not r.settled
+
+
+def test_one_stiff_axis_is_damped_by_the_inertia_that_follows_it_whatever_the_posture_does():
+    def damping(**more):
+        law = law_at(BENT[2], LawOptions(stiffness=(0.0, 600.0, 0.0, 0.0, 0.0, 0.0), ramp=0.0, **more))
+        law.tick(MODEL, 1e-3)
+        return law.d.copy()
+    assert damping()[1] > 0 and damping(nullspace="none") == pytest.approx(damping(), rel=1e-12)
+
+
+def test_the_last_part_of_a_turn_goes_through_the_low_pass_too():
+    law = law_at(HOME, LawOptions(target_turn=1e6, filter_time=0.1))
+    start = law.reference.quat.copy()
+    law.set_target(np.array(MODEL.pos), g.multiply(g.exp(np.array([0.0, 0.0, 0.5])), start))
+    for k in range(1, 40):
+        law.tick(MODEL, 1e-3)
+        assert g.angle_between(law.reference.quat, law.reference.target_quat) == pytest.approx(0.5 * math.exp(-k / 100), rel=1e-6)
