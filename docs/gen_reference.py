@@ -47,8 +47,7 @@ def commands() -> list[tuple[str, str, type]]:
 
 def cli_page() -> str:
     """The page of all commands with their options."""
-    from robo_rl.experiment.config import OFF_POLICY, RL_OPTIONS
-    from robo_rl.options import OffPolicyOptions, OnPolicyOptions
+    from robo_rl.options import OFF_POLICY, RL_OPTIONS, OffPolicyOptions, OnPolicyOptions
     parts = ["# Commands", "", "This page is made from the code when the site is built. `robo_rl COMMAND --help` prints the same.",
              "Defaults are those of the code. `robo_rl train --print-config` prints the values that a task and a method get.", ""]
     for name, text, options in commands():
@@ -132,7 +131,7 @@ def clean(text: str) -> str:
 
 def option_names() -> set[str]:
     """Every option of every command, with its negative form where it is a flag."""
-    from robo_rl.experiment.config import RL_OPTIONS
+    from robo_rl.options import RL_OPTIONS
     rows = [row for _, _, options in commands() for row in rows_of(options, skip=("rl",))]
     rows += [row for options in RL_OPTIONS.values() for row in rows_of(options, "rl.")]
     names = {row[0].strip("`") for row in rows}

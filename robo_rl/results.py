@@ -16,10 +16,10 @@ from typing import Any
 
 from robo_rl import files
 from robo_rl.errors import UserError
+from robo_rl.options import OFF_POLICY
 
 UNKNOWN = "unknown"
 WILSON = "95 %, Wilson"
-FROM_REPLAY = ("rlpd", "hil_serl", "expo", "pa_rl", "iql", "calql", "wsrl", "aloe")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def as_json(row: ResultRow) -> dict[str, Any]:
 def measured_files(sim: str, algo: str) -> tuple[str, ...]:
     """What of the repository decides the success of a policy that `algo` trains in `sim`."""
     own = () if ":" in algo or "/" in algo or algo.endswith(".py") else (f"robo_rl/algos/{algo}.py",)  # a user's method is elsewhere
-    shared = "offpolicy" if algo in FROM_REPLAY else "onpolicy"
+    shared = "offpolicy" if algo in OFF_POLICY else "onpolicy"
     here = {"mujoco": "sims/mujoco", "maniskill": "sims/maniskill", "gym": "sims/gym.py", "envpool": "sims/envpool.py",
             "wm": "world_models", "arm": "controllers", "dds": "controllers"}.get(sim.split(":")[0])
     return (*own, f"robo_rl/algos/{shared}.py", "robo_rl/algos/bc.py", "robo_rl/policies", "robo_rl/rollout.py",

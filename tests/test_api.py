@@ -13,7 +13,7 @@ import robo_rl
 from robo_rl.cli.train import parse
 from robo_rl.errors import UserError
 from robo_rl.experiment import config_file, recipes
-from robo_rl.experiment.config import ALGOS
+from robo_rl.options import ALGOS
 
 SMALL = {"task": "reach", "preset": "quick", "workers": 0, "envs": 8, "demos": "4", "steps": 256, "eval_episodes": 8,
          "eval_every": 128, "video": False,

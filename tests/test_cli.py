@@ -17,9 +17,9 @@ from robo_rl.cli.eval import Eval
 from robo_rl.cli.train import parse
 from robo_rl.errors import UserError
 from robo_rl.experiment.collect import CollectOptions
-from robo_rl.experiment.config import ALGOS, OFF_POLICY, RL_OPTIONS, TrainConfig
+from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.recipes import preset
-from robo_rl.options import BcOptions, PolicyOptions
+from robo_rl.options import ALGOS, OFF_POLICY, RL_OPTIONS, BcOptions, PolicyOptions
 from robo_rl.plugins import OWN
 
 CUT = (*TINY, "--demos", "20", "--bc.updates", "300", "--bc.batch", "128", "--policy.hidden", "64", "--eval-episodes", "24",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from robo_rl.experiment.config import ALGOS, RL_OPTIONS
+from robo_rl.options import ALGOS, RL_OPTIONS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [Path("README.md"), Path("CONTRIBUTING.md"), *sorted(p.relative_to(ROOT) for p in (ROOT / "docs").rglob("*.md"))]

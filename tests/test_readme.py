@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from commands import TINY, TINY_REPLAY, robo_rl
 
-from robo_rl.experiment.config import OFF_POLICY
+from robo_rl.options import OFF_POLICY
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -10,7 +10,7 @@ import pytest
 from commands import TINY, TINY_REPLAY, Command, robo_rl
 
 from robo_rl import checkpoint
-from robo_rl.experiment.config import OFF_POLICY
+from robo_rl.options import OFF_POLICY
 
 REPLAY = (*TINY_REPLAY, "--steps", 640, "--eval-every", 192)
 ROLLOUT = (*TINY, "--steps", 2048, "--eval-every", 512, "--envs", 8)

@@ -11,8 +11,8 @@ import torch
 from commands import TINY_REPLAY, Command, robo_rl
 
 from robo_rl import checkpoint
-from robo_rl.experiment.config import OFF_POLICY
 from robo_rl.experiment.recipes import preset
+from robo_rl.options import OFF_POLICY
 from sims.mujoco import render
 from sims.mujoco.render import gl_backend
 

@@ -1,6 +1,7 @@
 """The video model: its flow against cases with a known answer, its carry, its learning on a world of one moving square."""
 
 import copy
+import json
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -10,10 +11,11 @@ import torch
 from robo_rl.errors import UserError
 from robo_rl.types import ActionAxis, ControlSpec
 from world_models import model as worlds
-from world_models.latent import LatentOptions
+from world_models.learning import saved_config
 from world_models.model import WorldSpec
+from world_models.options import LatentOptions, VideoConfig, VideoOptions
 from world_models.recorded import Recorded
-from world_models.video import PATCH, Video, VideoOptions, build, padded, to_frames, to_patches
+from world_models.video import PATCH, Video, build, padded, to_frames, to_patches
 from world_models.video_fit import VideoFitOptions, VideoFitter
 
 AXES = tuple(ActionAxis(n, "m", -0.1, 0.1, "delta", "base") for n in "xy")
@@ -390,3 +392,13 @@ def test_without_last_pictures_the_rows_are_those_of_the_frames():
     steps = data.extended()[1]
     want = [r for a, b, h in zip(data.first, data.end, data.held, strict=False) if not h for r in range(a, b - 4)]
     assert fitter.rows.tolist() == steps[want].tolist()
+
+
+def test_the_options_of_a_run_are_read_with_the_nested_ones_and_without_those_that_came_later(tmp_path):
+    config = VideoConfig(data=("d",), net=VideoOptions(chunk=4, proprio=LatentOptions(hidden=64)))
+    document = {"config": json.loads(json.dumps(asdict(config)))}
+    (tmp_path / "run.json").write_text(json.dumps(document))
+    assert saved_config(tmp_path, VideoConfig) == config
+    del document["config"]["net"]["after"], document["config"]["net"]["proprio"]
+    (tmp_path / "run.json").write_text(json.dumps(document))
+    assert saved_config(tmp_path, VideoConfig).net == VideoOptions(chunk=4)

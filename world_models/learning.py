@@ -150,7 +150,7 @@ def saved_config(folder: Path, cls: type[WorldModelConfig] = WorldModelConfig) -
 
 def rebuilt(cls: type, saved: dict):
     """The dataclass `cls` of its fields as JSON has them, dataclasses within it too."""
-    inner = {f.name: rebuilt(f.default_factory, saved[f.name]) for f in fields(cls) if isinstance(saved.get(f.name), dict)}
+    inner = {f.name: rebuilt(type(f.default_factory()), saved[f.name]) for f in fields(cls) if isinstance(saved.get(f.name), dict)}
     return cls(**saved | inner)
 
 
@@ -184,10 +184,10 @@ def encoded_job(config: EncodedConfig, data: "Recorded") -> FitJob:
 
 
 def video_job(config: VideoConfig, data: "Recorded") -> FitJob:
-    from world_models.video import Video, VideoOptions
+    from world_models.video import Video
     from world_models.video_fit import VideoFitter
 
-    model = Video(world_spec(data, config.kind, " ".join(config.data)), VideoOptions(**asdict(config.net)), config.seed)
+    model = Video(world_spec(data, config.kind, " ".join(config.data)), config.net, config.seed)
     fitter = VideoFitter(model, data, config.fit, config.seed)
 
     def finish() -> tuple:

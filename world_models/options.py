@@ -89,6 +89,33 @@ class EncodedFitOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VideoOptions:
+    """What the networks of a `video` model are; a model's folder carries it."""
+
+    chunk: int = 8
+    """C: frames made at once."""
+    width: int = 64
+    """Channels at a quarter of the resolution; twice that at an eighth."""
+    blocks: int = 2
+    """Residual blocks at each resolution."""
+    steps: int = 1
+    """K: Euler steps of the flow; 1: the mean frame, without noise."""
+    refine: int = 0
+    """R: refinements after it (PDE-Refiner)."""
+    sigma: float = 0.05
+    """Noise of the last refinement, as a share."""
+    after: bool = True
+    """The heads see the frame and state after the step they tell of (off: those before it)."""
+    proprio: LatentOptions = field(default_factory=lambda: LatentOptions(hidden=128))
+    """The network of the arm's state."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("chunk", 1, 64), ("width", 8, 2048), ("blocks", 1, 16), ("steps", 1, 1000), ("refine", 0, 64)):
+            in_range(f"net.{name}", getattr(self, name), low, high)
+        in_range("net.sigma", self.sigma, 0, 1, open_low=True, open_high=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class VideoFitOptions:
     """How a `video` model is learnt (`world_models.video_fit`)."""
 
@@ -174,26 +201,11 @@ class EncodedConfig(WorldModelConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VideoNet:
-    """The network, see `world_models.video.VideoOptions`."""
-
-    chunk: int = 8
-    """C: frames made at once."""
-    width: int = 64
-    blocks: int = 2
-    steps: int = 1
-    """K: Euler steps of the flow; 1: the mean frame, without noise."""
-    refine: int = 0
-    """R: refinements after it (PDE-Refiner)."""
-    sigma: float = 0.05
-
-
-@dataclass(frozen=True, kw_only=True)
 class VideoConfig(WorldModelConfig):
     """Learn a model of camera frames from recorded episodes (robo_rl collect --obs rgb)."""
 
     kind: str = "video"
-    net: VideoNet = field(default_factory=VideoNet)
+    net: VideoOptions = field(default_factory=VideoOptions)
     fit: VideoFitOptions = field(default_factory=VideoFitOptions)
 
 

@@ -20,7 +20,6 @@ Departures: own convolutional net instead of parts of `diffusers` (the same bloc
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -28,40 +27,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from robo_rl.errors import UserError, in_range
+from robo_rl.errors import UserError
 from robo_rl.noise import seed_noise
 from robo_rl.sampling import time_grid
 from robo_rl.starts import hashed
-from world_models.latent import Latent, LatentOptions
+from world_models.latent import Latent
 from world_models.model import Carry, Frames, Prediction, WorldSpec
+from world_models.options import LatentOptions, VideoOptions
 
 PATCH = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class VideoOptions:
-    """What the networks are; a model's folder carries it."""
-
-    chunk: int = 8
-    """C: frames made at once."""
-    width: int = 64
-    """Channels at a quarter of the resolution; twice that at an eighth."""
-    blocks: int = 2
-    """Residual blocks at each resolution."""
-    steps: int = 1
-    """K: Euler steps of the flow; 1: the mean frame, without noise."""
-    refine: int = 0
-    """R: refinements after it (PDE-Refiner)."""
-    sigma: float = 0.05
-    """Noise of the last refinement, as a share."""
-    after: bool = True
-    """The heads see the frame and state after the step they tell of (False: those before it)."""
-    proprio: LatentOptions = field(default_factory=lambda: LatentOptions(hidden=128))
-
-    def __post_init__(self) -> None:
-        for name, low, high in (("chunk", 1, 64), ("width", 8, 2048), ("blocks", 1, 16), ("steps", 1, 1000), ("refine", 0, 64)):
-            in_range(f"net.{name}", getattr(self, name), low, high)
-        in_range("net.sigma", self.sigma, 0, 1, open_low=True, open_high=True)
 
 
 def to_patches(frames: Tensor) -> Tensor:

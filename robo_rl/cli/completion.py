@@ -78,7 +78,7 @@ def options_of(parse: Callable[[list[str]], object]) -> dict[str, list[str]]:
     found = re.search(r"(?m)^COMPLETION_SPEC = (.*)$", printed.getvalue())
     if not found:
         raise UserError("this version of tyro says its options in another way; install one that is known: pip install 'tyro==1.0.17'")
-    from robo_rl.experiment.config import ALGOS
+    from robo_rl.options import ALGOS
     from robo_rl.options.policy import POLICIES
     from sims.mujoco.names import TASKS
     named = {"--task": [*TASKS], "--algo": [*ALGOS], "--policy.kind": [*POLICIES],

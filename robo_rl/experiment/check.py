@@ -4,9 +4,8 @@ from dataclasses import dataclass, replace
 
 from robo_rl.errors import UserError
 from robo_rl.experiment import envs, recipes
-from robo_rl.experiment.config import OFF_POLICY
 from robo_rl.experiment.methods import find_method
-from robo_rl.options import OffPolicyOptions
+from robo_rl.options import OFF_POLICY, OffPolicyOptions
 from robo_rl.plugins import is_object
 
 STEPS = 100  # of an episode in the suite of envs, where the env's own limit is longer than that takes

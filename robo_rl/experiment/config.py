@@ -6,32 +6,17 @@ from typing import ClassVar
 
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.options import (
-    AloeOptions,
+    ALGOS,
+    RL_OPTIONS,
     BcOptions,
-    CalQlOptions,
-    DppoOptions,
-    ExpoOptions,
-    HilSerlOptions,
-    IqlOptions,
     MethodOptions,
-    NftOptions,
     OffPolicyOptions,
-    PaRlOptions,
     PiRlOptions,
     PolicyOptions,
-    PpoOptions,
-    ReinFlowOptions,
-    RlpdOptions,
     RolloutOptions,
-    WsrlOptions,
 )
 from robo_rl.plugins import OWN, is_object, load_object, options_class
 
-OFF_POLICY = {"rlpd": RlpdOptions, "hil_serl": HilSerlOptions, "expo": ExpoOptions, "pa_rl": PaRlOptions, "iql": IqlOptions,
-              "calql": CalQlOptions, "wsrl": WsrlOptions, "aloe": AloeOptions}  # these learn from replay (experiment/replay.py)
-RL_OPTIONS = {"pi_rl": PiRlOptions, "ppo": PpoOptions, "dppo": DppoOptions, "reinflow": ReinFlowOptions,
-              "nft": NftOptions, **OFF_POLICY}
-ALGOS = (*RL_OPTIONS, "bc")
 STARTS = ("auto", "uniform")  # who decides which start comes next: the env, or a module of robo_rl/rollout_control
 WHAT = "--algo"
 EXPLORATION = ("noise", "noise_level", "noise_min", "noise_max", "noise_steps", "finetune_steps", "std_floor", "std_scale",

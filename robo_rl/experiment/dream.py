@@ -22,10 +22,11 @@ from robo_rl.data.episode import Episode
 from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
 from robo_rl.experiment import feeds
-from robo_rl.experiment.config import RL_OPTIONS, TrainConfig
+from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.parallel import cores, group_size, workers
 from robo_rl.files import private_folder
+from robo_rl.options import RL_OPTIONS
 from robo_rl.recording import Recorder
 from robo_rl.rollout import Collector, Rollout
 

@@ -28,9 +28,15 @@ from robo_rl.options.onpolicy import (
 from robo_rl.options.person import Person
 from robo_rl.options.policy import BcOptions, PolicyOptions
 
+OFF_POLICY = {"rlpd": RlpdOptions, "hil_serl": HilSerlOptions, "expo": ExpoOptions, "pa_rl": PaRlOptions, "iql": IqlOptions,
+              "calql": CalQlOptions, "wsrl": WsrlOptions, "aloe": AloeOptions}  # these learn from replay (experiment/replay.py)
+RL_OPTIONS = {"pi_rl": PiRlOptions, "ppo": PpoOptions, "dppo": DppoOptions, "reinflow": ReinFlowOptions,
+              "nft": NftOptions, **OFF_POLICY}
+ALGOS = (*RL_OPTIONS, "bc")
+
 __all__ = [
-    "AloeOptions", "BcOptions", "CORRECTIONS", "CalQlOptions", "DppoOptions", "ExpoOptions",
-    "HilSerlOptions", "IqlOptions", "MethodOptions", "NftOptions", "OffPolicyOptions", "OnPolicyOptions",
+    "ALGOS", "AloeOptions", "BcOptions", "CORRECTIONS", "CalQlOptions", "DppoOptions", "ExpoOptions",
+    "HilSerlOptions", "IqlOptions", "MethodOptions", "NftOptions", "OFF_POLICY", "OffPolicyOptions", "OnPolicyOptions",
     "PROXIMALS", "PaRlOptions", "Person", "PiRlOptions", "PolicyOptions", "PpoOptions",
-    "ReinFlowOptions", "RlpdOptions", "RolloutOptions", "WsrlOptions",
+    "RL_OPTIONS", "ReinFlowOptions", "RlpdOptions", "RolloutOptions", "WsrlOptions",
 ]
