@@ -133,6 +133,17 @@ def gaussian_logp(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return torch.where(random, logp, 0.0)
 
 
+def gaussian_kl(mean: Tensor, std: Tensor, mean2: Tensor, std2: Tensor) -> Tensor:
+    """Elementwise KL(N(mean, std^2) || N(mean2, std2^2)) [nats]; 0 where std == 0, as `gaussian_logp`.
+
+        log(std2/std) + (std^2 + (mean - mean2)^2) / (2 std2^2) - 1/2
+    """
+    random = std > 0
+    a, b = torch.where(random, std, 1.0), torch.where(random, std2, 1.0)
+    kl = torch.log(b / a) + (a.square() + (mean - mean2).square()) / (2 * b.square()) - 0.5
+    return torch.where(random, kl, 0.0)
+
+
 def chunk_logp(x: Tensor, mean: Tensor, std: Tensor, executed: int, reduction: str) -> Tensor:
     """Log-density of a step of chunks `[..., H, A]` over the executed E x A slice alone -> `[...]`.
 

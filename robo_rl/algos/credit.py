@@ -86,6 +86,14 @@ class Credit:
         self.opt = make_adam(self.params, options.critic_lr)
         self.scale = torch.zeros(3, dtype=torch.float64)  # running count, mean, M2 of discounted returns
         self.baseline = CrossedBaseline()  # of rl.advantage poise
+        self.ready = options.advantage != "gae"  # whether a policy may learn from it
+
+    def is_ready(self, o: OnPolicyOptions, iteration: int, told: dict[str, float]) -> bool:
+        """Whether the policy learns in update `iteration`, whose `assign` told the metrics: once the critic explained enough of a
+        rollout that it had not learnt from, or after `critic_warmup` updates."""
+        explained_enough = o.critic_ready > 0 and told.get("explained_variance", 0.0) >= o.critic_ready
+        self.ready = self.ready or iteration >= o.critic_warmup or explained_enough
+        return self.ready
 
     @torch.no_grad()
     def values(self, policy, obs: Obs, size: int = 4096) -> Tensor:
@@ -192,7 +200,7 @@ class Credit:
         return loss.detach()
 
     def state_dict(self) -> dict:
-        return {"critic": self.critic.state_dict(), "opt": self.opt.state_dict(), "scale": self.scale} | (
+        return {"critic": self.critic.state_dict(), "opt": self.opt.state_dict(), "scale": self.scale, "ready": self.ready} | (
             {"baseline": self.baseline.state_dict()} if self.baseline.buffer else {})
 
     def load_state_dict(self, state: dict) -> None:
@@ -201,3 +209,4 @@ class Credit:
         self.scale = state["scale"]
         if "baseline" in state:
             self.baseline.load_state_dict(state["baseline"])
+        self.ready = state.get("ready", self.ready)  # not in checkpoints of before it

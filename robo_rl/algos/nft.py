@@ -49,7 +49,7 @@ class NftLearner:
         adv, returns, values, rows, metrics = self.credit.assign(rollout, self.old)
         obs, x0_all = encoded_once(policy, flat(rollout.obs)), rollout.x0.flatten(0, 1)
         executed = rollout.executed.flatten()
-        steps = torch.arange(policy.options.horizon)
+        steps, ready = torch.arange(policy.options.horizon), self.credit.is_ready(o, self.iteration, metrics)
         r_all = losses.nft_optimality(adv, o.adv_max)
         sums: dict[str, torch.Tensor] = {}
         count = 0
@@ -57,7 +57,7 @@ class NftLearner:
             for batch in rows[torch.randperm(len(rows), generator=self.generator)].split(o.minibatch):
                 chosen = pick(obs, batch)
                 step = {}
-                if self.iteration >= o.critic_warmup or o.advantage != "gae":
+                if ready:
                     x0, r = x0_all[batch], r_all[batch]
                     mask = (steps < executed[batch, None]).float()
                     t = policy.draw_times(len(batch), self.generator) if policy.clean else \
@@ -115,4 +115,6 @@ def make(policy, options: NftOptions, seed: int, demos: Demos | None = None) -> 
     """Learner for a flow policy; it samples without exploration noise."""
     if policy.options.kind != "flow":
         raise UserError(f"nft needs --policy.kind flow, got {policy.options.kind}")
+    if options.trust_kl:
+        raise UserError("nft has no likelihood whose KL could be measured: it needs --rl.trust-kl 0")
     return NftLearner(policy, options, seed, demos)

@@ -22,6 +22,7 @@ from robo_rl import losses
 from robo_rl.advantages import whiten
 from robo_rl.algos.credit import Credit, descend, flat, make_adam, pick, step_along
 from robo_rl.algos.stale import Corrector
+from robo_rl.algos.trust import TrustRegion
 from robo_rl.corrections import ess
 from robo_rl.optim import Optimizer
 from robo_rl.options import OnPolicyOptions, PolicyOptions
@@ -73,6 +74,7 @@ class OnPolicyLearner:
             policy.trunk.requires_grad_(False)
         self.actor_params = [p for p in policy.parameters() if p.requires_grad]
         self.actor_opt = make_adam(self.actor_params, options.lr)
+        self.trust = TrustRegion(self.actor_params, self.actor_opt, options.lr, options.trust_kl) if options.trust_kl else None
         self.generator = torch.Generator().manual_seed(seed + 2)
         self.corrector = Corrector(options)
         self.iteration = 0
@@ -94,9 +96,7 @@ class OnPolicyLearner:
         rollout = encoded_pictures(policy, rollout)
         self.corrector.keep(policy, version)
         rules = self.rules(progress)
-        if o.anneal_lr:
-            self.actor_opt.param_groups[0]["lr"] = o.lr * (1 - progress)
-            self.credit.opt.param_groups[0]["lr"] = o.critic_lr * (1 - progress)
+        self.anneal(progress)
         with threads_for(policy, rollout):
             corrected = self.corrector.correct(rollout, policy, version, rules.joint)
             adv, returns, values, rows, metrics = self.credit.assign(rollout, policy, corrected.log_rho)
@@ -111,11 +111,12 @@ class OnPolicyLearner:
         actor_columns = flat(rollout.trace) | {"logp_old": rollout.logp.flatten(0, 1), "adv": adv} | corrected.columns
         critic_columns = {"returns": returns, "values": values}
         orders = [rows[torch.randperm(len(rows), generator=self.generator)] for _ in range(o.epochs)]
-        logs: list[dict[str, Tensor]] = []
-        value_losses: list[Tensor] = []
-        tails: list[Tensor] = []
+        logs, value_losses, tails = list[dict[str, Tensor]](), list[Tensor](), list[Tensor]()
         gae = o.advantage == "gae"
-        actor_on = self.iteration >= o.critic_warmup or not gae
+        actor_on, trust = self.credit.is_ready(o, self.iteration, metrics), self.trust
+        if actor_on and trust:
+            trust.begin(policy, obs, flat(rollout.trace), rows, o.epochs * steps_of(len(rows), o.minibatch), self.mean,
+                        corrected.lr_scale)
 
         def actor() -> None:
             for epoch, order in enumerate(orders):
@@ -124,6 +125,8 @@ class OnPolicyLearner:
                                               o.whiten == "minibatch"):
                     context = policy.encode(row if fixed else pick(obs, batch))
                     step, log_ratio = self.actor_step(context, row, rules)
+                    if trust:
+                        trust.stepped()
                     if not logs:
                         metrics["first_log_ratio"] = float(log_ratio.abs().max())
                     logs.append(step)
@@ -144,7 +147,7 @@ class OnPolicyLearner:
                     value_losses.append(self.credit.step(context, row["returns"], row["values"]))
 
         metrics["epochs"] = float(o.epochs)
-        with scaled_lr(self.actor_opt, corrected.lr_scale):
+        with scaled_lr(self.actor_opt, 1.0 if trust else corrected.lr_scale):
             if not actor_on:
                 critic()
             elif not (gae and fixed):
@@ -160,10 +163,21 @@ class OnPolicyLearner:
             if value_losses:
                 metrics |= value_metrics(value_losses)
             if logs:
-                metrics |= average(logs, tails) | {"ess": effective(tails, rules.joint, policy.options, policy.spec.action)}
+                metrics |= self.told(logs, tails) | {"ess": effective(tails, rules.joint, policy.options, policy.spec.action)}
         if logs and "active" in logs[0]:
             self.corrector.updated(float(logs[0]["active"]))
         return metrics
+
+    def anneal(self, progress: float) -> None:
+        """Set the learning rates that follow a schedule."""
+        if self.options.anneal_lr:
+            self.actor_opt.param_groups[0]["lr"] = self.options.lr * (1 - progress)
+            self.credit.opt.param_groups[0]["lr"] = self.options.critic_lr * (1 - progress)
+
+    def told(self, logs: list[dict[str, Tensor]], tails: list[Tensor]) -> dict[str, float]:
+        """Metrics of the actor's steps; a trust region's `kl` is the true one of the update, and theirs is `kl_sample`."""
+        metrics = average(logs, tails)
+        return metrics | ({"kl_sample": metrics["kl"]} | self.trust.end() if self.trust else {})
 
     def accumulate(self, pieces: Iterable[Rollout], progress: float) -> dict[str, float]:
         """One step on a batch of fresh groups that comes in pieces: the gradient of each is added up as it comes, under
@@ -172,9 +186,8 @@ class OnPolicyLearner:
         The same gradient as `update` with one epoch and one minibatch has, up to the order of summation, for a group's
         advantage needs no other group. Periodic asynchrony, arXiv 2511.18871.
         """
-        o, policy, rules = self.options, self.policy, self.rules(progress)
-        if o.anneal_lr:
-            self.actor_opt.param_groups[0]["lr"] = o.lr * (1 - progress)
+        o, policy, rules, trust = self.options, self.policy, self.rules(progress), self.trust
+        self.anneal(progress)
         for p in self.actor_params:
             p.grad = None
         rows_in_all, logs, tails, told, sound = 0, [], [], [], True
@@ -183,6 +196,8 @@ class OnPolicyLearner:
             adv, _, _, rows, metrics = self.credit.assign(rollout, policy)
             told.append(metrics)
             columns = flat(rollout.trace) | {"logp_old": rollout.logp.flatten(0, 1), "adv": adv}
+            if trust and len(rows) and not rows_in_all:  # of the first piece: none of the others has to be kept
+                trust.begin(policy, flat(rollout.obs), flat(rollout.trace), rows, 1)
             for batch in rows.split(o.minibatch) if len(rows) else ():
                 loss, step, log_ratio = self.actor_loss(policy.encode(pick(flat(rollout.obs), batch)), pick(columns, batch),
                                                         rules)
@@ -201,9 +216,11 @@ class OnPolicyLearner:
                 p.grad /= rows_in_all
         with scaled_lr(self.actor_opt, ramped(self.actor_opt, o.ramp)):
             norm = step_along(self.actor_params, self.actor_opt, o.max_grad_norm, sound=sound)
+        if trust:
+            trust.stepped()
         self.settle(progress)
         metrics["first_log_ratio"] = float(torch.cat(tails).sum(-1).abs().max())
-        return metrics | average([step | {"grad_norm": norm} for step in logs], tails) | {"epochs": 1.0}
+        return metrics | self.told([step | {"grad_norm": norm} for step in logs], tails) | {"epochs": 1.0}
 
     def actor_step(self, context: Tensor, row: dict[str, Tensor], rules: Rules) -> tuple[dict[str, Tensor], Tensor]:
         """One step on a minibatch -> metrics and the log ratios [B,F] before the step; arguments as `actor_loss`."""
@@ -243,7 +260,7 @@ class OnPolicyLearner:
     def state_dict(self) -> dict:
         return {"credit": self.credit.state_dict(), "actor_opt": self.actor_opt.state_dict(),
                 "generator": self.generator.get_state(), "iteration": self.iteration,
-                "corrector": self.corrector.state_dict()}
+                "corrector": self.corrector.state_dict(), "trust": self.trust.state_dict() if self.trust else {}}
 
     def load_state_dict(self, state: dict) -> None:
         self.credit.load_state_dict(state["credit"])
@@ -252,6 +269,8 @@ class OnPolicyLearner:
         self.iteration = state["iteration"]
         if "corrector" in state:  # not in checkpoints of before it
             self.corrector.load_state_dict(state["corrector"])
+        if self.trust and state.get("trust"):
+            self.trust.load_state_dict(state["trust"])
 
 
 @torch.no_grad()
@@ -316,6 +335,12 @@ def minibatches(columns: dict[str, Tensor], order: Tensor, size: int, share: sli
         if len(batch) >= min(size, len(order)) // 2:
             end = i + len(batch) // world * world
             yield order[i:end][share], {k: v[i:end][share] for k, v in shuffled.items()}
+
+
+def steps_of(rows: int, size: int) -> int:
+    """Minibatches that `minibatches` makes of so many rows."""
+    rest = rows % size
+    return max(1, rows // size + (rows > size and rest >= size // 2 and rest > 0))
 
 
 def threads_for(policy, rollout: Rollout):

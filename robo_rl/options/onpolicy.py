@@ -40,8 +40,14 @@ class OnPolicyOptions(RolloutOptions):
     """Weight of the entropy that is rewarded."""
     target_kl: float = 0.0
     """Stop an update's epochs once the mean KL passes this (0: never)."""
+    trust_kl: float = 0.0
+    """KL of an update, per executed entry of a chunk and random denoise step [nats]: the policy's learning rate follows it from
+    --rl.lr, and a step beyond it is taken back in part (`robo_rl/algos/trust.py`); 0: off."""
     critic_warmup: int = 2
-    """First iterations that train the critic alone."""
+    """First iterations that train the critic alone; with critic_ready the most of them."""
+    critic_ready: float = 0.0
+    """The critic learns alone until it explained this share of the variance of a rollout that it had not seen; 0: critic_warmup
+    iterations."""
     ramp: int = 0
     """Actor steps over which its learning rate grows to --rl.lr: Adam's first steps move every weight by the whole of it."""
     max_grad_norm: float = 1.0
@@ -75,7 +81,8 @@ class OnPolicyOptions(RolloutOptions):
         RolloutOptions.__post_init__(self)
         for name, low, high in (("epochs", 1, 1000), ("minibatch", 1, 10**7), ("lam", 0, 1), ("value_clip", 0, 1e6),
                                 ("huber", 0, 1e6), ("value_coef", 0, 1e6), ("entropy_coef", 0, 1e6),
-                                ("target_kl", 0, 1e6), ("critic_warmup", 0, 10**6), ("ramp", 0, 10**9)):
+                                ("target_kl", 0, 1e6), ("critic_warmup", 0, 10**6), ("ramp", 0, 10**9),
+                                ("trust_kl", 0, 1e3), ("critic_ready", 0, 1)):
             in_range(f"rl.{name}", getattr(self, name), low, high)
         for name, high in (("lr", 1), ("critic_lr", 1), ("clip_low", 1), ("clip_high", 1),
                            ("max_grad_norm", 1e6)):

@@ -297,16 +297,28 @@ class ChainPolicy(PolicyBase):
     def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Context [B,C], trace [B,F,..] -> logp [B,F] and the mean entropy per action entry of random steps, a scalar."""
         b, f, d = trace["x"].shape
+        mean, std = self._steps(context, trace)
+        return self._logp(trace["x_next"].reshape(b * f, d), mean, std).view(b, f), self._entropy(std)
+
+    def moments(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean and std of the executed entries n after each random step, given the x before it, [B,F,n] both."""
+        b, f, _ = trace["x"].shape
+        mean, std = self._steps(context, trace)
+        count, _ = self._entries()
+        return tuple(x.expand_as(mean)[:, :count].unflatten(0, (b, f)) for x in (mean, std))
+
+    def _steps(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean [B*F,D] of the random steps of a trace and their std, [B*F,1] or [B*F,D]."""
+        b, f, d = trace["x"].shape
         k = trace["k"].reshape(-1)
         embedded = self.head.embed(context)
         if f > 1:
             embedded = embedded.repeat_interleave(f, 0)
-        x, x_next = trace["x"].reshape(b * f, d), trace["x_next"].reshape(b * f, d)
+        x = trace["x"].reshape(b * f, d)
         table = self.head.table(self.features)
         step = torch.nn.functional.one_hot(k, len(self.times)).to(x.dtype)
         mean = self._mean(x, self.head.at_steps(embedded, table, torch.cat([x, step], 1)), k, "loud")
-        std = self._std(k, embedded, table[d:][k] if self.noise is not None else table)
-        return self._logp(x_next, mean, std).view(b, f), self._entropy(std)
+        return mean, self._std(k, embedded, table[d:][k] if self.noise is not None else table)
 
     def _entropy(self, std: Tensor) -> Tensor:
         """Mean entropy per entry of the steps that are random; 0 where none is, for then there is no density."""
@@ -398,6 +410,12 @@ class GaussianPolicy(PolicyBase):
 
     def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         return self._density(trace["x_next"][:, 0], self.net(context))[:, None], (self.log_std + 1.4189385).mean()
+
+    def moments(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean and std of the executed entries n, [B,1,n] both."""
+        d = self.options.execute * self.spec.action
+        mean = self.net(context)[:, None, :d]
+        return mean, self.log_std[:d].exp().expand_as(mean)
 
     def _density(self, x: Tensor, mean: Tensor) -> Tensor:
         """`chunk_logp` of x[B,D], in fewer operations: no std is 0, and all rows share theirs."""

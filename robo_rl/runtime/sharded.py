@@ -31,7 +31,7 @@ from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import Rollout, one_thread
 from robo_rl.runtime import snapshot
 
-FORWARD = ("encode", "score", "act", "bc_loss")  # methods that need whole parameters
+FORWARD = ("encode", "score", "moments", "act", "bc_loss")  # methods that need whole parameters
 
 
 def shard(policy: nn.Module, mesh=None) -> nn.Module:

@@ -1,0 +1,105 @@
+"""A bound on how far an update moves the policy: its displacement is held by the KL divergence that was measured.
+
+    k = mean over probe rows, factors and executed entries of KL(N(mean_0, std_0) || N(mean, std)) / target
+    after step m of M, k <= 1:  lr <- lr clip(sqrt(((1 - k) / (M - m)) / (k / m)), 4/5, 5/4)      what is left, spent evenly
+                       k > 1:   theta <- theta_0 + sqrt((m / M) / k) (theta - theta_0),   lr <- lr max(sqrt((m / M) / k), 1/4)
+    the next update begins with the geometric mean of this one's rates, times min(2, 1/sqrt(k))
+
+theta_0 and its means are those at the start of the update. A step of a chain is a Gaussian given the x before it, so its KL is
+known, not estimated; a joint density has the sum over its entries, and of its factors. The mean over both does not grow with the
+length of the chunk, the axes of the arm or the denoise steps. Trust regions by measured KL: Schulman et al. 2015
+(arXiv 1502.05477), eq. 14; a learning rate that follows it: Schulman et al. 2017, section 4, and rsl_rl's adaptive schedule,
+which changes the rate after the fact and takes no step back.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from robo_rl.algos.credit import pick
+from robo_rl.optim import Optimizer
+from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
+from robo_rl.sampling import gaussian_kl
+
+PROBES = 512  # rows that KL is measured on
+CUT, PACE, RAISE = 0.25, 1.25, 2.0  # factors on the learning rate: least after a cut, most after a step, most after an update
+RANGE = 1e-3, 1e3  # of the learning rate, over the one that was chosen
+
+
+class TrustRegion:
+    """Owns the learning rate of `opt`, whose parameters are `params`, while `target` [nats per entry] is above 0."""
+
+    def __init__(self, params: list[Tensor], opt: Optimizer, lr: float, target: float):
+        self.params, self.opt, self.chosen, self.target = params, opt, lr, target
+        self.lr, self.spent, self.cuts, self.mean = lr, 0.0, 0, float
+
+    def begin(self, policy: "ChainPolicy | GaussianPolicy", obs: Obs, trace: dict[str, Tensor], rows: Tensor, steps: int,
+              mean: Callable[["Tensor | float"], float] = float, lr_scale: float = 1.0) -> None:
+        """An update of `steps` steps begins: keep the weights, and the moments of some `rows` of obs and trace [B,...].
+
+        `mean`: over the ranks of a sharded learner; `lr_scale`: of this update alone."""
+        some = rows[torch.linspace(0, len(rows) - 1, min(PROBES, len(rows))).long()]
+        self.policy, self.obs, self.trace, self.mean = policy, pick(obs, some), pick(trace, some), mean
+        self.start = [local(p).detach().clone() for p in self.params]
+        self.before = self.moments()
+        self.made, self.steps, self.cuts, self.spent, self.lr_scale = 0, steps, 0, 0.0, lr_scale
+        self.rates: list[float] = []
+        self.scale_lr(1.0)
+
+    @torch.no_grad()
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and std [P,F,n] of the probes under the present weights."""
+        return self.policy.moments(self.policy.encode(self.obs), self.trace)
+
+    def measure(self) -> float:
+        """KL per entry from the start of the update to the present weights, over the target."""
+        kl = self.mean(gaussian_kl(*self.before, *self.moments()).mean())
+        return max(1e-9, kl / self.target)  # rounding leaves no zero
+
+    def stepped(self) -> None:
+        """A step was made: measure, and set the pace of those that follow; from beyond the target go back towards the start."""
+        self.made += 1
+        self.rates.append(math.log(self.lr))
+        self.spent, share = self.measure(), self.made / self.steps
+        if self.spent <= 1:
+            if self.made < self.steps:
+                pace = math.sqrt((1 - self.spent) / (1 - share) / (self.spent / share))
+                self.scale_lr(min(PACE, max(1 / PACE, pace)))
+            return
+        self.cuts += 1
+        self.scale_lr(max(CUT, math.sqrt(share / self.spent)))
+        for _ in range(20):  # far from the start KL is not quadratic
+            self.shrink(math.sqrt(share / self.spent))
+            self.spent = self.measure()
+            if self.spent <= 1:
+                return
+
+    @torch.no_grad()
+    def shrink(self, factor: float) -> None:
+        """The displacement of the update times `factor`."""
+        torch._foreach_lerp_([local(p) for p in self.params], self.start, 1 - factor)
+
+    def scale_lr(self, factor: float) -> None:
+        low, high = (r * self.chosen for r in RANGE)
+        self.lr = min(high, max(low, self.lr * factor))
+        self.opt.param_groups[0]["lr"] = self.lr * self.lr_scale
+
+    def end(self) -> dict[str, float]:
+        """The update is over -> metrics."""
+        used = math.exp(sum(self.rates) / len(self.rates))
+        self.lr = used * min(RAISE, max(1.0, self.spent**-0.5))
+        del self.policy, self.obs, self.trace, self.start, self.before
+        return {"kl": self.spent * self.target, "kl_target": self.target, "lr": used, "kl_cuts": float(self.cuts)}
+
+    def state_dict(self) -> dict:
+        return {"lr": self.lr}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.lr = state["lr"]
+
+
+def local(p: Tensor) -> Tensor:
+    """This process's part of a sharded parameter, or all of one that is whole."""
+    return p.to_local() if hasattr(p, "to_local") else p
