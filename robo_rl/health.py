@@ -84,16 +84,25 @@ SUCCESS = (
 def ranges(options: MethodOptions, policy: PolicyOptions, action: int, sparse: bool) -> tuple[Range, ...]:
     """What is watched of a method on a policy with `action` axes; successes only where the reward is `sparse`.
 
-    Of a log-prob that is a mean over n executed entries KL is about 1/n^2 of that of the density, and so is its range.
+    Of a log-prob that is a mean over n executed entries KL is about 1/n^2 of that of the density, and so is its range. Where KL is
+    bounded (rl.trust_kl) it is the true one per entry, and near its target.
     The first log ratio is that to the weights that acted only where the anchor is no average of several versions.
     """
     own = NFT if isinstance(options, NftOptions) else RATIO
-    if policy.logp_reduction == "mean":
+    if isinstance(options, OnPolicyOptions) and options.trust_kl:
+        own = tuple(trusted(options.trust_kl) if r.metric == "kl" else r for r in own)
+    elif policy.logp_reduction == "mean":
         n2 = (policy.execute * action) ** 2
         own = tuple(replace(r, high=r.high / n2, alarm=(r.alarm or 0) / n2) if r.metric == "kl" else r for r in own)
     if isinstance(options, OnPolicyOptions) and options.proximal == "ewma":
         own = tuple(r for r in own if r.metric != "first_log_ratio")
     return own + STEPS + (SUCCESS if sparse else ())
+
+
+def trusted(target: float) -> Range:
+    """The range of KL per executed entry where an update is to have `target`."""
+    return Range("kl", "KL per executed entry", low=target / 2, high=2 * target,
+                 meaning="updates do not have the size of --rl.trust-kl; below it: the learning rate is still growing")
 
 
 @dataclass(slots=True)

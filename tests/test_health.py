@@ -16,7 +16,7 @@ from test_corrections import at_version_two
 
 from robo_rl import health
 from robo_rl.health import PATIENCE, Range, Watch, ranges
-from robo_rl.options import NftOptions, PolicyOptions, PpoOptions
+from robo_rl.options import NftOptions, PiRlOptions, PolicyOptions, PpoOptions
 
 KL = Range("kl", "KL", high=0.2, alarm=2.0, meaning="too far")
 ESS = Range("ess", "effective sample size", low=0.3, alarm=0.01, meaning="too few")
@@ -77,6 +77,11 @@ def test_a_run_that_loses_the_success_it_had_says_so():
 def test_the_range_of_kl_follows_the_reduction_of_the_log_prob():
     whole, mean = (ranges(PpoOptions(), PolicyOptions(execute=4, logp_reduction=r), 3, True)[0] for r in ("sum", "mean"))
     assert whole.high == 1.0 and mean.high == pytest.approx(1.0 / 144) and mean.alarm == pytest.approx(5.0 / 144)
+
+
+def test_the_range_of_a_bounded_kl_is_around_its_target():
+    kl = next(r for r in ranges(PiRlOptions(trust_kl=0.002), PolicyOptions(logp_reduction="mean"), 4, True) if r.metric == "kl")
+    assert (kl.low, kl.high) == (0.001, 0.004)
 
 
 def test_a_resumed_run_keeps_the_findings_of_before_its_checkpoint_and_makes_the_later_ones_again(tmp_path):

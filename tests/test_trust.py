@@ -84,6 +84,19 @@ def test_an_update_stays_within_its_target_and_comes_near_it_whatever_the_learni
     assert all(m["skipped_updates"] == 0 for m in told)
 
 
+def test_a_policy_that_tells_no_moments_is_held_by_an_estimate_from_its_log_probs():
+    env, learner, collector, options = learner_of("ppo", 0.002, lr=0.03)
+    policy, kl = learner.policy, []
+    learner.trust.scored = lambda: (policy.score(policy.encode(learner.trust.obs), learner.trust.trace)[0].detach(),)
+    for _ in range(4):
+        r = collector.collect(learner.sampler, options.decisions)
+        obs, trace = {"state": r.obs["state"].flatten(0, 1)}, {k: v.flatten(0, 1) for k, v in r.trace.items()}
+        before = moments(policy, obs["state"], trace)
+        learner.update(r, 0.0)
+        kl.append(float(gaussian_kl(*before, *moments(policy, obs["state"], trace)).mean()))
+    assert all(0.0008 < x < 0.004 for x in kl), kl
+
+
 def test_a_learning_rate_that_is_far_too_small_grows_until_updates_reach_the_target():
     env, learner, collector, options = learner_of("ppo", 0.002, lr=1e-5)
     rng = np.random.default_rng(0)

@@ -43,20 +43,29 @@ class TrustRegion:
         some = rows[torch.linspace(0, len(rows) - 1, min(PROBES, len(rows))).long()]
         self.policy, self.obs, self.trace, self.mean = policy, pick(obs, some), pick(trace, some), mean
         self.start = [local(p).detach().clone() for p in self.params]
-        self.before = self.moments()
+        self.before = self.scored()
         self.made, self.steps, self.cuts, self.spent, self.lr_scale = 0, steps, 0, 0.0, lr_scale
         self.rates: list[float] = []
         self.scale_lr(1.0)
 
     @torch.no_grad()
-    def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and std [P,F,n] of the probes under the present weights."""
-        return self.policy.moments(self.policy.encode(self.obs), self.trace)
+    def scored(self) -> tuple[Tensor, ...]:
+        """Of the probes under the present weights: mean and std [P,F,n], or log-probs [P,F] of a policy without `moments`."""
+        context = self.policy.encode(self.obs)
+        if hasattr(self.policy, "moments"):
+            return self.policy.moments(context, self.trace)
+        return self.policy.score(context, self.trace)[:1]
 
     def measure(self) -> float:
         """KL per entry from the start of the update to the present weights, over the target."""
-        kl = self.mean(gaussian_kl(*self.before, *self.moments()).mean())
-        return max(1e-9, kl / self.target)  # rounding leaves no zero
+        before, now = self.before, self.scored()
+        if len(now) == 2:
+            kl = gaussian_kl(*before, *now).mean()
+        else:  # Schulman's k3 of the density
+            o, entries = self.policy.options, self.policy.options.execute * self.policy.spec.action
+            log_ratio = ((now[0] - before[0]) * (entries if o.logp_reduction == "mean" else 1)).clamp(-20, 20)
+            kl = (log_ratio.exp() - 1 - log_ratio).mean() / entries
+        return max(1e-9, self.mean(kl) / self.target)  # rounding leaves no zero
 
     def stepped(self) -> None:
         """A step was made: measure, and set the pace of those that follow; from beyond the target go back towards the start."""
