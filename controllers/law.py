@@ -31,10 +31,20 @@ from controllers.tick import DYNAMIC, FREE, KINEMATIC, prepare, record, tick
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.geometry import Floats, turn_between, turned
 
+MOST_STIFFNESS = (5000.0, 500.0)  # [N/m], [N m/rad]: what `max_stiffness` may be
+MOST_DAMPING = (500.0, 50.0)  # [N s/m], [N m s/rad]: some 2 sqrt(K W) of the stiffest spring on the heaviest axis
+MOST_CLIP = (0.5, math.pi)  # [m], [rad]
+RATIO = (0.1, 2.0)  # of damping: below it an arm rings, above it the noise of its speeds is felt
+MOST_POSTURE = (10_000.0, 1000.0)  # [N m/rad], [N m s/rad]: a position servo's
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawOptions:
-    """Axes of six: translation x y z, then rotation about x y z. `None` switches a limit off."""
+    """Axes of six: translation x y z, then rotation about x y z. `None` switches a limit off.
+
+    Every gain is bounded here, so that no file, service or message can bring an unbounded one, to a controller that holds
+    the arm or to one that waits.
+    """
 
     task: Literal["impedance", "operational_space"] = "impedance"
     stiffness: tuple[float, ...] = (600.0, 600.0, 600.0, 30.0, 30.0, 30.0)
@@ -86,11 +96,16 @@ class LawOptions:
         choose("task", self.task, ("impedance", "operational_space"))
         choose("frame", self.frame, ("base", "tool"))
         choose("nullspace", self.nullspace, ("dynamic", "kinematic", "none"))
-        for name in ("stiffness", "damping", "error_clip"):
+        if len(self.max_stiffness) != 2 or not all(0 <= x <= m for x, m in zip(self.max_stiffness, MOST_STIFFNESS, strict=True)):
+            raise UserError(f"max_stiffness needs 2 numbers from 0 to {MOST_STIFFNESS[0]:g} N/m and {MOST_STIFFNESS[1]:g} N m/rad, "
+                            f"got {self.max_stiffness}")
+        stiff = self.max_stiffness if self.task == "impedance" else self.max_stiffness[:1] * 2  # [1/s^2] about the axes too
+        for name, most in (("stiffness", stiff), ("damping", MOST_DAMPING), ("error_clip", MOST_CLIP)):
             row = getattr(self, name)
-            if row is not None and (len(row) != 6 or not all(0 <= x < math.inf for x in row)):
-                raise UserError(f"{name} needs 6 finite numbers of at least 0, got {row}")
-        for name in ("damping_ratio", "filter_time", "limit_torque", "ramp"):
+            if row is not None and (len(row) != 6 or not all(0 <= x <= most[i // 3] for i, x in enumerate(row))):
+                raise UserError(f"{name} needs 6 numbers from 0 to {most[0]:.4g} along and {most[1]:.4g} about the axes, got {row}")
+        in_range("damping_ratio", self.damping_ratio, *RATIO)
+        for name in ("filter_time", "limit_torque", "ramp"):
             in_range(name, getattr(self, name), 0, math.inf, open_high=True)
         for name in ("target_speed", "target_turn", "posture_speed", "limit_margin", "regularisation", "command_timeout"):
             in_range(name, getattr(self, name), 0, math.inf, open_low=True, open_high=True)
@@ -160,9 +175,9 @@ class Law:
         for name in ("k", "k_target", "d", "q_ref", "q_target", "dq_ref", "feed", "tau"):
             setattr(self, name, m[name])
         self.reference = Reference(m)
-        kn = m["kn"][:] = per_joint("posture_stiffness", options.posture_stiffness, n)
+        kn = m["kn"][:] = per_joint("posture_stiffness", options.posture_stiffness, n, MOST_POSTURE[0])
         damping = options.posture_damping
-        m["dn"][:] = 2 * np.sqrt(kn) if damping is None else per_joint("posture_damping", damping, n)
+        m["dn"][:] = 2 * np.sqrt(kn) if damping is None else per_joint("posture_damping", damping, n, MOST_POSTURE[1])
         rate = options.torque_rate
         m["torque_rate"] = robot.torque_rate if rate is None else min(rate, robot.torque_rate)
         m["most"][:] = np.multiply(robot.torque, options.torque_fraction)
@@ -178,16 +193,23 @@ class Law:
         m["rigid"] = any(options.stiffness) or options.nullspace == "dynamic"  # W is needed
         m["damping_given"], m["fixed_damping"][:] = options.damping is not None, options.damping or 0.0
         self._change()
+        self._arrive()
         self._lowest, self._highest = np.array(robot.lower), np.array(robot.upper)
         self.activated = False
         prepare(n)
 
     def _change(self) -> None:
-        """Bring the options that may change to the memory."""
+        """Bring the options that may change to the memory; damping ratio and error clip are gone to as the stiffness is."""
         m, o = self._m, self.options
-        m["stiffness"][:], m["error_clip"][:] = o.stiffness, math.inf if o.error_clip is None else o.error_clip
-        for name in ("damping_ratio", "target_speed", "target_turn", "filter_time"):
+        clip = math.inf if o.error_clip is None else o.error_clip
+        m["stiffness"][:], m["clip_target"][:], m["ratio_target"] = o.stiffness, clip, o.damping_ratio
+        for name in ("target_speed", "target_turn", "filter_time"):
             m[name] = getattr(o, name)
+
+    def _arrive(self) -> None:
+        """Be at the damping ratio and error clip that are gone to."""
+        m = self._m
+        m["error_clip"][:], m["damping_ratio"] = m["clip_target"], m["ratio_target"]
 
     def _aim_stiffness(self, k: np.ndarray) -> None:
         """Let the stiffness go to k [6] within the ramp's time."""
@@ -224,6 +246,7 @@ class Law:
         self.dq_ref[:] = self.k[:] = self.d[:] = 0.0
         self.tau[:] = np.clip(model.bias if torque is None else vector("torque", torque, n), -m["most"], m["most"])
         self._aim_stiffness(m["stiffness"])
+        self._arrive()
         m["masses"][:], m["gain"], m["stale"] = 1.0, 0.0 if self.options.ramp else 1.0, 1
         m["feed_age"] = m["dq_age"] = m["k_age"] = m["mass_age"] = math.inf
         self.activated = True
@@ -231,6 +254,7 @@ class Law:
     def stand(self) -> None:
         """Springs and damping at their full values at once: for an arm that was put at its targets, at rest."""
         self._m["gain"], self.k[:], self._m["stale"] = 1.0, self.k_target, 1
+        self._arrive()
 
     def set_target(self, pos: np.ndarray, quat: np.ndarray) -> None:
         """Tool pose in the base frame: pos [m], quat (w, x, y, z) of length 1."""
@@ -271,17 +295,14 @@ class Law:
         self._m["k_age"] = 0.0
 
     def set_options(self, options: LawOptions) -> None:
-        """Go on with another stiffness, damping ratio, error clip or reference speed; stiffness ramps as always.
+        """Go on with another stiffness, damping ratio, error clip or reference speed; the first three ramp.
 
-        UserError for a stiffness above `max_stiffness`, and for anything that only `activate` can change.
+        UserError for anything that only `activate` can change.
         """
         free = {f: getattr(options, f) for f in ("stiffness", "damping_ratio", "error_clip", "target_speed", "target_turn",
                                                  "filter_time")}
         if replace(self.options, **free) != options:
             raise UserError(f"while the law runs it can change {', '.join(free)} alone")
-        most = [self.options.max_stiffness[0]] * 3 + [self.options.max_stiffness[1]] * 3
-        if any(k > m for k, m in zip(options.stiffness, most, strict=True)):
-            raise UserError(f"stiffness must be at most {most[0]:g} N/m and {most[3]:g} N m/rad, got {options.stiffness}")
         if any(options.stiffness) and not self._m["rigid"]:
             raise UserError("this law has no Cartesian spring: switch to one that has")
         self.options = options
@@ -311,11 +332,11 @@ def vector(name: str, x: np.ndarray, n: int) -> np.ndarray:
     return v
 
 
-def per_joint(name: str, x: float | tuple[float, ...], n: int) -> np.ndarray:
-    """One number for all joints, or n of them, none negative."""
+def per_joint(name: str, x: float | tuple[float, ...], n: int, most: float) -> np.ndarray:
+    """One number for all joints, or n of them, each from 0 to `most`."""
     row = [float(x)] * n if isinstance(x, (int, float)) else [float(v) for v in x]
-    if len(row) != n or not all(0 <= v < math.inf for v in row):
-        raise UserError(f"{name} needs one number or {n}, at least 0, got {x}")
+    if len(row) != n or not all(0 <= v <= most for v in row):
+        raise UserError(f"{name} needs one number or {n}, from 0 to {most:g}, got {x}")
     return np.array(row)
 
 

@@ -23,9 +23,9 @@ def record(n: int) -> np.ndarray:
     """Options and memory [1] of the law of an arm of n joints, all zero. Units as in `LawOptions` and `Law`."""
     memory = np.zeros(1, np.dtype([
         # options
-        *((name, float, 6) for name in ("stiffness", "fixed_damping", "error_clip")),
-        *((name, float) for name in ("damping_ratio", "target_speed", "target_turn", "filter_time", "feed_linear", "feed_angular",
-                                     "posture_cap", "posture_speed", "limit_margin", "limit_torque", "torque_rate", "ramp",
+        *((name, float, 6) for name in ("stiffness", "fixed_damping", "error_clip", "clip_target")),
+        *((name, float) for name in ("damping_ratio", "ratio_target", "target_speed", "target_turn", "filter_time", "feed_linear",
+                                     "feed_angular", "posture_cap", "posture_speed", "limit_margin", "limit_torque", "torque_rate", "ramp",
                                      "regularisation", "command_timeout")),
         *((name, float, n) for name in ("kn", "dn", "low", "high", "most", "phi1", "phi2", "phi3")),
         *((name, np.int64) for name in ("operational", "tool_axes", "damping_given", "friction", "nullspace", "rigid")),
@@ -151,6 +151,14 @@ def age(m, n, dt):
         if m.k[i] != m.k_target[i]:
             moved = 1
             m.k[i] = nearer(m.k[i], m.k_target[i], m.k_pace[i] * part)
+        if m.error_clip[i] != m.clip_target[i]:
+            if math.isfinite(m.error_clip[i]) and math.isfinite(m.clip_target[i]):
+                m.error_clip[i] = nearer(m.error_clip[i], m.clip_target[i], part * (0.5 if i < 3 else math.pi))
+            else:
+                m.error_clip[i] = m.clip_target[i]
+    if m.damping_ratio != m.ratio_target:
+        moved = 1
+        m.damping_ratio = nearer(m.damping_ratio, m.ratio_target, 2 * part)
     if moved:
         damp(m)
     for i in range(n):

@@ -1,15 +1,30 @@
 """What others put on the wire: bytes that no sender of ours makes, over DDS and through rclpy's stand-in."""
 
+import contextlib
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
-from test_controllers_arm import SET_BOOL, dds_pair, ros_pair
+from test_controllers_arm import DOMAIN, SET_BOOL, dds_pair, ros_pair
 
 from controllers.services import REPLY, REQUEST, filled, text_of
-from controllers.transport import ROS_TYPES, CompressedImage, Flag, JointState, Numbers, PoseStamped, Text, TwistStamped, WrenchStamped
+from controllers.transport import (
+    ROS_TYPES,
+    Bus,
+    CompressedImage,
+    Flag,
+    JointState,
+    LoopbackTransport,
+    Numbers,
+    PoseStamped,
+    Text,
+    TwistStamped,
+    WrenchStamped,
+)
 from robo_rl.errors import UserError
+from robo_rl.experiment.sim_arm import SimArmOptions, make_sim_arm
 
 SAMPLES = {
     PoseStamped: PoseStamped(1.5, "base_link", (0.1, 0.2, 0.3), (1.0, 0.0, 0.0, 0.0)),
@@ -152,6 +167,86 @@ def test_a_reply_that_cannot_be_decoded_is_an_error_of_the_call():
                 writer.write(writer.data_type(None, client.id, client.count, raw))
         with pytest.raises(UserError, match="the service list answered with bytes that cannot be decoded"):
             answered(a, forge, "list", LIST, {})
+
+
+def whole_arm_under_fire(samples, seed):
+    """The governed arm of `sim-arm` on DDS while spoilt samples come in on all its topics and services, and a person arms it
+    again and again -> (samples that went out, largest share of a joint's speed limit and of its torque limit, what was said of them)."""
+    rng = random.Random(seed)
+    with dds_pair() as (a, b, wait):
+        arm, node = make_sim_arm(SimArmOptions(controller="cartesian", domain=DOMAIN, scene="none"), b)
+        kinds = {topic: kind for topic, kind in b.kinds.items() if any(topic == t for _, t, _ in node.commands) or topic == "estop"}
+        x, y, z = arm.model.pos
+        quat, frame = tuple(arm.model.quat), arm.robot.base_frame
+
+        def pose(aside):
+            return cdr(a, PoseStamped(0.0, frame, (x, y + aside, z), quat))
+        fire, calm = [], []  # calm: it does not stop an arm
+        for topic, kind in kinds.items():
+            message = {Flag: Flag(False), JointState: JointState(0.0, arm.robot.joints, arm.robot.home)}.get(kind, SAMPLES.get(kind))
+            calm.append(topic not in ("estop", "safety_command"))
+            fire.append((raw_writer(a, f"rt/{topic}", ROS_TYPES[kind]), pose(0.02) if kind is PoseStamped else cdr(a, message)))
+        for name, (_, _, kind, _) in b.servers.items():
+            a.types.add_service(kind)
+            ros, asked = f"{kind}_{REQUEST}", {}
+            if kind.endswith("SetParameters"):
+                asked = {"parameters": [{"name": "damping_ratio", "value": {"type": 3, "double_value": 1.0}},
+                                        {"name": "task.k_pos_x", "value": {"type": 3, "double_value": 600.0}}]}
+            data = a.types.store.serialize_cdr(a._built(kind, REQUEST, filled(text_of(kind, REQUEST), asked)), ros)
+            fire.append((raw_writer(a, f"rq/{name}Request", ros), bytes(data)))
+            calm.append(not name.startswith("safety/"))
+        wait()
+        written = fastest = strongest = 0
+        moving = [end for end, it_is in zip(fire, calm, strict=True) if it_is]
+        aim = next(write for write, data in fire if data == pose(0.02))
+        goals = [pose(-0.015), pose(0.015)]
+        speed, torque = np.array(arm.robot.velocity), np.array(arm.robot.torque)
+        while written < samples:
+            for write, data in rng.sample(moving if node.count // 500 % 2 else fire, 8):
+                written += write(spoilt(data, rng))
+            aim(goals[node.count // 100 % 2])
+            if node.count % 20 == 0:
+                with contextlib.suppress(UserError):
+                    node.order("reset")
+                with contextlib.suppress(UserError):
+                    node.order("arm")
+            node.tick()
+            fastest = max(fastest, float((np.abs(arm.model.dq) / speed).max()))
+            strongest = max(strongest, float((np.abs(arm.torque) / torque).max()))
+        return written, fastest, strongest, b.complaints()
+
+
+@pytest.mark.parametrize(("samples", "seed"), [(2000, 0), pytest.param(1_000_000, 1, marks=pytest.mark.slow)])
+def test_raw_samples_on_every_topic_and_service_neither_end_the_arm_nor_break_its_limits(samples, seed):
+    written, fastest, strongest, said = whole_arm_under_fire(samples, seed)
+    assert written >= samples and 0.001 < fastest <= 1.0 and strongest <= 1.0
+    assert any(DROPPED in line for line in said)
+
+
+def test_gains_of_any_size_over_the_parameter_services_leave_the_arm_within_its_limits():
+    """In every state, of the controller that holds the arm and of those that wait, which then take over."""
+    rng, clock = random.Random(0), Bus(lambda: 0.0)
+    arm, node = make_sim_arm(SimArmOptions(controller="cartesian", scene="none"), LoopbackTransport(clock, "arm"))
+    clock.clock = lambda: arm.ticks * arm.dt
+    person, speed = LoopbackTransport(clock, "person"), np.array(arm.robot.velocity)
+    names = [n.removesuffix("/set_parameters") for n in clock.services if n.endswith("/set_parameters")]
+    assert len(names) >= 2
+    accepted = switched = 0
+    for k in range(300):
+        name, size = rng.choice(names), 10.0 ** rng.uniform(-3, 10)
+        key = rng.choice(("damping_ratio", "task.k_pos_x", "task.k_rot_z", "task.error_clip.x"))
+        value = rng.choice((size, -size, float("nan"), float("inf"), rng.uniform(0, 3)))
+        put = person.call(f"{name}/set_parameters", "rcl_interfaces/srv/SetParameters",
+                          {"parameters": [{"name": key, "value": {"type": 3, "double_value": value}}]})
+        accepted += put["results"][0]["successful"]
+        if k % 10 == 9:
+            other = rng.choice(names)
+            switched += person.call("controller_manager/switch_controller", "controller_manager_msgs/srv/SwitchController",
+                                    {"activate_controllers": [other], "deactivate_controllers": [], "strictness": 1})["ok"]
+        for _ in range(40):
+            node.tick()
+            assert (np.abs(arm.model.dq) <= speed).all(), (k, name, key, value, node.governor.state)
+    assert accepted > 10
 
 
 def test_rclpy_that_cannot_decode_a_message_goes_on_with_the_next():

@@ -130,9 +130,9 @@ def test_a_stiffness_set_by_parameter_is_ramped_to_and_read_back():
 
 
 @pytest.mark.parametrize(("values", "says"), [
-    ({"task__k_pos_x": 1e6}, "at most 3000 N/m"), ({"task__k_pos_x": -1.0}, "at least 0"), ({"task__k_pos_x": "stiff"}, "is a float"),
+    ({"task__k_pos_x": 1e6}, "from 0 to 3000"), ({"task__k_pos_x": -1.0}, "from 0 to 3000"), ({"task__k_pos_x": "stiff"}, "is a float"),
     ({"joints": "a"}, "joints is read only"), ({"k_pos_x": 1.0}, "unknown parameter 'k_pos_x'"),
-    ({"damping_ratio": -1.0}, "damping_ratio"), ({"task__k_pos_x": float("nan")}, "finite"),
+    ({"damping_ratio": -1.0}, "damping_ratio"), ({"damping_ratio": 1e9}, "damping_ratio"), ({"task__k_pos_x": float("nan")}, "got (nan"),
 ])
 def test_a_parameter_that_makes_no_sense_is_refused_with_the_reason(values, says):
     there = There(controller="cartesian")

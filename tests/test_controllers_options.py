@@ -26,8 +26,7 @@ DEFAULTS = {
     "posture_torque": 5.0, "posture_speed": 1.0, "limit_margin": 0.1, "limit_torque": 5.0, "friction": False,
     "torque_rate": 500.0, "torque_fraction": 0.8, "ramp": 0.5, "regularisation": 0.003, "command_timeout": 0.1,
     "max_stiffness": (3000.0, 300.0)}  # an arm is held by these: nobody changes one without a second look here
-SPRINGS = ("stiffness", "damping", "error_clip")
-FROM_ZERO = ("damping_ratio", "filter_time", "limit_torque", "ramp")
+FROM_ZERO = ("filter_time", "limit_torque", "ramp")
 ABOVE_ZERO = ("target_speed", "target_turn", "posture_speed", "limit_margin", "regularisation", "command_timeout", "torque_fraction")
 
 
@@ -43,13 +42,36 @@ def test_the_defaults_of_the_law_and_of_its_three_kin():
     assert asdict(AdmittanceOptions()) == {"mass": (1.0, 0.1), "stiffness": (200.0, 10.0), "damping": None}
 
 
-@pytest.mark.parametrize("name", SPRINGS)
-def test_springs_take_six_finite_numbers_of_at_least_0(name):
-    for good in ((0.0,) * 6, (1.0, 0, 2.0, 0, 3.0, 1e9)):
+@pytest.mark.parametrize(("name", "along", "about"), [("stiffness", 3000.0, 300.0), ("damping", 500.0, 50.0), ("error_clip", 0.5, math.pi)])
+def test_springs_take_six_numbers_up_to_their_bounds(name, along, about):
+    for good in ((0.0,) * 6, (0.4, 0, 0.2, 0, 3.0, 0.5), (along,) * 3 + (about,) * 3):
         assert getattr(LawOptions(**{name: good}), name) == good
-    for bad in ((1.0,) * 5, (1.0,) * 7, (1.0,) * 5 + (-1e-9,), (math.inf, *(1.0,) * 5), (1.0, math.nan, *(1.0,) * 4), (-1.0,) * 6):
-        with pytest.raises(UserError, match=f"{name} needs 6 finite numbers of at least 0"):
+    one = (0.1,) * 5
+    over = ((along * 1.001, *one), (*one[:2], along * 1.001, *one[:3]), (*one[:3], about * 1.001, *one[:2]), (*one, about * 1.001))
+    for bad in ((0.1,) * 4, (0.1,) * 7, (*one, -1e-9), (math.inf, *one), (0.1, math.nan, *one[:4]), (-1.0,) * 6, *over):
+        with pytest.raises(UserError, match=f"{name} needs 6 numbers from 0 to {along:.4g} along and {about:.4g} about the axes"):
             LawOptions(**{name: bad})
+
+
+def test_the_upper_limits_of_a_stiffness_are_an_option_with_bounds_of_its_own():
+    assert LawOptions(max_stiffness=(5000.0, 500.0), stiffness=(5000.0,) * 3 + (500.0,) * 3).max_stiffness == (5000.0, 500.0)
+    assert LawOptions(max_stiffness=(0.0, 0.0), stiffness=(0.0,) * 6).max_stiffness == (0.0, 0.0)
+    for bad in ((5001.0, 1.0), (1.0, 501.0), (-1.0, 1.0), (1.0,), (1.0, 1.0, 1.0), (math.nan, 1.0)):
+        with pytest.raises(UserError, match="max_stiffness needs 2 numbers from 0 to 5000 N/m and 500 N m/rad"):
+            LawOptions(max_stiffness=bad, stiffness=(0.0,) * 6)
+    assert operational_space((3000.0,) * 6).stiffness == (3000.0,) * 6
+    with pytest.raises(UserError, match="stiffness needs 6 numbers from 0 to 3000 along and 3000 about"):
+        operational_space((1.0,) * 5 + (3001.0,))
+    with pytest.raises(UserError, match="stiffness needs 6 numbers from 0 to 500 along"):
+        LawOptions(max_stiffness=(500.0, 50.0))
+
+
+def test_the_damping_ratio_lies_between_a_tenth_and_2():
+    for good in (0.1, 1.0, 2.0):
+        assert LawOptions(damping_ratio=good).damping_ratio == good
+    for bad in (0.0999, 2.001, 1e9, -1.0, math.nan, math.inf):
+        with pytest.raises(UserError, match="damping_ratio"):
+            LawOptions(damping_ratio=bad)
 
 
 @pytest.mark.parametrize("name", FROM_ZERO + ABOVE_ZERO)
@@ -85,9 +107,12 @@ def test_posture_gains_are_one_number_or_one_per_joint():
     assert law._m["kn"].tolist() == list(rows) and law._m["dn"].tolist() == list(rows[::-1])
     law = Law(LawOptions(posture_stiffness=9), ROBOT)
     assert law._m["kn"].tolist() == [9.0] * 7 and law._m["dn"].tolist() == [6.0] * 7
-    for bad in ((1.0,) * 6, (1.0,) * 6 + (-1.0,), -1.0, math.inf, (math.nan,) * 7):
-        with pytest.raises(UserError, match="posture_stiffness needs one number or 7"):
+    for bad in ((1.0,) * 6, (1.0,) * 6 + (-1.0,), -1.0, math.inf, (math.nan,) * 7, 10_001.0):
+        with pytest.raises(UserError, match="posture_stiffness needs one number or 7, from 0 to 10000"):
             Law(LawOptions(posture_stiffness=bad), ROBOT)
+    with pytest.raises(UserError, match="posture_damping needs one number or 7, from 0 to 1000"):
+        Law(LawOptions(posture_damping=1001.0), ROBOT)
+    Law(LawOptions(posture_stiffness=10_000.0, posture_damping=1000.0), ROBOT)
 
 
 def test_limits_are_the_stricter_of_the_laws_and_the_robots():
@@ -142,22 +167,42 @@ def test_options_that_may_change_while_the_law_runs_and_those_that_may_not():
     m = law._m
     assert asdict(law.options) == DEFAULTS | free
     assert m["stiffness"].tolist() == law.k_target.tolist() == list(free["stiffness"])
-    assert m["error_clip"].tolist() == [0.05] * 6 and m["damping_ratio"] == 0.7
+    assert m["clip_target"].tolist() == [0.05] * 6 and m["ratio_target"] == 0.7
+    assert m["error_clip"].tolist() == [0.1] * 3 + [0.5] * 3 and m["damping_ratio"] == 1.0  # it goes there while it ticks
     assert (m["target_speed"], m["target_turn"], m["filter_time"]) == (0.1, 0.3, 0.1)
     law.set_options(replace(law.options, error_clip=None))
-    assert np.isinf(m["error_clip"]).all()
+    assert np.isinf(m["clip_target"]).all()
     for name in DEFAULTS.keys() - free.keys():
         other = {"task": "operational_space", "damping": (1.0,) * 6, "frame": "tool", "nullspace": "none", "friction": True,
-                 "feed_acceleration": (0.0, 0.0), "max_stiffness": (9e9, 9e9)}.get(name, 0.11)
+                 "feed_acceleration": (0.0, 0.0), "max_stiffness": (4000.0, 400.0)}.get(name, 0.11)
         with pytest.raises(UserError, match="while the law runs it can change"):
             law.set_options(replace(law.options, **{name: other}))
-    for stiff in ((3000.1, *(1.0,) * 5), (*(1.0,) * 5, 300.1)):
-        with pytest.raises(UserError, match="at most 3000 N/m and 300 N m/rad"):
-            law.set_options(replace(law.options, stiffness=stiff))
     without = law_at(HOME, joint_impedance())
     with pytest.raises(UserError, match="no Cartesian spring"):
         without.set_options(replace(without.options, stiffness=(0.0,) * 5 + (1.0,)))
     assert without.options == joint_impedance()
+
+
+def test_damping_ratio_and_error_clip_are_gone_to_within_the_ramp_and_the_damping_with_them():
+    law = law_at(BENT[3], LawOptions(ramp=0.2))
+    law.stand()
+    law.tick(MODEL, 1e-3)
+    m, full = law._m, law.d.copy()
+    law.set_options(replace(law.options, damping_ratio=2.0, error_clip=(0.2,) * 3 + (0.1,) * 3))
+    ratios, clips = [], []
+    for _ in range(300):
+        law.tick(MODEL, 1e-3)
+        ratios.append(float(m["damping_ratio"]))
+        clips.append(m["error_clip"][[0, 3]].tolist())
+    assert np.diff([1.0, *ratios]).max() <= 2 * 1e-3 / 0.2 + 1e-12 and ratios[-1] == 2.0 and ratios[98] < 2.0
+    assert clips[-1] == [0.2, 0.1] and max(np.abs(np.diff(clips, axis=0)).max(0) / [0.5, math.pi]) <= 1e-3 / 0.2 + 1e-12
+    assert np.allclose(law.d, 2 * full, rtol=1e-6)
+    law.set_options(replace(law.options, error_clip=None))
+    law.tick(MODEL, 1e-3)
+    assert np.isinf(m["error_clip"]).all()
+    law.set_options(replace(law.options, error_clip=(0.1,) * 6, damping_ratio=0.5))
+    law.activate(MODEL)
+    assert m["error_clip"].tolist() == [0.1] * 6 and m["damping_ratio"] == 0.5
 
 
 def test_activation_carries_the_torque_that_the_joints_carry_within_their_limits():
@@ -260,3 +305,13 @@ def test_the_last_part_of_a_turn_goes_through_the_low_pass_too():
     for k in range(1, 40):
         law.tick(MODEL, 1e-3)
         assert g.angle_between(law.reference.quat, law.reference.target_quat) == pytest.approx(0.5 * math.exp(-k / 100), rel=1e-6)
+
+
+def test_a_wrench_is_in_force_up_to_its_timeout_and_not_a_tick_longer():
+    law = law_at(BENT[0], gravity_compensation(command_timeout=0.125, torque_rate=None, ramp=0.0))
+    free = law.tick(MODEL, 0.0625)
+    law.set_wrench(np.array([0.0, 0, 8, 0, 0, 0]))
+    pushed = MODEL.jac[2] * 8
+    for ticks, there in ((1, True), (2, True), (3, False)):  # ages of 0.0625, 0.125 and 0.1875 s, exact in binary
+        assert np.allclose(law.tick(MODEL, 0.0625) - free, pushed if there else 0, atol=1e-9), ticks
+        assert law.fed == there

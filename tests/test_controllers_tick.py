@@ -307,7 +307,8 @@ def test_stiffness_grows_over_the_ramp_and_damping_with_it():
 
 
 def test_torque_and_torque_rate_stay_within_their_limits_whatever_is_asked():
-    law = law_at(HOME, LawOptions(target_speed=1e9, error_clip=None, filter_time=0, ramp=0, stiffness=(1e5,) * 6))
+    law = law_at(HOME, LawOptions(target_speed=1e9, error_clip=None, filter_time=0, ramp=0, max_stiffness=(5000.0, 500.0),
+                                  stiffness=(5000.0,) * 3 + (500.0,) * 3))
     law.set_target(np.array([5.0, -3, 2]), np.array([0.0, 0, 1, 0]))
     last = np.array(law.tau)
     for _ in range(500):
