@@ -115,6 +115,7 @@ class DdsTransport:
             _domains.pop(domain, None)
             raise UserError(f"DDS cannot use the network interface {interface or 'lo'}: is it up? ({e})") from None
         self.dropped: Counter[str] = Counter()
+        self.closed = False
         self.entities: list[Any] = []
         self.topics: dict[tuple[str, str], Any] = {}
         self.kinds: dict[str, type] = {}
@@ -204,7 +205,9 @@ class DdsTransport:
         return time.monotonic()
 
     def close(self) -> None:
-        """Leave the graph in order; without it others notice after Cyclone's lease of 10 s."""
+        """Leave the graph in order; without it others notice after Cyclone's lease of 10 s. What was known of it stays."""
+        self._look()
+        self.closed = True
         for entity in [self.asked, *self.entities, self.graph, self.reads, self.discovery]:
             core.Entity.__del__(entity)
         self.entities, self.servers, self.clients = [], {}, {}
@@ -235,6 +238,8 @@ class DdsTransport:
 
     def _look(self) -> None:
         """Bring what is known of the graph up to date."""
+        if self.closed:
+            return
         for reader, known in ((self.graph, self.writers), (self.reads, self.readers)):
             for sample in reader.take(N=1000):
                 alive = sample.sample_info.instance_state == core.InstanceState.Alive

@@ -83,6 +83,7 @@ def test_a_text_that_is_no_utf8_costs_its_own_sample_alone(message, text):
         wait()
         assert [got.message for got in box.take()] == [message, message]
         assert b.complaints() == [f"x: 1 samples {DROPPED}"]
+    assert b.complaints() == [f"x: 1 samples {DROPPED}"]  # and after it has left
 
 
 @pytest.mark.parametrize("kind", SAMPLES, ids=lambda k: k.__name__)
