@@ -197,7 +197,8 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, client, recorder:
         if governed and not options.dry_run:
             safety.arm(options.reset, options.start)
         bridge.begin(wire.now())
-        for complaint in wire.complaints():
+        said = wire.complaints()
+        for complaint in said:
             warn(complaint)
         if not governed:
             warn("this arm has no governor of its own: kill -9 of the bridge leaves it at the last target")
@@ -208,6 +209,9 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, client, recorder:
         if governed and not options.dry_run:
             safety.commands.publish(Text("disarm"))
             time.sleep(0.1)
+        for complaint in wire.complaints():
+            if complaint not in said:
+                warn(complaint)
         warn(timing)
         return bridge, seconds
     finally:
