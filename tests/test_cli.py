@@ -536,15 +536,41 @@ def every_options_class() -> list[type]:
     from robo_rl.cli.wm import KINDS, SUBCOMMANDS
     own = [getattr(importlib.import_module(f"robo_rl.cli.{c.replace('-', '_')}"), name) for c, (name, _) in COMMANDS.items()]
     grouped = (k for subs in (SUBCOMMANDS, results.SUBCOMMANDS) for k, _ in subs.values())
-    return list(dict.fromkeys([*own, *grouped, *KINDS.values(), *RL_OPTIONS.values(), PolicyOptions, BcOptions]))
+    found = list(dict.fromkeys([*own, *grouped, *KINDS.values(), *RL_OPTIONS.values()]))
+    for cls in found:  # it grows: options within options
+        found += [k for f in dataclasses.fields(cls) if dataclasses.is_dataclass(k := nested(f)) and k not in found]
+    return found
+
+
+def nested(field: dataclasses.Field) -> type | None:
+    """The class of the options that an option holds."""
+    return None if field.default_factory is dataclasses.MISSING else type(field.default_factory())
 
 
 @pytest.mark.parametrize("cls", every_options_class(), ids=lambda c: c.__name__)
 def test_every_option_says_what_it_means(cls):
     from robo_rl.cli.help import docs
     texts = docs(cls)
-    silent = [f.name for f in dataclasses.fields(cls) if not texts.get(f.name) and not dataclasses.is_dataclass(getattr(f, "type", None))]
+    silent = [f.name for f in dataclasses.fields(cls) if not texts.get(f.name) and not dataclasses.is_dataclass(nested(f))]
     assert not silent, f"{cls.__name__}: no text below {', '.join(silent)}"
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "collect", "correct", "deploy", "console", "serve", "sim-arm", "wm train",
+                                     "wm train --kind video", "wm eval", "wm judge", "wm tune"])
+def test_a_command_of_many_options_groups_all_of_them(command, capsys):
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert not {"Options", "Other options"} & {*lines} and max(map(len, lines)) <= 120
+    assert len([line for line in lines if line and line[0].isupper()]) >= 3
+
+
+@pytest.mark.parametrize("cls", [c for c in every_options_class() if hasattr(c, "GROUPS")], ids=lambda c: c.__name__)
+def test_an_option_stands_in_one_group(cls):
+    named = [name for names in cls.GROUPS.values() for name in names]
+    assert len(named) == len({*named})
+    known = {f.name for c in [cls, *cls.__subclasses__()] for f in dataclasses.fields(c)}
+    assert not {*named} - known, "no such options"
 
 
 def test_help_shows_group_text_range_and_default_of_an_option(capsys):

@@ -2,7 +2,7 @@
 without torch (so `--help` is instant)."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import tyro
 
@@ -18,6 +18,7 @@ class LatentOptions:
     members: int = 5
     """M: networks in the ensemble; their disagreement is the uncertainty."""
     hidden: int = 256
+    """Width of each."""
     layers: int = 3
     """Hidden layers of each."""
     follow: Literal["member", "mean"] = "mean"
@@ -38,13 +39,17 @@ class FitOptions:
     """How a `latent` model is learnt (`world_models.fit`)."""
 
     updates: int = 4000
+    """Optimizer steps."""
     batch: int = 256
     """Windows per member and update; the members' windows differ."""
     lr: float = 1e-3
+    """Learning rate (AdamW)."""
     weight_decay: float = 1e-5
+    """Of AdamW."""
     unroll: int = 8
     """Steps of its own rollout that a window of the second half of training is; the first half predicts one step."""
     ema: float = 0.995
+    """Decay per update of the average of the weights that becomes the model."""
 
     def __post_init__(self) -> None:
         for name, low, high in (("updates", 1, 10**8), ("batch", 1, 10**6), ("unroll", 1, 256), ("weight_decay", 0, 1)):
@@ -122,11 +127,15 @@ class VideoFitOptions:
     arm: int = 1500
     """Updates of the arm's state first."""
     updates: int = 1500
+    """Updates of the frames' flow, after that."""
     batch: int = 12
+    """Recorded chunks of an update."""
     lr: float = 1e-3
+    """Learning rate of the flow."""
     plain: float = 0.4
     """Share of the batch at t = 1, from which the mean frame is learnt; the rest is at uniform times."""
     ema: float = 0.995
+    """Decay per update of the average of the weights that becomes the model."""
 
     def __post_init__(self) -> None:
         for name, low, high in (("arm", 1, 10**8), ("updates", 1, 10**8), ("batch", 1, 10**5)):
@@ -143,9 +152,11 @@ class TuneOptions:
     weight: float = 0.5
     """Of 1 - score/10 beside the model's own loss on recorded chunks; 0: training goes on without EVA."""
     updates: int = 80
+    """Optimizer steps."""
     batch: int = 12
     """Recorded chunks of the model's own loss, and as many imagined ones, per update."""
     lr: float = 2e-4
+    """Learning rate."""
     inverse: int = 800
     """Updates of each of the two inverse-dynamics models: one to tune with, one to measure with."""
 
@@ -161,6 +172,11 @@ class TuneOptions:
 @dataclass(frozen=True, kw_only=True)
 class WorldModelConfig:
     """Learn a world model from recorded episodes; `--sim wm:OUT` then takes it as a simulator."""
+
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "What is learnt": ("kind", "seed", "torch_threads"),
+        "How far it is trusted": ("horizon", "tolerance"),
+        "The run": ("out", "resume")}
 
     data: tyro.conf.Positional[tuple[str, ...]] = ()
     """Folders of LeRobot v3 data sets, of the same env."""
@@ -213,6 +229,10 @@ class VideoConfig(WorldModelConfig):
 class TuneConfig:
     """Fine-tune a video model with EVA; OUT/model is the tuned one, OUT/tune.json says what it did."""
 
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "What is measured": ("check", "windows"),
+        "The run": ("out", "seed", "torch_threads", "json")}
+
     model: tyro.conf.Positional[str]
     """Folder of a video model, or the run of robo_rl wm train --kind video that made it."""
     dataset: tyro.conf.Positional[str]
@@ -241,6 +261,11 @@ class TuneConfig:
 class JudgeConfig:
     """Train a success classifier for `--judge OUT`, or with --check ask another judge about held-out recorded steps."""
 
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "What is learnt": ("false_alarms", "updates", "seed"),
+        "What is measured": ("check",),
+        "The run": ("out", "json")}
+
     data: tyro.conf.Positional[tuple[str, ...]] = ()
     """Folders of LeRobot v3 data sets, of the same env."""
     out: str = ""
@@ -264,6 +289,11 @@ class JudgeConfig:
 @dataclass(frozen=True, kw_only=True)
 class WorldEvalConfig:
     """Measure a world model: open-loop error, obedience, reward and success, ranking of policies, exploitation, doubt."""
+
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "What is measured": ("windows", "horizon", "episodes", "inverse", "seed"),
+        "Comparisons": ("policies", "against", "tolerance"),
+        "What is written": ("video", "out", "json")}
 
     model: tyro.conf.Positional[str]
     """Folder of the model, or the run of robo_rl wm train that made it."""

@@ -144,7 +144,7 @@ def _option(name: str) -> str:
 
 def _shown(value) -> str:
     if value is None:
-        return "chosen for this machine"
+        return "None"  # its text says what that is
     if isinstance(value, (tuple, list)):
         return " ".join(map(str, value)) or "none"
     if isinstance(value, bool):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import tyro
 
@@ -13,6 +13,11 @@ from robo_rl.errors import UserError, in_range
 @dataclass(frozen=True, kw_only=True)
 class CollectOptions:
     """Record successful expert episodes, or with --policy all episodes; an existing data set is extended."""
+
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "What is recorded": ("out", "sim", "task", "episodes", "policy", "obs", "seed", "noise", "video"),
+        "The environment": ("control", "randomise", "image_size", "max_steps", "envs", "threads"),
+        "Data sets that are there already": ("repair", "accept", "tolerance")}
 
     out: str = ""
     """Folder of the data set; empty: data/<sim>-<task>."""

@@ -1,6 +1,7 @@
 """Options of rounds of correction."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import tyro
 
@@ -14,6 +15,14 @@ PROTOCOLS = ("hg_dagger", "rac", "armada", "twin_rl")
 @dataclass(frozen=True, kw_only=True)
 class CorrectOptions:
     """Practise with help, learn from it, evaluate; several rounds."""
+
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "Practice": ("protocol", "operator", "checkpoint", "rounds", "episodes", "human_steps", "robots", "operators",
+            "max_steps", "rewind", "cut"),
+        "When the operator is called, and where practice begins": ("false_alarms", "calibration", "twin_starts",
+            "twin_trials"),
+        "What is learnt from": ("own", "phases", "demo_share"),
+        "The run": ("out", "seed", "eval_episodes", "threads", "json")}
 
     run: tyro.conf.Positional[str]
     """Run folder of the policy that practises."""

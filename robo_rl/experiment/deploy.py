@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import tyro
 
@@ -23,6 +23,13 @@ BRAKE_PERIODS = 25  # control periods after the end, to brake
 @dataclass(frozen=True, kw_only=True)
 class DeployOptions:
     """Run the policy of a run on an arm. It stops the arm when its time is over, at Ctrl-C and when anything is lost."""
+
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "The policy": ("checkpoint", "policy", "token", "instruction", "seed"),
+        "The arm": ("robot", "command", "transport", "model", "start"),
+        "Limits": ("speed", "seconds", "dry_run", "reset", "go_on"),
+        "ROS 2": ("namespace", "domain", "interface"),
+        "What is recorded": ("record", "bag", "video")}
 
     run: tyro.conf.Positional[str]
     """Run folder, or a checkpoint folder inside one."""

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment.config import TrainConfig, load_config
@@ -19,6 +20,12 @@ ARMS = 8  # side by side with on="arm"
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     """How a checkpoint of a run is evaluated."""
+
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "What is evaluated": ("checkpoint", "episodes", "seed", "against", "max_steps"),
+        "Where": ("sim", "envs", "threads", "on"),
+        "On an arm (--on arm, dds)": ("controller", "speed", "domain", "namespace"),
+        "What is written": ("video", "save", "json")}
 
     checkpoint: str = "best"
     """best, last, sft, or the name of a folder below checkpoints/."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import tyro
 
@@ -22,6 +22,10 @@ TOKEN_FILE = "serve.token"  # in a run folder
 class ServeOptions:
     """Serve the policy of a run, for robo_rl deploy --policy HOST:PORT. Clients prove that they know its token; nothing is
     encrypted: between machines go through ssh -L 7447:127.0.0.1:7447 MACHINE."""
+
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "The policy": ("checkpoint", "instruction", "seed"),
+        "The connection": ("host", "port", "token", "clients", "idle")}
 
     run: tyro.conf.Positional[str]
     """Run folder, or a checkpoint folder inside one."""

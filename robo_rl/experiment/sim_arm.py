@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import tyro
 
@@ -17,6 +17,13 @@ from robo_rl.errors import UserError, in_range
 @dataclass(frozen=True, kw_only=True)
 class SimArmOptions:
     """A simulated torque-controlled arm with a CRISP robot's topics, behind a safety governor of its own."""
+
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "The arm": ("robot", "scene", "controller", "start", "cameras", "image_size", "quiet"),
+        "Time": ("seconds", "lockstep"),
+        "Limits": ("speed", "wrench", "armed"),
+        "ROS 2": ("namespace", "domain", "interface"),
+        "What goes wrong on purpose": ("payload", "joint_friction", "torque_delay", "push", "message_delay", "message_drop")}
 
     robot: str = "sim"
     """Preset or JSON file (robo_rl sim-arm --robot list names them)."""

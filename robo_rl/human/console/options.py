@@ -2,6 +2,7 @@
 
 import urllib.parse
 from dataclasses import dataclass
+from typing import ClassVar
 
 import tyro
 
@@ -11,6 +12,11 @@ from robo_rl.errors import UserError, in_range
 @dataclass(frozen=True, kw_only=True)
 class ConsoleOptions:
     """Watch N robots under a run's policy in the browser, take over, correct."""
+
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "The robots": ("checkpoint", "robots", "speed", "seed", "threads", "seconds"),
+        "The page": ("host", "port", "url", "size", "fps"),
+        "The operators": ("operators", "device", "patience", "max_delay")}
 
     run: tyro.conf.Positional[str]
     """Run folder."""
