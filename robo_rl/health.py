@@ -73,6 +73,8 @@ STEPS = (
 )
 NFT = (Range("drift", "squared distance to the supervised velocity", high=1.0, alarm=10.0,
              meaning="the velocity has left what supervision taught it: lower --rl.lr, raise --rl.kl-coef"),)
+FLOOR = (Range("returns", "returns to the best checkpoint", high=0.0, alarm=1.0,
+               meaning=f"success fell below that of the supervised policy, on the same starts: {SMALLER}"),)
 SUCCESS = (
     Range("failures", "episodes in a row without a success", high=FEW,
           meaning="a sparse reward teaches nothing without one: more --demos or --bc.updates, or --reward dense"),
@@ -96,13 +98,12 @@ def ranges(options: MethodOptions, policy: PolicyOptions, action: int, sparse: b
         own = tuple(replace(r, high=r.high / n2, alarm=(r.alarm or 0) / n2) if r.metric == "kl" else r for r in own)
     if isinstance(options, OnPolicyOptions) and options.proximal == "ewma":
         own = tuple(r for r in own if r.metric != "first_log_ratio")
-    return own + STEPS + (SUCCESS if sparse else ())
+    return own + STEPS + FLOOR + (SUCCESS if sparse else ())
 
 
 def trusted(target: float) -> Range:
     """The range of KL per executed entry where an update is to have `target`."""
-    return Range("kl", "KL per executed entry", low=target / 2, high=2 * target,
-                 meaning="updates do not have the size of --rl.trust-kl; below it: the learning rate is still growing")
+    return Range("kl", "KL per executed entry", high=2 * target, meaning="updates are larger than --rl.trust-kl: an error, please report it")
 
 
 @dataclass(slots=True)

@@ -79,9 +79,9 @@ def test_the_range_of_kl_follows_the_reduction_of_the_log_prob():
     assert whole.high == 1.0 and mean.high == pytest.approx(1.0 / 144) and mean.alarm == pytest.approx(5.0 / 144)
 
 
-def test_the_range_of_a_bounded_kl_is_around_its_target():
+def test_the_range_of_a_bounded_kl_ends_at_twice_its_target():
     kl = next(r for r in ranges(PiRlOptions(trust_kl=0.002), PolicyOptions(logp_reduction="mean"), 4, True) if r.metric == "kl")
-    assert (kl.low, kl.high) == (0.001, 0.004)
+    assert kl.high == 0.004
 
 
 def test_a_resumed_run_keeps_the_findings_of_before_its_checkpoint_and_makes_the_later_ones_again(tmp_path):

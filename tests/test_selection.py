@@ -139,7 +139,7 @@ class Counting:
 
     def next(self):
         class Rollout:
-            stats = {"env_steps": 1000, "success": 0.5}
+            stats, ended = {"env_steps": 1000, "success": 0.5}, None
         return Rollout
 
     def update(self, *args):
@@ -188,6 +188,7 @@ class CountingStage(ReplayStage):
     def __init__(self, run):
         super().__init__(run)
         self.actor, self.learner, self.online, self.demos, self.online_now = Counting(), Counting(), [], [], False
+        self.control = None
         self.actor.steps, self.due = run.step, 0
 
     def save_all(self, finished):

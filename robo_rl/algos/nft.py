@@ -33,6 +33,7 @@ class NftLearner:
         self.actor_opt = make_adam(self.params, options.lr)
         self.generator = torch.Generator().manual_seed(seed + 2)
         self.iteration = 0
+        self.step_scale = 1.0  # of the learning rate; smaller after a return to an earlier checkpoint
 
     @property
     def sampler(self):
@@ -76,7 +77,7 @@ class NftLearner:
                     if o.bc_coef and self.demos is not None:
                         loss = loss + o.bc_coef * policy.bc_loss(*self.demos(len(batch), self.generator),
                                                                  self.generator)
-                    with scaled_lr(self.actor_opt, ramped(self.actor_opt, o.ramp)):
+                    with scaled_lr(self.actor_opt, ramped(self.actor_opt, o.ramp) * self.step_scale):
                         step["grad_norm"] = descend(loss, self.params, self.actor_opt, o.max_grad_norm)
                 if o.advantage == "gae":
                     with torch.no_grad():
@@ -100,7 +101,7 @@ class NftLearner:
     def state_dict(self) -> dict:
         return {"credit": self.credit.state_dict(), "actor_opt": self.actor_opt.state_dict(),
                 "old": self.old.state_dict(), "reference": self.reference.state_dict(),
-                "generator": self.generator.get_state(), "iteration": self.iteration}
+                "generator": self.generator.get_state(), "iteration": self.iteration, "step_scale": self.step_scale}
 
     def load_state_dict(self, state: dict) -> None:
         self.credit.load_state_dict(state["credit"])
@@ -108,7 +109,7 @@ class NftLearner:
         self.old.load_state_dict(state["old"])
         self.reference.load_state_dict(state["reference"])
         self.generator.set_state(state["generator"])
-        self.iteration = state["iteration"]
+        self.iteration, self.step_scale = state["iteration"], state.get("step_scale", 1.0)
 
 
 def make(policy, options: NftOptions, seed: int, demos: Demos | None = None) -> NftLearner:

@@ -78,6 +78,7 @@ class OnPolicyLearner:
         self.generator = torch.Generator().manual_seed(seed + 2)
         self.corrector = Corrector(options)
         self.iteration = 0
+        self.step_scale = 1.0  # of the size of updates; smaller after a return to an earlier checkpoint
         self.share, self.total_norm, self.mean = slice(None), None, float  # of a rank among several (runtime.sharded)
 
     @property
@@ -116,7 +117,7 @@ class OnPolicyLearner:
         actor_on, trust = self.credit.is_ready(o, self.iteration, metrics), self.trust
         if actor_on and trust:
             trust.begin(policy, obs, flat(rollout.trace), rows, o.epochs * steps_of(len(rows), o.minibatch), self.mean,
-                        corrected.lr_scale)
+                        corrected.lr_scale, self.step_scale)
 
         def actor() -> None:
             for epoch, order in enumerate(orders):
@@ -147,7 +148,7 @@ class OnPolicyLearner:
                     value_losses.append(self.credit.step(context, row["returns"], row["values"]))
 
         metrics["epochs"] = float(o.epochs)
-        with scaled_lr(self.actor_opt, 1.0 if trust else corrected.lr_scale):
+        with scaled_lr(self.actor_opt, 1.0 if trust else corrected.lr_scale * self.step_scale):
             if not actor_on:
                 critic()
             elif not (gae and fixed):
@@ -197,7 +198,7 @@ class OnPolicyLearner:
             told.append(metrics)
             columns = flat(rollout.trace) | {"logp_old": rollout.logp.flatten(0, 1), "adv": adv}
             if trust and len(rows) and not rows_in_all:  # of the first piece: none of the others has to be kept
-                trust.begin(policy, flat(rollout.obs), flat(rollout.trace), rows, 1)
+                trust.begin(policy, flat(rollout.obs), flat(rollout.trace), rows, 1, size=self.step_scale)
             for batch in rows.split(o.minibatch) if len(rows) else ():
                 loss, step, log_ratio = self.actor_loss(policy.encode(pick(flat(rollout.obs), batch)), pick(columns, batch),
                                                         rules)
@@ -214,7 +215,7 @@ class OnPolicyLearner:
         for p in self.actor_params:
             if p.grad is not None:
                 p.grad /= rows_in_all
-        with scaled_lr(self.actor_opt, ramped(self.actor_opt, o.ramp)):
+        with scaled_lr(self.actor_opt, ramped(self.actor_opt, o.ramp) * (1.0 if trust else self.step_scale)):
             norm = step_along(self.actor_params, self.actor_opt, o.max_grad_norm, sound=sound)
         if trust:
             trust.stepped()
@@ -259,14 +260,14 @@ class OnPolicyLearner:
 
     def state_dict(self) -> dict:
         return {"credit": self.credit.state_dict(), "actor_opt": self.actor_opt.state_dict(),
-                "generator": self.generator.get_state(), "iteration": self.iteration,
+                "generator": self.generator.get_state(), "iteration": self.iteration, "step_scale": self.step_scale,
                 "corrector": self.corrector.state_dict(), "trust": self.trust.state_dict() if self.trust else {}}
 
     def load_state_dict(self, state: dict) -> None:
         self.credit.load_state_dict(state["credit"])
         self.actor_opt.load_state_dict(state["actor_opt"])
         self.generator.set_state(state["generator"])
-        self.iteration = state["iteration"]
+        self.iteration, self.step_scale = state["iteration"], state.get("step_scale", 1.0)
         if "corrector" in state:  # not in checkpoints of before it
             self.corrector.load_state_dict(state["corrector"])
         if self.trust and state.get("trust"):

@@ -33,18 +33,19 @@ class TrustRegion:
 
     def __init__(self, params: list[Tensor], opt: Optimizer, lr: float, target: float):
         self.params, self.opt, self.chosen, self.target = params, opt, lr, target
-        self.lr, self.spent, self.cuts, self.mean = lr, 0.0, 0, float
+        self.lr, self.goal, self.spent, self.cuts, self.mean = lr, target, 0.0, 0, float
 
     def begin(self, policy: "ChainPolicy | GaussianPolicy", obs: Obs, trace: dict[str, Tensor], rows: Tensor, steps: int,
-              mean: Callable[["Tensor | float"], float] = float, lr_scale: float = 1.0) -> None:
+              mean: Callable[["Tensor | float"], float] = float, lr_scale: float = 1.0, size: float = 1.0) -> None:
         """An update of `steps` steps begins: keep the weights, and the moments of some `rows` of obs and trace [B,...].
 
-        `mean`: over the ranks of a sharded learner; `lr_scale`: of this update alone."""
+        `mean`: over the ranks of a sharded learner; `lr_scale`: of this update alone; `size`: of its displacement, 1 at the target."""
         some = rows[torch.linspace(0, len(rows) - 1, min(PROBES, len(rows))).long()]
         self.policy, self.obs, self.trace, self.mean = policy, pick(obs, some), pick(trace, some), mean
         self.start = [local(p).detach().clone() for p in self.params]
         self.before = self.scored()
         self.made, self.steps, self.cuts, self.spent, self.lr_scale = 0, steps, 0, 0.0, lr_scale
+        self.goal = self.target * size**2
         self.rates: list[float] = []
         self.scale_lr(1.0)
 
@@ -65,7 +66,7 @@ class TrustRegion:
             o, entries = self.policy.options, self.policy.options.execute * self.policy.spec.action
             log_ratio = ((now[0] - before[0]) * (entries if o.logp_reduction == "mean" else 1)).clamp(-20, 20)
             kl = (log_ratio.exp() - 1 - log_ratio).mean() / entries
-        return max(1e-9, self.mean(kl) / self.target)  # rounding leaves no zero
+        return max(1e-9, self.mean(kl) / self.goal)  # rounding leaves no zero
 
     def stepped(self) -> None:
         """A step was made: measure, and set the pace of those that follow; from beyond the target go back towards the start."""
@@ -100,7 +101,7 @@ class TrustRegion:
         used = math.exp(sum(self.rates) / len(self.rates))
         self.lr = used * min(RAISE, max(1.0, self.spent**-0.5))
         del self.policy, self.obs, self.trace, self.start, self.before
-        return {"kl": self.spent * self.target, "kl_target": self.target, "lr": used, "kl_cuts": float(self.cuts)}
+        return {"kl": self.spent * self.goal, "kl_target": self.goal, "lr": used, "kl_cuts": float(self.cuts)}
 
     def state_dict(self) -> dict:
         return {"lr": self.lr}

@@ -1,5 +1,6 @@
 """The loop of the on-policy methods: take a batch, learn from it, publish the weights; evaluate and save on the way."""
 
+import copy
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from robo_rl.experiment.starts import make_control
 from robo_rl.rollout_control import StartControl
 
 SAVE_EVERY = 20.0  # s
+RETURNS = 4  # most that a run that fell below its supervised policy goes back to its best checkpoint
+SMALLER = 0.5  # factor on the size of its steps from then on: a quarter of their KL
 
 
 def make_learner(run: Run):
@@ -87,6 +90,23 @@ def learn(run: Run, learner, feed) -> tuple[dict[str, float], dict[str, float], 
     return merge_batch_stats([r.stats for r in rollouts]), metrics, waited, [r.ended for r in rollouts]
 
 
+def go_back(run: Run, learner) -> bool:
+    """After a look: where success fell below that of the supervised policy, put policy and learner back to the best checkpoint, with
+    smaller steps -> whether it did."""
+    from robo_rl import checkpoint
+
+    why = run.fallen()
+    state = {} if why is None or len(run.returns) >= RETURNS else learner.state_dict()
+    if why is None or "step_scale" not in state:  # a learner of the user's own need not know it
+        return False
+    best = run.take_best(why, "goes on, with steps of half the size, from")
+    saved, _ = checkpoint.load_train(run.folder / "checkpoints" / checkpoint.name(best))
+    at_best = saved["learner"] if saved else \
+        find_method(run.config.algo)(copy.deepcopy(run.policy), run.config.rl, run.config.seed).state_dict()
+    learner.load_state_dict(at_best | {"step_scale": state["step_scale"] * SMALLER})
+    return True
+
+
 def improve(run: Run, learner, feed, control: StartControl | None = None) -> int:
     """Learn until the steps are made, the looks say stop or a signal comes -> the exit status."""
     from robo_rl import health
@@ -100,7 +120,11 @@ def improve(run: Run, learner, feed, control: StartControl | None = None) -> int
         run.save({"learner": learner.state_dict(), "feed": feed.state()} |
                  ({} if control is None else {"starts": control.state_dict()}), finished)
         feed.commit()
-    cadence = Cadence(run, save, SAVE_EVERY)
+
+    def looked() -> None:
+        if go_back(run, learner):
+            feed.publish()
+    cadence = Cadence(run, save, SAVE_EVERY, looked)
     while run.goes_on():
         begin, clock = time.perf_counter(), time.monotonic_ns()
         stats, metrics, waited, ended = learn(run, learner, feed)
@@ -118,10 +142,12 @@ def improve(run: Run, learner, feed, control: StartControl | None = None) -> int
                 "rate/steps_per_s": stats["env_steps"] / seconds} | feed.stats()
         if control is not None:
             row |= {f"starts/{k}": v for k, v in control.metrics().items()}
+        if run.returns:
+            row["train/returns"] = len(run.returns)
         if beside:
             row["util/learner_wait"] = min(1.0, waited / seconds)
         run.report.log(run.step, row)
-        for text in watch.look(run.step, metrics | stats):
+        for text in watch.look(run.step, metrics | stats | {"returns": float(len(run.returns))}):
             run.report.say(text, "warning")
         run.report.advance(run.step, stats.get("success"), feed.note())
         cadence.after_update(feed.crowded())

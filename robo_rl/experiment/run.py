@@ -14,6 +14,7 @@ from robo_rl.experiment.evaluation import Evaluator
 from robo_rl.experiment.reporting import Reporter
 from robo_rl.selection import CHOOSE, REPORT, Look, best_look, stop_reason
 from robo_rl.signals import StopSignal
+from robo_rl.stats import Interval, paired_difference
 
 TIMELINE = 4_000_000  # bytes of timeline.jsonl
 
@@ -35,6 +36,7 @@ class Run:
         self.evaluator = Evaluator(config, folder, report)
         self.policy = None
         self.step, self.looks = 0, []
+        self.returns: list[tuple[int, int]] = []  # from which step to the weights of which
         self.started = time.monotonic()
 
     # ---- evaluation
@@ -69,10 +71,36 @@ class Run:
 
         if not self.looks or self.looks[-1].step != self.step:
             self.look()
+        if (why := self.fallen()) is not None:
+            self.take_best(why, "the run ends with")
         self.evaluate("final")
         best = best_look(self.looks).step
         if best != self.step:
             self.evaluate("best", REPORT, checkpoint.load_policy(self.folder / "checkpoints" / checkpoint.name(best))[0], best)
+
+    def fallen(self) -> Interval | None:
+        """Success at the newest look minus that of the supervised policy, start by start, where the whole interval is below 0
+        and nothing was done about it yet."""
+        from robo_rl import files
+        if not self.looks or self.looks[0].step or not self.looks[-1].step or self.looks[-1].step in {at for at, _ in self.returns}:
+            return None
+        paths = [self.folder / "evals" / f"step_{look.step:09d}.json" for look in (self.looks[0], self.looks[-1])]
+        if not all(path.exists() for path in paths):
+            return None  # somebody has cleaned up
+        first, last = (files.read_json(path)["success"] for path in paths)
+        difference = paired_difference(last, first)
+        return difference if difference.high < 0 else None
+
+    def take_best(self, why: Interval, then: str) -> int:
+        """Give the policy the weights of the best checkpoint and say so -> its step."""
+        from robo_rl import checkpoint
+
+        best = best_look(self.looks).step
+        self.policy.load_state_dict(checkpoint.load_policy(self.folder / "checkpoints" / checkpoint.name(best))[0].state_dict())
+        self.returns.append((self.step, best))
+        self.report.say(f"success fell below that of the supervised policy: {why.value:+.3f}, 95 % interval [{why.low:+.3f}, "
+                        f"{why.high:+.3f}], on the same starts; {then} the best checkpoint, of step {best}", "warning")
+        return best
 
     # ---- what is kept
 
@@ -86,7 +114,8 @@ class Run:
         path = root / checkpoint.name(self.step)
         checkpoint.save_checkpoint(path, self.policy, train, {
             "step": self.step, "best": {"success": best.rate, "return": best.gain, "step": best.step},
-            "looks": [list(x) for x in self.looks], "finished": finished, "lines": self.report.lines})
+            "looks": [list(x) for x in self.looks], "returns": [list(x) for x in self.returns], "finished": finished,
+            "lines": self.report.lines})
         for old in checkpoint.checkpoints(self.folder)[:-2]:
             if old.name not in (checkpoint.name(0), checkpoint.name(best.step)):
                 shutil.rmtree(old)
@@ -124,11 +153,11 @@ class Run:
 
 
 class Cadence:
-    """When RL looks and when it saves: every --eval-every steps both, and `seconds` after the last save, or where the caller
-    says that it cannot wait, a save alone."""
+    """When RL looks and when it saves: every --eval-every steps both, with `looked` between them, and `seconds` after the last
+    save, or where the caller says that it cannot wait, a save alone."""
 
-    def __init__(self, run: Run, save: Callable[[], None], seconds: float):
-        self.run, self.save, self.seconds = run, save, seconds
+    def __init__(self, run: Run, save: Callable[[], None], seconds: float, looked: Callable[[], None] = lambda: None):
+        self.run, self.save, self.seconds, self.looked = run, save, seconds, looked
         self.every = run.config.eval_every or max(1, run.config.steps // 10)
         self.next = (run.step // self.every + 1) * self.every
         self.saved = time.monotonic()
@@ -139,6 +168,7 @@ class Cadence:
         if run.step >= self.next and run.step < run.config.steps:
             self.next = (run.step // self.every + 1) * self.every
             run.look()
+            self.looked()
         elif not now and time.monotonic() - self.saved <= self.seconds:
             return
         self.save()

@@ -105,6 +105,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
                 run.policy, meta = checkpoint.load_policy(saved[-1])
                 checkpoint.check_fits(run.policy, obs_spec(env, run.policy.spec.language), str(saved[-1]))
                 run.step, run.looks = meta["step"], looks_of(meta, config.eval_episodes)
+                run.returns = [tuple(x) for x in meta.get("returns", [])]
                 if meta["finished"]:
                     report.say("this run is finished; nothing to resume")
                     return 0
