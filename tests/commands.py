@@ -75,7 +75,7 @@ class Command:
     def said(self) -> str:
         return self.err.read_text() if self.err.exists() else ""
 
-    def until(self, condition: Callable[[], bool], timeout: float = 60) -> None:
+    def until(self, condition: Callable[[], bool], timeout: float = 300) -> None:
         """Wait until `condition()`; the command must be running then."""
         end = time.monotonic() + timeout
         while not condition():

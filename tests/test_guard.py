@@ -34,7 +34,7 @@ def start(tmp_path, *more):
         return subprocess.Popen(argv, cwd=tmp_path, stdout=said, stderr=said)
 
 
-def until(condition, process, tmp_path, seconds=120):
+def until(condition, process, tmp_path, seconds=600):  # a bound on hanging, not on slowness
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert process.poll() is None and time.monotonic() < end, (tmp_path / "said").read_text()

@@ -161,11 +161,11 @@ def test_a_run_whose_raylet_is_killed_says_so_and_goes_on_with_a_cluster_started
 
     def daemons(name):
         return [p for p in psutil.Process(run.process.pid).children(recursive=True) if name in p.name()]
-    run.until(lambda: len(list((tmp_path / "run" / "checkpoints").glob("step_*"))) > 1, 200)
+    run.until(lambda: len(list((tmp_path / "run" / "checkpoints").glob("step_*"))) > 1)
     raylet, = daemons("raylet")
     actors = [p for p in raylet.children() if "Collecting" in p.name()]
     raylet.kill()
-    run.until(lambda: "going on from the last checkpoint (restart 1)" in run.said(), 60)
+    run.until(lambda: "going on from the last checkpoint (restart 1)" in run.said())
     assert actors and not psutil.wait_procs(actors, 30)[1]
     done = run.wait(200)
     assert done.code == 0 and "raylet" in done.err and "Raylet is terminated" not in done.out
