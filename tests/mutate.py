@@ -33,9 +33,9 @@ ROOT = Path(__file__).resolve().parent.parent
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.tsv")
 # file -> the tests that must notice a fault in it, the quickest first
 TARGETS: dict[str, tuple[str, ...]] = {
-    "robo_rl/sampling.py": ("test_definitions", "test_sampling"),
-    "robo_rl/losses.py": ("test_definitions", "test_credit"),
-    "robo_rl/advantages.py": ("test_definitions", "test_credit"),
+    "robo_rl/sampling.py": ("test_definitions", "test_sampling", "test_trust"),
+    "robo_rl/losses.py": ("test_definitions", "test_credit", "test_rollout_control_estimators"),
+    "robo_rl/advantages.py": ("test_definitions", "test_credit", "test_rollout_control_estimators"),
     "robo_rl/corrections.py": ("test_definitions", "test_corrections_functions"),
     "robo_rl/runtime/ledger.py": ("test_ledger",),
     "robo_rl/replay.py": ("test_replay_plain", "test_replay"),
@@ -44,6 +44,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "controllers/governor.py": ("test_controllers_governor_limits", "test_controllers_governor"),
     "controllers/law.py": ("test_controllers_options", "test_controllers_tick", "test_controllers_law"),
     "controllers/tick.py": ("test_controllers_tick", "test_controllers_options"),
+    "controllers/supervisor.py": ("test_controllers_supervisor",),
     "robo_rl/data/writer.py": ("test_data", "test_data_integrity"),
     "robo_rl/data/meta.py": ("test_data", "test_data_integrity"),
     "robo_rl/data/reader.py": ("test_data", "test_data_integrity"),

@@ -196,6 +196,7 @@ def test_after_a_crash_what_was_ready_is_ready_and_what_was_taken_comes_again_wh
 
 def test_a_ledger_goes_on_from_what_it_said_of_itself():
     book = Ledger(12, 2, 8, {0: (2, 3), 1: (2, 5)})
+    book.next_uid = 5  # of leases long gone
     leases = [book.lease(i) for i in (0, 1)]
     assert [(f.batch, f.state, f.attempt) for f in leases] == [(-1, led.LEASED, 0)] * 2
     book.seal(leases[0].uid, 2, 0)
@@ -203,6 +204,7 @@ def test_a_ledger_goes_on_from_what_it_said_of_itself():
     other.load_state_dict(book.state_dict())
     assert other.state_dict() == book.state_dict() and other.round_samples == 16 and other.widest == 5
     assert other.ready() == 6 and [f.uid for f in other.held(1)] == [leases[1].uid]
+    assert {uid: f.slot for uid, f in other.fragments.items()} == {f.uid: f.slot for f in leases}
     other.check()
 
 
