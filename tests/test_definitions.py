@@ -70,6 +70,8 @@ def test_a_log_ratio_that_is_not_finite_counts_as_none_in_the_metrics_and_a_huge
     assert metrics["kl"] == 0 and metrics["ratio_max"] == 1 and metrics["log_ratio_absmax"] == 0
     metrics = losses.ppo(torch.tensor([-50.0, 0.0]), torch.zeros(2), torch.ones(2), 0.2, 0.2)[1]
     assert metrics["log_ratio_absmax"] == 20 and float(metrics["kl"]) == pytest.approx((math.exp(-20) - 1 + 20) / 2)
+    metrics = losses.ppo(torch.tensor([math.nan, 20.0, -20.5, 0.0]), torch.zeros(4), torch.ones(4), 0.2, 0.2)[1]
+    assert metrics["huge_ratio"] == 0.25 and metrics["nonfinite_ratio"] == 0.25  # 20 itself is within
 
 
 @pytest.mark.parametrize(("huber", "clip"), [(0.0, 0.0), (0.7, 0.0), (0.0, 0.3), (0.7, 0.3)])

@@ -131,6 +131,27 @@ def test_steps_are_centred_over_all_decisions_of_the_group_and_not_over_the_firs
     assert adv[mask].sum().abs() < 1e-5 and adv[1, 0, 1] == 0
 
 
+def test_every_group_has_a_mean_of_its_own_and_one_decision_is_its_own_mean():
+    torch.manual_seed(1)
+    steps, outcome, mask = torch.randn(4, 3, 2), torch.randn(3, 2), torch.rand(4, 3, 2) < 0.6
+    mask[:, 1] = False
+    mask[2, 1, 0] = True  # one decision in all of the group
+    mask[:, 2, 1] = False
+    adv = step_and_episode(outcome, steps, mask, alpha=0.5)
+    for t in range(4):
+        for q in range(3):
+            for i in range(2):
+                live = steps[:, q][mask[:, q]]
+                want = float(outcome[q, i] - outcome[q].mean() + 0.5 * (steps[t, q, i] - live.mean())) if mask[t, q, i] else 0.0
+                assert float(adv[t, q, i]) == pytest.approx(want, abs=1e-6)
+
+
+def test_the_preference_of_pairs_is_its_formula_with_the_papers_beta():
+    better, worse = torch.tensor([10.0, -4.0]), torch.tensor([2.0, 6.0])
+    want = sum(np.log(1 + np.exp(-0.05 * d)) for d in (8.0, -10.0)) / 2
+    assert float(losses.preference(better, worse)) == pytest.approx(want, rel=1e-6)
+
+
 def test_only_starts_with_both_outcomes_make_pairs_and_learning_from_them_finds_the_preference():
     outcome = torch.tensor([[1.0, 0, 1], [1, 1, 1], [0, 0, 0]])
     pairs = losses.preference_pairs(outcome)
