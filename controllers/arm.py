@@ -15,10 +15,11 @@ import mujoco
 import numpy as np
 
 from controllers.contracts import State
-from controllers.governor import Governor, Setpoint
+from controllers.governor import STOPPED, Governor, Setpoint
 from controllers.law import Law, LawOptions, vector
 from controllers.model import ArmModel, add_tool, arm_model, read_spec
 from controllers.robot import Robot
+from controllers.supervisor import Supervisor
 from controllers.wrench import Observer
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.geometry import turn_between
@@ -71,6 +72,7 @@ class SimArm:
         self._body = self.mj.site_bodyid[self._site]
         self.servo = JointServo(robot, self.model, dt) if servo else None
         self.observer: Observer | None = None  # where the arm is to feel what pushes it
+        self.supervisor: Supervisor | None = None  # between the law and the motors
         self._fingers = np.array([i for i in range(self.mj.nu) if self.mj.actuator(i).name in FINGERS], int)
         self._finger_q = self.mj.jnt_qposadr[self.mj.actuator_trnid[self._fingers, 0]]
         self._push, self._push_until = np.zeros(6), -math.inf
@@ -96,6 +98,7 @@ class SimArm:
         self.law.stand()
         if self.servo:
             self.servo.rest(self.model)
+        self.asked = np.array(self.law.tau)  # [n] [N m] of the motors in the last tick, before what delays it
         self._late = deque([self.model.bias.copy()] * len(self._late))
         if self.observer:
             self.observer.rest()
@@ -104,6 +107,12 @@ class SimArm:
         """Let another law go on from what the joints carry now: no jump in torque."""
         law.activate(self.model, np.array(self.law.tau))
         self.law, self.servo = law, JointServo(self.robot, self.model, self.dt) if servo else None
+
+    def rest(self, torque: np.ndarray) -> None:
+        """Let the law begin anew from the measured state and these torques [n] [N m]."""
+        self.law.activate(self.model, torque)
+        if self.servo:
+            self.servo.rest(self.model)
 
     def objects(self) -> list[str]:
         """Names of the bodies that move freely."""
@@ -141,8 +150,13 @@ class SimArm:
 
     def act(self) -> None:
         """The tick without `sense`."""
-        d = self.data
-        torque = self.law.tick(self.model, self.dt)
+        d, law = self.data, self.law
+        torque = law.tick(self.model, self.dt)
+        if self.supervisor:
+            torque = self.supervisor.allowed(self.model, torque, self.asked, self.dt)
+            if self.supervisor.reason:  # the law goes on from here, without tension, when it may
+                self.rest(torque)
+        self.asked = torque
         if self._late:
             self._late.append(torque)
             torque = self._late.popleft()
@@ -179,7 +193,9 @@ def govern(arm: SimArm, governor: Governor, now: float | None = None) -> Setpoin
     """One governed tick: measure, ask the governor, let the law follow, step the physics. now [s]: None is arm.t."""
     now = arm.t if now is None else now
     arm.sense()
-    m = arm.model
+    m, supervisor = arm.model, arm.supervisor
+    if supervisor and supervisor.reason and governor.state != STOPPED:  # a person has reset it
+        supervisor.release()
     governor.measure(State(tuple(m.q.tolist()), tuple(m.dq.tolist()), tuple(m.pos), tuple(m.quat),
                            tuple(arm.twist().tolist()), arm.felt()), now)
     out = governor.tick(now, arm.dt)
@@ -188,6 +204,8 @@ def govern(arm: SimArm, governor: Governor, now: float | None = None) -> Setpoin
     else:
         follow(arm.law, m, out)
     arm.act()
+    if supervisor and supervisor.reason and governor.state != STOPPED:
+        governor.stop(now, supervisor.reason)
     return out
 
 

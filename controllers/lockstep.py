@@ -13,6 +13,7 @@ from controllers.limits import Limits
 from controllers.model import ArmModel
 from controllers.node import SAFETY_COMMAND, ArmNode
 from controllers.robot import Robot
+from controllers.supervisor import Supervisor, supervised
 from controllers.transport import Bus, LoopbackTransport, NetworkConditions, Text, Transport
 
 SETTLE = 0.02  # s of simulated time before an episode, for the first messages
@@ -38,6 +39,7 @@ class LockstepArm:
         self.arm.reset(joints, objects, opening=1.0)
         self.bus = Bus(lambda: self.arm.t, self.conditions)
         self.governor = Governor(self.limits, self.robot)
+        self.arm.supervisor = Supervisor(self.robot, supervised(self.limits))
         self.node = ArmNode(self.arm, LoopbackTransport(self.bus, "arm"), self.governor, pose_every=self.ticks, joints_every=self.ticks)
         wire = self.wire = self.wrap_transport(LoopbackTransport(self.bus, "bridge"))
         self.close()

@@ -98,6 +98,7 @@ def make_sim_arm(options: SimArmOptions, transport=None):
     from controllers.node import ArmNode
     from controllers.pace import limits_at
     from controllers.robot import load_robot
+    from controllers.supervisor import Supervisor, supervised
     from controllers.transport import Bus, LoopbackTransport, NetworkConditions
     from controllers.wrench import Observer
     from robo_rl.experiment.arm import (
@@ -123,6 +124,7 @@ def make_sim_arm(options: SimArmOptions, transport=None):
     if options.wrench:
         arm.observer, box = Observer(arm.model), box | {"wrench": (options.wrench, options.wrench / 3)}
     governor = Governor(limits_at(options.speed, ACTION_SCALE, frame=robot.base_frame, **box), robot)
+    arm.supervisor = Supervisor(robot, supervised(governor.limits))
     conditions = NetworkConditions(delay=options.message_delay, drop=options.message_drop)
     if transport is None:
         transport = LoopbackTransport(Bus(lambda: arm.ticks * arm.dt), "sim_arm") if options.lockstep and options.domain < 0 else \
