@@ -76,9 +76,9 @@ class SimArm:
         self._fingers = np.array([i for i in range(self.mj.nu) if self.mj.actuator(i).name in FINGERS], int)
         self._finger_q = self.mj.jnt_qposadr[self.mj.actuator_trnid[self._fingers, 0]]
         self._push, self._push_until = np.zeros(6), -math.inf
-        self._late = deque([None] * disturbance.torque_delay)
+        self._late: deque[np.ndarray] = deque([np.zeros(len(joints))] * disturbance.torque_delay)  # `reset` fills it
         self.torque = np.zeros(len(joints))  # [n] [N m] at the motors in the last tick
-        self.reset(robot.home if q is None else q)
+        self.reset(np.array(robot.home) if q is None else q)
 
     def reset(self, q: np.ndarray, objects: "dict[str, tuple[np.ndarray, np.ndarray]] | None" = None,
               opening: float = 0.0) -> None:

@@ -385,6 +385,7 @@ class Bridge:
             raise UserError(f"the policy answered rows of shape {rows.shape}, or not finite ones; needed [E, 7]")
         self.latency.add(max(self.transport.now() - self._asked_at, 0.0))
         rows = np.clip(rows, -1, 1).astype(float)
+        assert self._asked is not None  # an answer is to a question
         rows[:, :6] = self._asked + np.cumsum(rows[:, :6] * self.task.scale, 0)
         self._asked = None
         self.schedule.add(ActionChunk(rows, t0), slot)

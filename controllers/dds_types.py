@@ -15,7 +15,7 @@ try:
     from rosbags.interfaces import Nodetype
     from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 except ImportError as e:
-    raise MissingDependency(f"the DDS transport needs {e.name.split('.')[0]}: pip install 'robo_rl[robot]'") from None
+    raise MissingDependency(f"the DDS transport needs {(e.name or '').split('.')[0]}: pip install 'robo_rl[robot]'") from None
 
 STORES = {"humble": Stores.ROS2_HUMBLE, "jazzy": Stores.ROS2_JAZZY}
 BASES = {"bool": bool, "byte": idl.uint8, "char": idl.uint8, "string": str, "float32": idl.float32,
@@ -50,9 +50,9 @@ class Types:
             made[parts[part]] = fields
         self.store.register(made)
 
-        def name_of(name: str) -> tuple:
+        def name_of(name: str) -> Any:
             return Nodetype.NAME, name
-        one = {part: (Nodetype.SEQUENCE, (name_of(parts[part]), 1)) for part in (REQUEST, REPLY)}
+        one: dict[str, Any] = {part: (Nodetype.SEQUENCE, (name_of(parts[part]), 1)) for part in (REQUEST, REPLY)}
         info = name_of("service_msgs/msg/ServiceEventInfo")
         self.store.fielddefs[parts["Event"]] = [], [("info", info), ("request", one[REQUEST]), ("response", one[REPLY])]
         self.store.fielddefs[kind] = [], [(f"{w}_message", name_of(parts[p])) for w, p in
@@ -142,7 +142,8 @@ class Types:
             event = "service_msgs/msg/ServiceEventInfo"
             before = defs.get(event)
             if before and "/srv/" in name:  # its `char` is an uint8 in IDL, which is what ROS hashes
-                as_idl = [(n, (d[0], (((d[1][0][0], ("uint8", 0)), d[1][1])))) if n == "client_gid" else (n, d) for n, d in before[1]]
+                as_idl: list[tuple[str, Any]] = [
+                    (n, (d[0], ((d[1][0][0], ("uint8", 0)), d[1][1])) if n == "client_gid" else d) for n, d in before[1]]
                 defs[event] = before[0], as_idl
             try:
                 self.hashes[name] = self.store.hash_rihs01(name)

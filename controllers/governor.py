@@ -17,6 +17,7 @@ Ages are measured on the receiver's monotonic clock, `now`; the sender's stamps 
 import math
 from collections import Counter, deque
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 from controllers.contracts import (
     ALLOW,
@@ -187,6 +188,7 @@ class Governor:
         """Take joint targets, whole or part of the way -> the verdict; "block" leaves everything as it was."""
         if verdict.contract in ("workspace", "orientation"):
             return Verdict("block", verdict.contract, "commander", verdict.text)
+        assert self.measured is not None  # `arm` needs one
         now = self.joint_target if self.joint_target is not None else self.measured.q
         verdict, allowed = allowed_joints(c, verdict, now, self.target, self.limits, self.robot)
         if self.joints is None:
@@ -203,6 +205,7 @@ class Governor:
         if self.state in (ARMED, ACTIVE, HOLD) and now - self._state_at > o.state_timeout:
             self._trip(STOPPED, "state_age", f"no measured state for {now - self._state_at:.3f} s")
         if self.state == ACTIVE:
+            assert self.pos is not None and self.measured is not None  # since `arm`
             if now - self._command_at > o.command_timeout:
                 self._trip(HOLD, "command_age", f"no command for {now - self._command_at:.3f} s")
             elif math.dist(self.pos, self.measured.pos) > o.tracking[0]:
@@ -217,6 +220,7 @@ class Governor:
         if self.state == ACTIVE and self.joint_target is not None:
             self._joint_step(dt)
         elif self.state == ACTIVE:
+            assert self.pos is not None
             goal, facing = self.target
             (a, b, c), (x, y, z) = goal, self.pos
             self._v = pursue((a - x, b - y, c - z), self._v, o.speed[0], o.accel[0], dt)
@@ -226,6 +230,7 @@ class Governor:
             if self.state == DISARMED and not any((*self._v, *self._w)):
                 self.pos = None
         if any(self._v):
+            assert self.pos is not None  # what moves is somewhere
             self.pos, self._v = moved_within(self.pos, self._v, dt, o)
         if any(self._w):
             self.quat = upright(turned(self.quat, *(x * dt for x in self._w)), o)
@@ -240,6 +245,7 @@ class Governor:
         """Joints and tool together, by one share of the way that is left: within the tool's speed and acceleration and
         the joints' speeds. (Along so short a way the tool moves in a straight line, near enough.)"""
         o, (goal, facing) = self.limits, self.target
+        assert self.pos is not None and self.joints is not None and self.joint_target is not None
         turn = turn_between(facing, self.quat)
         way = max(math.dist(goal, self.pos), o.speed[0] / o.speed[1] * math.hypot(*turn))  # turns as the way they take
         share = share_of_way(way, self._pace, self.joint_target, self.joints, self.robot.velocity, o, dt)
@@ -279,7 +285,7 @@ class Governor:
             self._go(to, self.now, text)
         return verdict
 
-    def _count(self, action: str, contract: str, text: str) -> Verdict:
+    def _count(self, action: Literal["rewrite", "block", "hold", "stop"], contract: str, text: str) -> Verdict:
         verdict = Verdict(action, contract, BLAME.get(contract, "commander"), text)
         self.counts[contract] += 1
         if self.first is None:

@@ -21,9 +21,10 @@ it, it moves the tool), and every command but the pose expires.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from controllers.model import ArmModel
 from controllers.robot import Robot
@@ -113,18 +114,18 @@ class LawOptions:
 
 
 def joint_impedance(stiffness: float | tuple[float, ...] = 150.0, damping: float | tuple[float, ...] | None = None,
-                    **more) -> LawOptions:
+                    **more: Any) -> LawOptions:
     """The same law without the Cartesian spring: only posture, unprojected and unclipped."""
     return LawOptions(stiffness=(0.0,) * 6, nullspace="none", posture_stiffness=stiffness, posture_damping=damping,
-                      **{"posture_torque": None} | more)
+                      **dict[str, Any](posture_torque=None) | more)
 
 
-def gravity_compensation(**more) -> LawOptions:
+def gravity_compensation(**more: Any) -> LawOptions:
     """The same law without any spring: the arm floats, joint limits still push back."""
-    return LawOptions(stiffness=(0.0,) * 6, nullspace="none", **{"posture_stiffness": 0.0} | more)
+    return LawOptions(stiffness=(0.0,) * 6, nullspace="none", **dict[str, Any](posture_stiffness=0.0) | more)
 
 
-def operational_space(stiffness: tuple[float, ...] = (400.0,) * 6, **more) -> LawOptions:
+def operational_space(stiffness: tuple[float, ...] = (400.0,) * 6, **more: Any) -> LawOptions:
     """The same law with the task's inertia decoupled: each axis is a unit mass on its spring."""
     return LawOptions(task="operational_space", stiffness=stiffness, **more)
 
@@ -136,6 +137,15 @@ class Reference:
     acceleration [6], base axes; left < 0: the turn to the target has yet to be looked at.
     """
 
+    target_pos: np.ndarray
+    target_quat: np.ndarray
+    limited_pos: np.ndarray
+    limited_quat: np.ndarray
+    pos: np.ndarray
+    quat: np.ndarray
+    velocity: np.ndarray
+    acceleration: np.ndarray
+
     def __init__(self, memory: np.void):
         self._m = memory
         for name in ("target_pos", "target_quat", "limited_pos", "limited_quat", "pos", "quat", "velocity", "acceleration"):
@@ -146,14 +156,14 @@ class Reference:
         """At the target and at rest."""
         return bool(self._m["settled"])
 
-    def start(self, pos: np.ndarray, quat: np.ndarray, velocity: np.ndarray | float = 0.0) -> None:
+    def start(self, pos: ArrayLike, quat: ArrayLike, velocity: np.ndarray | float = 0.0) -> None:
         """Be at a pose, which is the target too, moving with `velocity` [6]."""
         self.target_pos[:] = self.limited_pos[:] = self.pos[:] = pos
         self.target_quat[:] = self.limited_quat[:] = self.quat[:] = quat
         self.velocity[:], self.acceleration[:] = velocity, 0.0
         self._m["left"], self._m["settled"] = 0.0, not np.any(velocity)
 
-    def aim(self, pos: Floats, quat: Floats) -> None:
+    def aim(self, pos: ArrayLike, quat: ArrayLike) -> None:
         """Go to another pose; quat of length 1."""
         self.target_pos[:], self.target_quat[:] = pos, quat
         self._m["left"], self._m["settled"] = -1.0, 0
@@ -164,6 +174,15 @@ class Law:
 
     Views of it: k, d [6] stiffness and damping now, k_target [6]; q_ref, q_target, dq_ref [n]; feed [6]; tau [n] [N m].
     """
+
+    k: np.ndarray
+    k_target: np.ndarray
+    d: np.ndarray
+    q_ref: np.ndarray
+    q_target: np.ndarray
+    dq_ref: np.ndarray
+    feed: np.ndarray
+    tau: np.ndarray
 
     def __init__(self, options: LawOptions, robot: Robot):
         n = len(robot.joints)

@@ -62,10 +62,11 @@ class LiveArm:
         """Whether what is measured is from after the scene was placed."""
         boxes = [self.bridge.observation_buffer.joints, *self.bridge.observation_buffer.bodies.values(),
                  self.bridge.observation_buffer.gripper]
-        new = [b.latest() for b in boxes]
-        if any(g is None or g.at < placed for g in new) or new[-1].message.position[0] < 0.95:
+        new = [g for b in boxes if (g := b.latest()) is not None and g.at >= placed]
+        if len(new) < len(boxes) or new[-1].message.position[0] < 0.95:
             return False
-        if any(b.latest().at < placed + PICTURED for b in self.bridge.observation_buffer.cameras.values()):
+        pictures = [b.latest() for b in self.bridge.observation_buffer.cameras.values()]
+        if any(g is None or g.at < placed + PICTURED for g in pictures):
             return False
         near = all(math.dist(g.message.pos, objects[n][0]) < 0.01 for n, g in
                    zip(self.bridge.observation_buffer.bodies, new[1:-1], strict=True))

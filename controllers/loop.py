@@ -75,21 +75,21 @@ def prompt() -> Iterator[bool]:
     DDS's threads need it as much as the loop does: on a busy machine messages otherwise wait for seconds. On an idle one
     cores sleep, and waking them costs more than a tick: where the system permits they are kept awake.
     """
-    before, real, awake = None, False, None
+    before, awake = None, None
     if hasattr(os, "sched_setscheduler"):
         with suppress(OSError):
-            before = os.sched_getscheduler(0), os.sched_getparam(0)
+            policy = os.sched_getscheduler(0), os.sched_getparam(0)
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
-            real = True
+            before = policy
     with suppress(OSError):
         awake = os.open(AWAKE, os.O_WRONLY)
         os.write(awake, bytes(4))
     try:
-        yield real
+        yield before is not None
     finally:
         if awake is not None:
             os.close(awake)
-        if real:
+        if before is not None:
             os.sched_setscheduler(0, *before)
 
 

@@ -6,6 +6,7 @@ Names of services, states and parameters are those of controller_manager and of 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from controllers.governor import ACTIVE, ARMED, DISARMED
 from controllers.law import Law, LawOptions
@@ -113,6 +114,7 @@ class Manager:
             o = replace(o, damping_ratio=value)
         elif key.startswith("task.error_clip."):
             k = CLIPS.index(key.rsplit(".", 1)[1])
+            assert o.error_clip is not None  # else `values` offers none
             o = replace(o, error_clip=(*o.error_clip[:k], value, *o.error_clip[k + 1:]))
         else:
             k = AXES.index(key.removeprefix("task.k_"))
@@ -126,15 +128,19 @@ class Manager:
         return {"start": self.number, "placement": tuple(float(x) for x in placement(
             arm.model.q, {n: (arm.data.body(n).xpos, arm.data.body(n).xquat) for n in arm.objects()}))}
 
-    def put(self, key: str, value: "int | tuple[float, ...]") -> None:
-        """Put the scene somewhere: a person's or an evaluation's doing, never while the arm is commanded."""
+    def put(self, key: str, value: Any) -> None:
+        """Put the scene at a start (an int) or a placement (a row of numbers): a person's or an evaluation's doing,
+        never while the arm is commanded."""
         governor = self.node.governor
         if governor is not None and governor.state != DISARMED:
             raise UserError(f"the arm is {governor.state}: disarm it, then place it")
         if key == "start":
+            if self.start is None:
+                raise UserError("this scene has no numbered starts: write `placement`")
             self.start(value)
             self.number = value
         else:
+            assert self.place is not None  # else nobody can write it
             self.place(value)
         if governor is not None:
             governor.moved(self.node.transport.now())
@@ -143,6 +149,7 @@ class Manager:
 
     def order(self, order: str) -> dict:
         governor = self.node.governor
+        assert governor is not None  # else there is no such service
         try:
             self.node.order(order)
         except UserError as e:
@@ -151,9 +158,11 @@ class Manager:
 
     def estop(self, request: dict) -> dict:
         """True stops; False changes nothing: `safety/reset` is a person's next step."""
+        governor = self.node.governor
+        assert governor is not None
         if request["data"]:
-            self.node.governor.stop(self.node.transport.now(), "e-stop service")
-        return {"success": bool(request["data"]), "message": self.node.governor.state}
+            governor.stop(self.node.transport.now(), "e-stop service")
+        return {"success": bool(request["data"]), "message": governor.state}
 
 
 def placement(joints, objects: dict) -> list[float]:

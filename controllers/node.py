@@ -104,10 +104,10 @@ class ArmNode:
         if self.count % self.pose_every == 0:
             self.pose.publish(PoseStamped(stamp, frame, tuple(m.pos), tuple(m.quat)))
             self.twist.publish(TwistStamped(stamp, frame, tuple(arm.twist().tolist())))
-            if self.felt is not None:
+            if self.felt is not None and arm.observer is not None:
                 self.felt.publish(WrenchStamped(stamp, frame, arm.observer.wrench()))
-            if self.gripper is not None:
-                self.gripper.publish(JointState(stamp, ("gripper",), (arm.opening,)))
+            if self.gripper is not None and (opening := arm.opening) is not None:
+                self.gripper.publish(JointState(stamp, ("gripper",), (opening,)))
             for name, sender in self.objects.items():
                 body = arm.data.body(name)
                 sender.publish(PoseStamped(stamp, frame, tuple(body.xpos.tolist()), tuple(body.xquat.tolist())))
@@ -132,6 +132,7 @@ class ArmNode:
 
     def _governed_joint(self, got: Received) -> None:
         """Joint targets, judged with the pose that they mean; for the law that follows joints."""
+        assert self.governor is not None  # else nobody subscribed
         m, joints = got.message, self.arm.robot.joints
         if self.arm.servo is None:
             raise UserError("joint targets need joint_impedance_controller: switch to it, or command target_pose")
@@ -160,6 +161,7 @@ class ArmNode:
         self.said = ""  # it is told again, also where nothing changed
 
     def _order(self, got: Received) -> None:
+        assert self.governor is not None
         order = choose("safety command", got.message.data, ORDERS)
         try:
             self.order(order)
@@ -167,5 +169,6 @@ class ArmNode:
             self.safety.publish(Text(f"{self.governor.state}: refused to {order}: {e}"))
 
     def _estop(self, got: Received) -> None:
+        assert self.governor is not None
         if got.message.data:
             self.governor.stop(self.transport.now(), "e-stop topic")

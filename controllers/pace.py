@@ -5,6 +5,7 @@ at 1.5 m/s, which that tool does not meet, the governed arm is the one it knows.
 """
 
 import math
+from typing import Any
 
 from controllers.law import LawOptions, joint_impedance
 from controllers.limits import Limits
@@ -20,7 +21,7 @@ def law_at(speed: float) -> LawOptions:
 
     Above 0.25 m/s torques change as fast as the robot's own limit lets them: at half of it the arm swings by 3 cm.
     """
-    more = {} if speed <= 0.25 else {"damping_ratio": 1.5, "torque_rate": None}
+    more: dict[str, Any] = {} if speed <= 0.25 else {"damping_ratio": 1.5, "torque_rate": None}
     return LawOptions(stiffness=STIFFNESS, filter_time=LAG, target_speed=1.5 * speed,
                       target_turn=6 * speed, feed_acceleration=(16 * speed, 64 * speed), **more)
 
@@ -33,14 +34,15 @@ def joints_at(stiffness: tuple[float, ...], damping: tuple[float, ...]) -> LawOp
     return joint_impedance(stiffness, damping, posture_speed=100.0, torque_rate=None, torque_fraction=1.0)
 
 
-def limits_at(speed: float, step: tuple[float, float] = (0.02, 0.105), frame: str = "base", **more) -> Limits:
+def limits_at(speed: float, step: tuple[float, float] = (0.02, 0.105), frame: str = "base", **more: Any) -> Limits:
     """The governor's limits scaled to a setpoint speed [m/s] in (0, 1.5]; step: of one command [m], [rad]."""
     in_range("speed", speed, 0, 1.5, open_low=True)
-    more = {"joint_speed": 1.0 if speed <= 0.25 else OVERSHOOT} | more
+    more = dict[str, Any](joint_speed=1.0 if speed <= 0.25 else OVERSHOOT) | more
     scale = speed / 0.25
     base = Limits(frame=frame, step=step, **more)
     if scale <= 1:
         return Limits(frame=frame, step=step, speed=(speed, 4 * speed), **more)
-    return Limits(frame=frame, step=step, speed=(speed, 4 * speed), accel=tuple((12 * scale - 11) * a for a in base.accel),
-                  brake=tuple(2 * scale * a for a in base.brake),
+    (al, aa), (bl, ba) = base.accel, base.brake
+    return Limits(frame=frame, step=step, speed=(speed, 4 * speed),
+                  accel=((12 * scale - 11) * al, (12 * scale - 11) * aa), brake=(2 * scale * bl, 2 * scale * ba),
                   measured_speed=(2.5 * speed, 10 * speed), tracking=(0.05 * max(1.0, math.sqrt(scale) * 1.5), 0.2), **more)

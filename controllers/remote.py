@@ -45,12 +45,16 @@ def pack(arrays: dict[str, np.ndarray], **fields: object) -> bytes:
     return struct.pack("<I", len(head)) + head + b"".join(x.tobytes() for x in made.values())
 
 
+# (fields, (name, type, shape, bytes) of each array, where the arrays begin)
+Header = tuple[dict, list[tuple[str, str, list[int], int]], int]
+
+
 class MessageParser:
     """Messages out of a stream of bytes; `limit`: bytes of the arrays of one."""
 
     def __init__(self, limit: int = ARRAY):
         self.limit, self.data = limit, bytearray()
-        self._head: tuple[dict, list[tuple[str, str, list[int], int]], int] | None = None  # of the first message
+        self._head: Header | None = None  # of the first message
 
     def feed(self, piece: bytes) -> None:
         """Bytes that came."""
@@ -59,23 +63,24 @@ class MessageParser:
     def whole(self) -> bool:
         """Whether the first message has all come, or is none: `take` has something to say."""
         try:
-            return self._begun() and len(self.data) >= self._head[2] + sum(n for *_, n in self._head[1])
+            head = self._begun()
         except UserError:
             return True
+        return head is not None and len(self.data) >= head[2] + sum(n for *_, n in head[1])
 
     def take(self) -> tuple[dict, dict[str, np.ndarray]] | None:
         """(header, arrays) of the first message; None while it is incomplete. UserError: it is none."""
-        if not self._begun() or not self.whole():
+        if (begun := self._begun()) is None or not self.whole():
             return None
-        (head, told, at), self._head, arrays = self._head, None, {}
+        (head, told, at), self._head, arrays = begun, None, {}
         for name, kind, shape, count in told:
             arrays[name] = np.frombuffer(bytes(self.data[at:at + count]), kind).reshape(shape)
             at += count
         del self.data[:at]
         return head, arrays
 
-    def _begun(self) -> bool:
-        """Whether the header of the first message is known; it is read once."""
+    def _begun(self) -> Header | None:
+        """The header of the first message, as soon as it is known; it is read once."""
         data = self.data
         if self._head is None and len(data) >= 4:
             size = struct.unpack_from("<I", data)[0]
@@ -83,9 +88,9 @@ class MessageParser:
                 raise UserError(f"{NO_MESSAGE}: a header of {size} bytes")
             if len(data) >= 4 + size:
                 self._head = self._header(bytes(data[4:4 + size]), 4 + size)
-        return self._head is not None
+        return self._head
 
-    def _header(self, text: bytes, at: int) -> tuple[dict, list[tuple[str, str, list[int], int]], int]:
+    def _header(self, text: bytes, at: int) -> Header:
         """(fields, (name, type, shape, bytes) of each array, where the arrays begin)."""
         head = parse_json(text, "a message's header", limit=HEADER, depth=8)
         told, listed = {}, head.pop("arrays", None)
@@ -159,7 +164,8 @@ class RemotePolicyClient:
 
     def __init__(self, where: str, token: bytes, patience: float = 0.005, timeout: float = 5.0):
         self.where, self.patience, self.timeout = where, patience, timeout
-        self.incoming, self.out, self.asked, self.since = MessageParser(), bytearray(), None, 0.0
+        self.incoming, self.out, self.since = MessageParser(), bytearray(), 0.0
+        self.asked: float | None = None  # t0 of the question that is open
         self.answer: tuple[np.ndarray, float] | None = None
         end = time.monotonic() + timeout
         try:
@@ -255,7 +261,7 @@ class RemotePolicyClient:
             raise UserError(f"the policy at {self.where} answers what it was not asked")
         if rows is None or rows.ndim != 2 or rows.dtype != np.float32 or len(rows) > ROWS or not np.isfinite(rows).all():
             raise UserError(f"the policy at {self.where} answered no chunk of finite numbers")
-        self.answer, self.asked = (rows, float(t0)), None
+        self.answer, self.asked = (rows, float(self.asked)), None
 
     def close(self) -> None:
         self.wire.close()

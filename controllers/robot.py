@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class Robot:
     torque: tuple[float, ...]  # [N m]
     torque_rate: float  # [N m/s]
     home: tuple[float, ...]  # [rad]
-    gains: dict[str, object]  # fields of `LawOptions`
+    gains: dict[str, Any]  # fields of `LawOptions`
     friction: dict[str, list[float]] | None  # phi1 [N m], phi2 [s/rad], phi3 [rad/s] of the law's friction term
     topics: dict[str, str]
 
@@ -64,7 +65,8 @@ def load_robot(name: str) -> Robot:
         raw[field] = [sign if x is None else x for x in raw[field]]
     if raw["model"]:
         raw["model"] = str(path.parent / raw["model"])
-    return Robot(name=path.stem, **{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
+    read: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
+    return Robot(name=path.stem, **read)
 
 
 def presets() -> list[str]:

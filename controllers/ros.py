@@ -199,7 +199,8 @@ class PendingRequest:
     """A call of our service that waits for `serve`."""
 
     def __init__(self, request: Any, handler: Callable[[Any], dict]):
-        self.request, self.handler, self.reply, self.done = request, handler, None, threading.Event()
+        self.request, self.handler, self.done = request, handler, threading.Event()
+        self.reply: dict | None = None
 
 
 class RosPublisher:

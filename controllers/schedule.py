@@ -95,7 +95,7 @@ class Schedule:
         if self.chunk is not None:
             self.counts["superseded"] += max(0, len(self.chunk.rows) - self._next)
         if self.last is not None:
-            self._offset = self._planned(self._start(chunk, first)) - chunk.rows[first]
+            self._offset = self._planned(self._start(chunk, first), self.last) - chunk.rows[first]
             worst = float((np.abs(self._offset) / self.max_step).max())
             self._fade = min(max(self.blend, math.ceil(2 * worst) - 1), h - first)
         else:
@@ -122,7 +122,7 @@ class Schedule:
             self.counts["starved"] += 1
             return None
         self.counts["late"] += i - self._next
-        values = self._blended(i)
+        values = self._blended(c, i)
         if self.last is not None:
             step = np.clip(values - self.last, -self.max_step, self.max_step)
             if (np.abs(values - self.last) > self.max_step * (1 + 1e-9)).any():
@@ -149,16 +149,18 @@ class Schedule:
         out[real:] = rows[-1] if real else c.rows[-1]
         return out, real
 
-    def _blended(self, i: int) -> np.ndarray:
+    def _blended(self, c: ActionChunk, i: int) -> np.ndarray:
         k = self._faded + i - self._next
         if k >= self._fade:
-            return self.chunk.rows[i].astype(float)
-        return self.chunk.rows[i] + self._offset * (1 - (k + 1) / (self._fade + 1))
+            return c.rows[i].astype(float)
+        return c.rows[i] + self._offset * (1 - (k + 1) / (self._fade + 1))
 
-    def _planned(self, start: float) -> np.ndarray:
-        """What the running chunk would command in the period from `start`; the last command where it has no row."""
-        i = self._index(self.chunk, start)
-        return self._blended(i) if self._next <= i < len(self.chunk.rows) else self.last
+    def _planned(self, start: float, last: np.ndarray) -> np.ndarray:
+        """What the running chunk would command in the period from `start`; `last` where it has no row."""
+        if (c := self.chunk) is None:
+            return last
+        i = self._index(c, start)
+        return self._blended(c, i) if self._next <= i < len(c.rows) else last
 
     def _index(self, c: ActionChunk, now: float) -> int:
         return math.floor((now - c.t0) / self.dt + EPS)

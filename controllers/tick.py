@@ -42,7 +42,8 @@ def record(n: int) -> np.ndarray:
         # a tick's own
         ("a", float, (6, 6)), ("factor", float, (6, 6)), ("wrench", float, 6), ("move", float, 6), ("posture", float, n),
         ("out", float, n)], align=True))
-    return memory.view(np.recarray) if config.DISABLE_JIT else memory  # plain Python needs one to read fields as attributes
+    plain = config.DISABLE_JIT  # pyright: ignore[reportAttributeAccessIssue]  # numba sets it at import
+    return memory.view(np.recarray) if plain else memory  # plain Python needs one to read fields as attributes
 
 
 @cache

@@ -10,14 +10,14 @@ import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from robo_rl.files import parse_json
 
 GENESIS = "0" * 64
 
 
-def plain(x):
+def plain(x: Any) -> Any:
     """x in what JSON can hold; float() gives NaN and infinities back from their names."""
     if isinstance(x, float):
         return x if math.isfinite(x) else str(x)

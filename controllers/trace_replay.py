@@ -1,6 +1,7 @@
 """A trace of a governor held against what a fresh governor decides of the same inputs."""
 
 from itertools import zip_longest
+from typing import Any
 
 from controllers.contracts import Command, State
 from controllers.governor import Governor
@@ -45,7 +46,7 @@ def replay(events: list[dict], robot: Robot) -> int | None:
                 None)
 
 
-def _numbers(x):
+def _numbers(x: Any) -> Any:
     """Lists as tuples, names of numbers that are not finite as those numbers; names of frames as they are."""
     if isinstance(x, list):
         return tuple(_numbers(v) for v in x)

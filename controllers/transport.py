@@ -149,10 +149,12 @@ class Transport(Protocol):
 
     def publishers(self, topic: str) -> int:
         """Number of publishers of a topic now."""
+        ...
 
     def complaints(self) -> list[str]:
         """Faults of other nodes on this node's topics and services: another message type, samples that were dropped; one
         line each."""
+        ...
 
     def service(self, name: str, kind: str, handler: Callable[[dict], dict]) -> None:
         """Offer a service: the handler takes the request's fields and returns the reply's, both of `controllers.services`."""
@@ -162,9 +164,11 @@ class Transport(Protocol):
 
     def call(self, name: str, kind: str, request: dict, timeout: float = 5.0) -> dict:
         """Call a service -> fields of its reply. UserError: no reply within `timeout` [s], or an error."""
+        ...
 
     def now(self) -> float:
         """Monotonic seconds."""
+        ...
 
     def close(self) -> None: ...
 

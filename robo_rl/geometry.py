@@ -120,7 +120,7 @@ def nearest_rotvec(r: np.ndarray, previous: np.ndarray) -> np.ndarray:
 # ---- one rotation, on tuples of floats ------------------------------------------------------------------------------
 
 
-def hamilton(a: Floats, b: Floats) -> Floats:
+def hamilton(a: "Floats | np.ndarray", b: "Floats | np.ndarray") -> Floats:
     """a b; the components may also be arrays."""
     aw, ax, ay, az = a
     bw, bx, by, bz = b

@@ -5,13 +5,13 @@ import pytest
 
 from controllers.arm import SimArm as Arm
 from controllers.live import LiveArm
+from controllers.manager import Manager, placement
 from controllers.manager import placed as row_of
-from controllers.manager import placement
 from controllers.model import arm_model
 from controllers.pace import limits_at
 from controllers.robot import load_robot
 from controllers.services import PARAMETER_SERVICES, filled, parameter, value_of
-from controllers.transport import Clock, LoopbackTransport, WrenchStamped
+from controllers.transport import Bus, Clock, LoopbackTransport, WrenchStamped
 from controllers.wrench import Observer
 from robo_rl.errors import UserError
 from robo_rl.experiment.arm import ACTION_SCALE, WORKSPACE, policy_interface, start_placement
@@ -227,6 +227,15 @@ def test_a_deployment_puts_the_scene_to_its_start_but_never_under_a_commander():
     there.order("arm")
     with pytest.raises(UserError, match="--start 8: the arm is ARMED: disarm it"):
         reset_scene(there.client, 8)
+
+
+def test_a_scene_without_numbered_starts_refuses_a_number_and_says_what_to_write():
+    node = There().node
+    node.transport = LoopbackTransport(Bus(lambda: 0.0), "arm")  # a wire on which nobody offers the scene yet
+    manager = Manager(node, {}, "", place=lambda row: None)
+    with pytest.raises(UserError, match="no numbered starts: write `placement`"):
+        manager.put("start", 3)
+    assert manager.number == 0
 
 
 def test_an_arm_that_is_placed_in_motion_stands_there_at_once():
