@@ -11,6 +11,7 @@ import os
 import shutil
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ def pack(tree, tensors: dict[str, torch.Tensor], path: str = ""):
     raise TypeError(f"cannot save {type(tree).__name__} at {path or 'the root'}")
 
 
-def unpack(tree, tensors: dict[str, torch.Tensor]):
+def unpack(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
     """The inverse of `pack` (tuples come back as lists)."""
     if not isinstance(tree, dict):
         return tree
@@ -159,7 +160,7 @@ def read_meta(path: Path) -> dict:
 def load_policy(path: Path):
     """Rebuild the policy of a checkpoint -> (policy, meta)."""
     meta = read_meta(path)
-    spec = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["policy"]["spec"].items()}
+    spec: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["policy"]["spec"].items()}
     try:
         policy = make_policy(PolicyOptions(**meta["policy"]["options"]), ObsSpec(**spec), 0)
         policy.load_state_dict(_read(path, "policy.safetensors", meta))

@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 
 def kept(*signatures: str, **options) -> Callable[[Callable], Callable]:
     """`numba.njit` with NumPy's rules for division, for these types alone where any are named; the machine code is kept on disk
     where there is a place that can be written."""
-    from numba import njit
+    import numba
+    njit: Any = numba.njit  # its overloads know no list of signatures
 
     def compiled(f: Callable) -> Callable:
         try:

@@ -1,13 +1,32 @@
 """The parts of the env contract that every env needs: spaces, reading a reset request, reading actions."""
 
 import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 
 from robo_rl.errors import UserError
+from robo_rl.types import ControlSpec
 
 RESET_OPTIONS = ("reset_mask", "starts")
+
+
+class ControlEnv(VectorEnv):
+    """A vector env of the contract, for type checkers: what its spec and spaces are and what `reset` takes."""
+
+    spec: ControlSpec
+    single_observation_space: spaces.Dict
+    observation_space: spaces.Dict
+    single_action_space: spaces.Box
+    action_space: spaces.Box
+
+    if TYPE_CHECKING:
+        def reset(self, *, seed: "int | list[int] | np.ndarray | None" = None,
+                  options: "dict[str, Any] | None" = None) -> tuple[dict[str, Any], dict[str, Any]]: ...
+
+        def step(self, actions: Any) -> tuple[dict[str, Any], Any, Any, Any, dict[str, Any]]: ...
 
 
 def observation_spaces(state_dim: int, num_envs: int, views: tuple[str, ...] = (), size: int = 64):

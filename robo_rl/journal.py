@@ -67,7 +67,8 @@ class Journal:
         self.folder, self.capacity, self.limit, self.hold = Path(folder), capacity, limit, hold
         private_folder(self.folder)
         self.rows: dict[int, int] = {}  # file -> rows in it
-        self.file, self.size, self.number, self.reopen = None, 0, 0, False
+        self.file: int | None = None  # descriptor of the open file
+        self.size, self.number, self.reopen = 0, 0, False
         self.read_to = (-1, 0)  # file and byte up to which `read` has come
         self.steps, self.known = 0, True  # control steps up to there, and whether that is known (the first files may be gone)
         self.lost = self.breaks = 0
@@ -90,6 +91,7 @@ class Journal:
                 self._begin()
             if self.size > self.limit:
                 self._begin()
+            assert self.file is not None
             data = frame(kind, n, self.steps, body)
             if os.write(self.file, data) != len(data):
                 raise OSError(28, "No space left on device")
@@ -172,6 +174,7 @@ class Journal:
                     if (at := next_frame(blob, at)) < 0:
                         break
                     found = frame_at(blob, at)
+                assert found is not None  # `next_frame` looked at it
                 kind, n, steps, body = found
                 at += SIZE + len(body)
                 missed = max(0, steps - self.steps) if self.known else 0

@@ -34,8 +34,10 @@ def ppo(logp: Tensor, logp_old: Tensor, adv: Tensor, clip_low: "Tensor | float",
         log_ratio = torch.where(nonfinite, 0.0, log_ratio).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         largest = log_ratio.detach().abs().max()
     ratio = log_ratio.exp()
-    clipped = torch.clamp(ratio, 1 - clip_low, 1 + clip_high) if not isinstance(clip_low, Tensor) else \
-        torch.maximum(torch.minimum(ratio, 1 + clip_high), 1 - clip_low)
+    if isinstance(clip_low, Tensor) or isinstance(clip_high, Tensor):
+        clipped = torch.maximum(torch.minimum(ratio, torch.as_tensor(1 + clip_high)), torch.as_tensor(1 - clip_low))
+    else:
+        clipped = torch.clamp(ratio, 1 - clip_low, 1 + clip_high)
     gain = torch.minimum(ratio * adv, clipped * adv)
     if dual_clip:
         gain = torch.where(adv < 0, torch.maximum(gain, dual_clip * adv), gain)

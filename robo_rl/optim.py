@@ -9,12 +9,14 @@ has the layout of `torch.optim.AdamW`, and either reads what the other wrote.
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 LIKE_TORCH = {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False,
               "decoupled_weight_decay": True}  # what a group of torch.optim.AdamW also names, always so here
+kernels: Any = torch  # those for many tensors have private names
 ONE = torch.ones(())  # a Python number would be made a tensor once per parameter
 
 
@@ -29,8 +31,9 @@ class AdamW:
                  weight_decay: float = 0.0, fused: bool = True):
         self.state: defaultdict[Tensor, dict[str, Tensor]] = defaultdict(dict)
         self._all: list[list[Tensor]] | None = None  # moments of all parameters, once they are there
-        self.param_groups = [{"params": list(params), "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
-                              "foreach": None if fused else True, "fused": fused} | LIKE_TORCH]
+        self.param_groups: list[dict[str, Any]] = [
+            {"params": list(params), "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+             "foreach": None if fused else True, "fused": fused} | LIKE_TORCH]
 
     def zero_grad(self) -> None:
         """Every gradient is None."""
@@ -50,8 +53,9 @@ class AdamW:
             moments = self._moments(params)
         else:
             moments = self._all = self._all or self._moments(params)
-        torch._foreach_add_(moments[2], ONE, alpha=1)
-        (_fused if group["fused"] else _foreach)(params, grads, *moments, group)
+        kernels._foreach_add_(moments[2], ONE, alpha=1)
+        m, v, steps = moments
+        (_fused if group["fused"] else _foreach)(params, grads, m, v, steps, group)
 
     def _moments(self, params: list[Tensor]) -> list[list[Tensor]]:
         """m, v and step counts of `params`, a list each."""
@@ -94,7 +98,7 @@ Optimizer = AdamW | torch.optim.Optimizer  # torch's own for sharded parameters
 
 def _fused(params, grads, m, v, steps, group: dict) -> None:
     """The update as one kernel."""
-    torch._fused_adamw_(params, grads, m, v, [], steps, amsgrad=False, lr=group["lr"], beta1=group["betas"][0],
+    kernels._fused_adamw_(params, grads, m, v, [], steps, amsgrad=False, lr=group["lr"], beta1=group["betas"][0],
                         beta2=group["betas"][1], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False)
 
 
@@ -102,12 +106,12 @@ def _foreach(params, grads, m, v, steps, group: dict) -> None:
     """The update in the order of operations of torch's foreach and plain implementations, which are the same on the CPU."""
     lr, (b1, b2) = group["lr"], group["betas"]
     if group["weight_decay"]:
-        torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
-    torch._foreach_lerp_(m, grads, 1 - b1)
-    torch._foreach_mul_(v, b2)
-    torch._foreach_addcmul_(v, grads, grads, 1 - b2)
+        kernels._foreach_mul_(params, 1 - lr * group["weight_decay"])
+    kernels._foreach_lerp_(m, grads, 1 - b1)
+    kernels._foreach_mul_(v, b2)
+    kernels._foreach_addcmul_(v, grads, grads, 1 - b2)
     counts = [step.item() for step in steps]
-    spread = torch._foreach_sqrt(v)
-    torch._foreach_div_(spread, [(1 - b2**t) ** 0.5 for t in counts])
-    torch._foreach_add_(spread, group["eps"])
-    torch._foreach_addcdiv_(params, m, spread, [-lr / (1 - b1**t) for t in counts])
+    spread = kernels._foreach_sqrt(v)
+    kernels._foreach_div_(spread, [(1 - b2**t) ** 0.5 for t in counts])
+    kernels._foreach_add_(spread, group["eps"])
+    kernels._foreach_addcdiv_(params, m, spread, [-lr / (1 - b1**t) for t in counts])

@@ -144,16 +144,19 @@ def _vulkan_device(sapien) -> str:
 
 
 def envpool() -> list[ProbeResult]:
-    if importlib.util.find_spec("envpool") is None:
+    found = importlib.util.find_spec("envpool")
+    if found is None or found.origin is None:
         return [ProbeResult("envpool", "missing", "not installed", "pip install 'robo_rl[envpool]'")]
     from importlib.machinery import ExtensionFileLoader
     from importlib.util import module_from_spec, spec_from_file_location
     version = importlib.metadata.version("envpool")
-    folder = Path(importlib.util.find_spec("envpool").origin).parent  # the package itself takes a second to import
+    folder = Path(found.origin).parent  # the package itself takes a second to import
     binary = min(folder.glob("*/*_envpool*.so"), key=lambda p: p.stat().st_size)
     name = binary.name.split(".")[0]
     loader = ExtensionFileLoader(name, str(binary))
-    loader.exec_module(module_from_spec(spec_from_file_location(name, binary, loader=loader)))
+    spec = spec_from_file_location(name, binary, loader=loader)
+    assert spec is not None  # there is a loader
+    loader.exec_module(module_from_spec(spec))
     return [ProbeResult("envpool", "ok", f"{version}, loads")]
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
 
+from robo_rl.contract import ControlEnv
 from robo_rl.data.episode import Episode
 from robo_rl.demos import DEMO_START, check_expert
 from robo_rl.errors import UserError
@@ -15,7 +15,7 @@ from robo_rl.policies import Policy, obs_tensors
 Actor = Callable[[Mapping[str, np.ndarray], int], np.ndarray]  # obs, decision -> actions [N,E,A]
 
 
-class Recorder(VectorEnv):
+class Recorder(ControlEnv):
     """An env that passes everything on to `env` and gives each episode that ends to `add`.
 
     noise: every episode draws a level in [0, noise], and Gaussian noise of this std goes onto its actions; what is

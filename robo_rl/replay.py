@@ -305,6 +305,7 @@ class Replay(ReplayWriter):
 
     def restore(self) -> int:
         """Replay the journal from the disk into this (empty) store -> control steps that came back."""
+        assert self.journal is not None
         return self.follow(self.journal)
 
     def follow(self, journal: "Journal") -> int:
@@ -362,7 +363,7 @@ def add_episodes(replay: Replay, obs: dict[str, np.ndarray], action: np.ndarray,
     success needs none, for it is terminal; of any other episode the last frame serves as that observation, and its
     action is left out. A success without a reward of its own earns 1 at its last step.
     """
-    known = np.zeros(len(to), bool) if last is None else known
+    known = np.zeros(len(to), bool) if last is None or known is None else known
     lane = np.zeros(1, np.int64)
     source, phase = (np.broadcast_to(np.asarray(x, np.uint8), (len(action),)) for x in (source, phase))
     for e, (first, end, won) in enumerate(zip(from_.tolist(), to.tolist(), success.tolist(), strict=False)):
@@ -372,5 +373,5 @@ def add_episodes(replay: Replay, obs: dict[str, np.ndarray], action: np.ndarray,
             r = reward[row:row + 1]
             replay.add(lane, {k: v[row:row + 1] for k, v in obs.items()}, action[row:row + 1],
                        np.maximum(r, 1) if over and not r.any() else r, np.array([over]), source[row:row + 1], phase[row:row + 1])
-        after = {k: v[e:e + 1] for k, v in last.items()} if known[e] else {k: v[end - 1:end] for k, v in obs.items()}
+        after = {k: v[e:e + 1] for k, v in last.items()} if last is not None and known[e] else {k: v[end - 1:end] for k, v in obs.items()}
         replay.close(lane, after)

@@ -194,6 +194,7 @@ class ReplayCollector:
                 self.made += 1
                 if self.made <= self.recorded:
                     continue
+                assert self.record is not None  # else there is no tape
                 state, *pictures, action, reward, source, phase = map(np.array, zip(*tape, strict=False))
                 self.record(Episode(state=state, action=action, reward=reward, task=str(self.task[i]),
                                     images=dict(zip(self.spec.views, pictures, strict=True)),
@@ -253,7 +254,7 @@ def marked_episodes(env, policy: Policy, episodes: int, seed: int) -> Marked:
     raw, _ = env.reset(seed=seed)
     n, spec = env.num_envs, policy.spec
     lane, ended = np.arange(n), 0
-    chunk, at = None, policy.options.execute
+    chunk, at = np.empty(0), policy.options.execute
     states, won, names, over = [], [], [], np.zeros(n, bool)
     generator = torch.Generator().manual_seed(seed)
     with one_thread():

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -247,7 +248,7 @@ class Collector:
         self.alive, self.gains = np.ones(self.n, bool), np.zeros(self.n, np.float32)
         self._layouts: dict[bool, Layout] = {}
         self.watched = hasattr(env, "sources")  # a person may take over
-        self.sources = env.sources if self.watched else None
+        self.sources: Any = env.sources if self.watched else None
 
     def _read(self, raw: dict) -> dict[str, np.ndarray]:
         return {k: _array(v) for k, v in obs_tensors(raw, self.spec).items()}

@@ -8,7 +8,7 @@ that a draw depends on (seed, env, number of the episode, table) alone.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,7 +24,7 @@ def _mix(z: np.ndarray) -> np.ndarray:
 def hashed(*keys: "np.ndarray | int") -> np.ndarray:
     """uint64 hash of integer keys, broadcast against each other."""
     with np.errstate(over="ignore"):
-        h = np.uint64(0)
+        h: Any = np.uint64(0)
         for k in np.broadcast_arrays(*[np.asarray(k) for k in keys]):
             h = _mix(h + k.astype(np.int64).view(np.uint64) + _GAMMA)
         return h
@@ -46,7 +46,7 @@ class StartStream:
     def seed(self, seed: "int | list[int] | np.ndarray", mask: np.ndarray) -> None:
         """int: env i is seeded by hash(seed, i); a list gives every env its own. Counters of `mask` restart."""
         n = len(self.seeds)
-        new = hashed(int(seed), np.arange(n)).view(np.int64) if np.ndim(seed) == 0 else np.asarray(seed, np.int64)
+        new = hashed(int(np.asarray(seed)), np.arange(n)).view(np.int64) if np.ndim(seed) == 0 else np.asarray(seed, np.int64)
         if len(new) != n:
             raise ValueError(f"seed must be an int or {n} ints, got {len(new)}")
         self.seeds = np.where(mask, new, self.seeds)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 
-from robo_rl.contract import action_spaces, observation_spaces, read_actions, read_reset
+from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import UserError
 from robo_rl.starts import StartStream, uniforms
 from robo_rl.types import ControlSpec
@@ -36,17 +36,21 @@ class Body(Protocol):
 
     def state(self) -> np.ndarray:
         """float32 [S], in the order of `state_names_of(task)`."""
+        ...
 
     def pictures(self) -> dict[str, np.ndarray]:
         """`image/<view>` uint8 [h, w, 3] of every camera, as things are now."""
+        ...
 
     def tool(self) -> np.ndarray:
         """[3] [m]"""
+        ...
 
     def opening(self) -> float: ...
 
     def object(self, name: str) -> np.ndarray:
         """[3] [m]"""
+        ...
 
 
 def succeeded(task: Task, body: Body) -> bool:
@@ -80,7 +84,7 @@ class View:
         return self.sent.tcp, self.sent.frame
 
 
-class ArmEnv(VectorEnv):
+class ArmEnv(ControlEnv):
     """N bodies doing one task with ee_delta actions; `leave()` runs when the env is closed.
 
     views: cameras to observe by, of image_size x image_size pixels, beside proprioception; (): the whole state.
@@ -133,7 +137,7 @@ class ArmEnv(VectorEnv):
         a = read_actions(actions, self.num_envs, len(self.spec.axes))
         alive = ~(self.terminated | self.truncated)
         reward = np.zeros(self.num_envs, F)
-        for i in np.flatnonzero(alive):
+        for i in np.flatnonzero(alive).tolist():
             self.bodies[i].act(a[i])
             self.states[i] = self.bodies[i].state()
             reward[i] = self.success[i] = self.terminated[i] = succeeded(self.task, self.bodies[i])
@@ -172,7 +176,7 @@ class ArmEnv(VectorEnv):
         self._stale[ids] = True
         if not self.images or not self._images:
             return
-        for i in np.flatnonzero(self._stale):
+        for i in np.flatnonzero(self._stale).tolist():
             for key, pixels in self.bodies[i].pictures().items():
                 self._images[key.removeprefix("image/")][i] = pixels
         self._stale[:] = False

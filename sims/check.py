@@ -5,11 +5,13 @@ that says what the env does wrong, or returns the names of the parts that were c
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from robo_rl.contract import ControlEnv
 from robo_rl.types import ControlSpec
 from sims.check_probe import (
     EnvProbe,
@@ -30,7 +32,7 @@ MAX_STEPS = 200  # an episode longer than this makes the suite slow
 
 
 def check_env(
-    make: Callable[[int], VectorEnv],
+    make: Callable[[int], ControlEnv],
     *,
     num_envs: int = 4,
     starts: bool = True,
@@ -62,7 +64,7 @@ def check_env(
     return tuple(done)
 
 
-def check_quickly(env: VectorEnv) -> None:
+def check_quickly(env: ControlEnv) -> None:
     """What costs little of the contract, on one env of any size: what it says of itself, its first observations, one step, a
     masked reset to starts. The env must be reset afterwards. AssertionError: one sentence."""
     check_spaces(env)
@@ -86,7 +88,7 @@ def _spaces(p: EnvProbe) -> None:
     assert limit <= MAX_STEPS, f"check an env with 1 <= max_steps <= {MAX_STEPS}, got {limit}"
 
 
-def check_spaces(env: VectorEnv) -> None:
+def check_spaces(env: ControlEnv) -> None:
     """What an env says of itself: mode, spaces, `spec`. AssertionError: one sentence."""
     assert isinstance(env, VectorEnv), f"the env must be a gymnasium.vector.VectorEnv, got {type(env).__name__}"
     n = env.num_envs
@@ -128,7 +130,9 @@ def check_spaces(env: VectorEnv) -> None:
     assert spec.max_steps >= 1, f"check an env with 1 <= max_steps <= {MAX_STEPS}, got {spec.max_steps}"
     images = tuple(k.removeprefix("image/") for k in single.spaces if k.startswith("image/"))
     assert set(spec.views) == set(images), f"spec.views {spec.views} must be the image keys {images}"
-    size = single["state"].shape[0]
+    state = single["state"]
+    assert isinstance(state, spaces.Box)
+    size = state.shape[0]
     assert len(spec.state_names) in (0, size), (
         f"spec.state_names has {len(spec.state_names)} names for {size} state dimensions")
 
@@ -141,7 +145,7 @@ def _first_obs(p: EnvProbe) -> None:
         _check_obs(env, out[0], "reset")
 
 
-def _check_obs(env: VectorEnv, obs, where: str) -> None:
+def _check_obs(env: ControlEnv, obs, where: str) -> None:
     n = env.num_envs
     want = set(env.single_observation_space.spaces) | {"task"}
     assert set(obs) == want, f"the observation of {where} must have the keys {sorted(want)}, got {sorted(obs)}"
@@ -152,7 +156,8 @@ def _check_obs(env: VectorEnv, obs, where: str) -> None:
                 f"obs['task'] of {where} must be {n} strings, got {a.dtype} of shape {a.shape}")
             continue
         box = env.single_observation_space[k]
-        assert a.shape == (n, *box.shape), f"obs[{k!r}] of {where} must have shape {(n, *box.shape)}, got {a.shape}"
+        shape = (n, *(box.shape or ()))
+        assert a.shape == shape, f"obs[{k!r}] of {where} must have shape {shape}, got {a.shape}"
         assert a.dtype == box.dtype, f"obs[{k!r}] of {where} must be {box.dtype}, got {a.dtype}"
         if k == "state":
             assert np.isfinite(a).all(), f"obs['state'] of {where} must be finite"
@@ -173,7 +178,7 @@ def _steps(p: EnvProbe) -> None:
         assert np.array_equal(x, before[k]), f"a reset wrote into obs[{k!r}] that was handed out before"
 
 
-def _check_step(env: VectorEnv, out) -> dict:
+def _check_step(env: ControlEnv, out) -> dict:
     """Dtypes and shapes of what `step` returned -> its observation."""
     assert isinstance(out, tuple) and len(out) == 5, "step must return (obs, rewards, terminated, truncated, info)"
     obs, reward, terminated, truncated, info = out
@@ -268,7 +273,8 @@ def _reset_mask(p: EnvProbe) -> None:
     mask[1] = True
     options = {"reset_mask": mask.copy()}
     obs = reset_env(env, options=options)
-    assert np.array_equal(options.get("reset_mask"), mask), "reset must not change the options it is given"
+    assert [*options] == ["reset_mask"] and np.array_equal(options["reset_mask"], mask), \
+        "reset must not change the options it is given"
     rest = ~mask
     for key, x in held.items():
         assert equal(p, obs[key][rest], x[0, rest]), f"reset_mask must leave obs[{key!r}] of the other envs as it was"
@@ -336,7 +342,9 @@ def _check_frozen(p: EnvProbe, last: dict, now: dict, over: np.ndarray) -> None:
 
 
 def _snapshot(p: EnvProbe) -> bool | None:
-    env, n = p.env, p.n
+    n = p.n
+    env: Any = p.env  # these two methods are optional
+    one: Any = p.one
     if not hasattr(env, "get_state"):
         return False
     k = p.span // 2
@@ -381,15 +389,15 @@ def _snapshot(p: EnvProbe) -> bool | None:
     for i in range(n):
         assert_same(p, forked, tail, "a state forked to every env must give each the same episode",
                      rows_a=[i], rows_b=[0])
-    p.one.reset(seed=0)
-    p.one.set_state({name: x[1:2] for name, x in state.items()})
+    one.reset(seed=0)
+    one.set_state({name: x[1:2] for name, x in state.items()})
     assert_same(p, run_steps(p.one, acts[k:, 1:2]), tail, "a state must go on the same in another env object",
                  rows_b=[1])
     return None
 
 
 def _expert(p: EnvProbe) -> bool | None:
-    env = p.env
+    env: Any = p.env  # an expert is optional
     if not hasattr(env, "expert_action"):
         return False
     acts = p.actions(p.span)

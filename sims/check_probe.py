@@ -2,17 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv
 
+from robo_rl.contract import ControlEnv
 from robo_rl.errors import UserError
 
 
 @dataclass(frozen=True)
 class EnvProbe:
-    env: VectorEnv  # N envs
-    one: VectorEnv  # the same task with one env
+    env: ControlEnv  # N envs
+    one: ControlEnv  # the same task with one env
     starts: bool
     seed_lists: bool
     random_starts: bool
@@ -48,13 +49,13 @@ def numpy_obs(obs) -> dict[str, np.ndarray]:
     return {k: as_numpy(v) for k, v in obs.items()}
 
 
-def reset_env(env: VectorEnv, **kw) -> dict[str, np.ndarray]:
+def reset_env(env: ControlEnv, **kw) -> dict[str, np.ndarray]:
     out = env.reset(**kw)
     assert isinstance(out, tuple) and len(out) == 2, "reset must return (obs, info)"
     return numpy_obs(out[0])
 
 
-def step_env(env: VectorEnv, actions: np.ndarray) -> dict[str, np.ndarray]:
+def step_env(env: ControlEnv, actions: np.ndarray) -> dict[str, np.ndarray]:
     """One step as flat arrays: the observation's, and reward, terminated, truncated, success."""
     out = env.step(like_env(env, actions))
     assert isinstance(out, tuple) and len(out) == 5, "step must return (obs, rewards, terminated, truncated, info)"
@@ -64,7 +65,7 @@ def step_env(env: VectorEnv, actions: np.ndarray) -> dict[str, np.ndarray]:
     return numpy_obs(obs) | {k: as_numpy(v) for k, v in rest.items()}
 
 
-def like_env(env: VectorEnv, actions: np.ndarray):
+def like_env(env: ControlEnv, actions: np.ndarray):
     """Actions as NumPy, or as torch on the env's device when the env says it has one (`env.device`)."""
     device = getattr(env, "device", None)
     if device is None:
@@ -73,13 +74,13 @@ def like_env(env: VectorEnv, actions: np.ndarray):
     return torch.as_tensor(actions, device=device)
 
 
-def run_steps(env: VectorEnv, actions: np.ndarray) -> dict[str, np.ndarray]:
+def run_steps(env: ControlEnv, actions: np.ndarray) -> dict[str, np.ndarray]:
     """Steps with actions [T, N, A], stacked to [T, N, ...] per key."""
     rows = [step_env(env, a) for a in actions]
     return {k: np.stack([r[k] for r in rows]) for k in rows[0]}
 
 
-def run_episode(env: VectorEnv, actions: np.ndarray, **reset) -> dict[str, np.ndarray]:
+def run_episode(env: ControlEnv, actions: np.ndarray, **reset) -> dict[str, np.ndarray]:
     """Reset and run: the arrays of `run_steps` and the first observation under "first/<key>"."""
     first = {f"first/{k}": v[None] for k, v in reset_env(env, **reset).items()}
     return first | run_steps(env, actions)
@@ -95,7 +96,8 @@ def equal(p: EnvProbe, a: np.ndarray, b: np.ndarray) -> bool:
     return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 
-def assert_same(p: EnvProbe, a: dict, b: dict, sentence: str, rows_a=slice(None), rows_b=slice(None)) -> None:
+def assert_same(p: EnvProbe, a: dict, b: dict, sentence: str, rows_a: Any = slice(None),
+                rows_b: Any = slice(None)) -> None:
     """Every array [T, N, ...] of `a` at env rows_a equals that of `b` at rows_b."""
     for k in a:
         assert equal(p, a[k][:, rows_a], b[k][:, rows_b]), f"{sentence} ({k} differs)"

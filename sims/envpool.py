@@ -11,13 +11,13 @@ the reset. envpool does not report its control period; `spec.period` says 1 s.
 import difflib
 import importlib.util
 import os
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 
-from robo_rl.contract import action_spaces, observation_spaces, read_actions, read_reset
+from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.starts import StartStream, hashed
 from robo_rl.types import ActionAxis, ControlSpec
@@ -59,7 +59,7 @@ def make_envpool(
     return EnvpoolEnv(id, num_envs, threads, max_steps)
 
 
-class EnvpoolEnv(VectorEnv):
+class EnvpoolEnv(ControlEnv):
     """N envs of one envpool id; see `sims` for the contract and `make_envpool` for the options."""
 
     metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}
@@ -69,7 +69,7 @@ class EnvpoolEnv(VectorEnv):
         spec = envpool.make_spec(id, num_envs=1)
         self._low, self._high = own_actions(f"envpool:{id}", spec.gymnasium_action_space)
         space = spec.gymnasium_observation_space
-        shapes = [s.shape for s in _leaves(space)]
+        shapes = [s.shape or () for s in _leaves(space)]
         if any(len(s) > 2 for s in shapes) or getattr(spec.config, "max_num_players", 1) > 1:
             raise UserError(f"envpool:{id} has image or multi-player observations; only state is supported")
         limit = max_steps or getattr(spec.config, "max_episode_steps", 0) or MAX_STEPS
@@ -86,7 +86,7 @@ class EnvpoolEnv(VectorEnv):
         self.spec = ControlSpec("envpool", id, axes, 1.0, limit)
         self._task = np.full(n, id)
         self._stream = StartStream(n)
-        self._pools: dict[int, object] = {}
+        self._pools: dict[int, Any] = {}
         self._members: dict[int, np.ndarray] = {}  # env by id in the pool, those that left it included
         self._pool = np.full(n, -1)  # key of the pool that env i lives in, -1 before the first reset
         self._local = np.zeros(n, np.int32)  # and its id there

@@ -14,9 +14,9 @@ from typing import ClassVar
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 
-from robo_rl.contract import action_spaces, observation_spaces, read_actions, read_reset
+from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.starts import StartStream
 from robo_rl.types import ActionAxis, ControlSpec
@@ -89,7 +89,7 @@ def own_actions(name: str, space: spaces.Space) -> tuple[np.ndarray, np.ndarray]
     return low, high
 
 
-class GymEnv(VectorEnv):
+class GymEnv(ControlEnv):
     """N Gymnasium envs of one id; see `sims` for the contract and `make_gym` for the options."""
 
     metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}
@@ -120,7 +120,7 @@ class GymEnv(VectorEnv):
         ids, starts = self._stream.due(seed, mask, starts)
         for i, start in zip(ids, starts, strict=True):
             x, _ = self._envs[i].reset(seed=int(start))
-            self._state[i] = spaces.flatten(self._space, x)
+            self._state[i] = np.asarray(spaces.flatten(self._space, x))
         for flag in (self._terminated, self._truncated, self._success):
             flag[ids] = False
         return self._obs(), {"success": self._success.copy()}
@@ -132,7 +132,7 @@ class GymEnv(VectorEnv):
         reward = np.zeros(self.num_envs, np.float32)
         for i in np.flatnonzero(~(self._terminated | self._truncated)):
             x, reward[i], terminated, truncated, info = self._envs[i].step(a[i].reshape(box.shape))
-            self._state[i] = spaces.flatten(self._space, x)
+            self._state[i] = np.asarray(spaces.flatten(self._space, x))
             self._terminated[i] = terminated
             self._truncated[i] = truncated and not terminated
             self._success[i] |= bool(info.get("is_success", info.get("success", False)))
@@ -147,7 +147,7 @@ class GymEnv(VectorEnv):
         if self.render_mode is None:
             raise UserError("make the env with render=True to call render()")
         try:
-            return np.stack([e.render() for e in self._envs])
+            return np.stack([np.asarray(e.render()) for e in self._envs])
         except gym.error.DependencyNotInstalled as e:
             raise MissingDependency(f"gym:{self.spec.task} cannot draw: {e}") from None
 

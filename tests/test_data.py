@@ -756,3 +756,10 @@ def test_a_data_set_without_the_intervention_flag_reads_as_all_policy_and_refuse
 def test_a_phase_that_does_not_exist_is_refused(phase):
     with pytest.raises(UserError, match=r"phase must be 6 numbers in 0 .. 3 \(policy, pause"):
         Episode(np.zeros((6, 4)), np.zeros((6, 2)), phase=phase)
+
+
+def test_features_of_an_episode_alone_need_a_rate():
+    episode = Episode(state=np.zeros((2, 3)), action=np.zeros((2, 1)))
+    with pytest.raises(UserError, match="fps=... or spec=env.spec"):
+        Features.of(episode)
+    assert Features.of(episode, fps=20).fps == 20

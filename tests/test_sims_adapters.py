@@ -345,6 +345,14 @@ def test_an_isaac_env_keeps_the_contract(kind, fake):
 
 
 @pytest.mark.parametrize("kind, fake", ISAAC, ids=lambda x: getattr(x, "__name__", x))
+def test_some_isaac_envs_may_be_reset_before_the_first_step(kind, fake):
+    env = make_isaac(kind, "Point", env=fake(3))
+    first, _ = env.reset(seed=0)
+    again, _ = env.reset(options={"reset_mask": np.array([True, False, False])})
+    assert torch.equal(again["state"][1:], first["state"][1:]) and torch.isfinite(again["state"]).all()
+
+
+@pytest.mark.parametrize("kind, fake", ISAAC, ids=lambda x: getattr(x, "__name__", x))
 def test_isaacs_tensors_stay_torch_on_its_device(kind, fake):
     env = make_isaac(kind, "Point", env=fake(3))
     obs, _ = env.reset(seed=0)

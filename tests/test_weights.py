@@ -79,6 +79,18 @@ def path(tmp_path):
 # ---- one host: what is read is what was published ----------------------------------------------------------------
 
 
+def test_the_first_weights_are_waited_for_until_a_whole_copy_came(path, rng):
+    tensors = random_weights(rng)
+    writer, reader = WeightWriter.create(path, tensors), WeightReader.open(path)
+    with pytest.raises(UserError, match="no whole weights came within 0 s"):
+        reader.first(limit=0)
+    publishing = threading.Timer(0.02, writer.publish, (0, tensors))
+    publishing.start()
+    mine: dict = {}
+    assert reader.first() == 0 and reader.swap(mine) == 0 and same(mine, tensors)
+    publishing.join()
+
+
 def test_every_bit_of_every_dtype_arrives_with_its_version(path, rng):
     first = random_weights(rng)
     writer, reader = WeightWriter.create(path, first), WeightReader.open(path)

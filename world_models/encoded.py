@@ -12,6 +12,7 @@ for the arm's state carries velocities; codes are not sampled.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,11 @@ STILL = 0.07  # of a pixel's range of 2: decoded pixels that changed by much les
 
 class FrameCodec(nn.Module):
     """Frames as patches [B,V 48,g,g] <-> codes [B,Z]."""
+
+    centre: Tensor  # of the codes
+    spread: Tensor
+    mean: Tensor  # of the patches
+    var: Tensor
 
     def __init__(self, views: int, grid: int, options: EncodedOptions):
         super().__init__()
@@ -129,4 +135,4 @@ class Encoded(nn.Module):
 
 def build(spec: WorldSpec, options: dict) -> Encoded:
     """The untrained model of a folder's JSON."""
-    return Encoded(spec, EncodedOptions(**(options | {"dynamics": LatentOptions(**options["dynamics"])})))
+    return Encoded(spec, EncodedOptions(**dict[str, Any](options, dynamics=LatentOptions(**options["dynamics"]))))

@@ -70,11 +70,10 @@ class EncodedFitter:
             smooth(recent, {"frames": value.detach()})
             if not tick(self.update, {"state": math.nan, "success": math.nan} | recent):
                 return False
-        if self.dynamics is None:
-            self.begin_dynamics()
-        return self.dynamics.fit(lambda n, parts: tick(o.pictures + n, {"frames": math.nan} | parts))
+        dynamics = self.begin_dynamics() if self.dynamics is None else self.dynamics
+        return dynamics.fit(lambda n, parts: tick(o.pictures + n, {"frames": math.nan} | parts))
 
-    def begin_dynamics(self) -> None:
+    def begin_dynamics(self) -> Fitter:
         """The autoencoder stays as it is from now on; recorded episodes become states and codes."""
         codec = self.model.codec
         with torch.no_grad():
@@ -84,6 +83,7 @@ class EncodedFitter:
         codec.requires_grad_(False)
         self.coded = self.with_codes()
         self.dynamics = Fitter(self.model.dynamics, self.coded, self.options.dynamics, self.seed)
+        return self.dynamics
 
     def with_codes(self) -> Recorded:
         """The data with codes beside the states, without pictures."""
@@ -114,5 +114,4 @@ class EncodedFitter:
         self.generator.set_state(state["generator"])
         self.update = state["update"]
         if state["dynamics"]:
-            self.begin_dynamics()
-            self.dynamics.load_state_dict(state["dynamics"])
+            self.begin_dynamics().load_state_dict(state["dynamics"])

@@ -8,12 +8,13 @@ episode that ended for lack of knowledge).
 A start id decides the frame an episode begins from and all randomness in it. Ids from 2^31 on, which evaluation uses, begin
 from held-out episodes, the others from those that were trained on.
 """
+from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 
-from robo_rl.contract import action_spaces, observation_spaces, read_actions, read_reset
+from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import UserError, choose
 from robo_rl.starts import StartStream, hashed
 from world_models import judge as judges
@@ -35,7 +36,7 @@ def frame_of(frames: Frames, starts: np.ndarray) -> np.ndarray:
     return out
 
 
-class WorldEnv(VectorEnv):
+class WorldEnv(ControlEnv):
     """N episodes inside `model`; see the module. `judge` says whether a step succeeded (None: the model's own head);
     max_steps 0: the recorded limit, as far as the model is calibrated. With `difficulty` a start id decides an episode only
     as long as no other ends: it draws frames by what came of them."""
@@ -66,7 +67,7 @@ class WorldEnv(VectorEnv):
         self.terminated, self.truncated, self.success, self.ready = (np.zeros(n, bool) for _ in range(4))
         self.uncertainty = np.zeros(n, np.float32)
         self.carry: worlds.Carry = {}
-        self.seen = {k: np.zeros(s.shape, s.dtype) for k, s in self.observation_space.spaces.items()}
+        self.seen = {k: np.zeros(s.shape or (), s.dtype) for k, s in self.observation_space.spaces.items()}
         self.images = True  # False: where the model can step without drawing, pictures stay until a step with True
         self.lazy, self.stale = hasattr(model, "look") and isinstance(self.judge, judges.Head), np.zeros(n, bool)
 
@@ -83,8 +84,8 @@ class WorldEnv(VectorEnv):
         return self._obs(), {"success": self.success.copy()}
 
     def _begin(self, ids: np.ndarray, starts: np.ndarray) -> None:
-        if hasattr(self.model, "first"):  # it makes its own first observations (world_models.oracle)
-            obs, task = self.model.first(starts)
+        if first := getattr(self.model, "first", None):  # it makes its own first observations (world_models.oracle)
+            obs, task = first(starts)
         else:
             at = frame_of(self.model.frames, starts)
             if self.difficulty is not None:
@@ -142,7 +143,8 @@ class WorldEnv(VectorEnv):
         self.stale |= moved
         if self.images and self.stale.any():
             ids = np.flatnonzero(self.stale)
-            drawn = self.model.look({k: v[torch.from_numpy(ids)] for k, v in self.carry.items()})
+            model: Any = self.model  # that it has a `look` makes it lazy
+            drawn = model.look({k: v[torch.from_numpy(ids)] for k, v in self.carry.items()})
             for k, v in drawn.items():
                 self.seen[k][ids] = v.numpy()
             self.stale[:] = False

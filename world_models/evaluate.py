@@ -40,7 +40,7 @@ def measure_open_loop(model, w, scale: np.ndarray, config: WorldEvalConfig) -> t
 def judged(probability: np.ndarray, true: np.ndarray, w) -> dict:
     """Does the window succeed (or end) within its steps: counts, and how well the probabilities are calibrated."""
     said = np.where(w.made, probability, 0)
-    c = trust.confusion((said > 0.5).any(1), (true & w.made).any(1))
+    c = trust.confusion(np.asarray((said > 0.5).any(1)), (true & w.made).any(1))
     bins = trust.reliability(probability[w.made], true[w.made])
     return asdict(c) | {"accuracy": c.accuracy._asdict(), "precision": c.precision.value, "recall": c.recall.value,
                         "calibration_error": trust.calibration_error(bins), "bins": [asdict(b) for b in bins],

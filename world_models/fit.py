@@ -2,15 +2,16 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from robo_rl.optim import AdamW
+from robo_rl.optim import AdamW, kernels
 from world_models.latent import Latent
 from world_models.options import FitOptions
 from world_models.recorded import Recorded
@@ -36,7 +37,7 @@ def windows(data: Recorded, model: Latent, statistics: bool = True) -> TrainingR
     state, reward = torch.from_numpy(data.state), torch.from_numpy(data.reward)
     episode = np.repeat(np.arange(len(data)), data.lengths)
     train = ~data.held[episode]
-    seen = np.isfinite(data.after).all(1)
+    seen = np.asarray(np.isfinite(data.after).all(1))
     after, at = torch.from_numpy(data.after).nan_to_num(), torch.from_numpy(np.flatnonzero(train & seen))
     heads = torch.zeros(len(state), 3)
     heads[torch.from_numpy(data.end[data.success] - 1), 1] = 1
@@ -54,7 +55,8 @@ def windows(data: Recorded, model: Latent, statistics: bool = True) -> TrainingR
 
 def missed(deltas: list[Tensor], want: Tensor) -> Tensor:
     """Squared error [M,B] of predicted changes, those of every refinement added up."""
-    return sum((y - want).square().mean(-1) for y in deltas)
+    errors: Any = sum((y - want).square().mean(-1) for y in deltas)
+    return errors
 
 
 def loss(model: Latent, w: TrainingRows, rows: Tensor, unroll: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -91,14 +93,14 @@ def loss(model: Latent, w: TrainingRows, rows: Tensor, unroll: int) -> tuple[Ten
     return total, {k: v.detach() for k, v in parts.items()}
 
 
-def descend(value: Tensor, opt: AdamW, params, most: float, pairs: list[tuple[Tensor, Tensor]], decay: float) -> None:
+def descend(value: Tensor, opt: AdamW, params, most: float, pairs: Sequence[tuple[Tensor, Tensor]], decay: float) -> None:
     """One step of `opt` down `value`, gradient norm of `params` at most `most`; of `pairs` (average, weight) the average follows."""
     opt.zero_grad()
     value.backward()
     torch.nn.utils.clip_grad_norm_(params, most, foreach=True)
     opt.step()
     with torch.no_grad():
-        torch._foreach_lerp_([a for a, _ in pairs], [p for _, p in pairs], 1 - decay)
+        kernels._foreach_lerp_([a for a, _ in pairs], [p for _, p in pairs], 1 - decay)
 
 
 def pace(lr: float, update: int, updates: int) -> float:

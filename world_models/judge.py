@@ -47,7 +47,8 @@ class Seen:
 class SuccessJudge(Protocol):
     """Probability of success [n]; asked every `every` steps of an episode and at its time limit."""
 
-    every: int
+    @property
+    def every(self) -> int: ...
 
     def __call__(self, seen: Seen) -> np.ndarray: ...
 
@@ -154,7 +155,7 @@ def load_classifier(folder: "str | Path") -> Classifier:
         if doc["format"] != FORMAT:
             raise UserError(f"{folder} holds a judge of format {doc['format']}, this robo_rl reads {FORMAT} (1 looked at "
                             "the moment before success); train it again: robo_rl wm judge DATASET")
-        out = Classifier(*doc["sizes"], tuple(doc["views"]), ClassifierOptions(**doc["options"]))
+        out = Classifier(*doc["sizes"], views=tuple(doc["views"]), options=ClassifierOptions(**doc["options"]))
         tensors = load((Path(folder) / "judge.safetensors").read_bytes())
         out.mean, out.std, out.bar = (tensors.pop(k) for k in ("mean", "std", "bar"))
         out.net.load_state_dict(tensors)

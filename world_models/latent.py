@@ -62,6 +62,13 @@ class Latent(nn.Module):
     """The model; see the module. Statistics of the data are buffers and travel with the weights."""
 
     frames: Frames
+    mean: Tensor  # of the states
+    std: Tensor
+    scale: Tensor  # of their changes in a step
+    low: Tensor
+    high: Tensor
+    gain: Tensor
+    balance: Tensor
 
     def __init__(self, spec: WorldSpec, options: LatentOptions, seed: int = 0):
         super().__init__()
@@ -104,7 +111,7 @@ class Latent(nn.Module):
 
     # ---- the protocol
 
-    def start(self, obs: Mapping[str, np.ndarray], keys: np.ndarray) -> Carry:
+    def start(self, obs: Mapping[str, "np.ndarray | Tensor"], keys: np.ndarray) -> Carry:
         """Carry of lanes that begin at rest in obs["state"] [N,S]."""
         keys = np.asarray(keys, np.int64)
         state = torch.as_tensor(np.asarray(obs["state"]), dtype=torch.float32).clone()
@@ -141,6 +148,7 @@ class Latent(nn.Module):
         """Changes [M,B,S] of the members after 0 .. K refinements."""
         out = [y]
         for k, sigma in enumerate(self.sigmas() if self.refiner is not None else []):
+            assert self.refiner is not None
             z = out[-1]
             level = F.one_hot(torch.full(z.shape[:-1], k), self.options.refine).to(z.dtype)
             out.append(z - sigma * self.refiner(torch.cat([inputs.expand(*z.shape[:-1], -1), z, level], -1)))

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -148,7 +148,7 @@ def saved_config(folder: Path, cls: type[WorldModelConfig] = WorldModelConfig) -
         raise UserError(f"{folder / 'run.json'} is no run of {what}, or of another version ({e!r})") from e
 
 
-def rebuilt(cls: type, saved: dict):
+def rebuilt(cls: Any, saved: dict):
     """The dataclass `cls` of its fields as JSON has them, dataclasses within it too."""
     inner = {f.name: rebuilt(type(f.default_factory()), saved[f.name]) for f in fields(cls) if isinstance(saved.get(f.name), dict)}
     return cls(**saved | inner)

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -97,12 +97,12 @@ class WorldModel(Protocol):
 
     spec: WorldSpec
     frames: Frames
-    options: object
+    options: Any
 
     def start(self, obs: Mapping[str, np.ndarray], keys: np.ndarray) -> Carry: ...
     def step(self, carry: Carry, actions: Tensor) -> tuple[Carry, Prediction]: ...
     def state_dict(self) -> dict[str, Tensor]: ...
-    def load_state_dict(self, state: dict[str, Tensor]) -> object: ...
+    def load_state_dict(self, state: dict[str, Tensor], /) -> object: ...
 
 
 # ---- on disk -----------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def find(folder: "str | Path") -> Path:
 
 def _control(saved: dict) -> ControlSpec:
     names = {k: tuple(saved[k]) for k in ("state_names", "views")}
-    return ControlSpec(**(saved | names | {"axes": tuple(ActionAxis(**a) for a in saved["axes"])}))
+    return ControlSpec(**dict[str, Any](saved | names, axes=tuple(ActionAxis(**a) for a in saved["axes"])))
 
 
 def _read(folder: Path, name: str, crc: dict) -> dict[str, Tensor]:

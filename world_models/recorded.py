@@ -67,7 +67,7 @@ class Recorded:
         steps = np.arange(len(self.state)) + np.repeat(np.arange(len(self)), self.lengths)
         last, known = self.end + np.arange(len(self)), self.known
 
-        def longer(x: np.ndarray, at_end: np.ndarray) -> np.ndarray:
+        def longer(x: np.ndarray, at_end: np.ndarray | float) -> np.ndarray:
             out = np.zeros((len(x) + len(self), *x.shape[1:]), x.dtype)
             out[steps], out[last] = x, at_end
             return out

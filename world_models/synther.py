@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from robo_rl.errors import UserError, choose, in_range
-from robo_rl.optim import AdamW
+from robo_rl.optim import AdamW, kernels
 
 Guide = Callable[[Tensor, float, int, int], Tensor]  # (x [B,..,D], sigma, step, steps) -> what is added to x
 
@@ -112,6 +112,8 @@ PLAIN = SynthOptions()
 
 class Residual(nn.Module):
     """F: x [B,D] and noise [B] -> [B,D]; the output layer begins at 0."""
+
+    rates: Tensor
 
     def __init__(self, dim: int, hidden: int, layers: int):
         super().__init__()
@@ -207,7 +209,7 @@ def learn(net: nn.Module, rows: Tensor, options: SynthOptions, seed: int = 0,
         opt.step()
         decay = min(options.ema, (1 + n) / (10 + n))
         with torch.no_grad():
-            torch._foreach_lerp_(list(average.parameters()), [p.detach() for p in net.parameters()], 1 - decay)
+            kernels._foreach_lerp_(list(average.parameters()), [p.detach() for p in net.parameters()], 1 - decay)
         tick(n + 1, float(value.detach()))
     return Generator(average, mean, std, flat.amin(0), flat.amax(0), options)
 

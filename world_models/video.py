@@ -21,6 +21,7 @@ Departures: own convolutional net instead of parts of `diffusers` (the same bloc
 
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,6 +88,7 @@ class Net(nn.Module):
         self.leave = nn.Conv2d(w, frames // 3 * 4, 1)
         self.shape = (options.chunk, views, 4, PATCH * PATCH)
         nn.init.zeros_(self.leave.weight)
+        assert self.leave.bias is not None
         nn.init.zeros_(self.leave.bias)
 
     def forward(self, x: Tensor, last: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,6 +135,9 @@ class Video(nn.Module):
     """The model; see the module."""
 
     frames: Frames
+    rest: Tensor
+    moving: Tensor
+    shift: Tensor
 
     def __init__(self, spec: WorldSpec, options: VideoOptions, seed: int = 0):
         super().__init__()
@@ -245,4 +250,4 @@ class Video(nn.Module):
 
 def build(spec: WorldSpec, options: dict) -> Video:
     """The untrained model of a folder's JSON."""
-    return Video(spec, VideoOptions(**({"after": False} | options | {"proprio": LatentOptions(**options["proprio"])})))
+    return Video(spec, VideoOptions(**dict[str, Any]({"after": False} | options, proprio=LatentOptions(**options["proprio"]))))

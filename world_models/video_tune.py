@@ -59,6 +59,8 @@ class FrameInverse(nn.Module):
     Every change of frame is looked at alone, then up to four before and after it: an arm follows its commands late.
     """
 
+    spread: Tensor
+
     def __init__(self, views: int, grid: int, action: int, width: int = 32):
         super().__init__()
         size, w = -(-grid // 4), 2 * width
@@ -231,6 +233,7 @@ def tune_model(config: TuneConfig, progress: "Progress | None" = None) -> "tuple
     if model.spec.kind != "video":
         raise UserError(f"{config.model} is a {model.spec.kind} model; EVA tunes the frames of a video model: robo_rl wm train DATASET "
                         "--kind video")
+    assert isinstance(model, Video)
     run_of = worlds.find(config.model)
     folder = Path(config.out or f"{run_of.parent if run_of.name == 'model' else run_of}-eva")
     if (folder / "run.json").exists() or (folder / "model").exists():

@@ -1,7 +1,7 @@
 """Who deserves what: the critic, its optimizer, the reward scale, and the advantages of a rollout."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -29,14 +29,14 @@ def pick(obs: Obs, rows: Tensor) -> Obs:
     return {k: v[rows] for k, v in obs.items()}
 
 
-def make_adam(params: list[Tensor], lr: float, weight_decay: float = 0.0, eps: float = 1e-5) -> Optimizer:
+def make_adam(params: Sequence[Tensor], lr: float, weight_decay: float = 0.0, eps: float = 1e-5) -> Optimizer:
     """AdamW in its fused form (one kernel for all tensors; eps 1e-5 as in CleanRL and SB3, 1e-8 in methods of replay).
     Of sharded parameters (`robo_rl.runtime.sharded`) torch's own."""
     sharded = any(hasattr(p, "to_local") for p in params)
     return (torch.optim.AdamW if sharded else AdamW)(params, lr=lr, eps=eps, weight_decay=weight_decay, fused=True)
 
 
-def descend(loss: Tensor, params: list[Tensor], opt: Optimizer, max_norm: float,
+def descend(loss: Tensor, params: Sequence[Tensor], opt: Optimizer, max_norm: float,
             total: "Callable[[Tensor], Tensor] | None" = None) -> Tensor:
     """One step of `opt` along the gradient of `loss`, scaled to a norm of at most max_norm -> the norm before.
 
@@ -50,7 +50,7 @@ def descend(loss: Tensor, params: list[Tensor], opt: Optimizer, max_norm: float,
     return step_along(params, opt, max_norm, total, math.isfinite(loss.item()))
 
 
-def step_along(params: list[Tensor], opt: Optimizer, max_norm: float,
+def step_along(params: Sequence[Tensor], opt: Optimizer, max_norm: float,
                total: "Callable[[Tensor], Tensor] | None" = None, sound: bool = True) -> Tensor:
     """The step of `descend` along gradients that are there already -> their norm; nan where not `sound`."""
     grads = [p.grad for p in params if p.grad is not None]

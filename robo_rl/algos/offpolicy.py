@@ -9,7 +9,7 @@ Polyak average (REDQ, Chen et al. 2021, eq. 4). A time limit is no terminal: it 
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ from robo_rl.replay import POLICY, Batch
 Sample = Callable[[int], Batch]  # transitions wanted -> a batch with the guaranteed shares
 
 
-def make_adam(params: list[Tensor], lr: float) -> Optimizer:
+def make_adam(params: Sequence[Tensor], lr: float) -> Optimizer:
     """Adam as the papers of these methods have it: eps 1e-8 (SAC, RLPD, IQL, Cal-QL, EXPO)."""
     return credit.make_adam(params, lr, eps=1e-8)
 
@@ -83,7 +83,7 @@ def td_loss(q: Tensor, y: Tensor) -> Tensor:
 
 
 @contextmanager
-def frozen(params: list[Tensor]):
+def frozen(params: Sequence[Tensor]):
     """Inside, no gradient is made for `params`; one flows through them."""
     for p in params:
         p.requires_grad_(False)

@@ -50,6 +50,7 @@ class Episode:
         for name, x, shape in (("state", self.state, "[T, S]"), ("action", self.action, "[T, A]")):
             if x.ndim != 2 or len(x) != T or 0 in x.shape:
                 raise UserError(f"episode: {name} must be {shape} with T = {T} >= 1, got {list(x.shape)}")
+        assert self.reward is not None  # since the line above
         if self.reward.shape != (T,):
             raise UserError(f"episode: reward must be [T] with T = {T}, got {list(self.reward.shape)}")
         for name in ("state", "action", "reward"):
@@ -121,13 +122,15 @@ class Features:
     def of(cls, episode: Episode, spec: ControlSpec | None = None, fps: float = 0) -> "Features":
         """The features that `episode` has; names and rate from the env's `spec` where it is given."""
         S, A = episode.state.shape[1], episode.action.shape[1]
-        named = spec is not None and len(spec.state_names) == S
+        if spec is None and not fps:
+            raise UserError("features need fps=... or spec=env.spec: an episode alone does not tell its rate")
         if spec is not None and len(spec.axes) != A:
             raise UserError(f"actions have {A} numbers, the env's spec has {len(spec.axes)}: "
                             f"{', '.join(spec.action_names)}")
         return cls(
-            fps=fps or round(1 / spec.period, 6),
-            state=tuple(spec.state_names) if named else tuple(f"state_{i}" for i in range(S)),
+            fps=fps or (round(1 / spec.period, 6) if spec is not None else 0),
+            state=(tuple(spec.state_names) if spec is not None and len(spec.state_names) == S else
+                   tuple(f"state_{i}" for i in range(S))),
             action=spec.action_names if spec is not None else tuple(f"action_{i}" for i in range(A)),
             views=tuple((view, *x.shape[1:3]) for view, x in sorted(episode.images.items())),
             robot=f"{spec.sim}:{spec.task}" if spec is not None else "",

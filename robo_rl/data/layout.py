@@ -189,7 +189,7 @@ def frame_table(episodes: list[Episode], tasks: list[int], f: Features, first_ep
     columns = {
         "observation.state": np.concatenate([e.state for e in episodes]),
         "action": np.concatenate([e.action for e in episodes]),
-        "next.reward": np.concatenate([e.reward for e in episodes]),
+        "next.reward": np.concatenate([np.asarray(e.reward) for e in episodes]),
         "next.done": last,
         "next.truncated": last & ~per_episode([e.terminated for e in episodes], bool),
         "next.success": last & per_episode([e.success for e in episodes], bool),
@@ -219,7 +219,7 @@ def final_table(episodes: list[Episode], f: Features, first_episode: int):
 
     from robo_rl.data import video
     known = [(first_episode + i, e) for i, e in enumerate(episodes) if e.final is not None]
-    state = np.stack([e.final for _, e in known]) if known else np.zeros((0, len(f.state)), np.float32)
+    state = np.stack([np.asarray(e.final) for _, e in known]) if known else np.zeros((0, len(f.state)), np.float32)
     columns = {"episode_index": pa.array([i for i, _ in known], pa.int64()),
                "length": pa.array([len(e) for _, e in known], pa.int64()), "observation.state": _column(state)}
     for view, _, _ in f.views:

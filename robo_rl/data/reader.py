@@ -164,7 +164,7 @@ class Dataset:
         """Episode `e` as it was given to the Writer (images as decoded)."""
         rows = slice(self.from_[e], self.to[e])
         known = bool(np.isfinite(self.final[e]).all())
-        last = {view: self.final_image(view, e) for view in self.views} if known else {}
+        last = {view: x for view in self.views if known and (x := self.final_image(view, e)) is not None}
         return Episode(
             state=self.state[rows], action=self.action[rows], reward=self.reward[rows], task=self.task(e),
             images={view: self.frames(view, e) for view in self.views}, success=bool(self.success[e]),
@@ -172,7 +172,7 @@ class Dataset:
             start=int(self.start[e]), terminated=bool(self.terminated[e]),
             phase=self.phase[rows] if self.features.phases else None,
             final=self.final[e] if known else None,
-            final_images=None if not known or any(x is None for x in last.values()) else last)
+            final_images=last if known and len(last) == len(self.views) else None)
 
 
 def load(root: Path | str, episodes: int = 0, tolerance: float | None = None,
@@ -193,7 +193,7 @@ def load(root: Path | str, episodes: int = 0, tolerance: float | None = None,
     wanted = [key for key in wanted if key in info]
     F, parts = int(lengths.sum()), {key: [] for key in wanted}
     for first in np.flatnonzero(np.diff(meta.data_file, prepend=-1)):
-        path = meta.data_path(first)
+        path = meta.data_path(int(first))
         here = np.flatnonzero(meta.data_file == meta.data_file[first])
         rows, at = int(lengths[here].sum()), int(starts[first])
         data = read_checked(meta.verifier, path, int(first))
@@ -282,7 +282,7 @@ def _check_videos(meta: Meta, view: str) -> None:
     sizes = {v: (h, w) for v, h, w in meta.features.views}
     files, ends = meta.video_file[view], meta.video_start[view] + meta.lengths
     for first in np.flatnonzero(np.diff(files, prepend=-1)):
-        path = meta.video_path(view, first)
+        path = meta.video_path(view, int(first))
         here = np.flatnonzero(files == files[first])
         try:
             video.check_whole(path, int(ends[here].max()), sizes[view])

@@ -8,6 +8,7 @@ NumPy; pyarrow loads on use.
 """
 
 import json
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -149,7 +150,7 @@ def read_totals(meta: Meta) -> dict[str, dict[str, np.ndarray]]:
     rows: dict = {}
     for index in np.unique(meta.meta_file):
         path = layout.episodes_path(meta.root, *layout.place(int(index), meta.info["chunks_size"]))
-        table = pq.read_table(path, partitioning=None).slice(0, int((meta.meta_file == index).sum()))
+        table = pq.read_table(path, partitioning=None).slice(0, int((meta.meta_file == index).sum()))  # pyright: ignore[reportArgumentType]  # pyarrow takes None
         rows = merge_stats(rows, stats_of_table(table))
     return total_stats(rows)
 
@@ -181,7 +182,7 @@ def complete(meta: Meta, totals: dict, histograms: dict[str, np.ndarray], sums: 
             if view not in histograms or histograms[view].sum(1).tolist() != [seen] * 3:
                 data = load(meta.root, len(meta.lengths), tolerance=np.inf, trust=None)
                 clips = (data.frames(view, e) for e in range(len(data)))
-                histograms = histograms | {view: sum(pixel_histograms([clip])[0][0] for clip in clips)}
+                histograms = histograms | {view: reduce(np.add, (pixel_histograms([clip])[0][0] for clip in clips))}
             rows = [histogram_quantiles(hist) for hist in histograms[view]]
             quantiles = {q: np.array([r[q] for r in rows]).reshape(1, 3, 1, 1) for q in QUANTILES}
         elif meta.info["features"].get(key, {}).get("dtype") in NUMBERS:
@@ -212,7 +213,7 @@ def column_quantiles(meta: Meta, key: str) -> dict[str, np.ndarray]:
     parts = []
     for index in np.unique(meta.data_file):
         path = layout.data_path(meta.root, *layout.place(int(index), meta.info["chunks_size"]))
-        column = pq.read_table(path, columns=[key], partitioning=None, page_checksum_verification=True)[key]
+        column = pq.read_table(path, columns=[key], partitioning=None, page_checksum_verification=True)[key]  # pyright: ignore[reportArgumentType]  # pyarrow takes None
         column = column.slice(0, int(meta.lengths[meta.data_file == index].sum())).combine_chunks()
         rows = len(column)
         while pa.types.is_nested(column.type):

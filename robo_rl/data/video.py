@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,11 +30,12 @@ class BrokenVideo(Exception):
 def encoder() -> str:
     """The best video encoder that this PyAV build carries."""
     import av
+    from av.codec.codec import UnknownCodecError
     for name in ENCODERS:
         try:
             av.Codec(name, "w")
             return name
-        except av.codec.codec.UnknownCodecError:
+        except UnknownCodecError:
             continue
     raise UserError(f"this PyAV has none of {', '.join(ENCODERS)}. Install one that has: pip install -U av")
 
@@ -84,7 +86,7 @@ def encode(path: "Path | io.BytesIO", clips: Iterable[np.ndarray], fps: float, *
     rate, convert, count = rate_of(fps), _converter(), 0
     target, how = (str(path), {"movflags": "faststart"}) if isinstance(path, Path) else (path, {})
     with av.open(target, "w", format="mp4", options=how) as out:
-        stream = None
+        stream: Any = None  # PyAV tells a video stream by the literal name of its codec
         for clip in clips:
             clip = np.ascontiguousarray(_even(clip))
             if stream is None:
@@ -151,13 +153,14 @@ def join(first: Path, second: Path, path: Path) -> None:
     import av
     with av.open(str(first)) as a, av.open(str(second)) as b:
         source = a.streams.video[0]
+        assert source.average_rate is not None and source.time_base is not None  # an mp4 has both
         step = round(1 / (source.average_rate * source.time_base))  # ticks per frame
         with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as out:
             stream = out.add_stream_from_template(source, opaque=True)
             stream.time_base = source.time_base
             for container, shift in ((a, 0), (b, source.frames * step)):
                 for packet in container.demux(video=0):
-                    if packet.dts is None:
+                    if packet.dts is None or packet.pts is None:
                         continue
                     packet.pts, packet.dts, packet.duration = packet.pts + shift, packet.dts + shift, step
                     packet.stream = stream
@@ -168,6 +171,7 @@ def check_whole(path: Path, frames: int, size: tuple[int, int] | None = None) ->
     """Raise BrokenVideo if the file is cut short, holds fewer than `frames` frames or others than of `size` (h, w),
     each made even. Decodes nothing."""
     import av
+    from av.error import FFmpegError
     if not path.is_file():
         raise BrokenVideo("the file is missing")
     with open(path, "rb") as f:  # walk the top-level mp4 boxes: the last must end where the file ends
@@ -193,7 +197,7 @@ def check_whole(path: Path, frames: int, size: tuple[int, int] | None = None) ->
             if stream is None or stream.codec_context is None:
                 raise BrokenVideo("it holds no video that can be decoded")
             have, shape = stream.frames, (stream.height, stream.width)
-    except (av.error.FFmpegError, OSError) as e:
+    except (FFmpegError, OSError) as e:
         raise BrokenVideo(f"it does not open ({e.strerror})") from None
     if have < frames:
         raise BrokenVideo(f"it holds {have} frames, {frames} are needed")
@@ -204,6 +208,7 @@ def check_whole(path: Path, frames: int, size: tuple[int, int] | None = None) ->
 def decode(path: "Path | io.BytesIO", first: int, count: int, fps: float, size: tuple[int, int]) -> np.ndarray:
     """Frames `first` .. `first + count - 1` as uint8[count, h, w, 3]; `size` = (h, w). Raises BrokenVideo."""
     import av
+    from av.error import FFmpegError
     if isinstance(path, Path) and not path.is_file():
         raise BrokenVideo("the file is missing")
     h, w = size
@@ -211,15 +216,17 @@ def decode(path: "Path | io.BytesIO", first: int, count: int, fps: float, size: 
     out = np.empty((count, h, w, 3), np.uint8)
     seen = np.zeros(count, bool)
     try:
-        with av.open(str(path) if isinstance(path, Path) else path) as c:
+        with av.open(str(path) if isinstance(path, Path) else path, "r") as c:
             stream = c.streams.video[0]
-            if stream.codec_context is None:
+            if stream.codec_context is None or stream.time_base is None:
                 raise BrokenVideo("it holds no video that can be decoded")
             stream.codec_context.thread_count = 1
             ticks = float(stream.time_base) * fps  # frames per tick
             if first:
                 c.seek(round(first / ticks), stream=stream, backward=True)
             for frame in c.decode(stream):
+                if frame.pts is None:
+                    raise BrokenVideo("a frame has no time")
                 k = round(frame.pts * ticks) - first
                 if 0 <= k < count:
                     image = convert(frame, "rgb24").to_ndarray()
@@ -228,7 +235,7 @@ def decode(path: "Path | io.BytesIO", first: int, count: int, fps: float, size: 
                     out[k], seen[k] = image[:h, :w], True
                 if k >= count - 1:
                     break
-    except (av.error.FFmpegError, OSError, IndexError) as e:
+    except (FFmpegError, OSError, IndexError) as e:
         raise BrokenVideo(f"it does not decode ({e})") from None
     if not seen.all():
         raise BrokenVideo(f"frame {first + int(np.argmin(seen))} is missing")

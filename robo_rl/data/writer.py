@@ -55,7 +55,8 @@ def write_table(path: Path, table: Any) -> int:
     varied = pa.types.is_floating, pa.types.is_nested
     repetitive = [c.name for c in table.schema if not any(test(c.type) for test in varied)]
     # a dictionary of floats costs seven times the rest and saves nothing
-    pq.write_table(table, path, compression="snappy", use_dictionary=repetitive, write_page_checksum=True)
+    columns: Any = repetitive  # pyarrow's default hides that names may be given
+    pq.write_table(table, path, compression="snappy", use_dictionary=columns, write_page_checksum=True)
     return path.stat().st_size
 
 
@@ -81,12 +82,12 @@ def trim(meta: Meta, staged: Staged, put_away: Callable[[Path, bool], None]) -> 
                 elif index == last and rows is not None:
                     wanted = int(rows[files == last].sum())
                     if pq.read_metadata(path).num_rows > wanted:
-                        table = pq.read_table(path, partitioning=None).slice(0, wanted)
+                        table = pq.read_table(path, partitioning=None).slice(0, wanted)  # pyright: ignore[reportArgumentType]  # pyarrow takes None
                         put_away(path, True)
                         write_table(staged.path(path), table)
     for path in meta.final_file:
-        table = pq.read_table(path, partitioning=None)
-        kept = table.filter(pc.less(table["episode_index"], E))
+        table = pq.read_table(path, partitioning=None)  # pyright: ignore[reportArgumentType]  # pyarrow takes None
+        kept = table.filter(pc.less(table["episode_index"], E))  # pyright: ignore[reportAttributeAccessIssue]  # made at import
         if not len(kept):
             put_away(path, False)
         elif len(kept) < len(table):
@@ -180,6 +181,7 @@ class Writer:
             if self.spec is None:
                 raise UserError("Writer needs features=Features(...) or spec=env.spec to begin a data set")
             self._begin(Features.of(episode, self.spec))
+        assert self.features is not None
         if bad := self.features.misfits(episode):
             raise UserError(f"the episode does not fit the data set {self.root}: {'; '.join(bad)}. "
                             "Write it to another folder")
@@ -221,6 +223,7 @@ class Writer:
 
     def _release(self) -> None:
         held, self._held = self._held, None
+        assert held is not None  # called once
         held.close()
 
     def _need_open(self) -> None:
@@ -285,6 +288,7 @@ class Writer:
     def _commit(self, episodes: list[Episode], old: _State, staged: Staged) -> _State:
         """Write `episodes` behind the committed ones; -> the new state."""
         root, f, per_chunk = self.root, self.features, self._info["chunks_size"]
+        assert f is not None  # episodes have come
         lengths = np.array([len(e) for e in episodes])
         tasks = list(old.tasks) + [t for t in dict.fromkeys(e.task for e in episodes) if t not in old.tasks]
         numbers = [tasks.index(e.task) for e in episodes]

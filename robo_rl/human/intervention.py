@@ -11,11 +11,13 @@ command is not learned from: until k = B a person's phase is recorded as pause. 
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium import spaces
+from gymnasium.vector import VectorWrapper
 
+from robo_rl.contract import ControlEnv
 from robo_rl.data.episode import PHASES
 from robo_rl.errors import UserError, in_range
 from robo_rl.types import ControlSpec
@@ -52,9 +54,11 @@ class Operator(Protocol):
 
     def intervene(self, view: OperatorView) -> Intervention:
         """The intervention of the next step; called once before it."""
+        ...
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Rows [N, ...] to go on from, copies; {} where there is nothing to go back to."""
+        ...
 
     def set_state(self, state: dict[str, np.ndarray], mask: np.ndarray) -> None: ...
 
@@ -97,12 +101,17 @@ class InterventionEnv(VectorWrapper):
     of `env`. UserError: an intervention of wrong shape or phase.
     """
 
-    def __init__(self, env: VectorEnv, operator: Operator, blend: float = BLEND, freeze: bool = False):
+    env: Any  # a ControlEnv; snapshots and pictures are optional
+    spec: ControlSpec
+    single_action_space: spaces.Box
+
+    def __init__(self, env: ControlEnv, operator: Operator, blend: float = BLEND, freeze: bool = False):
         in_range("blend", blend, 0, 10)
         super().__init__(env)
         if freeze and not hasattr(env, "get_state"):
             raise UserError(f"freeze needs an env with snapshots, {env.spec.id} has none: leave it out")
-        self.operator, self.freeze, self._obs = operator, freeze, None
+        self.operator, self.freeze = operator, freeze
+        self._obs: dict[str, Any] = {}  # the last one
         n, a = env.num_envs, env.single_action_space.shape[0]
         self.blend_steps = max(1, round(blend / env.spec.period))
         self._rows = {
@@ -260,6 +269,6 @@ def check_intervention(intervention: Intervention, n: int, a: int) -> Interventi
         raise UserError(f"an operator must give actions ({n}, {a}) and phases ({n},), got {actions.shape} and {phase.shape}")
     if phase.min(initial=0) < 0 or phase.max(initial=0) >= len(PHASES):
         raise UserError(f"phase must be 0 .. {len(PHASES) - 1} ({', '.join(PHASES)}), got {phase.max()}")
-    broken = ~np.isfinite(actions).all(1)
+    broken = ~np.asarray(np.isfinite(actions).all(1))
     phase = np.where(broken & (phase > PAUSE), PAUSE, phase).astype(np.uint8)
     return Intervention(np.where(broken[:, None], 0, actions).clip(-1, 1), phase)

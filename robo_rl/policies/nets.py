@@ -7,6 +7,7 @@ function as one matrix on the concatenation.
 
 import math
 import zlib
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,6 +66,9 @@ def orthogonal(net: nn.Sequential, last: float) -> None:
 class ChunkHead(nn.Module):
     """v(context, x, t): context [B,C], x [B,D], t -> [B,D]; `layers` hidden layers of `hidden` units."""
 
+    from_time: Any  # nn.Sequential of nn.Linear, an activation, nn.Linear
+    body: Any  # nn.ModuleList of nn.Linear
+
     def __init__(self, context: int, chunk: int, hidden: int, layers: int, act: str):
         super().__init__()
         self.from_context = nn.Linear(context, hidden)
@@ -112,7 +116,13 @@ class ChunkHead(nn.Module):
         return linear(h, self.out.weight, self.out.bias)
 
 
-class StateTrunk(nn.Module):
+class Trunk(nn.Module):
+    """(normalised state [B,S], tokens, images by view) -> context [B,size]."""
+
+    size: int
+
+
+class StateTrunk(Trunk):
     """Context of a state policy: the normalised state, with the mean word embedding of the instruction if asked."""
 
     def __init__(self, state: int, language: bool):
@@ -152,6 +162,8 @@ class ImageEncoder(nn.Module):
     what grasping needs and what patch tokens tell only roughly. Activations stay channels-last, as images come.
     """
 
+    grid: Tensor
+
     def __init__(self, width: int, size: int, points: int = 16):
         super().__init__()
         half = size // 2
@@ -176,7 +188,7 @@ class ImageEncoder(nn.Module):
         return self.net(x).flatten(2).transpose(1, 2) + self.place, where.flatten(1)
 
 
-class VisionLanguageTrunk(nn.Module):
+class VisionLanguageTrunk(Trunk):
     """Images, instruction and proprioception -> context, the shape of pi0 at about a million parameters.
 
     Tokens: patches of every view, words, one of the normalised state, one read-out; transformer. Context: the read-out
@@ -186,14 +198,15 @@ class VisionLanguageTrunk(nn.Module):
     def __init__(self, state: int, views: tuple[str, ...], size: int, width: int, depth: int):
         super().__init__()
         self.views = views
-        self.images = nn.ModuleList([ImageEncoder(width, size) for _ in views])
+        encoders = [ImageEncoder(width, size) for _ in views]
+        self.images = nn.ModuleList(encoders)
         self.words = nn.Embedding(VOCAB, width, padding_idx=0)
         self.place = nn.Parameter(torch.randn(1, TOKENS, width) * 0.02)
         self.state = nn.Linear(state, width)
         self.read = nn.Parameter(torch.randn(1, 1, width) * 0.02)
         self.blocks = nn.ModuleList([Block(width, max(1, width // 32)) for _ in range(depth)])
         self.norm = nn.LayerNorm(width)
-        self.size = 2 * width + sum(2 * e.points for e in self.images) + state
+        self.size = 2 * width + sum(2 * e.points for e in encoders) + state
 
     def forward(self, state: Tensor, tokens: Tensor, images: dict[str, Tensor]) -> Tensor:
         b = len(state)

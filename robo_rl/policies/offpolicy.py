@@ -86,6 +86,7 @@ class SquashedHead(nn.Module):
         super().__init__()
         self.net = mlp([inputs] + [hidden] * layers + [2 * action], "relu")
         last = self.net[-1]
+        assert isinstance(last, nn.Linear)
         nn.init.uniform_(last.weight, -1e-2 / math.sqrt(hidden), 1e-2 / math.sqrt(hidden))
         nn.init.zeros_(last.bias)
         with torch.no_grad():
@@ -129,6 +130,10 @@ class SquashedPolicy(PolicyBase):
     """
 
     factors = 1
+    sequences: Tensor  # where the gripper is toggled
+    taught: Tensor  # with a teacher
+    judge: "Ensemble | None"
+    teacher: nn.ModuleList | None
 
     def __init__(self, options: PolicyOptions, spec: ObsSpec):
         super().__init__(options, spec)
@@ -184,6 +189,7 @@ class SquashedPolicy(PolicyBase):
 
     def better(self, context: Tensor, own: Tensor, heads: "Tensor | slice" = ALL) -> tuple[Tensor, Tensor, Tensor]:
         """Own chunk [B,E,A] or the teacher's, by the least of the critics `heads` -> it, its value [B], whether it is own [B]."""
+        assert self.teacher is not None and self.judge is not None
         old = self.commands_of(torch.tanh(self.teacher[0](context)[0]), context, self.teacher[-1])
         value = self.judge.many(context, torch.stack([own, old], 1).flatten(2), heads).min(0).values
         mine = value[:, 0] >= value[:, 1]
@@ -244,6 +250,7 @@ class GuidedPolicy(ChainPolicy):
     def edited(self, context: Tensor, actions: Tensor, generator: Noise) -> tuple[Tensor, Tensor]:
         """Edits of actions [B,m,D] -> edited actions, clipped, and the log-density of the edits [B,m]."""
         x = torch.cat([context[:, None].expand(-1, actions.shape[1], -1), actions], -1)
+        assert self.edit is not None
         move, logp = self.edit.sample(x, generator)
         return (actions + self.options.edit_scale * move).clamp(-1, 1), logp
 
@@ -312,8 +319,8 @@ def flow_samples(policy: ChainPolicy, context: Tensor, m: int, generator: Noise,
 
 
 def gumbel(like: Tensor, generator: Noise) -> Tensor:
-    """Standard Gumbel noise: the argmax of x + noise is a draw from softmax(x)."""
-    uniform = 0.5 * (1 + torch.erf(randn(generator, *like.shape) / math.sqrt(2)))
+    """Standard Gumbel noise [B,M]: the argmax of x + noise is a draw from softmax(x)."""
+    uniform = 0.5 * (1 + torch.erf(randn(generator, like.shape[0], like.shape[1]) / math.sqrt(2)))
     return -torch.log(-torch.log(uniform.clamp(1e-6, 1 - 1e-6)))
 
 

@@ -8,8 +8,9 @@ Shapes: B batch, H steps in the chunk, E executed, A action, D = H A, F random s
 """
 
 import copy
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from robo_rl.policies.nets import (
     ChunkHead,
     NoiseNet,
     StateTrunk,
+    Trunk,
     VisionLanguageTrunk,
     mlp,
     orthogonal,
@@ -76,13 +78,15 @@ class Policy(Protocol):
     spec: ObsSpec
     obs_norm: Normaliser  # fitted to the demonstrations' states
     action_norm: Normaliser  # and actions
-    trunk: nn.Module  # observation -> context; `size` is C. A critic of the learner's own sees the context too
+    trunk: Trunk  # observation -> context; `size` is C. A critic of the learner's own sees the context too
 
     def encode(self, obs: Obs) -> Tensor:
         """Context [B,C]; of {"context": [B,C]} that."""
+        ...
 
     def commands(self, x: Tensor) -> Tensor:
         """Clean chunk [B,D] or [B,H,A], normalised -> actions [B,E,A] for the env."""
+        ...
 
     def freeze_base(self) -> None:
         """Called once, after supervised learning."""
@@ -92,15 +96,41 @@ class Policy(Protocol):
     @property
     def noise_scale(self) -> float:
         """How much it explores, for the log."""
+        ...
 
     def act(self, obs: Obs, generator: Noise, explore: bool) -> Chunk:
         """A chunk for each row; not exploring: as it is evaluated, logp [B,0] and no trace."""
+        ...
 
     def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """(logp [B,F], entropy per action entry, a scalar) of traces under the present weights."""
+        ...
 
     def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor:
         """Supervised loss, a scalar, on actions `chunk` [B,H,A] in the env's units where `mask` [B,H] is 1."""
+        ...
+
+    # of nn.Module
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]: ...
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
+
+    def train(self, mode: bool = True) -> Self: ...
+
+    def eval(self) -> Self: ...
+
+    def zero_grad(self, set_to_none: bool = True) -> None: ...
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self: ...
 
 
 def obs_tensors(obs: dict, spec: ObsSpec) -> Obs:
@@ -118,6 +148,8 @@ class PolicyBase(nn.Module):
 
     `self.trunk.size` is C, the width of a context, and `self.chunk` D = H A.
     """
+
+    trunk: Trunk
 
     def __init__(self, options: PolicyOptions, spec: ObsSpec):
         super().__init__()
@@ -156,6 +188,15 @@ class ChainPolicy(PolicyBase):
     trains, whose noise is then `std_scale` of DDPM's, at least `std_floor`. DDIM's means are other ones. (DPPO evaluates
     with DDPM's own noise at every step but the last.)
     """
+
+    bars: Tensor  # diffusion only, as the next
+    bars_prev: Tensor
+    times: Tensor
+    features: Tensor
+    loud_s: Tensor
+    draws: Tensor
+    drawn: Tensor  # where one step is drawn
+    base: ChunkHead | None
 
     def __init__(self, options: PolicyOptions, spec: ObsSpec):
         super().__init__(options, spec)
@@ -259,7 +300,7 @@ class ChainPolicy(PolicyBase):
             a, c, (constant, factor) = columns[:steps], columns[steps:2 * steps], columns[3 * steps:]
         for k in range(steps):
             x, after = xs[k], xs[k + 1]
-            out = self.base(early, x, early_times[k]) if k < self.first else self.head(embedded, x, times[k])
+            out = self.base(early, x, early_times[k]) if self.base is not None and k < self.first else self.head(embedded, x, times[k])
             if one:
                 after.addcmul_(x, a[k]).addcmul_(out, c[k])
             elif explore:
@@ -329,8 +370,9 @@ class ChainPolicy(PolicyBase):
         """Flow matching `E |v(x_t, t) - (eps - x0)|^2` with t ~ Beta(1.5, 1) as in pi0, or noise prediction on the K chain
         steps (DDPM), or with `predict` action `E |D(x_t, t) - x0|^2` on the K steps, over `noises` draws of time and noise per row.
         chunk[B,H,A] in env units, mask[B,H]."""
-        rows = [x if noises == 1 else x.repeat_interleave(noises, 0) for x in (self.encode(obs), chunk, mask)]
-        return self.imitation(*rows, generator)
+        context, chunk, mask = (x if noises == 1 else x.repeat_interleave(noises, 0)
+                                for x in (self.encode(obs), chunk, mask))
+        return self.imitation(context, chunk, mask, generator)
 
     def imitation(self, context: Tensor, chunk: Tensor, mask: Tensor, generator: torch.Generator, head=None,
                   weight: Tensor | None = None) -> Tensor:

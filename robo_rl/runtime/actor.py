@@ -17,8 +17,9 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing import connection as mpc
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -109,14 +110,16 @@ def main(job: ActorJob, pipe) -> None:
 def _act(job: ActorJob, pipe) -> None:
     parent, words = os.getppid(), shared(job.words)
     reader, policy = WeightReader.open(job.weights), make_policy(job.options, job.spec, 0).eval()
-    version = reader.fetch()
+    version = reader.first()
     reader.swap(policy)
     stage = job.build()
-    tapes = [ReplayWriter(job.rows, Journal(job.replay / name, job.capacity)) for name in ("online", "corrections")]
-    for tape in tapes:
+    journals = [Journal(job.replay / name, job.capacity) for name in ("online", "corrections")]
+    online, corrections = (ReplayWriter(job.rows, journal) for journal in journals)
+    for tape in (online, corrections):
         tape.cut()  # episodes of who was at it before
-    g = ReplayCollector(stage.env, policy, *tapes, mix(job.seed, job.incarnation) >> 33 if job.incarnation else job.seed, stage.judge,
-                 stage.record, starts=StartFile(job.flight) if job.starts else None)
+    seed = mix(job.seed, job.incarnation) >> 33 if job.incarnation else job.seed
+    g = ReplayCollector(stage.env, policy, online, corrections, seed, stage.judge, stage.record,
+                        starts=StartFile(job.flight) if job.starts else None)
     g.steps, g.help_steps, told = job.steps, job.helped, time.monotonic()
     pipe.send(("ready",))
     try:
@@ -137,8 +140,8 @@ def _act(job: ActorJob, pipe) -> None:
                 pipe.send(("sums", g.take()))
                 told = time.monotonic()
     finally:
-        for tape in tapes:
-            tape.journal.close()
+        for journal in journals:
+            journal.close()
         stage.close()
 
 
@@ -192,7 +195,8 @@ class SeparateProcessActor:
         self.job, self.stores, self.round, self.hang, self.back_off = job, stores, round_, hang, back_off
         self.steps, self.restarts, self.deaths, self.again = job.steps, 0, 0, 0.0
         self.clock, self.beat, self.heard = snapshot.AwakeClock(min(1.0, hang / 4)), 0, 0.0
-        self.sums, self.ended = dict.fromkeys(SUMS, 0), []
+        self.sums: dict[str, Any] = dict.fromkeys(SUMS, 0)
+        self.ended: list[Ended] = []
         job.flight.mkdir(parents=True, exist_ok=True)
         snapshot.evict(job.flight)  # who still acts for a learner that died
         for path in (job.weights, job.words):
@@ -202,7 +206,8 @@ class SeparateProcessActor:
         self.words[HELP] = job.helped
         self.writer, self.version = WeightWriter.create(job.weights, dict(policy.state_dict())), 0
         self.writer.publish(0, dict(policy.state_dict()))
-        self.process, self.context = None, context()
+        self.process: BaseProcess | None = None
+        self.context = context()
         self._start()
 
     @property
@@ -224,6 +229,7 @@ class SeparateProcessActor:
     def _follow(self) -> int:
         """Read the journals on -> control steps read."""
         online, corrections = self.stores
+        assert online.journal is not None and corrections.journal is not None
         new = online.follow(online.journal)
         corrections.follow(corrections.journal)
         self.steps += new
@@ -232,7 +238,8 @@ class SeparateProcessActor:
     def take(self) -> dict[str, float]:
         """Sums over the episodes that the actor reported since the last call."""
         self._hear()
-        sums, self.sums = self.sums, dict.fromkeys(SUMS, 0)
+        sums = self.sums
+        self.sums = dict.fromkeys(SUMS, 0)
         return sums
 
     def take_ended(self) -> Ended:
@@ -289,7 +296,9 @@ class SeparateProcessActor:
                 time.sleep(min(0.05, self.again - now))
                 return
             self._start()
-        mpc.wait([self.pipe, self.process.sentinel], 0.01)
+        assert self.process is not None
+        awaited: list[Any] = [self.pipe, self.process.sentinel]
+        mpc.wait(awaited, 0.01)
         self._hear()
         if not self.process.is_alive():
             return self._died()
@@ -306,6 +315,7 @@ class SeparateProcessActor:
         self.last = snapshot.kill(self.process, self.job.flight, "actor", why)
 
     def _died(self) -> None:
+        assert self.process is not None
         code = self.process.exitcode
         self.process.join()
         self._hear()

@@ -52,7 +52,7 @@ class BatchBuilder:
         for f in sorted(among, key=lambda f: f.uid) if rounds > 1 else ():
             ranks.setdefault(f.worker, []).append(f.uid)
         for f in fragments:
-            first = self.order.get(f.worker) if rounds else None
+            first = self.order.get(f.worker) if rounds and self.order is not None else None
             if first is not None and rounds > 1:
                 first += ranks[f.worker].index(f.uid) * f.envs
             out.append((f.uid, self.buffer.columns(f.slot, f.worker), f.rows, first))
@@ -79,4 +79,5 @@ class BatchBuilder:
                 if f.state != led.READY:
                     continue
                 choice, = self.choices([f], self.ledger.finished.values())
+            assert self.staging is not None  # it has a thread of its own
             self.staging.stage(choice, lambda f=f: f.state == led.READY)

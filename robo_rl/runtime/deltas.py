@@ -153,7 +153,8 @@ def _sparse(found: list[tuple[np.ndarray, np.ndarray, int, int]], starts: list[i
         if len(gaps):
             gaps[0] = start + first - last
             last = start + final
-    gaps, values = (found[0][i] if len(found) == 1 else np.concatenate([f[i] for f in found]) for i in (0, 1))
+    gaps, values, *_ = found[0] if len(found) == 1 else (np.concatenate([f[0] for f in found]),
+                                                         np.concatenate([f[1] for f in found]))
     narrow = np.count_nonzero(gaps >= WIDE[1]) * 64 < len(gaps)
     dtype = np.uint8 if narrow else np.uint16
     escape = WIDE[np.dtype(dtype).itemsize]
@@ -261,8 +262,8 @@ def apply(tensors: dict[str, Tensor], delta: Delta) -> None:
 # ---- bytes -------------------------------------------------------------------------------------------------------
 
 
-def to_bytes(delta: Delta) -> bytearray:
-    """The message of a delta."""
+def to_bytes(delta: Delta) -> np.ndarray:
+    """The message of a delta, uint8 [B]."""
     table = np.zeros(len(delta.parts), ROW)
     sections: list[np.ndarray] = []
     for row, p in zip(table, delta.parts, strict=True):
@@ -279,7 +280,7 @@ def to_bytes(delta: Delta) -> bytearray:
         out[at:at + n] = section.view(np.uint8)
         out[at + n:at + _padded(n)] = 0
         at += _padded(n)
-    out[at:] = np.array([xxhash.xxh3_64_intdigest(out[:at])], "<u8").view(np.uint8)
+    out[at:] = np.array([xxhash.xxh3_64_intdigest(out[:at].data)], "<u8").view(np.uint8)
     return out
 
 
@@ -292,12 +293,12 @@ def from_bytes(data: "bytes | bytearray | memoryview | np.ndarray", layout: Layo
     raw = np.frombuffer(data, np.uint8)
     if len(raw) < HEADER.size + 8:
         raise BadDelta(f"the message is cut: {len(raw)} bytes")
-    magic, schema, base, new, result, total = HEADER.unpack_from(raw)
+    magic, schema, base, new, result, total = HEADER.unpack_from(raw.data)
     if magic != MAGIC:
         raise BadDelta("no weight delta, or one of another version of robo_rl")
     if total != len(raw):
         raise BadDelta(f"the message is cut: {len(raw)} of {total} bytes")
-    if xxhash.xxh3_64_intdigest(raw[:-8]) != int.from_bytes(raw[-8:].tobytes(), "little"):
+    if xxhash.xxh3_64_intdigest(raw[:-8].data) != int.from_bytes(raw[-8:].tobytes(), "little"):
         raise BadDelta("the message is damaged (its checksum differs)")
     if schema != layout.hash:
         raise BadDelta("the delta is for other tensors")
@@ -356,7 +357,8 @@ class DeltaReceiver:
         """verify: check the content hash after every message, after none, or after every n-th."""
         check_verify(verify)
         self.tensors, self.version, self.why = tensors, None, "nothing received yet"
-        self._layout, self._verify, self._count = layout_of(tensors), verify, 0
+        self._verify: Verify = verify
+        self._layout, self._count = layout_of(tensors), 0
 
     def receive(self, data: "bytes | bytearray | memoryview | np.ndarray") -> Literal["applied", "old", "need_full"]:
         """Take one message.

@@ -214,7 +214,7 @@ def digest(columns: Columns, made: np.ndarray) -> int:
     ended = before & (columns["done"].view(np.uint8)[:len(before)] != 0)
     for k, v in columns.items():
         mask = upto & (made > 0) if k.startswith(OBS) else ended if k.startswith(FINAL) else before
-        h.update(np.ascontiguousarray(v[:len(mask)][mask]))
+        h.update(np.ascontiguousarray(v[:len(mask)][mask]).data)
     return h.intdigest() >> 1
 
 

@@ -64,6 +64,7 @@ class InProcessFeed:
                 return False
             worker.begin(*self._work(f, worker.collector.layout(worker.policy, worker.explore)))
         if worker.decide():
+            assert worker.lease is not None
             self._seal(worker.lease.uid, worker.made, worker.oldest)
             worker.end()
         return True
@@ -103,6 +104,7 @@ class InProcessFeed:
             else:
                 waiting.add(i)
         chosen = self.ledger.take()
+        assert chosen is not None  # there is enough
         return make_batch([(self.columns[f.slot], f.rows) for f in chosen], self.version, self.staleness)
 
     def stream(self) -> Iterator[Rollout]:
@@ -169,7 +171,8 @@ class InProcessFeed:
             else:
                 exact = False
             if saved["lease"]:
-                w.lease, w.columns = Lease(*saved["lease"][:3], 0, saved["lease"][4]), self.columns[saved["lease"][1]]
+                uid, slot, rows = saved["lease"][:3]
+                w.lease, w.columns = Lease(uid, slot, rows, 0, saved["lease"][4]), self.columns[slot]
                 w.made, w.oldest = saved["lease"][3], saved["lease"][5]
                 if not saved["collector"]:
                     self._seal(w.lease.uid, w.made, w.oldest)

@@ -12,6 +12,7 @@ import selectors
 import time
 from dataclasses import dataclass, field, replace
 from multiprocessing import connection as mpc
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from robo_rl.runtime import server, snapshot
@@ -74,7 +75,7 @@ class WorkerProcess:
 
     name: str
     job: "Job | ServerJob"
-    process: "multiprocessing.process.BaseProcess | None" = None
+    process: "BaseProcess | None" = None
     pipe: "DuplexPipe | None" = None
     ready: bool = False
     leases: dict[int, int] = field(default_factory=dict)  # uid -> slot of what it is at
@@ -92,6 +93,12 @@ class WorkerProcess:
     @property
     def decides(self) -> bool:
         return isinstance(self.job, ServerJob)
+
+    @property
+    def work(self) -> Job:
+        """The job of a worker."""
+        assert isinstance(self.job, Job)
+        return self.job
 
 
 class ProcessPool:
@@ -141,7 +148,7 @@ class ProcessPool:
         for i in range(workers):
             if i not in self.processes:  # one that was here before goes on where it was, or with another seed
                 self.processes[i] = WorkerProcess(f"worker{i}", replace(
-                    self.jobs[-1], index=i, incarnation=self.left.get(i, self.processes[0].job.incarnation)))
+                    self.jobs[-1], index=i, incarnation=self.left.get(i, self.processes[0].work.incarnation)))
                 self.feed.join(i)
 
     def publish(self, version: int) -> None:
@@ -166,7 +173,7 @@ class ProcessPool:
                 self.wake_r.recv()
                 self.turned = True  # work, or other numbers of workers
                 continue
-            if m.process is None:
+            if m.process is None or m.pipe is None:
                 continue
             with contextlib.suppress(EOFError, OSError):
                 while m.pipe.poll():
@@ -178,7 +185,7 @@ class ProcessPool:
         for i in list(self.asking if room == self.tried else self.processes):
             m = self.processes.get(i)
             while m is not None and m.wants and not m.leaving and \
-                    (lease := self.feed.lease(i, m.job.episode_slots)) is not None:
+                    (lease := self.feed.lease(i, m.work.episode_slots)) is not None:
                 m.wants -= 1
                 m.leases[lease.uid] = lease.slot
                 self._send(m, [lease])
@@ -191,7 +198,7 @@ class ProcessPool:
         for i, m in list(self.processes.items()):
             if m.process is None and m.leaving:
                 self.feed.leave(i)
-                self.left[i] = m.job.incarnation
+                self.left[i] = m.work.incarnation
                 del self.processes[i]
             elif m.process is None and now >= m.again:
                 self._start(m)
@@ -201,6 +208,7 @@ class ProcessPool:
         self.down = sum(m.process is None for m in self.processes.values())
 
     def _send(self, m: WorkerProcess, message: object) -> None:
+        assert m.pipe is not None
         with contextlib.suppress(OSError):  # it died: the sentinel tells
             m.pipe.send(message)
 
@@ -220,11 +228,11 @@ class ProcessPool:
         self.writer.close()
 
     def _start(self, m: WorkerProcess) -> None:
-        m.pipe, theirs = duplex_pair()
-        m.process = self.context.Process(target=server.main if m.decides else main, args=(m.job, theirs), name=m.name)
-        m.process.start()
+        m.pipe, theirs = ours, _ = duplex_pair()
+        m.process = process = self.context.Process(target=server.main if m.decides else main, args=(m.job, theirs), name=m.name)
+        process.start()
         theirs.close()
-        for thing in (m.pipe, m.process.sentinel):
+        for thing in (ours, process.sentinel):
             self.selector.register(thing, selectors.EVENT_READ, m)
         m.ready, m.leases, m.wants, m.started, m.words = False, {}, 0, self.clock.now(), ""
 
@@ -232,17 +240,17 @@ class ProcessPool:
         if message[0] == "ready":
             m.ready = True
             if not m.decides:
-                held = self.feed.held(m.job.index)
+                held = self.feed.held(m.work.index)
                 m.leases = {lease.uid: lease.slot for lease in held}
                 self._send(m, held)
         elif message[0] == "wants":
             m.wants += message[1]
-            self.asking.add(m.job.index)
+            self.asking.add(m.work.index)
         elif message[0] == "error":
             m.words = f"{message[1]}\n{message[2]}"
         elif message[0] == "sealed":
             m.leases.pop(message[1], None)
-            if self.feed.sealed(m.job.index, m.name, *message[1:]):
+            if self.feed.sealed(m.work.index, m.name, *message[1:]):
                 m.deaths = 0
                 if SERVER in self.processes:
                     self.processes[SERVER].deaths = 0
@@ -268,6 +276,7 @@ class ProcessPool:
         m.words = snapshot.kill(m.process, self.feed.folder, m.name, why)
 
     def _died(self, m: WorkerProcess) -> None:
+        assert m.process is not None and m.pipe is not None
         code = m.process.exitcode
         m.process.join()
         for thing in (m.pipe, m.process.sentinel):
@@ -275,14 +284,14 @@ class ProcessPool:
         m.pipe.close()
         m.process, m.pipe, m.ready, m.leases, m.wants = None, None, False, {}, 0
         if m.told:  # it left
-            m.job, m.told = replace(m.job, incarnation=m.job.incarnation + 1), 0.0
+            m.job, m.told = replace(m.work, incarnation=m.work.incarnation + 1), 0.0
             return
         m.restarts += 1
         m.deaths += 1
         m.again = time.monotonic() + self.back_off[min(m.deaths - 1, len(self.back_off) - 1)]
         if not m.decides:
-            m.job = replace(m.job, incarnation=m.job.incarnation + 1)
-            self.feed.lost(m.job.index)
+            m.job = replace(m.work, incarnation=m.work.incarnation + 1)
+            self.feed.lost(m.work.index)
         if m.deaths >= DEATHS:
             self.feed.give_up(f"{m.name} ended {m.deaths} times in a row (last exit status {code}). "
                               f"Its last words: {m.words.strip() or 'none'}")

@@ -24,7 +24,7 @@ import numpy as np
 
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.noise import mix
-from robo_rl.rollout import OBS, Collector, new_columns
+from robo_rl.rollout import OBS, Collector, Columns, new_columns
 from robo_rl.runtime import snapshot
 from robo_rl.runtime.deltas import DeltaReceiver, DeltaSender
 from robo_rl.runtime.rollout_buffer import Lease, RowSums, finite
@@ -53,15 +53,17 @@ class RayWorker:
         self.standby = {k: v.clone() for k, v in self.policy.state_dict().items()}
         self.lock, self.early = threading.Lock(), []  # early: came before what they build on
         self.receiver, self.version = DeltaReceiver(self.standby, "always"), -1
-        self.worker = self.columns = None
+        self.worker: Worker | None = None
+        self.columns: Columns | None = None
 
-    def _build(self) -> None:
+    def _build(self) -> Worker:
         job = self.job
         self.refresh()
         seed = mix(job.seed, job.incarnation) if job.incarnation else job.seed
         collector = Collector(job.build(job.envs), self.policy, job.gamma, seed, job.index)
         self.worker = Worker(job.index, collector, self.policy, self.refresh, job.staleness, job.explore, job.group)
         self.asked = time.monotonic_ns()
+        return self.worker
 
     def receive(self, message: np.ndarray, below: tuple = ()) -> str:
         """New weights, in a thread beside `collect` -> "applied", "old" or "need_full". They are passed on to `below`, pairs of
@@ -100,22 +102,21 @@ class RayWorker:
             if clock.now() > NEWS:
                 return {"lacks": f"weights of version {least} did not come; here is {version} ({self.receiver.why})"}
             time.sleep(0.001)
-        if self.worker is None:
-            self._build()
-        begin = time.monotonic_ns()
-        if self.columns is None or len(self.columns["done"]) < rows:
-            self.columns = new_columns(self.worker.collector.layout(self.policy, self.job.explore), rows)
-            self.sums = RowSums(self.columns)
-        self.worker.begin(replace(lease, made=0), self.columns, state or None)
-        self.worker.collector.timer.take()
-        while not self.worker.decide():
+        worker = self._build() if self.worker is None else self.worker
+        begin, columns = time.monotonic_ns(), self.columns
+        if columns is None or len(columns["done"]) < rows:
+            columns = self.columns = new_columns(worker.collector.layout(self.policy, self.job.explore), rows)
+            self.sums = RowSums(columns)
+        worker.begin(replace(lease, made=0), columns, state or None)
+        worker.collector.timer.take()
+        while not worker.decide():
             pass
-        made, oldest, end = self.worker.made, self.worker.oldest, time.monotonic_ns()
-        self.worker.end()
-        spent = self.worker.collector.timer.take()
-        out = {"columns": {k: v[:made + k.startswith(OBS)] for k, v in self.columns.items()}, "rows": made,
-               "bad": finite(self.columns, made), "sums": [self.sums.of(t, lease.salt) for t in range(made)],
-               "oldest": oldest, "state": self.worker.state().get("collector", {}), "took": end - begin,
+        made, oldest, end = worker.made, worker.oldest, time.monotonic_ns()
+        worker.end()
+        spent = worker.collector.timer.take()
+        out = {"columns": {k: v[:made + k.startswith(OBS)] for k, v in columns.items()}, "rows": made,
+               "bad": finite(columns, made), "sums": [self.sums.of(t, lease.salt) for t in range(made)],
+               "oldest": oldest, "state": worker.state().get("collector", {}), "took": end - begin,
                "waited": begin - self.asked, "sim": spent.get("sim", 0.0), "policy": spent.get("policy", 0.0)}
         self.asked = end
         return out
@@ -172,8 +173,9 @@ def join(address: str, cpus: int):
     check(address)
     for left in reversed(range(1 if address else STARTS)):
         try:
-            ray.init(address=address or "local", include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-                     **({} if address else {"num_cpus": cpus}))
+            options: dict[str, Any] = {"address": address} if address else {"address": "local", "num_cpus": cpus}
+            options["logging_level"] = "ERROR"
+            ray.init(include_dashboard=False, log_to_driver=False, **options)
             break
         except Exception as e:  # noqa: BLE001 (Ray raises whatever there is, also bare Exception, where a daemon does not start)
             said = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)[:300].strip()
@@ -313,6 +315,7 @@ class RayPool:
             self._ask(a)
 
     def _ask(self, a: RayWorkerHandle) -> None:
+        assert a.lease is not None
         rows = self.feed.rows if self.feed.whole else a.lease.rows
         a.result = a.handle.collect.remote(a.lease, rows, a.state or {}, self.feed.version)
 
@@ -358,6 +361,7 @@ class RayPool:
 
     def _finished(self, a: RayWorkerHandle, got: dict) -> None:
         lease, buffer = a.lease, self.feed.buffer
+        assert lease is not None
         columns, head = buffer.columns(lease.slot, a.job.index), buffer.head
         for k, v in got["columns"].items():
             columns[k][:len(v)] = v

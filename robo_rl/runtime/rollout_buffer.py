@@ -98,7 +98,7 @@ class RowSums:
         ended = self.done[t] != 0  # a torn byte is any number
         if self.final and ended.any():
             for v in self.final:
-                h.update(np.ascontiguousarray(v[t][ended]))
+                h.update(np.ascontiguousarray(v[t][ended]).data)
         return h.intdigest() >> 1
 
 
@@ -193,7 +193,7 @@ class RolloutBuffer:
     def checksum(self, slot: int, worker: int) -> int:
         """Hash of what a seal vouches for: the fields of the header that describe a fragment and its decisions' checksums."""
         h = xxhash.xxh3_64(np.array([self.head[k][slot] for k in SEALED_FIELDS]).tobytes())
-        h.update(self.sums(slot, worker)[:int(self.head["rows"][slot])])
+        h.update(self.sums(slot, worker)[:int(self.head["rows"][slot])].data)
         return h.intdigest() >> 1
 
     def is_sealed_whole(self, slot: int, worker: int) -> bool:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -107,7 +108,7 @@ class Requests:
     of a request. Closed are connections of another user, of who breaks the rules, and the longest silent beyond `most`
     (a worker connects again when it asks)."""
 
-    def __init__(self, folder: Path, extra: object, valid: Callable[[int, int, int], bool], most: int = MOST):
+    def __init__(self, folder: Path, extra: Any, valid: Callable[[int, int, int], bool], most: int = MOST):
         self.valid, self.clients = valid, set()
         self.most = min(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self.listener, self.selector = listen(folder), selectors.DefaultSelector()
@@ -216,7 +217,7 @@ def main(job: ServerJob, pipe) -> None:
 def _serve(job: ServerJob, pipe) -> None:
     parent = os.getppid()
     reader, policy = WeightReader.open(job.weights), make_policy(job.options, job.spec, 0).eval()
-    version = reader.fetch()
+    version = reader.first()
     reader.swap(policy)
     buffer = RolloutBuffer.open(job.folder / "slots.bin")
     generators: list[torch.Generator] = []
@@ -253,7 +254,8 @@ class PolicyServerClient:
     """The worker's side: request the decision of a row and wait for it."""
 
     def __init__(self, folder: Path, stop: Callable[[], bool]):
-        self.folder, self.stop, self.wire = folder, stop, None
+        self.folder, self.stop = folder, stop
+        self.wire: socket.socket | None = None
 
     def ask(self, slot: int, worker: int, t: int, key: int) -> int:
         """Request a decision -> the version that made it, once it is in the rollout buffer. TimeoutError after a minute."""
@@ -273,6 +275,7 @@ class PolicyServerClient:
 
     def _answer(self, clock: snapshot.AwakeClock) -> "int | None":
         data = b""
+        assert self.wire is not None
         while len(data) < ANSWER.size:
             if self.stop() or clock.now() > DEADLINE:
                 return None

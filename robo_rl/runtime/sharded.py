@@ -18,10 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from robo_rl.algos.onpolicy import MAXIMA
 from robo_rl.errors import UserError
@@ -62,8 +64,8 @@ def gather(policy: nn.Module) -> dict[str, Tensor]:
 
 def whole_gradients(policy: nn.Module) -> dict[str, Tensor]:
     """Whole gradients, on every rank (a collective call)."""
-    return {k: p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
-            for k, p in policy.named_parameters() if p.grad is not None}
+    grads: dict[str, Any] = {k: p.grad for k, p in policy.named_parameters() if p.grad is not None}
+    return {k: g.full_tensor() if hasattr(g, "full_tensor") else g for k, g in grads.items()}
 
 
 # ---- a learner of several processes ------------------------------------------------------------------------------
@@ -108,10 +110,11 @@ class Rank:
     def __init__(self, job: RankJob):
         self.rank, self.world = job.rank, job.world
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here; by default gloo listens where the host's name is
-        dist.init_process_group("gloo", store=dist.FileStore(job.store, job.world), rank=job.rank, world_size=job.world,
-                                timeout=timedelta(seconds=LIMIT))
+        store = dist.FileStore(job.store, job.world)  # pyright: ignore[reportPrivateImportUsage]  # torch documents it there
+        dist.init_process_group("gloo", store=store, rank=job.rank, world_size=job.world, timeout=timedelta(seconds=LIMIT))
         policy = make_policy(job.policy, job.spec, 0)
-        shard(policy, dist.init_device_mesh("cpu", (job.world,)))
+        assert isinstance(policy, nn.Module)
+        shard(policy, init_device_mesh("cpu", (job.world,)))
         self.learner = importlib.import_module(f"robo_rl.algos.{job.algo}").make(policy, job.options, job.seed)
         self.learner.share = slice(job.rank, None, job.world)
         self.learner.total_norm, self.learner.mean = self._total_norm, self._mean
@@ -130,6 +133,7 @@ class Rank:
         return float(x) / self.world
 
     def _average(self, p: Tensor) -> None:
+        assert p.grad is not None  # called when it has come
         dist.all_reduce(p.grad)
         p.grad /= self.world
 
@@ -151,7 +155,7 @@ class Rank:
 
     def state(self) -> dict:
         """The learner's state with whole tensors: that of one process."""
-        def whole(x):
+        def whole(x: Any) -> Any:
             if isinstance(x, dict):
                 return {k: whole(v) for k, v in x.items()}
             if isinstance(x, (list, tuple)):
@@ -179,7 +183,7 @@ class Rank:
         parts = x.chunk(self.world)
         return parts[self.rank] if self.rank < len(parts) else x[:0]
 
-    def _like(self, x: Tensor, p: Tensor) -> Tensor:
+    def _like(self, x: Tensor, p: Any) -> Tensor:
         if not hasattr(p, "to_local"):
             return x
         from torch.distributed.tensor import DTensor
@@ -256,7 +260,7 @@ class ShardedLearner:
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
-    def _all(self, what: str, *args):
+    def _all(self, what: str, *args) -> Any:
         told = pickle.dumps((what, args))
         def work():
             for pipe in self.pipes:
@@ -264,7 +268,7 @@ class ShardedLearner:
             return getattr(self.own, what)(*args)
         return self._together(work)
 
-    def _together(self, work: Callable):
+    def _together(self, work: Callable) -> Any:
         try:
             return work()
         except (RuntimeError, OSError) as e:

@@ -53,7 +53,7 @@ class Staging:
                 self.at[uid][0] == end for uid, end in zip(order, ends, strict=False))
             rows, buffer = max((r for _, _, r in self.at.values()), default=0), self.buffers[0]
             self.at, self.used = {}, 0
-            if not fits:
+            if not fits or buffer is None:
                 return None
             self.buffers.reverse()
             return {k: v[:rows + k.startswith(OBS)] for k, v in buffer.items()}, rows, order

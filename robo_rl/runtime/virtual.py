@@ -9,6 +9,7 @@ import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -68,7 +69,7 @@ class _Simulation:
         self.book, self.workers, self.decide, self.learn, self.cores, self.broker = book, workers, decide, learn, cores, broker
         self.rng = np.random.default_rng(seed)
         self.now, self.turns = 0.0, 0.0  # `turns`: seconds of service each active role has had (virtual time of fair sharing)
-        self.heap: list[tuple[float, int, object]] = []  # (service at which it is done, tie, what)
+        self.heap: list[tuple[float, int, Any]] = []  # (service at which it is done, tie, what)
         self.tie = 0
         self.published = [0.0]  # when version i was out
         self.waits, self.began = [0.0] * workers, [0.0] * workers

@@ -19,11 +19,12 @@ import json
 import math
 import mmap
 import os
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -32,6 +33,9 @@ from torch import Tensor, nn
 
 from robo_rl.errors import UserError
 from robo_rl.files import FILE, parse_json
+
+if TYPE_CHECKING:
+    from robo_rl.policies import Policy
 
 Verify = Literal["always", "never"] | int
 
@@ -69,7 +73,7 @@ def _layout(rows: list[tuple[str, torch.dtype, tuple[int, ...]]]) -> Layout:
     for _, dtype, shape in rows:
         offsets.append(at)
         at = _up(at + dtype.itemsize * math.prod(shape), LINE)
-    names, dtypes, shapes = (tuple(r[i] for r in rows) for i in range(3))
+    names, dtypes, shapes = tuple(n for n, *_ in rows), tuple(d for _, d, _ in rows), tuple(s for *_, s in rows)
     schema = json.dumps([[n, str(d).removeprefix("torch."), list(s)] for n, d, s in rows]).encode()
     return Layout(names, dtypes, shapes, tuple(offsets), at, schema, xxhash.xxh3_64_intdigest(schema))
 
@@ -94,7 +98,7 @@ def flat_bytes(tensor: Tensor) -> np.ndarray:
 
 def digests(flats: list[np.ndarray], seed: int) -> tuple[list[int], int]:
     """xxh3 of each tensor's bytes, and of all these hashes together, seeded with the schema hash."""
-    each = [xxhash.xxh3_64_intdigest(x) for x in flats]
+    each = [xxhash.xxh3_64_intdigest(x.data) for x in flats]
     return each, xxhash.xxh3_64_intdigest(np.array(each, np.uint64).tobytes(), seed)
 
 
@@ -289,7 +293,8 @@ class WeightWriter:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            self._words = self._halves = self._heads = self._tensors = self._flats = None  # unmaps
+            gone: Any = None
+            self._words = self._halves = self._heads = self._tensors = self._flats = gone  # unmaps
         _writers.discard(self)
 
 
@@ -315,7 +320,8 @@ class WeightReader:
         self._heads = [b[:8 * (2 + len(self.layout.names))].view(np.uint64) for b in self._blobs]
         self._views = [views(torch.from_numpy(b), self.layout) for b in self._blobs]
         self._flats = [[flat_bytes(t) for t in v.values()] for v in self._views]
-        self._verify, self._fetches = verify, 0
+        self._verify: Verify = verify
+        self._fetches = 0
         self._mine, self._ready = 0, False  # which blob is current; whether standby holds something newer
         self._target, self._slots = None, []
         self.current = -1  # version of the current copy, from its own head
@@ -339,6 +345,15 @@ class WeightReader:
     def weights(self) -> dict[str, Tensor]:
         """The current copy by name; valid until the swap after the next fetch."""
         return self._views[self._mine]
+
+    def first(self, limit: float = 60.0) -> int:
+        """`fetch`, again until a whole copy came -> its version. UserError after `limit` [s]."""
+        end = time.monotonic() + limit
+        while (version := self.fetch()) is None:
+            if time.monotonic() > end:
+                raise UserError(f"no whole weights came within {limit:g} s: start the learner first")
+            time.sleep(0.001)
+        return version
 
     def fetch(self, attempts: int = 8) -> int | None:
         """Copy the newest version into standby -> it, or None if there is none newer than what is here.
@@ -369,7 +384,7 @@ class WeightReader:
             return word >> 1
         return None
 
-    def swap(self, target: "nn.Module | dict[str, Tensor]") -> int:
+    def swap(self, target: "nn.Module | Policy | dict[str, Tensor]") -> int:
         """Make standby current and point the tensors of `target` at it -> the version it now acts with.
 
         A module keeps its parameters and buffers as objects, only their data move; a dict gets new tensors. One
@@ -392,7 +407,7 @@ class WeightReader:
         self.current = int(self._heads[self._mine][0])
         return self.current
 
-    def _bind(self, target: "nn.Module | dict[str, Tensor]") -> list[Tensor]:
+    def _bind(self, target: "nn.Module | Policy | dict[str, Tensor]") -> list[Tensor]:
         """The tensors of the target in the layout's order."""
         have = target if isinstance(target, dict) else target.state_dict(keep_vars=True)
         have = {n: t for n, t in have.items() if isinstance(t, Tensor)}

@@ -65,6 +65,7 @@ class Worker:
     def decide(self) -> bool:
         """One decision in every env -> whether the fragment is finished."""
         lease, c = self.lease, self.collector
+        assert lease is not None
         if not self.finished():
             if self.ask is None:
                 self.version = self.refresh()
@@ -85,10 +86,12 @@ class Worker:
         return self.policy.commands(torch.from_numpy(self.columns["x0"][t]).flatten(1)).numpy()
 
     def finished(self) -> bool:
+        assert self.lease is not None
         return self.made >= self.lease.rows or (bool(self.group) and not self.collector.alive.any())
 
     def end(self) -> None:
         """The fragment is handed over."""
+        assert self.lease is not None
         self.last, self.rows, self.lease = self.lease.uid, self.made, None
         self.collector.alive[:] = True
 
@@ -139,7 +142,7 @@ def _following(job: Job) -> tuple[Policy, Callable[[], int]]:
     """The policy with the newest weights, and `refresh()`, which swaps newer ones in -> the version it has now."""
     reader = WeightReader.open(job.weights)
     policy = make_policy(job.options, job.spec, 0).eval()
-    version = reader.fetch()
+    version = reader.first()
     reader.swap(policy)
 
     def refresh() -> int:

@@ -11,6 +11,7 @@ robo_rl only where someone has rebuilt it for a newer Python.
 
 import importlib.util
 import sys
+from typing import Any
 
 from robo_rl.errors import MissingDependency, UserError, choose
 
@@ -54,7 +55,8 @@ def make_isaac(
         env = (_make_gym if kind == "isaacgym" else _make_lab)(task, num_envs, "cuda:0" if device == "cpu" else device)
     from sims.isaac.env import IsaacEnv
     from sims.isaac.ports import GymPort, LabPort
-    return IsaacEnv((GymPort if kind == "isaacgym" else LabPort)(env), kind, task, max_steps)
+    port: Any = GymPort if kind == "isaacgym" else LabPort
+    return IsaacEnv(port(env), kind, task, max_steps)
 
 
 def _make_gym(task: str, num_envs: int, device: str):
@@ -84,7 +86,7 @@ def _make_lab(task: str, num_envs: int, device: str):
     import isaaclab_tasks  # noqa: F401  registers the ids
     from isaaclab_tasks.utils import parse_env_cfg
     try:
-        env = gymnasium.make(task, cfg=parse_env_cfg(task, device=device, num_envs=num_envs)).unwrapped
+        env: Any = gymnasium.make(task, cfg=parse_env_cfg(task, device=device, num_envs=num_envs)).unwrapped
     except gymnasium.error.Error as e:
         raise UserError(f"isaaclab:{task} cannot be made: {e}") from None
     env._robo_rl_app = app  # lives as long as the env

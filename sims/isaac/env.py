@@ -16,15 +16,15 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 
-from robo_rl.contract import action_spaces, observation_spaces, read_reset
+from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_reset
 from robo_rl.errors import UserError
 from robo_rl.types import ActionAxis, ControlSpec
 from sims.isaac.ports import GymPort, LabPort
 
 
-class IsaacEnv(VectorEnv):
+class IsaacEnv(ControlEnv):
     """N envs behind a port; observations, rewards and flags are torch tensors on `device`."""
 
     metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}
@@ -43,8 +43,9 @@ class IsaacEnv(VectorEnv):
         self._renewed = off.clone()  # Isaac's last step ended with the first observation of an episode
         self._hidden = off.clone()  # the last observation of the episode was not to be had
         self._steps = torch.zeros(n, dtype=torch.int64, device=self.device)
-        self._state: torch.Tensor | None = None  # what the caller sees [N, O]
-        self._first: torch.Tensor | None = None  # what Isaac returned last; first obs where renewed [N, O]
+        self._begun = False  # reset at least once; until then the next two are not there
+        self._state: torch.Tensor  # what the caller sees [N, O]
+        self._first: torch.Tensor  # what Isaac returned last; first obs where renewed [N, O]
 
     def reset(self, *, seed=None, options=None):
         mask, starts = read_reset(seed, options, self.num_envs)
@@ -53,8 +54,9 @@ class IsaacEnv(VectorEnv):
         if seed is not None and (np.ndim(seed) or not mask.all()):
             raise UserError(f"{self.spec.sim} takes one seed for all envs at once: one random stream serves them")
         if mask.all():
-            self._state = self._port.reset_all(None if seed is None else int(seed)).clone()
-        elif self._state is None:
+            self._state = self._first = self._port.reset_all(None if seed is None else int(np.asarray(seed))).clone()
+            self._begun = True
+        elif not self._begun:
             raise UserError("the first reset must reset every env: leave reset_mask out")
         elif mask.any():
             self._state = self._renew(torch.as_tensor(mask, device=self.device))
@@ -74,7 +76,7 @@ class IsaacEnv(VectorEnv):
         return state
 
     def step(self, actions):
-        if self._state is None:
+        if not self._begun:
             raise UserError("call reset() before step()")
         a = self._actions(actions)
         live = ~(self._terminated | self._truncated)

@@ -33,6 +33,7 @@ class IsaacGymVecTask(Protocol):
         self, actions: torch.Tensor
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor, dict[str, Any]]:
         """Actions [N, A] -> ({"obs": [N, O]}, rewards [N], reset_buf [N], extras with "time_outs" [N])."""
+        ...
 
     def reset_idx(self, env_ids: torch.Tensor) -> None:
         """Start new episodes; reads torch's global random state."""
@@ -57,8 +58,10 @@ class IsaacLabEnv(Protocol):
         self, action: torch.Tensor
     ) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
         """Actions [N, A] -> ({"policy": [N, O], ...}, rewards [N], terminated [N], time_outs [N], extras)."""
+        ...
 
     def reset(self, seed: "int | None" = None, options: "dict | None" = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Start all envs again; a seed sets the global random states. ManagerBased takes `env_ids` as well."""
+        ...
 
     def close(self) -> None: ...

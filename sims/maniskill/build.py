@@ -1,5 +1,7 @@
 """Building one ManiSkill env and saying what it is: used by the CPU workers and by the GPU env."""
 
+from typing import Any
+
 import numpy as np
 
 from robo_rl.errors import UserError
@@ -30,11 +32,11 @@ def without_renderer() -> None:
             raise AttributeError(name)
 
     for module in (sapien.render, sapien.pysapien.render, actor_builder.sapien.render):
-        module.RenderMaterial = NullMaterial
+        setattr(module, "RenderMaterial", NullMaterial)  # noqa: B010  a module has no such name for type checkers
     urdf_loader.RenderMaterial = NullMaterial
 
 
-def build(config: dict, device: str = "cpu"):
+def build(config: dict, device: str = "cpu") -> Any:
     """An unwrapped ManiSkill env: one simulator on the CPU, or config["num_envs"] on a CUDA device."""
     import gymnasium
     task, control = config["task"], config["control"]

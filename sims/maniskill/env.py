@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 
-from robo_rl.contract import action_spaces, observation_spaces, read_actions, read_reset
+from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import UserError
 from robo_rl.files import parse_json
 from robo_rl.starts import StartStream
@@ -137,7 +137,7 @@ def _file() -> int:
         return os.dup(f.fileno())
 
 
-class ManiSkillEnv(VectorEnv):
+class ManiSkillEnv(ControlEnv):
     """ManiSkill 3 on CPU under the contract of `sims`; built by `sims.maniskill.make_maniskill`."""
 
     metadata: ClassVar[dict] = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
@@ -222,8 +222,9 @@ class ManiSkillEnv(VectorEnv):
         """Go (back) to `get_state`'s state where mask [N]; exact; replays the episodes so far."""
         mask, _ = read_reset(None, {"reset_mask": mask}, self.num_envs)
         for k in ("seeds", "episodes"):
-            if np.shape(state.get(k)) != (self.num_envs,):
-                raise UserError(f"state[{k!r}] must have shape ({self.num_envs},), got {np.shape(state.get(k))}")
+            shape = np.shape(state[k]) if k in state else ()
+            if shape != (self.num_envs,):
+                raise UserError(f"state[{k!r}] must have shape ({self.num_envs},), got {shape}")
         for k in _SNAPSHOT:
             if k not in state or np.shape(state[k]) != self.shared[k].shape:
                 raise UserError(f"state[{k!r}] must have shape {self.shared[k].shape}, "

@@ -140,7 +140,7 @@ def _fetch(arm: ManiSkillArm, p: np.ndarray, r: np.ndarray) -> Goal:
 
 
 def _holding(arm: ManiSkillArm, p: np.ndarray, width: float) -> bool:
-    return np.linalg.norm(p - arm.p) < 0.025 and arm.fingers < width + 0.0015
+    return bool(np.linalg.norm(p - arm.p) < 0.025 and arm.fingers < width + 0.0015)
 
 
 def pick_cube(env, arm: ManiSkillArm) -> Goal:

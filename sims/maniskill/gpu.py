@@ -14,9 +14,9 @@ import importlib
 
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 
-from robo_rl.contract import action_spaces, observation_spaces, read_reset
+from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_reset
 from robo_rl.errors import UserError
 from robo_rl.starts import StartStream
 from robo_rl.types import ActionAxis, ControlSpec
@@ -43,7 +43,7 @@ def require_cuda(device: str) -> None:
                         + ", ".join(f"cuda:{i}" for i in range(torch.cuda.device_count())))
 
 
-class ManiSkillGpuEnv(VectorEnv):
+class ManiSkillGpuEnv(ControlEnv):
     """ManiSkill 3 on one CUDA device; built by `sims.maniskill.make_maniskill(device="cuda")`.
 
     With device "cpu" the same code runs ManiSkill's CPU backend with one env; the tests use that.
@@ -85,7 +85,7 @@ class ManiSkillGpuEnv(VectorEnv):
         if self.config["obs"] == "rgb":
             images = {f"image/{view}": data["rgb"] for view, data in obs["sensor_data"].items()}
             obs = {k: obs[k] for k in ("agent", "extra")}
-        state = common.flatten_state_dict(obs, use_torch=True, device=self.device)
+        state = torch.as_tensor(common.flatten_state_dict(obs, use_torch=True, device=self.device))
         return {"state": state.float(), **images}
 
     def _hold(self, obs: dict, fresh: torch.Tensor) -> dict:
@@ -106,7 +106,7 @@ class ManiSkillGpuEnv(VectorEnv):
         if self.held is None and len(ids) < self.num_envs:
             raise UserError("the first reset must reset every env")
         drawn = self.stream.draw(ids) if starts is None else starts[ids]
-        single = starts is not None or np.ndim(seed) == 1
+        single = starts is not None or (seed is not None and np.ndim(seed) == 1)
         for part in (np.arange(len(ids))[:, None] if single else [np.arange(len(ids))]):
             self._place(ids[part], drawn[part])
         fresh = torch.as_tensor(mask, device=self.device)

@@ -10,7 +10,7 @@ Call `install()` once, after `import mani_skill.envs`, in a process that uses th
 """
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import sapien
@@ -38,8 +38,9 @@ class _Window:
         cls.contacts = None
 
 
-def step(env, action: torch.Tensor, drive: "Callable | None" = None) -> tuple:
-    """One control step of an unwrapped CPU `BaseEnv`; action float32[1, A], finite; drive: what `driver(env)` gave.
+def step(env, action: Any, drive: "Callable | None" = None) -> tuple:
+    """One control step of an unwrapped CPU `BaseEnv`; action float32[1, A] or, per agent, a dict of them, finite;
+    drive: what `driver(env)` gave (for one agent).
 
     Returns (obs as a dict, reward, info) as `BaseEnv.step` has them; success and failure are in `info`.
     """
@@ -137,9 +138,10 @@ def driver(env) -> "Callable[[np.ndarray], None] | None":
     return act
 
 
-def _part_driver(part) -> "Callable[[np.ndarray, np.ndarray], None] | None":
-    mimic = type(part) is PDJointPosMimicController
-    if not mimic and type(part) is not PDJointPosController:
+def _part_driver(part: Any) -> "Callable[[np.ndarray, np.ndarray], None] | None":
+    kind = type(part)
+    mimic = kind is PDJointPosMimicController
+    if not mimic and kind is not PDJointPosController:
         return None
     config = part.config
     if config.use_target or config.interpolate or not part._normalize_action or (mimic and config.use_delta):
@@ -178,7 +180,7 @@ def install() -> None:
     """Replace the slow one-row primitives of mani_skill 3.0.x in this process. Idempotent."""
     if getattr(Actor, "_robo_rl_lean", False):
         return
-    Actor._robo_rl_lean = True
+    setattr(Actor, "_robo_rl_lean", True)  # noqa: B010  our mark on a class of theirs
     _cached_pose(Actor, lambda obj: obj.pose)
     _cached_pose(Link, lambda obj: obj.entity_pose)
     for name in ("qpos", "root_pose"):
@@ -219,7 +221,7 @@ def _clearing_setter(cls: type, name: str) -> None:
     setattr(cls, name, property(prop.fget, put))
 
 
-def _set_joint_drive_targets(self, targets, joints=None, joint_indices=None) -> None:
+def _set_joint_drive_targets(self, targets, joints=(), joint_indices=None) -> None:
     row = np.ascontiguousarray(targets[0], np.float32)
     for i, joint in enumerate(joints):
         joint._objs[0].drive_target = row[i:i + 1]
@@ -239,7 +241,7 @@ def _is_grasping(self, object, min_force: float = 0.5, max_angle: float = 85) ->
             _Window.contacts = contacts
     body = object._bodies[0].entity
     fingers = (self.finger1_link._bodies[0].entity, self.finger2_link._bodies[0].entity)
-    impulses = [None, None]
+    impulses: list[np.ndarray | None] = [None, None]
     for contact in contacts:
         a, b = (part.entity for part in contact.bodies)
         for k, finger in enumerate(fingers):
@@ -248,7 +250,7 @@ def _is_grasping(self, object, min_force: float = 0.5, max_angle: float = 85) ->
                 total = np.sum([point.impulse for point in contact.points], axis=0) * sign
                 impulses[k] = total if impulses[k] is None else impulses[k] + total
     grasped = all(
-        impulse is not None and _pushes(np.float32(impulse) / np.float32(self.scene.px.timestep),
+        impulse is not None and _pushes(np.asarray(impulse, np.float32) / np.float32(self.scene.px.timestep),
                                         finger.pose.q, side, min_force, max_angle)
         for impulse, finger, side in zip(impulses, fingers, (1, -1), strict=True))
     return torch.tensor([grasped])

@@ -12,10 +12,10 @@ from functools import partial
 
 import mujoco
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 from mujoco.batch import Batch
 
-from robo_rl.contract import action_spaces, observation_spaces, read_actions, read_reset
+from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import UserError, choose
 from robo_rl.starts import StartStream, uniforms
 from robo_rl.types import ActionAxis, ControlSpec
@@ -104,7 +104,7 @@ def state_names_of(task: Task) -> tuple[str, ...]:
     return (*names, *task.joints, *task.observed)
 
 
-class MujocoArmEnv(VectorEnv):
+class MujocoArmEnv(ControlEnv):
     """N arms doing one task; see `sims` for the contract and `sims.mujoco.make_mujoco` for the arguments."""
 
     def __init__(self, task: Task, num_envs: int, rgb: bool, dense: bool, control: str, image_size: int,

@@ -8,6 +8,7 @@ stay NumPy's. Arrays have the batch last, as there.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numba import njit, types
@@ -51,9 +52,9 @@ def fma(typing, a, b, c):
 
 
 @njit(error_model="numpy")
-def product(x, y, c, s):
+def product(x, y, c, s) -> "tuple[Any, Any]":
     """(x + i y)(c + i s) -> (real, imaginary)."""
-    return fma(x, c, -(y * s)), fma(x, s, y * c)
+    return fma(x, c, -(y * s)), fma(x, s, y * c)  # pyright: ignore[reportCallIssue]  # numba passes `typing`
 
 
 @njit(error_model="numpy")

@@ -18,10 +18,10 @@ from typing import ClassVar
 import gymnasium
 import mujoco
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 from mujoco.batch import Batch
 
-from robo_rl.contract import action_spaces, observation_spaces, read_actions, read_reset
+from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import UserError, choose
 from robo_rl.starts import StartStream, uniforms
 from robo_rl.types import ActionAxis, ControlSpec
@@ -103,7 +103,7 @@ def load_model(task: str) -> mujoco.MjModel:
         mujoco.set_mju_user_warning(handler)
 
 
-class LocomotionEnv(VectorEnv):
+class LocomotionEnv(ControlEnv):
     """N envs of one task; see `sims` for the contract and `make_locomotion` for the options."""
 
     metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}
@@ -270,9 +270,8 @@ class _ContactStepper:
 
     def step(self, ids: "np.ndarray | None", nstep: int) -> None:
         """Advance the envs `ids` (None: all) by nstep physics steps."""
-        ids = range(len(self.x)) if ids is None else ids.tolist()
-        todo = iter(ids)  # shared: a thread takes the next env when it is done with its last
-        jobs = [self._pool.submit(self._work, d, todo, nstep) for d in self._data[1:]]
+        todo = iter(range(len(self.x)) if ids is None else ids.tolist())  # shared: each thread takes the next
+        jobs = [self._pool.submit(self._work, d, todo, nstep) for d in self._data[1:]] if self._pool else []
         self._work(self._data[0], todo, nstep)
         for job in jobs:
             job.result()

@@ -1,5 +1,7 @@
 """The pictures of an observation: drawn again where something changed, kept where nothing did."""
 
+from typing import Any
+
 import mujoco
 import numpy as np
 from mujoco.batch import Batch
@@ -10,9 +12,9 @@ class Pictures:
 
     def __init__(self, batch: Batch, model: mujoco.MjModel, views: tuple[str, ...], size: int):
         self.batch, self.model, self.views, self.size = batch, model, views, size
-        self.images: dict[str, np.ndarray] | None = None
+        self.images: dict[str, np.ndarray] = {}  # made at the first look
         self._stale = np.zeros(batch.nsim, bool)
-        self._renderers: dict[object, object] = {}
+        self._renderers: dict[object, Any] = {}
 
     def draw(self, mask: np.ndarray, now: bool) -> None:
         """Render the envs of `mask` and those whose picture is old; the others keep theirs. Not `now`: they become old."""
@@ -20,7 +22,7 @@ class Pictures:
         if not now:
             return
         n = len(mask)
-        if self.images is None:
+        if not self.images:
             self.images = {v: np.zeros((n, self.size, self.size, 3), np.uint8) for v in self.views}
         ids = np.flatnonzero(self._stale)
         self._stale[:] = False

@@ -62,7 +62,7 @@ class Renderer:
         if not self._painters:
             raise UserError("the renderer is closed")
         views = self._views if view is None else (choose("view", view, self._views),)
-        ids = range(self._batch.nsim) if ids is None else np.asarray(ids).tolist()
+        ids = range(self._batch.nsim) if ids is None else list(np.asarray(ids).tolist())
         out = {v: np.empty((len(ids), *self._shape), np.uint8) for v in views}
         poses = _Poses.of(self._batch)
         todo = enumerate(ids)  # shared by the threads

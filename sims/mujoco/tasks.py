@@ -94,7 +94,7 @@ def between(u: np.ndarray, low: float, high: float) -> np.ndarray:
     return low + (high - low) * u
 
 
-def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def distance(a: np.ndarray, b: np.ndarray | np.floating) -> np.ndarray:
     """Euclidean distance [N] of the rows of a and b."""
     d = a - b
     np.multiply(d, d, out=d)
@@ -148,7 +148,7 @@ def _pick_progress(s: Scene, k: int = 0):
 
 
 PICK = Task(
-    "pick_cube", 100, block_xml("cube", (CUBE,) * 3, "red", 0.08), ("cube",), _pick_place,
+    "pick_cube", 100, block_xml("cube", (CUBE, CUBE, CUBE), "red", 0.08), ("cube",), _pick_place,
     success=lambda s: _lifted(s, 0), progress=_pick_progress, instructions=("pick up the cube",),
     stage=lambda s: held(s, 0))
 
@@ -165,7 +165,7 @@ def _push_place(u):
 
 
 PUSH = Task(
-    "push_cube", 120, block_xml("cube", (CUBE,) * 3, "blue", 0.08) + goal_xml("cylinder", "0.03 0.001"), ("cube",),
+    "push_cube", 120, block_xml("cube", (CUBE, CUBE, CUBE), "blue", 0.08) + goal_xml("cylinder", "0.03 0.001"), ("cube",),
     _push_place,
     success=lambda s: (distance(s.pos[0][:2], s.goal[:2]) < PUSHED) & (s.pos[0][2] < CUBE + 0.01),
     progress=lambda s: (F(0.3) * near(distance(s.tcp, s.pos[0]), 0.08)
@@ -204,7 +204,7 @@ def _stack_stage(s: Scene):
 
 
 STACK = Task(
-    "stack_cube", 150, block_xml("red", (CUBE,) * 3, "red", 0.08) + block_xml("green", (CUBE,) * 3, "green", 0.08),
+    "stack_cube", 150, block_xml("red", (CUBE, CUBE, CUBE), "red", 0.08) + block_xml("green", (CUBE, CUBE, CUBE), "green", 0.08),
     ("red", "green"), _stack_place, success=_stack_success, progress=_stack_progress,
     instructions=("stack the red cube on the green cube",), stage=_stack_stage)
 
@@ -250,7 +250,7 @@ def _pair_stage(s: Scene):
 
 
 STACK_PLACE = Task(
-    "stack_place", 300, block_xml("red", (SMALL,) * 3, "red", 0.04) + block_xml("green", (CUBE,) * 3, "green", 0.08)
+    "stack_place", 300, block_xml("red", (SMALL, SMALL, SMALL), "red", 0.04) + block_xml("green", (CUBE, CUBE, CUBE), "green", 0.08)
     + goal_xml("cylinder", "0.03 0.001"), ("red", "green"), _stack_place_place, success=_pair_success,
     progress=_pair_progress, instructions=("stack the red cube on the green cube and carry both to the green mark",),
     uses_goal=True, stage=_pair_stage)
@@ -371,7 +371,7 @@ def _wrong_one(s: Scene):
 
 
 PICK_BY_NAME = Task(
-    "pick_by_name", 100, "".join(block_xml(c, (CUBE,) * 3, c, 0.08) for c in NAMES), NAMES, _named_place,
+    "pick_by_name", 100, "".join(block_xml(c, (CUBE, CUBE, CUBE), c, 0.08) for c in NAMES), NAMES, _named_place,
     success=lambda s: chosen(s, [_lifted(s, k) for k in range(3)]), progress=_named_progress, failure=_wrong_one,
     instructions=tuple(f"pick up the {c} cube" for c in NAMES))
 
