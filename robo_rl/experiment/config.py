@@ -17,7 +17,8 @@ from robo_rl.options import (
 )
 from robo_rl.plugins import OWN, is_object, load_object, options_class
 
-STARTS = ("auto", "uniform")  # who decides which start comes next: the env, or a module of robo_rl/rollout_control
+POOL_STARTS = ("pool", "vade", "mopps", "dps", "sfl", "prompt_gdro", "dots", "v0")  # samplers of robo_rl/rollout_control/pool.py
+STARTS = ("auto", "uniform", *POOL_STARTS)  # who decides which start comes next: the env, or a module of robo_rl/rollout_control
 WHAT = "--algo"
 EXPLORATION = ("noise", "noise_level", "noise_min", "noise_max", "noise_steps", "finetune_steps", "std_floor", "std_scale",
                "logp_reduction", "teacher")  # what of a policy's options is the method's affair, not that of weights learnt before
@@ -41,7 +42,7 @@ class TrainConfig:
         "The environment": ("reward", "control", "max_steps", "randomise", "image_size", "judge"),
         "Processes": ("workers", "threads", "torch_threads", "max_staleness", "learners", "server", "backend", "ray_address",
                       "hang", "periodic", "over_provision"),
-        "Where rollouts begin": ("starts",),
+        "Where rollouts begin": ("starts", "start_pool", "start_rows", "start_uniform"),
         "Rollouts in a learnt world model": ("dream", "dream_model", "dream_refit", "dream_updates", "dream_hard")}
 
     sim: str = "mujoco"
@@ -104,8 +105,15 @@ class TrainConfig:
     judge: str = ""
     """Who decides on success in a world model: head (the default), http://…, or the folder of a classifier."""
     starts: str = "auto"
-    """Which starts rollouts begin in: uniform, every one of the task's alike; or a sampler, module:function of your own. Evaluation
-    always begins in the task's own. auto: uniform."""
+    """Which starts rollouts begin in: uniform, every one of the task's alike; vade, mopps, dps, sfl, prompt_gdro, dots, v0, samplers of a
+    pool of starts (pool: its starts alike); or a sampler, module:function of your own. Evaluation always begins in the task's own. auto:
+    uniform."""
+    start_pool: int = 256
+    """Starts of the pool that a sampler such as vade knows."""
+    start_rows: int = 64
+    """Starts of the pool that are in play between two updates."""
+    start_uniform: float = 0.25
+    """Share of episodes that begin in any start of the task, beside those of the pool."""
     dream: float = 0.0
     """Share of every batch that is played in a world model learnt along the way; steps count the simulator's alone."""
     dream_model: str = ""
@@ -151,7 +159,8 @@ class TrainConfig:
                                 ("eval_envs", 0, 10**6), ("target", 0, 1), ("patience", 0, 10**6),
                                 ("workers", 0, 4096), ("learners", 1, 64),
                                 ("max_staleness", 0, 10**6), ("over_provision", 1, 1e6), ("periodic", 0, 10**6), ("hang", 1, 1e6),
-                                ("max_steps", 0, 10**7), ("image_size", 16, 1024)):
+                                ("max_steps", 0, 10**7), ("image_size", 16, 1024),
+                                ("start_pool", 2, 65_536), ("start_rows", 1, 65_536), ("start_uniform", 0, 0.99)):
             if getattr(self, name) is not None:
                 in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         if self.algo != "bc" and type(self.rl) is not own:
