@@ -27,6 +27,7 @@ RUNS = {name: (*REPLAY, "--algo", name) for name in OFF_POLICY} | {
                 500, "--policy.hidden", 64, "--eval-episodes", 40, "--bc.batch", 256, "--bc.lr", 0.001),
     "groups ahead": (*ROLLOUT, "--algo", "pi_rl", "--rl.advantage", "grpo", "--rl.group", 4, "--max-staleness", 2),
     "a sampler": (*ROLLOUT, "--algo", "ppo", "--starts", "toys:failures"),
+    "a pool of starts": (*ROLLOUT, "--algo", "ppo", "--starts", "v0", "--start-pool", 32, "--start-rows", 8),
     "a sampler of replay": (*REPLAY, "--algo", "rlpd", "--starts", "toys:failures"),
     "a sampler of groups": (*ROLLOUT, "--algo", "pi_rl", "--rl.advantage", "grpo", "--rl.group", 4, "--max-staleness", 2,
                             "--starts", "toys:failures"),
@@ -90,7 +91,7 @@ def kill_at_random(folder, argv, kills: int, seed: int) -> list[int]:
     return points
 
 
-@pytest.mark.parametrize("name", ["hil_serl", "calql", "pi_rl", "a sampler", "a sampler of replay"])
+@pytest.mark.parametrize("name", ["hil_serl", "calql", "pi_rl", "a sampler", "a pool of starts", "a sampler of replay"])
 def test_a_run_killed_twice_ends_as_one_that_was_not(name, tmp_path):
     kill_at_random(tmp_path, RUNS[name], 2, 0)
     assert_same_runs(tmp_path / "whole", tmp_path / "killed")
