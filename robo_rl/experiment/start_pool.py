@@ -15,7 +15,8 @@ def check(config: TrainConfig) -> None:
         return
     from robo_rl.rollout_control.pool import FROM_OBSERVATIONS
     if config.start_rows > config.start_pool:
-        raise UserError(f"--start-rows is a number of starts of the pool: at most --start-pool {config.start_pool}, got {config.start_rows}")
+        raise UserError(f"--start-rows is a number of starts of the pool: at most --start-pool {config.start_pool}, got "
+                        f"{config.start_rows}")
     if config.starts in FROM_OBSERVATIONS and config.obs != "state":
         raise UserError(f"--starts {config.starts} predicts success from state observations; with --obs {config.obs} use "
                         f"{', '.join(n for n in POOL_STARTS if n not in FROM_OBSERVATIONS)}")
