@@ -84,9 +84,9 @@ def updated(learner, rollouts, first=0):
     return {k: v.clone() for k, v in learner.policy.state_dict().items()}, metrics
 
 
-@pytest.mark.parametrize("name", ["pi_rl sde", "ppo", "dppo"])
-def test_two_learners_make_the_updates_of_one_and_either_goes_on_from_the_others_state(name, tmp_path):
-    one = make(name, minibatch=64, normalise_obs=True)
+@pytest.mark.parametrize("name,trust_kl", [("pi_rl sde", 0.0), ("ppo", 0.0), ("dppo", 0.0), ("pi_rl sde", 0.002)])
+def test_two_learners_make_the_updates_of_one_and_either_goes_on_from_the_others_state(name, trust_kl, tmp_path):
+    one = make(name, minibatch=64, normalise_obs=True, trust_kl=trust_kl)
     rollouts = [copy.deepcopy(collect(collector_of(one, seed), one, 0)) for seed in range(3)]
     algo, options = name.split()[0], one.options
     fresh = {k: v.clone() for k, v in one.policy.state_dict().items()}
@@ -114,7 +114,7 @@ def test_two_learners_make_the_updates_of_one_and_either_goes_on_from_the_others
         assert_close(updated(two, rollouts[2:], 2)[0], last, fresh)
     finally:
         two.close()
-    back = make(name, minibatch=64, normalise_obs=True)  # from two to one
+    back = make(name, minibatch=64, normalise_obs=True, trust_kl=trust_kl)  # from two to one
     back.policy.load_state_dict(got)
     back.load_state_dict(saved)
     assert_close(updated(back, rollouts[2:], 2)[0], last, fresh)
