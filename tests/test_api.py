@@ -115,7 +115,7 @@ def test_what_print_config_prints_is_taken_back_value_for_value():
 
 
 def test_the_origin_of_every_value_is_told(tmp_path):
-    (tmp_path / "c.toml").write_text('task = "reach"\nseed = 4\n[rl]\nlr = 1e-4\n')
+    (tmp_path / "c.toml").write_text('task = "reach"\nseed = 4\n[rl]\nlr = 2e-4\n')
     result = command(tmp_path, "train", "--config", "c.toml", "--preset", "quick", "--rl.gamma", "0.9", "--print-config")
     lines = {line.split(" = ")[0]: line for line in result.out.splitlines() if " = " in line}
     assert result.code == 0 and lines["seed"] == "seed = 4  # file" and lines["lr"].endswith("# file")
