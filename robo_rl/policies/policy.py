@@ -181,7 +181,7 @@ class ChainPolicy(PolicyBase):
     """Flow matching, or DDPM, over action chunks.
 
     With `predict` action the network gives the clean chunk D in place of the velocity v = (x - D)/t or of the noise; it learns by
-    the error of D, at the K times of the chain, which are all that it is ever asked at (Salimans and Ho 2022, arXiv 2202.00512,
+    the error of D over t, at the K times of the chain, which are all that it is ever asked at (Salimans and Ho 2022, arXiv 2202.00512,
     section 4; Li and He 2025, arXiv 2511.13720).
 
     Without exploration a flow is its ODE, and every step of a diffusion chain is its mean: that of the chain that RL
@@ -368,7 +368,7 @@ class ChainPolicy(PolicyBase):
 
     def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor:
         """Flow matching `E |v(x_t, t) - (eps - x0)|^2` with t ~ Beta(1.5, 1) as in pi0, or noise prediction on the K chain
-        steps (DDPM), or with `predict` action `E |D(x_t, t) - x0|^2` on the K steps, over `noises` draws of time and noise per row.
+        steps (DDPM), or with `predict` action `E |D(x_t, t) - x0|^2 / t` (diffusion: without / t) on the K steps, over `noises` draws of time and noise per row.
         chunk[B,H,A] in env units, mask[B,H]."""
         context, chunk, mask = (x if noises == 1 else x.repeat_interleave(noises, 0)
                                 for x in (self.encode(obs), chunk, mask))
@@ -392,6 +392,8 @@ class ChainPolicy(PolicyBase):
             out = head(embedded, x_t, head.time(t))
             target = eps - x0
         target = x0 if self.clean else target
+        if self.clean and not self.diffusion:  # between errors of the chunk, and those of its velocity, which weigh 1/t^2
+            weight = 1 / t if weight is None else weight / t
         shape = (len(x0), self.options.horizon, self.spec.action)
         err = (out - target).view(shape).square().mean(-1) * mask
         if weight is not None:
