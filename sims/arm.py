@@ -71,7 +71,7 @@ class View:
         now, sent = Arm(n), Arm(n)
         now.forward(s[:7])
         sent.forward(s[:7] + s[14:21])  # joint targets
-        self.num_envs, self.task, self.sent = n, env.task, sent
+        self.num_envs, self.task, self.starts, self.sent = n, env.task, env.starts, sent
         pos = [np.array([b.object(name) for b in env.bodies], F).T for name in env.task.objects]
         half = [np.arctan2(column[f"{o}_sin4yaw"], column[f"{o}_cos4yaw"]) / F(8) for o in env.task.objects]
         none = np.zeros((3, n), F)

@@ -8,9 +8,10 @@ import sims
 from robo_rl.errors import UserError
 from sims.check import check_env
 from sims.mujoco import LOCOMOTION, TASKS, model, parse_randomise, rates, raw_rate
+from sims.mujoco.experts import steer
 from sims.mujoco.kinematics import Arm, damped_step, rotation_error, turn
 from sims.mujoco.tasks import TASKS as ARM
-from sims.mujoco.tasks import pair, placed
+from sims.mujoco.tasks import pair, placed, post
 
 ARM_TASKS = [t for t in TASKS if t not in LOCOMOTION]
 
@@ -81,7 +82,8 @@ def test_the_expert_works_with_joint_control_too(task):
     assert success.mean() >= 0.93
 
 
-@pytest.mark.parametrize(("task", "parts"), [("stack_place", 4), ("stack_cube", 2), ("pick_cube", 1), ("peg_insert", 0), ("reach", 0)])
+@pytest.mark.parametrize(("task", "parts"), [("stack_place", 4), ("stack_cube", 2), ("pick_cube", 1), ("peg_insert", 0), ("reach", 0),
+                                              ("pick_either", 1)])
 def test_the_expert_does_one_sub_task_after_the_other(task, parts):
     env = make(task, 12)
     env.reset(options={"starts": np.arange(12)})
@@ -213,6 +215,42 @@ def test_lifting_another_object_than_the_named_one_ends_the_episode_without_succ
 
     success, length = run_expert(env, np.arange(30), wrong)
     assert not success.any() and env.terminated.mean() > 0.9 and length.max() <= env.spec.max_steps
+
+
+@pytest.mark.parametrize("task", ["reach_around", "pick_either"])
+def test_of_two_equal_ways_the_expert_goes_each_in_half_of_the_episodes_as_the_start_says(task):
+    def ways(starts):
+        env, aside, over = make(task, len(starts)), np.zeros(len(starts), np.float32), np.zeros(len(starts), bool)
+        env.reset(options={"starts": starts})
+        while not over.all():  # which side the hand has gone furthest to, of the post, or of the middle between the cubes
+            *_, terminated, truncated, _ = env.step(env.expert_action())
+            off = post(env.scene)[0] if task == "reach_around" else env.scene.tcp[1]
+            aside, over = np.where(~over & (np.abs(off) > np.abs(aside)), off, aside), terminated | truncated
+        return aside > 0
+    seen = ways(np.arange(60))
+    assert 0.3 < seen.mean() < 0.7
+    np.testing.assert_array_equal(seen[30:], ways(np.arange(30, 60)))
+
+
+def test_whoever_is_on_one_side_of_the_post_is_led_on_there_whatever_the_start_says():
+    env = make("reach_around", 20)
+    env.reset(options={"starts": np.arange(20)})
+    for _ in range(12):
+        env.step(env.expert_action())
+    before, side = env.expert_action(), np.sign(post(env.scene)[0])
+    apart = np.abs(post(env.scene)[0]) > 0.085
+    env.starts[:] = env.starts[::-1].copy()
+    assert apart.sum() >= 15 and set(side[apart]) == {-1, 1}
+    np.testing.assert_array_equal(env.expert_action()[apart], before[apart])
+
+
+def test_a_hand_that_goes_straight_at_the_mark_touches_the_post_and_the_episode_ends_without_success():
+    env = make("reach_around", 30)
+
+    def straight(e):
+        return steer(e, e.scene.goal, np.zeros(e.num_envs, bool))
+    success, length = run_expert(env, np.arange(30), straight)
+    assert not success.any() and env.terminated.all() and length.max() < 30
 
 
 def test_a_stacked_pair_is_no_success_before_it_lies_on_the_mark_and_is_let_go():

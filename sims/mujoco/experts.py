@@ -1,4 +1,5 @@
-"""Scripted experts: the phase is read off the geometry, so an expert has no memory and may start anywhere.
+"""Scripted experts: the phase is read off the geometry, so an expert has no memory and may start anywhere. Where two ways are
+equal, the episode's start says which one it goes, until it is on one of them.
 
 Each returns actions of the "ee_delta" control, float32 [N, 7]. Speeds are proportional to the distance left and
 capped, so demonstrations are smooth; heights follow a funnel: the hand comes down as it gets above its object.
@@ -8,14 +9,16 @@ from collections.abc import Callable
 
 import numpy as np
 
+from robo_rl.starts import uniforms
 from sims.mujoco.kinematics import rotation_error, wrap
 from sims.mujoco.model import MOVE, TURN
-from sims.mujoco.tasks import CUBE, HANDLE, PEG, SMALL, Scene, Task, chosen, distance, handle
+from sims.mujoco.tasks import BEHIND, CUBE, HANDLE, PEG, POST, SMALL, Scene, Task, chosen, distance, handle, post
 
 F = np.float32
 GAIN = 0.22  # share of the remaining way per control step
 TOP = 0.85  # largest share of full speed
 SAFE = 0.16  # height of the hand over all objects [m]
+SIDE = 11  # stream of a start's uniforms that says which of two equal ways the expert goes
 CALM = 0.03  # a loose load is carried no faster than towards a goal this far away [m]
 
 
@@ -172,6 +175,32 @@ def open_drawer(env) -> np.ndarray:
     return steer(env, np.where(holds, pull, goal), close)
 
 
+def either(env) -> np.ndarray:
+    """bool [N]: which of two equal ways the expert goes in the episode of each env's start; nothing in the state tells it."""
+    return uniforms(env.starts, 1, SIDE)[:, 0] < 0.5
+
+
+def reach_around(env) -> np.ndarray:
+    s, off = env.scene, post(env.scene)
+    begun = np.abs(off[0]) > F(0.085)  # whoever is already aside of the post stays on that side
+    side = np.where(begun, np.sign(off[0]), np.where(either(env), F(1), F(-1)))
+    aside = F(POST[0] + 0.05)
+    left = aside - side * off[0]  # how much is still to go sideways; beside the post it goes forward
+    past = off[1] > POST[1] + F(0.03)
+    corner = s.goal.copy()
+    corner[0] += side * aside
+    corner[1] += F(-BEHIND - 0.11) + F(0.24) * np.clip(F(1.5) - left / F(0.03), 0, 1)
+    return steer(env, np.where(past, s.goal, corner), np.zeros(env.num_envs, bool))
+
+
+def pick_either(env) -> np.ndarray:
+    s = env.scene
+    far = [np.hypot(*(s.tcp - at)[:2]) for at in s.pos]
+    begun = np.minimum(*far) < F(0.04)
+    first = np.where(begun, far[0] < far[1], either(env))
+    return _pick(env, np.where(first, s.pos[0], s.pos[1]), np.where(first, s.quat[0], s.quat[1]))
+
+
 def back_out(env) -> np.ndarray:
     """What somebody does whose attempt failed: straight up to where attempts begin, the fingers as the expert has them."""
     close = expert_of(env.task)(env)[:, 6] < 0
@@ -179,7 +208,7 @@ def back_out(env) -> np.ndarray:
 
 
 EXPERTS = {f.__name__: f for f in (pick_cube, reach, push_cube, stack_cube, peg_insert, open_drawer, pick_by_name,
-                                 stack_place)}
+                                 stack_place, reach_around, pick_either)}
 
 
 def expert_of(task: Task) -> Callable:

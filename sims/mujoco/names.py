@@ -6,7 +6,8 @@ from robo_rl.plugins import OWN, is_object, load_object
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 CONTROLS = ("ee_delta", "joint_delta")
 RANDOMISE = ("mass", "friction", "camera", "latency:<steps>")
-TASKS = ("pick_cube", "reach", "push_cube", "stack_cube", "peg_insert", "open_drawer", "pick_by_name", "stack_place", *LOCOMOTION)
+TASKS = ("pick_cube", "reach", "push_cube", "stack_cube", "peg_insert", "open_drawer", "pick_by_name", "stack_place",
+         "reach_around", "pick_either", *LOCOMOTION)
 
 
 def parse_randomise(text: str) -> tuple[frozenset[str], int]:

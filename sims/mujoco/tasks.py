@@ -375,4 +375,57 @@ PICK_BY_NAME = Task(
     success=lambda s: chosen(s, [_lifted(s, k) for k in range(3)]), progress=_named_progress, failure=_wrong_one,
     instructions=tuple(f"pick up the {c} cube" for c in NAMES))
 
-TASKS = {t.name: t for t in (PICK, REACH, PUSH, STACK, PEG_INSERT, DRAWER, PICK_BY_NAME, STACK_PLACE)}
+# ---------------------------------------------------------------- reach_around
+
+POST = (0.06, 0.015)  # half width across the way and half depth of the post [m]
+BEHIND = 0.08  # the mark is this far behind the post's middle [m]
+TOUCH = 0.01  # a hand this close to the post touches it [m]
+
+
+def _post_xml() -> str:
+    return ('<body name="goal" mocap="true" pos="0.5 0.2 0.12">'
+            '<geom type="sphere" size="0.015" rgba="0.1 0.8 0.3 0.5" class="drawn"/>'
+            f'<geom type="box" size="{POST[0]} {POST[1]} 0.2" pos="0 {-BEHIND} 0.05" rgba="0.85 0.12 0.1 1" class="drawn"/></body>')
+
+
+def post(s: Scene) -> np.ndarray:
+    """Horizontal offset [2, N] of the hand from the post's middle."""
+    off = s.tcp[:2] - s.goal[:2]
+    off[1] += F(BEHIND)
+    return off
+
+
+def _touched(s: Scene):
+    off = np.abs(post(s))
+    return (off[0] < POST[0] + TOUCH) & (off[1] < POST[1] + TOUCH)
+
+
+def _around_progress(s: Scene):
+    """Nearer to the mark, by way of the nearer end of the post."""
+    off = post(s)
+    way = np.maximum(POST[0] + F(0.03) - np.abs(off[0]), 0) * (off[1] < 0)
+    return near(distance(s.tcp, s.goal) + way, 0.1)
+
+
+REACH_AROUND = Task(
+    "reach_around", 70, _post_xml(), (),
+    lambda u: start_of(len(u), goal=(between(u[:, 0], 0.47, 0.52), between(u[:, 1], 0.25, 0.28), between(u[:, 2], 0.10, 0.22))),
+    success=lambda s: distance(s.tcp, s.goal) < 0.02, progress=_around_progress, failure=_touched,
+    instructions=("reach the green mark behind the post",), uses_goal=True)
+
+# ---------------------------------------------------------------- pick_either
+
+
+def _either_place(u):
+    x, aside = between(u[:, 0], 0.46, 0.56), between(u[:, 1], 0.07, 0.11)
+    return start_of(len(u), [(x, aside, CUBE), (x, -aside, CUBE)],
+                    [between(u[:, 2], -np.pi / 4, np.pi / 4), between(u[:, 3], -np.pi / 4, np.pi / 4)])
+
+
+PICK_EITHER = Task(
+    "pick_either", 100, block_xml("left", (CUBE,) * 3, "red", 0.08) + block_xml("right", (CUBE,) * 3, "red", 0.08), ("left", "right"),
+    _either_place, success=lambda s: _lifted(s, 0) | _lifted(s, 1),
+    progress=lambda s: np.maximum(_pick_progress(s, 0), _pick_progress(s, 1)), instructions=("pick up one of the cubes",),
+    stage=lambda s: held(s, 0) | held(s, 1))
+
+TASKS = {t.name: t for t in (PICK, REACH, PUSH, STACK, PEG_INSERT, DRAWER, PICK_BY_NAME, STACK_PLACE, REACH_AROUND, PICK_EITHER)}
