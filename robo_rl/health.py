@@ -49,7 +49,7 @@ class Range:
         return f"at most {self.high:g}" if math.isinf(self.low) else f"{self.low:g} to {self.high:g}"
 
 
-SMALLER = "lower --rl.lr or --rl.epochs, or set --rl.target-kl"
+SMALLER = "lower --rl.lr or --rl.epochs, or set --rl.trust-kl"
 RATIO = (
     Range("kl", "KL", high=1.0, alarm=5.0, meaning=f"the policy moves too far in an update: {SMALLER}"),
     Range("clip_fraction", "clip fraction", high=0.6, meaning=f"most samples no longer push: {SMALLER}"),
