@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import gymnasium
@@ -19,7 +19,7 @@ from commands import robo_rl as command
 import robo_rl
 from controllers.robot import PRESETS, load_robot
 from robo_rl import plugins
-from robo_rl.algos import ppo
+from robo_rl.algos import ppo, rlpd
 from robo_rl.algos.check import check_method
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import load_config, method_options
@@ -33,10 +33,11 @@ from sims.mujoco.own import check_task
 from sims.mujoco.tasks import PICK, REACH
 
 TUTORIALS = Path(__file__).parent.parent / "docs" / "tutorials"
-PAGES = ("own_simulator", "own_task", "own_policy", "own_method")
+PAGES = ("own_simulator", "own_task", "own_policy", "own_method", "own_replay")
 RL = ("--rl.decisions", "4", "--rl.minibatch", "64", "--rl.critic-warmup", "0")
 BUDGET = {"own_simulator": ("--envs", "8", "--workers", "1", *RL), "own_task": ("--envs", "8", "--workers", "1", *RL),
-          "own_policy": ("--envs", "8", "--workers", "1", *RL), "own_method": ("--envs", "8", "--workers", "0", "--rl.decisions", "4")}
+          "own_policy": ("--envs", "8", "--workers", "1", *RL), "own_method": ("--envs", "8", "--workers", "0", "--rl.decisions", "4"),
+          "own_replay": ("--envs", "4", "--workers", "0", "--demos", "2", "--rl.warmup", "200", "--rl.pretrain", "5", "--rl.utd", "0.5")}
 TINY = ("--steps", "700", "--eval-every", "300", "--eval-episodes", "4", "--bc.updates", "20", "--bc.batch", "16", "--threads", "1")
 OPTIONS, SPEC = PolicyOptions(kind="gaussian", horizon=3, execute=2, hidden=16, layers=1), ObsSpec(state=5, action=2)
 
@@ -393,6 +394,70 @@ def test_our_methods_keep_the_contract(algo, advantage):
     policy = make_policy(replace(head, horizon=3, execute=2, hidden=16, layers=1), SPEC, 0)
     options = method_options(algo)(critic_warmup=0, minibatch=8, epochs=2, advantage=advantage, group=2)
     assert check_method(find_method(algo), options, policy) == ("members", "metrics", "resume")
+
+
+@pytest.mark.parametrize("algo", ["rlpd", "expo", "iql", "wsrl"])
+def test_our_methods_of_replay_keep_the_contract(algo):
+    config = robo_rl.recipe(task="reach", algo=algo, preset="quick")
+    policy = make_policy(replace(config.policy, horizon=2, execute=2, hidden=16, layers=1, critic_hidden=16), SPEC, 0)
+    options = replace(config.rl, critic_hidden=16, batch=32)
+    assert check_method(find_method(algo), options, policy) == ("members", "metrics", "resume")
+
+
+@pytest.mark.parametrize(("broken", "says"), [
+    ("none", "update must return a dict of metrics, got NoneType"), ("state", "a run would not resume exactly"),
+    ("online", "the learner lacks the method 'begin_online'"), ("actor", "learner.offline_actor must say whether")])
+def test_a_method_of_replay_that_breaks_the_contract_is_told_in_one_sentence(broken, says):
+    class Broken(rlpd.RlpdLearner):
+        owns = ("critics", "actor_opt") if broken == "state" else rlpd.RlpdLearner.owns
+        offline_actor = None if broken == "actor" else False
+        begin_online = None if broken == "online" else rlpd.RlpdLearner.begin_online
+
+        def update(self, *args, **more):
+            return None if broken == "none" else super().update(*args, **more)
+    config = robo_rl.recipe(task="reach", algo="rlpd", preset="quick")
+    policy = make_policy(replace(config.policy, horizon=2, execute=2, hidden=16, layers=1, critic_hidden=16), SPEC, 0)
+    with pytest.raises(AssertionError, match=says):
+        check_method(Broken, replace(config.rl, critic_hidden=16, batch=32), policy)
+
+
+def test_a_method_that_derives_its_options_from_ours_starts_from_that_recipe_but_for_what_it_names_itself(here):
+    write_page("own_replay", here)
+    (here / "slower.py").write_text("""
+from dataclasses import dataclass
+import doubt
+@dataclass(frozen=True, kw_only=True)
+class Options(doubt.Options):
+    utd: float = 0.25
+
+def make(policy, options, seed, demos=None):
+    return doubt.make(policy, options, seed)
+""")
+    ours, doubt, slower = (robo_rl.recipe(task="reach", algo=algo) for algo in ("rlpd", "doubt:make", "slower:make"))
+    of = [{f.name: getattr(c.rl, f.name) for f in fields(ours.rl)} for c in (ours, doubt, slower)]
+    assert of[1] == of[0] and of[2] == of[0] | {"utd": 0.25} and of[0]["utd"] != 0.25 and doubt.rl.doubt == 0.5
+    assert doubt.policy == ours.policy and (doubt.envs, doubt.steps, doubt.bc) == (ours.envs, ours.steps, ours.bc)
+
+
+def test_a_run_of_an_own_method_of_replay_is_stopped_and_resumes_bit_for_bit(here):
+    write_page("own_replay", here)
+    config = robo_rl.recipe(task="reach", algo="doubt:make", workers=0, envs=4, steps=800, eval_episodes=4, eval_every=300, demos="2",
+                            video=False, policy={"hidden": 16}, bc={"updates": 10, "batch": 16},
+                            rl={"warmup": 100, "pretrain": 5, "utd": 0.5, "batch": 32})
+    whole = robo_rl.train(config, quiet=True)
+
+    class Enough(Exception):
+        pass
+
+    def stop(event):
+        if event.kind == "checkpoint" and event.step:
+            raise Enough
+    with pytest.raises(Enough):
+        robo_rl.train(replace(config, out="parts"), stop, quiet=True)
+    parts = robo_rl.resume("parts", quiet=True)
+    last = [sorted((r.folder / "checkpoints").iterdir())[-1] for r in (whole, parts)]
+    assert last[0].name == last[1].name
+    assert (last[0] / "policy.safetensors").read_bytes() == (last[1] / "policy.safetensors").read_bytes()
 
 
 def test_options_without_a_default_are_refused():

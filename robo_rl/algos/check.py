@@ -1,7 +1,8 @@
-"""One contract suite for every on-policy method: ours and the user's own. See `robo_rl.algos.onpolicy.Learner` for the contract.
+"""One contract suite for every method, ours and the user's own: on-policy ones (`robo_rl.algos.onpolicy.Learner`) and those that learn
+from replay (`robo_rl.algos.offpolicy.OffPolicyLearner`).
 
 `check_method(make, options, policy)` raises AssertionError with one sentence that says what the method does wrong, or returns the
-names of the parts that were checked. It learns from rollouts of random numbers; `policy` is left as it was.
+names of the parts that were checked. It learns from random numbers; `policy` is left as it was.
 """
 
 import copy
@@ -13,10 +14,13 @@ import torch
 
 from robo_rl.checkpoint import pack, unpack
 from robo_rl.files import FILE, parse_json
-from robo_rl.options import RolloutOptions
+from robo_rl.options import MethodOptions, OffPolicyOptions, RolloutOptions
+from robo_rl.policies.nets import tokenize
+from robo_rl.replay import EXPERT, POLICY, Batch
 from robo_rl.rollout import Collector, Rollout
 
 METHODS = ("update", "after_collect", "state_dict", "load_state_dict")
+REPLAY_METHODS = ("update", "begin_online", "state_dict", "load_state_dict")
 DECISIONS = 6  # of a rollout, at most
 
 
@@ -52,25 +56,67 @@ def rollouts(policy, options: RolloutOptions, count: int, seed: int = 0) -> list
     return [collector.collect(policy, t) for _ in range(count)]
 
 
-def check_method(make: Callable, options: RolloutOptions, policy, seed: int = 0) -> tuple[str, ...]:
+def random_batch(policy, size: int, rng: np.random.Generator) -> Batch:
+    """`size` transitions of random numbers, as replay gives them for this policy."""
+    spec, e = policy.spec, policy.options.execute
+
+    def observed() -> dict[str, np.ndarray]:
+        if spec.views:
+            return {"context": rng.standard_normal((size, policy.trunk.size)).astype(np.float32)}
+        return {"state": rng.standard_normal((size, spec.state)).astype(np.float32)} | (
+            {"tokens": np.repeat(tokenize(["do it"]), size, 0)} if spec.language else {})
+    over = rng.random(size) < 0.2
+    reward = (over & (rng.random(size) < 0.5)).astype(np.float32)
+    return Batch(observed(), rng.uniform(-1, 1, (size, e, spec.action)).astype(np.float32), reward,
+                 np.where(over, 0, 0.95).astype(np.float32), observed(), np.full(size, e), np.ones((size, e), bool),
+                 rng.choice(np.array([POLICY, EXPERT], np.uint8), size), reward,
+                 np.zeros((size, spec.action), np.float32))
+
+
+def check_method(make: Callable, options: MethodOptions, policy, seed: int = 0) -> tuple[str, ...]:
     """Check the learner `make(policy, options, seed)` -> the names of the parts checked."""
     policy = copy.deepcopy(policy).train()
     learner = make(policy, options, seed)
-    _members(learner, policy)
-    first, second = rollouts(policy, options, 2)
-    _metrics(learner.update(first, 0.0, 0))
+    if isinstance(options, OffPolicyOptions):
+        learn = _check_replay(learner, options, policy)
+    else:
+        assert isinstance(options, RolloutOptions)
+        learn = _check_rollouts(learner, options, policy)
     for name, x in policy.state_dict().items():
         assert bool(torch.isfinite(x).all()), f"an update must leave the weights finite, {name} is not"
-    learner.after_collect(first)
-    _resume(make, options, learner, policy, second, seed)
+    _resume(make, options, learner, policy, learn, seed)
     return "members", "metrics", "resume"
 
 
-def _members(learner, policy) -> None:
-    for name in METHODS:
-        assert callable(getattr(learner, name, None)), f"the learner lacks the method {name!r} (robo_rl.algos.onpolicy.Learner)"
-    assert getattr(learner, "policy", None) is policy, "learner.policy must be the policy that it was made with"
+def _check_rollouts(learner, options: RolloutOptions, policy) -> Callable:
+    """Check members and metrics -> `learn(learner)`, one more update."""
+    _members(learner, policy, METHODS, "onpolicy.Learner")
     assert hasattr(getattr(learner, "sampler", None), "act"), "learner.sampler must be the policy that acts: usually learner.policy"
+    first, second = rollouts(policy, options, 2)
+    _metrics(learner.update(first, 0.0, 0))
+    learner.after_collect(first)
+    return lambda x: x.update(second, 0.5, 1)
+
+
+def _check_replay(learner, options: OffPolicyOptions, policy) -> Callable:
+    """Check members and metrics -> `learn(learner)`, more updates of critic and actor."""
+    _members(learner, policy, REPLAY_METHODS, "offpolicy.OffPolicyLearner")
+    assert isinstance(getattr(learner, "offline_actor", None), bool), (
+        "learner.offline_actor must say whether the actor learns from the demonstrations before anything is collected")
+
+    def learn(x, seed: int = 1, actor: bool = True):
+        rng = np.random.default_rng(seed)
+        return x.update(lambda n: random_batch(policy, n, rng), 2 * options.actor_every, actor=actor)
+    _metrics(learn(learner, 0, learner.offline_actor))
+    learner.begin_online()
+    _metrics(learn(learner))
+    return learn
+
+
+def _members(learner, policy, methods: tuple[str, ...], contract: str) -> None:
+    for name in methods:
+        assert callable(getattr(learner, name, None)), f"the learner lacks the method {name!r} (robo_rl.algos.{contract})"
+    assert getattr(learner, "policy", None) is policy, "learner.policy must be the policy that it was made with"
 
 
 def _metrics(metrics) -> None:
@@ -80,7 +126,7 @@ def _metrics(metrics) -> None:
             f"the metrics of update must be numbers by name, got {name!r}: {type(value).__name__}")
 
 
-def _resume(make, options: RolloutOptions, learner, policy, rollout: Rollout, seed: int) -> None:
+def _resume(make, options: MethodOptions, learner, policy, learn: Callable, seed: int) -> None:
     """A learner whose state was saved and loaded must learn on bit for bit as the one that was not."""
     tensors: dict[str, torch.Tensor] = {}
     try:
@@ -91,8 +137,8 @@ def _resume(make, options: RolloutOptions, learner, policy, rollout: Rollout, se
     again = make(other, options, seed)
     other.load_state_dict(policy.state_dict())
     again.load_state_dict(unpack(tree, {k: v.clone() for k, v in tensors.items()}))
-    learner.update(rollout, 0.5, 1)
-    again.update(rollout, 0.5, 1)
+    learn(learner)
+    learn(again)
     for name, x in policy.state_dict().items():
         assert torch.equal(x, other.state_dict()[name]), (
             f"a learner that loads the state_dict of another must learn as that does, {name} differs: a run would not resume exactly")

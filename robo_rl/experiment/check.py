@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from robo_rl.errors import UserError
 from robo_rl.experiment import envs, recipes
 from robo_rl.experiment.methods import find_method
-from robo_rl.options import OFF_POLICY, OffPolicyOptions
 from robo_rl.plugins import is_object
 
 STEPS = 100  # of an episode in the suite of envs, where the env's own limit is longer than that takes
@@ -24,7 +23,7 @@ class CheckOptions:
     policy: str = ""
     """As in robo_rl train --policy.kind; with --algo: the policy that it learns."""
     algo: str = ""
-    """As in robo_rl train --algo; on-policy methods."""
+    """As in robo_rl train --algo."""
 
 
 def check(options: CheckOptions) -> dict[str, tuple[str, ...]]:
@@ -80,8 +79,8 @@ def _policy(options: CheckOptions) -> tuple[str, ...]:
 
 def _method(options: CheckOptions) -> tuple[str, ...]:
     config = recipes.preset("mujoco", "reach", options.algo, options.obs, "quick")
-    if options.algo in (*OFF_POLICY, "bc") or isinstance(config.rl, OffPolicyOptions):
-        raise UserError(f"--algo {options.algo} is no on-policy method, the suite of methods is for those")
+    if options.algo == "bc":
+        raise UserError("--algo bc is no method of RL, the suite of methods is for those")
     head, spec = _head(options, options.algo)
     from robo_rl.algos.check import check_method
     from robo_rl.policies import make_policy

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import WHAT, TrainConfig
-from robo_rl.options import RolloutOptions
 from robo_rl.plugins import check_call, is_object, load_object
 
 
@@ -21,7 +20,7 @@ def find_method(algo: str) -> Callable:
 def check_method(config: TrainConfig, policy) -> None:
     """UserError for a method that does not take the policy; one of the user's own is put through `robo_rl.algos.check`."""
     make = find_method(config.algo)
-    if not is_object(config.algo) or not isinstance(config.rl, RolloutOptions):
+    if not is_object(config.algo):
         make(policy, config.rl, 0)
         return
     from robo_rl.algos.check import check_method as check

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from robo_rl.errors import UserError, choose
-from robo_rl.experiment.config import EXPLORATION, TrainConfig, method_options
+from robo_rl.experiment.config import EXPLORATION, RL_OPTIONS, TrainConfig, method_options
 from robo_rl.experiment.config_file import flat, merged
 from robo_rl.experiment.robot_names import ROBOTS
 from robo_rl.options import OffPolicyOptions, PolicyOptions
@@ -196,10 +196,12 @@ def rows(sim: str, task: str, algo: str, obs: str, preset: str, reward: str = ""
     choose("preset", preset, PRESETS)
     if preset == "paper" and algo not in PAPERS:
         raise UserError(f"--preset paper is there for {' and '.join(PAPERS)}, got --algo {algo}; use quick or full")
-    replays = issubclass(method_options(algo), OffPolicyOptions)
+    options = method_options(algo)
+    replays = issubclass(options, OffPolicyOptions)
     own, kind = is_object(algo), sim.split(":")[0]
-    words = {preset, "replay" if replays else "on_policy", *SHARED.get(algo, "").split(),
-             *(("own_method", "iql" if replays else "pi_rl") if own else ("ours", algo))}
+    like, named = kin(options) if own else (algo, ())
+    words = {preset, "replay" if replays else "on_policy", *SHARED.get(like, "").split(),
+             *(("own_method", like or ("iql" if replays else "pi_rl")) if own else ("ours", algo))}
     if preset != "paper":
         words |= {"scratch"} if scratch(sim, task) else {"manipulation", "maniskill" if sim == "maniskill" else "fast"}
         words |= {obs, *(["own_sim"] if is_object(sim) else [])}
@@ -208,8 +210,18 @@ def rows(sim: str, task: str, algo: str, obs: str, preset: str, reward: str = ""
     found = [row for row in ROWS if row.holds(words)]
     if not own:
         return found
-    return [row if "robot" in row.where else replace(row, settings={k: v for k, v in row.settings.items() if k != "rl"})
-            for row in found]
+    return [row if "robot" in row.where else replace(row, settings=row.settings | {"rl": {
+        k: v for k, v in row.settings.get("rl", {}).items() if like and k not in named}}) for row in found]
+
+
+def kin(options: type) -> tuple[str, set[str]]:
+    """(our method whose options the class of the user's own derives from, "" where it is of none; the options that it names itself:
+    their defaults are its own, the recipe sets the others)."""
+    ours = [(name, cls) for name, cls in RL_OPTIONS.items() if issubclass(options, cls)]
+    if not ours:
+        return "", set()
+    like, base = max(ours, key=lambda pair: len(pair[1].__mro__))
+    return like, {name for cls in options.__mro__[:options.__mro__.index(base)] for name in vars(cls).get("__annotations__", {})}
 
 
 def preset(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "") -> TrainConfig:

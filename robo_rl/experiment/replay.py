@@ -260,7 +260,7 @@ class ReplayStage:
             size = min(chunk, count - self.pretrained)
             row = self.learner.update(sample, size, actor=self.learner.offline_actor)
             self.pretrained += size
-            self.report.advance(self.pretrained, note=f"q {row['q']:.3f}")
+            self.report.advance(self.pretrained, note=f"q {row['q']:.3f}" if "q" in row else "")
             self.report.log(self.run.step, {f"critic/{k}": v for k, v in row.items()})
         return self.pretrained >= count
 
