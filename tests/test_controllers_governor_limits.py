@@ -11,6 +11,7 @@ from test_controllers_governor import AT, DOWN, ROBOT, command, jointed, joints,
 from controllers import limits as lim
 from controllers.governor import ACTIVE, ARMED, DISARMED, HOLD, STOPPED, Governor
 from controllers.limits import Limits
+from controllers.trace import Trace
 from robo_rl import geometry as g
 from robo_rl.errors import UserError
 
@@ -261,6 +262,7 @@ def measured(**kw):
     ({"twist": (0, 0, 0, 0, 2.0, 0)}, ""), ({"twist": (0, 0, 0, 0, more(2.0), 0)}, "tool_speed"),
     ({"pos": (0.75 + 0.03125, 0, 0.5)}, ""), ({"pos": (more(0.75 + 0.03125), 0, 0.5)}, "tool_place"),
     ({"wrench": (64.0, 0, 0, 0, 0, 0)}, ""), ({"wrench": (0, more(64.0), 0, 0, 0, 0)}, "wrench"),
+    ({"wrench": (64.0, 0, 0, 0, 0, 16.0)}, ""), ({"wrench": (0, 0, 64.0, 16.0, 0, 0)}, ""),
     ({"wrench": (0, 0, 0, 16.0, 0, 0)}, ""), ({"wrench": (0, 0, 0, 0, 0, more(16.0))}, "wrench"),
 ])
 def test_the_measured_tool_may_be_exactly_at_a_limit(kw, contract):
@@ -489,6 +491,13 @@ def test_a_joint_target_stays_a_margin_inside_its_limits(j):
         t = it.now + 0.01
         said = it.command(replace(command(t, pos, quat), joints=tuple(q)), t)
         assert said.contract == "joint_range" and it.joint_target[j] == pytest.approx(want, abs=1e-12)
+
+
+def test_a_governor_that_has_measured_nothing_asks_for_nothing_and_its_trace_begins_at_0():
+    trace = Trace()
+    out = Governor(EXACT, ROBOT, trace).tick(3.0, 1e-3)
+    assert (out.state, out.pos, out.quat, out.rebased, out.joints) == (DISARMED, None, (1.0, 0.0, 0.0, 0.0), False, None)
+    assert [(e["kind"], e["t"]) for e in trace.events] == [("config", 0.0), ("tick", 3.0)]
 
 
 def test_a_stop_is_blamed_on_a_person_and_a_silent_network_on_the_transport():
