@@ -13,6 +13,10 @@ class MissingDependency(UserError):
     """An optional dependency is absent; the message carries the exact command that installs it."""
 
 
+class LostDaemon(UserError):
+    """A process that this one stands on, such as Ray's raylet, is dead: a new process can go on from the last checkpoint."""
+
+
 def choose(kind: str, name: str, allowed: Iterable[str]) -> str:
     """Return `name` if it is one of `allowed`; else raise UserError listing them, nearest match first."""
     names = list(allowed)

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from robo_rl.errors import LostDaemon
+
 RESTARTS = 20  # in a row without a new checkpoint
 DEADLY = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 PR_SET_PDEATHSIG = 1
@@ -35,11 +37,15 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
         if child == 0:
             os.close(reader)
             _follow_parent()
-            own = os.getpid()
+            own, by_itself = os.getpid(), True
             try:
                 return first(functools.partial(_tell, writer)) if folder is None else again(folder)
+            except LostDaemon as e:  # as where the library that lost it ends the process
+                by_itself = False
+                print(f"robo_rl: {e}", file=sys.stderr)
+                return 1
             finally:
-                if os.getpid() == own:  # not what it forked
+                if os.getpid() == own and by_itself:  # not what it forked
                     with contextlib.suppress(OSError):
                         os.write(writer, BY_ITSELF)
         os.close(writer)

@@ -159,6 +159,9 @@ class ProcessPool:
         """End the wait of `turn`: there may be work."""
         self.wake_w.send(0)
 
+    def check(self) -> None:
+        """Workers are children of this process: they can always be started anew."""
+
     def turn(self) -> None:
         """Start processes, read their messages, restart those that died, hand out leases. It looks at those that sent something, and
         at all of them only now and then: a turn takes the same time for any number of workers."""

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from robo_rl.errors import MissingDependency, UserError
+from robo_rl.errors import LostDaemon, MissingDependency, UserError
 from robo_rl.noise import mix
 from robo_rl.rollout import OBS, Collector, Columns, new_columns
 from robo_rl.runtime import snapshot
@@ -36,6 +36,7 @@ ASKS = 30  # times in a row that it may ask
 PLACE = 10.0  # seconds an actor may wait for a place in the cluster before its share is given to the others
 NOBODY = 300.0  # seconds after which a run ends if no actor has a place
 FAN = 4  # machines that one machine sends weights to
+DAEMONS = ("raylet", "gcs_server")
 STARTS = 3  # times to start a cluster of our own: a raylet gives up where its helpers take more than 15 s, as on a busy machine
 LINK = 1.25e9  # B/s between machines unless told otherwise: 10 Gbit/s
 
@@ -191,6 +192,27 @@ def join(address: str, cpus: int):
     return ray
 
 
+def own_daemons() -> dict[int, str]:
+    """{process id: name} of the Ray daemons that this process started: with one of them dead its cluster answers no more, and
+    Ray does not always end the process that waits for it."""
+    found = {}
+    for pid in (int(p.name) for p in Path("/proc").glob("[0-9]*")):
+        name, state, parent = process_state(pid)
+        if parent == os.getpid() and name in DAEMONS and state != "Z":
+            found[pid] = name
+    return found
+
+
+def process_state(pid: int) -> tuple[str, str, int]:
+    """(name, state, parent) of a process by Linux's /proc; ("", "Z", 0) where there is none."""
+    try:
+        head, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    except OSError:
+        return "", "Z", 0
+    state, parent = rest.split()[:2]
+    return head.partition("(")[2], state, int(parent)
+
+
 def tree(nodes: dict[str, list], fan: int = FAN) -> list[tuple]:
     """Who passes weights on to whom: machine i to machines fan·(i+1) … fan·(i+1) + fan - 1 and to the rest of its own actors.
 
@@ -212,6 +234,7 @@ class RayPool:
                  fan: int = FAN, place: float = PLACE):
         self.ray, self.policy, self.hang, self.link = join(address, len(jobs) + 1), policy, hang, link
         self.fan, self.place = fan, place
+        self.daemons = {} if address else own_daemons()
         self.actors, self.left = {j.index: RayWorkerHandle(j) for j in jobs}, {}
         self.kind = self.ray.remote(RayWorker).options(num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=2)
         self.lock = threading.Lock()  # the learner's thread publishes, the broker's asks for the whole
@@ -271,6 +294,11 @@ class RayPool:
                 job = replace(self.actors[0].job, index=i, envs=self.feed.envs[-1], incarnation=incarnation)
                 self.actors[i] = RayWorkerHandle(job, kept=kept, state=kept)
                 self.feed.join(i)
+
+    def check(self) -> None:
+        for pid, name in self.daemons.items():
+            if process_state(pid)[1] in "ZX":
+                raise LostDaemon(f"Ray's {name} on this machine died, and its cluster with it; go on with --resume")
 
     def turn(self) -> None:
         """Start actors, hand out leases, store finished fragments, restart actors that died."""

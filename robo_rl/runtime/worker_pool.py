@@ -57,7 +57,10 @@ class WorkerFailure(UserError):
 
 
 class WorkerPool(Protocol):
-    """Starts, restarts and stops workers. Only the broker's thread calls `turn`, over and over; it waits a little itself."""
+    """Starts, restarts and stops workers. Only the broker's thread calls `turn`, over and over; it waits a little itself.
+
+    `check`, from the learner's thread while it waits, raises LostDaemon where workers cannot come back in this process.
+    """
 
     restarts: int
 
@@ -67,6 +70,7 @@ class WorkerPool(Protocol):
     def resize(self, workers: int) -> None: ...
     def publish(self, version: int) -> None: ...
     def wake(self) -> None: ...
+    def check(self) -> None: ...
     def end(self) -> None: ...
 
 
@@ -128,6 +132,7 @@ class WorkerPoolFeed:
                     raise WorkerFailure(self.failure)
                 if not self.ledger.free and all(f.state == led.TAKEN for f in self.ledger.fragments.values()):
                     raise RuntimeError("every slot waits for a checkpoint")
+                self.pool.check()
                 self.condition.wait(1.0)
             choices = self.batches.choices(chosen, chosen) if self.staging else []
         chosen, parts = self.batches.put_together(chosen, choices)
@@ -152,6 +157,7 @@ class WorkerPoolFeed:
                     while (f := self.ledger.take_from(worker, i == rounds - 1 and worker == order[-1])) is None:
                         if self.failure:
                             raise WorkerFailure(self.failure)
+                        self.pool.check()
                         self.condition.wait(1.0)
                     self.buffer.head["batch"][f.slot] = f.batch
                     self.buffer.head["state"][f.slot] = TAKEN
