@@ -644,3 +644,72 @@ def test_a_file_that_grew_after_the_checksums_were_read_is_sound(tmp_path):
     path.unlink()
     assert not old.is_sound(path)
     assert old.is_sound(path.with_name("copy"))  # of which nothing is known
+
+
+# ---- a writer that opens what is there
+
+
+def test_files_of_a_writer_killed_before_its_first_commit_are_put_aside_and_nothing_else(tmp_path):
+    root = tmp_path / "d"
+    (root / "data/chunk-000").mkdir(parents=True)
+    for name in ("file-000.parquet", "file-001.mp4", "file-notes.txt"):
+        (root / "data/chunk-000" / name).write_bytes(b"left")
+    record(root, 1, view=None)
+    left = sorted(p.name for p in (root / "data/chunk-000").iterdir())
+    assert left == ["file-000.parquet", "file-000.parquet.orphan", "file-001.mp4.orphan", "file-notes.txt"]
+    same(load(root), 1, None)
+
+
+def test_a_writer_that_is_refused_lets_go_of_the_folder(tmp_path, small):
+    root = tmp_path / "d"
+    shutil.copytree(small, root)
+    with pytest.raises(UserError, match="was made otherwise") as refused:
+        Writer(root, features(None), spec())
+    assert refused.value  # it is held, and with it the writer that did not come to be
+    with Writer(root, features(VIEW), spec()) as w:
+        assert len(w) == 3
+
+
+@pytest.mark.parametrize("episodes", [0, 2])
+def test_files_behind_the_last_that_is_named_go_whatever_their_number(tmp_path, episodes):
+    root = tmp_path / "d"
+    record(root, episodes, view=None)
+    behind = [root / "data/chunk-000" / f"file-{k:03d}.parquet" for k in (0 if not episodes else 1, 5, 100, 101)]
+    behind[0].parent.mkdir(parents=True, exist_ok=True)
+    for path in behind:
+        path.write_bytes(b"of a flush that was cut short")
+    with Writer(root, features(None), spec()) as w:
+        assert len(w) == episodes and not any(path.exists() for path in behind)
+    assert episodes == 0 or len(load(root)) == episodes
+
+
+def test_opening_a_data_set_leaves_out_checksums_of_files_that_are_gone(tmp_path, small):
+    root = tmp_path / "d"
+    shutil.copytree(small, root)
+    sums = checksums.from_text((root / checksums.NAME).read_text())
+    checksums.write(root, replace(sums, files=sums.files | {"data/chunk-000/file-007.parquet": ("0" * 64,)}))
+    assert (root / checksums.NAME).read_text() != checksums.to_text(sums)
+    with Writer(root, features(VIEW), spec()) as w:
+        assert len(w) == 3
+    assert (root / checksums.NAME).read_text() == checksums.to_text(sums)
+
+
+def test_a_specification_that_info_json_lacks_is_written_when_the_data_set_goes_on(tmp_path, small):
+    root = tmp_path / "d"
+    shutil.copytree(small, root)
+    aged(root)
+    with Writer(root, features(VIEW), spec()) as w:
+        w.add(whole(3))
+    there = json.loads((root / "meta/info.json").read_text())["features"]["action"]
+    assert there["robo_rl"]["spec"] == json.loads((small / "meta/info.json").read_text())["features"]["action"]["robo_rl"]["spec"]
+
+
+def test_an_episode_that_does_not_begin_where_the_last_one_ended_is_named(tmp_path, small):
+    root = tmp_path / "d"
+    shutil.copytree(small, root)
+    [path] = sorted((root / "meta/episodes").rglob("*.parquet"))[:1]
+    starts = pq.read_table(path)["dataset_from_index"].to_numpy().copy()
+    starts[1] += 1
+    rewrite(path, dataset_from_index=pa.chunked_array([starts]))
+    with pytest.raises(BrokenDataset, match="lengths add up to"):
+        load(root, trust=None)

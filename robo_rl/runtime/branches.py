@@ -59,7 +59,7 @@ class GroupTree:
 
 def tree_of(state: dict) -> GroupTree:
     """The tree that `GroupTree.state` gave."""
-    return GroupTree([Branch(*row) for row in state["branches"]], {m: snapshot for m, snapshot in state["waiting"]})
+    return GroupTree([Branch(*row) for row in state["branches"]], dict(state["waiting"]))
 
 
 def write_branches(tree: GroupTree, columns: Columns, rows: np.ndarray, members: np.ndarray) -> None:
