@@ -42,6 +42,8 @@ def test_compiled_turns_are_those_of_geometry():
         a, b = g.normalise(q), -g.normalise(p)
         assert np.allclose(between(a, b), g.turn_between(tuple(a), tuple(b)), atol=1e-14)
         assert between(a, a) == (0, 0, 0)
+        for sign in (1, -1):  # so small a turn that the sine is the angle
+            assert np.allclose(between(sign * g.multiply(g.exp(1e-9 * r), a), a), 1e-9 * r, rtol=1e-4, atol=0)
         for way, by in ((1, a), (-1, g.conjugate(a))):
             both = np.concatenate([r, -2 * r])
             rotate(both, a, way)
