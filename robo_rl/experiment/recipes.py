@@ -83,8 +83,10 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "demos": "100", "steps": 80_000, "eval_every": 40_000, "bc": {"updates": 2500}}),
 
     # One learning rate fits one task: on push_cube 3e-4 left KL 3 and half of the success after an update, on pick_cube it learnt.
-    ("fast pi_rl state", "the step follows the KL that it makes, not a learning rate that fits one task; the critic first", {
-        "rl": {"trust_kl": 0.002, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
+    # Eight steps without a look push the cube past its mark: 0.82 to 0.87 after a million steps, with four 0.93 after a third of one.
+    ("fast pi_rl state", "the step follows the KL that it makes, not a learning rate that fits one task; the critic first; half of a "
+        "chunk is executed, then the policy looks again", {
+            "policy": {"execute": 4}, "rl": {"decisions": 32, "trust_kl": 0.002, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
     ("fast ppo state", "the step follows the KL that it makes, not a learning rate that fits one task; the critic first", {
         "rl": {"trust_kl": 0.002, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
 
