@@ -113,3 +113,14 @@ def test_a_run_says_where_its_episodes_went(name, tmp_path):
     assert rows and all(r["starts/rows"] <= 16 and r["starts/uniform"] == 0.25 for r in rows)
     assert sum(rows[-1][f"starts/pool_{i}"] for i in range(5)) == pytest.approx(1)
     assert any(r["starts/predicted"] != 0.5 for r in rows)
+    from robo_rl.report.data import load
+    from robo_rl.report.page import page
+    shown = page(load(tmp_path / "run"))
+    assert "Where rollouts went" in shown and "Starts by success" in shown and "Episodes by success" in shown
+
+
+def test_a_run_without_a_pool_has_no_map_of_starts(tmp_path):
+    from robo_rl.report.data import load
+    from robo_rl.report.starts import start_map
+    assert robo_rl(tmp_path, "train", *TINY, "--out", "run").code == 0
+    assert start_map(load(tmp_path / "run")) == ""
