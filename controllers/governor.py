@@ -138,8 +138,6 @@ class Governor:
         if self.state == DISARMED:
             self.pos, self._v, self._w = None, (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)
 
-    # ---- messages -------------------------------------------------------------------------------------------------
-
     def measure(self, state: State, now: float) -> Verdict:
         """A measured state came in."""
         if self.trace:
@@ -196,8 +194,6 @@ class Governor:
         self.target, self.joint_target = (pos, quat), allowed
         return verdict
 
-    # ---- time -----------------------------------------------------------------------------------------------------
-
     def tick(self, now: float, dt: float) -> Setpoint:
         """The setpoint for the period of dt [s] that begins now."""
         o = self.limits
@@ -219,8 +215,7 @@ class Governor:
                        f"held for {o.give_up:g} s after: {self.reason}")
         if self.state == ACTIVE and self.joint_target is not None:
             self._joint_step(dt)
-        elif self.state == ACTIVE:
-            assert self.pos is not None
+        elif self.state == ACTIVE and self.pos is not None:
             goal, facing = self.target
             (a, b, c), (x, y, z) = goal, self.pos
             self._v = pursue((a - x, b - y, c - z), self._v, o.speed[0], o.accel[0], dt)
@@ -229,8 +224,7 @@ class Governor:
             self._v, self._w = slower(self._v, o.brake[0], dt), slower(self._w, o.brake[1], dt)
             if self.state == DISARMED and not any((*self._v, *self._w)):
                 self.pos = None
-        if any(self._v):
-            assert self.pos is not None  # what moves is somewhere
+        if self.pos is not None and any(self._v):
             self.pos, self._v = moved_within(self.pos, self._v, dt, o)
         if any(self._w):
             self.quat = upright(turned(self.quat, *(x * dt for x in self._w)), o)

@@ -1,0 +1,104 @@
+"""What a policy is: what it sees, the chunk that it gives, and the protocol that algorithms and rollouts need."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from robo_rl.normalise import Normaliser
+from robo_rl.options import PolicyOptions
+from robo_rl.policies.nets import Trunk
+from robo_rl.sampling import Noise
+
+Obs = dict[str, Tensor]  # state float32[B,S]; tokens int64[B,L]; image/<view> uint8[B,h,w,3]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObsSpec:
+    """What the policy sees and commands; saved in the checkpoint and checked against the env."""
+
+    state: int
+    action: int
+    views: tuple[str, ...] = ()
+    image_size: int = 0
+    language: bool = False
+    action_names: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Chunk:
+    """`actions[B,E,A]` for the env, the clean chunk `x0[B,H,A]` in normalised units, `logp[B,F]` and the trace
+    (`x[B,F,D]`, `x_next[B,F,D]`, `k int64[B,F]`); logp and trace are empty when not exploring."""
+
+    actions: Tensor
+    x0: Tensor
+    logp: Tensor
+    trace: dict[str, Tensor]
+
+
+class Policy(Protocol):
+    """What algorithms and rollouts need; every policy is also an nn.Module (`PolicyBase` has all but the last four).
+
+    The contract, which `policies.check` tests: `score(encode(obs), trace)` under the weights that acted is the log-prob of `act`;
+    noise comes from `generator` alone; a `state_dict` is all that a copy needs.
+    """
+
+    options: PolicyOptions
+    spec: ObsSpec
+    obs_norm: Normaliser  # fitted to the demonstrations' states
+    action_norm: Normaliser  # and actions
+    trunk: Trunk  # observation -> context; `size` is C. A critic of the learner's own sees the context too
+
+    def encode(self, obs: Obs) -> Tensor:
+        """Context [B,C]; of {"context": [B,C]} that."""
+        ...
+
+    def commands(self, x: Tensor) -> Tensor:
+        """Clean chunk [B,D] or [B,H,A], normalised -> actions [B,E,A] for the env."""
+        ...
+
+    def freeze_base(self) -> None:
+        """Called once, after supervised learning."""
+
+    factors: int  # F: log-probs of a chunk
+
+    @property
+    def noise_scale(self) -> float:
+        """How much it explores, for the log."""
+        ...
+
+    def act(self, obs: Obs, generator: Noise, explore: bool) -> Chunk:
+        """A chunk for each row; not exploring: as it is evaluated, logp [B,0] and no trace."""
+        ...
+
+    def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """(logp [B,F], entropy per action entry, a scalar) of traces under the present weights."""
+        ...
+
+    def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor:
+        """Supervised loss, a scalar, on actions `chunk` [B,H,A] in the env's units where `mask` [B,H] is 1."""
+        ...
+
+    # of nn.Module
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]: ...
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+    def state_dict(self, *, keep_vars: bool = False) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any: ...
+
+    def train(self, mode: bool = True) -> Self: ...
+
+    def eval(self) -> Self: ...
+
+    def zero_grad(self, set_to_none: bool = True) -> None: ...
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self: ...
