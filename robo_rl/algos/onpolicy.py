@@ -79,6 +79,7 @@ class OnPolicyLearner:
         self.corrector = Corrector(options)
         self.iteration = 0
         self.step_scale = 1.0  # of the size of updates; smaller after a return to an earlier checkpoint
+        self.supervision = 1.0  # share of bc_coef that is in force, which who runs the learner may lower
         self.share, self.total_norm, self.mean = slice(None), None, float  # of a rank among several (runtime.sharded)
 
     @property
@@ -248,8 +249,8 @@ class OnPolicyLearner:
             loss = loss - o.entropy_coef * entropy
         if rules.extra is not None:
             loss = loss + rules.extra(context, self.generator)
-        if o.bc_coef and self.demos is not None:
-            loss = loss + o.bc_coef * policy.bc_loss(*self.demos(len(context), self.generator), self.generator)
+        if o.bc_coef and self.supervision and self.demos is not None:
+            loss = loss + o.bc_coef * self.supervision * policy.bc_loss(*self.demos(len(context), self.generator), self.generator)
         return loss, step, log_ratio
 
     def after_collect(self, rollout: Rollout) -> None:

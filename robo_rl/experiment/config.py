@@ -18,7 +18,7 @@ from robo_rl.options import (
 from robo_rl.plugins import OWN, is_object, load_object, options_class
 
 POOL_STARTS = ("pool", "vade", "mopps", "dps", "sfl", "prompt_gdro", "dots", "v0")  # samplers of robo_rl/rollout_control/pool.py
-STARTS = ("auto", "uniform", *POOL_STARTS)  # who decides which start comes next: the env, or a module of robo_rl/rollout_control
+STARTS = ("auto", "uniform", "reverse", *POOL_STARTS)  # who decides which start comes next, beside samplers named module:function
 WHAT = "--algo"
 EXPLORATION = ("noise", "noise_level", "noise_min", "noise_max", "noise_steps", "finetune_steps", "std_floor", "std_scale",
                "logp_reduction", "teacher")  # what of a policy's options is the method's affair, not that of weights learnt before
@@ -105,9 +105,10 @@ class TrainConfig:
     judge: str = ""
     """Who decides on success in a world model: head (the default), http://…, or the folder of a classifier."""
     starts: str = "auto"
-    """Which starts rollouts begin in: uniform, every one of the task's alike; vade, mopps, dps, sfl, prompt_gdro, dots, v0, samplers of a
-    pool of starts (pool: its starts alike); or a sampler, module:function of your own. Evaluation always begins in the task's own. auto:
-    uniform."""
+    """Which starts rollouts begin in: uniform, every one of the task's alike; reverse, along the demonstrations, nearest to success
+    first; vade, mopps, dps, sfl, prompt_gdro, dots, v0, samplers of a pool of starts (pool: its starts alike); or a sampler,
+    module:function of your own. auto: reverse where supervision left no success, else uniform. Evaluation always begins in the task's
+    own."""
     start_pool: int = 256
     """Starts of the pool that a sampler such as vade knows."""
     start_rows: int = 64

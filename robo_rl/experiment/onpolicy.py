@@ -3,6 +3,7 @@
 import copy
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from robo_rl.experiment import feeds
@@ -10,7 +11,7 @@ from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import cores, workers
 from robo_rl.experiment.run import Cadence, Run
 from robo_rl.experiment.sft import demo_folder
-from robo_rl.experiment.starts import make_control
+from robo_rl.experiment.starts import BESIDE, make_control, supervision
 from robo_rl.rollout_control import StartControl
 
 SAVE_EVERY = 20.0  # s
@@ -18,17 +19,19 @@ RETURNS = 4  # most that a run that fell below its supervised policy goes back t
 SMALLER = 0.5  # factor on the size of its steps from then on: a quarter of their KL
 
 
-def make_learner(run: Run):
-    """The learner of the chosen method, with the demonstrations where it keeps supervision beside RL."""
+def make_learner(run: Run, beside: float = 0.0):
+    """The learner of the chosen method, with the demonstrations where it keeps supervision beside RL: with the weight `beside`, unless
+    --rl.bc-coef says another."""
     config, demos = run.config, None
+    rl = config.rl if config.rl.bc_coef else replace(config.rl, bc_coef=beside)
     if config.learners > 1:
         from robo_rl.runtime.sharded import ShardedLearner
         return ShardedLearner(config.algo, run.policy, config.rl, config.seed, config.learners, run.folder / "ranks")
-    if config.rl.bc_coef:
+    if rl.bc_coef:
         from robo_rl.data.reader import load
         from robo_rl.demos import demo_sampler
         demos = demo_sampler(load(demo_folder(run)), run.policy.spec, config.policy.horizon)
-    return find_method(config.algo)(run.policy, config.rl, config.seed, demos=demos)
+    return find_method(config.algo)(run.policy, rl, config.seed, demos=demos)
 
 
 def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
@@ -37,14 +40,15 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
 
     config = run.config
     run.policy.train()
-    learner, saved, control_state = make_learner(run), None, None
-    if checkpoint_folder is not None:
-        state, _ = checkpoint.load_train(checkpoint_folder)
-        if state:
-            learner.load_state_dict(state["learner"])
-            saved, control_state = state["feed"], state.get("starts")
+    state = checkpoint.load_train(checkpoint_folder)[0] if checkpoint_folder is not None else {}
+    saved, control = state.get("feed"), make_control(run, state.get("starts"))
+    share = supervision(control)
+    learner = make_learner(run, 0.0 if share is None else BESIDE)
+    if share is not None:
+        learner.supervision = share
+    if state:
+        learner.load_state_dict(state["learner"])
     close = getattr(learner, "close", lambda: None)
-    control = make_control(run, control_state)
     if config.dream:
         from robo_rl.experiment import dream
         feed, exact = dream.make_feed(config, run.folder, run.env, learner, saved, run.report.say, control)
@@ -132,6 +136,8 @@ def improve(run: Run, learner, feed, control: StartControl | None = None) -> int
             for episodes in ended:
                 control.observe(episodes)
             control.renew()
+            if (share := supervision(control)) is not None:
+                learner.supervision = share
         update = time.perf_counter() - begin - waited
         clock += 0 if config.periodic else int(waited * 1e9)
         feed.publish()

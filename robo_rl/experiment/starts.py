@@ -1,19 +1,28 @@
 """Who decides in a run which start comes next: the env itself (--starts uniform), or a sampler of robo_rl/rollout_control."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from robo_rl.errors import UserError
 from robo_rl.experiment import start_pool
 from robo_rl.experiment.config import POOL_STARTS, TrainConfig
+from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.run import Run
+from robo_rl.experiment.sft import demo_folder
 from robo_rl.plugins import check_call, is_object, load_object
 from robo_rl.rollout_control import StartControl
+from robo_rl.rollout_control.reverse import Reverse, demo_states
+from robo_rl.stats import wilson
 
 WHAT = "--starts"
+LEFT = 0.02  # lower bound of success below which supervision left nothing
+STRIDE = 4  # control steps between stored states of a demonstration
+REPLAY_ROUND = 4  # decisions between tables of the methods of replay
+BESIDE = 0.5  # weight of the supervised loss beside RL while there is no success
 
 
 def find_sampler(name: str) -> Callable:
-    """`make(seed, tasks)` -> a sampler, of the user's own `module:function`."""
+    """`make(seed, tasks)` -> a sampler, of a name `module:function`: of robo_rl.rollout_control.samplers, or the user's own."""
     make = load_object(name, WHAT)
     check_call(make, name, WHAT, (), ("seed", "tasks"))
     return make
@@ -21,7 +30,7 @@ def find_sampler(name: str) -> Callable:
 
 def check(config: TrainConfig) -> None:
     """Raise UserError for a sampler that there is not, or that a run cannot use."""
-    if config.starts in ("auto", "uniform"):
+    if config.starts in ("auto", "uniform", "reverse"):
         return
     start_pool.check(config)
     if is_object(config.starts):
@@ -31,13 +40,68 @@ def check(config: TrainConfig) -> None:
                         "uniform or --backend processes")
 
 
+def looks_hopeless(run: Run) -> bool:
+    """Whether the supervised policy that RL begins with has hardly any success: the lower bound of its first evaluation is below `LEFT`."""
+    first = run.looks[0] if run.looks and run.looks[0].step == 0 else None
+    return first is not None and wilson(first.successes, first.n).low < LEFT
+
+
 def make_control(run: Run, saved: "dict | None") -> "StartControl | None":
     """The control of the run's starts, as it was where `saved`, its state in a checkpoint, is given; None: the env draws them."""
     config = run.config
-    if config.starts in ("auto", "uniform"):
+    if config.starts == "uniform" or config.starts == "auto" and not looks_hopeless(run):
         return None
-    control = StartControl(start_pool.make_sampler(config) if config.starts in POOL_STARTS else
-                           find_sampler(config.starts)(seed=config.seed, tasks=1), config.seed)
-    if saved:
+    if config.starts in ("auto", "reverse"):
+        control = reverse_control(run)
+    elif config.starts in POOL_STARTS:
+        control = StartControl(start_pool.make_sampler(config), config.seed)
+    else:
+        control = StartControl(find_sampler(config.starts)(seed=config.seed, tasks=1), config.seed)
+    if saved and control is not None:
         control.load_state_dict(saved)
     return control
+
+
+def reverse_control(run: Run) -> "StartControl | None":
+    """The reverse curriculum along the run's demonstrations, said in a line; None, with the reason, where they cannot be played again."""
+    from robo_rl.data.reader import load
+
+    config, folder = run.config, demo_folder(run)
+    why = obstacle(run, folder)
+    states = None
+    if not why:
+        data = load(folder)
+        env = make_env(config, min(len(data), config.envs, 32))
+        states, kept = demo_states(env, data, STRIDE)
+        env.close()
+        why = "" if states else "none of its demonstrations succeeds again from the start it names"
+    first = f"supervision left {run.looks[0].rate:.3f} success to learn from" if run.looks else "rollouts begin along demonstrations"
+    remedy = "more demonstrations (--demos 100), longer supervision (--bc.updates 5000) or --reward dense"
+    if why:
+        run.report.say(f"{first}, and rollouts cannot begin along demonstrations: {why}. What helps: {remedy}", "warning")
+        return None
+    run.report.say(f"{first}: rollouts begin in {len(states.left)} states along {kept} demonstrations, nearest to success first, and "
+                   "in the task's own starts, more of them as they succeed; supervision stays beside RL until then. What else "
+                   f"helps: {remedy}")
+    round_ = config.policy.execute * max(1, getattr(config.rl, "decisions", REPLAY_ROUND))  # control steps of every env between tables
+    skip = -(-run.env.spec.max_steps // round_)
+    return StartControl(Reverse(states.left, config.policy.execute, skip), config.seed, states.stored)
+
+
+def obstacle(run: Run, folder: "Path | None") -> str:
+    """Why rollouts cannot begin along the demonstrations in `folder`; "": they can."""
+    config = run.config
+    if folder is None:
+        return "there are none (--demos 0)"
+    if not hasattr(run.env, "get_state"):
+        return f"{run.env.spec.id} has no snapshots"
+    if config.backend == "ray":
+        return "the table of starts goes by files of this machine, not to --backend ray"
+    if getattr(config.rl, "operator", "none") != "none":
+        return "an operator's attention cannot be put into the middle of an episode"
+    return ""
+
+
+def supervision(control: "StartControl | None") -> "float | None":
+    """Share of the supervised loss to keep beside RL, where the starts' control asks for one."""
+    return control.sampler.supervision() if control is not None and isinstance(control.sampler, Reverse) else None
