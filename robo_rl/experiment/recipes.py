@@ -271,7 +271,10 @@ def begun(base: TrainConfig, init: Path) -> TrainConfig:
     folder = pick_checkpoint(init, "best")[1]
     from robo_rl import checkpoint
     had = checkpoint.read_meta(folder)["policy"]["options"]
-    base = replace(base, policy=PolicyOptions(**had | {k: v for k, v in asdict(base.policy).items() if k in EXPLORATION}))
+    had |= {k: v for k, v in asdict(base.policy).items() if k in EXPLORATION}
+    if isinstance(base.rl, OffPolicyOptions):
+        had["execute"] = had["horizon"]  # their critics judge whole chunks
+    base = replace(base, policy=PolicyOptions(**had))
     if base.algo == "bc":
         return base
     return replace(base, bc=replace(base.bc, updates=0), demos=base.demos if isinstance(base.rl, OffPolicyOptions) else "0")
