@@ -26,6 +26,7 @@ RUNS = {name: (*REPLAY, "--algo", name) for name in OFF_POLICY} | {
     "returns": (*ROLLOUT, "--algo", "pi_rl", "--rl.lr", 0.3, "--rl.trust-kl", 0, "--rl.critic-warmup", 0, "--demos", 20, "--bc.updates",
                 500, "--policy.hidden", 64, "--eval-episodes", 40, "--bc.batch", 256, "--bc.lr", 0.001),
     "groups ahead": (*ROLLOUT, "--algo", "pi_rl", "--rl.advantage", "grpo", "--rl.group", 4, "--max-staleness", 2),
+    "trees": (*ROLLOUT, "--algo", "pi_rl", "--rl.advantage", "tree", "--rl.group", 8, "--rl.tree-where", "uncertain", "--rl.prune", 0.5),
     "a sampler": (*ROLLOUT, "--algo", "ppo", "--starts", "toys:failures"),
     "a pool of starts": (*ROLLOUT, "--algo", "ppo", "--starts", "v0", "--start-pool", 32, "--start-rows", 8),
     "a sampler of replay": (*REPLAY, "--algo", "rlpd", "--starts", "toys:failures"),

@@ -141,6 +141,13 @@ class DreamFeed:
     def version(self) -> int:
         return self.inner.version
 
+    @property
+    def staleness(self) -> int:
+        return self.inner.staleness
+
+    def bound_staleness(self, staleness: int) -> None:
+        self.inner.bound_staleness(staleness)
+
     def next(self) -> Rollout:
         real = self.inner.next()
         for episode in spooled(self.folder / "spool"):

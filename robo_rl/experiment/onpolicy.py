@@ -11,6 +11,7 @@ from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import cores, workers
 from robo_rl.experiment.run import Cadence, Run
 from robo_rl.experiment.sft import demo_folder
+from robo_rl.experiment.staleness_guard import StalenessGuard
 from robo_rl.experiment.starts import BESIDE, make_control, supervision
 from robo_rl.rollout_control import StartControl
 
@@ -48,6 +49,8 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
         learner.supervision = share
     if state:
         learner.load_state_dict(state["learner"])
+    guard = StalenessGuard(run.report.say)
+    guard.load_state_dict(state.get("guard"))
     close = getattr(learner, "close", lambda: None)
     if config.dream:
         from robo_rl.experiment import dream
@@ -61,7 +64,8 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
     if not exact:
         run.report.say("this sim has no snapshots: episodes in flight start anew")
     try:
-        return improve(run, learner, feed, control)
+        guard.begin(feed)
+        return improve(run, learner, feed, guard, control)
     finally:
         feed.close()
         close()
@@ -111,7 +115,7 @@ def go_back(run: Run, learner) -> bool:
     return True
 
 
-def improve(run: Run, learner, feed, control: StartControl | None = None) -> int:
+def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartControl | None = None) -> int:
     """Learn until the steps are made, the looks say stop or a signal comes -> the exit status."""
     from robo_rl import health
 
@@ -121,7 +125,7 @@ def improve(run: Run, learner, feed, control: StartControl | None = None) -> int
     run.report.start("rl", config.steps, "steps", done=run.step)
 
     def save(finished: bool = False) -> None:
-        run.save({"learner": learner.state_dict(), "feed": feed.state()} |
+        run.save({"learner": learner.state_dict(), "feed": feed.state(), "guard": guard.state_dict()} |
                  ({} if control is None else {"starts": control.state_dict()}), finished)
         feed.commit()
 
@@ -141,6 +145,7 @@ def improve(run: Run, learner, feed, control: StartControl | None = None) -> int
         update = time.perf_counter() - begin - waited
         clock += 0 if config.periodic else int(waited * 1e9)
         feed.publish()
+        guard.after(feed, metrics)
         run.timeline([*feed.spans(), ("learner", clock, time.monotonic_ns())] if beside else [])
         seconds = time.perf_counter() - begin
         row = {(k if "/" in k else f"train/{k}"): v for k, v in (metrics | stats).items() if k != "env_steps"}

@@ -1,4 +1,5 @@
-"""Where rollouts are spent: which start comes next, where episodes fork, when they stop. Pure functions and small state that a checkpoint carries.
+"""Where rollouts are spent: which start comes next, where episodes fork, when they stop, what is used again. Pure functions and small
+state that a checkpoint carries.
 
     sampler = …                                     `Sampler`: proposes a table of starts, observes what became of the episodes
     control = StartControl(sampler, seed)           the learner's side of it

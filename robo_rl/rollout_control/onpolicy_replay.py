@@ -157,7 +157,7 @@ def spark_pairs(success: Tensor, group: Tensor) -> Tensor:
 
 
 def spark_loss(judgement: Tensor, success: Tensor, group: Tensor, pairwise: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
-    """Judging as a by-product of rollouts: pointwise cross-entropy of `judgement` [N] (logits) with the verdicts, and Bradley-Terry on pairs.
+    """Judging as a by-product of rollouts: cross-entropy of `judgement` [N] (logits) with the verdicts, and Bradley-Terry on pairs.
 
         -mean[y log s(z) + (1 - y) log(1 - s(z))]  -  pairwise mean over (won, lost) of log s(z_won - z_lost)
 
@@ -167,8 +167,10 @@ def spark_loss(judgement: Tensor, success: Tensor, group: Tensor, pairwise: floa
     y = success.to(judgement.dtype)
     point = torch.nn.functional.binary_cross_entropy_with_logits(judgement, y)
     pairs = spark_pairs(success, group)
-    rank = -torch.nn.functional.logsigmoid(judgement[pairs[:, 0]] - judgement[pairs[:, 1]]).mean() if len(pairs) else judgement.sum() * 0
-    return point + pairwise * rank, {"judge_point": point.detach(), "judge_rank": rank.detach(), "judge_pairs": torch.tensor(len(pairs))}
+    ahead = judgement[pairs[:, 0]] - judgement[pairs[:, 1]]
+    rank = -torch.nn.functional.logsigmoid(ahead).mean() if len(pairs) else judgement.sum() * 0
+    return point + pairwise * rank, {"judge_point": point.detach(), "judge_rank": rank.detach(),
+                                     "judge_pairs": torch.tensor(len(pairs))}
 
 
 # ---- when to stop ----------------------------------------------------------------------------------------------------

@@ -2,11 +2,11 @@
 
 Rules, pure functions of what is known when a decision is made, so that the estimate has no bias:
 
-    even        at depths evenly spaced over the mean episode so far              BranchGRPO (arXiv 2509.06040), fixed split depths
-    uncertain   once q (1 - q) of predicted success is `WORTH` or more            TRACE (2606.11119) in its limit, SPARK's key states (2601.20209)
-    mixed       chance that n continuations end differently, 1 - p^n - (1-p)^n    TRACE
-    echo_*      entropy and confidence of the decision, and the clip they ask for ECHO (2602.02150), constants of its code
-    similar     branches that a look ahead cannot tell apart; one of each stays   LATR (2510.24302)
+    even        at depths evenly spaced over the mean episode so far               BranchGRPO (arXiv 2509.06040), fixed split depths
+    uncertain   once q (1 - q) of predicted success is `WORTH` or more             TRACE (2606.11119) in its limit
+    mixed       chance that n continuations end differently, 1 - p^n - (1-p)^n     TRACE
+    echo_*      entropy and confidence of the decision, and the clip they ask for  ECHO (2602.02150), constants of its code
+    similar     branches that a look ahead cannot tell apart; one of each stays    LATR (2510.24302)
 
 `TreeControl` is the small state that runs `even` or `uncertain` and the gates of `robo_rl.rollout_control.prune`.
 """

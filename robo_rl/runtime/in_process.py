@@ -122,6 +122,11 @@ class InProcessFeed:
         self.ledger.commit()
         self.ledger.publish(self.version + 1)
 
+    def bound_staleness(self, staleness: int) -> None:
+        """Older decisions are masked from now on, and less is collected ahead."""
+        self.staleness = staleness
+        self.ledger.bound(staleness)
+
     def commit(self) -> None:
         """Nothing to do: what is in flight is in the checkpoint itself."""
 

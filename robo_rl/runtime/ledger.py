@@ -57,7 +57,7 @@ class Ledger:
         self.used: dict[int, int] = {}  # samples leased per worker since the last version (staleness 0)
         self.replay: list[list[int]] = []  # uids of batches that a learner took and then died over, in order
         self.taken = self.learnt = self.committed = self.refused = 0  # samples
-        self.recovered = False  # after a crash more may be admitted than the checkpoint's version allows
+        self.recovered = False  # after a crash, or under a bound that was lowered, more may be admitted than the version allows
 
     # ---- collecting
 
@@ -124,6 +124,11 @@ class Ledger:
         self.refused += f.made * f.envs
         self._give_back(f, f.made)
         self._drop(f)
+
+    def bound(self, staleness: int) -> None:
+        """Admit by another bound from now on; what was admitted by a wider one stays."""
+        self.recovered = self.recovered or staleness < self.staleness
+        self.staleness = staleness
 
     # ---- learning
 

@@ -179,6 +179,12 @@ class WorkerPoolFeed:
         with self.condition:
             return checkpoint_state(self.ledger)
 
+    def bound_staleness(self, staleness: int) -> None:
+        """Older decisions are masked from now on, and less is collected ahead."""
+        with self.condition:
+            self.staleness = staleness
+            self.ledger.bound(staleness)
+
     def commit(self) -> None:
         """Free the slots whose fragments a checkpoint covers."""
         with self.condition:

@@ -1,0 +1,37 @@
+"""Beside a run with stale data: an alarm and a smaller bound on staleness once the samples of its updates stop counting."""
+
+from collections.abc import Callable
+
+from robo_rl.rollout_control.onpolicy_replay import EssGuard
+from robo_rl.runtime.feed import Feed
+
+
+class StalenessGuard:
+    """Steps a feed's bound down by `EssGuard`'s rule; the bound it came to goes into the checkpoint."""
+
+    def __init__(self, say: Callable[..., None], rule: EssGuard | None = None):
+        self.say, self.rule, self.bound = say, rule or EssGuard(), -1  # -1: the run's own
+
+    def begin(self, feed: Feed) -> None:
+        """Bring the bound that was reached before a resume to a new feed."""
+        if 0 <= self.bound < feed.staleness:
+            feed.bound_staleness(self.bound)
+
+    def after(self, feed: Feed, metrics: dict[str, float]) -> None:
+        """An update with these metrics is published."""
+        bound = self.rule.observe(metrics.get("ess_frac"), feed.staleness)
+        if bound < feed.staleness:
+            self.say(f"the effective sample size of stale data was below {self.rule.least:g} of the samples for {self.rule.patience} "
+                     f"updates: data may be {bound} versions old from now on, not {feed.staleness}; --max-staleness {bound} begins so",
+                     "warning")
+            feed.bound_staleness(bound)
+            self.bound = bound
+
+    def state_dict(self) -> dict:
+        return {"bound": self.bound, "rule": self.rule.state_dict()}
+
+    def load_state_dict(self, state: dict | None) -> None:
+        """Of a checkpoint from before it: nothing."""
+        if state:
+            self.bound = int(state["bound"])
+            self.rule.load_state_dict(state["rule"])

@@ -1,0 +1,35 @@
+"""Samples that no longer count make a run collect less ahead, with a word, and a resumed run remembers."""
+
+from test_runtime import local, make_learner, train
+
+from robo_rl.experiment.staleness_guard import StalenessGuard
+from robo_rl.rollout_control.onpolicy_replay import EssGuard
+
+
+def test_a_run_whose_samples_stop_counting_steps_down_says_so_and_goes_on_under_the_smaller_bound():
+    learner, said = make_learner(), []
+    feed = local(learner, workers=2, staleness=3)
+    guard = StalenessGuard(lambda *words: said.append(words), EssGuard(patience=2))
+    seen = []
+    for ess in (0.5, 0.01, 0.01, None, 0.02, 0.02, 0.02, 0.02):
+        seen += train(learner, feed, 2)
+        guard.after(feed, {} if ess is None else {"ess_frac": ess})
+    assert feed.staleness == feed.ledger.staleness == guard.bound == 1 and len(said) == 2 and said[0][1] == "warning"
+    assert "2 versions old" in said[0][0] and "--max-staleness 1" in said[1][0]
+    seen = train(learner, feed, 6)  # the ledger's own check runs in it
+    assert max(s["stal/max"] for s in seen) <= 1
+
+
+def test_the_bound_that_was_reached_is_that_of_a_resumed_run_and_an_old_checkpoint_has_none():
+    guard = StalenessGuard(print, EssGuard(patience=1))
+    feed = local(make_learner(), workers=2, staleness=3)
+    guard.after(feed, {"ess_frac": 0.0})
+    again = StalenessGuard(print)
+    again.load_state_dict(guard.state_dict())
+    other = local(make_learner(), workers=2, staleness=3)
+    again.begin(other)
+    assert other.staleness == other.ledger.staleness == 2
+    plain = StalenessGuard(print)
+    plain.load_state_dict(None)
+    plain.begin(other)
+    assert other.staleness == 2 and plain.bound == -1
