@@ -142,11 +142,8 @@ class DreamFeed:
         return self.inner.version
 
     @property
-    def staleness(self) -> int:
-        return self.inner.staleness
-
-    def bound_staleness(self, staleness: int) -> None:
-        self.inner.bound_staleness(staleness)
+    def ledger(self):
+        return self.inner.ledger
 
     def next(self) -> Rollout:
         real = self.inner.next()

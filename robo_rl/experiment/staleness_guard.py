@@ -14,17 +14,17 @@ class StalenessGuard:
 
     def begin(self, feed: Feed) -> None:
         """Bring the bound that was reached before a resume to a new feed."""
-        if 0 <= self.bound < feed.staleness:
-            feed.bound_staleness(self.bound)
+        if 0 <= self.bound < feed.ledger.staleness:
+            feed.ledger.bound(self.bound)
 
     def after(self, feed: Feed, metrics: dict[str, float]) -> None:
         """An update with these metrics is published."""
-        bound = self.rule.observe(metrics.get("ess_frac"), feed.staleness)
-        if bound < feed.staleness:
+        bound = self.rule.observe(metrics.get("ess_frac"), feed.ledger.staleness)
+        if bound < feed.ledger.staleness:
             self.say(f"the effective sample size of stale data was below {self.rule.least:g} of the samples for {self.rule.patience} "
-                     f"updates: data may be {bound} versions old from now on, not {feed.staleness}; --max-staleness {bound} begins so",
+                     f"updates: data may be {bound} versions old from now on, not {feed.ledger.staleness}; --max-staleness {bound} begins so",
                      "warning")
-            feed.bound_staleness(bound)
+            feed.ledger.bound(bound)
             self.bound = bound
 
     def state_dict(self) -> dict:

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from robo_rl.rollout import Columns, Rollout, rollout_of
+from robo_rl.runtime.ledger import Ledger
 
 
 class Feed(Protocol):
     """Where rollouts come from."""
 
     version: int
-    staleness: int
+    ledger: Ledger
 
-    def bound_staleness(self, staleness: int) -> None: ...
     def next(self) -> Rollout: ...
     def stream(self) -> Iterator[Rollout]: ...
     def publish(self) -> None: ...

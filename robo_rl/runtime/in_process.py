@@ -27,7 +27,7 @@ class InProcessFeed:
 
     def __init__(self, workers: int, make: "Callable[[int, Callable[[], int]], Worker | EpisodeSlots]", batch: int, staleness: int,
                  decisions: int, seed: int):
-        self.seed, self.moves, self.staleness = seed, 0, staleness
+        self.seed, self.moves = seed, 0
         self.workers = [make(i, lambda: self.version) for i in range(workers)]
         self.whole = bool(self.workers[0].group)
         self.rows = self.workers[0].collector.longest() if self.whole else decisions
@@ -86,7 +86,7 @@ class InProcessFeed:
 
     def next(self) -> Rollout:
         """The next batch; with staleness, workers have by then run ahead by a number of decisions that is drawn."""
-        ahead = self._draw(1 + 2 * self.rows * len(self.workers)) if self.staleness else 0
+        ahead = self._draw(1 + 2 * self.rows * len(self.workers)) if self.ledger.staleness else 0
         waiting: set[int] = set()
         refused = self.ledger.refused
         while True:
@@ -105,12 +105,12 @@ class InProcessFeed:
                 waiting.add(i)
         chosen = self.ledger.take()
         assert chosen is not None  # there is enough
-        return make_batch([(self.columns[f.slot], f.rows) for f in chosen], self.version, self.staleness)
+        return make_batch([(self.columns[f.slot], f.rows) for f in chosen], self.version, self.ledger.staleness)
 
     def stream(self) -> Iterator[Rollout]:
         """The next synchronous batch, fragment by fragment."""
         rounds = self.ledger.rounds()
-        assert rounds and self.staleness == 0, "a stream is synchronous"
+        assert rounds and self.ledger.staleness == 0, "a stream is synchronous"
         for i in range(rounds):
             for w in self.workers:
                 while (f := self.ledger.take_from(w.index, i == rounds - 1 and w is self.workers[-1])) is None:
@@ -121,11 +121,6 @@ class InProcessFeed:
         """The learner has made an update: the rollout it came from is spent."""
         self.ledger.commit()
         self.ledger.publish(self.version + 1)
-
-    def bound_staleness(self, staleness: int) -> None:
-        """Older decisions are masked from now on, and less is collected ahead."""
-        self.staleness = staleness
-        self.ledger.bound(staleness)
 
     def commit(self) -> None:
         """Nothing to do: what is in flight is in the checkpoint itself."""

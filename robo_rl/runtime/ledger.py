@@ -126,7 +126,7 @@ class Ledger:
         self._drop(f)
 
     def bound(self, staleness: int) -> None:
-        """Admit by another bound from now on; what was admitted by a wider one stays."""
+        """Admit and train by another bound from now on; what was admitted by a wider one stays, and is masked where it is too old."""
         self.recovered = self.recovered or staleness < self.staleness
         self.staleness = staleness
 

@@ -80,7 +80,7 @@ class WorkerPoolFeed:
 
     def __init__(self, folder: Path, pool: WorkerPool, envs: list[int], layouts: list[Layout], batch: int, decisions: int,
                  staleness: int, resume: "dict | None" = None, group: int = 0, streams: bool = False):
-        self.folder, self.pool, self.staleness, self.whole, self.rows = folder, pool, staleness, bool(group), decisions
+        self.folder, self.pool, self.whole, self.rows = folder, pool, bool(group), decisions
         self.envs, self.streams = envs, streams
         private_folder(folder)
         if not resume:
@@ -142,14 +142,14 @@ class WorkerPoolFeed:
             for i, f in enumerate(chosen):
                 head["batch"][f.slot], head["place"][f.slot], head["state"][f.slot] = f.batch, i, TAKEN  # the state last
         self.count("time/rollouts", time.perf_counter() - begin)
-        rollout = make_batch(parts, self.version, self.staleness)
+        rollout = make_batch(parts, self.version, self.ledger.staleness)
         self.stale = 0.8 * self.stale + 0.2 * rollout.stats["stal/mean"]
         return rollout
 
     def stream(self) -> Iterator[Rollout]:
         """The next synchronous batch, fragment by fragment as they are finished: in turn one of each worker."""
         rounds, order = self.ledger.rounds(), sorted(self.ledger.shares)
-        assert rounds and self.staleness == 0, "a stream is synchronous"
+        assert rounds and self.ledger.staleness == 0, "a stream is synchronous"
         for i in range(rounds):
             for worker in order:
                 begin = time.perf_counter()
@@ -178,12 +178,6 @@ class WorkerPoolFeed:
         """The part of a checkpoint that is not in the rollout buffer."""
         with self.condition:
             return checkpoint_state(self.ledger)
-
-    def bound_staleness(self, staleness: int) -> None:
-        """Older decisions are masked from now on, and less is collected ahead."""
-        with self.condition:
-            self.staleness = staleness
-            self.ledger.bound(staleness)
 
     def commit(self) -> None:
         """Free the slots whose fragments a checkpoint covers."""
@@ -219,7 +213,7 @@ class WorkerPoolFeed:
     def note(self) -> str:
         """A few words for the progress line: how many versions behind the data are, restarts."""
         n = self.pool.restarts
-        words = [f"{self.stale:.1f} behind"] if self.staleness else []
+        words = [f"{self.stale:.1f} behind"] if self.ledger.staleness else []
         words += [f"{self.workers} workers"] if self.workers != len(self.envs) else []
         words += [f"{n} restart{'s' * (n > 1)}"] if n else []
         return " · ".join(words)
