@@ -75,13 +75,11 @@ class WorkerPool(Protocol):
 
 
 class WorkerPoolFeed:
-    """`envs` of each worker and their `layouts`; `group` > 0: fragments are whole episodes of up to `decisions` rows;
-    `streams`: batches are taken by `stream`."""
+    """`envs` of each worker, their `layouts`; `group` > 0: fragments are whole episodes; `streams`: batches come by `stream`."""
 
     def __init__(self, folder: Path, pool: WorkerPool, envs: list[int], layouts: list[Layout], batch: int, decisions: int,
                  staleness: int, resume: "dict | None" = None, group: int = 0, streams: bool = False):
-        self.folder, self.pool, self.whole, self.rows = folder, pool, bool(group), decisions
-        self.envs, self.streams = envs, streams
+        self.folder, self.pool, self.whole, self.rows, self.envs, self.streams = folder, pool, bool(group), decisions, envs, streams
         private_folder(folder)
         if not resume:
             (folder / WORKER_COUNT_FILE).unlink(missing_ok=True)
