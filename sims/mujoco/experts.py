@@ -184,12 +184,12 @@ def reach_around(env) -> np.ndarray:
     s, off = env.scene, post(env.scene)
     begun = np.abs(off[0]) > F(0.085)  # whoever is already aside of the post stays on that side
     side = np.where(begun, np.sign(off[0]), np.where(either(env), F(1), F(-1)))
-    aside = F(POST[0] + 0.05)
+    aside = F(POST[0] + 0.06)
     left = aside - side * off[0]  # how much is still to go sideways; beside the post it goes forward
     past = off[1] > POST[1] + F(0.03)
     corner = s.goal.copy()
     corner[0] += side * aside
-    corner[1] += F(-BEHIND - 0.11) + F(0.24) * np.clip(F(1.5) - left / F(0.03), 0, 1)
+    corner[1] += F(-BEHIND - 0.11) + F(0.24) * np.clip(F(1) - left / F(0.03), 0, 1)
     return steer(env, np.where(past, s.goal, corner), np.zeros(env.num_envs, bool))
 
 

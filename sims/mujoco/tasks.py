@@ -409,7 +409,7 @@ def _around_progress(s: Scene):
 
 REACH_AROUND = Task(
     "reach_around", 70, _post_xml(), (),
-    lambda u: start_of(len(u), goal=(between(u[:, 0], 0.47, 0.52), between(u[:, 1], 0.25, 0.28), between(u[:, 2], 0.10, 0.22))),
+    lambda u: start_of(len(u), goal=(between(u[:, 0], 0.485, 0.515), between(u[:, 1], 0.25, 0.28), between(u[:, 2], 0.10, 0.22))),
     success=lambda s: distance(s.tcp, s.goal) < 0.02, progress=_around_progress, failure=_touched,
     instructions=("reach the green mark behind the post",), uses_goal=True)
 
