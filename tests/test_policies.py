@@ -15,6 +15,7 @@ KINDS = {
     "diffusion-all": {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 5}, "gaussian": {"kind": "gaussian"},
     "diffusion-floor": {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 2, "std_scale": 0.0, "std_floor": 0.2},
     "mean-logp": {"logp_reduction": "mean"},
+    "flow-last": {"noise_steps": "last"}, "flow-noise-last": {"noise": "learned", "noise_steps": "last", "predict": "action"},
     "flow-action": {"predict": "action"}, "flow-action-all": {"predict": "action", "noise": "learned", "noise_steps": "all"},
     "diffusion-action": {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 2, "predict": "action"},
 }
@@ -113,6 +114,22 @@ def test_cps_draws_only_steps_that_have_noise_and_its_entropy_is_finite(noise_st
         policy.score(policy.encode({"state": obs["state"][i:i + 1]}), {k: v[i:i + 1] for k, v in chunk.trace.items()})[0].sum().backward()
         rows.append(float(policy.head.out.weight.grad.abs().max()))
     assert min(rows) > 0
+
+
+@pytest.mark.parametrize(("noise", "step"), [("sde", 3), ("learned", 3), ("cps", 2)])
+def test_noise_of_the_last_step_alone_is_at_the_last_step_that_has_noise(noise, step):
+    policy = build(noise=noise, noise_steps="last", predict="action")
+    obs, chunk = draw(policy)
+    assert chunk.trace["k"].unique().tolist() == [step] and chunk.logp.shape == (64, 1)
+    assert torch.allclose(policy.score(policy.encode(obs), chunk.trace)[0], chunk.logp, atol=1e-4)
+
+
+def test_exploration_by_the_last_step_is_the_evaluated_chunk_and_noise_of_its_std():
+    policy = build(noise="learned", noise_steps="last", predict="action", noise_min=0.2, noise_max=0.2)
+    obs, loud = draw(policy, 4000)
+    quiet = policy.act(obs, torch.Generator().manual_seed(0), False)
+    off = loud.x0 - quiet.x0
+    assert abs(float(off.std()) - 0.2) < 0.01 and abs(float(off.mean())) < 0.01
 
 
 def test_a_chain_without_noise_has_no_entropy_and_no_gradient():

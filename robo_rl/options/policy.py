@@ -41,8 +41,9 @@ class PolicyOptions:
     """Lower bound of the learned std (normalised action units)."""
     noise_max: float = 0.16
     """Bounds of the learned std (normalised action units)."""
-    noise_steps: Literal["one", "all"] = "one"
-    """Which denoise steps are random: one drawn per decision (pi_RL's hybrid) or all."""
+    noise_steps: Literal["one", "last", "all"] = "one"
+    """Which denoise steps are random: one drawn per decision (pi_RL's hybrid), the last that has noise, or all. The steps after a random
+    one take most of its noise away again; nothing comes after the last."""
     train_steps: int = 20
     """Diffusion: steps of the noise schedule; denoise_steps must divide it."""
     finetune_steps: int = 5

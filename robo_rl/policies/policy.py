@@ -134,10 +134,11 @@ class ChainPolicy(PolicyBase):
         self.register_buffer("times", quiet.t, persistent=False)
         self.register_buffer("features", time_features(quiet.t), persistent=False)
         self.plain = list(zip(quiet.a.tolist(), quiet.b.tolist(), strict=True))  # a plain flow step is a x + b out
-        self.one = o.noise_steps == "one" and not self.diffusion
+        self.one = o.noise_steps != "all" and not self.diffusion
         noisy = torch.ones(k, dtype=torch.bool) if self.noise is not None else loud.s > 0
         self.still = not bool(noisy.all())  # some step is deterministic: CPS's last, all of them without noise
         draws = noisy.nonzero().squeeze(1) if noisy.any() else torch.arange(k)
+        draws = draws[-1:] if o.noise_steps == "last" else draws
         self.register_buffer("draws", draws, persistent=False)  # the steps of which one is drawn
         if self.one:
             self.register_buffer("drawn", _drawn_table(quiet, loud, self.noise is not None, self._entries()),
@@ -197,7 +198,7 @@ class ChainPolicy(PolicyBase):
         randn(generator, b, d, out=xs[0])
         if one:  # the noise of the drawn step is laid down first; the chain is then added to it
             draw = randint(generator, len(self.draws), b)
-            draw = self.draws[draw] if self.still else draw
+            draw = self.draws[draw] if len(self.draws) < steps else draw
             noise = randn(generator, b, d)
             columns = self.drawn.index_select(0, draw).t().unsqueeze(-1)  # [3K+3,B,1]
             spread = columns[2 * steps:3 * steps]
@@ -277,8 +278,8 @@ class ChainPolicy(PolicyBase):
 
     def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor:
         """Flow matching `E |v(x_t, t) - (eps - x0)|^2` with t ~ Beta(1.5, 1) as in pi0, or noise prediction on the K chain
-        steps (DDPM), or with `predict` action `E |D(x_t, t) - x0|^2 / t` (diffusion: without / t) on the K steps, over `noises` draws of time and noise per row.
-        chunk[B,H,A] in env units, mask[B,H]."""
+        steps (DDPM), or with `predict` action `E |D(x_t, t) - x0|^2 / t` (diffusion: without / t) on the K steps, over `noises` draws
+        of time and noise per row. chunk[B,H,A] in env units, mask[B,H]."""
         context, chunk, mask = (x if noises == 1 else x.repeat_interleave(noises, 0)
                                 for x in (self.encode(obs), chunk, mask))
         return self.imitation(context, chunk, mask, generator)
