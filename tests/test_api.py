@@ -162,6 +162,13 @@ def test_of_two_rows_the_later_counts_and_a_paper_has_its_numbers_on_any_simulat
     assert recipes.preset("arm", "", "dppo", "state", "paper").envs == 8
 
 
+def test_a_flow_taught_by_few_demonstrations_predicts_actions_by_default():
+    for algo, preset in (("bc", "full"), ("pi_rl", "full"), ("pi_rl", "quick")):
+        assert recipes.preset("mujoco", "pick_cube", algo, "state", preset).policy.predict == "action"
+    assert recipes.preset("mujoco", "pick_cube", "pi_rl", "state", "full").policy.noise_steps == "last"
+    assert recipes.preset("mujoco", "pick_cube", "reinflow", "state", "paper").policy.predict == "velocity"
+
+
 def test_a_run_s_own_configuration_starts_another(trained, tmp_path):
     again = parse(["--config", str(trained[0].folder / "run.json"), "--seed", "1"])
     assert (again.task, again.seed, again.steps, again.rl.minibatch, again.out) == ("reach", 1, 256, 16, "")
