@@ -13,6 +13,7 @@ from pathlib import Path
 
 import mujoco
 import numpy as np
+from numpy.typing import ArrayLike
 
 from controllers.contracts import State
 from controllers.governor import STOPPED, Governor, Setpoint
@@ -80,7 +81,7 @@ class SimArm:
         self.torque = np.zeros(len(joints))  # [n] [N m] at the motors in the last tick
         self.reset(np.array(robot.home) if q is None else q)
 
-    def reset(self, q: np.ndarray, objects: "dict[str, tuple[np.ndarray, np.ndarray]] | None" = None,
+    def reset(self, q: ArrayLike, objects: "dict[str, tuple[np.ndarray, np.ndarray]] | None" = None,
               opening: float = 0.0) -> None:
         """Put the arm at rest at joint angles q [n] [rad], with the gripper at `opening` (0 closed, 1 open) and free
         bodies at (pos [3] [m], quat [4]), under the law at full stiffness: nothing pulls there, so nothing jumps."""
@@ -139,7 +140,7 @@ class SimArm:
         self.observer.tick(self.torque, self.dt)
         return self.observer.wrench()
 
-    def push(self, wrench: np.ndarray, seconds: float = math.inf) -> None:
+    def push(self, wrench: ArrayLike, seconds: float = math.inf) -> None:
         """A force [N] and moment [N m] [6] from outside at the tool, in base axes, for a time."""
         self._push, self._push_until = vector("push", wrench, 6), self.t + seconds
 

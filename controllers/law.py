@@ -338,7 +338,7 @@ class Law:
         return self.tau.copy()
 
 
-def vector(name: str, x: np.ndarray, n: int) -> np.ndarray:
+def vector(name: str, x: ArrayLike, n: int) -> np.ndarray:
     """x as float [n], or UserError that says what is wrong with it."""
     try:
         v = np.asarray(x, float)

@@ -25,7 +25,21 @@ F = np.float32
 Pose = tuple[np.ndarray, np.ndarray]  # pos [3] [m], quat [4] (w, x, y, z), in the base frame
 
 
-class Body(Protocol):
+class Scenery(Protocol):
+    """What a task's rule looks at."""
+
+    def tool(self) -> np.ndarray:
+        """[3] [m]"""
+        ...
+
+    def opening(self) -> float: ...
+
+    def object(self, name: str) -> np.ndarray:
+        """[3] [m]"""
+        ...
+
+
+class Body(Scenery, Protocol):
     """One robot in its scene."""
 
     def begin(self, joints: np.ndarray, objects: dict[str, Pose]) -> None:
@@ -42,18 +56,8 @@ class Body(Protocol):
         """`image/<view>` uint8 [h, w, 3] of every camera, as things are now."""
         ...
 
-    def tool(self) -> np.ndarray:
-        """[3] [m]"""
-        ...
 
-    def opening(self) -> float: ...
-
-    def object(self, name: str) -> np.ndarray:
-        """[3] [m]"""
-        ...
-
-
-def succeeded(task: Task, body: Body) -> bool:
+def succeeded(task: Task, body: Scenery) -> bool:
     """The task's own rule, from what the robot's topics tell. For tasks of free objects alone."""
     column = [np.array(body.object(name), F)[:, None] for name in task.objects]
     none = np.zeros((7, 1), F)

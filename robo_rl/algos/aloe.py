@@ -22,6 +22,7 @@ from robo_rl.policies.offpolicy import flow_samples
 class AloeLearner(OffPolicyLearner):
     """Owns critics and the flow's optimizer."""
 
+    options: AloeOptions
     offline_actor = True
     owns = ("critics", "head_opt")
 

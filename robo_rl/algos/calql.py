@@ -25,6 +25,7 @@ from robo_rl.options import CalQlOptions
 class CalQlLearner(RlpdLearner):
     """RLPD's learner with the penalty on its critics."""
 
+    options: CalQlOptions
     offline_actor = True
     conservative = True
 

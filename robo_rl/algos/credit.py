@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from robo_rl import losses
 from robo_rl.advantages import gae, group_advantage, median_advantage, whiten
 from robo_rl.algos.poise import CrossedBaseline, episode_features
 from robo_rl.corrections import opob, vtrace
-from robo_rl.optim import AdamW, Optimizer
+from robo_rl.optim import AdamW, Optimizer, kernels
 from robo_rl.options import OnPolicyOptions
 from robo_rl.policies.nets import Critic
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
@@ -53,16 +54,16 @@ def descend(loss: Tensor, params: Sequence[Tensor], opt: Optimizer, max_norm: fl
 def step_along(params: Sequence[Tensor], opt: Optimizer, max_norm: float,
                total: "Callable[[Tensor], Tensor] | None" = None, sound: bool = True) -> Tensor:
     """The step of `descend` along gradients that are there already -> their norm; nan where not `sound`."""
-    grads = [p.grad for p in params if p.grad is not None]
+    grads: list[Any] = [p.grad for p in params if p.grad is not None]
     if total is not None:
         grads = [g.to_local() if hasattr(g, "to_local") else g for g in grads]
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    norm = torch.linalg.vector_norm(torch.stack(kernels._foreach_norm(grads)))
     norm = norm if sound else torch.full_like(norm, torch.nan)
     norm = norm if total is None else total(norm)
     if math.isfinite(norm.item()):
         scale = max_norm / (norm + 1e-6)
         if scale.item() < 1:
-            torch._foreach_mul_(grads, scale)
+            kernels._foreach_mul_(grads, scale)
         opt.step()
     return norm
 

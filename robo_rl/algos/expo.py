@@ -35,6 +35,7 @@ from robo_rl.policies.offpolicy import GuidedPolicy
 class ExpoLearner(OffPolicyLearner):
     """Owns the flow that learns, the critics and the edits' temperature; the policy's own flow follows slowly."""
 
+    options: ExpoOptions
     owns = ("critics", "head", "head_opt")
 
     def __init__(self, policy: GuidedPolicy, options: ExpoOptions, seed: int):
@@ -44,7 +45,7 @@ class ExpoLearner(OffPolicyLearner):
         self.head_params = list(self.head.parameters())
         self.head_opt = make_adam(self.head_params, options.lr)
         self.edits = policy.edit is not None
-        if self.edits:
+        if policy.edit is not None:
             self.owns = (*self.owns, "edit_opt", "alpha")
             self.edit_params = list(policy.edit.parameters())
             self.edit_opt = make_adam(self.edit_params, options.lr)

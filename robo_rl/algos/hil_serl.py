@@ -38,6 +38,8 @@ def changes(commands: Tensor, before: Tensor) -> Tensor:
 class HilSerlLearner(RlpdLearner):
     """RLPD's learner, with a DQN for the gripper if the env has one."""
 
+    options: HilSerlOptions
+
     def __init__(self, policy: SquashedPolicy, options: HilSerlOptions, seed: int):
         super().__init__(policy, options, seed)
         self.on = policy.gripper >= 0

@@ -30,6 +30,7 @@ def advantage_weight(adv: Tensor, beta: float, most: float) -> Tensor:
 class IqlLearner(OffPolicyLearner):
     """Owns critics, V and the flow's optimizer."""
 
+    options: IqlOptions
     offline_actor = True
     owns = ("critics", "value", "value_opt", "head_opt")
 

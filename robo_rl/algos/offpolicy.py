@@ -19,7 +19,7 @@ from torch import Tensor
 from robo_rl.algos import credit
 from robo_rl.algos.credit import descend
 from robo_rl.errors import UserError
-from robo_rl.optim import AdamW, Optimizer
+from robo_rl.optim import AdamW, Optimizer, kernels
 from robo_rl.options import OffPolicyOptions
 from robo_rl.policies.offpolicy import Ensemble
 from robo_rl.policies.policy import Obs
@@ -97,7 +97,7 @@ def frozen(params: Sequence[Tensor]):
 def polyak(slow: torch.nn.Module, fast: torch.nn.Module, tau: float) -> None:
     """slow <- (1 - tau) slow + tau fast."""
     with torch.no_grad():
-        torch._foreach_lerp_(list(slow.parameters()), list(fast.parameters()), tau)
+        kernels._foreach_lerp_(list(slow.parameters()), list(fast.parameters()), tau)
 
 
 def cql_penalty(q_policy: Tensor, logp: Tensor | None, q_random: Tensor, q_data: Tensor, bound: Tensor, d: int,

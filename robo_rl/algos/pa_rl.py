@@ -25,6 +25,7 @@ from robo_rl.policies.offpolicy import GuidedPolicy, gumbel
 class PaRlLearner(OffPolicyLearner):
     """Owns critics and the flow's optimizer; the policy's flow is trained in place."""
 
+    options: PaRlOptions
     owns = ("critics", "head_opt")
 
     def __init__(self, policy: GuidedPolicy, options: PaRlOptions, seed: int):

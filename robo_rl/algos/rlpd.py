@@ -38,6 +38,7 @@ from robo_rl.replay import POLICY
 class RlpdLearner(OffPolicyLearner):
     """Owns critics, actor optimizer and temperature. The share of demonstrations is the sampler's affair."""
 
+    options: RlpdOptions
     owns = ("critics", "actor_opt", "alpha")
 
     def __init__(self, policy: SquashedPolicy, options: RlpdOptions, seed: int):

@@ -13,13 +13,14 @@ which changes the rate after the fact and takes no step back.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from robo_rl.algos.credit import pick
-from robo_rl.optim import Optimizer
+from robo_rl.optim import Optimizer, kernels
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
 from robo_rl.sampling import gaussian_kl
 
@@ -31,7 +32,7 @@ RANGE = 1e-3, 1e3  # of the learning rate, over the one that was chosen
 class TrustRegion:
     """Owns the learning rate of `opt`, whose parameters are `params`, while `target` [nats per entry] is above 0."""
 
-    def __init__(self, params: list[Tensor], opt: Optimizer, lr: float, target: float):
+    def __init__(self, params: Sequence[Tensor], opt: Optimizer, lr: float, target: float):
         self.params, self.opt, self.chosen, self.target = params, opt, lr, target
         self.lr, self.goal, self.spent, self.cuts, self.mean = lr, target, 0.0, 0, float
 
@@ -63,7 +64,7 @@ class TrustRegion:
         """KL per entry from the start of the update to the present weights, over the target."""
         before, now = self.before, self.scored()
         if len(now) == 2:
-            kl = gaussian_kl(*before, *now).mean()
+            kl = gaussian_kl(before[0], before[1], now[0], now[1]).mean()
         else:  # Schulman's k3 of the density
             o, entries = self.policy.options, self.policy.options.execute * self.policy.spec.action
             log_ratio = ((now[0] - before[0]) * (entries if o.logp_reduction == "mean" else 1)).clamp(-20, 20)
@@ -91,7 +92,7 @@ class TrustRegion:
     @torch.no_grad()
     def shrink(self, factor: float) -> None:
         """The displacement of the update times `factor`."""
-        torch._foreach_lerp_([local(p) for p in self.params], self.start, 1 - factor)
+        kernels._foreach_lerp_([local(p) for p in self.params], self.start, 1 - factor)
 
     def scale_lr(self, factor: float) -> None:
         low, high = (r * self.chosen for r in RANGE)
@@ -112,6 +113,6 @@ class TrustRegion:
         self.lr = state["lr"]
 
 
-def local(p: Tensor) -> Tensor:
+def local(p: Any) -> Tensor:
     """This process's part of a sharded parameter, or all of one that is whole."""
     return p.to_local() if hasattr(p, "to_local") else p

@@ -17,6 +17,8 @@ from robo_rl.options import WsrlOptions
 class WsrlLearner(CalQlLearner):
     """Conservative offline, plain online."""
 
+    options: WsrlOptions
+
     def begin_online(self) -> None:
         """The switch; does nothing the second time, as after a resume."""
         if not self.conservative:

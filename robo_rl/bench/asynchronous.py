@@ -17,7 +17,7 @@ import os
 import struct
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ import torch
 
 from robo_rl.bench.peers import Subprocesses
 from robo_rl.bench.rows import BARE, LEAST, PHYSICAL, at_least, columns, in_turns, make_row, versioned
-from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.config import TrainConfig, on_policy_options
 from robo_rl.experiment.envs import make_env, obs_spec, probe_env
 from robo_rl.experiment.feeds import make_feed
 from robo_rl.experiment.parallel import cores, shares
@@ -106,7 +106,7 @@ def repeats(args: "BenchOptions") -> int:
     return 3 if args.quick else 5
 
 
-def in_rounds(args: "BenchOptions", modes: "dict[str, tuple[TrainConfig, Callable | None]]", wrap=None,
+def in_rounds(args: "BenchOptions", modes: "Mapping[str, tuple[TrainConfig, Callable | None]]", wrap=None,
               parts: "dict[str, Callable[[], float]] | None" = None) -> tuple[dict, dict, dict]:
     """({mode: seconds per env step [repeats]}, {mode: its last statistics}, {part: seconds [repeats]}) of
     whole runs in turns; a mode is its options and, if it collects in one process, what makes its env;
@@ -136,7 +136,7 @@ def computing(args: "BenchOptions", report: "Report") -> None:
         "the same workers, --max-staleness 0",
         f"{versioned('gymnasium')} AsyncVectorEnv, the same learner in turn",
     )
-    modes = {"ours": (replace(base, max_staleness=1), None)}
+    modes: dict[str, tuple[TrainConfig, Callable | None]] = {"ours": (replace(base, max_staleness=1), None)}
     if args.peers:
         modes |= {
             waiting: (replace(base, max_staleness=0), None),
@@ -185,25 +185,25 @@ def bare_parts(t: TrainConfig, quick: bool) -> "dict[str, Callable[[], float]]":
     stretch = Stretch(env, cores(), SUBSTEPS, quick)
     stretch.check()
     o, spec, chunk = t.policy, learner.policy.spec, learner.policy.chunk
-    body, size = [o.hidden] * o.layers, min(t.rl.minibatch, t.envs * t.rl.decisions)
+    body, size = [o.hidden] * o.layers, min(on_policy_options(t).minibatch, t.envs * on_policy_options(t).decisions)
     step, units = update_work(
         bare_update([spec.state + chunk, *body, chunk], [spec.state, *body, 1], size, o.activation),
-        size * o.execute / t.rl.epochs,
+        size * o.execute / on_policy_options(t).epochs,
         True,
     )["update, 1 thread"]
-    collector = Collector(make_env(t, t.envs), learner.policy, t.rl.gamma, 1)
-    rollout = collector.collect(learner.sampler, t.rl.decisions)
+    collector = Collector(make_env(t, t.envs), learner.policy, on_policy_options(t).gamma, 1)
+    rollout = collector.collect(learner.sampler, on_policy_options(t).decisions)
 
     def timed(call: Callable[[], object], steps: float) -> float:
         began = time.perf_counter()
         call()
         return (time.perf_counter() - began) / steps
     step()
-    assert units == MANY * size * o.execute / t.rl.epochs
+    assert units == MANY * size * o.execute / on_policy_options(t).epochs
     return {
         "physics": lambda: min(call()[0] for call in stretch.calls.values()) / stretch.units,
         "update": lambda: timed(step, units),
-        "learner": lambda: timed(lambda: learner.update(rollout, 0.1), t.envs * t.rl.decisions * o.execute),
+        "learner": lambda: timed(lambda: learner.update(rollout, 0.1), t.envs * on_policy_options(t).decisions * o.execute),
     }
 
 
@@ -247,7 +247,7 @@ def waiting(args: "BenchOptions", report: "Report") -> None:
     )
     alone = replace(base, workers=0, max_staleness=0)
     user = f"{versioned('gymnasium')} AsyncVectorEnv, the same learner in turn"
-    modes = {"ours": (replace(base, workers=ARMS, max_staleness=4, server=True), None)}
+    modes: dict[str, tuple[TrainConfig, Callable | None]] = {"ours": (replace(base, workers=ARMS, max_staleness=4, server=True), None)}
     if args.peers:
         modes |= {
             "the same workers, --max-staleness 0": (
@@ -290,10 +290,10 @@ def overhead(args: "BenchOptions", report: "Report") -> None:
     def plain():
         env = make_env(t, t.envs)
         learner = learner_for(t, env)
-        collector = Collector(env, learner.policy, t.rl.gamma, 1)
+        collector = Collector(env, learner.policy, on_policy_options(t).gamma, 1)
 
         def loop():
-            learner.update(collector.collect(learner.sampler, t.rl.decisions), 0.1)
+            learner.update(collector.collect(learner.sampler, on_policy_options(t).decisions), 0.1)
         return loop
 
     def runtime():
@@ -302,11 +302,11 @@ def overhead(args: "BenchOptions", report: "Report") -> None:
         feed = InProcessFeed(
             1,
             lambda i, refresh: Worker(
-                i, Collector(env, learner.policy, t.rl.gamma, 1), learner.policy, refresh, 0
+                i, Collector(env, learner.policy, on_policy_options(t).gamma, 1), learner.policy, refresh, 0
             ),
-            t.envs * t.rl.decisions,
+            t.envs * on_policy_options(t).decisions,
             0,
-            t.rl.decisions,
+            on_policy_options(t).decisions,
             0,
         )
 
@@ -314,7 +314,7 @@ def overhead(args: "BenchOptions", report: "Report") -> None:
             learner.update(feed.next(), 0.1, feed.version)
             feed.publish()
         return loop
-    units = t.envs * t.rl.decisions * t.policy.execute
+    units = t.envs * on_policy_options(t).decisions * t.policy.execute
     times = in_turns({"ours": (runtime(), units), "the plain loop": (plain(), units)}, args.slice)
     report.add(make_row("the runtime in one process", "steps/s", times, {"the plain loop": BARE},
                         bars=lambda ours, of_limit, _: [at_least("of the plain loop", of_limit, 0.95)],
@@ -355,7 +355,7 @@ def handover(args: "BenchOptions", report: "Report") -> None:
                     fork.Process(target=_sender, args=(far, path))]
         for child in children:
             child.start()
-            if len(near) > 1:  # as workers are
+            if len(near) > 1 and child.pid is not None:  # as workers are
                 os.sched_setaffinity(child.pid, near - {min(near)})
         limit, peer, times = (
             "two copies and a byte through a pipe",

@@ -188,6 +188,7 @@ def bare_pipe(count: int = 300) -> float:
     child = subprocess.Popen(
         [sys.executable, "-c", echo], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
     )
+    assert child.stdin is not None and child.stdout is not None
     times = []
     for _ in range(count):
         began = time.perf_counter()
@@ -248,6 +249,7 @@ def switched(
         row = schedule.row(now)
         if row is None:
             continue
+        assert schedule.chunk is not None
         wrong += round((schedule.chunk.t0 + row.index * dt) / dt) != k
         if last is not None:
             worst = max(worst, float(np.abs(row.values - last).max()))

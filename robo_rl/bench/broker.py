@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,7 +69,7 @@ def measure(policy, layout: dict, columns: Columns, workers: int, rounds: int = 
         feed = WorkerPoolFeed(Path(folder), Nobody(), [envs] * workers, [layout], workers * envs * decisions, decisions, 0)
         best = {}
 
-        def timed(name: str, work: Callable[[], object], units: int) -> object:
+        def timed(name: str, work: Callable[[], Any], units: int) -> Any:
             begin = time.perf_counter()
             out = work()
             best[name] = min(best.get(name, 1e9), (time.perf_counter() - begin) / units)
@@ -85,6 +86,7 @@ def measure(policy, layout: dict, columns: Columns, workers: int, rounds: int = 
                 end = time.monotonic() + 60
                 while feed.batches.fresh and time.monotonic() < end:
                     time.sleep(0.001)  # the feed's own thread, while workers would be at work
+                assert feed.staging is not None
                 late, taken = feed.staging.late, feed.staging.taken
                 timed("take", feed.next, 1)
                 late = (feed.staging.late - late) / (feed.staging.taken - taken)

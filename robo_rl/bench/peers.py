@@ -4,7 +4,8 @@ envpool."""
 import functools
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -124,7 +125,7 @@ class Share(gymnasium.Env):
     """Some rows of a contract env as one Gymnasium env: observations [m, S+4] end in reward, terminated,
     truncated, success."""
 
-    def __init__(self, make: "Callable[[], gymnasium.vector.VectorEnv]"):
+    def __init__(self, make: "Callable[[], Any]"):
         self.env = make()
         rows, self.width = self.env.num_envs, self.env.single_observation_space["state"].shape[0]
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (rows, self.width + 4), np.float32)
@@ -157,7 +158,7 @@ class Subprocesses:
     """A contract env whose rows live in the processes of Gymnasium's AsyncVectorEnv: the peer's way to use
     all cores."""
 
-    def __init__(self, makers: "list[Callable[[], gymnasium.vector.VectorEnv]]"):
+    def __init__(self, makers: "Sequence[Callable[[], Any]]"):
         probe = makers[0]()
         self.spec, self.single_observation_space = probe.spec, probe.single_observation_space
         self.single_action_space, rows = probe.single_action_space, probe.num_envs

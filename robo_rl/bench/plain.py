@@ -12,13 +12,14 @@ import math
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from robo_rl.bench.rows import lacking, versioned
-from robo_rl.policies.nets import mlp, time_features
+from robo_rl.policies.nets import ChunkHead, mlp, time_features
 from robo_rl.policies.policy import ChainPolicy
 
 PEAK = 512  # side of the product whose rate stands for the processor's
@@ -27,6 +28,13 @@ PEAK = 512  # side of the product whose rate stands for the processor's
 class PlainChain(nn.Module):
     """The same function as a `ChainPolicy` on states: Flow-SDE with one random step or all, learned noise,
     diffusion."""
+
+    t: Tensor
+    bars: Tensor
+    bars_prev: Tensor
+    loud_a: Tensor
+    loud_b: Tensor
+    loud_s: Tensor
 
     def __init__(self, policy: ChainPolicy):
         super().__init__()
@@ -39,7 +47,8 @@ class PlainChain(nn.Module):
         )
         self.chunk, self.mean = policy.chunk, o.logp_reduction == "mean"
         self.net, self.time = _as_one(policy, policy.head), _time_net(policy.head)
-        self.base, self.base_time = None, None
+        self.base: nn.Module | None = None
+        self.base_time: nn.Module | None = None
         if policy.base is not None:
             self.base, self.base_time = _as_one(policy, policy.base), _time_net(policy.base)
         self.noise = copy.deepcopy(policy.noise)
@@ -93,10 +102,12 @@ class PlainChain(nn.Module):
         before, after, logp = torch.empty_like(x), torch.empty_like(x), torch.zeros(b)
         for i in range(self.steps):
             k = torch.full((b,), i)
-            out = velocity(state, x, self.t[k]) if i >= self.first else \
-                self.base(torch.cat([state, x, self.base_time(time_features(self.t[k]))], -1))
+            if self.base is None or self.base_time is None or i >= self.first:
+                out = velocity(state, x, self.t[k])
+            else:
+                out = self.base(torch.cat([state, x, self.base_time(time_features(self.t[k]))], -1))
             mean, std = self.step(state, x, out, k)
-            x_next = mean + std * (noise if self.one else torch.randn(x.shape, generator=generator))
+            x_next = mean + std * (noise if noise is not None else torch.randn(x.shape, generator=generator))
             if self.one:
                 mine = draw == i
                 x_next = torch.where(mine[:, None], x_next, x - out / self.steps)
@@ -108,7 +119,7 @@ class PlainChain(nn.Module):
             elif i >= self.first:
                 kept.append((x, x_next, k, self.logp(x_next, mean, std)))
             x = x_next
-        if self.one:
+        if draw is not None:
             return x, before[:, None], after[:, None], draw[:, None], logp[:, None]
         return x, *(torch.stack(column, 1) for column in zip(*kept, strict=True))
 
@@ -135,11 +146,11 @@ class PlainChunk(nn.Module):
         return x
 
 
-def _time_net(head: nn.Module) -> nn.Module:
+def _time_net(head: ChunkHead) -> nn.Module:
     return copy.deepcopy(head.from_time[:2])
 
 
-def _as_one(policy: ChainPolicy, head: nn.Module) -> nn.Sequential:
+def _as_one(policy: ChainPolicy, head: ChunkHead) -> nn.Sequential:
     """A head whose first layer is one matrix on [state, x, time]."""
     o = policy.options
     net = mlp([policy.spec.state + policy.chunk + 64] + [o.hidden] * o.layers + [policy.chunk], o.activation)
@@ -189,7 +200,7 @@ class OnnxForm:
 
     def __init__(self, module: nn.Module, example: tuple[Tensor, ...]):
         import onnxruntime
-        program = torch.onnx.export(copy.deepcopy(module).eval(), example, dynamo=True, verbose=False)
+        program: Any = torch.onnx.export(copy.deepcopy(module).eval(), example, dynamo=True, verbose=False)
         file = io.BytesIO()
         program.save(file)
         options = onnxruntime.SessionOptions()
@@ -200,7 +211,7 @@ class OnnxForm:
         self.names = [i.name for i in self.session.get_inputs()]
 
     def run(self, *rows: np.ndarray) -> np.ndarray:
-        return self.session.run(None, dict(zip(self.names, rows, strict=True)))[0]
+        return np.asarray(self.session.run(None, dict(zip(self.names, rows, strict=True)))[0])
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         return torch.from_numpy(self.run(*(t.numpy() for t in tensors)))

@@ -48,6 +48,7 @@ from robo_rl.bench.rows import (
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.numpy_actor import NumpyActor
+from robo_rl.policies.policy import ChainPolicy
 
 if TYPE_CHECKING:
     from robo_rl.bench.options import BenchOptions
@@ -88,6 +89,7 @@ def sampling(args: "BenchOptions", report: Report, name: str, o: PolicyOptions) 
     """Chains of all envs that explore, log-probs and trace."""
     spec, n = CHAIN_SPEC, args.envs or ENVS
     policy, generator = make_policy(o, spec, 0), torch.Generator().manual_seed(0)
+    assert isinstance(policy, ChainPolicy)
     plain, obs = PlainChain(policy), {"state": torch.randn(n, spec.state)}
     shapes = (n, spec.state, policy.chunk, o.hidden, o.layers, o.denoise_steps)
     peers, missing = {}, {}
@@ -126,6 +128,7 @@ def update(args: "BenchOptions", report: Report, name: str, o: PolicyOptions, si
     spec = CHAIN_SPEC
     size = min(size, 16 * args.envs) if args.envs else size
     policy, generator = make_policy(o, spec, 0), torch.Generator().manual_seed(0)
+    assert isinstance(policy, ChainPolicy)
     plain, obs, adv = PlainChain(policy), {"state": torch.randn(size, spec.state)}, torch.randn(size)
     chunk, joint = policy.act(obs, generator, True), o.kind == "flow"
     rules, params = Rules(joint, 0.2, 0.2), [p for p in policy.parameters() if p.requires_grad]
@@ -217,6 +220,7 @@ def robot(args: "BenchOptions", report: Report) -> None:
     """One chunk of one robot, from a NumPy state: weights carried by NumPy, and the torch policy."""
     o, spec = ROBOT, ROBOT_SPEC
     policy, generator = make_policy(o, spec, 0), torch.Generator().manual_seed(0)
+    assert isinstance(policy, ChainPolicy)
     rng = np.random.default_rng(0)
     actor = NumpyActor({k: v.numpy() for k, v in policy.state_dict().items()}, asdict(o), asdict(spec))
     state = rng.standard_normal(spec.state, dtype=np.float32)

@@ -88,7 +88,7 @@ class Report:
 # ---- measuring ---------------------------------------------------------------------------------------------------
 
 
-def in_turns(work: "dict[str, tuple[Callable[[], object], float]]", seconds: float,
+def in_turns(work: "Mapping[str, tuple[Callable[[], object], float]]", seconds: float,
              clock: Callable[[], float] = time.perf_counter, least: int = LEAST,
              slice_s: float = SLICE) -> dict[str, np.ndarray]:
     """Seconds per unit of work, `[repeats]` per name, of calls that take turns for about `seconds` in all.

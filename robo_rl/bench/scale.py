@@ -16,6 +16,7 @@ import torch
 from robo_rl.bench import broker as bench_broker
 from robo_rl.bench.asynchronous import learner_for, steps_per_second
 from robo_rl.bench.rows import Row, at_most
+from robo_rl.experiment.config import on_policy_options
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.parallel import cores
 from robo_rl.experiment.recipes import preset
@@ -61,22 +62,22 @@ def validate(args: "BenchOptions", report: "Report") -> None:
     n = t.envs // 2
     env = make_env(replace(t, threads=1), n)
     learner = learner_for(t, env)
-    collector = Collector(env, learner.policy, t.rl.gamma, 1)
-    columns = new_columns(collector.layout(learner.policy), t.rl.decisions)
+    collector = Collector(env, learner.policy, on_policy_options(t).gamma, 1)
+    columns = new_columns(collector.layout(learner.policy), on_policy_options(t).decisions)
     decide, learn = [], []
     end = time.perf_counter() + args.slice / 2
     while time.perf_counter() < end or len(learn) < 3:
-        for k in range(t.rl.decisions):
+        for k in range(on_policy_options(t).decisions):
             begin = time.perf_counter()
             collector.decide(learner.policy, columns, k)
             decide.append(time.perf_counter() - begin)
-        rollout = collector.collect(learner.policy, t.rl.decisions)
+        rollout = collector.collect(learner.policy, on_policy_options(t).decisions)
         rollout.version -= 1  # stale, as most of it will be
         begin = time.perf_counter()
         learner.update(rollout, 0.1, 0)
         learn.append(2 * (time.perf_counter() - begin))  # half a batch
     env.close()
-    paper = simulate(2, n, t.rl.decisions, t.envs * t.rl.decisions, 1, constant(float(np.mean(decide))),
+    paper = simulate(2, n, on_policy_options(t).decisions, t.envs * on_policy_options(t).decisions, 1, constant(float(np.mean(decide))),
                      constant(float(np.mean(learn[1:]))), 40, cores=2)
     means: dict[str, list[float]] = {}
     rate, _, _ = steps_per_second(t, args.slice, means=means)
@@ -97,8 +98,8 @@ def many_workers(args: "BenchOptions", report: "Report") -> None:
     t = replace(preset("mujoco", "", "pi_rl", "state", "full"), demos="0")
     env = make_env(replace(t, threads=1), FEW)
     learner = learner_for(t, env)
-    collector = Collector(env, learner.policy, t.rl.gamma, 1)
-    columns, decide = bench_broker.collected(collector, learner.policy, t.rl.decisions)
+    collector = Collector(env, learner.policy, on_policy_options(t).gamma, 1)
+    columns, decide = bench_broker.collected(collector, learner.policy, on_policy_options(t).decisions)
     layout = collector.layout(learner.policy)
     env.close()
     for workers in (1000,) if args.quick else (1000, 3000):
@@ -114,9 +115,9 @@ def many_workers(args: "BenchOptions", report: "Report") -> None:
         report.add(Row(what=f"weights, {who} of one host", unit="us", ours=1e6 * s.broker.publish, limit=1e6 * s.fetch,
                        limit_is="one worker's copy of them", of_limit=s.fetch / s.broker.publish,
                        note="published once, for any number of workers; over machines they spread by 4 per hop"))
-        batch = workers * FEW * t.rl.decisions
+        batch = workers * FEW * on_policy_options(t).decisions
         for staleness in (0, 1):
-            out = simulate(workers, FEW, t.rl.decisions, batch, staleness, lognormal(decide, SIGMA), constant(UPDATE), 8,
+            out = simulate(workers, FEW, on_policy_options(t).decisions, batch, staleness, lognormal(decide, SIGMA), constant(UPDATE), 8,
                            broker=s.broker)
             report.add(Row(what=f"simulated: learner waits for the broker, {who}, staleness {staleness}", unit="of 1",
                            ours=out.broker_wait, limit=0.05, limit_is="a twentieth", of_limit=0.05 / max(out.broker_wait, 1e-9),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from robo_rl.bench.plain import PlainChain
 from robo_rl.bench.rows import lacking, versioned
-from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.config import TrainConfig, on_policy_options
 from robo_rl.policies.nets import mlp
 
 
@@ -68,14 +68,14 @@ class Script:
         self.params = [p for n, p in self.actor.named_parameters() if not n.startswith("base")] + [
             *self.critic.parameters()
         ]
-        self.opt, self.generator = torch.optim.Adam(self.params, t.rl.lr), torch.Generator().manual_seed(0)
+        self.opt, self.generator = torch.optim.Adam(self.params, on_policy_options(t).lr), torch.Generator().manual_seed(0)
         self.joint = o.kind != "diffusion"
         self.state = torch.as_tensor(env.reset()[0], dtype=torch.float32)
         assert self.state.shape == (n, self.spec.state), "the script sees something else"
 
     def iterate(self) -> None:
         torch.set_num_threads(self.torch_threads)
-        o, e, kept = self.t.rl, self.t.policy.execute, []
+        o, e, kept = on_policy_options(self.t), self.t.policy.execute, []
         for _ in range(o.decisions):
             state = self.state
             with torch.no_grad():
@@ -99,7 +99,7 @@ class Script:
         self.learn(*(x.flatten(0, 1) for x in (state, logp, adv, adv + value, *trace)))
 
     def learn(self, state: Tensor, logp_old: Tensor, adv: Tensor, returns: Tensor, *trace: Tensor) -> None:
-        o = self.t.rl
+        o = on_policy_options(self.t)
         for _ in range(o.epochs):
             for rows in torch.randperm(len(state), generator=self.generator).split(o.minibatch):
                 a = adv[rows]

@@ -10,7 +10,7 @@ import copy
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mujoco
 import numpy as np
@@ -181,7 +181,8 @@ def simulator(args: "BenchOptions", report: Report, task: str, n: int, threads: 
     import sims
     from sims.mujoco import LOCOMOTION
     from sims.mujoco.model import SUBSTEPS
-    env = sims.make("mujoco", task, n, threads=threads, **({"control": control} if control else {}))
+    options: dict[str, Any] = {"control": control} if control else {}
+    env: Any = sims.make("mujoco", task, n, threads=threads, **options)
     walker = task in LOCOMOTION
     stretch = Stretch(env, threads, env.walker.frame_skip if walker else SUBSTEPS, args.quick)
     stretch.check()
@@ -232,7 +233,7 @@ def peers(
     import gymnasium
     pool, missing = envpool_pool(task, n, threads)
     maker = (lambda: gymnasium.make(task, disable_env_checker=True)) if walker else arm_maker(task)
-    pools = gymnasium_pools(maker, n, args.quick, report) + [pool] * (pool is not None)
+    pools = gymnasium_pools(maker, n, args.quick, report) + ([] if pool is None else [pool])
     if walker:
         for p in pools:
             assert p.env.step(p.actions[0])[0].shape == (p.n, _width(task)), (
@@ -243,7 +244,7 @@ def peers(
 
 def _width(task: str) -> int:
     import sims
-    return sims.make("mujoco", task, 1).single_observation_space["state"].shape[0]
+    return (sims.make("mujoco", task, 1).single_observation_space["state"].shape or (0,))[0]
 
 
 def laps(stretch: Stretch, pools: list[Pool], seconds: float) -> dict[str, np.ndarray]:
@@ -269,7 +270,7 @@ def drawing(args: "BenchOptions", report: Report, task: str, size: int) -> None:
     import sims
     from sims.mujoco.render import Renderer
     n = min(args.envs or 32, 32)
-    env = sims.make("mujoco", task, n)
+    env: Any = sims.make("mujoco", task, n)
     env.reset(seed=0)
     what, views = f"rgb of {task}, {size} x {size}, two cameras, N = {n}", ("front", "wrist")
     try:
@@ -286,6 +287,7 @@ def drawing(args: "BenchOptions", report: Report, task: str, size: int) -> None:
     datas, spec = [mujoco.MjData(env.model) for _ in range(n)], int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
     def by_mujoco() -> list[np.ndarray]:
+        assert plain is not None
         out = []
         for d, row in zip(datas, env.batch.state, strict=True):
             mujoco.mj_setState(env.model, d, row, spec)

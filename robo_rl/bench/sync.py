@@ -238,7 +238,7 @@ def fetch_calls(args: "BenchOptions", reader: WeightReader, new: dict[str, Tenso
 def swap_calls(args: "BenchOptions", reader: WeightReader, module: nn.Module, new: dict[str, Tensor]) -> Calls:
     """Giving a module the weights that lie ready: ours, a word for each tensor, and the peers'."""
     table = np.zeros((2, len(new)), np.uint64)
-    calls: Calls = {"ours": lambda: reader.swap(module), POINTERS: lambda: np.copyto(*table)}
+    calls: Calls = {"ours": lambda: reader.swap(module), POINTERS: lambda: np.copyto(table[0], table[1])}
     if args.peers:
         calls |= {
             f"setting .data, {versioned('torch')}": lambda: point(module, new),
@@ -277,12 +277,12 @@ class Bag(nn.Module):
     def __init__(self, tensors: dict[str, Tensor]):
         super().__init__()
         for name, t in tensors.items():
-            at = self
+            at: nn.Module = self
             *path, last = name.split(".")
             for part in path:
                 if part not in at._modules:
                     at.add_module(part, nn.Module())
-                at = at._modules[part]
+                at = at.get_submodule(part)
             at.register_parameter(last, nn.Parameter(t.clone(), requires_grad=False))
 
 

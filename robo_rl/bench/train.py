@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from robo_rl.bench.rows import (
     versioned,
 )
 from robo_rl.bench.script import scripts
-from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.config import TrainConfig, on_policy_options
 from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.recipes import preset
 from robo_rl.policies import make_policy
@@ -71,10 +71,10 @@ class Loop:
     def __init__(self, t: TrainConfig):
         self.t = t
         self.env = make_env(t, t.envs)
-        self.policy = make_policy(t.policy, obs_spec(self.env, False), 0)
+        self.policy: Any = make_policy(t.policy, obs_spec(self.env, False), 0)
         self.learner = importlib.import_module(f"robo_rl.algos.{t.algo}").make(self.policy, t.rl, 0)
-        self.collector = Collector(self.env, self.policy, t.rl.gamma, 1)
-        self.steps_per_call, self.calls = t.envs * t.rl.decisions * t.policy.execute, 0
+        self.collector = Collector(self.env, self.policy, on_policy_options(t).gamma, 1)
+        self.steps_per_call, self.calls = t.envs * on_policy_options(t).decisions * t.policy.execute, 0
 
     @property
     def gradient_steps(self) -> int:
@@ -84,7 +84,7 @@ class Loop:
     def __call__(self) -> None:
         self.calls += 1
         torch.set_num_threads(self.t.torch_threads)
-        rollout = self.collector.collect(self.learner.sampler, self.t.rl.decisions)
+        rollout = self.collector.collect(self.learner.sampler, on_policy_options(self.t).decisions)
         self.learner.update(rollout, 0.1)
         self.learner.after_collect(rollout)
 
@@ -183,12 +183,12 @@ def ppo(args: "BenchOptions", report: Report) -> None:
         loop()
         peers += script_peers(args, loop)
     sizes = [loop.policy.spec.state, *[256] * 2]
-    size = min(t.rl.minibatch, t.envs * t.rl.decisions)
+    size = min(on_policy_options(t).minibatch, t.envs * on_policy_options(t).decisions)
     bare = Bare(
         _sim(t, args.quick),
         update_work(
             bare_update([*sizes, loop.policy.chunk], [*sizes, 1], size, "tanh"),
-            size / t.rl.epochs,
+            size / on_policy_options(t).epochs,
             args.quick,
         ),
     )
@@ -199,7 +199,7 @@ def ppo(args: "BenchOptions", report: Report) -> None:
 
     report.add(
         make_row(
-            f"PPO, HalfCheetah-v5, {t.envs} envs x {t.rl.decisions} steps, end to end",
+            f"PPO, HalfCheetah-v5, {t.envs} envs x {on_policy_options(t).decisions} steps, end to end",
             "steps/s",
             times,
             {BOUND: BARE},
@@ -217,9 +217,10 @@ def ppo(args: "BenchOptions", report: Report) -> None:
 
 def _work(t: TrainConfig) -> str:
     """What every side does in an iteration."""
-    batches = -(-t.envs * t.rl.decisions // t.rl.minibatch)
+    o = on_policy_options(t)
+    batches = -(-t.envs * o.decisions // o.minibatch)
     return (
-        f"{t.envs * t.rl.decisions * t.policy.execute} control steps, {t.rl.epochs} x {batches} gradient steps "
+        f"{t.envs * o.decisions * t.policy.execute} control steps, {o.epochs} x {batches} gradient steps "
         "of the actor (counted) and as many of the critic; ours also normalises, as the peers do not"
     )
 
@@ -285,7 +286,7 @@ def update_work(steps: tuple[Callable[[], None], ...], units: float,
 def _sim(t: TrainConfig, quick: bool) -> Callable[[float], float]:
     """Seconds per env step of physics alone, over about some seconds."""
     from robo_rl.bench.sim import Stretch
-    env = make_env(t, t.envs)
+    env: Any = make_env(t, t.envs)
     stretch = Stretch(env, t.threads, env.walker.frame_skip, quick)
     stretch.check()
 
@@ -319,7 +320,7 @@ def sb3(args: "BenchOptions", report: Report, t: TrainConfig) -> Peer:
     mujoco.set_mju_user_warning(
         lambda text: None
     )  # one line of a deprecated XML attribute per env and process
-    steps = t.envs * t.rl.decisions
+    steps = t.envs * on_policy_options(t).decisions
     width = [t.policy.hidden] * t.policy.layers
 
     def build(kind: str, threads: int):
@@ -329,10 +330,10 @@ def sb3(args: "BenchOptions", report: Report, t: TrainConfig) -> Peer:
         model = PPO(
             "MlpPolicy",
             env,
-            n_steps=t.rl.decisions,
-            batch_size=min(t.rl.minibatch, steps),
+            n_steps=on_policy_options(t).decisions,
+            batch_size=min(on_policy_options(t).minibatch, steps),
             device="cpu",
-            n_epochs=t.rl.epochs,
+            n_epochs=on_policy_options(t).epochs,
             seed=0,
             policy_kwargs={"net_arch": {"pi": width, "vf": width}, "activation_fn": nn.Tanh},
         )
@@ -373,14 +374,14 @@ def chain(args: "BenchOptions", report: Report, algo: str) -> None:
     o, spec, width = t.policy, loop.policy.spec, loop.policy.chunk
     body, size, factors = (
         [o.hidden] * o.layers,
-        min(t.rl.minibatch, t.envs * t.rl.decisions),
+        min(on_policy_options(t).minibatch, t.envs * on_policy_options(t).decisions),
         loop.policy.factors,
     )
     actor, critic = bare_update(
         [spec.state + width, *body, width], [spec.state, *body, 1], size * factors, o.activation, size
     )
     products = product_chain(t.envs, spec.state, width, o.hidden, o.layers, o.denoise_steps)
-    update = update_work((actor, critic), size * o.execute / t.rl.epochs, True)
+    update = update_work((actor, critic), size * o.execute / on_policy_options(t).epochs, True)
     bare = Bare(_sim(t, args.quick), {"sampling": (_threads(1, products), t.envs * o.execute),
                                       "update": update["update, 1 thread"]})
     peers = script_peers(args, loop)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from robo_rl.experiment.robot_names import twin
 
 CONTROLLERS = ("cartesian", "joint")
 SCENES = ("pick_cube", "none")
-WORKSPACE = {"low": (0.15, -0.6, 0.0), "high": (0.85, 0.6, 0.8)}  # the simulated arm's workspace [m]
+WORKSPACE: dict[str, Any] = {"low": (0.15, -0.6, 0.0), "high": (0.85, 0.6, 0.8)}  # the simulated arm's workspace [m]
 ACTION_SCALE = (0.036, 0.18)  # of one command [m], [rad]: one whole action of ee_delta
 TRAINING_SPEED = 1.5  # m/s, what the joints of sims/mujoco can do
 
@@ -156,7 +157,11 @@ def arm_env(name: str, task: PolicyInterface, num_envs: int, speed: float, contr
         from robo_rl.experiment.cameras import SceneCameras
         for body in bodies:
             body.make_cameras = lambda bus: SceneCameras(LoopbackTransport(bus, "cameras"), name, task.views, task.image_size)
-    return ArmEnv(TASKS[name], bodies, max_steps, lambda: [body.close() for body in bodies], task.views, task.image_size)
+
+    def leave() -> None:
+        for body in bodies:
+            body.close()
+    return ArmEnv(TASKS[name], bodies, max_steps, leave, task.views, task.image_size)
 
 
 ENV_OPTIONS = {"controller": "joint", "speed": str(TRAINING_SPEED), "domain": "-1", "namespace": ""}  # after the colon of --sim dds:…

@@ -1,9 +1,11 @@
 """Put a simulator, a task, a policy or a method, ours or the user's own, through its contract suite."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from robo_rl.errors import UserError
 from robo_rl.experiment import envs, recipes
+from robo_rl.experiment.config import rollout_options
 from robo_rl.experiment.methods import find_method
 from robo_rl.plugins import is_object
 
@@ -54,7 +56,7 @@ def _env(options: CheckOptions, sim: str) -> tuple[str, ...]:
     first = envs.make(sim, options.task, 1, obs=options.obs)
     limit = first.spec.max_steps
     first.close()
-    short = {"max_steps": STEPS} if limit > MAX_STEPS else {}
+    short: dict[str, Any] = {"max_steps": STEPS} if limit > MAX_STEPS else {}
     return check_env(lambda n: envs.make(sim, options.task, n, obs=options.obs, **short))
 
 
@@ -84,4 +86,4 @@ def _method(options: CheckOptions) -> tuple[str, ...]:
     head, spec = _head(options, options.algo)
     from robo_rl.algos.check import check_method
     from robo_rl.policies import make_policy
-    return check_method(find_method(options.algo), config.rl, make_policy(head, spec, 0))
+    return check_method(find_method(options.algo), rollout_options(config), make_policy(head, spec, 0))

@@ -11,6 +11,7 @@ from robo_rl.options import (
     BcOptions,
     MethodOptions,
     OffPolicyOptions,
+    OnPolicyOptions,
     PiRlOptions,
     PolicyOptions,
     RolloutOptions,
@@ -166,6 +167,24 @@ class TrainConfig:
                 in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         if self.algo != "bc" and type(self.rl) is not own:
             raise UserError(f"--algo {self.algo} needs {own.__name__}")
+
+
+def rollout_options(config: TrainConfig) -> RolloutOptions:
+    """Options of a method that learns from fresh rollouts."""
+    assert isinstance(config.rl, RolloutOptions)
+    return config.rl
+
+
+def on_policy_options(config: TrainConfig) -> OnPolicyOptions:
+    """Options of our own methods that learn from fresh rollouts."""
+    assert isinstance(config.rl, OnPolicyOptions)
+    return config.rl
+
+
+def replay_options(config: TrainConfig) -> OffPolicyOptions:
+    """Options of a method that learns from replay."""
+    assert isinstance(config.rl, OffPolicyOptions)
+    return config.rl
 
 
 def load_config(folder: Path) -> TrainConfig:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from robo_rl.errors import UserError
 
@@ -28,7 +29,8 @@ class DeployRecorder:
         self.success_step: int | None = None
         self.steps, self.dry_run = 0, dry_run
         self.success_at: float | None = None
-        self.bag = self.writer = self.bridge = self.joints = self.front = None
+        self.bag = self.writer = self.joints = self.front = None
+        self.bridge: Any = None  # until `watch`
         self.poses: dict = {}  # of the scene's objects; a policy of pictures does not observe them
         if video:
             self.check_video()
@@ -118,8 +120,8 @@ class DeployRecorder:
         from robo_rl.data.episode import Episode
         states, pictures, actions = zip(*self.rows, strict=True)
         images = {k.removeprefix("image/"): np.stack([p[k] for p in pictures]) for k in pictures[0]}
-        over = self.last is not None and not self.go_on
-        state, final = self.last if over else (self.bridge.observation(), self.bridge.observation_buffer.pictures())
+        done = None if self.go_on else self.last
+        state, final = done if done is not None else (self.bridge.observation(), self.bridge.observation_buffer.pictures())
         return Episode(np.stack(states), np.stack(actions), images, self.instruction or self.rule.instructions[0],
                        self.success_at is not None, source="policy", terminated=self.success_at is not None, final=state,
                        final_images={k.removeprefix("image/"): np.array(x) for k, x in final.items()})

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from robo_rl.data.episode import Episode
 from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
 from robo_rl.experiment import feeds
-from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.config import TrainConfig, rollout_options
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.parallel import cores, group_size, workers
 from robo_rl.files import private_folder
@@ -61,8 +62,11 @@ def check(config: TrainConfig) -> None:
 def spool(folder: Path, episode: Episode) -> None:
     """Hand an episode over through a file, whole or not at all; any process may."""
     data = io.BytesIO()
-    np.savez(data, state=episode.state, action=episode.action, reward=episode.reward, task=np.array(episode.task),
-             flags=np.array([episode.success, episode.terminated]), **{} if episode.final is None else {"final": episode.final})
+    arrays: dict[str, Any] = {"state": episode.state, "action": episode.action, "reward": episode.reward,
+                              "task": np.array(episode.task), "flags": np.array([episode.success, episode.terminated])}
+    if episode.final is not None:
+        arrays["final"] = episode.final
+    np.savez(data, **arrays)
     spool.count = getattr(spool, "count", 0) + 1
     name = f"{os.getpid()}-{spool.count:08d}"
     temp = folder / f".{name}.tmp"
@@ -212,6 +216,7 @@ class DreamFeed:
         if first or before is None or before.spec.tasks != model.spec.tasks:
             self._enter(None, None)
         else:
+            assert self.collector is not None  # it was entered
             self.collector.env.model = model
             if self.difficulty is not None:
                 self.difficulty.grow(len(model.frames))
@@ -226,7 +231,7 @@ class DreamFeed:
         frames = len(self.model.frames)
         self.difficulty = Difficulty(frames, self.config.dream_hard) if self.config.dream_hard else None
         env = WorldEnv(self.model, lanes(self.config), difficulty=self.difficulty)
-        self.collector = Collector(env, self.learner.sampler, self.config.rl.gamma, self.config.seed + 1, 1_000_000)
+        self.collector = Collector(env, self.learner.sampler, rollout_options(self.config).gamma, self.config.seed + 1, 1_000_000)
         if lanes_:
             self.collector.set_state(lanes_)
 

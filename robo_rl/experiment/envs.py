@@ -1,11 +1,15 @@
 """Every env by its name on the command line: the simulators, and learned ones as `wm:PATH`."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.parallel import workers
 from robo_rl.experiment.robot_names import ROBOTS, twin
+
+if TYPE_CHECKING:
+    from robo_rl.contract import ControlEnv
 
 
 def check_names(name: str, task: str = "", **options) -> None:
@@ -16,7 +20,7 @@ def check_names(name: str, task: str = "", **options) -> None:
         sims.check_names(twin(name), task, **options)
 
 
-def make(name: str, task: str = "", num_envs: int = 1, *, judge: str = "", **options):
+def make(name: str, task: str = "", num_envs: int = 1, *, judge: str = "", **options) -> "ControlEnv":
     """`sims.make`, or the world model in the folder after `wm:`; `judge` (of a world model alone) says who decides on
     success, see `world_models.judge.make`."""
     if name.startswith("wm:"):
@@ -31,7 +35,7 @@ def make(name: str, task: str = "", num_envs: int = 1, *, judge: str = "", **opt
     return sims.make(name, task, num_envs, **options)
 
 
-def make_env(config: TrainConfig, num_envs: int, render: bool = False):
+def make_env(config: TrainConfig, num_envs: int, render: bool = False) -> "ControlEnv":
     """The env of these options."""
     return make(config.sim, config.task, num_envs, obs=config.obs, reward=config.reward, control=config.control,
                 image_size=config.image_size, threads=config.threads, max_steps=config.max_steps,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.config import TrainConfig, rollout_options
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.parallel import batch, cores, episode_slots, group_size, shares, staleness, workers
 
@@ -25,7 +25,7 @@ def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | Non
     from robo_rl.runtime.in_process import InProcessFeed
     from robo_rl.runtime.worker import Job, Worker
 
-    n, group, o, eta, free = workers(config), group_size(config), config.rl, staleness(config), episode_slots(config)
+    n, group, o, eta, free = workers(config), group_size(config), rollout_options(config), staleness(config), episode_slots(config)
     policy, explore, seed = learner.sampler, config.algo != "nft", config.seed + 1
     tree = o if group and o.advantage == "tree" else None
     if n == 0:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from robo_rl.experiment import feeds
+from robo_rl.experiment.config import on_policy_options, rollout_options
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import cores, workers
 from robo_rl.experiment.run import Cadence, Run
@@ -24,14 +25,17 @@ def make_learner(run: Run, beside: float = 0.0):
     """The learner of the chosen method, with the demonstrations where it keeps supervision beside RL: with the weight `beside`, unless
     --rl.bc-coef says another."""
     config, demos = run.config, None
-    rl = config.rl if config.rl.bc_coef else replace(config.rl, bc_coef=beside)
+    rl = rollout_options(config)
+    rl = rl if rl.bc_coef else replace(rl, bc_coef=beside)
     if config.learners > 1:
         from robo_rl.runtime.sharded import ShardedLearner
-        return ShardedLearner(config.algo, run.policy, config.rl, config.seed, config.learners, run.folder / "ranks")
+        return ShardedLearner(config.algo, run.policy, on_policy_options(config), config.seed, config.learners, run.folder / "ranks")
     if rl.bc_coef:
         from robo_rl.data.reader import load
         from robo_rl.demos import demo_sampler
-        demos = demo_sampler(load(demo_folder(run)), run.policy.spec, config.policy.horizon)
+        folder = demo_folder(run)
+        assert folder is not None  # `train.check_method` has seen to it
+        demos = demo_sampler(load(folder), run.policy.spec, config.policy.horizon)
     return find_method(config.algo)(run.policy, rl, config.seed, demos=demos)
 
 

@@ -3,7 +3,7 @@
 import os
 
 from robo_rl.errors import UserError
-from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.config import TrainConfig, rollout_options
 from robo_rl.options import OffPolicyOptions, OnPolicyOptions
 
 
@@ -14,7 +14,8 @@ def cores() -> int:
 
 def group_size(config: TrainConfig) -> int:
     """Episodes per start, 0 without a group advantage."""
-    return config.rl.group if config.rl.advantage != "gae" else 0
+    o = rollout_options(config)
+    return o.group if o.advantage != "gae" else 0
 
 
 def workers(config: TrainConfig) -> int:
@@ -36,20 +37,22 @@ def staleness(config: TrainConfig) -> int:
 def episode_slots(config: TrainConfig) -> bool:
     """Whether episodes of groups wait for no other: trees, and with staleness, on this machine, each worker deciding for itself."""
     free = staleness(config) > 0 and not config.server and config.backend == "processes"
-    return bool(group_size(config)) and (free or config.rl.advantage == "tree")
+    return bool(group_size(config)) and (free or rollout_options(config).advantage == "tree")
 
 
 def batch(config: TrainConfig) -> int:
     """Samples of an update: episodes of whole groups, or decisions of all envs."""
     group = group_size(config)
     rounds = max(1, config.periodic)
-    return max(1, int(config.envs * rounds / config.over_provision) // group) * group if group else config.envs * config.rl.decisions
+    if not group:
+        return config.envs * rollout_options(config).decisions
+    return max(1, int(config.envs * rounds / config.over_provision) // group) * group
 
 
 def check(config: TrainConfig) -> None:
     """Raise UserError for workers that do not fit the envs."""
     n, group = workers(config), group_size(config) or 1
-    if group > 1 and config.rl.advantage == "tree":
+    if group > 1 and rollout_options(config).advantage == "tree":
         if config.server or config.backend == "ray" or config.periodic or config.dream or config.learners > 1:
             raise UserError("--rl.advantage tree goes without --server, --backend ray, --periodic, --dream and --learners")
         if config.algo == "nft":

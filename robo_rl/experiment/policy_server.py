@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import tyro
 
@@ -68,7 +68,8 @@ def load_actor(run: str, checkpoint: str, seed: int, instruction: str = ""):
 
     where, folder = pick_checkpoint(Path(run), checkpoint)
     meta = checkpoints.read_meta(folder)
-    spec = ObsSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in meta["policy"]["spec"].items()})
+    seen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["policy"]["spec"].items()}
+    spec = ObsSpec(**seen)
     config = load_config(where)
     if spec.language and not instruction:
         instruction = default_instruction(config)

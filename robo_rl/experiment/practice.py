@@ -63,6 +63,7 @@ class Practice:
                     yield s
 
             def add(episode, i):
+                assert robots is not None
                 writer.add(episode)
                 done.append(episode.start)
                 writer.flush()  # durable before it counts
@@ -72,7 +73,7 @@ class Practice:
             robots.stats.operators = o.operators if o.protocol == "armada" else o.robots
             if resumed:
                 robots.stats = OperatorStats(**before["account"])
-            if o.protocol == "armada":
+            if isinstance(operator, OperatorAssignment):
                 self.add_detector(policy, robots, operator)
             self.progress.start("help", o.human_steps or len(wanted), "steps" if o.human_steps else "episodes")
             while robots.is_running:
@@ -91,7 +92,7 @@ class Practice:
         o = self.options
         if o.protocol != "twin_rl":
             return practice_starts(o.seed, r, 5_000 if o.human_steps else o.episodes)
-        pool, successes = practice_starts(o.seed, r, o.twin_starts), 0
+        pool, successes = practice_starts(o.seed, r, o.twin_starts), np.zeros((), int)
         self.progress.start("twin", o.twin_trials, "trials")
         for trial in range(o.twin_trials):
             successes = successes + np.array(evaluate(self.eval_env, policy, np.array(pool), trial)["success"], int)
@@ -121,7 +122,7 @@ class Practice:
             if not mask.any():
                 return
             point = detect.embed(policy, {k: v[mask] for k, v in robots.obs.items()})
-            for i, x in zip(np.flatnonzero(mask), point, strict=True):
+            for i, x in zip(np.flatnonzero(mask).tolist(), point, strict=True):
                 if not robots.episodes[i].frames:
                     monitor.begin(i)
                 if monitor.check(i, x) > 1:

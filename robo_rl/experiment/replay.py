@@ -13,11 +13,12 @@ journaled and starts new episodes.
 import functools
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from robo_rl.errors import UserError
-from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.config import TrainConfig, replay_options
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.feeds import publish_control
 from robo_rl.experiment.methods import find_method
@@ -32,7 +33,8 @@ SAVE_EVERY = 60.0  # s
 
 def check(config: TrainConfig, env) -> None:
     """Raise UserError for options that methods of replay do not take."""
-    if config.obs != "state" and config.rl.synthetic:
+    o = replay_options(config)
+    if config.obs != "state" and o.synthetic:
         raise UserError("--rl.synthetic makes transitions of --obs state; with pictures leave it out")
     if (config.workers or 0) > 1 or config.server or config.backend != "processes":
         raise UserError(f"--algo {config.algo} learns beside one actor with all --envs (--workers 1) or takes turns with it "
@@ -40,13 +42,13 @@ def check(config: TrainConfig, env) -> None:
     if config.policy.horizon != config.policy.execute:
         raise UserError(f"--algo {config.algo} judges the chunk that runs: --policy.horizon must equal --policy.execute, got "
                         f"{config.policy.horizon} and {config.policy.execute}")
-    if config.rl.operator == "scripted":
+    if o.operator == "scripted":
         from robo_rl.human.operators import ScriptedOperator
-        ScriptedOperator(env, config.rl.person)
+        ScriptedOperator(env, o.person)
     least = 2 * config.envs * (config.policy.execute + 2)
-    if config.rl.capacity < least:
+    if o.capacity < least:
         raise UserError(f"--rl.capacity: replay capacity must be at least {least} control steps for --envs {config.envs} and "
-                        f"chunks of {config.policy.execute}, got {config.rl.capacity}")
+                        f"chunks of {config.policy.execute}, got {o.capacity}")
 
 
 def judge_of(config: TrainConfig, folder: Path, lanes: int):
@@ -55,7 +57,7 @@ def judge_of(config: TrainConfig, folder: Path, lanes: int):
 
     from robo_rl.rewards import Judge, SuccessClassifier
 
-    if config.rl.judge == "env":
+    if replay_options(config).judge == "env":
         return None
     weights = load((folder / "judge.safetensors").read_bytes())
     model = SuccessClassifier(weights["net.0.weight"].shape[1])
@@ -71,11 +73,12 @@ def stage(config: TrainConfig, folder: Path, env=None):
 
     env, leave = (make_env(config, config.envs), True) if env is None else (env, False)
     judge = judge_of(config, folder, env.num_envs)
-    if config.rl.operator == "none":
+    o = replay_options(config)
+    if o.operator == "none":
         return Stage(env, judge, None, env.close if leave else lambda: None)
     from robo_rl.human.intervention import InterventionEnv
     from robo_rl.human.operators import ScriptedOperator
-    env = InterventionEnv(env, ScriptedOperator(env, config.rl.person, config.seed + 2))
+    env = InterventionEnv(env, ScriptedOperator(env, o.person, config.seed + 2))
     writer = Writer(folder / "corrections", spec=env.spec)
 
     def keep(episode) -> None:
@@ -127,9 +130,10 @@ class ReplayStage:
         from robo_rl.policies.nets import tokenize
         from robo_rl.replay import EXPERT, HUMAN, POLICY, Replay, add_episodes
 
-        config, o, spec = self.config, self.config.rl, self.run.policy.spec
-        rows = {"context": ((self.run.policy.trunk.size,), np.dtype(np.float32))} if spec.views else \
-            {"state": ((spec.state,), np.dtype(np.float32))}
+        config, o, spec = self.config, replay_options(self.config), self.run.policy.spec
+        rows: dict[str, tuple[tuple[int, ...], np.dtype]] = {"state": ((spec.state,), np.dtype(np.float32))}
+        if spec.views:
+            rows = {"context": ((self.run.policy.trunk.size,), np.dtype(np.float32))}
         if spec.language and not spec.views:
             rows["tokens"] = ((tokenize([""]).shape[1],), np.dtype(np.int64))
         e, n = config.policy.execute, self.run.env.num_envs
@@ -144,10 +148,12 @@ class ReplayStage:
             add_episodes(self.demos, seen_frames(self.run.policy, data), data.action, data.reward, data.from_, data.to, data.success,
                          source, data.phase, *seen_last(self.run.policy, data))
         self.online = Replay(rows, spec.action, e, o.gamma, o.capacity, n)
+        self.journals: list[Journal] = []  # of corrections, and of what was collected
         self.kept, again = [], False
         marks = state.get("marks", [([0, 0], 0)] * 2)  # of a run that was not saved since it began to collect: nothing
         for store, name, (mark, steps) in zip((self.demos, self.online), ("corrections", "online"), marks, strict=True):
             journal = store.journal = Journal(self.run.folder / "replay" / name, o.capacity, hold=self.repeats)
+            self.journals.append(journal)
             again |= self.repeats and journal.rewind(mark)
             self.kept.append(store.restore())
             missing = max(0, steps - journal.steps) if self.repeats else 0
@@ -163,7 +169,7 @@ class ReplayStage:
         from robo_rl import checkpoint
         from robo_rl.replay import Mixture
 
-        config, o = self.config, self.config.rl
+        config, o = self.config, replay_options(self.config)
         self.run.policy.eval()
         state = checkpoint.load_train(resume)[0] if resume is not None else {}
         self.repeats = not workers(config) and hasattr(self.run.env, "get_state")
@@ -183,7 +189,8 @@ class ReplayStage:
         self.control = make_control(self.run, state.get("starts"))
         self.actor = self.act(state)
         rest = 1 - o.synthetic
-        sources = {"demonstrations": (self.demos, rest * o.demo_share), "online": (self.online, rest * (1 - o.demo_share))}
+        sources: dict[str, tuple[Any, float]] = {"demonstrations": (self.demos, rest * o.demo_share),
+                                                 "online": (self.online, rest * (1 - o.demo_share))}
         self.real, self.synthetic = Mixture(sources), None
         if o.synthetic:
             from robo_rl.experiment.synthetic import Synthetic
@@ -198,8 +205,8 @@ class ReplayStage:
             return self.learn()
         finally:
             self.actor.end()
-            for store in (self.demos, self.online):
-                store.journal.close()
+            for journal in self.journals:
+                journal.close()
 
     def act(self, state: dict):
         """The actor, here or in a process of its own; where the run repeats it goes on where the checkpoint's was."""
@@ -211,7 +218,7 @@ class ReplayStage:
         if workers(config):
             job = ActorJob(functools.partial(stage, config, self.run.folder), policy.options, policy.spec,
                            self.online.rows, config.seed + 1,
-                           config.rl.capacity, self.run.folder / "replay", self.run.folder / "flight", self.run.step, helped,
+                           replay_options(config).capacity, self.run.folder / "replay", self.run.folder / "flight", self.run.step, helped,
                            int(time.time()) if any(self.kept) else 0, config.sim.split(":")[0] == "dds", self.control is not None)
             if self.control is not None:
                 publish_control(self.control, job.flight)
@@ -235,7 +242,7 @@ class ReplayStage:
         from robo_rl.replay_collector import marked_episodes
         from robo_rl.rewards import train
 
-        o, path, words = self.config.rl, self.run.folder / "judge.safetensors", self.run.folder / "judge.json"
+        o, path, words = replay_options(self.config), self.run.folder / "judge.safetensors", self.run.folder / "judge.json"
         if o.judge == "env":
             return
         if not path.exists():
@@ -252,7 +259,7 @@ class ReplayStage:
     def pretrain(self, sample) -> bool:
         """The critic's first updates, while the actor waits; for a method with an offline stage, all of that stage. False: it was
         stopped before its end."""
-        count, chunk = self.config.rl.pretrain, 50
+        count, chunk = replay_options(self.config).pretrain, 50
         if self.pretrained >= count or not len(self.demos) and self.learner.offline_actor:
             return True
         self.report.start("critic", count, "updates", done=self.pretrained)
@@ -276,28 +283,27 @@ class ReplayStage:
 
     def save_all(self, finished: bool) -> None:
         """Checkpoint with everything but the steps themselves, which the journals hold."""
-        journals = [s.journal for s in (self.demos, self.online)]
-        for journal in journals:
+        for journal in self.journals:
             journal.sync()
         self.run.save({"learner": self.learner.state_dict(), "gatherer": self.actor.state(), "helped": self.actor.help_steps,
                    "owed": self.owed, "due": self.due, "pretrained": self.pretrained, "online": self.online_now,
-                   "rng": self.rng.bit_generator.state, "marks": [[j.mark(), j.steps] for j in journals],
+                   "rng": self.rng.bit_generator.state, "marks": [[j.mark(), j.steps] for j in self.journals],
                    "synthetic": {} if self.synthetic is None else self.synthetic.state()} |
                       ({} if self.control is None else {"starts": self.control.state_dict()}), finished)
-        for journal in journals:
+        for journal in self.journals:
             journal.release()
 
     def learn(self) -> int:
         """Collect, learn from both stores, evaluate and save on the way."""
         from robo_rl.replay_collector import episode_means
 
-        config, o = self.config, self.config.rl
+        config, o = self.config, replay_options(self.config)
         cadence, e = Cadence(self.run, lambda: self.save_all(finished=False), SAVE_EVERY), config.policy.execute
         self.report.start("rl", config.steps, "steps", done=self.run.step)
         while self.run.goes_on():
             begin, before = time.perf_counter(), self.run.step
             if not self.due:
-                self.actor.collect(self.learner.policy, lambda: self.run.stop.asked)
+                self.actor.collect(self.learner.policy, lambda: bool(self.run.stop.asked))
                 self.run.step = self.actor.steps
                 self.due = self.run.step - before
             mid, metrics = time.perf_counter(), {}
@@ -338,7 +344,7 @@ class ReplayStage:
     def note(self, metrics: dict[str, float]) -> str:
         """A few words for the progress line."""
         words = f"q {metrics['q']:.2f} · {self.learner.updates} updates" if metrics else "filling replay"
-        if self.config.rl.operator == "none":
+        if replay_options(self.config).operator == "none":
             return words
         minutes = self.actor.help_steps * self.run.env.spec.period / 60
         return f"{words} · {minutes:.1f} operator min"

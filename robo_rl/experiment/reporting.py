@@ -37,10 +37,10 @@ class Reporter:
     """
 
     def __init__(self, callback: Callable[[Event], None] | None = None, quiet: bool = False):
-        from robo_rl.log import Progress
+        from robo_rl.log import Progress, RunLog
         self._callback = callback or (lambda event: None)
         self._progress = None if quiet else Progress()
-        self._log = None
+        self._log: RunLog | None = None
         self._stage, self._total = "", 0
 
     def open_log(self, folder: Path, **options) -> None:
@@ -69,6 +69,7 @@ class Reporter:
 
     def log(self, step: int, metrics: Mapping[str, float], stage: str = "rl") -> None:
         """A row of metrics: numbers by group/name."""
+        assert self._log is not None
         self._log.log(step, metrics, stage)
         self._callback(Event("metrics", stage, step, metrics=metrics))
 
@@ -79,11 +80,13 @@ class Reporter:
     @property
     def lines(self) -> int:
         """Rows in metrics.jsonl."""
+        assert self._log is not None
         return self._log.lines
 
     @property
     def elapsed(self) -> float:
         """Seconds of running so far, those before a resume included."""
+        assert self._log is not None
         return self._log.elapsed
 
     def end_stage(self) -> None:

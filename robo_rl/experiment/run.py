@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.evaluation import Evaluator
@@ -34,7 +35,7 @@ class Run:
         self.config, self.folder, self.env, self.report = config, folder, env, report
         self.stop = StopSignal()
         self.evaluator = Evaluator(config, folder, report)
-        self.policy = None
+        self.policy: Any = None  # a Policy, from the supervised stage or a checkpoint on
         self.step, self.looks = 0, []
         self.returns: list[tuple[int, int]] = []  # from which step to the weights of which
         self.started = time.monotonic()

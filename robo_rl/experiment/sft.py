@@ -34,8 +34,8 @@ def first_policy(config: TrainConfig, env):
     for word in ("taught", "steered"):  # critics begin anew, so nothing is chosen by them yet
         if hasattr(policy, word):
             getattr(policy, word).fill_(False)
-    if getattr(policy, "noise", None) is not None:
-        policy.noise.high.fill_(config.policy.noise_max)  # where a schedule left it belongs to the run before
+    if (noise := getattr(policy, "noise", None)) is not None:
+        noise.high.fill_(config.policy.noise_max)  # where a schedule left it belongs to the run before
     return policy
 
 

@@ -175,6 +175,7 @@ def run_sim_arm(options: SimArmOptions, on_start: Callable[[], None] = lambda: N
             arm.push([0, options.push, 0, 0, 0, 0], 0.5)
         node.tick()
         if options.armed and node.count == 20:
+            assert node.governor is not None
             node.governor.arm(node.transport.now())
         if node.count % 250 == 0:
             on_tick(arm, node)

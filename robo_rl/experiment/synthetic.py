@@ -62,12 +62,13 @@ class Synthetic:
         generator = Upsampler(t, SynthOptions(updates=self.options.synthetic_updates), seed)
         return generator.sample(self.options.synthetic_rows, seed), len(t)
 
-    def guided(self, real: Mixture, count: int, rng: np.random.Generator, seed: int, policy: "Policy"):
+    def guided(self, real: Mixture, count: int, rng: np.random.Generator, seed: int, policy: "Policy | None"):
         """Transitions of stretches pushed towards the policy's mean chunk, and how many real stretches taught it; None: too few."""
         import torch
 
         from world_models.guided import Guided, GuideOptions
         from world_models.synther import SynthOptions, Transitions
+        assert policy is not None
         o = self.options
         parts = [r.windows(k, o.synthetic_window, rng) for (r, _), k in zip(real.sources.values(), real.counts(count), strict=False) if k]
         obs, action, reward, over = (np.concatenate([p[k] for p in parts]) for k in ("obs", "action", "reward", "over"))

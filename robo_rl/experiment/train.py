@@ -11,7 +11,7 @@ from pathlib import Path
 
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.experiment import parallel, starts
-from robo_rl.experiment.config import TrainConfig, load_config
+from robo_rl.experiment.config import TrainConfig, load_config, rollout_options
 from robo_rl.experiment.envs import check_names, obs_spec, probe_env
 from robo_rl.experiment.reporting import Event, Reporter
 from robo_rl.options import OffPolicyOptions
@@ -183,8 +183,9 @@ def check_method(config: TrainConfig, env) -> None:
     methods.check_method(config, first)
     if isinstance(config.rl, OffPolicyOptions):
         return
-    if config.rl.bc_coef and config.demos == "0":
+    o = rollout_options(config)
+    if o.bc_coef and config.demos == "0":
         raise UserError("--rl.bc-coef holds the policy near demonstrations: --demos N or --demos PATH")
-    if config.rl.advantage != "gae" and config.envs % config.rl.group:
-        raise UserError(f"--envs must be a multiple of the group size {config.rl.group} with advantage "
-                        f"{config.rl.advantage}, got {config.envs}")
+    if o.advantage != "gae" and config.envs % o.group:
+        raise UserError(f"--envs must be a multiple of the group size {o.group} with advantage "
+                        f"{o.advantage}, got {config.envs}")

@@ -5,7 +5,7 @@ import os
 import random
 from collections.abc import Callable
 
-from controllers.transport import Mailbox, NetworkConditions, Received, Transport
+from controllers.transport import Mailbox, NetworkConditions, Publisher, Received, Transport
 from robo_rl.errors import UserError, choose
 
 
@@ -75,12 +75,23 @@ class DegradedTransport(NamespacedTransport):
         self.wire, self.conditions = wire, conditions
         self.random = random.Random(conditions.seed)
 
-    publisher = property(lambda self: self.wire.publisher)
-    publishers = property(lambda self: self.wire.publishers)
-    complaints = property(lambda self: self.wire.complaints)
-    service = property(lambda self: self.wire.service)
-    serve = property(lambda self: self.wire.serve)
-    call = property(lambda self: self.wire.call)
+    def publisher(self, topic: str, kind: type, quality: str = "state") -> Publisher:
+        return self.wire.publisher(topic, kind, quality)
+
+    def publishers(self, topic: str) -> int:
+        return self.wire.publishers(topic)
+
+    def complaints(self) -> list[str]:
+        return self.wire.complaints()
+
+    def service(self, name: str, kind: str, handler: Callable[[dict], dict]) -> None:
+        self.wire.service(name, kind, handler)
+
+    def serve(self) -> None:
+        self.wire.serve()
+
+    def call(self, name: str, kind: str, request: dict, timeout: float = 5.0) -> dict:
+        return self.wire.call(name, kind, request, timeout)
 
     def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1):
         box = self.wire.subscription(topic, kind, quality, depth)

@@ -42,7 +42,7 @@ def make_real(spec, runs: list[Path], num_envs: int):
     env = make_env(acted, num_envs)
     for name, mine, theirs in (("action axes are", control.action_names, env.spec.action_names),
                                ("cameras are", control.views, env.spec.views), ("control period [s] is", control.period, env.spec.period),
-                               ("state size is", spec.state, env.single_observation_space["state"].shape[0])):
+                               ("state size is", spec.state, (env.single_observation_space["state"].shape or (0,))[0])):
         if mine != theirs:
             raise UserError(f"the model's {name} {mine}, those of {env.spec.id} are {theirs}: give --policies runs of the sim, "
                             "task, control and obs that the model learnt from")

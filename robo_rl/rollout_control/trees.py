@@ -145,7 +145,7 @@ class TreeControl:
         ready = self.head is not None and self.head.episodes >= self.warmup
         at = np.full(n, max(1, round(o.prune_at * self.length)))
         gated = (depth == at) if o.prune and ready else np.zeros(n, bool)
-        q = self.calibration(self.head.raw(state, depth / self.longest)) if ready else np.full(n, 0.5)
+        q = self.calibration(self.head.raw(state, depth / self.longest)) if self.head is not None and ready else np.full(n, 0.5)
         if gated.any():
             self.recent = np.concatenate([self.recent, q[gated]])[-RECENT:]
             keep[gated] = survival(q[gated], self.recent, o.prune, o.prune_rule)

@@ -138,15 +138,17 @@ class EpisodeSlots:
 
     def _grow(self, uid: int, g: Group, envs: np.ndarray) -> None:
         """Tell the control which of the branches that `envs` played ended, and let it stop and fork the others."""
-        ended = self.line["done"][0, envs]
+        control, tree, ended = self.control, g.tree, self.line["done"][0, envs]
+        assert control is not None and tree is not None
         for env in envs[ended].tolist():
             m = int(self.member[env])
-            self.control.over(g.columns[OBS + "state"][:g.made[m], m], g.tree.branches[m].depth, bool(self.line["success"][0, env]),
-                              float(self.line["returns"][0, env]), g.tree.branches[m].odds)
+            branch = tree.branches[m]
+            control.over(g.columns[OBS + "state"][:g.made[m], m], branch.depth, bool(self.line["success"][0, env]),
+                         float(self.line["returns"][0, env]), branch.odds)
         envs = envs[~ended]
         if len(envs):
             members, key = self.member[envs], mix(self.collector.seed, self.index, uid)
-            stopped = grow(self.control, self.collector, g.tree, g.columns, envs, members, g.made[members], self.group, key)
+            stopped = grow(control, self.collector, tree, g.columns, envs, members, g.made[members], self.group, key)
             gone = envs[np.isin(members, stopped)]
             g.over[stopped] = True
             self.uid[gone], self.collector.alive[gone] = -1, False

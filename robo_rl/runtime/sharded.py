@@ -28,7 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from robo_rl.algos.onpolicy import MAXIMA
 from robo_rl.errors import UserError
 from robo_rl.files import private_folder
-from robo_rl.options import OnPolicyOptions, PolicyOptions
+from robo_rl.options import MethodOptions, OnPolicyOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import Rollout, one_thread
 from robo_rl.runtime import snapshot
@@ -88,10 +88,11 @@ class RankJob:
     seed: int
 
 
-def check(algo: str, options: OnPolicyOptions, learners: int) -> None:
+def check(algo: str, options: MethodOptions, learners: int) -> None:
     """Raise UserError for what cannot be spread over `learners` processes."""
     if algo not in METHODS:
         raise UserError(f"--learners above 1 goes with {', '.join(METHODS)}, got --algo {algo}")
+    assert isinstance(options, OnPolicyOptions)
     if options.minibatch % learners:
         raise UserError(f"--rl.minibatch must be a multiple of --learners {learners}, got {options.minibatch}")
     if options.proximal in ("snapshot", "ewma"):

@@ -62,7 +62,8 @@ class WorkerPool(Protocol):
     `check`, from the learner's thread while it waits, raises LostDaemon where workers cannot come back in this process.
     """
 
-    restarts: int
+    @property
+    def restarts(self) -> int: ...
 
     def evict(self, folder: Path) -> None: ...
     def start(self, feed: "WorkerPoolFeed", resumed: bool) -> None: ...
