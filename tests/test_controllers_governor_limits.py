@@ -259,6 +259,7 @@ def measured(**kw):
 
 @pytest.mark.parametrize(("kw", "contract"), [
     ({"twist": (0.5, 0, 0, 0, 0, 0)}, ""), ({"twist": (more(0.5), 0, 0, 0, 0, 0)}, "tool_speed"),
+    ({"twist": (0, 0, 0.5, 2.0, 0, 0)}, ""),
     ({"twist": (0, 0, 0, 0, 2.0, 0)}, ""), ({"twist": (0, 0, 0, 0, more(2.0), 0)}, "tool_speed"),
     ({"pos": (0.75 + 0.03125, 0, 0.5)}, ""), ({"pos": (more(0.75 + 0.03125), 0, 0.5)}, "tool_place"),
     ({"wrench": (64.0, 0, 0, 0, 0, 0)}, ""), ({"wrench": (0, more(64.0), 0, 0, 0, 0)}, "wrench"),

@@ -232,9 +232,10 @@ class RayPool:
 
     def __init__(self, jobs: list[Job], policy, address: str = "", hang: float = 60.0, link: float = LINK, *,
                  fan: int = FAN, place: float = PLACE):
+        before = own_daemons()
         self.ray, self.policy, self.hang, self.link = join(address, len(jobs) + 1), policy, hang, link
         self.fan, self.place = fan, place
-        self.daemons = {} if address else own_daemons()
+        self.daemons = {pid: name for pid, name in own_daemons().items() if pid not in before}  # none where it joined
         self.actors, self.left = {j.index: RayWorkerHandle(j) for j in jobs}, {}
         self.kind = self.ray.remote(RayWorker).options(num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=2)
         self.lock = threading.Lock()  # the learner's thread publishes, the broker's asks for the whole
