@@ -35,7 +35,7 @@ def learn(run: Path, t, wrap, steps: int) -> tuple[float, dict]:
                 rollout = feed.next()
                 began = began or time.monotonic()  # without the start of the processes
                 done += rollout.stats["env_steps"]
-                ages.append(rollout.stats["stal/mean"])
+                ages.append(rollout.stats["staleness/mean"])
                 learner.update(rollout, min(done / steps, 1.0), feed.version)
                 feed.publish()
                 if feed.crowded():

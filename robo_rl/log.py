@@ -17,6 +17,7 @@ from typing import Self, TextIO
 
 import numpy as np
 
+from robo_rl import old_names
 from robo_rl.errors import MissingDependency, UserError, choose
 from robo_rl.files import parse_json, private_folder, read_json, replacing, write_bytes
 
@@ -51,7 +52,7 @@ def read_metrics(folder: "str | Path") -> dict[str, np.ndarray]:
 
     No file gives {}. A torn last line (kill -9) is left out; damage anywhere else raises UserError.
     """
-    rows = [row for _, row in _lines(Path(folder) / "metrics.jsonl")]
+    rows = [old_names.metrics(row) for _, row in _lines(Path(folder) / "metrics.jsonl")]
     if not rows:
         return {}
     names = dict.fromkeys(k for row in rows for k in row if k not in _OWN)

@@ -35,8 +35,8 @@ def episode_means(sums: dict[str, float], judged: bool = False, helped: bool = F
         if judged:
             out |= {k: sums[k] / n for k in ("judge/false", "judge/missed")}
         if helped or sums["helped"]:
-            out |= {"human/share": sums["human_steps"] / max(1, sums["length"]), "human/helped": sums["helped"] / n,
-                    "human/alone": sums["alone"] / n}
+            out |= {"human/step_share": sums["human_steps"] / max(1, sums["length"]), "human/assisted": sums["helped"] / n,
+                    "human/unassisted_success": sums["alone"] / n}
     return out
 
 

@@ -15,8 +15,8 @@ from robo_rl.errors import UserError
 from robo_rl.human.training_segments import segment_chunks, segment_ends, segment_sampler, trainable_frames
 from robo_rl.policies import ObsSpec
 
-FAST = ("--episodes", 4, "--robots", 2, "--bc.updates", 20, "--eval-episodes", 8, "--rounds", 1, "--person.notice", 0.1,
-        "--person.gate", 0.2)
+FAST = ("--episodes", 4, "--robots", 2, "--bc.updates", 20, "--eval-episodes", 8, "--rounds", 1, "--scripted-operator.notice-time", 0.1,
+        "--scripted-operator.disagreement", 0.2)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_a_round_practises_with_help_learns_and_is_a_run_of_its_own(run, protoco
     assert np.isfinite(data.final).all() and np.isfinite(data.after).all()
     assert len(data) == 4 and data.features.phases and {"human", "policy"} <= {data.sources[c] for c in np.unique(data.source)}
     assert (2 in data.phase) == (protocol == "rac") and 3 in data.phase and 1 not in data.phase
-    assert json.loads((out / "rounds.json").read_text())[1]["account"]["operator_minutes"] > 0
+    assert json.loads((out / "rounds.json").read_text())[1]["operator_stats"]["operator_minutes"] > 0
     again = robo_rl(run, "eval", out, "--episodes", "4", "--json")
     assert again.code == 0 and json.loads(again.out)["checkpoint"].startswith("step_")
 
@@ -67,7 +67,8 @@ def test_a_finished_result_goes_on_with_more_rounds_and_refuses_other_options(ru
 
 @pytest.mark.parametrize("argv, words", [
     (["--protocol", "dagger"], "Allowed: hg_dagger"), (["--rounds", "0"], "--rounds must be in [1, 1000]"),
-    (["--operator", "me"], "unknown operator"), (["--person.gate", "7"], "person.gate must be in [0, 2]"),
+    (["--operator", "me"], "unknown operator"),
+    (["--scripted-operator.disagreement", "7"], "scripted_operator.disagreement must be in [0, 2]"),
     (["--phases", "pause"], "unknown phases 'pause'"),
     (["--out", "runs/weak"], "choose another folder"), (["--checkpoint", "nine"], "has no checkpoint 'nine'")])
 def test_mistakes_are_one_line(run, argv, words):

@@ -91,7 +91,7 @@ def test_every_episode_is_whole_and_is_what_its_actions_do_from_its_groups_start
             version = c["version"][:last, m]
             assert (np.diff(version) >= 0).all()
             across += version[-1] > version[0]
-    assert across > 3 and max(s["stal/max"] for s in stats) == 2  # episodes that went on under newer weights
+    assert across > 3 and max(s["staleness/max"] for s in stats) == 2  # episodes that went on under newer weights
 
 
 def test_every_group_is_trained_on_once_or_is_still_there():
@@ -187,5 +187,5 @@ def test_killed_workers_lose_no_group_and_hand_none_over_twice(tmp_path, env):
             assert sorted(uids + left) == list(range(feed.ledger.next_uid))
     finally:
         feed.close()
-    assert killed >= 2 and len(set(uids)) == len(uids) and max(s["stal/max"] for s in seen) <= 2
+    assert killed >= 2 and len(set(uids)) == len(uids) and max(s["staleness/max"] for s in seen) <= 2
     assert all(s["episodes"] >= 8 for s in seen)

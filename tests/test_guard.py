@@ -45,7 +45,7 @@ def until(condition, process, tmp_path, seconds=600):  # a bound on hanging, not
 def steps(tmp_path):
     path = tmp_path / "run" / "metrics.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines(True) if line.endswith("\n")] if path.exists() else []
-    return [r["step"] for r in rows if r["stage"] == "rl" and "stal/max" in r]
+    return [r["step"] for r in rows if r["stage"] == "rl" and "staleness/max" in r]
 
 
 def newest(tmp_path):
@@ -54,7 +54,7 @@ def newest(tmp_path):
         file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
         lines = file.read().splitlines(True)[1:]
     return next(r["step"] for line in reversed(lines) if line.endswith(b"\n")
-                for r in [json.loads(line)] if r["stage"] == "rl" and "stal/max" in r)
+                for r in [json.loads(line)] if r["stage"] == "rl" and "staleness/max" in r)
 
 
 def workers(process):
@@ -140,7 +140,7 @@ def test_fifty_kills_of_actor_and_learner_beside_a_person_lose_no_correction(tmp
     rng, count, learners = random.Random(6), int(os.environ.get("KILLS", 50)), 0
     argv = [sys.executable, "-c", "from robo_rl.cli import main; main()", "train", *TINY_REPLAY[:-3], "--no-video", "--workers", "1",
             "--algo", "hil_serl", "--steps", "10000000", "--eval-every", "10000000", "--rl.operator", "scripted",
-            "--rl.person.notice", "0.1", "--out", "run"]
+            "--rl.scripted-operator.notice-time", "0.1", "--out", "run"]
     with open(tmp_path / "said", "w") as said:
         process = subprocess.Popen(argv, cwd=tmp_path, stdout=said, stderr=said)
     run, pid = tmp_path / "run", tmp_path / "run" / "flight" / "actor.pid"

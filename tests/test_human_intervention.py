@@ -15,7 +15,7 @@ from robo_rl.human.intervention import (
     NoOperator,
     hold_action,
 )
-from robo_rl.human.operators import Person, ScriptedOperator
+from robo_rl.human.operators import ScriptedOperator, ScriptedOperatorOptions
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.replay import Replay
@@ -60,7 +60,8 @@ def test_with_nobody_the_env_is_itself_and_the_contract_holds():
 
 
 def test_with_a_scripted_person_the_contract_holds_too():
-    person = Person(notice=0.1, gate=0.3, reaction=0.1, error=2.0, recovery=0.15, fatigue=1.0, agree=0.1, least=0.2)
+    person = ScriptedOperatorOptions(notice_time=0.1, disagreement=0.3, reaction_time=0.1, slip_rate=2.0, recovery_time=0.15, fatigue=1.0,
+                                     agree_time=0.1, least_time=0.2)
     helped = []
 
     def make(n):
@@ -170,7 +171,7 @@ def test_a_wrong_help_is_refused(intervention, words):
 
 def scripted(limit=40, n=1, seed=0, **person):
     env = PointReach(n, limit=limit)
-    operator = ScriptedOperator(env, Person(**{"error": 0.0, **person}), seed)
+    operator = ScriptedOperator(env, ScriptedOperatorOptions(**{"slip_rate": 0.0, **person}), seed)
     return InterventionEnv(env, operator, blend=0), operator
 
 
@@ -181,7 +182,7 @@ def helped(env, steps, wrong=True):
 
 
 def test_a_scripted_person_notices_reacts_and_brings_the_episode_to_success():
-    env, operator = scripted(notice=0.3, gate=0.3, reaction=0.5, late=1)
+    env, operator = scripted(notice_time=0.3, disagreement=0.3, reaction_time=0.5, late_share=1)
     phases = helped(env, 40)[:, 0]
     first = int(np.argmax(phases > 0))
     assert 5 <= first <= 15  # 3 steps to notice, about 5 to react
@@ -190,12 +191,12 @@ def test_a_scripted_person_notices_reacts_and_brings_the_episode_to_success():
 
 
 def test_a_scripted_person_leaves_a_good_policy_alone():
-    env, operator = scripted(late=1)
+    env, operator = scripted(late_share=1)
     assert not helped(env, 40, wrong=False).any() and env.env.over[0][0] and operator.stats["asked"][0] == 0
 
 
 def test_the_person_hands_back_once_policy_and_person_agree():
-    env, _operator = scripted(notice=0.2, gate=0.3, reaction=0.1, late=1, agree=0.2, least=0.3)
+    env, _operator = scripted(notice_time=0.2, disagreement=0.3, reaction_time=0.1, late_share=1, agree_time=0.2, least_time=0.3)
     env.reset(options={"starts": np.arange(1)})
     env.goal[:] = 99
     phases = [env.step(env.expert_action() * (-1 if t < 8 else 1))[4]["phase"][0] for t in range(20)]
@@ -203,7 +204,7 @@ def test_the_person_hands_back_once_policy_and_person_agree():
 
 
 def test_a_person_who_has_given_their_time_lets_go_and_does_not_come_back():
-    env, _ = scripted(n=4, limit=400, notice=0.1, gate=0.1, reaction=0.1, agree=60, late=0, leave=0.1)
+    env, _ = scripted(n=4, limit=400, notice_time=0.1, disagreement=0.1, reaction_time=0.1, agree_time=60, late_share=0, leave_after=0.1)
     env.reset(options={"starts": np.arange(4)})
     env.goal[:] = 99
     held = np.array([env.step(-env.expert_action())[4]["phase"] > 0 for _ in range(100)]).sum(1)
@@ -211,13 +212,13 @@ def test_a_person_who_has_given_their_time_lets_go_and_does_not_come_back():
 
 
 def test_a_person_who_watches_a_third_of_the_episodes_helps_in_a_third_of_them():
-    env, operator = scripted(n=300, notice=0.1, gate=0.1, reaction=0.1, attend=0.33, late=0.2)
+    env, operator = scripted(n=300, notice_time=0.1, disagreement=0.1, reaction_time=0.1, attended_share=0.33, late_share=0.2)
     came = (helped(env, 30) > 0).any(0)
     assert 0.25 < came.mean() < 0.42 and (operator.stats["asked"] > 0).tolist() == came.tolist()
 
 
 def test_a_tired_person_reacts_later():
-    fresh, tired = scripted(n=32, limit=200, late=1)[1], scripted(n=32, limit=200, fatigue=2.0, late=1)[1]
+    fresh, tired = scripted(n=32, limit=200, late_share=1)[1], scripted(n=32, limit=200, fatigue=2.0, late_share=1)[1]
     for op in (fresh, tired):
         op.rows["work"][:] = 600  # one minute of 0.1 s steps
         op.request_help(np.ones(32, bool))
@@ -226,7 +227,7 @@ def test_a_tired_person_reacts_later():
 
 def test_a_person_who_recovers_backs_out_first_and_corrects_once_there_or_out_of_time():
     for limit, most in ((30.0, 25), (0.3, 3)):
-        env, _ = scripted(notice=0.6, gate=0.3, reaction=0.1, recovery=limit, late=1)
+        env, _ = scripted(notice_time=0.6, disagreement=0.3, reaction_time=0.1, recovery_time=limit, late_share=1)
         env.reset(options={"starts": np.arange(1)})
         env.goal[:] = 9
         track, phases = [], []
@@ -240,7 +241,8 @@ def test_a_person_who_recovers_backs_out_first_and_corrects_once_there_or_out_of
 
 def test_a_person_with_a_sub_task_hands_back_once_one_more_of_them_is_done():
     """Whether policy and person agree or not; sub-tasks that were done before do not count."""
-    env, operator = scripted(limit=400, notice=0.2, gate=0.3, reaction=0.1, least=0.1, late=1, subtask=True)
+    env, operator = scripted(limit=400, notice_time=0.2, disagreement=0.3,
+                             reaction_time=0.1, least_time=0.1, late_share=1, until_subtask=True)
     done = {"n": 3}
     operator.env.subtask = lambda: np.array([done["n"]], np.int64)
     env.reset(options={"starts": np.arange(1)})
@@ -255,20 +257,21 @@ def test_a_person_with_a_sub_task_hands_back_once_one_more_of_them_is_done():
     with pytest.raises(UserError, match="does not tell its sub-tasks"):
         class Whole(PointReach):
             subtask = property(lambda self: (_ for _ in ()).throw(AttributeError("subtask")))
-        ScriptedOperator(Whole(1), Person(subtask=True))
+        ScriptedOperator(Whole(1), ScriptedOperatorOptions(until_subtask=True))
 
 
 def test_an_env_without_a_recovery_has_no_one_who_recovers():
     class NoWayBack(PointReach):
         recovery_action = property(lambda self: (_ for _ in ()).throw(AttributeError("recovery_action")))
-    ScriptedOperator(NoWayBack(1), Person())
+    ScriptedOperator(NoWayBack(1), ScriptedOperatorOptions())
     with pytest.raises(UserError, match="no scripted recovery"):
-        ScriptedOperator(NoWayBack(1), Person(recovery=1.0))
+        ScriptedOperator(NoWayBack(1), ScriptedOperatorOptions(recovery_time=1.0))
 
 
 def test_slips_come_at_their_rate_and_the_seed_decides_them():
     def slips(seed):
-        env, _ = scripted(n=16, limit=300, error=0.5, notice=0.1, gate=0.1, reaction=0.1, agree=60, late=1, seed=seed)
+        env, _ = scripted(n=16, limit=300, slip_rate=0.5, notice_time=0.1,
+                          disagreement=0.1, reaction_time=0.1, agree_time=60, late_share=1, seed=seed)
         env.reset(options={"starts": np.arange(16)})
         env.goal[:] = 99
         out = []
@@ -343,8 +346,9 @@ class Noted(PointReach):
         return super().step(actions)
 
 
-OPERATORS = {"nobody": lambda env: NoOperator(), "wild": Wild, "a person": lambda env: ScriptedOperator(env, Person(
-    notice=0.1, gate=0.3, reaction=0.1, error=2.0, recovery=0.3, fatigue=1.0, agree=0.1, least=0.2)), "none": None}
+OPERATORS = {"nobody": lambda env: NoOperator(), "wild": Wild, "a person": lambda env: ScriptedOperator(env, ScriptedOperatorOptions(
+    notice_time=0.1, disagreement=0.3, reaction_time=0.1, slip_rate=2.0, recovery_time=0.3, fatigue=1.0,
+    agree_time=0.1, least_time=0.2)), "none": None}
 
 
 @pytest.mark.parametrize("blend", [0, 0.15, 0.5, 3.0])

@@ -7,7 +7,7 @@ from robo_rl.human.fleet import OperatorStats, RobotFleet
 from robo_rl.human.intervention import CORRECTION, PAUSE, POLICY, Intervention, InterventionEnv, NoOperator
 from robo_rl.human.operators import ScriptedOperator
 from robo_rl.human.protocols import UNASSIGNED, OperatorAssignment, assign, target_starts
-from robo_rl.options import Person, PolicyOptions
+from robo_rl.options import PolicyOptions, ScriptedOperatorOptions
 from robo_rl.policies import ObsSpec, make_policy
 
 # ------------------------------------------------------------ who helps whom
@@ -67,7 +67,7 @@ def test_every_start_becomes_one_episode_whatever_the_number_of_robots():
 
 
 def test_steps_of_help_are_recorded_and_accounted():
-    person = Person(notice=0.3, gate=0.1, reaction=0.2, error=0, finish=True)
+    person = ScriptedOperatorOptions(notice_time=0.3, disagreement=0.1, reaction_time=0.2, slip_rate=0, until_end=True)
     episodes = []
     _, env = points(2, lambda e: ScriptedOperator(e, person))
     robots = RobotFleet(env, policy(), range(6), on_episode=lambda e, i: episodes.append(e))
@@ -139,7 +139,8 @@ def test_one_operator_serves_many_failed_robots_one_after_the_other():
     made = []
 
     def make_operator(env):
-        made.append(OperatorAssignment(ScriptedOperator(env, Person(reaction=0.2, error=0, finish=True, late=1)), 1))
+        options = ScriptedOperatorOptions(reaction_time=0.2, slip_rate=0, until_end=True, late_share=1)
+        made.append(OperatorAssignment(ScriptedOperator(env, options), 1))
         return made[0]
     env, wrapped = points(4, make_operator, freeze=True, limit=60)
     got = []

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     "types errors geometry",
     "plugins",
+    "old_names",
     "files compiled options contract starts stats advantages corrections losses optim sampling noise normalise allocate tree_credit",
     "policies data rewards log journal selection health provenance signals",
     "checkpoint rollout replay results",
@@ -28,7 +29,7 @@ LAYERS = (
     "__main__",
 )
 LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
-PURE = {*LAYERS[0].split(), *LAYERS[2].split()} - {"files", "compiled"}  # no file, no clock, no process
+PURE = {*LAYERS[0].split(), *LAYERS[2].split(), *LAYERS[3].split()} - {"files", "compiled"}  # no file, no clock, no process
 SIDE_BY_SIDE = {"sims": {"types", "errors", "plugins", "files", "compiled", "geometry", "contract", "starts"},
                 "controllers": {"geometry", "errors", "files", "compiled"},
                 "world_models": {"types", "files", "data", "log", "checkpoint", "provenance", "signals",

@@ -134,7 +134,7 @@ def test_a_learner_that_dies_in_the_middle_of_a_stream_takes_the_same_batch_agai
 
 
 def test_the_statistics_of_pieces_add_up():
-    rows = [{"episodes": 2.0, "env_steps": 10.0, "success": 1.0, "stal/max": 0.0, "stal/mean": 0.0},
-            {"episodes": 6.0, "env_steps": 30.0, "success": 0.5, "stal/max": 1.0, "stal/mean": 0.5}]
-    assert merge_batch_stats(rows) == {"episodes": 8.0, "env_steps": 40.0, "success": 0.625, "stal/max": 1.0, "stal/mean": 0.25}
+    rows = [{"episodes": 2.0, "env_steps": 10.0, "success": 1.0, "staleness/max": 0.0, "staleness/mean": 0.0},
+            {"episodes": 6.0, "env_steps": 30.0, "success": 0.5, "staleness/max": 1.0, "staleness/mean": 0.5}]
+    assert merge_batch_stats(rows) == {"episodes": 8.0, "env_steps": 40.0, "success": 0.625, "staleness/max": 1.0, "staleness/mean": 0.25}
     assert merge_batch_stats(rows[:1]) is rows[0]

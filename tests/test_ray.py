@@ -99,7 +99,7 @@ def test_the_run_goes_on_when_a_node_is_killed(cluster, tmp_path):
         c.remove_node(node, allow_graceful=False)
         c.add_node(**NODE)
         seen = train_until(lambda: all(actors[i].restarts for i in lost) and all_at_work(feed), learner, feed)
-        assert max(s["stal/max"] for s in seen) <= 1
+        assert max(s["staleness/max"] for s in seen) <= 1
     finally:
         feed.close()
 
@@ -118,7 +118,7 @@ def test_actors_join_and_leave_while_the_run_goes_on(cluster, tmp_path):
     finally:
         feed.close()
     uids = [uid for uid, _ in taken]
-    assert max(s["stal/max"] for s in seen) <= 1 and len(set(uids)) == len(uids)
+    assert max(s["staleness/max"] for s in seen) <= 1 and len(set(uids)) == len(uids)
 
 
 def test_an_actor_for_whom_there_is_no_place_holds_no_lease_until_there_is_one(cluster, tmp_path):

@@ -199,4 +199,4 @@ def test_every_metric_of_the_runs_above_is_explained(workplace):
     known = {*re.findall(r"`([a-z]+/[\w*]+)`", page)}
     told = {k for p in workplace.rglob("metrics.jsonl") for line in p.read_text().splitlines() for k in json.loads(line) if "/" in k}
     assert told
-    assert not {k for k in told if k not in known and f"{k.split('/')[0]}/*" not in known and not k.startswith("stal/hist_")}
+    assert not {k for k in told if k not in known and f"{k.split('/')[0]}/*" not in known and not k.startswith("staleness/hist_")}

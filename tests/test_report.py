@@ -144,8 +144,8 @@ def test_a_run_with_workers_shows_who_worked_when(tmp_path):
     make_run(folder, updates=6, videos=False)
     assert "Who worked when" not in page(load(folder))
     with RunLog(folder, (), resume_step=10**9) as log:
-        log.log(10**6, {"workers/sim": 0.8, "workers/wait": 0.1, "stal/mean": 0.6, "stal/max": 1.0, "util/learner_wait": 0.4})
-        log.log(2 * 10**6, {"workers/sim": 0.8, "workers/wait": 0.1, "stal/mean": 0.7, "stal/max": 1.0, "util/learner_wait": 0.4})
+        log.log(10**6, {"workers/sim": 0.8, "workers/wait": 0.1, "staleness/mean": 0.6, "staleness/max": 1.0, "util/learner_wait": 0.4})
+        log.log(2 * 10**6, {"workers/sim": 0.8, "workers/wait": 0.1, "staleness/mean": 0.7, "staleness/max": 1.0, "util/learner_wait": 0.4})
     lines = [[["worker0", 1.0, 55.0], ["learner", 40.0, 60.0]], [["worker1", 45.0, 70.0], ["learner", 61.0, 80.0]]]
     (folder / "timeline.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n[[\"worker0\", 7")  # torn by a kill
     html = page(load(folder))
@@ -163,7 +163,7 @@ def test_single_episodes_are_drawn_as_a_mean_of_the_last_twenty_and_a_person_s_m
     with RunLog(folder, ()) as log:
         for k, x in enumerate(won):  # one episode a row, none in every third
             log.log(40 * k, {"train/episodes": float(k % 3 > 0), "human/operator_minutes": 0.01 * k} |
-                    ({"train/success": float(x), "human/share": 0.3, "human/alone": float(x)} if k % 3 else {}))
+                    ({"train/success": float(x), "human/step_share": 0.3, "human/unassisted_success": float(x)} if k % 3 else {}))
     [series] = per_episode(load(folder), "train/success", "episodes")
     told = won[np.arange(100) % 3 > 0]
     assert series.name == "episodes, last 20"

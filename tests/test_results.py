@@ -90,6 +90,14 @@ def test_a_row_that_cannot_be_compared_says_why(repository):
     assert age(replace(unknown, recorded=second), folder) == results.NO_COMMIT
 
 
+def test_a_figure_that_was_written_down_without_its_commit_is_shown_as_of_that_commit_or_before(repository):
+    folder, first, second = repository
+    unknown = replace(ROW, commit=results.UNKNOWN, files=("b.py",))
+    assert results_page.commit(replace(unknown, recorded=second), folder) == f"≤ {second}"
+    assert results_page.commit(replace(unknown, recorded=first), folder) == f"≤ {first} *older than the code*"
+    assert results_page.commit(unknown, folder) == f"*{results.NO_COMMIT}*"
+
+
 def test_outside_a_repository_the_page_marks_nothing_and_says_so(tmp_path):
     add_rows(tmp_path / "results" / "x.json", "T", [ROW])
     assert results.repository_of(tmp_path) is None

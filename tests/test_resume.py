@@ -14,7 +14,7 @@ from robo_rl.options import OFF_POLICY
 
 REPLAY = (*TINY_REPLAY, "--steps", 640, "--eval-every", 192)
 ROLLOUT = (*TINY, "--steps", 2048, "--eval-every", 512, "--envs", 8)
-PERSON = ("--rl.operator", "scripted", "--rl.person.notice", 0.1, "--rl.person.reaction", 0.1)
+PERSON = ("--rl.operator", "scripted", "--rl.scripted-operator.notice-time", 0.1, "--rl.scripted-operator.reaction-time", 0.1)
 RUNS = {name: (*REPLAY, "--algo", name) for name in OFF_POLICY} | {
     name: (*ROLLOUT, "--algo", name) for name in ("ppo", "pi_rl", "dppo", "reinflow", "nft")} | {
     "a person": (*REPLAY, "--algo", "hil_serl", "--policy.gripper", "toggle", *PERSON),

@@ -136,9 +136,9 @@ def test_what_is_older_than_the_bound_is_masked_and_counted():
     _, c = columns_of(5, 0, version=3)  # versions 3 .. 7
     r = make_batch([(c, 5)], version=7, staleness=2)
     assert r.mask[:, 0].tolist() == [False, False, True, True, True]
-    assert r.stats["stal/masked"] == pytest.approx(0.4) and r.stats["stal/max"] == 2
-    assert r.stats["stal/mean"] == pytest.approx(1.0)
-    assert sum(v for k, v in r.stats.items() if k.startswith("stal/hist")) == pytest.approx(0.6)
+    assert r.stats["staleness/masked"] == pytest.approx(0.4) and r.stats["staleness/max"] == 2
+    assert r.stats["staleness/mean"] == pytest.approx(1.0)
+    assert sum(v for k, v in r.stats.items() if k.startswith("staleness/hist")) == pytest.approx(0.6)
 
 
 # ---- one process -------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_an_asynchronous_run_in_one_process_repeats_exactly_and_keeps_its_bound(
         seen = train(learner, local(learner, 3, staleness), 12)
         ends.append(weights(learner))
     assert torch.equal(*ends)
-    assert 0 < max(s["stal/max"] for s in seen) <= staleness
+    assert 0 < max(s["staleness/max"] for s in seen) <= staleness
 
 
 @pytest.mark.parametrize("group", [0, 4])
@@ -274,7 +274,7 @@ def test_workers_that_are_killed_again_and_again_lose_no_sample_and_count_none_t
         assert feed.ledger.taken == feed.ledger.version * N * T or feed.ledger.taken > 24 * N * T
     finally:
         feed.close()
-    assert killed >= 8 and len(set(uids)) == len(uids) and max(s["stal/max"] for s in seen) <= 1
+    assert killed >= 8 and len(set(uids)) == len(uids) and max(s["staleness/max"] for s in seen) <= 1
 
 
 @pytest.mark.slow
@@ -540,7 +540,7 @@ def test_workers_join_and_leave_while_it_runs_and_a_kill_in_between_loses_nothin
             missing = set(range(feed.ledger.next_uid)) - {*uids, *left}
     finally:
         feed.close()
-    assert len(set(uids)) == len(uids) and max(s["stal/max"] for s in seen) <= 1
+    assert len(set(uids)) == len(uids) and max(s["staleness/max"] for s in seen) <= 1
     assert len(missing) <= 3  # leases of those that left before they had made anything
 
 

@@ -17,7 +17,7 @@ def test_a_run_whose_samples_stop_counting_steps_down_says_so_and_goes_on_under_
     assert feed.ledger.staleness == guard.bound == 1 and len(said) == 2 and said[0][1] == "warning"
     assert "2 versions old" in said[0][0] and "--max-staleness 1" in said[1][0]
     seen = train(learner, feed, 6)  # the ledger's own check runs in it
-    assert max(s["stal/max"] for s in seen) <= 1
+    assert max(s["staleness/max"] for s in seen) <= 1
 
 
 def test_the_bound_that_was_reached_is_that_of_a_resumed_run_and_an_old_checkpoint_has_none():

@@ -16,6 +16,8 @@ from robo_rl.options import OFF_POLICY
 from sims.mujoco import render
 from sims.mujoco.render import gl_backend
 
+QUICK_OPERATOR = ("--rl.scripted-operator.notice-time", 0.1, "--rl.scripted-operator.reaction-time", 0.1)
+
 
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory):
@@ -90,7 +92,7 @@ def test_kill_minus_nine_loses_no_journaled_step_of_a_sim_without_snapshots(tmp_
 
 def test_a_scripted_person_s_steps_are_counted_and_go_to_the_demonstrations(demos, tmp_path):
     result = robo_rl(tmp_path, "train", *TINY_REPLAY, "--algo", "hil_serl", "--demos", demos, "--out", "run", "--rl.operator",
-                     "scripted", "--policy.gripper", "toggle", "--rl.person.notice", 0.1, "--rl.person.reaction", 0.1)
+                     "scripted", "--policy.gripper", "toggle", *QUICK_OPERATOR)
     assert result.code == 0 and "operator min" in result.err + result.out, result
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     rows = [r for r in rows if "human/operator_minutes" in r]
@@ -109,7 +111,7 @@ def test_a_scripted_person_s_steps_are_counted_and_go_to_the_demonstrations(demo
 def test_pictures_are_learnt_from_as_what_the_supervised_trunk_makes_of_them(tmp_path):
     """HIL-SERL with two cameras and a person: replay keeps contexts, the corrections' data set the pictures."""
     few = (*TINY_REPLAY, "--algo", "hil_serl", "--obs", "rgb", "--image-size", 32, "--policy.width", 32, "--policy.depth", 1,
-           "--bc.updates", 3, "--rl.operator", "scripted", "--rl.person.notice", 0.1, "--rl.person.reaction", 0.1)
+           "--bc.updates", 3, "--rl.operator", "scripted", *QUICK_OPERATOR)
     assert robo_rl(tmp_path, "train", *few, "--out", "run").code == 0
     run = tmp_path / "run"
     first, last = (checkpoint.load_policy(p)[0].state_dict() for p in (checkpoint.checkpoints(run)[0], checkpoint.checkpoints(run)[-1]))

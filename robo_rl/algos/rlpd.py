@@ -65,7 +65,7 @@ class RlpdLearner(OffPolicyLearner):
         else:
             with torch.no_grad():
                 _, v, mine = policy.better(rows.next_context, action, self.critics.subset(self.generator))
-            logp, told = logp * mine, {"own": mine.float().mean()}
+            logp, told = logp * mine, {"learner_share": mine.float().mean()}
         if o.entropy_backup:
             v = v - self.alpha.value * logp
         return td_target(rows, v, o), told

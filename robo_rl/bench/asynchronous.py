@@ -169,7 +169,7 @@ def computing(args: "BenchOptions", report: "Report") -> None:
             no_peer="" if args.peers else "--no-peers",
             note=f"alone [steps/s]: physics on all cores {rates['physics']:,.0f}, bare updates on one "
             f"{rates['update']:,.0f}, the learner's updates {rates['learner']:,.0f}; "
-            f"{stats['ours']['busy']:.2f} of all cores busy, mean staleness {stats['ours']['stal/mean']:.2f}",
+            f"{stats['ours']['busy']:.2f} of all cores busy, mean staleness {stats['ours']['staleness/mean']:.2f}",
         )
     )
 
@@ -277,7 +277,7 @@ def waiting(args: "BenchOptions", report: "Report") -> None:
                 [at_least("over the best synchronous way", over_peer, 2.5)] * args.peers
             ),
             work="the same arms, policy and learner; every episode of an arm draws its pace anew",
-            note=f"mean staleness {stats['ours']['stal/mean']:.1f}, {stats['ours']['stal/masked']:.3f} of the "
+            note=f"mean staleness {stats['ours']['staleness/mean']:.1f}, {stats['ours']['staleness/masked']:.3f} of the "
             "decisions masked",
         )
     )

@@ -84,7 +84,7 @@ def validate(args: "BenchOptions", report: "Report") -> None:
     real = {k: float(np.mean(v)) for k, v in means.items()}
     for what, ours, there in (("workers wait", paper.worker_wait, real.get("workers/wait", 0.0)),
                               ("learner waits", paper.learner_wait, real["util/learner_wait"]),
-                              ("staleness", paper.stale_mean, real["stal/mean"])):
+                              ("staleness", paper.stale_mean, real["staleness/mean"])):
         report.add(Row(what=f"simulated: {what}", unit="of 1" if what != "staleness" else "versions", ours=ours, limit=there,
                        limit_is="measured with processes", of_limit=ours / there if there else 1.0,
                        bars=[at_most("difference", abs(ours - there), 0.1)]))

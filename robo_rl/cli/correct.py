@@ -23,11 +23,11 @@ def table_rows(result: CorrectResult) -> list[dict]:
     minutes, first = 0.0, rounds[0]["eval"]["success"]
     rows = []
     for x in rounds:
-        a = x["account"]
+        a = x["operator_stats"]
         minutes += a.get("operator_minutes", 0.0)
         rows.append({"round": x["round"], **x["eval"], **{k: a.get(k) for k in (
             "operator_minutes", "interventions", "interventions_per_hour", "interventions_per_success", "reaction_mean",
-            "human_share", "utilisation", "success_rate", "alone_rate")},
+            "human_share", "utilisation", "success_rate", "unassisted_success_rate")},
             "gain_per_operator_minute": (x["eval"]["success"] - first) / minutes if minutes else None}
             | ({"report": report} if x["round"] == report["round"] else {}))
     return rows

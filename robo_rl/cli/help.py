@@ -40,7 +40,7 @@ def help_text(cls, command: str, default=None, width: int = 0) -> str:
         if is_dataclass(inner := getattr(default, name, None)):
             kind = type(inner)
             title = " ".join((kind.__doc__ or name).split())
-            out += ["", *textwrap.wrap(f"--{name}.…  {title}", width), *_inner(kind, inner, f"{_option(name)}.", width)]
+            out += ["", *textwrap.wrap(f"--{_option(name)}.…  {title}", width), *_inner(kind, inner, f"{_option(name)}.", width)]
     return "\n".join(out)
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar
 
+from robo_rl import old_names
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.options import (
     ALGOS,
@@ -192,7 +193,7 @@ def load_config(folder: Path) -> TrainConfig:
     from robo_rl import files
     saved = files.read_json(folder / "run.json")
     try:
-        saved = saved["config"]
+        saved = old_names.options(saved["config"])
         nested = {"policy": PolicyOptions, "bc": BcOptions, "rl": method_options(saved["algo"])}
         known = {f.name for f in fields(TrainConfig)}
         return TrainConfig(**{k: nested[k](**v) if k in nested else v for k, v in saved.items() if k in known})

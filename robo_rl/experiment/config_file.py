@@ -7,6 +7,7 @@ from dataclasses import asdict, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
+from robo_rl import old_names
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 
@@ -26,7 +27,7 @@ def read_config(path: Path) -> dict:
         raise UserError(f"--config: {path} cannot be read ({getattr(e, 'strerror', None) or e}); give a .toml or .json file") from None
     except tomllib.TOMLDecodeError as e:
         raise UserError(f"--config: {path} is no TOML ({e}); robo_rl train --print-config > FILE.toml writes one") from None
-    return {k: v for k, v in document.items() if k not in COMMAND_ONLY}
+    return old_names.options({k: v for k, v in document.items() if k not in COMMAND_ONLY})
 
 
 def merged(base: TrainConfig, document: Mapping, where: str = "--config") -> TrainConfig:

@@ -9,6 +9,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from robo_rl import old_names
 from robo_rl.errors import UserError
 from robo_rl.experiment.correct_options import CorrectOptions
 from robo_rl.selection import CHOOSE, REPORT
@@ -18,6 +19,13 @@ def demos_of(run: Path, config) -> Path | None:
     """Folder of a run's demonstrations; None: it has none."""
     folder = run / "demos" if config.demos.isdigit() else Path(config.demos)
     return folder if (folder / "meta" / "info.json").exists() else None
+
+
+def read_rounds(folder: Path) -> list[dict]:
+    """The rounds that are done in a folder of `correct`: round, operator_stats, eval; [] for another folder."""
+    from robo_rl import files
+    path = folder / "rounds.json"
+    return [old_names.round_stats(entry) for entry in files.read_json(path, list)] if path.exists() else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,7 @@ class CorrectionRounds:
         """Practise, refit and evaluate, round by round."""
         import torch
 
-        from robo_rl import checkpoint, files
+        from robo_rl import checkpoint
         from robo_rl.experiment.envs import make_env, obs_spec
         from robo_rl.experiment.practice import Practice, recorded_stats
         from robo_rl.log import Progress
@@ -63,7 +71,7 @@ class CorrectionRounds:
         o = self.options
         torch.set_num_threads(1)
         self.begin()
-        self.rounds = files.read_json(self.out / "rounds.json", list) if (self.out / "rounds.json").exists() else []
+        self.rounds = read_rounds(self.out)
         last = checkpoint.checkpoints(self.out)
         self.policy, _ = checkpoint.load_policy(last[-1] if last else self.checkpoint)
         task_limit = self.config.max_steps
@@ -76,14 +84,14 @@ class CorrectionRounds:
         with Progress() as self.progress:
             self.progress.say(f"run {self.out}")
             if not self.rounds:
-                self.rounds.append({"round": 0, "account": {}, "eval": self.evaluate(0)})
+                self.rounds.append({"round": 0, "operator_stats": {}, "eval": self.evaluate(0)})
                 self.save(0)
             practice = Practice(o, self.env, self.eval_env, self.out, demos_of(self.source, self.config), self.progress)
             recorded = o.operator == "console"
             for r in range(len(self.rounds), (1 if recorded else o.rounds) + 1):
                 stats = recorded_stats(self.source / "corrections") if recorded else practice.run(self.policy, r)
                 self.refit(r)
-                self.rounds.append({"round": r, "account": stats, "eval": self.evaluate(r)})
+                self.rounds.append({"round": r, "operator_stats": stats, "eval": self.evaluate(r)})
                 self.save(r)
             report = self.report()
             self.progress.close()
@@ -98,7 +106,8 @@ class CorrectionRounds:
             before = files.read_json(path).get("correct")
             if not isinstance(before, dict):
                 raise UserError(f"--out: {self.out} holds a run that is not of robo_rl correct; choose another folder")
-            differ = [k for k, v in files.plain(mine["options"]).items() if before["options"].get(k) != v
+            had = old_names.options(before["options"], old_names.CORRECT)
+            differ = [k for k, v in files.plain(mine["options"]).items() if had.get(k) != v
                       and k not in ("rounds", "json", "out", "run")]
             if differ:
                 raise UserError(f"--out: {self.out} was begun with another --{differ[0].replace('_', '-')}; "
@@ -119,7 +128,7 @@ class CorrectionRounds:
         corrections = (self.source if o.operator == "console" else self.out) / "corrections"
         parts = ([load(demos)] if demos else []) + [load(corrections)]
         shares = [o.demo_share, 1 - o.demo_share] if demos else None
-        own = o.protocol == "armada" if o.own is None else o.own
+        own = o.protocol == "armada" if o.learn_from_successes is None else o.learn_from_successes
         try:
             sample = segment_sampler(parts, self.policy.spec, self.policy.options.horizon, own, shares, o.phases)
         except UserError as e:
@@ -166,6 +175,7 @@ class CorrectionRounds:
     def save(self, r: int) -> None:
         """rounds.json, then the checkpoint of the round (its presence says that the round is whole)."""
         from robo_rl import checkpoint, files
+        from robo_rl.experiment.practice import STATS
         files.write_json(self.out / "rounds.json", self.rounds)
         best = self.best_round()
         path = self.out / "checkpoints"
@@ -173,7 +183,8 @@ class CorrectionRounds:
         checkpoint.save_checkpoint(path / checkpoint.name(r), self.policy, {}, {
             "step": r, "best": {"success": best["eval"]["success"], "return": 0.0, "step": best["round"]},
             "finished": True})
-        (self.out / "account.json").unlink(missing_ok=True)
+        for name in (STATS, old_names.STATS_FILE[STATS]):
+            (self.out / name).unlink(missing_ok=True)
         for old in checkpoint.checkpoints(self.out)[:-2]:
             if old.name not in (checkpoint.name(0), checkpoint.name(best["round"])):
                 shutil.rmtree(old)

@@ -7,7 +7,7 @@ import tyro
 
 from robo_rl.data.episode import HELP
 from robo_rl.errors import choose, in_range
-from robo_rl.options import BcOptions, Person
+from robo_rl.options import BcOptions, ScriptedOperatorOptions
 
 PROTOCOLS = ("hg_dagger", "rac", "armada", "twin_rl")
 
@@ -21,7 +21,7 @@ class CorrectOptions:
             "max_steps", "rewind", "cut"),
         "When the operator is called, and where practice begins": ("false_alarms", "calibration", "twin_starts",
             "twin_trials"),
-        "What is learnt from": ("own", "phases", "demo_share"),
+        "What is learnt from": ("learn_from_successes", "phases", "demo_share"),
         "The run": ("out", "seed", "eval_episodes", "threads", "json")}
 
     run: tyro.conf.Positional[str]
@@ -58,7 +58,7 @@ class CorrectOptions:
     """End an episode once the person has corrected and handed back (RaC's second rule); None: only with rac."""
     rewind: bool = True
     """Rewind to before the failure (armada; simulators with snapshots)."""
-    own: bool | None = None
+    learn_from_successes: bool | None = None
     """Also learn from the policy's own steps in episodes that succeed without help; None: only with armada."""
     phases: tuple[str, ...] = HELP
     """Phases of an intervention to learn from; correction alone is the comparison that RaC makes."""
@@ -77,7 +77,7 @@ class CorrectOptions:
     json: bool = False
     """Print one JSON document and nothing else."""
     bc: BcOptions = field(default_factory=lambda: BcOptions(updates=4000, lr=5e-4, noises=4))
-    person: Person = field(default_factory=Person)
+    scripted_operator: ScriptedOperatorOptions = field(default_factory=ScriptedOperatorOptions)
 
     def __post_init__(self) -> None:
         choose("protocol", self.protocol, PROTOCOLS)

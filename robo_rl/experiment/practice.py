@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from robo_rl import files
+from robo_rl import files, old_names
 from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
@@ -17,18 +17,20 @@ from robo_rl.human.intervention import InterventionEnv
 from robo_rl.human.operators import ScriptedOperator
 from robo_rl.human.protocols import OperatorAssignment, target_starts
 from robo_rl.log import Progress
-from robo_rl.options import Person
+from robo_rl.options import ScriptedOperatorOptions
 
+STATS = "operator_stats.json"  # statistics of an unfinished round
 PRACTICE_START = 1_200_000_000  # starts of practice: below those of demonstrations and evaluation
 
 
-def person_of(options: CorrectOptions) -> Person:
-    """The scripted person as the protocol has them."""
+def person_of(options: CorrectOptions) -> ScriptedOperatorOptions:
+    """The scripted operator as the protocol has them."""
+    person = options.scripted_operator
     if options.protocol == "rac":
-        return replace(options.person, recovery=options.person.recovery or 1.5, subtask=not options.person.finish)
+        return replace(person, recovery_time=person.recovery_time or 1.5, until_subtask=not person.until_end)
     if options.protocol == "armada":
-        return replace(options.person, finish=True, late=1.0)
-    return options.person
+        return replace(person, until_end=True, late_share=1.0)
+    return person
 
 
 def practice_starts(seed: int, round_: int, count: int) -> list[int]:
@@ -37,7 +39,7 @@ def practice_starts(seed: int, round_: int, count: int) -> list[int]:
 
 
 class Practice:
-    """Practises in `env` and measures in `eval_env`. out: folder of corrections/ and account.json, the statistics of an
+    """Practises in `env` and measures in `eval_env`. out: folder of corrections/ and operator_stats.json, the statistics of an
     unfinished round; demos: data set of demonstrations, which armada's detector compares with, None: there is none."""
 
     def __init__(self, options: CorrectOptions, env, eval_env, out: Path, demos: Path | None, progress: Progress):
@@ -46,10 +48,11 @@ class Practice:
 
     def run(self, policy, r: int) -> dict[str, float]:
         """Practise round r, or what is left of it -> its statistics."""
-        o, path = self.options, self.out / "account.json"
-        before = files.read_json(path) if path.exists() else {}
+        o, path = self.options, self.out / STATS
+        begun = path if path.exists() else self.out / old_names.STATS_FILE[STATS]
+        before = old_names.round_stats(files.read_json(begun)) if begun.exists() else {}
         resumed = before.get("round") == r
-        operator, freeze = self.make_operator(r, before["account"]["human_steps"] if resumed else 0)
+        operator, freeze = self.make_operator(r, before["operator_stats"]["human_steps"] if resumed else 0)
         env = InterventionEnv(self.env, operator, freeze=freeze)
         with Writer(self.out / "corrections", spec=self.env.spec) as writer:
             done = before.get("done", []) if resumed else []
@@ -67,12 +70,12 @@ class Practice:
                 writer.add(episode)
                 done.append(episode.start)
                 writer.flush()  # durable before it counts
-                files.write_json(path, {"round": r, "done": done, "account": asdict(robots.stats)})
+                files.write_json(path, {"round": r, "done": done, "operator_stats": asdict(robots.stats)})
             robots = RobotFleet(env, policy, starts(), seed=o.seed * 1000 + r, on_episode=add, rewindable=freeze,
                             cut=o.protocol == "rac" if o.cut is None else o.cut)
             robots.stats.operators = o.operators if o.protocol == "armada" else o.robots
             if resumed:
-                robots.stats = OperatorStats(**before["account"])
+                robots.stats = OperatorStats(**before["operator_stats"])
             if isinstance(operator, OperatorAssignment):
                 self.add_detector(policy, robots, operator)
             self.progress.start("help", o.human_steps or len(wanted), "steps" if o.human_steps else "episodes")
@@ -82,7 +85,7 @@ class Practice:
                 self.progress.update(a.human_steps if o.human_steps else a.episodes,
                                      a.successes / a.episodes if a.episodes else None, progress_note(a))
         stats = operator.stats
-        robots.stats.calls = int(stats["asked"].sum())
+        robots.stats.help_requests = int(stats["asked"].sum())
         helped = max(1.0, float(stats["helped"].sum()))
         robots.stats.reaction = float(stats["reaction"].sum()) / max(1.0, float(stats["asked"].sum())) * helped
         return robots.stats.summary()
@@ -106,7 +109,7 @@ class Practice:
         the round already has."""
         person = person_of(self.options)
         if self.options.human_steps:
-            person = replace(person, leave=max(1, self.options.human_steps - given) * self.env.spec.period / 60)
+            person = replace(person, leave_after=max(1, self.options.human_steps - given) * self.env.spec.period / 60)
         persons = ScriptedOperator(self.env, person, self.options.seed * 1000 + r)
         if self.options.protocol != "armada":
             return persons, False

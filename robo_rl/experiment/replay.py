@@ -44,7 +44,7 @@ def check(config: TrainConfig, env) -> None:
                         f"{config.policy.horizon} and {config.policy.execute}")
     if o.operator == "scripted":
         from robo_rl.human.operators import ScriptedOperator
-        ScriptedOperator(env, o.person)
+        ScriptedOperator(env, o.scripted_operator)
     least = 2 * config.envs * (config.policy.execute + 2)
     if o.capacity < least:
         raise UserError(f"--rl.capacity: replay capacity must be at least {least} control steps for --envs {config.envs} and "
@@ -78,7 +78,7 @@ def stage(config: TrainConfig, folder: Path, env=None):
         return Stage(env, judge, None, env.close if leave else lambda: None)
     from robo_rl.human.intervention import InterventionEnv
     from robo_rl.human.operators import ScriptedOperator
-    env = InterventionEnv(env, ScriptedOperator(env, o.person, config.seed + 2))
+    env = InterventionEnv(env, ScriptedOperator(env, o.scripted_operator, config.seed + 2))
     writer = Writer(folder / "corrections", spec=env.spec)
 
     def keep(episode) -> None:

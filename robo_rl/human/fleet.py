@@ -31,10 +31,10 @@ class OperatorStats:
     pause_steps: int = 0
     episodes: int = 0
     successes: int = 0
-    alone: int = 0  # successes without any help
+    unassisted_successes: int = 0  # successes without any help
     interventions: int = 0
     recoveries: int = 0
-    calls: int = 0  # alarms and decisions to help
+    help_requests: int = 0  # alarms and decisions to help
     reaction: float = 0.0  # summed over interventions
     operators: int = 0
     robots: int = 0
@@ -49,7 +49,7 @@ class OperatorStats:
             "reaction_mean": self.reaction / self.interventions if self.interventions else 0.0,
             "human_share": self.human_steps / self.steps if self.steps else 0.0,
             "success_rate": self.successes / self.episodes if self.episodes else 0.0,
-            "alone_rate": self.alone / self.episodes if self.episodes else 0.0,
+            "unassisted_success_rate": self.unassisted_successes / self.episodes if self.episodes else 0.0,
             "interventions_per_success": self.interventions / max(1, self.successes),
             "utilisation": min(1.0, minutes / max(wall * self.operators, 1e-9)) if self.operators else 0.0}
 
@@ -178,7 +178,7 @@ class RobotFleet:
         a.episodes += 1
         a.successes += success
         if episode is not None:
-            a.alone += success and not (np.asarray(episode.phase) > PAUSE).any()
+            a.unassisted_successes += success and not (np.asarray(episode.phase) > PAUSE).any()
             self.on_episode(episode, i)
 
     def observation_of(self, i: int) -> dict[str, np.ndarray]:

@@ -1,9 +1,9 @@
 """A scripted operator: the env's expert with a reaction time, slips and fatigue, for tests and measurements of help.
 
-The person watches how far the policy's commands are from what they would do. Once that stays large for `notice`
+The person watches how far the policy's commands are from what they would do. Once that stays large for `notice_time`
 seconds, or the episode is late, they decide to help, act after a reaction time, and hand back once policy and person
-have agreed for `agree` seconds (with `subtask` once one more of the env's sub-tasks is done; with `finish` only when the
-episode is over). With `recovery` they first back out
+have agreed for `agree_time` seconds (with `until_subtask` once one more of the env's sub-tasks is done; with `until_end` only when the
+episode is over). With `recovery_time` they first back out
 (the env's `recovery_action`) to where attempts begin, which the demonstrations know, and then correct: RaC's two phases.
 
 Every draw is a hash of (seed, first observation of the episode, step), so an episode is the same at any env index.
@@ -16,7 +16,7 @@ import numpy as np
 from robo_rl.errors import UserError
 from robo_rl.human.intervention import CORRECTION, POLICY, RECOVERY, Intervention, OperatorView
 from robo_rl.noise import mix
-from robo_rl.options import Person
+from robo_rl.options import ScriptedOperatorOptions
 
 SLIP = 0.25  # s
 ARRIVED = 0.1  # a recovery is over when no axis of it asks for more than this
@@ -29,21 +29,23 @@ class ScriptedOperator:
     the controls. Raises UserError if the env has no expert, or no recovery where the person is to recover.
     """
 
-    def __init__(self, env, person: Person | None = None, seed: int = 0):
+    def __init__(self, env, person: ScriptedOperatorOptions | None = None, seed: int = 0):
         if not hasattr(env, "expert_action"):
             raise UserError(f"{env.spec.sim}:{env.spec.task} has no scripted expert to stand in for the person; "
                             "use --operator keyboard, gamepad or the console")
-        person = person or Person()
-        if person.recovery and not hasattr(env, "recovery_action"):
-            raise UserError(f"{env.spec.sim}:{env.spec.task} has no scripted recovery; leave --person.recovery and --protocol rac")
-        if person.subtask and not hasattr(env, "subtask"):
-            raise UserError(f"{env.spec.sim}:{env.spec.task} does not tell its sub-tasks; leave --person.subtask and --protocol rac")
+        person = person or ScriptedOperatorOptions()
+        if person.recovery_time and not hasattr(env, "recovery_action"):
+            raise UserError(f"{env.spec.sim}:{env.spec.task} has no scripted recovery; leave out "
+                            "--scripted-operator.recovery-time and --protocol rac")
+        if person.until_subtask and not hasattr(env, "subtask"):
+            raise UserError(f"{env.spec.sim}:{env.spec.task} does not tell its sub-tasks; leave out "
+                            "--scripted-operator.until-subtask and --protocol rac")
         self.env, self.person, self.seed = env, person, seed
         n, period = env.num_envs, env.spec.period
         self.absolute = np.array([x.kind == "absolute" for x in env.spec.axes])
-        self.wait = {k: max(1, round(getattr(person, k) / period)) for k in ("notice", "agree", "least")}
+        self.wait = {k: max(1, round(getattr(person, k) / period)) for k in ("notice_time", "agree_time", "least_time")}
         self.slip_steps = max(1, round(SLIP / period))
-        self.back_steps = round(person.recovery / period)
+        self.back_steps = round(person.recovery_time / period)
         self.wanted = np.ones(n, bool)
         self.stats = {k: np.zeros(n) for k in ("asked", "helped", "reaction", "seconds")}
         self.rows = {"key": np.zeros(n, np.int64), "wrong": np.zeros(n, np.int64), "right": np.zeros(n, np.int64),
@@ -58,7 +60,7 @@ class ScriptedOperator:
                 r[name][mask] = 0
         for i in np.flatnonzero(mask):
             r["key"][i] = zlib.crc32(state[i].tobytes())
-            r["away"][i] = _uniform(self.seed, r["key"][i], 0, 4) >= self.person.attend
+            r["away"][i] = _uniform(self.seed, r["key"][i], 0, 4) >= self.person.attended_share
 
     def request_help(self, mask: np.ndarray) -> None:
         """Request the help of the persons of `mask`; they act after their reaction time."""
@@ -79,12 +81,12 @@ class ScriptedOperator:
         expert = np.asarray(self.env.expert_action(), np.float32)
         ran = alive & (view.steps > 0)
         gap = np.sqrt(((view.proposed.clip(-1, 1) - expert) ** 2).mean(1))
-        far = gap > p.gate
+        far = gap > p.disagreement
         free = (r["phase"] == POLICY) & alive
         r["wrong"] = np.where(free & ran & far, r["wrong"] + 1, 0)
         r["right"] = np.where(~free & ran & ~far, r["right"] + 1, 0)
-        late = view.steps >= p.late * self.env.spec.max_steps if p.late < 1 else np.zeros(n, bool)
-        self._decide(wanted & free & (r["until"] == 0) & ((r["wrong"] >= self.wait["notice"]) | late), r["now"])
+        late = view.steps >= p.late_share * self.env.spec.max_steps if p.late_share < 1 else np.zeros(n, bool)
+        self._decide(wanted & free & (r["until"] == 0) & ((r["wrong"] >= self.wait["notice_time"]) | late), r["now"])
         come = free & (r["until"] > 0) & (r["now"] >= r["until"])
         self.stats["helped"][come] += 1
         r["phase"][come] = RECOVERY if self.back_steps else CORRECTION
@@ -95,13 +97,13 @@ class ScriptedOperator:
             out = recover & ((r["held"] >= self.back_steps) | (np.abs(back[:, ~self.absolute]).max(1) < ARRIVED))
             r["phase"][out], begun = CORRECTION, begun | out
             actions = np.where((recover & ~out)[:, None], back, expert)
-        done = (r["phase"] == CORRECTION) & (r["held"] >= self.wait["least"]) & (not p.finish)
-        if p.subtask:
+        done = (r["phase"] == CORRECTION) & (r["held"] >= self.wait["least_time"]) & (not p.until_end)
+        if p.until_subtask:
             stage = self.env.subtask()
             r["stage"][begun] = stage[begun]
             done &= stage > r["stage"]
         else:
-            done &= (r["right"] >= self.wait["agree"]) & ~late
+            done &= (r["right"] >= self.wait["agree_time"]) & ~late
         r["phase"][done | view.over] = POLICY
         helping = (r["phase"] != POLICY) & alive
         r["held"] += helping
@@ -121,7 +123,7 @@ class ScriptedOperator:
     @property
     def gone(self) -> bool:
         """Whether the persons have given all the time they had."""
-        return 0 < self.person.leave * 60 <= self.rows["work"].sum() * self.env.spec.period
+        return 0 < self.person.leave_after * 60 <= self.rows["work"].sum() * self.env.spec.period
 
     def tired(self) -> np.ndarray:
         """Factor [N] on reaction time and error: 1 when fresh."""
@@ -133,7 +135,7 @@ class ScriptedOperator:
         for i in np.flatnonzero(who):
             u = np.array([_uniform(self.seed, self.rows["key"][i], steps[i], j) for j in (1, 2)])
             z = np.sqrt(-2 * np.log(u[0])) * np.cos(2 * np.pi * u[1])
-            reaction = self.person.reaction * np.exp(0.3 * z) * tired[i]
+            reaction = self.person.reaction_time * np.exp(0.3 * z) * tired[i]
             self.rows["until"][i] = steps[i] + max(1, round(reaction / self.env.spec.period))
             self.stats["asked"][i] += 1
             self.stats["reaction"][i] += reaction
@@ -142,9 +144,9 @@ class ScriptedOperator:
         """`actions` with slips: bursts of the command turned round (absolute axes stay)."""
         r, out, tired = self.rows, actions.copy(), self.tired()
         r["slip"] = np.maximum(r["slip"] - 1, 0) * helping
-        if not self.person.error:
+        if not self.person.slip_rate:
             return out
-        chance = np.minimum(self.person.error * self.env.spec.period * tired, 1)
+        chance = np.minimum(self.person.slip_rate * self.env.spec.period * tired, 1)
         for i in np.flatnonzero(helping):
             if r["slip"][i] == 0 and _uniform(self.seed, r["key"][i], steps[i], 3) < chance[i]:
                 r["slip"][i] = self.slip_steps

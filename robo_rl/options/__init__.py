@@ -25,8 +25,8 @@ from robo_rl.options.onpolicy import (
     PpoOptions,
     ReinFlowOptions,
 )
-from robo_rl.options.person import Person
 from robo_rl.options.policy import BcOptions, PolicyOptions
+from robo_rl.options.scripted_operator import ScriptedOperatorOptions
 
 OFF_POLICY = {"rlpd": RlpdOptions, "hil_serl": HilSerlOptions, "expo": ExpoOptions, "pa_rl": PaRlOptions, "iql": IqlOptions,
               "calql": CalQlOptions, "wsrl": WsrlOptions, "aloe": AloeOptions}  # these learn from replay (experiment/replay.py)
@@ -37,6 +37,7 @@ ALGOS = (*RL_OPTIONS, "bc")
 __all__ = [
     "ALGOS", "AloeOptions", "BcOptions", "CORRECTIONS", "CalQlOptions", "DppoOptions", "ExpoOptions",
     "HilSerlOptions", "IqlOptions", "MethodOptions", "NftOptions", "OFF_POLICY", "OffPolicyOptions", "OnPolicyOptions",
-    "PROXIMALS", "PaRlOptions", "Person", "PiRlOptions", "PolicyOptions", "PpoOptions",
-    "RL_OPTIONS", "ReinFlowOptions", "RlpdOptions", "RolloutOptions", "WsrlOptions",
+    "PROXIMALS", "PaRlOptions", "PiRlOptions", "PolicyOptions", "PpoOptions",
+    "RL_OPTIONS", "ReinFlowOptions", "RlpdOptions", "RolloutOptions", "ScriptedOperatorOptions",
+    "WsrlOptions",
 ]

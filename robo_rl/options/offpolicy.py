@@ -5,7 +5,7 @@ from typing import Literal
 
 from robo_rl.errors import in_range
 from robo_rl.options.method import MethodOptions
-from robo_rl.options.person import Person
+from robo_rl.options.scripted_operator import ScriptedOperatorOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +69,9 @@ class OffPolicyOptions(MethodOptions):
     synthetic_updates: int = 3000
     """Updates it then takes."""
     operator: Literal["none", "scripted"] = "none"
-    """Who may take over while it collects; what they do goes to the demonstrations too. scripted: a simulated person."""
-    person: Person = field(default_factory=Person)
-    """How the scripted person behaves."""
+    """Who may take over while it collects; what they do goes to the demonstrations too. scripted: a simulated operator."""
+    scripted_operator: ScriptedOperatorOptions = field(default_factory=ScriptedOperatorOptions)
+    """How the scripted operator behaves."""
     judge: Literal["env", "classifier"] = "env"
     """Who says what a success is while it learns: the env, or a classifier trained from marked episodes first."""
     judge_episodes: int = 100
@@ -82,8 +82,8 @@ class OffPolicyOptions(MethodOptions):
     """States in a row that must look like a success."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.person, dict):  # from run.json
-            object.__setattr__(self, "person", Person(**self.person))
+        if isinstance(self.scripted_operator, dict):  # from run.json
+            object.__setattr__(self, "scripted_operator", ScriptedOperatorOptions(**self.scripted_operator))
         in_range("rl.judge_episodes", self.judge_episodes, 4, 10**6)
         in_range("rl.judge_rate", self.judge_rate, 0, 1, open_low=True, open_high=True)
         in_range("rl.judge_hold", self.judge_hold, 1, 1000)

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
+from robo_rl.experiment.correct import read_rounds
 from robo_rl.files import write_bytes
 from robo_rl.log import si
 from robo_rl.report.charts import whisker
 from robo_rl.report.data import NAMES, Evaluation, RunRecord, difference, totals
-from robo_rl.report.people import people, rounds_of
+from robo_rl.report.people import people
 from robo_rl.report.starts import start_map
 from robo_rl.report.text import change, duration, esc, flat, interval, pct, points
 from robo_rl.report.training import asynchrony, health, sft_chart, success_chart, throughput, watched
@@ -251,7 +252,7 @@ def summary(run: RunRecord, path: Path) -> dict:
         "tasks": [{"task": r.task, "n": r.n, "success": r.rate.value, "low": r.rate.low, "high": r.rate.high}
                   for r in (per_task(end.task, end.success) if end and end.task else [])],
         **{k: v if math.isfinite(v) else None for k, v in totals(run).items()},
-        "notes": run.notes, "rounds": rounds_of(run),
+        "notes": run.notes, "rounds": read_rounds(run.folder),
         "unhealthy": [{"metric": f.metric, "begin": f.begin, "end": f.end, "worst": f.worst, "text": f.text}
                       for f in run.findings],
     }

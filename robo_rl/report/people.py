@@ -1,21 +1,15 @@
 """What people beside the robots did, and what it gave."""
 
-from robo_rl.files import read_json
+from robo_rl.experiment.correct import read_rounds
 from robo_rl.report.charts import chart
 from robo_rl.report.data import RunRecord
 from robo_rl.report.text import pct, points
 from robo_rl.report.training import per_episode, rl_series
 
 
-def rounds_of(run: RunRecord) -> list[dict]:
-    """Rounds of practice with people (`robo_rl correct`), or []."""
-    path = run.folder / "rounds.json"
-    return read_json(path, list) if path.exists() else []
-
-
 def people(run: RunRecord) -> str:
     """What the people beside the robots did, by round, and what it gave."""
-    rounds = rounds_of(run)
+    rounds = read_rounds(run.folder)
     if not rounds:
         return beside(run)
     names = [("operator_minutes", "operator minutes", ".2f"), ("interventions", "interventions", "d"),
@@ -25,7 +19,7 @@ def people(run: RunRecord) -> str:
     head = "".join(f"<th>{t}</th>" for t in ("round", "success", *(label for _, label, _ in names), "gain per minute"))
     rows, minutes = "", 0.0
     for x in rounds:
-        a, e = x["account"], x["eval"]
+        a, e = x["operator_stats"], x["eval"]
         minutes += a.get("operator_minutes", 0.0)
         cells = [str(x["round"]), f"{pct(e['success'])} ({100 * e['low']:.1f} … {100 * e['high']:.1f} %)"]
         cells += [format(a[key], how) if key in a else "–" for key, _, how in names]
@@ -45,8 +39,8 @@ def beside(run: RunRecord) -> str:
         gain = f" Success without help went up by {points(run.end.rate.value - run.start.rate.value)} points, " \
                f"{100 * (run.end.rate.value - run.start.rate.value) / total:.0f} a minute."
     charts = [chart("Operator minutes", "since the start", minutes, zero=True),
-              chart("Human steps", "share of the control steps of the episodes that ended", per_episode(run, "human/share", "human"),
+              chart("Human steps", "share of the control steps of the episodes that ended", per_episode(run, "human/step_share", "human"),
                     percent=True, y_range=(0.0, 1.0), missing="Nobody took over."),
-              chart("Alone", "share of training episodes that succeeded without help", per_episode(run, "human/alone", "alone"),
-                    percent=True, y_range=(0.0, 1.0), missing="No episode ended.")]
+              chart("Without help", "share of training episodes that succeeded without help",
+                    per_episode(run, "human/unassisted_success", "success"), percent=True, y_range=(0.0, 1.0), missing="No episode ended.")]
     return f"<h2>People</h2><p>A person helped for {total:.1f} minutes.{gain}</p><div class='small'>{''.join(charts)}</div>"

@@ -13,8 +13,8 @@ HEAD = """# Measured results
 
 Generated from `results/*.json` by `robo_rl results page`; change the rows, not this page. An interval is a Wilson 95 % interval unless
 its column says otherwise. *older than the code*: a file that the row measures changed after its commit, so the figure is of earlier
-code. *commit unknown*: the measurement was written down without its commit; `recorded` is the commit that wrote it down. The last column
-has the number of the command and machine below the table. How the benches measure: [Measure speed](howto/bench.md). What falls
+code. *≤ abc1234*: measured at that commit or before; it is the one that wrote the figure down. The last column has the number of the
+command and machine below the table. How the benches measure: [Measure speed](howto/bench.md). What falls
 short: [known limitations](limitations.md).
 """
 
@@ -113,8 +113,8 @@ def interval(row: ResultRow) -> str:
 def commit(row: ResultRow, repository: "Path | None") -> str:
     """The commit and, in italics, what is to be said of its age."""
     mark = age(row, repository)
-    marks = [NO_COMMIT] * (row.commit == UNKNOWN) + [mark] * (mark not in (CURRENT, NO_GIT, NO_COMMIT))
-    return " ".join([*([] if origin(row) == UNKNOWN else [origin(row)]), *(f"*{m}*" for m in marks)])
+    said = mark not in (CURRENT, NO_GIT) and not (mark == NO_COMMIT and row.recorded)
+    return " ".join([*([] if origin(row) == UNKNOWN else [origin(row)]), *([f"*{mark}*"] if said else [])])
 
 
 def without_marks(page: str) -> str:
@@ -137,8 +137,8 @@ def headline_table(found: Sequence[ResultFile]) -> str:
 
 
 def origin(row: ResultRow) -> str:
-    """The commit of the measurement, else the one that wrote it down."""
-    return row.commit if row.commit != UNKNOWN else f"recorded {row.recorded[:12]}" if row.recorded else UNKNOWN
+    """The commit of the measurement, or "≤" and the one that wrote it down."""
+    return row.commit if row.commit != UNKNOWN else f"≤ {row.recorded[:12]}" if row.recorded else UNKNOWN
 
 
 def joined(texts: Iterable[str]) -> str:

@@ -219,7 +219,7 @@ def asynchrony(run: RunRecord) -> str:
         return ""
     charts = [
         chart("Staleness", "versions behind, of what was trained on",
-              [*rl_series(run, "stal/mean", "mean", 1), *rl_series(run, "stal/max", "greatest", 2, "thin")], zero=True),
+              [*rl_series(run, "staleness/mean", "mean", 1), *rl_series(run, "staleness/max", "greatest", 2, "thin")], zero=True),
         chart("Waiting", "share of the time", [*rl_series(run, "workers/wait", "workers", 3),
                                                *rl_series(run, "util/learner_wait", "learner", 2)], percent=True,
               y_range=(0.0, 1.0)),

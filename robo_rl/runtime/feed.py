@@ -36,7 +36,7 @@ class Feed(Protocol):
 def make_batch(parts: list[tuple[Columns, int]], version: int, staleness: int) -> Rollout:
     """One rollout of finished fragments; decisions more than `staleness` versions old are masked out and counted.
 
-    Statistics: stal/mean, stal/max (of what is trained on), stal/masked (fraction), stal/hist_<i> (fraction of
+    Statistics: staleness/mean, staleness/max (of what is trained on), staleness/masked (fraction), staleness/hist_<i> (fraction of
     decisions i versions old, the last bin and beyond together).
     """
     r = rollout_of(parts)
@@ -46,12 +46,12 @@ def make_batch(parts: list[tuple[Columns, int]], version: int, staleness: int) -
         r.mask = live & ~old
     made = max(int(live.sum()), 1)
     kept = age[r.mask]
-    r.stats |= {"stal/mean": float(kept.float().mean()) if len(kept) else 0.0,
-                "stal/max": float(kept.max()) if len(kept) else 0.0,
-                "stal/masked": float((live & old).sum()) / made}
+    r.stats |= {"staleness/mean": float(kept.float().mean()) if len(kept) else 0.0,
+                "staleness/max": float(kept.max()) if len(kept) else 0.0,
+                "staleness/masked": float((live & old).sum()) / made}
     for i in range(min(staleness, 8) + 1):
         here = age == i if i < 8 else age >= 8
-        r.stats[f"stal/hist_{i}"] = float((live & here).sum()) / made
+        r.stats[f"staleness/hist_{i}"] = float((live & here).sum()) / made
     assert not len(kept) or 0 <= int(kept.max()) <= staleness, "a decision is older than --max-staleness"
     return r
 
@@ -65,7 +65,7 @@ def merge_batch_stats(stats: list[dict[str, float]]) -> dict[str, float]:
         rows = [(s[k], s["episodes"] if k in ("success", "return", "length") else 1.0) for s in stats if k in s]
         if k in ("episodes", "env_steps"):
             out[k] = sum(v for v, _ in rows)
-        elif k == "stal/max":
+        elif k == "staleness/max":
             out[k] = max(v for v, _ in rows)
         else:
             out[k] = sum(v * w for v, w in rows) / sum(w for _, w in rows)

@@ -142,7 +142,7 @@ class WorkerPoolFeed:
                 head["batch"][f.slot], head["place"][f.slot], head["state"][f.slot] = f.batch, i, TAKEN  # the state last
         self.count("time/rollouts", time.perf_counter() - begin)
         rollout = make_batch(parts, self.version, self.ledger.staleness)
-        self.stale = 0.8 * self.stale + 0.2 * rollout.stats["stal/mean"]
+        self.stale = 0.8 * self.stale + 0.2 * rollout.stats["staleness/mean"]
         return rollout
 
     def stream(self) -> Iterator[Rollout]:
