@@ -128,6 +128,7 @@ RUBBING = replace(ROBOT, friction={"phi1": [0.5, 0.6, 0.5, 0.4, 0.8, 0.9, 0.7], 
 
 VARIED = {
     "default": LawOptions(),
+    "one stiff axis": LawOptions(stiffness=(0.0, 600.0, 0.0, 0.0, 0.0, 0.0), nullspace="none", ramp=0.05),
     "tool axes": LawOptions(frame="tool", stiffness=(900.0, 100.0, 400.0, 30.0, 5.0, 12.0), damping_ratio=0.7, ramp=0.05),
     "operational space": operational_space(stiffness=(400.0, 300.0, 0.0, 100.0, 50.0, 20.0), ramp=0.1),
     "kinematic projection": LawOptions(nullspace="kinematic", posture_damping=0.7, filter_time=0.0, ramp=0.0),

@@ -713,3 +713,25 @@ def test_an_episode_that_does_not_begin_where_the_last_one_ended_is_named(tmp_pa
     rewrite(path, dataset_from_index=pa.chunked_array([starts]))
     with pytest.raises(BrokenDataset, match="lengths add up to"):
         load(root, trust=None)
+
+
+def test_a_data_set_without_starts_has_none_and_one_wrong_index_is_named_by_its_episode(tmp_path, small):
+    root = tmp_path / "d"
+    shutil.copytree(small, root)
+    [path] = sorted((root / "data").rglob("*.parquet"))[:1]
+    index = pq.read_table(path)["index"].to_numpy().copy()
+    index[-1] += 5
+    rewrite(path, index=pa.chunked_array([index]))
+    with pytest.raises(BrokenDataset, match=f"row {len(index) - 1} is frame {index[-1]}, expected {len(index) - 1}"):
+        load(root, trust=None)
+    index[-1] -= 5
+    rewrite(path, index=pa.chunked_array([index]))
+    table = pq.read_table(path)
+    pq.write_table(table.drop_columns(["complementary_info.start"]), path)
+    info = json.loads((root / "meta/info.json").read_text())
+    del info["features"]["complementary_info.start"]
+    (root / "meta/info.json").write_text(json.dumps(info))
+    (root / checksums.NAME).unlink()
+    with pytest.warns(UserWarning, match="without checksums") as said:
+        data = load(root)
+    assert (data.start == -1).all() and said[0].filename == __file__  # the warning names the line that loaded it
