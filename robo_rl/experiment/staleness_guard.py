@@ -22,8 +22,8 @@ class StalenessGuard:
         bound = self.rule.observe(metrics.get("ess_frac"), feed.ledger.staleness)
         if bound < feed.ledger.staleness:
             self.say(f"the effective sample size of stale data was below {self.rule.least:g} of the samples for {self.rule.patience} "
-                     f"updates: data may be {bound} versions old from now on, not {feed.ledger.staleness}; --max-staleness {bound} begins so",
-                     "warning")
+                     f"updates: data may be {bound} versions old from now on, not {feed.ledger.staleness}; "
+                     f"--max-staleness {bound} begins so", "warning")
             feed.ledger.bound(bound)
             self.bound = bound
 
