@@ -120,8 +120,8 @@ def test_a_learner_that_cannot_take_smaller_steps_is_not_set_back_but_the_run_en
 
 
 def test_a_method_that_is_made_to_fail_ends_no_worse_than_it_began_and_the_report_says_so(tmp_path):
-    done = robo_rl(tmp_path, "train", "--task", "reach", "--envs", 32, "--steps", 9000, "--eval-every", 2000, "--eval-episodes", 40, "--demos", 20,
-                   "--bc.updates", 500, "--policy.hidden", 64, "--rl.lr", 0.3, "--rl.trust-kl", 0, "--rl.critic-warmup", 0,
+    done = robo_rl(tmp_path, "train", "--task", "reach", "--envs", 32, "--steps", 9000, "--eval-every", 2000, "--eval-episodes", 40,
+                   "--demos", 20, "--bc.updates", 500, "--policy.hidden", 64, "--rl.lr", 0.3, "--rl.trust-kl", 0, "--rl.critic-warmup", 0,
                    "--rl.decisions", 8, "--rl.minibatch", 64, "--threads", 1, "--workers", 0, "--no-video", "--out", "run")
     assert done.code == 0, done.err
     run = tmp_path / "run"
