@@ -103,7 +103,8 @@ def ranges(options: MethodOptions, policy: PolicyOptions, action: int, sparse: b
 
 def trusted(target: float) -> Range:
     """The range of KL per executed entry where an update is to have `target`."""
-    return Range("kl", "KL per executed entry", high=2 * target, meaning="updates are larger than --rl.trust-kl: an error, please report it")
+    return Range("kl", "KL per executed entry", high=2 * target,
+                 meaning="updates are larger than --rl.trust-kl: an error, please report it")
 
 
 @dataclass(slots=True)

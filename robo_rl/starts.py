@@ -197,7 +197,7 @@ class StartChooser:
 
     def draw(self, key: int, n: int) -> np.ndarray:
         """Starts [n] of the `key` alone, for groups of episodes that begin alike."""
-        return draw_starts(self.source.newest(), hashed(np.int64(key >> 1), np.arange(n)))
+        return draw_starts(self.source.newest(), hashed(np.asarray(key >> 1), np.arange(n)))
 
     def state(self) -> dict:
         return {"seeds": self.stream.seeds.copy(), "episodes": self.stream.episodes.copy(), "starts": self.starts.copy(),

@@ -150,7 +150,8 @@ def saved_config(folder: Path, cls: type[WorldModelConfig] = WorldModelConfig) -
 
 def rebuilt(cls: Any, saved: dict):
     """The dataclass `cls` of its fields as JSON has them, dataclasses within it too."""
-    inner = {f.name: rebuilt(type(f.default_factory()), saved[f.name]) for f in fields(cls) if isinstance(saved.get(f.name), dict)}
+    inner = {f.name: rebuilt(type(f.default_factory()), saved[f.name]) for f in fields(cls)
+             if isinstance(saved.get(f.name), dict) and callable(f.default_factory)}
     return cls(**saved | inner)
 
 

@@ -53,8 +53,9 @@ class TrustRegion:
     @torch.no_grad()
     def scored(self) -> tuple[Tensor, ...]:
         """Of the probes under the present weights: mean and std [P,F,n], or log-probs [P,F] of a policy without `moments`."""
-        if hasattr(self.policy, "reshard"):  # FSDP keeps whole weights after a pass without gradient, whatever its shards become
-            self.policy.reshard()
+        reshard = getattr(self.policy, "reshard", None)
+        if callable(reshard):  # FSDP keeps whole weights after a pass without gradient, whatever its shards become
+            reshard()
         context = self.policy.encode(self.obs)
         if hasattr(self.policy, "moments"):
             return self.policy.moments(context, self.trace)

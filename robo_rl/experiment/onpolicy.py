@@ -42,6 +42,7 @@ def make_learner(run: Run, beside: float = 0.0):
 def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
     """Online RL until --steps, from the supervised policy or a checkpoint -> the exit status."""
     from robo_rl import checkpoint
+    from robo_rl.algos.onpolicy import OnPolicyLearner
 
     config = run.config
     run.policy.train()
@@ -49,7 +50,7 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
     saved, control = state.get("feed"), make_control(run, state.get("starts"))
     share = supervision(control)
     learner = make_learner(run, 0.0 if share is None else BESIDE)
-    if share is not None:
+    if share is not None and isinstance(learner, OnPolicyLearner):  # shards have no supervision beside RL
         learner.supervision = share
     if state:
         learner.load_state_dict(state["learner"])

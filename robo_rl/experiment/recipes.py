@@ -17,6 +17,7 @@ paper         the preset with a method's published numbers, whatever the simulat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from robo_rl.errors import UserError, choose
 from robo_rl.experiment.config import EXPLORATION, RL_OPTIONS, TrainConfig, method_options
@@ -36,7 +37,7 @@ class RecipeRow:
 
     where: str
     why: str
-    settings: Mapping[str, object]
+    settings: Mapping[str, Any]
 
     @property
     def name(self) -> str:
@@ -216,7 +217,7 @@ def rows(sim: str, task: str, algo: str, obs: str, preset: str, reward: str = ""
     found = [row for row in ROWS if row.holds(words)]
     if not own:
         return found
-    return [row if "robot" in row.where else replace(row, settings=row.settings | {"rl": {
+    return [row if "robot" in row.where else replace(row, settings=dict(row.settings) | {"rl": {
         k: v for k, v in row.settings.get("rl", {}).items() if like and k not in named}}) for row in found]
 
 

@@ -1,9 +1,17 @@
 """Beside a run with stale data: an alarm and a smaller bound on staleness once the samples of its updates stop counting."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 from robo_rl.rollout_control.onpolicy_replay import EssGuard
-from robo_rl.runtime.feed import Feed
+from robo_rl.runtime.ledger import Ledger
+
+
+class Bounded(Protocol):
+    """A feed whose ledger has a bound on staleness."""
+
+    @property
+    def ledger(self) -> Ledger: ...
 
 
 class StalenessGuard:
@@ -12,12 +20,12 @@ class StalenessGuard:
     def __init__(self, say: Callable[..., None], rule: EssGuard | None = None):
         self.say, self.rule, self.bound = say, rule or EssGuard(), -1  # -1: the run's own
 
-    def begin(self, feed: Feed) -> None:
+    def begin(self, feed: Bounded) -> None:
         """Bring the bound that was reached before a resume to a new feed."""
         if 0 <= self.bound < feed.ledger.staleness:
             feed.ledger.bound(self.bound)
 
-    def after(self, feed: Feed, metrics: dict[str, float]) -> None:
+    def after(self, feed: Bounded, metrics: dict[str, float]) -> None:
         """An update with these metrics is published."""
         bound = self.rule.observe(metrics.get("ess_frac"), feed.ledger.staleness)
         if bound < feed.ledger.staleness:

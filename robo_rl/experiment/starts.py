@@ -68,8 +68,8 @@ def reverse_control(run: Run) -> "StartControl | None":
 
     config, folder = run.config, demo_folder(run)
     why = obstacle(run, folder)
-    states = None
-    if not why:
+    states, kept = None, 0
+    if not why and folder is not None:
         data = load(folder)
         env = make_env(config, min(len(data), config.envs, 32))
         states, kept = demo_states(env, data, STRIDE)
@@ -77,7 +77,7 @@ def reverse_control(run: Run) -> "StartControl | None":
         why = "" if states else "none of its demonstrations succeeds again from the start it names"
     first = f"supervision left {run.looks[0].rate:.3f} success to learn from" if run.looks else "rollouts begin along demonstrations"
     remedy = "more demonstrations (--demos 100), longer supervision (--bc.updates 5000) or --reward dense"
-    if why:
+    if why or states is None:
         run.report.say(f"{first}, and rollouts cannot begin along demonstrations: {why}. What helps: {remedy}", "warning")
         return None
     run.report.say(f"{first}: rollouts begin in {len(states.left)} states along {kept} demonstrations, nearest to success first, and "

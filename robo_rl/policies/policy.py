@@ -256,7 +256,10 @@ class ChainPolicy(PolicyBase):
         b, f, _ = trace["x"].shape
         mean, std = self._steps(context, trace)
         count, _ = self._entries()
-        return tuple(x.expand_as(mean)[:, :count].unflatten(0, (b, f)) for x in (mean, std))
+
+        def executed(x: Tensor) -> Tensor:
+            return x.expand_as(mean)[:, :count].unflatten(0, (b, f))
+        return executed(mean), executed(std)
 
     def _steps(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean [B*F,D] of the random steps of a trace and their std, [B*F,1] or [B*F,D]."""
@@ -303,7 +306,7 @@ class ChainPolicy(PolicyBase):
             target = eps - x0
         target = x0 if self.clean else target
         if self.clean and not self.diffusion:  # between errors of the chunk, and those of its velocity, which weigh 1/t^2
-            weight = 1 / t if weight is None else weight / t
+            weight = torch.as_tensor(1 / t) if weight is None else weight / t
         shape = (len(x0), self.options.horizon, self.spec.action)
         err = (out - target).view(shape).square().mean(-1) * mask
         if weight is not None:

@@ -77,7 +77,7 @@ def recycle(env, episodes: Sequence[Episode], cuts: Sequence[int], teacher: Teac
         replays = np.array([t < c for c in at] + [False] * (env.num_envs - n))
         taught = ~replays & ((t < np.append(at + steps, [0] * (env.num_envs - n))) if steps else True)
         action = np.zeros(env.action_space.shape, np.float32)
-        for i in np.flatnonzero(replays & ~over):
+        for i in map(int, np.flatnonzero(replays & ~over)):
             if not np.array_equal(np.asarray(obs["state"][i], np.float32), episodes[i].state[t]):
                 raise UserError(f"episode {i} is not the one that its actions make here: step {t} differs")
             action[i] = episodes[i].action[t]

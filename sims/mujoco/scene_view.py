@@ -52,7 +52,8 @@ class SceneView:
             self.goal[i, 0] = first + [at[f"goal_d{c}"] for c in "xyz"]
         if self.task.uses_slide:
             self.qpos[i, -1] = at["drawer"]
-            self.goal[i, 0, 0] += at["drawer"]  # told as the handle, which moves with the drawer
+            if self.goal is not None:
+                self.goal[i, 0, 0] += at["drawer"]  # told as the handle, which moves with the drawer
         for name in self.task.joints:
             self.qpos[i, self._address(name)] = at[name]
 

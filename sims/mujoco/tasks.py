@@ -423,7 +423,8 @@ def _either_place(u):
 
 
 PICK_EITHER = Task(
-    "pick_either", 100, block_xml("left", (CUBE,) * 3, "red", 0.08) + block_xml("right", (CUBE,) * 3, "red", 0.08), ("left", "right"),
+    "pick_either", 100, block_xml("left", (CUBE, CUBE, CUBE), "red", 0.08) + block_xml("right", (CUBE, CUBE, CUBE), "red", 0.08),
+    ("left", "right"),
     _either_place, success=lambda s: _lifted(s, 0) | _lifted(s, 1),
     progress=lambda s: np.maximum(_pick_progress(s, 0), _pick_progress(s, 1)), instructions=("pick up one of the cubes",),
     stage=lambda s: held(s, 0) | held(s, 1))
