@@ -139,7 +139,7 @@ class Watch:
     outside: dict[str, int] = field(default_factory=dict)  # updates in a row
     inside: dict[str, int] = field(default_factory=dict)
     failures: int = 0
-    recent: list[float] = field(default_factory=list)
+    recent: list[tuple[int, float]] = field(default_factory=list)  # episodes of an update and their success
     best: float = 0.0
 
     def begin(self, step: int) -> None:
@@ -192,10 +192,11 @@ class Watch:
         if rate is None or not episodes:
             return {}
         self.failures = self.failures + episodes if rate == 0 else 0
-        self.recent = [*self.recent, rate][-PATIENCE:]
+        self.recent = [*self.recent, (episodes, rate)][-PATIENCE:]
         out = {"failures": float(self.failures)}
-        if len(self.recent) == PATIENCE:
-            mean = sum(self.recent) / PATIENCE
+        total = sum(n for n, _ in self.recent)
+        if len(self.recent) == PATIENCE and total >= FEW:  # of fewer the mean is mostly chance
+            mean = sum(n * r for n, r in self.recent) / total
             self.best = max(self.best, mean)
             if self.best >= 0.1:
                 out["success_kept"] = mean / self.best

@@ -129,7 +129,7 @@ def test_the_lists_of_valid_names_are_complete(here, capsys):
     ("train --rl.decisions 0", "rl.decisions must be in [1, 1e+06], got 0"),
     ("train --algo nft --rl.old-decay 1", "rl.old_decay must be in [0, 1), got 1.0"),
     ("train --policy.execute 99", "policy.execute (E <= H) must be in [1, 8], got 99"),
-    ("train --policy.noise-min 0.5", "policy.noise_min (<= noise_max) must be in (0, 0.16], got 0.5"),
+    ("train --policy.noise-min 0.5", "policy.noise_min (<= noise_max) must be in (0, 0.3], got 0.5"),
     ("train --algo dppo --policy.denoise-steps 7", "policy.denoise_steps must divide train_steps=20, got 7"),
     ("train --bc.batch 0", "bc.batch must be in [1, 1e+06], got 0"),
     ("eval run --episodes 0", "--episodes must be in [1, 1e+06], got 0"),

@@ -129,6 +129,7 @@ class Counting:
     def after_collect(self, rollout): pass
     def state_dict(self): return {}
     def publish(self): pass
+    def after(self, feed, metrics): pass
     def spans(self): return []
     def stats(self): return {}
     def note(self): return ""
@@ -179,7 +180,7 @@ class Scripted(Run):
         return {"success": [1] * won + [0] * (200 - won), "return": [0.0] * 200, "n": 200}
 
     def train(self) -> int:
-        return CountingStage(self).learn() if self.config.algo == "rlpd" else improve(self, Counting(), Counting())
+        return CountingStage(self).learn() if self.config.algo == "rlpd" else improve(self, Counting(), Counting(), Counting())
 
 
 class CountingStage(ReplayStage):

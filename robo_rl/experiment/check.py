@@ -5,7 +5,6 @@ from typing import Any
 
 from robo_rl.errors import UserError
 from robo_rl.experiment import envs, recipes
-from robo_rl.experiment.config import rollout_options
 from robo_rl.experiment.methods import find_method
 from robo_rl.plugins import is_object
 
@@ -86,4 +85,4 @@ def _method(options: CheckOptions) -> tuple[str, ...]:
     head, spec = _head(options, options.algo)
     from robo_rl.algos.check import check_method
     from robo_rl.policies import make_policy
-    return check_method(find_method(options.algo), rollout_options(config), make_policy(head, spec, 0))
+    return check_method(find_method(options.algo), config.rl, make_policy(head, spec, 0))

@@ -23,6 +23,8 @@ def first_policy(config: TrainConfig, env):
     old, _ = checkpoint.load_policy(folder)
     checkpoint.check_fits(old, obs_spec(env, old.spec.language), str(folder))
     policy, had = make_policy(config.policy, old.spec, config.seed), old.state_dict()
+    if getattr(policy, "noise", None) is None:  # how the run before explored is not what it learnt
+        had = {k: v for k, v in had.items() if not k.startswith("noise.")}
     parts = {k.split(".")[0] for k in had}
     try:
         missing, unknown = policy.load_state_dict(had, strict=False)

@@ -7,6 +7,7 @@ from robo_rl.errors import UserError
 from robo_rl.experiment import start_pool
 from robo_rl.experiment.config import POOL_STARTS, TrainConfig
 from robo_rl.experiment.envs import make_env
+from robo_rl.experiment.robot_names import ROBOTS
 from robo_rl.experiment.run import Run
 from robo_rl.experiment.sft import demo_folder
 from robo_rl.plugins import check_call, is_object, load_object
@@ -93,6 +94,8 @@ def obstacle(run: Run, folder: "Path | None") -> str:
     config = run.config
     if folder is None:
         return "there are none (--demos 0)"
+    if config.sim.split(":")[0] in ROBOTS:
+        return "an arm cannot be put into their states"
     if not hasattr(run.env, "get_state"):
         return f"{run.env.spec.id} has no snapshots"
     if config.backend == "ray":
