@@ -9,6 +9,7 @@ the reset. envpool does not report its control period; `spec.period` says 1 s.
 """
 
 import difflib
+import importlib
 import importlib.util
 import os
 from typing import Any, ClassVar
@@ -51,12 +52,16 @@ def make_envpool(
         raise MissingDependency(f"{name} needs envpool (about 740 MB): pip install 'robo_rl[envpool]'")
     if not id:
         raise UserError("envpool: needs an id after the colon, for example envpool:MetaWorld/Reach-v3")
-    import envpool
-    ids = envpool.list_all_envs()
+    ids = library().list_all_envs()
     if id not in ids:
         near = difflib.get_close_matches(id, ids, n=5, cutoff=0.3)
         raise UserError(f"unknown envpool id {id!r}. Nearest: {', '.join(near) or 'none'}")
     return EnvpoolEnv(id, num_envs, threads, max_steps)
+
+
+def library() -> Any:
+    """envpool itself: `import` of its name means this file to a type checker where it is not installed."""
+    return importlib.import_module("envpool")
 
 
 class EnvpoolEnv(ControlEnv):
@@ -65,8 +70,7 @@ class EnvpoolEnv(ControlEnv):
     metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}
 
     def __init__(self, id: str, num_envs: int, threads: int, max_steps: int):
-        import envpool
-        spec = envpool.make_spec(id, num_envs=1)
+        spec = library().make_spec(id, num_envs=1)
         self._low, self._high = own_actions(f"envpool:{id}", spec.gymnasium_action_space)
         space = spec.gymnasium_observation_space
         shapes = [s.shape or () for s in _leaves(space)]
@@ -134,9 +138,8 @@ class EnvpoolEnv(ControlEnv):
 
     def _make(self, ids: np.ndarray, seeds: np.ndarray) -> None:
         """Move the envs `ids` to a new pool, seeded one by one; pools nobody lives in are dropped."""
-        import envpool
-        pool = envpool.make(self._id, "gymnasium", num_envs=len(ids), env_seed=seeds.tolist(),
-                            num_threads=min(self._threads, len(ids)), **self._options)
+        pool = library().make(self._id, "gymnasium", num_envs=len(ids), env_seed=seeds.tolist(),
+                              num_threads=min(self._threads, len(ids)), **self._options)
         self._made += 1
         self._pools[self._made], self._members[self._made] = pool, ids
         self._pool[ids], self._local[ids] = self._made, np.arange(len(ids))
