@@ -109,30 +109,21 @@ class Types:
 
     def framed(self, name: str) -> type:
         """The same for a part of a service: `client` and `number` go before the message's bytes."""
-        store = self.store
+        wire: Any = self.wire(name)
 
-        class Framed:
-            __idl__ = self.struct(name).__idl__
-
+        class Framed(wire):
             def __init__(self, message: Any, client: int = 0, number: int = 0, raw: bytes = b""):
-                self.given, self.client, self.number, self.raw = message, client, number, raw
-
-            @property
-            def message(self) -> Any:
-                return store.deserialize_cdr(self.raw, name) if self.raw else self.given
+                super().__init__(message, raw)
+                self.client, self.number = client, number
 
             def serialize(self, *_, **__) -> bytes:
-                return frame(self.raw or bytes(store.serialize_cdr(self.given, name)), self.client, self.number)
+                return frame(super().serialize(), self.client, self.number)
 
             @classmethod
             def deserialize(cls, data: bytes, *_, **__) -> "Framed":
                 """Decoded when `message` is read: an error here would take the samples beside it along."""
                 raw, client, number = unframe(data)
                 return cls(None, client, number, raw)
-
-            @classmethod
-            def deserialize_key(cls, data: bytes, *_, **__) -> "Framed":
-                return cls(None)
         return Framed
 
     def hash(self, name: str) -> str:

@@ -1,14 +1,11 @@
 """Groups that are trees: what the episode slots play, fork and stop is what the credit's equations speak of."""
 
-import contextlib
-import os
-import random
-import signal
 
 import numpy as np
 import pytest
 import torch
-from test_runtime import SPEC, taken_uids, train, weights
+from test_episode_slots import train_under_kills
+from test_runtime import SPEC, train, weights
 from toys import PointReach
 
 from robo_rl.advantages import group_advantage
@@ -198,28 +195,12 @@ def test_a_run_repeats_exactly_and_goes_on_exactly_from_what_was_saved(extra):
 
 
 def test_killed_workers_lose_no_tree_and_hand_none_over_twice(tmp_path):
-    learner, rng, killed = make_learner(), random.Random(0), 0
+    learner = make_learner()
     jobs = [Job(i, build, N // 2, learner.policy.options, SPEC, 0.99, 0, 2, True, G, tmp_path, tmp_path / "weights.bin",
                 episode_slots=True, tree=learner.options) for i in range(2)]
     rows = Collector(build(G), learner.policy, 0.99, 0).layout(learner.policy) | tree_layout(G)
     feed = WorkerPoolFeed(tmp_path, ProcessPool(jobs, learner.policy), [G] * 2, [rows] * 2, 16, LIMIT // E, 2, group=G)
-    uids = taken_uids(feed)
-
-    def kill(i, feed):
-        nonlocal killed
-        process = feed.pool.processes[rng.randrange(2)].process
-        if i % 3 == 2 and process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
-                killed += 1
-    try:
-        seen = train(learner, feed, 8, kill)
-        with feed.condition:
-            left = [f.uid for f in feed.ledger.fragments.values() if f.uid not in uids]
-            assert sorted(uids + left) == list(range(feed.ledger.next_uid))
-    finally:
-        feed.close()
-    assert killed >= 2 and len(set(uids)) == len(uids) and all(s["episodes"] >= 4 for s in seen)
+    assert all(s["episodes"] >= 4 for s in train_under_kills(learner, feed, 8))
 
 
 def test_a_sim_without_snapshots_and_runs_that_cannot_fork_are_refused():

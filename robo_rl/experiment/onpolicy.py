@@ -39,19 +39,23 @@ def make_learner(run: Run, beside: float = 0.0):
     return find_method(config.algo)(run.policy, rl, config.seed, demos=demos)
 
 
+def supervise(learner, control: StartControl | None) -> None:
+    """Keep the share of the supervised loss beside RL that the starts' control asks for; shards have no such loss."""
+    from robo_rl.algos.onpolicy import OnPolicyLearner
+    if (share := supervision(control)) is not None and isinstance(learner, OnPolicyLearner):
+        learner.supervision = share
+
+
 def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
     """Online RL until --steps, from the supervised policy or a checkpoint -> the exit status."""
     from robo_rl import checkpoint
-    from robo_rl.algos.onpolicy import OnPolicyLearner
 
     config = run.config
     run.policy.train()
     state = checkpoint.load_train(checkpoint_folder)[0] if checkpoint_folder is not None else {}
     saved, control = state.get("feed"), make_control(run, state.get("starts"))
-    share = supervision(control)
-    learner = make_learner(run, 0.0 if share is None else BESIDE)
-    if share is not None and isinstance(learner, OnPolicyLearner):  # shards have no supervision beside RL
-        learner.supervision = share
+    learner = make_learner(run, 0.0 if supervision(control) is None else BESIDE)
+    supervise(learner, control)
     if state:
         learner.load_state_dict(state["learner"])
     guard = StalenessGuard(run.report.say)
@@ -145,8 +149,7 @@ def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartContro
             for episodes in ended:
                 control.observe(episodes)
             control.renew()
-            if (share := supervision(control)) is not None:
-                learner.supervision = share
+            supervise(learner, control)
         update = time.perf_counter() - begin - waited
         clock += 0 if config.periodic else int(waited * 1e9)
         feed.publish()

@@ -18,10 +18,8 @@ import torch
 from torch import Tensor
 
 from robo_rl.errors import in_range
+from robo_rl.losses import MAX_LOG_RATIO
 from robo_rl.noise import mix
-
-LIMIT = 20.0  # of a log ratio
-
 
 # ---- rollout replay --------------------------------------------------------------------------------------------------
 
@@ -69,8 +67,8 @@ def remix_loss(logp: Tensor, logp_behave: Tensor, logp_before: Tensor, adv: Tens
     logp_behave: of pi_{k-i}, who acted; logp_before: of pi_k, the policy at the beginning of the update. For i = 0 c is 1 and this is
     PPO's loss. For A < 0 and c < e the lower end of the band is below 0 and binds never, as in the paper.
     """
-    r = (logp - logp_behave).clamp(-LIMIT, LIMIT).exp()
-    centre = (logp_before - logp_behave).clamp(-LIMIT, LIMIT).exp().detach()
+    r = (logp - logp_behave).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    centre = (logp_before - logp_behave).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().detach()
     held = torch.maximum(torch.minimum(r, centre + clip), centre - clip)
     return -torch.minimum(r * adv, held * adv).mean()
 
