@@ -50,3 +50,44 @@ class Normaliser(nn.Module):
         self.mean.copy_(new_mean)
         self.std.copy_(new_var.sqrt().clamp(min=floor))
         self.count.fill_(n + b)
+
+
+KINDS = {"mean_std": ("mean", "std"), "quantiles": ("q01", "q99"), "min_max": ("min", "max"), "identity": ()}  # what each needs
+
+
+class AxisNormaliser(nn.Module):
+    """y = (x - shift) / scale - offset per axis, by fixed statistics of any kind; nothing is clipped.
+
+    mean_std: (x - mean) / (std + eps). quantiles, min_max: 2 (x - low) / (high - low) - 1, with eps in place of a range of 0
+    (LeRobot), or added to every range (`plus`: openpi). eps None: an axis that never moves passes through, shifted.
+    """
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, dim: int, kind: str = "identity"):
+        super().__init__()
+        self.kind, self.offset = kind, float(kind in ("quantiles", "min_max"))
+        self.register_buffer("shift", torch.zeros(dim))
+        self.register_buffer("scale", torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.shift) / self.scale - self.offset
+
+    def inverse(self, y: Tensor) -> Tensor:
+        return (y + self.offset) * self.scale + self.shift
+
+    @torch.no_grad()
+    def take(self, first: Tensor, second: Tensor, eps: float | None = None, plus: bool = False) -> None:
+        """Of mean and std, or of the ends of a range, float [dim] each."""
+        first, second = first.double(), second.double()
+        ranged = bool(self.offset)
+        spread = second - first if ranged else second
+        if eps is None:
+            spread = torch.where(spread > 1e-9 * first.abs().clamp(min=1e-3), spread, 2.0 if ranged else 1.0)
+        elif plus or not ranged:
+            spread = spread + eps
+        else:
+            spread = torch.where(spread == 0, eps, spread)
+        self.shift.copy_(first)
+        self.scale.copy_(spread / 2 if ranged else spread)
