@@ -17,7 +17,8 @@ class Trunk(Protocol):
 
     def __call__(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor) -> Context:
         """images [B,V,3,h,w] in -1..1, image_mask bool [B,V], tokens int64 [B,P], token_mask bool [B,P], state [B,S], normalised
-        and padded -> the context; `pooled` [B,context_size] is the masked mean of what the last layer gets, float32."""
+        and padded -> the context; `pooled` [B,context_size] is the masked mean of what the last layer gets after the trunk's last
+        norm, float32. Ours also take `drop` and `length` (`network.VlaModel.prefix`)."""
         ...
 
 

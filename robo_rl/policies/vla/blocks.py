@@ -1,0 +1,312 @@
+"""Blocks that the vision-language-action models share: a vision transformer, decoder blocks with a prefix cache, time features.
+
+A block is called through `forward` alone, so that hooks (FSDP2, checkpointing) see every use of its weights. Names of layers below a
+block (`self_attn.q_proj`, `mlp.gate_proj`, …) are those of the public checkpoints.
+Axes: B rows, L tokens, P tokens of the prefix, N query heads, M key/value heads, d width of a head.
+Sources: SigLIP (arXiv 2303.15343), Gemma (arXiv 2403.08295), RoPE (arXiv 2104.09864), adaptive norms with a gate: DiT (arXiv
+2212.09748) and pi0.5 (arXiv 2504.16054); the numbers of each model are in its own file.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+ACTIVATION = {"gelu": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu}
+ROPE_BASE = 10_000.0
+MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0  # of time features, in units of flow time
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionSize:
+    """A vision transformer: square images of `image` pixels in patches of `patch` pixels."""
+
+    width: int
+    depth: int
+    mlp: int
+    heads: int
+    patch: int
+    image: int
+
+    @property
+    def patches(self) -> int:
+        """Tokens of an image before any merging."""
+        return (self.image // self.patch) ** 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderSize:
+    """A stack of decoder blocks: `heads` query heads and `kv_heads` key/value heads of `head_dim`."""
+
+    width: int
+    depth: int
+    mlp: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderKind:
+    """What Gemma and Llama do differently: the activation of the gate, and a norm's weight as an offset to 1 or as it is."""
+
+    activation: str
+    eps: float
+    offset: float
+
+
+GEMMA = DecoderKind(activation="gelu", eps=1e-6, offset=1.0)
+LLAMA = DecoderKind(activation="silu", eps=1e-5, offset=0.0)
+
+
+class RmsNorm(nn.Module):
+    """x / rms(x) · (offset + weight), computed in float32 -> (the dtype of x, no gate)."""
+
+    def __init__(self, width: int, kind: DecoderKind):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((width,), 1.0 - kind.offset))
+        self.eps, self.offset = kind.eps, kind.offset
+
+    def forward(self, x: Tensor, cond: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """x [B,L,W] -> ([B,L,W], None); `cond` is for `AdaRmsNorm`."""
+        return (_rms(x, self.eps) * (self.offset + self.weight.float())).to(x.dtype), None
+
+
+class AdaRmsNorm(nn.Module):
+    """x / rms(x) · (1 + scale) + shift, with scale, shift and the gate of the residual linear in a condition."""
+
+    def __init__(self, width: int, cond: int, kind: DecoderKind):
+        super().__init__()
+        self.dense = nn.Linear(cond, 3 * width)
+        self.eps = kind.eps
+
+    def forward(self, x: Tensor, cond: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """x [B,L,W], cond [B or more,C] (`even_rows`) -> ([B,L,W], gate [B,1,W])."""
+        scale, shift, gate = self.dense(cond)[:len(x), None].chunk(3, -1)
+        return (_rms(x, self.eps) * (1 + scale.float()) + shift.float()).to(x.dtype), gate
+
+
+def _rms(x: Tensor, eps: float) -> Tensor:
+    x = x.float()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def rotation(position: Tensor, head_dim: int) -> Tensor:
+    """Positions int64 [B,L] -> cosines and sines float32 [2,B,L,1,d/2] of `rotate`; made once for all layers."""
+    half = head_dim // 2
+    rate = ROPE_BASE ** (torch.arange(half, device=position.device, dtype=torch.float32) / half)
+    angle = (position[..., None].float() / rate)[:, :, None]
+    return torch.stack([angle.cos(), angle.sin()])
+
+
+def rotate(x: Tensor, turn: Tensor) -> Tensor:
+    """Rotary embedding of x [B,L,N,d]: entries i and i + d/2 are a plane (not neighbours)."""
+    cos, sin = turn
+    a, b = x.float().chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Scaled dot-product attention of q [B,L,N,d] to k, v [B,P,M,d] where `mask` bool [B,1 or L,P] -> [B,L,N d].
+
+    The N/M query heads of a key/value head are rows of one product, so keys and values are never repeated.
+    """
+    rows, length, heads, size = q.shape
+    groups = heads // k.shape[2]
+    q = q.view(rows, length, k.shape[2], groups, size).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    if mask.shape[1] > 1:
+        mask = mask.repeat(1, groups, 1)
+    y = F.scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask[:, None])
+    return y.view(rows, -1, groups, length, size).permute(0, 3, 1, 2, 4).flatten(2)
+
+
+class SelfAttention(nn.Module):
+    """Grouped-query attention with rotary positions to a prefix (if any) and to its own tokens."""
+
+    def __init__(self, size: DecoderSize, source: int = 0, last: bool = False):
+        """`source`: width of the prefix' flattened keys that `CrossBlock` projects, 0: keys are made of the own tokens."""
+        super().__init__()
+        self.head_dim = size.head_dim
+        if not last:
+            self.q_proj = nn.Linear(size.width, size.heads * size.head_dim, bias=False)
+        self.k_proj = nn.Linear(source or size.width, size.kv_heads * size.head_dim, bias=False)
+        self.v_proj = nn.Linear(source or size.width, size.kv_heads * size.head_dim, bias=False)
+        if not last:
+            self.o_proj = nn.Linear(size.heads * size.head_dim, size.width, bias=False)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_dim))
+
+    def keys(self, h: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
+        """h [B,L,W] -> keys, rotated, and values [B,L,M,d]."""
+        return rotate(self._heads(self.k_proj(h)), turn), self._heads(self.v_proj(h))
+
+    def forward(self, h: Tensor, turn: Tensor, mask: Tensor,
+                past: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """h [B,L,W] -> ([B,L,W], keys and values of its own tokens)."""
+        own = k, v = self.keys(h, turn)
+        if past is not None:
+            k, v = torch.cat([past[0], k], 1), torch.cat([past[1], v], 1)
+        q = rotate(self._heads(self.q_proj(h)), turn)
+        return self.o_proj(attend(q, k, v, mask)), own
+
+    def across(self, h: Tensor, turn: Tensor, mask: Tensor, past: tuple[Tensor, Tensor]) -> Tensor:
+        """h [B,L,W] to projections of the prefix' keys and values alone -> [B,L,W]."""
+        k, v = self._heads(self.k_proj(past[0].flatten(2))), self._heads(self.v_proj(past[1].flatten(2)))
+        return self.o_proj(attend(rotate(self._heads(self.q_proj(h)), turn), k, v, mask))
+
+
+class GatedMlp(nn.Module):
+    """down(act(gate(x)) · up(x))."""
+
+    def __init__(self, size: DecoderSize, kind: DecoderKind):
+        super().__init__()
+        self.gate_proj, self.up_proj = (nn.Linear(size.width, size.mlp, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(size.mlp, size.width, bias=False)
+        self.activation = ACTIVATION[kind.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B,L,W] -> [B,L,W]."""
+        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderBlock(nn.Module):
+    """Pre-norm decoder block: attention to a prefix and to its own tokens, then a gated MLP.
+
+    `cond`: width of the condition of adaptive norms, 0: plain norms. `source`: as in `SelfAttention`, the block then attends to the
+    prefix alone. `last`: the last block of a trunk, whose keys and values are all that anyone reads; it has no other weights.
+    """
+
+    def __init__(self, size: DecoderSize, kind: DecoderKind, cond: int = 0, source: int = 0, last: bool = False):
+        super().__init__()
+        def norm() -> nn.Module:
+            return AdaRmsNorm(size.width, cond, kind) if cond else RmsNorm(size.width, kind)
+        self.input_layernorm = norm()
+        self.self_attn = SelfAttention(size, source, last)
+        if not last:
+            self.post_attention_layernorm = norm()
+            self.mlp = GatedMlp(size, kind)
+        self.last, self.crosses = last, source > 0
+
+    def forward(self, x: Tensor, turn: Tensor, mask: Tensor, past: tuple[Tensor, Tensor] | None = None,
+                cond: Tensor | None = None) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """x [B,L,W], `rotation` of its positions, mask bool [B,1 or L,P (+ L)] -> (x [B,L,W], keys and values of its own tokens)."""
+        h, gate = self.input_layernorm(x, cond)
+        if self.last:
+            return x, self.self_attn.keys(h, turn)
+        own = None
+        if self.crosses:
+            assert past is not None
+            y = self.self_attn.across(h, turn, mask, past)
+        else:
+            y, own = self.self_attn(h, turn, mask, past)
+        x = x + (y if gate is None else y * gate)
+        h, gate = self.post_attention_layernorm(x, cond)
+        y = self.mlp(h)
+        return x + (y if gate is None else y * gate), own
+
+
+class VisionAttention(nn.Module):
+    """Multi-head self-attention with biases, every patch to every patch."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(width, width) for _ in range(4))
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B,L,W] -> [B,L,W]."""
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj))
+        return self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class VisionMlp(nn.Module):
+    """fc2(gelu(fc1(x)))."""
+
+    def __init__(self, width: int, mlp: int):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(width, mlp), nn.Linear(mlp, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B,L,W] -> [B,L,W]."""
+        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+
+
+class VisionBlock(nn.Module):
+    """Pre-norm encoder block of SigLIP."""
+
+    def __init__(self, size: VisionSize):
+        super().__init__()
+        self.layer_norm1, self.layer_norm2 = (nn.LayerNorm(size.width, eps=1e-6) for _ in range(2))
+        self.self_attn, self.mlp = VisionAttention(size.width, size.heads), VisionMlp(size.width, size.mlp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B,L,W] -> [B,L,W]."""
+        x = x + self.self_attn(self.layer_norm1(x))
+        return x + self.mlp(self.layer_norm2(x))
+
+
+class VisionTower(nn.Module):
+    """SigLIP's vision transformer: images [B,3,h,w] in -1..1 -> patches [B,(h/patch)²,W], row by row."""
+
+    def __init__(self, size: VisionSize):
+        super().__init__()
+        self.patch = nn.Conv2d(3, size.width, size.patch, size.patch)
+        self.place = nn.Embedding(size.patches, size.width)
+        self.layers = nn.ModuleList([VisionBlock(size) for _ in range(size.depth)])
+        self.norm = nn.LayerNorm(size.width, eps=1e-6)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B,3,h,w] -> [B,L,W]."""
+        x = self.patch(images.to(self.patch.weight.dtype)).flatten(2).transpose(1, 2) + self.place.weight
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x)
+
+
+def time_embedding(t: Tensor, width: int) -> Tensor:
+    """Flow times [B] -> float64 [B,width]: sines then cosines of 2 pi t / period, periods geometric in MIN_PERIOD .. MAX_PERIOD."""
+    fraction = torch.linspace(0, 1, width // 2, dtype=torch.float64, device=t.device)
+    angle = 2 * math.pi / (MIN_PERIOD * (MAX_PERIOD / MIN_PERIOD) ** fraction) * t[:, None].double()
+    return torch.cat([angle.sin(), angle.cos()], 1)
+
+
+def even_rows(x: Tensor) -> Tensor:
+    """x [B,W] with zero rows up to a multiple of 16.
+
+    Products of fewer rows take other routines, which round differently. With these rows a sample's bits do not
+    depend on how many others are in its batch, which a ratio of exactly 1 asks for.
+    """
+    return F.pad(x, (0, 0, 0, -len(x) % 16))
+
+
+def picture_tokens(encode: nn.Module, project: nn.Module, images: Tensor, image_mask: Tensor, drop: bool) -> Tensor:
+    """images [B,V,3,h,w] -> projected tokens [B,V,n,W]; with `drop`, views that a row does not have are zeros and cost nothing."""
+    if not drop:
+        return project(encode(images.flatten(0, 1))).unflatten(0, images.shape[:2])
+    there = image_mask.flatten().nonzero().squeeze(1)
+    seen = project(encode(images.flatten(0, 1)[there]))
+    out = seen.new_zeros(image_mask.numel(), *seen.shape[1:]).index_copy(0, there, seen)
+    return out.unflatten(0, images.shape[:2])
+
+
+def pack(x: Tensor, mask: Tensor, length: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Real tokens of x [B,L,W] to the front in their order, the rest cut off: x [B,P,W], mask bool [B,P], length int64 [B].
+
+    P is the longest row, or `length` (padding is added, for one shape whatever the rows are). ValueError: a row longer than
+    that, or one without any token. Positions are counted over real tokens, so packing changes no result but by rounding.
+    """
+    count = mask.sum(1)
+    longest, shortest = torch.stack([count.max(), count.min()]).tolist()
+    if not shortest:
+        raise ValueError("a row has neither an image nor a word: image_mask and token_mask are all False")
+    if length is not None and longest > length:
+        raise ValueError(f"a prefix of {longest} tokens does not fit into the {length} that were set for it")
+    keep = min(length or longest, x.shape[1])
+    order = mask.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :keep]
+    x = x.gather(1, order[..., None].expand(-1, -1, x.shape[2]))
+    if length is not None and length > keep:
+        x = F.pad(x, (0, 0, 0, length - keep))
+    return x, torch.arange(x.shape[1], device=x.device) < count[:, None], count

@@ -1,0 +1,170 @@
+"""Names of weights: ours, and those of the public checkpoints of each family.
+
+A public layout is a list of prefixes, one of ours beside one of theirs; below a prefix the names are the same. What no model needs
+(output heads, the last trunk layer after its keys and values, normaliser statistics of older LeRobot files) is told apart from what
+is unknown. Layouts of pi0 and pi0.5: LeRobot >= 0.4 (`lerobot`), openpi's PyTorch files (`openpi`, the same without `model.`), and
+both with the names of transformers <= 4.51 (`lerobot-old`, `openpi-old`). Of SmolVLA: LeRobot (`lerobot`).
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from robo_rl.errors import choose
+
+OURS = "robo_rl"
+KEPT = "kept."  # before the public name of a tensor that ours carries along, so that a checkpoint goes back as it came
+FAMILIES = ("pi0", "pi05", "smolvla")
+
+
+@dataclass(frozen=True)
+class KeyLayout:
+    """A public naming of one family's weights."""
+
+    family: str
+    name: str
+    prefixes: tuple[tuple[str, str], ...]
+    """(ours, theirs)."""
+    words: tuple[str, str]
+    """The word embedding, and the output head that is tied to it: a file may have one or both."""
+    unused: str
+    """Pattern of public names that no model of ours reads."""
+
+    def ours(self, key: str) -> str | None:
+        """Our name of a public key, None where we have none."""
+        key = key.replace("_orig_mod.", "")
+        if key in self.words:
+            return WORDS
+        return next((a + key[len(b):] for a, b in self.prefixes if key.startswith(b)), None)
+
+    def theirs(self, name: str) -> str:
+        """The public key of our name."""
+        if name == WORDS:
+            return self.words[0]
+        return next(b + name[len(a):] for a, b in self.prefixes if name.startswith(a))
+
+
+WORDS = "trunk.words.weight"
+NORMS = r"(un)?normalize_\w+\."  # statistics in the weights, as LeRobot < 0.4 wrote them
+
+_HEADS = (("expert.action_in.", "action_in_proj."), ("expert.action_out.", "action_out_proj."))
+_TIME = {"pi0": "action_time_mlp_", "pi05": "time_mlp_", "smolvla": "action_time_mlp_"}
+_SIGLIP = (("patch.", "embeddings.patch_embedding."), ("place.", "embeddings.position_embedding."),
+           ("layers.", "encoder.layers."), ("norm.", "post_layernorm."))
+
+
+def _pi(family: str, name: str, front: str, old: bool) -> KeyLayout:
+    both, gemma = f"{front}paligemma_with_expert.", f"{front}paligemma_with_expert.gemma_expert."
+    vlm = f"{both}paligemma." if old else f"{both}paligemma.model."
+    text = f"{vlm}language_model.model." if old else f"{vlm}language_model."
+    head = f"{vlm}language_model.lm_head.weight" if old else f"{both}paligemma.lm_head.weight"
+    prefixes = [*((f"trunk.vision.{a}", f"{vlm}vision_tower.vision_model.{b}") for a, b in _SIGLIP),
+                ("trunk.projector.", f"{vlm}multi_modal_projector.linear."),
+                ("trunk.layers.", f"{text}layers."), ("trunk.norm.", f"{text}norm."),
+                ("expert.layers.", f"{gemma}model.layers."), ("expert.norm.", f"{gemma}model.norm."),
+                *((a, front + b) for a, b in _HEADS),
+                *((f"expert.time_{x}.", f"{front}{_TIME[family]}{x}.") for x in ("in", "out"))]
+    if family == "pi0":
+        prefixes.append(("expert.state.", f"{front}state_proj."))
+    unused = rf"{re.escape(gemma)}(lm_head|model\.embed_tokens)\.|.*\.embeddings\.position_ids$|{NORMS}"
+    return KeyLayout(family, name, tuple(prefixes), (f"{text}embed_tokens.weight", head), unused)
+
+
+def _smolvla() -> KeyLayout:
+    both = "model.vlm_with_expert."
+    vlm = f"{both}vlm.model."
+    prefixes = [*((f"trunk.vision.{a}", f"{vlm}vision_model.{b}") for a, b in _SIGLIP),
+                ("trunk.projector.proj.", f"{vlm}connector.modality_projection.proj."),
+                ("trunk.layers.", f"{vlm}text_model.layers."), ("trunk.norm.", f"{vlm}text_model.norm."),
+                ("trunk.state.", "model.state_proj."),
+                ("expert.layers.", f"{both}lm_expert.layers."), ("expert.norm.", f"{both}lm_expert.norm."),
+                *((a, f"model.{b}") for a, b in _HEADS),
+                *((f"expert.time_{x}.", f"model.{_TIME['smolvla']}{x}.") for x in ("in", "out"))]
+    unused = rf"{re.escape(both)}lm_expert\.embed_tokens\.|.*\.embeddings\.position_ids$|{NORMS}"
+    return KeyLayout("smolvla", "lerobot", tuple(prefixes), (f"{vlm}text_model.embed_tokens.weight", f"{both}vlm.lm_head.weight"), unused)
+
+
+LAYOUTS = (*(_pi(family, name, front, old) for family in ("pi05", "pi0")
+             for name, front, old in (("lerobot", "model.", False), ("openpi", "", False),
+                                      ("lerobot-old", "model.", True), ("openpi-old", "", True))), _smolvla())
+
+
+def layouts_of(family: str) -> list[str]:
+    """Names of the layouts of a family, ours first."""
+    return [OURS, *(x.name for x in LAYOUTS if x.family == family)]
+
+
+def layout(family: str, name: str) -> KeyLayout:
+    """The public layout of that name; UserError naming those that the family has."""
+    choose(f"layout of {family}", name, [n for n in layouts_of(family) if n != OURS])
+    return next(x for x in LAYOUTS if (x.family, x.name) == (family, name))
+
+
+@dataclass(frozen=True)
+class KeyMatch:
+    """How the keys of a file read in one layout."""
+
+    layout: KeyLayout | None
+    """None: ours."""
+    family: str
+    found: dict[str, str]
+    """Our name -> the key in the file."""
+    spare: tuple[str, ...]
+    """Keys that no model needs."""
+    unknown: tuple[str, ...]
+    """Keys that this layout does not know."""
+    tied: str = field(default="")
+    """The key of a second copy of the word embedding, which the file's model shares with the first."""
+
+    @property
+    def name(self) -> str:
+        """Of the layout."""
+        return self.layout.name if self.layout else OURS
+
+
+def after_the_last(names: Iterable[str], depth: int) -> set[str]:
+    """Of our names, those of the last trunk layer that nothing reads: all but its first norm, keys and values."""
+    last = rf"trunk\.layers\.{depth - 1}\.(?!input_layernorm\.|self_attn\.[kv]_proj\.)"
+    return {n for n in names if re.match(last, n)}
+
+
+def trunk_depth(names: Iterable[str]) -> int:
+    """Layers of the trunk among our names."""
+    return 1 + max((int(m[1]) for n in names if (m := re.match(r"trunk\.layers\.(\d+)\.", n))), default=-1)
+
+
+def match(keys: Iterable[str], shape: KeyLayout) -> KeyMatch:
+    """Read `keys` in a public layout."""
+    found: dict[str, str] = {}
+    spare, unknown, tied = [], [], ""
+    for key in sorted(keys, key=lambda k: (k == shape.words[1], k)):
+        name = shape.ours(key)
+        if name == WORDS and WORDS in found:
+            tied = key
+        elif name is not None:
+            found[name] = key
+        elif re.match(shape.unused, key.replace("_orig_mod.", "")):
+            spare.append(key)
+        else:
+            unknown.append(key)
+    spare += [found.pop(name) for name in after_the_last(found, trunk_depth(found))]
+    return KeyMatch(shape, shape.family, found, tuple(sorted(spare)), tuple(sorted(unknown)), tied)
+
+
+def match_ours(keys: Iterable[str]) -> KeyMatch:
+    """Read `keys` as ours."""
+    keys = list(keys)
+    spare = [k for k in keys if k.startswith(KEPT)]
+    found = {k: k for k in keys if k.startswith(("trunk.", "expert."))}
+    adaptive, merged = any(".dense." in k for k in found), "trunk.projector.proj.weight" in found
+    family = "smolvla" if merged else "pi05" if adaptive else "pi0"
+    return KeyMatch(None, family, found, tuple(spare), tuple(k for k in keys if k not in found and k not in spare))
+
+
+def recognise(keys: Iterable[str]) -> KeyMatch:
+    """The layout in which most of `keys` are known; pi0 and pi0.5 differ by their time layers and adaptive norms."""
+    keys = list(keys)
+    def known(m: KeyMatch) -> tuple[int, int]:
+        adaptive = any(".dense." in n for n in m.found)
+        return len(m.found) + len(m.spare) + (m.tied != ""), int(adaptive == (m.family == "pi05"))
+    return max((match_ours(keys), *(match(keys, x) for x in LAYOUTS)), key=known)

@@ -1,0 +1,178 @@
+"""A vision-language-action model: of a size with weights of a seed, or of a checkpoint in any layout that is known."""
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robo_rl.errors import UserError, choose
+from robo_rl.files import read_json
+from robo_rl.policies.vla.blocks import AdaRmsNorm, DecoderSize, RmsNorm, VisionSize
+from robo_rl.policies.vla.keys import FAMILIES, KeyMatch, recognise, trunk_depth
+from robo_rl.policies.vla.network import VlaConfig, VlaModel
+from robo_rl.policies.vla.pi import PI_SIZES, PiConfig
+from robo_rl.policies.vla.smolvla import SMOLVLA_SIZES, PatchMerger, SmolVlaConfig
+from robo_rl.policies.vla.weights import Checkpoint, TensorInfo, metadata_json, open_checkpoint
+
+SIZES: dict[str, dict[str, VlaConfig]] = {**PI_SIZES, "smolvla": SMOLVLA_SIZES}  # pyright: ignore[reportAssignmentType]
+METADATA = "vla"  # of a safetensors file of ours: the model's configuration
+ENDS_A_BRANCH = ("o_proj", "down_proj", "out_proj", "fc2")
+
+
+def vla_config(family: str, size: str) -> VlaConfig:
+    """The configuration of pi0, pi05 or smolvla at a size: tiny, small or full. UserError naming those there are."""
+    sizes = SIZES[choose("model", family, FAMILIES)]
+    return sizes[choose("size", size, sizes)]
+
+
+def empty_model(config: VlaConfig, dtype: torch.dtype = torch.float32) -> VlaModel:
+    """The model on the meta device: shapes and names, no memory."""
+    with torch.device("meta"):
+        return VlaModel(config).to(dtype)
+
+
+def make_model(config: VlaConfig, seed: int, device: "torch.device | str" = "cpu", dtype: torch.dtype = torch.float32) -> VlaModel:
+    """A model whose weights are drawn from `seed` on `device` (the same on devices of one kind, whatever the dtype but for rounding)."""
+    model = empty_model(config, dtype).to_empty(device=device)
+    initialise(model, seed)
+    return model
+
+
+@torch.no_grad()
+def initialise(model: VlaModel, seed: int) -> None:
+    """Draw all weights: normal of one over the root of what a unit sums over; what ends a residual branch, less by the root of twice
+    the layers; norms are 1, biases 0, and the gate of an adaptive norm is 1 (openpi starts it at 0, for a trunk that is trained)."""
+    depth = max(model.config.vision.depth, model.config.trunk.depth)
+    for name, module in model.named_modules():
+        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+        if isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding):
+            assert weight is not None
+            fan = module.embedding_dim if isinstance(module, nn.Embedding) else weight[0].numel()
+            gain = (2 * depth) ** -0.5 if name.endswith(ENDS_A_BRANCH) else 1.0
+            _draw(weight, gain * fan**-0.5, seed, name)
+            if bias is not None:
+                bias.zero_()
+        elif isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
+        elif isinstance(module, RmsNorm):
+            module.weight.fill_(1.0 - module.offset)
+    for name, module in model.named_modules():
+        if isinstance(module, AdaRmsNorm):
+            _draw(module.dense.weight, 0.1 * module.dense.in_features**-0.5, seed, name)
+            module.dense.bias[-module.dense.out_features // 3:].fill_(1.0)
+        elif isinstance(module, PatchMerger):
+            module.proj.weight.div_(math.sqrt(module.proj.out_features))
+
+
+def _draw(weight: Tensor, std: float, seed: int, name: str) -> None:
+    g = torch.Generator(weight.device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+    weight.copy_(torch.randn(weight.shape, generator=g, device=weight.device).mul_(std))
+
+
+def config_of(entries: Mapping[str, Any]) -> VlaConfig:
+    """The configuration that `asdict` made `entries` of; UserError where they are of none."""
+    kind = SmolVlaConfig if entries.get("family") == "smolvla" else PiConfig
+    try:
+        parts = {"vision": VisionSize(**entries["vision"]), "trunk": DecoderSize(**entries["trunk"]),
+                 "expert": DecoderSize(**entries["expert"])}
+        return kind(**{**entries, **parts})
+    except (KeyError, TypeError, ValueError) as e:
+        raise UserError(f"the configuration of a model in a checkpoint is not read here ({e}); it has "
+                        f"{', '.join(f.name for f in fields(kind))}") from None
+
+
+def infer_config(read: KeyMatch, tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> VlaConfig:
+    """The configuration that the shapes say. `settings`: LeRobot's config.json, which knows the horizon (`chunk_size`).
+
+    Shapes do not tell how many heads share a width: that is taken from the published size of the same width. UserError: none has it.
+    """
+    at = {name: tensors[key].shape for name, key in read.found.items()}
+    known = SIZES[read.family]
+    try:
+        width, vocab = at["trunk.words.weight"][1], at["trunk.words.weight"][0]
+        v_width, patch = at["trunk.vision.patch.weight"][0], at["trunk.vision.patch.weight"][-1]
+        places, v_mlp = at["trunk.vision.place.weight"][0], at["trunk.vision.layers.0.mlp.fc1.weight"][0]
+        q, k = at["trunk.layers.0.self_attn.q_proj.weight"][0], at["trunk.layers.0.self_attn.k_proj.weight"][0]
+        mlp, e_mlp = (at[f"{side}.layers.0.mlp.gate_proj.weight"][0] for side in ("trunk", "expert"))
+        e_width, a_width = at["expert.action_in.weight"]
+        projected = at["trunk.projector.proj.weight"][1] if read.family == "smolvla" else 0
+        state = at["expert.state.weight"][1] if read.family == "pi0" else at["trunk.state.weight"][1] if projected else a_width
+    except KeyError as e:
+        raise UserError(f"weights of {read.family} in layout {read.name} without {e.args[0]}: its sizes cannot be told") from None
+    like = next((c for c in known.values() if (c.vision.width, c.trunk.width) == (v_width, width)), None)
+    if like is None:
+        raise UserError(f"{read.family} with a vision of {v_width} and a trunk of {width}: shapes do not tell the heads, and no size that "
+                        f"is known has these ({', '.join(f'{n} {c.vision.width} and {c.trunk.width}' for n, c in known.items())})")
+    depth, v_depth = trunk_depth(at), 1 + max(int(n.split(".")[3]) for n in at if n.startswith("trunk.vision.layers."))
+    head_dim = k if read.family != "smolvla" else like.trunk.head_dim
+    heads = {"depth": depth, "heads": q // head_dim, "kv_heads": k // head_dim, "head_dim": head_dim}
+    config = replace(
+        like, vocab=vocab, action_width=a_width, state_width=state, horizon=int(settings.get("chunk_size", like.horizon)),
+        vision=VisionSize(width=v_width, depth=v_depth, mlp=v_mlp, heads=like.vision.heads, patch=patch, image=math.isqrt(places) * patch),
+        trunk=DecoderSize(width=width, mlp=mlp, **heads), expert=DecoderSize(width=e_width, mlp=e_mlp, **heads))
+    return replace(config, merge=math.isqrt(projected // v_width)) if isinstance(config, SmolVlaConfig) else config
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    """The config.json beside the weights; {} where there is none."""
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    return read_json(file) if file.is_file() else {}
+
+
+def read_config(checkpoint: Checkpoint, read: KeyMatch) -> VlaConfig:
+    """The configuration of a checkpoint: what its metadata says if it is ours, else what its shapes say."""
+    said = metadata_json(checkpoint.metadata, METADATA)
+    return config_of(said) if said else infer_config(read, checkpoint.tensors, settings_of(checkpoint.path))
+
+
+def differences(config: VlaConfig, read: KeyMatch, tensors: Mapping[str, TensorInfo]) -> tuple[list[str], list[str]]:
+    """(our names that the checkpoint lacks, names whose shape is another) for a model of `config`."""
+    want = {name: tuple(p.shape) for name, p in empty_model(config).state_dict().items()}
+    missing = [name for name in want if name not in read.found]
+    wrong = [f"{name} {list(tensors[read.found[name]].shape)} instead of {list(shape)}" for name, shape in want.items()
+             if name in read.found and tensors[read.found[name]].shape != shape]
+    wrong += [name for name in read.found if name not in want]
+    return missing, wrong
+
+
+def check_match(path: Path, config: VlaConfig, read: KeyMatch, tensors: Mapping[str, TensorInfo]) -> None:
+    """UserError, counting and naming some, unless every weight of the model is there in its shape and every key is known."""
+    missing, wrong = differences(config, read, tensors)
+    told = [f"{len(names)} {what} ({', '.join(names[:3])}{' …' if len(names) > 3 else ''})"
+            for what, names in (("missing", missing), ("of another shape", wrong), ("unexpected", list(read.unknown))) if names]
+    if told:
+        raise UserError(f"{path}: unknown layout of keys; nearest is {read.family} in layout {read.name}: {'; '.join(told)}. "
+                        f"Look closer with: robo_rl vla check {path}")
+
+
+def load_model(path: "str | Path", device: "torch.device | str" = "cpu", dtype: torch.dtype | None = None,
+               config: VlaConfig | None = None) -> VlaModel:
+    """The model of a file or folder, each tensor read once, straight to `device`; dtype None: as stored.
+
+    The layout is recognised, the configuration taken from the file unless given. UserError: a shard absent or truncated, an unknown
+    layout (the nearest known, missing and unexpected keys counted), another shape.
+    """
+    checkpoint = open_checkpoint(path)
+    read = recognise(checkpoint.tensors)
+    config = config or read_config(checkpoint, read)
+    check_match(checkpoint.path, config, read, checkpoint.tensors)
+    model = empty_model(config)
+    names = {key: name for name, key in read.found.items()}
+    for key, tensor in checkpoint.read(set(names), device):
+        _place(model, names[key], tensor if dtype is None else tensor.to(dtype))
+    return model
+
+
+def _place(model: nn.Module, name: str, tensor: Tensor) -> None:
+    path, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(path), leaf, nn.Parameter(tensor))
+
+
+def model_metadata(config: VlaConfig) -> dict[str, Any]:
+    """What `config_of` reads."""
+    return asdict(config)

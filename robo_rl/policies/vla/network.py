@@ -1,0 +1,58 @@
+"""A trunk and an expert made into one model: prefix, velocity, the K-step sample and the supervised loss map."""
+
+import torch
+from torch import Tensor, nn
+
+from robo_rl.policies.context import Context
+from robo_rl.policies.vla.pi import PiConfig, PiExpert, PiTrunk
+from robo_rl.policies.vla.smolvla import SmolVlaConfig, SmolVlaExpert, SmolVlaTrunk
+from robo_rl.sampling import time_grid
+
+VlaConfig = PiConfig | SmolVlaConfig
+
+
+class VlaModel(nn.Module):
+    """A `FlowModel` (`robo_rl.policies.vla.model`): what its configuration says, with weights of torch's default initialisation.
+
+    `make.make_model` gives it weights of a seed, `weights.load_model` those of a checkpoint.
+    """
+
+    def __init__(self, config: VlaConfig):
+        super().__init__()
+        self.config = config
+        self.trunk: nn.Module
+        self.expert: nn.Module
+        if isinstance(config, PiConfig):
+            self.trunk, self.expert = PiTrunk(config), PiExpert(config)
+        else:
+            self.trunk, self.expert = SmolVlaTrunk(config), SmolVlaExpert(config)
+        self.context_size = config.trunk.width
+        self.horizon, self.views = config.horizon, config.views
+        self.action_width, self.state_width = config.action_width, config.state_width
+        self.image_size = config.vision.image
+
+    def prefix(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor, *,
+               drop: bool = True, length: int | None = None) -> Context:
+        """images [B,V,3,h,w] in -1..1, image_mask bool [B,V], tokens int64 [B,P], token_mask bool [B,P], state [B,S] -> context.
+
+        `drop`: views and words that are masked are not computed (same result but for rounding). `length`: tokens of the prefix in
+        any batch, padded and cut to; for shapes, and rounding, that do not depend on the other rows. ValueError: a row that has
+        neither image nor word, or does not fit into `length`.
+        """
+        return self.trunk(images, image_mask, tokens, token_mask, state, drop=drop, length=length)
+
+    def velocity(self, context: Context, x: Tensor, t: Tensor) -> Tensor:
+        """x [B,H,W] at times t [B] -> velocity float32 [B,H,W], in the convention of `robo_rl.sampling`."""
+        return self.expert(context, x, t)
+
+    def sample(self, context: Context, noise: Tensor, steps: int) -> Tensor:
+        """The chunk [B,H,W] that `steps` Euler steps make of noise [B,H,W]: x <- x - (t - t') v."""
+        x, grid = noise.float(), time_grid(steps).tolist()
+        for t, after in zip(grid[:-1], grid[1:], strict=True):
+            x = x - (t - after) * self.velocity(context, x, torch.full((len(x),), t, device=x.device))
+        return x
+
+    def loss_map(self, context: Context, actions: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """(v(x_t, t) - (noise - actions))² [B,H,W] of chunks [B,H,W] with noise [B,H,W] at times t [B]."""
+        at = t[:, None, None]
+        return (self.velocity(context, at * noise + (1 - at) * actions, t) - (noise - actions)).square()

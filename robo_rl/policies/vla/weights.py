@@ -1,0 +1,141 @@
+"""Safetensors checkpoints of billions of parameters: headers alone, or tensor by tensor straight to a device.
+
+A checkpoint is one file, or a folder with `model.safetensors`, with `model.safetensors.index.json` and its shards, or with one file
+of another name. Whatever is wrong with it is one line (UserError): an absent or truncated shard, an index that disagrees, a key too
+many or too few.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from robo_rl.errors import UserError
+from robo_rl.files import parse_json, read_json
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+HEADER = 100 << 20  # bytes of a header at most, as safetensors itself allows
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+          "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
+TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a header says of a tensor."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def count(self) -> int:
+        """Entries."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Headers of a checkpoint: its tensors by key, and the metadata of its first file."""
+
+    path: Path
+    tensors: dict[str, TensorInfo]
+    metadata: dict[str, str]
+
+    @property
+    def files(self) -> list[Path]:
+        """Its safetensors files, in order."""
+        return sorted({t.file for t in self.tensors.values()})
+
+    def read(self, keys: set[str] | None = None, device: "torch.device | str" = "cpu") -> Iterator[tuple[str, Tensor]]:
+        """(key, tensor on `device`) one after the other, file by file; all of them, or `keys`."""
+        for file in self.files:
+            with safe_open(file, framework="pt", device=str(device)) as f:
+                for key in f.keys():  # noqa: SIM118 - no dictionary
+                    if keys is None or key in keys:
+                        yield key, f.get_tensor(key)
+
+
+def _header(file: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """Header of one safetensors file, checked against the file's size."""
+    broken = f"{file} is no whole safetensors file"
+    try:
+        size = file.stat().st_size
+        with open(file, "rb") as f:
+            front = f.read(8)
+            length = struct.unpack("<Q", front)[0] if len(front) == 8 else HEADER + 1
+            if length > min(HEADER, size - 8):
+                raise UserError(f"{broken}: it has {size} bytes, fewer than its header alone; fetch it again")
+            text = f.read(length)
+    except FileNotFoundError:
+        raise UserError(f"{file} does not exist") from None
+    header = parse_json(text, f"the header of {file}", limit=HEADER, remedy="fetch the file again")
+    metadata = header.pop("__metadata__", {})
+    tensors, end = {}, 0
+    for key, entry in header.items():
+        try:
+            shape, (a, b) = tuple(int(n) for n in entry["shape"]), entry["data_offsets"]
+            dtype = DTYPES[entry["dtype"]]
+        except (KeyError, TypeError, ValueError):
+            raise UserError(f"{broken}: what its header says of {key[:80]!r} is not read here ({str(entry)[:80]})") from None
+        if b - a != math.prod(shape) * dtype.itemsize:
+            raise UserError(f"{broken}: {key[:80]!r} of shape {list(shape)} has {b - a} bytes; fetch it again")
+        tensors[key], end = TensorInfo(file, shape, dtype), max(end, b)
+    if 8 + length + end != size:
+        raise UserError(f"{broken}: it has {size} bytes and its header speaks of {8 + length + end}; fetch it again")
+    return tensors, metadata
+
+
+def open_checkpoint(path: "str | Path") -> Checkpoint:
+    """The headers of a file or folder; no weight is read. UserError: nothing there, or not whole."""
+    path = Path(path)
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give a .safetensors file or a folder with {SINGLE} or {INDEX}")
+    if path.is_file():
+        return Checkpoint(path, *_header(path))
+    if (path / INDEX).exists():
+        return _sharded(path)
+    if (path / SINGLE).exists():
+        return Checkpoint(path, *_header(path / SINGLE))
+    files = sorted(path.glob("*.safetensors"))
+    if len(files) != 1:
+        raise UserError(f"{path} has neither {SINGLE} nor {INDEX}, and {len(files)} other .safetensors files; name the file")
+    return Checkpoint(path, *_header(files[0]))
+
+
+def _sharded(path: Path) -> Checkpoint:
+    where = read_json(path / INDEX, remedy="fetch it again").get("weight_map")
+    if not isinstance(where, dict) or not all(isinstance(f, str) and Path(f).name == f for f in where.values()):
+        raise UserError(f"{path / INDEX} has no weight_map from keys to files of its folder; fetch it again")
+    names = sorted(set(where.values()))
+    absent = [n for n in names if not (path / n).is_file()]
+    if absent:
+        raise UserError(f"{path / INDEX} names {len(absent)} of {len(names)} shards that are not there: "
+                        f"{', '.join(absent[:4])}{' …' if len(absent) > 4 else ''}; fetch them")
+    tensors: dict[str, TensorInfo] = {}
+    metadata: dict[str, str] = {}
+    for name in names:
+        inside, more = _header(path / name)
+        metadata |= more
+        wrong = [k for k in inside if where.get(k) != name] + [k for k, f in where.items() if f == name and k not in inside]
+        if wrong:
+            raise UserError(f"{path / name} and {INDEX} disagree on {len(wrong)} keys, the first {wrong[0][:80]!r}; fetch both again")
+        tensors |= inside
+    return Checkpoint(path, tensors, metadata)
+
+
+def metadata_json(metadata: dict[str, str], name: str) -> dict:
+    """What is said as JSON under `name` in a file's metadata; {} where nothing is."""
+    text = metadata.get(name, "")
+    return parse_json(text, f"{name} of the metadata") if text else {}
+
+
+def as_metadata(**entries: object) -> dict[str, str]:
+    """Metadata of a safetensors file: each entry as JSON."""
+    return {name: json.dumps(value) for name, value in entries.items()}
