@@ -1,6 +1,7 @@
 """Recording a scripted expert, and turning recorded episodes into what supervised learning samples from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,43 +16,35 @@ from robo_rl.policies.nets import tokenize
 DEMO_START = 1_500_000_000
 
 
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Who acts before the expert does: `act` of an observation of N envs -> actions [N, E, A]; in each episode for a number of
+    control steps drawn from 0 .. `longest`."""
+
+    act: Callable[[dict], np.ndarray]
+    longest: int
+
+
 def record(env, episodes: int, seed: int, add: Callable[[Episode], None], noise: float = 0.0,
-           tick: Callable[[int, int], None] = lambda kept, tried: None) -> int:
+           tick: Callable[[int, int], None] = lambda kept, tried: None, first: int = 0, lead: Lead | None = None) -> int:
     """Give `episodes` successful expert episodes to `add`, in start order -> episodes tried.
 
     noise: std of Gaussian noise on the executed action; the recorded action is the clean one (DART, Laskey 2017).
-    Starts are DEMO_START + (seed mod 6000) * 100000 + i, below those of evaluation. Raises UserError if the env has
+    lead: episodes begin where it has led to, and name no start: the expert shows how to go on from states that a policy comes to
+    (after DAgger, Ross et al. 2011; what is recorded is the expert's alone).
+    Starts are DEMO_START + (seed mod 6000) * 100000 + i, i from `first`, below those of evaluation. Raises UserError if the env has
     no expert or it fails too often.
     """
     check_expert(env)
     n, kept, tried = env.num_envs, 0, 0
-    rng = np.random.default_rng([seed, 7])
-    views = list(env.spec.views)
+    rng = np.random.default_rng([seed, 7, first] if first else [seed, 7])
     while kept < episodes:
-        starts = DEMO_START + seed % 6000 * 100_000 + tried + np.arange(n)
-        obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": starts})
-        tasks = [str(t) for t in obs["task"]]
-        rows: list[tuple] = []
-        over, won, length = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, np.int64)
-        while not over.all():
-            clean = np.asarray(env.expert_action(), np.float32)
-            act = np.clip(clean + noise * rng.standard_normal(clean.shape), -1, 1).astype(np.float32) if noise else clean
-            seen = {v: np.array(obs[f"image/{v}"]) for v in views}
-            state = np.array(obs["state"])
-            obs, reward, terminated, truncated, info = env.step(act)
-            rows.append((state, clean, np.array(reward), seen))
-            length += ~over
-            over, won = np.asarray(terminated | truncated), np.asarray(info["success"]).copy()
-        for i in range(n):
+        starts = DEMO_START + seed % 6000 * 100_000 + first + tried + np.arange(n)
+        for episode in expert_episodes(env, starts, noise, rng, lead):
             tried += 1
-            if not won[i]:
+            if episode is None:
                 continue
-            t = length[i]
-            add(Episode(state=np.stack([r[0][i] for r in rows[:t]]), action=np.stack([r[1][i] for r in rows[:t]]),
-                        reward=np.array([r[2][i] for r in rows[:t]]), task=tasks[i], success=True, terminated=True,
-                        images={v: np.stack([r[3][v][i] for r in rows[:t]]) for v in views},
-                        source="expert", start=int(starts[i]), final=np.array(obs["state"][i]),
-                        final_images={v: np.array(obs[f"image/{v}"][i]) for v in views}))
+            add(episode)
             kept += 1
             tick(kept, tried)
             if kept == episodes:
@@ -60,6 +53,41 @@ def record(env, episodes: int, seed: int, add: Callable[[Episode], None], noise:
             raise UserError(f"the expert succeeds in {kept} of {tried} episodes of {env.spec.task} "
                             f"({env.spec.axes[0].name} control); choose another control mode")
     return tried
+
+
+def expert_episodes(env, starts: np.ndarray, noise: float, rng: np.random.Generator,
+                    lead: Lead | None) -> Iterator[Episode | None]:
+    """Of each of the starts [N] what the expert did from where it took over, None where that was no success or `lead` came to
+    the end."""
+    n, views = env.num_envs, list(env.spec.views)
+    obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": starts})
+    tasks = [str(t) for t in obs["task"]]
+    rows: list[tuple] = []
+    over, won, length, begin = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, np.int64), np.zeros(n, np.int64)
+    chunk = np.zeros((n, 1, 0))
+    if lead is not None:
+        begin = rng.integers(0, lead.longest + 1, n)
+    while not over.all():
+        clean = np.asarray(env.expert_action(), np.float32)
+        act = np.clip(clean + noise * rng.standard_normal(clean.shape), -1, 1).astype(np.float32) if noise else clean
+        if lead is not None and (led := begin > len(rows)).any():
+            at = len(rows) % chunk.shape[1]
+            if at == 0:
+                chunk = lead.act(obs)
+            act = np.where(led[:, None], np.clip(chunk[:, at], -1, 1), act)
+        seen = {v: np.array(obs[f"image/{v}"]) for v in views}
+        state = np.array(obs["state"])
+        obs, reward, terminated, truncated, info = env.step(act)
+        rows.append((state, clean, np.array(reward), seen))
+        length += ~over
+        over, won = np.asarray(terminated | truncated), np.asarray(info["success"]).copy()
+    for i in range(n):
+        mine = rows[begin[i]:length[i]]
+        yield Episode(state=np.stack([r[0][i] for r in mine]), action=np.stack([r[1][i] for r in mine]),
+                      reward=np.array([r[2][i] for r in mine]), task=tasks[i], success=True, terminated=True,
+                      images={v: np.stack([r[3][v][i] for r in mine]) for v in views},
+                      source="expert", start=int(starts[i]) if begin[i] == 0 else -1, final=np.array(obs["state"][i]),
+                      final_images={v: np.array(obs[f"image/{v}"][i]) for v in views}) if won[i] and mine else None
 
 
 def check_expert(env) -> None:

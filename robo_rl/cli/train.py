@@ -1,7 +1,7 @@
 """`robo_rl train`: demonstrations, SFT, online RL, evaluation, checkpoints, videos, in one run folder that resumes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from robo_rl.cli import parse_options
@@ -38,10 +38,9 @@ def parse(argv: list[str]) -> TrainConfig:
     made = recipes.steps(*chosen, init=peek("init", ""))
     base = made[-1][1]
     if document:
-        base = config_file.merged(base, document, f"--config {file}")
+        base = config_file.merged(recipes.exact(base, document.keys() - {"steps"}), document, f"--config {file}")
         made.append(("file", base))
-    if any(arg == "--steps" or arg.startswith("--steps=") for arg in argv):
-        base = replace(base, target=0.0)  # all of them, unless a target is named too
+    base = recipes.exact(base, {arg.partition("=")[0].removeprefix("--") for arg in argv})
     names = [f.name for f in fields(TrainConfig)]
     args = parse_options(Train, "train", argv, default=Train(**{k: getattr(base, k) for k in names}))
     config = TrainConfig(**{k: getattr(args, k) for k in names})

@@ -1,7 +1,7 @@
 """What `import robo_rl` offers: environments, training, policies, evaluation and data as functions."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +31,10 @@ def register_envs() -> tuple[str, ...]:
 def recipe(sim: str = "mujoco", task: str = "", algo: str = "pi_rl", obs: str = "state", preset: str = "full",
            **changes) -> TrainConfig:
     """The configuration that `robo_rl train` uses for these, with `changes`: fields of TrainConfig; `policy`, `bc` and `rl` take
-    a dict of the fields to change. With `steps` all of them are made, unless `target` is given too."""
+    a dict of the fields to change. With `steps` all of them are made, unless `target` is given too; with `demos` no more are recorded,
+    unless `demos_most` is."""
     base = recipes.recipe(sim, task, algo, obs, preset, changes.get("reward", ""), changes.get("init", ""))
-    if "steps" in changes:
-        base = replace(base, target=0.0)
-    return config_file.merged(base, changes, "recipe")
+    return config_file.merged(recipes.exact(base, changes), changes, "recipe")
 
 
 @dataclass(frozen=True, slots=True)

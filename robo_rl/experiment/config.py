@@ -38,7 +38,7 @@ class TrainConfig:
     """Train a policy: a few demonstrations, supervised flow matching, online RL, honest evaluation."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {  # how --help shows the options
-        "What is learnt": ("sim", "task", "algo", "obs", "preset", "demos", "init", "seed", "steps", "envs"),
+        "What is learnt": ("sim", "task", "algo", "obs", "preset", "demos", "demos_most", "init", "seed", "steps", "envs"),
         "The run": ("out", "resume", "config", "print_config", "video", "wandb"),
         "Evaluation, and when to stop": ("eval_episodes", "eval_every", "eval_envs", "target", "patience"),
         "The environment": ("reward", "control", "max_steps", "randomise", "image_size", "judge"),
@@ -60,6 +60,9 @@ class TrainConfig:
     """quick: minutes, to see it move; full: to the numbers of the README; paper (reinflow, dppo): the method's own numbers."""
     demos: str = "20"
     """Number of expert demonstrations to record, or the folder of a LeRobot v3 data set; 0 starts from scratch."""
+    demos_most: int = 0
+    """Most demonstrations that the expert is asked for while success after supervised learning is below 0.9: three times as many each
+    time, and as many more updates. 0, and with --demos: no more than --demos."""
     init: str = ""
     """Run or checkpoint folder whose policy this run begins with (its best), in place of a fresh one and of supervised learning;
     --algo bc, or --bc.updates N with --demos, teaches it on."""
@@ -163,7 +166,8 @@ class TrainConfig:
                                 ("workers", 0, 4096), ("learners", 1, 64),
                                 ("max_staleness", 0, 10**6), ("over_provision", 1, 1e6), ("periodic", 0, 10**6), ("hang", 1, 1e6),
                                 ("max_steps", 0, 10**7), ("image_size", 16, 1024),
-                                ("start_pool", 2, 65_536), ("start_rows", 1, 65_536), ("start_uniform", 0, 0.99)):
+                                ("start_pool", 2, 65_536), ("start_rows", 1, 65_536), ("start_uniform", 0, 0.99),
+                                ("demos_most", 0, 900)):
             if getattr(self, name) is not None:
                 in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         if self.algo != "bc" and type(self.rl) is not own:

@@ -14,7 +14,7 @@ ours          a method of ours; own_method: of the user's (own options; the rest
 paper         the preset with a method's published numbers, whatever the simulator
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,8 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         {"demos": "20", "eval_every": 100_000, "rl": {"decisions": 16, "minibatch": 1024, "lr": 3e-4, "anneal_lr": True}}),
     ("manipulation on_policy full", "to the numbers of the README", {"steps": 2_000_000}),
     ("manipulation on_policy quick", "minutes", {"steps": 400_000, "eval_episodes": 100}),
+    ("fast on_policy state", "an expert that is a function costs nothing beside RL: as many demonstrations as supervision needs",
+        {"demos_most": 540}),
     ("fast bc state", "a network that predicts the chunk need not first learn to copy noise", {"policy": {"predict": "action"}}),
     ("manipulation ppo", "narrow exploration: the supervised policy must still succeed at times", {
         "policy": {"kind": "gaussian", "init_std": 0.3}}),
@@ -190,7 +192,8 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     # ---- the arm, whose time is a robot's
     ("robot", "an arm's time is dear", {"envs": 8, "eval_episodes": 100, "steps": 10_000, "eval_every": 5000}),
     ("robot replay", "an arm does not wait for updates", {"workers": 1, "rl": {"warmup": 2000}}),
-    ("robot on_policy", "on-policy the arm waits for updates: rollouts of several episodes", {"workers": 0, "rl": {"decisions": 64}}),
+    ("robot on_policy", "on-policy the arm waits for updates: rollouts of several episodes; its expert's time is that of an arm",
+        {"workers": 0, "demos_most": 0, "rl": {"decisions": 64}}),
     ("robot on_policy ours", "small rollouts", {"rl": {"minibatch": 64}}),
     ("dds", "one arm in real time", {"envs": 1}),
 )
@@ -254,6 +257,13 @@ def steps(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "",
     made = merged(base, nested(settings), "recipe")
     asked = {} if algo == TrainConfig.algo else {"algo": "chosen"}
     return [(asked, base), (origin, made), *([("--init", begun(made, Path(init)))] if init else [])]
+
+
+def exact(base: TrainConfig, named: Collection[str]) -> TrainConfig:
+    """`base` for a user who names these options: all of --steps are made, and no more than --demos are recorded, unless what else would
+    end or extend them is named too (it is laid over this)."""
+    base = replace(base, target=0.0) if "steps" in named else base
+    return replace(base, demos_most=0) if "demos" in named else base
 
 
 def nested(settings: Mapping[str, object]) -> dict:

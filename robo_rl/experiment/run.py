@@ -52,10 +52,11 @@ class Run:
         self.policy.train()
         return result
 
-    def look(self) -> None:
-        """Evaluate on the starts that pick the best checkpoint and say when to stop."""
+    def look(self) -> float:
+        """Evaluate on the starts that pick the best checkpoint and say when to stop -> success."""
         result = self.evaluate(f"step_{self.step:09d}", CHOOSE)
         self.looks.append(Look(self.step, sum(result["success"]), result["n"], sum(result["return"]) / result["n"]))
+        return self.looks[-1].rate
 
     def goes_on(self) -> bool:
         """Whether RL has steps left to make: no signal, and the looks so far do not end it (said once)."""

@@ -1,6 +1,7 @@
 """The supervised stage: demonstrations, and a policy that learns from them before RL."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from robo_rl.errors import UserError
@@ -8,6 +9,10 @@ from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.experiment.run import Run
+
+ENOUGH = 0.9  # success of the supervised policy from which no more demonstrations are asked for
+GROWTH = 3  # factor on demonstrations and updates where they are
+TRIES = 100  # starts kept for each demonstration: those that the expert or the policy fails from are left out
 
 
 class Stopped(Exception):
@@ -41,10 +46,10 @@ def first_policy(config: TrainConfig, env):
     return policy
 
 
-def demo_folder(run: Run) -> Path | None:
-    """Folder of the demonstrations, recorded first if --demos is a number; None without any."""
+def demo_folder(run: Run, begin: bool = False) -> Path | None:
+    """Folder of the demonstrations, recorded first if --demos is a number; None without any. `begin`: those of --demos alone, without
+    what a supervised stage that was stopped asked for besides."""
     from robo_rl.data.writer import Writer
-    from robo_rl.demos import record
 
     config = run.config
     if not config.demos.isdigit():
@@ -54,16 +59,37 @@ def demo_folder(run: Run) -> Path | None:
         return None
     if (folder / "meta" / "info.json").exists():
         with Writer(folder, spec=run.env.spec) as w:
-            whole = len(w) >= count
+            whole = len(w) == count or len(w) > count and not begin
         if whole:
             return folder
         shutil.rmtree(folder)  # the run was stopped while it recorded; the same seed records the same again
+    record_demos(run, folder, count)
+    return folder
+
+
+def record_demos(run: Run, folder: Path, count: int, known: int = 0) -> None:
+    """Add `count` demonstrations to the `known` ones in `folder`; where there are some they begin in states that `run.policy` comes to."""
+    from robo_rl.data.reader import load
+    from robo_rl.data.writer import Writer
+    from robo_rl.demos import Lead, record
+    from robo_rl.evaluation import decide
+
+    config, lead = run.config, None
+    if known:
+        data, policy, generator = load(folder), run.policy, torch_generator(config.seed + known)
+        whole = data.start >= 0
+        lead = Lead(lambda obs: decide(policy, obs, generator), int((data.to - data.from_)[whole].mean()))
     env = make_env(config, min(count, config.envs, 32))
     run.report.start("demo", count, "episodes")
     with Writer(folder, spec=run.env.spec) as w:
-        record(env, count, config.seed, w.add, tick=lambda kept, tried: run.report.advance(kept, kept / tried))
+        record(env, count, config.seed, w.add, tick=lambda kept, tried: run.report.advance(kept, kept / tried),
+               first=TRIES * known, lead=lead)
     env.close()
-    return folder
+
+
+def torch_generator(seed: int):
+    import torch
+    return torch.Generator().manual_seed(seed)
 
 
 def sft_stage(run: Run) -> None:
@@ -71,39 +97,77 @@ def sft_stage(run: Run) -> None:
 
     Raises Stopped when a signal comes.
     """
-    from robo_rl.algos import bc
-    from robo_rl.data.reader import load
-    from robo_rl.demos import demo_sampler, fit_normalisers
     from robo_rl.policies import make_policy
 
-    config, demos = run.config, demo_folder(run)
+    config, demos = run.config, demo_folder(run, begin=True)
     if config.init:
         run.policy = first_policy(config, run.env)
     elif demos is None:
         run.policy = make_policy(config.policy, obs_spec(run.env, len(instructions(run.env)) > 1), config.seed)
         run.policy.freeze_base()
         return
-    if demos is None or config.init and not config.bc.updates:
+    if demos is not None and config.bc.updates and not config.init and config.demos_most and config.demos.isdigit():
+        teach_until_enough(run, demos)
+    elif demos is None or config.init and not config.bc.updates:
         run.policy.eval()
         evaluate_supervised(run)
-        return
-    dataset = load(demos)
+    else:
+        teach(run, demos, config.bc.updates)
+        evaluate_supervised(run)
+
+
+def teach(run: Run, folder: Path, updates: int, made: int = 0) -> None:
+    """Make `run.policy` from the demonstrations in `folder` (with --init teach it on) in so many updates, after the `made` ones of policies
+    that were given up."""
+    from robo_rl.algos import bc
+    from robo_rl.data.reader import load
+    from robo_rl.demos import demo_sampler, fit_normalisers
+    from robo_rl.policies import make_policy
+
+    config, dataset = run.config, load(folder)
     if not config.init:
         run.policy = make_policy(config.policy, obs_spec(run.env, len(dataset.tasks) > 1), config.seed)
         fit_normalisers(run.policy, dataset)
     sample = demo_sampler(dataset, run.policy.spec, config.policy.horizon)
-    run.report.start("sft", config.bc.updates, "updates")
+    run.report.start("sft", updates, "updates")
 
     def tick(update: int, loss: float) -> None:
         if run.stop.asked:
             raise Stopped
         run.report.advance(update, note=f"loss {loss:.3f}")
-        if update % 100 == 0 or update == config.bc.updates:
-            run.report.log(update, {"sft/loss": loss}, stage="sft")
+        if update % 100 == 0 or update == updates:
+            run.report.log(made + update, {"sft/loss": loss}, stage="sft")
     run.policy.train()
-    bc.train(run.policy, sample, config.bc, config.seed + 10, tick)
+    bc.train(run.policy, sample, replace(config.bc, updates=updates), config.seed + 10, tick)
     run.policy.eval()
-    evaluate_supervised(run)
+
+
+def teach_until_enough(run: Run, folder: Path) -> None:
+    """`teach`, evaluate, and while success is below `ENOUGH` ask the expert for more demonstrations, up to --demos-most: each time
+    `GROWTH` times as many in all, and as many more updates."""
+    config = run.config
+    demos, updates, made = int(config.demos), config.bc.updates, 0
+    while True:
+        teach(run, folder, updates, made)
+        made += updates
+        run.looks = []
+        success = run.look()
+        if success >= ENOUGH or demos >= config.demos_most:
+            break
+        count = min(GROWTH * demos, config.demos_most)
+        run.report.say(f"supervised {success:.3f} with {demos} demonstrations: {count - demos} more asked of the expert, from states that "
+                       f"the policy comes to, and {updates * count // demos:,} updates on all {count}")
+        try:
+            record_demos(run, folder, count - demos, demos)
+        except UserError as e:  # such as an expert that can only go on from what it did itself
+            run.report.say(f"no more demonstrations: {e}", "warning")
+            break
+        demos, updates = count, updates * count // demos
+    if success < ENOUGH:
+        run.report.say(f"supervised {success:.3f} with {demos} demonstrations, of at most {config.demos_most} (--demos-most)")
+    run.evaluate("sft")
+    if config.algo == "bc" or not config.steps:
+        run.looks = []
 
 
 def evaluate_supervised(run: Run) -> None:

@@ -1,0 +1,91 @@
+"""Demonstrations that begin where a policy leads, and supervision that asks for as many as it needs."""
+
+import json
+import shutil
+
+import numpy as np
+from commands import TINY, robo_rl
+from toys import PointReach
+
+import robo_rl as package
+from robo_rl.cli.train import parse
+from robo_rl.data.reader import load
+from robo_rl.demos import Lead, record
+
+RIGHT = np.array([1.0, 0.0], np.float32)
+
+
+def led_right(env, episodes, longest, **options):
+    """Demonstrations of the expert where something that always moves right, two steps a decision, has acted before."""
+    found = []
+    lead = Lead(lambda obs: np.tile(RIGHT, (env.num_envs, 2, 1)), longest)
+    record(env, episodes, 0, found.append, lead=lead, **options)
+    return found
+
+
+def test_an_expert_is_recorded_from_where_it_takes_over_and_nothing_of_who_led():
+    for episode in led_right(PointReach(4, limit=40, radius=0.05), 12, 5):
+        expert = np.clip(episode.state[:, 2:] / 0.2 * 0.7, -1, 1)
+        assert np.allclose(episode.action, expert, atol=1e-5) and episode.success
+
+
+def test_episodes_that_were_led_begin_off_their_start_and_name_none():
+    env = PointReach(4, limit=40, radius=0.05)
+    plain = []
+    record(env, 12, 0, plain.append)
+    known = {tuple(e.state[0]): e.start for e in plain}
+    steps = set()
+    for episode in led_right(env, 12, 5):
+        if episode.start >= 0:
+            assert known.get(tuple(episode.state[0]), episode.start) == episode.start
+            steps.add(0)
+            continue
+        goal = episode.state[0, :2] + episode.state[0, 2:]
+        origins = [np.array(at[:2]) for at in known if np.allclose(np.array(at[:2]) + at[2:], goal, atol=1e-5)]
+        moved = [(episode.state[0, :2] - origin) / 0.2 for origin in origins]
+        assert all(abs(up) < 1e-4 and abs(right - round(float(right))) < 1e-4 and 0 < right < 5.1 for right, up in moved)
+        steps |= {round(float(m[0])) for m in moved}
+    assert len(steps) > 2
+
+
+def test_demonstrations_that_are_asked_for_later_have_starts_of_their_own():
+    env, first, later = PointReach(4, limit=40), [], []
+    record(env, 6, 0, first.append)
+    record(env, 6, 0, later.append, first=600)
+    assert not {e.start for e in first} & {e.start for e in later} and all(e.start >= 0 for e in first + later)
+
+
+def test_more_demonstrations_are_asked_for_until_success_or_the_most_is_reached_and_each_time_is_said(tmp_path):
+    done = robo_rl(tmp_path, "train", *TINY, "--steps", 0, "--demos-most", 9, "--out", "run")
+    lines = [line for line in done.err.splitlines() if line.startswith("supervised ")]
+    assert done.code == 0 and [line.partition(" with ")[2].split(" demonstrations")[0] for line in lines] == ["2", "6", "9"]
+    assert "4 more asked of the expert" in lines[0] and "90 updates on all 6" in lines[0] and "--demos-most" in lines[2]
+    data = load(tmp_path / "run" / "demos")
+    assert len(data) == 9 and (data.start[:2] >= 0).all() and (data.start[2:] < 0).any()
+    before = (tmp_path / "run" / "evals" / "sft.json").read_text()
+    assert before.count('"success"') == 1
+    shutil.rmtree(tmp_path / "run" / "checkpoints")  # as if it had been stopped before its first
+    again = robo_rl(tmp_path, "train", "--resume", "run")
+    assert again.code == 0 and len(load(tmp_path / "run" / "demos")) == 9
+    assert _successes(tmp_path / "run") == _successes_of(before)
+
+
+def test_no_more_than_the_demonstrations_that_a_user_names_are_recorded():
+    assert parse([]).demos_most > 20 and parse(["--demos", "20"]).demos_most == 0
+    assert parse(["--demos=20", "--demos-most", "60"]).demos_most == 60
+    assert package.recipe(demos="20").demos_most == 0 and package.recipe(demos="20", demos_most=60).demos_most == 60
+    assert package.recipe(sim="arm").demos_most == 0 and package.recipe(obs="rgb").demos_most == 0
+
+
+def test_a_file_that_names_the_demonstrations_names_the_most_too(tmp_path):
+    (tmp_path / "c.toml").write_text('demos = "20"\n')
+    assert parse(["--config", str(tmp_path / "c.toml")]).demos_most == 0
+
+
+def _successes_of(text: str) -> list:
+    document = json.loads(text)
+    return [document["success"], document["return"]]
+
+
+def _successes(run) -> list:
+    return _successes_of((run / "evals" / "sft.json").read_text())
