@@ -38,7 +38,8 @@ RL = ("--rl.decisions", "4", "--rl.minibatch", "64", "--rl.critic-warmup", "0")
 BUDGET = {"own_simulator": ("--envs", "8", "--workers", "1", *RL), "own_task": ("--envs", "8", "--workers", "1", *RL),
           "own_policy": ("--envs", "8", "--workers", "1", *RL), "own_method": ("--envs", "8", "--workers", "0", "--rl.decisions", "4"),
           "own_replay": ("--envs", "4", "--workers", "0", "--demos", "2", "--rl.warmup", "200", "--rl.pretrain", "5", "--rl.utd", "0.5")}
-TINY = ("--steps", "700", "--eval-every", "300", "--eval-episodes", "4", "--bc.updates", "20", "--bc.batch", "16", "--threads", "1")
+TINY = ("--steps", "700", "--eval-every", "300", "--eval-episodes", "4", "--demos-most", "0", "--bc.updates", "20", "--bc.batch", "16",
+        "--threads", "1")
 OPTIONS, SPEC = PolicyOptions(kind="gaussian", horizon=3, execute=2, hidden=16, layers=1), ObsSpec(state=5, action=2)
 
 
