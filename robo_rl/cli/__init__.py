@@ -23,6 +23,7 @@ COMMANDS = {
     "correct": ("CorrectOptions", "rounds of practice with a person beside the robots, learning from what they did"),
     "workers": ("WorkersOptions", "let workers join or leave a run that goes on"),
     "console": ("ConsoleOptions", "a web page to watch robots, take over and teach; several operators"),
+    "lora": ("AdapterOptions", "what a run with adapters (LoRA) has learnt, saved alone or merged"),
     "report": ("ReportOptions", "one self-contained HTML page of a run"),
     "check": ("CheckOptions", "put a simulator, a task, a policy or a method, also of your own, through its contract suite"),
     "doctor": ("DoctorOptions", "what works on this machine and what to install for the rest"),

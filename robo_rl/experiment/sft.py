@@ -9,6 +9,7 @@ from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.experiment.run import Run
+from robo_rl.options import LoraOptions
 
 ENOUGH = 0.9  # success of the supervised policy from which no more demonstrations are asked for
 GROWTH = 3  # factor on demonstrations and updates where they are
@@ -23,11 +24,13 @@ def first_policy(config: TrainConfig, env):
     """The policy of --init, in a network of --policy's options; parts that it had none of are fresh."""
     from robo_rl import checkpoint
     from robo_rl.policies import make_policy
+    from robo_rl.policies.lora import attach
 
     folder = pick_checkpoint(Path(config.init), "best")[1]
     old, _ = checkpoint.load_policy(folder)
     checkpoint.check_fits(old, obs_spec(env, old.spec.language), str(folder))
-    policy, had = make_policy(config.policy, old.spec, config.seed), old.state_dict()
+    policy = make_policy(replace(config.policy, lora=LoraOptions()), old.spec, config.seed)
+    had = old.options.lora.merged(old.state_dict())
     if getattr(policy, "noise", None) is None:  # how the run before explored is not what it learnt
         had = {k: v for k, v in had.items() if not k.startswith("noise.")}
     parts = {k.split(".")[0] for k in had}
@@ -43,7 +46,7 @@ def first_policy(config: TrainConfig, env):
             getattr(policy, word).fill_(False)
     if (noise := getattr(policy, "noise", None)) is not None:
         noise.high.fill_(config.policy.noise_max)  # where a schedule left it belongs to the run before
-    return policy
+    return attach(policy, config.policy.lora, config.seed)
 
 
 def demo_folder(run: Run, begin: bool = False) -> Path | None:
@@ -123,10 +126,12 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0) -> None:
     from robo_rl.data.reader import load
     from robo_rl.demos import demo_sampler, fit_normalisers
     from robo_rl.policies import make_policy
+    from robo_rl.policies.lora import attach
 
     config, dataset = run.config, load(folder)
     if not config.init:
-        run.policy = make_policy(config.policy, obs_spec(run.env, len(dataset.tasks) > 1), config.seed)
+        fresh = replace(config.policy, lora=LoraOptions())  # adapters are for RL: of weights that know nothing all must learn
+        run.policy = make_policy(fresh, obs_spec(run.env, len(dataset.tasks) > 1), config.seed)
         fit_normalisers(run.policy, dataset)
     sample = demo_sampler(dataset, run.policy.spec, config.policy.horizon)
     run.report.start("sft", updates, "updates")
@@ -139,6 +144,8 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0) -> None:
             run.report.log(made + update, {"sft/loss": loss}, stage="sft")
     run.policy.train()
     bc.train(run.policy, sample, replace(config.bc, updates=updates), config.seed + 10, tick)
+    if not config.init:
+        attach(run.policy, config.policy.lora, config.seed)
     run.policy.eval()
 
 

@@ -176,11 +176,16 @@ def check_method(config: TrainConfig, env) -> None:
     from robo_rl.experiment import methods
     from robo_rl.experiment.sft import first_policy
     from robo_rl.policies import make_policy
+    from robo_rl.policies.lora import adapted
 
     first = first_policy(config, env) if config.init else make_policy(config.policy, obs_spec(env, language=False), 0)
+    if config.policy.lora.rank and not config.init and config.demos == "0":
+        raise UserError("--policy.lora.rank adapts weights that know something: --init RUN, or --demos N")
     if config.algo == "bc":
         return
     methods.check_method(config, first)
+    if getattr(config.rl, "freeze_trunk", False) and any(name.startswith("trunk.") for name in adapted(first)):
+        raise UserError("--rl.freeze-trunk would freeze the trunk's adapters: --rl.no-freeze-trunk, or other --policy.lora.targets")
     if isinstance(config.rl, OffPolicyOptions):
         return
     o = rollout_options(config)

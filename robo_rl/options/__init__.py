@@ -3,6 +3,7 @@
 Values are checked where they are made: a bad one raises UserError with the allowed range.
 """
 
+from robo_rl.options.lora import LoraOptions
 from robo_rl.options.method import MethodOptions, RolloutOptions
 from robo_rl.options.offpolicy import (
     AloeOptions,
@@ -36,7 +37,7 @@ ALGOS = (*RL_OPTIONS, "bc")
 
 __all__ = [
     "ALGOS", "AloeOptions", "BcOptions", "CORRECTIONS", "CalQlOptions", "DppoOptions", "ExpoOptions",
-    "HilSerlOptions", "IqlOptions", "MethodOptions", "NftOptions", "OFF_POLICY", "OffPolicyOptions", "OnPolicyOptions",
+    "HilSerlOptions", "IqlOptions", "LoraOptions", "MethodOptions", "NftOptions", "OFF_POLICY", "OffPolicyOptions", "OnPolicyOptions",
     "PROXIMALS", "PaRlOptions", "PiRlOptions", "PolicyOptions", "PpoOptions",
     "RL_OPTIONS", "ReinFlowOptions", "RlpdOptions", "RolloutOptions", "ScriptedOperatorOptions",
     "WsrlOptions",

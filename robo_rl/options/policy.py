@@ -1,9 +1,10 @@
 """Options of a policy, and of its behaviour cloning."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from robo_rl.errors import UserError, choose, in_range
+from robo_rl.options.lora import LoraOptions
 from robo_rl.plugins import OWN, is_object
 
 POLICIES = ("flow", "diffusion", "gaussian", "squashed", "guided")
@@ -83,10 +84,16 @@ class PolicyOptions:
     """Guided: PA-RL's gradient steps on each kept candidate."""
     local_rate: float = 3e-4
     """PA-RL's steps and their size."""
+    lora: LoraOptions = field(default_factory=LoraOptions)
+    """Low-rank adapters."""
 
     def __post_init__(self) -> None:
         if not is_object(self.kind):
             choose("policy.kind", self.kind, (*POLICIES, OWN))
+        if isinstance(self.lora, dict):  # of a checkpoint
+            object.__setattr__(self, "lora", LoraOptions(**self.lora))
+        if self.lora.rank and self.kind in ("squashed", "guided"):
+            raise UserError(f"policy.lora goes with flow, diffusion, gaussian and policies of your own, got policy.kind {self.kind}")
         for name, low, high in (("horizon", 1, 256), ("denoise_steps", 1, 1000), ("hidden", 8, 8192),
                                 ("layers", 1, 32), ("noise_level", 0, 2), ("std_scale", 0, 1), ("width", 16, 4096),
                                 ("depth", 1, 48)):

@@ -7,6 +7,7 @@ import torch
 from robo_rl.errors import UserError
 from robo_rl.options import PolicyOptions
 from robo_rl.plugins import check_call, is_object, load_object
+from robo_rl.policies.lora import attach
 from robo_rl.policies.offpolicy import GuidedPolicy, SquashedPolicy
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, ObsSpec, Policy
 
@@ -21,10 +22,10 @@ def make_policy(options: PolicyOptions, spec: ObsSpec, seed: int) -> Policy:
     """
     if is_object(options.kind):
         _look(options, spec)
-        return _own(options, spec, seed)
+        return attach(_own(options, spec, seed), options.lora, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return KINDS.get(options.kind, ChainPolicy)(options, spec)
+        return attach(KINDS.get(options.kind, ChainPolicy)(options, spec), options.lora, seed)
 
 
 def _own(options: PolicyOptions, spec: ObsSpec, seed: int) -> Policy:

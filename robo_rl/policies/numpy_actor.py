@@ -21,6 +21,7 @@ from safetensors.numpy import load
 
 from robo_rl.errors import UserError, choose
 from robo_rl.files import read_json
+from robo_rl.options.lora import LoraOptions
 
 FORMAT = 1  # of robo_rl.checkpoint
 F = np.float32
@@ -40,7 +41,7 @@ class NumpyActor:
         self.steps, self.horizon, self.execute = options["denoise_steps"], options["horizon"], options["execute"]
         self.clean = options.get("predict", "velocity") == "action"
         self.state, self.action = spec["state"], spec["action"]
-        w = {k: np.asarray(v, np.float64) for k, v in weights.items()}
+        w = LoraOptions(**options.get("lora", {})).merged({k: np.asarray(v, np.float64) for k, v in weights.items()})
         mean, std = w["obs_norm.mean"], w["obs_norm.std"]
         self._low, self._high = (mean - CLIP * std).astype(F), (mean + CLIP * std).astype(F)
         self._mean, self._std = w["action_norm.mean"].astype(F), w["action_norm.std"].astype(F)

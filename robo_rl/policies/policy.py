@@ -155,7 +155,7 @@ class ChainPolicy(PolicyBase):
     def freeze_base(self) -> None:
         """DPPO: the present head becomes the frozen base of the early denoise steps."""
         if self.base is not None:
-            self.base.load_state_dict(self.head.state_dict())
+            self.base.load_state_dict(self.options.lora.merged(self.head.state_dict()))
             self.base.requires_grad_(False)
 
     def _mean(self, x: Tensor, out: Tensor, k: "int | Tensor", table: str) -> Tensor:

@@ -27,13 +27,14 @@ from robo_rl.errors import UserError
 from robo_rl.journal import Journal
 from robo_rl.noise import mix
 from robo_rl.options import PolicyOptions
-from robo_rl.policies import ObsSpec, Policy, make_policy
+from robo_rl.policies import ObsSpec, Policy
+from robo_rl.policies.lora import moving
 from robo_rl.replay import Replay, ReplayWriter
 from robo_rl.replay_collector import SUMS, ReplayCollector
 from robo_rl.runtime import snapshot
 from robo_rl.runtime.process_pool import START_LIMIT, context, duplex_pair
+from robo_rl.runtime.published import create, follow
 from robo_rl.runtime.start_file import StartFile
-from robo_rl.runtime.weights import WeightReader, WeightWriter
 from robo_rl.runtime.worker_pool import BACK_OFF, DEATHS, WorkerFailure
 from robo_rl.starts import Ended
 
@@ -109,9 +110,8 @@ def main(job: ActorJob, pipe) -> None:
 
 def _act(job: ActorJob, pipe) -> None:
     parent, words = os.getppid(), shared(job.words)
-    reader, policy = WeightReader.open(job.weights), make_policy(job.options, job.spec, 0).eval()
-    version = reader.first()
-    reader.swap(policy)
+    reader, policy = follow(job.weights, job.options, job.spec)
+    version = reader.current
     stage = job.build()
     journals = [Journal(job.replay / name, job.capacity) for name in ("online", "corrections")]
     online, corrections = (ReplayWriter(job.rows, journal) for journal in journals)
@@ -204,8 +204,8 @@ class SeparateProcessActor:
         job.words.write_bytes(bytes(4096))
         self.words = shared(job.words)
         self.words[HELP] = job.helped
-        self.writer, self.version = WeightWriter.create(job.weights, dict(policy.state_dict())), 0
-        self.writer.publish(0, dict(policy.state_dict()))
+        self.writer, self.version = create(job.weights, policy), 0
+        self.writer.publish(0, moving(policy))
         self.process: BaseProcess | None = None
         self.context = context()
         self._start()
@@ -218,7 +218,7 @@ class SeparateProcessActor:
     def collect(self, policy: Policy, stop: Callable[[], bool]) -> None:
         """Publish the weights, let the actor go on, and return with at least one round more than before."""
         self.version += 1
-        self.writer.publish(self.version, dict(policy.state_dict()))
+        self.writer.publish(self.version, moving(policy))
         goal = self.steps + self.round
         self.words[GRANT] = self.steps + LEAD * self.round
         while self.steps < goal and not stop():

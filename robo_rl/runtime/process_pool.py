@@ -15,9 +15,10 @@ from multiprocessing import connection as mpc
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from robo_rl.policies.lora import moving
 from robo_rl.runtime import server, snapshot
+from robo_rl.runtime.published import create
 from robo_rl.runtime.server import ServerJob
-from robo_rl.runtime.weights import WeightWriter
 from robo_rl.runtime.worker import Job, main
 from robo_rl.runtime.worker_pool import BACK_OFF, DEATHS, WorkerPoolFeed
 
@@ -131,7 +132,7 @@ class ProcessPool:
             for path in feed.folder.glob("worker*.state"):
                 path.unlink()
         first.weights.unlink(missing_ok=True)
-        self.writer = WeightWriter.create(first.weights, dict(self.policy.state_dict()))
+        self.writer = create(first.weights, self.policy)
         self.publish(feed.version)
         incarnation = int(time.time()) % 10**9 if resumed else 0
         self.processes = {j.index: WorkerProcess(f"worker{j.index}", replace(j, incarnation=incarnation)) for j in self.jobs}
@@ -153,7 +154,7 @@ class ProcessPool:
 
     def publish(self, version: int) -> None:
         """Publish the policy's weights as version `version`."""
-        self.writer.publish(version, dict(self.policy.state_dict()))
+        self.writer.publish(version, moving(self.policy))
 
     def wake(self) -> None:
         """End the wait of `turn`: there may be work."""

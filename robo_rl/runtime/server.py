@@ -25,11 +25,11 @@ import torch
 from robo_rl.errors import UserError
 from robo_rl.noise import seed_noise
 from robo_rl.options import PolicyOptions
-from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.policies import ObsSpec
 from robo_rl.rollout import think
 from robo_rl.runtime import snapshot
+from robo_rl.runtime.published import follow
 from robo_rl.runtime.rollout_buffer import RolloutBuffer
-from robo_rl.runtime.weights import WeightReader
 
 WAIT = 0.002  # seconds an early request waits for more
 DEADLINE = 60.0  # seconds a worker waits for an answer
@@ -216,9 +216,8 @@ def main(job: ServerJob, pipe) -> None:
 
 def _serve(job: ServerJob, pipe) -> None:
     parent = os.getppid()
-    reader, policy = WeightReader.open(job.weights), make_policy(job.options, job.spec, 0).eval()
-    version = reader.first()
-    reader.swap(policy)
+    reader, policy = follow(job.weights, job.options, job.spec)
+    version = reader.current
     buffer = RolloutBuffer.open(job.folder / "slots.bin")
     generators: list[torch.Generator] = []
     requests = Requests(job.folder, pipe, lambda slot, worker, row: (

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from robo_rl.errors import UserError
 from robo_rl.files import FILE, parse_json
+from robo_rl.policies.lora import moving
 
 if TYPE_CHECKING:
     from robo_rl.policies import Policy
@@ -387,7 +388,8 @@ class WeightReader:
     def swap(self, target: "nn.Module | Policy | dict[str, Tensor]") -> int:
         """Make standby current and point the tensors of `target` at it -> the version it now acts with.
 
-        A module keeps its parameters and buffers as objects, only their data move; a dict gets new tensors. One
+        A module keeps its parameters and buffers as objects, only their data move (with adapters, those that
+        are no frozen weights); a dict gets new tensors. One
         reader serves one target. Without a fetch before, nothing changes. Raises UserError if it does not fit.
         """
         if self._target is None:
@@ -409,7 +411,7 @@ class WeightReader:
 
     def _bind(self, target: "nn.Module | Policy | dict[str, Tensor]") -> list[Tensor]:
         """The tensors of the target in the layout's order."""
-        have = target if isinstance(target, dict) else target.state_dict(keep_vars=True)
+        have = target if isinstance(target, dict) else moving(target, target.state_dict(keep_vars=True))
         have = {n: t for n, t in have.items() if isinstance(t, Tensor)}
         if isinstance(target, dict) and not have:
             return []

@@ -16,15 +16,15 @@ import torch
 
 from robo_rl.noise import mix
 from robo_rl.options import PolicyOptions, RolloutOptions
-from robo_rl.policies import ObsSpec, Policy, make_policy
+from robo_rl.policies import ObsSpec, Policy
 from robo_rl.rollout import Collector, Columns
 from robo_rl.runtime import snapshot
 from robo_rl.runtime.branches import make_control
 from robo_rl.runtime.episode_slots import EpisodeSlots
+from robo_rl.runtime.published import follow
 from robo_rl.runtime.rollout_buffer import Lease, RolloutBuffer, finite
 from robo_rl.runtime.server import PolicyServerClient
 from robo_rl.runtime.start_file import StartFile
-from robo_rl.runtime.weights import WeightReader
 
 
 class Worker:
@@ -140,10 +140,8 @@ def main(job: Job, connection) -> None:
 
 def _following(job: Job) -> tuple[Policy, Callable[[], int]]:
     """The policy with the newest weights, and `refresh()`, which swaps newer ones in -> the version it has now."""
-    reader = WeightReader.open(job.weights)
-    policy = make_policy(job.options, job.spec, 0).eval()
-    version = reader.first()
-    reader.swap(policy)
+    reader, policy = follow(job.weights, job.options, job.spec)
+    version = reader.current
 
     def refresh() -> int:
         nonlocal version
