@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from robo_rl.policies import Policy, obs_tensors
-from robo_rl.rollout import run_chunk
+from robo_rl.rollout import run_chunk, to_policy
 
 EVAL_START = 1 << 31  # training starts are hashes below 2^31: evaluation starts are never trained on
 
@@ -19,7 +19,7 @@ def eval_starts(n: int, seed: int = 0) -> np.ndarray:
 def decide(policy, obs: dict, generator: torch.Generator) -> np.ndarray:
     """Actions [N, E, A] of a policy without exploration noise; of a plain function of the observation too, which may give [N, A]."""
     if hasattr(policy, "act"):
-        return policy.act(obs_tensors(obs, policy.spec), generator, explore=False).actions.numpy()
+        return policy.act(to_policy(obs_tensors(obs, policy.spec), policy), generator, explore=False).actions.cpu().numpy()
     actions = np.asarray(policy(obs), np.float32)
     return actions[:, None] if actions.ndim == 2 else actions
 
@@ -29,7 +29,8 @@ def evaluate(env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.nd
     """Run one episode per start (in batches of env.num_envs) without exploration noise.
 
     Returns lists, one entry per start: success, return (undiscounted), length [steps], task. The chain's initial noise
-    depends on (seed, batch, decision) alone, so two checkpoints meet the same noise at the same start.
+    depends on (seed, batch, decision) alone, so two checkpoints meet the same noise at the same start. An env of `one_stream` takes no
+    starts: its batch is seeded by the first of them, so the same number of envs meets the same episodes.
     """
     n = env.num_envs
     out: dict[str, list] = {"success": [], "return": [], "length": [], "task": []}
@@ -37,7 +38,8 @@ def evaluate(env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.nd
     for batch, first in enumerate(range(0, len(starts), n)):
         ids = starts[first:first + n]
         padded = np.concatenate([ids, np.repeat(ids[-1:], n - len(ids))])
-        raw, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": padded})
+        raw, _ = env.reset(seed=int(ids[0]) & 0x7FFFFFFF) if getattr(env, "one_stream", False) else \
+            env.reset(options={"reset_mask": np.ones(n, bool), "starts": padded})
         generator = torch.Generator().manual_seed(seed * 7919 + batch)
         over, success = np.zeros(n, bool), np.zeros(n, bool)
         total, length = np.zeros(n), np.zeros(n, np.int64)

@@ -17,22 +17,24 @@ from torch import Tensor
 LIKE_TORCH = {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False,
               "decoupled_weight_decay": True}  # what a group of torch.optim.AdamW also names, always so here
 kernels: Any = torch  # those for many tensors have private names
-ONE = torch.ones(())  # a Python number would be made a tensor once per parameter
 
 
 class AdamW:
-    """One group of parameters on the CPU. `fused`: one kernel for all, as torch's fused=True; else the arithmetic of its
+    """One group of parameters on one device. `fused`: one kernel for all, as torch's fused=True; else the arithmetic of its
     foreach=True and of its plain loop, which differs in the last bits. With weight_decay 0 it is Adam.
 
-    `param_groups[0]["lr"]` may be set between steps. A parameter without gradient keeps its value and its step count.
+    `param_groups[0]["lr"]` may be set between steps. A parameter without gradient keeps its value and its step count. Of a parameter in
+    bf16 or fp16 the state has a copy in float32, "master", which is what steps: in bf16 a step of 1e-3 of a weight is lost.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.0, fused: bool = True):
         self.state: defaultdict[Tensor, dict[str, Tensor]] = defaultdict(dict)
         self._all: list[list[Tensor]] | None = None  # moments of all parameters, once they are there
+        params = list(params)
+        self._one = torch.ones((), device=params[0].device if params else None)  # a Python number would be made a tensor per parameter
         self.param_groups: list[dict[str, Any]] = [
-            {"params": list(params), "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+            {"params": params, "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
              "foreach": None if fused else True, "fused": fused} | LIKE_TORCH]
 
     def zero_grad(self) -> None:
@@ -53,17 +55,26 @@ class AdamW:
             moments = self._moments(params)
         else:
             moments = self._all = self._all or self._moments(params)
-        kernels._foreach_add_(moments[2], ONE, alpha=1)
-        m, v, steps = moments
-        (_fused if group["fused"] else _foreach)(params, grads, m, v, steps, group)
+        kernels._foreach_add_(moments[2], self._one, alpha=1)
+        m, v, steps, masters = moments
+        low = [p for p, x in zip(params, masters, strict=True) if p is not x]
+        grads = [g if g.dtype == x.dtype else g.to(x.dtype) for g, x in zip(grads, masters, strict=True)] if low else grads
+        (_fused if group["fused"] else _foreach)(masters, grads, m, v, steps, group)
+        if low:
+            kernels._foreach_copy_(low, [x for p, x in zip(params, masters, strict=True) if p is not x])
 
     def _moments(self, params: list[Tensor]) -> list[list[Tensor]]:
-        """m, v and step counts of `params`, a list each."""
+        """m, v, step counts and what steps (the parameter, or its master) of `params`, a list each."""
         states = [self.state[p] or self._begin(p) for p in params]
-        return [[s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step")]
+        return [*([s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step")),
+                [s.get("master", p) for s, p in zip(states, params, strict=True)]]
 
     def _begin(self, p: Tensor) -> dict[str, Tensor]:
-        self.state[p] = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        low = p.dtype in (torch.bfloat16, torch.float16)
+        x = p.detach().float() if low else p
+        self.state[p] = {"step": torch.zeros((), device=p.device), "exp_avg": torch.zeros_like(x), "exp_avg_sq": torch.zeros_like(x)}
+        if low:
+            self.state[p]["master"] = x
         return self.state[p]
 
     def state_dict(self) -> dict:
@@ -90,7 +101,8 @@ class AdamW:
                                  f"{tuple(params[i].shape)}")
             own = self._begin(params[i])
             for name, x in own.items():
-                x.copy_(torch.as_tensor(had[name]))
+                if name in had:  # a master begins with its parameter where there was none
+                    x.copy_(torch.as_tensor(had[name]))
 
 
 Optimizer = AdamW | torch.optim.Optimizer  # torch's own for sharded parameters

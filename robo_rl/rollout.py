@@ -98,15 +98,14 @@ def run_chunk(env, actions: np.ndarray, gamma: float):
             env.images = j == e - 1 or bool(over.all())
         obs, r, terminated, truncated, info = env.step(actions[:, j])
         steps += ~over
-        r = np.asarray(r)
+        r = _array(r)
         reward += scale * r
         raw += r
         scale *= gamma
-        over = np.asarray(terminated | truncated)
+        over = _array(terminated | truncated)
         if over.all() and j < e - 1 and (sources or not (hasattr(env, "images") and not env.images)):
             break
-    return (obs, reward.astype(np.float32), raw, np.asarray(terminated), np.asarray(truncated),
-            np.asarray(info["success"]), steps)
+    return (obs, reward.astype(np.float32), raw, _array(terminated), _array(truncated), _array(info["success"]), steps)
 
 
 @contextmanager
@@ -125,11 +124,17 @@ def _array(x) -> np.ndarray:
     return x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
 
 
+def to_policy(obs: Obs, policy: Policy) -> Obs:
+    """Observations where the policy's weights are."""
+    device = policy.action_norm.mean.device
+    return obs if device.type == "cpu" else {k: v.to(device, non_blocking=True) for k, v in obs.items()}
+
+
 # ---- columns -----------------------------------------------------------------------------------------------------
 
 def layout(policy: Policy, obs: Obs, explore: bool = True) -> Layout:
     """The row of one decision of `policy` on observations [n,...], from acting once."""
-    chunk = policy.act(obs, torch.Generator().manual_seed(0), explore)
+    chunk = policy.act(to_policy(obs, policy), torch.Generator().manual_seed(0), explore)
     n = len(chunk.x0)
     rows = {OBS + k: v for k, v in obs.items()} | {FINAL + k: v for k, v in obs.items()}
     rows |= {TRACE + k: v for k, v in chunk.trace.items()} | {"x0": chunk.x0, "logp": chunk.logp}
@@ -211,7 +216,7 @@ def think(policy: Policy, parts: "Sequence[tuple[Columns, int]]", generator, ver
     obs = {k[len(OBS):]: torch.from_numpy(parts[0][0][k][parts[0][1]] if len(parts) == 1 else
                                           np.concatenate([c[k][t] for c, t in parts]))
            for k in parts[0][0] if k.startswith(OBS)}
-    chunk = policy.act(obs, generator, explore)
+    chunk = policy.act(to_policy(obs, policy), generator, explore)
     rows = {TRACE + k: _array(v) for k, v in chunk.trace.items()} | {"x0": _array(chunk.x0), "logp": _array(chunk.logp)}
     actions, at, out = _array(chunk.actions), 0, []
     for c, t in parts:

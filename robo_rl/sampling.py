@@ -22,7 +22,9 @@ FLOW_KINDS = ("ode", "sde", "cps")
 
 
 def randn(noise: Noise, b: int, d: int, out: Tensor | None = None) -> Tensor:
-    """Standard normal [b,d]; rows that have a generator of their own get the same numbers in any batch."""
+    """Standard normal [b,d]; rows that have a generator of their own get the same numbers in any batch. `out` may be anywhere."""
+    if out is not None and out.device.type != "cpu":
+        return out.copy_(randn(noise, b, d), non_blocking=True)
     if isinstance(noise, torch.Generator):
         return torch.randn(b, d, generator=noise, out=out)
     return torch.cat([torch.randn(n, d, generator=g) for g, n in noise], out=out)

@@ -12,6 +12,7 @@ from robo_rl import losses
 from robo_rl.advantages import gae, group_advantage, median_advantage, whiten
 from robo_rl.algos.poise import CrossedBaseline, episode_features
 from robo_rl.corrections import opob, vtrace
+from robo_rl.devices import device_of
 from robo_rl.optim import AdamW, Optimizer, kernels
 from robo_rl.options import OnPolicyOptions
 from robo_rl.policies.nets import Critic
@@ -83,6 +84,7 @@ class Credit:
             torch.manual_seed(seed + 1)
             p = policy.options
             self.critic = Critic(policy.trunk.size, p.hidden, p.layers, p.activation, p.kind == "gaussian")
+        self.critic.to(device_of(policy))
         self.params = list(self.critic.parameters())
         self.opt = make_adam(self.params, options.critic_lr)
         self.scale = torch.zeros(3, dtype=torch.float64)  # running count, mean, M2 of discounted returns
@@ -101,7 +103,7 @@ class Credit:
         """V of observations [B,...] -> [B], in pieces that fit the cache."""
         n = len(next(iter(obs.values())))
         return torch.cat([self.critic(policy.encode({k: v[i:i + size] for k, v in obs.items()}))
-                          for i in range(0, n, size)]) if n else torch.zeros(0)
+                          for i in range(0, n, size)]) if n else torch.zeros(0, device=device_of(policy))
 
     def assign(self, r: Rollout, policy,
                log_rho: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, float]]:
@@ -118,7 +120,7 @@ class Credit:
             outcome = r.outcome.view(-1, o.group)
             relative, kept = self.relative(r, policy, outcome, log_rho)
             adv = relative.reshape(1, n).expand(t, n).flatten()
-            zero = torch.zeros(t * n)
+            zero = torch.zeros_like(adv)
             flat_groups = (outcome == outcome[:, :1]).all(1).float().mean()
             rows = live & kept.reshape(1, n).expand(t, n).flatten()
             return adv, zero, zero, rows.nonzero().squeeze(1), {"flat_groups": float(flat_groups)}
@@ -140,19 +142,19 @@ class Credit:
         """`assign` of groups that are trees: each decision's advantage times its weight, over the mean weight."""
         (t, n), g = r.rewards.shape, self.options.group
         assert r.tree, "the feed makes no trees"
-        column = {k: v.numpy() for k, v in r.tree.items()}
+        column = {k: v.cpu().numpy() for k, v in r.tree.items()}
         there = column["weight"] > 0  # what is too old to be trained on is a part of its tree all the same
-        made, ended, adv, weight = there.sum(0), r.done.any(0).numpy(), np.zeros((t, n)), np.zeros((t, n))
+        made, ended, adv, weight = there.sum(0), r.done.any(0).cpu().numpy(), np.zeros((t, n)), np.zeros((t, n))
         for i in range(0, n, g):
             q = slice(i, i + g)
-            tree = Branches(column["parent"][0, q], column["row"][0, q], made[q], ended[q], r.outcome[q].numpy(), column["keep"][:, q],
-                            column["guess"][:, q])
+            tree = Branches(column["parent"][0, q], column["row"][0, q], made[q], ended[q], r.outcome[q].cpu().numpy(),
+                            column["keep"][:, q], column["guess"][:, q])
             adv[:, q], weight[:, q] = credit(tree, self.options.tree_prior)
-        x = torch.from_numpy(adv * weight / weight[there].mean()).float()
+        x = torch.from_numpy(adv * weight / weight[there].mean()).float().to(r.mask.device)
         used, flat = made > 0, (adv.reshape(t, -1, g) == 0).all((0, 2))
         metrics = {"flat_groups": float(flat.mean()), "branches": float(used.sum() / len(flat)),
                    "stopped": float((used & ~ended).sum() / used.sum())}
-        rows, zero = (r.mask & (x != 0)).flatten().nonzero().squeeze(1), torch.zeros(t * n)
+        rows, zero = (r.mask & (x != 0)).flatten().nonzero().squeeze(1), torch.zeros_like(x).flatten()
         return x.flatten(), zero, zero, rows, metrics
 
     def relative(self, r: Rollout, policy, outcome: Tensor, log_rho: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -178,7 +180,7 @@ class Credit:
         Equal lengths on fresh data: R - mean, Dr.GRPO.
         """
         made = r.mask.sum(0)
-        log_w = torch.zeros(made.shape) if log_rho is None else torch.where(r.mask, log_rho, 0.0).sum(0)
+        log_w = torch.zeros_like(r.rewards[0]) if log_rho is None else torch.where(r.mask, log_rho, 0.0).sum(0)
         baseline = opob(log_w.view_as(outcome), outcome, made.clamp(min=1e-6).view_as(outcome))
         flat_group = (outcome == outcome[:, :1]).all(1, keepdim=True)
         return torch.where(flat_group, 0.0, outcome - baseline[:, None])

@@ -14,14 +14,15 @@ import torch
 
 from robo_rl import losses
 from robo_rl.algos.onpolicy import Demos, OnPolicyLearner, Rules
+from robo_rl.devices import device_of
 from robo_rl.errors import UserError
 from robo_rl.options import DppoOptions
 
 
-def rules(options: DppoOptions, factors: int) -> Rules:
+def rules(options: DppoOptions, factors: int, device: "torch.device | None" = None) -> Rules:
     """Per-factor weights and clips of a chain with `factors` = K' random steps."""
-    power = torch.arange(factors - 1, -1, -1)
-    clip = losses.denoise_clip(factors, options.clip_base, options.clip_coef)
+    power = torch.arange(factors - 1, -1, -1, device=device)
+    clip = losses.denoise_clip(factors, options.clip_base, options.clip_coef).to(device)
     return Rules(False, clip, clip, options.gamma_denoise**power)
 
 
@@ -29,5 +30,5 @@ def make(policy, options: DppoOptions, seed: int, demos: Demos | None = None) ->
     """Learner for a diffusion policy."""
     if policy.options.kind != "diffusion":
         raise UserError(f"dppo needs --policy.kind diffusion, got {policy.options.kind}")
-    fixed = rules(options, policy.factors)
+    fixed = rules(options, policy.factors, device_of(policy))
     return OnPolicyLearner(policy, options, lambda progress: fixed, seed, demos)

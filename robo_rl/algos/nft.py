@@ -14,6 +14,7 @@ import torch
 from robo_rl import losses
 from robo_rl.algos.credit import Credit, descend, flat, make_adam, pick
 from robo_rl.algos.onpolicy import Demos, encoded_once, encoded_pictures, ramped, scaled_lr
+from robo_rl.devices import device_of, moved
 from robo_rl.errors import UserError
 from robo_rl.options import NftOptions
 from robo_rl.rollout import Rollout
@@ -46,24 +47,25 @@ class NftLearner:
         The loss has no likelihood ratio: chunks of any `version` enter it alike.
         """
         o, policy = self.options, self.policy
-        rollout = encoded_pictures(policy, rollout)
+        device = device_of(policy)
+        rollout = encoded_pictures(policy, moved(rollout, device))
         adv, returns, values, rows, metrics = self.credit.assign(rollout, self.old)
         obs, x0_all = encoded_once(policy, flat(rollout.obs)), rollout.x0.flatten(0, 1)
         executed = rollout.executed.flatten()
-        steps, ready = torch.arange(policy.options.horizon), self.credit.is_ready(o, self.iteration, metrics)
+        steps, ready = torch.arange(policy.options.horizon, device=device), self.credit.is_ready(o, self.iteration, metrics)
         r_all = losses.nft_optimality(adv, o.adv_max)
         sums: dict[str, torch.Tensor] = {}
         count = 0
         for _ in range(o.epochs):
-            for batch in rows[torch.randperm(len(rows), generator=self.generator)].split(o.minibatch):
+            for batch in rows[torch.randperm(len(rows), generator=self.generator).to(device)].split(o.minibatch):
                 chosen = pick(obs, batch)
                 step = {}
                 if ready:
                     x0, r = x0_all[batch], r_all[batch]
                     mask = (steps < executed[batch, None]).float()
                     t = policy.draw_times(len(batch), self.generator) if policy.clean else \
-                        torch.rand(len(batch), generator=self.generator).clamp(min=1e-3)
-                    eps = torch.randn(x0.shape, generator=self.generator)
+                        torch.rand(len(batch), generator=self.generator).clamp(min=1e-3).to(device)
+                    eps = torch.randn(x0.shape, generator=self.generator).to(device)
                     x_t = (1 - t[:, None, None]) * x0 + t[:, None, None] * eps
                     v = policy.velocity(policy.encode(chosen), x_t, t)
                     with torch.no_grad():

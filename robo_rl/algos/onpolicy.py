@@ -24,6 +24,7 @@ from robo_rl.algos.credit import Credit, descend, flat, make_adam, pick, step_al
 from robo_rl.algos.stale import Corrector
 from robo_rl.algos.trust import TrustRegion
 from robo_rl.corrections import ess
+from robo_rl.devices import device_of, moved
 from robo_rl.optim import Optimizer
 from robo_rl.options import OnPolicyOptions, PolicyOptions
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
@@ -95,7 +96,7 @@ class OnPolicyLearner:
         `version` is that of the present weights; chunks that others acted are corrected (None: all are of the present).
         """
         o, policy = self.options, self.policy
-        rollout = encoded_pictures(policy, rollout)
+        rollout = encoded_pictures(policy, moved(rollout, device_of(policy)))
         self.corrector.keep(policy, version)
         rules = self.rules(progress)
         self.anneal(progress)
@@ -112,7 +113,7 @@ class OnPolicyLearner:
         fixed = "context" in obs
         actor_columns = flat(rollout.trace) | {"logp_old": rollout.logp.flatten(0, 1), "adv": adv} | corrected.columns
         critic_columns = {"returns": returns, "values": values}
-        orders = [rows[torch.randperm(len(rows), generator=self.generator)] for _ in range(o.epochs)]
+        orders = [rows[torch.randperm(len(rows), generator=self.generator).to(rows.device)] for _ in range(o.epochs)]
         logs, value_losses, tails = list[dict[str, Tensor]](), list[Tensor](), list[Tensor]()
         gae = o.advantage == "gae"
         actor_on, trust = self.credit.is_ready(o, self.iteration, metrics), self.trust
@@ -194,7 +195,7 @@ class OnPolicyLearner:
             p.grad = None
         rows_in_all, logs, tails, told, sound = 0, [], [], [], True
         for rollout in pieces:
-            rollout = encoded_pictures(policy, rollout)
+            rollout = encoded_pictures(policy, moved(rollout, device_of(policy)))
             adv, _, _, rows, metrics = self.credit.assign(rollout, policy)
             told.append(metrics)
             columns = flat(rollout.trace) | {"logp_old": rollout.logp.flatten(0, 1), "adv": adv}
@@ -257,7 +258,7 @@ class OnPolicyLearner:
         """Move running observation statistics; only between rollouts."""
         if self.options.normalise_obs:
             with threads_for(self.policy, rollout):
-                self.policy.obs_norm.update(rollout.obs["state"].flatten(0, 1))
+                self.policy.obs_norm.update(rollout.obs["state"].flatten(0, 1).to(device_of(self.policy)))
 
     def state_dict(self) -> dict:
         return {"credit": self.credit.state_dict(), "actor_opt": self.actor_opt.state_dict(),
@@ -280,7 +281,7 @@ def encoded_once(policy, obs: Obs, size: int = 512) -> Obs:
     """Observations [B,...] as {"context": [B,C]} where nothing is learnt between the two, or as they are."""
     if "context" in obs or any(p.requires_grad for p in policy.trunk.parameters()):
         return obs
-    parts = torch.arange(len(obs["state"])).split(size)
+    parts = torch.arange(len(obs["state"]), device=obs["state"].device).split(size)
     return {"context": torch.cat([policy.encode(pick(obs, part)) for part in parts])}
 
 
@@ -383,7 +384,7 @@ def average(logs: list[dict[str, Tensor]], tails: list[Tensor]) -> dict[str, flo
     out = {k: float(v.max() if k in MAXIMA else v.mean()) for k, v in every.items()}
     out["skipped_updates"] = float((~torch.isfinite(every["grad_norm"])).float().mean())
     out["log_ratio_p01"], out["log_ratio_p99"] = torch.quantile(
-        torch.cat(tails).sum(-1)[:1_000_000], torch.tensor([0.01, 0.99])).tolist()
+        torch.cat(tails).sum(-1)[:1_000_000].cpu(), torch.tensor([0.01, 0.99])).tolist()
     return out
 
 

@@ -34,7 +34,7 @@ def make(policy, options: ReinFlowOptions, seed: int, demos: Demos | None = None
     old = copy.deepcopy(policy.head).requires_grad_(False)
 
     def w2(context: Tensor, generator: torch.Generator) -> Tensor:
-        z = torch.randn(len(context), policy.chunk, generator=generator)
+        z = torch.randn(len(context), policy.chunk, generator=generator).to(policy.times.device)
         x_new, x_old = z, z
         times = policy.head.time(policy.times)
         for k in range(p.denoise_steps):

@@ -42,7 +42,7 @@ class TrainConfig:
         "The run": ("out", "resume", "config", "print_config", "video", "wandb"),
         "Evaluation, and when to stop": ("eval_episodes", "eval_every", "eval_envs", "target", "patience"),
         "The environment": ("reward", "control", "max_steps", "randomise", "image_size", "judge"),
-        "Processes": ("workers", "threads", "torch_threads", "max_staleness", "learners", "server", "backend", "ray_address",
+        "Processes": ("device", "workers", "threads", "torch_threads", "max_staleness", "learners", "server", "backend", "ray_address",
                       "hang", "periodic", "over_provision"),
         "Where rollouts begin": ("starts", "start_pool", "start_rows", "start_uniform"),
         "Rollouts in a learnt world model": ("dream", "dream_model", "dream_refit", "dream_updates", "dream_hard")}
@@ -72,6 +72,8 @@ class TrainConfig:
     """Control steps of online RL, over all envs."""
     envs: int = 256
     """N: envs in parallel."""
+    device: str = "cpu"
+    """Where the policy acts and learns: cpu, cuda or cuda:N; simulators that compute on a GPU then give their tensors there."""
     threads: int = 0
     """Simulation threads of each worker; 0: the cores shared out."""
     workers: int | None = None

@@ -11,6 +11,8 @@ from robo_rl.experiment.robot_names import ROBOTS, twin
 if TYPE_CHECKING:
     from robo_rl.contract import ControlEnv
 
+ON_DEVICE = ("maniskill", "isaacgym", "isaaclab")  # simulators that compute on a GPU where the policy does
+
 
 def check_names(name: str, task: str = "", **options) -> None:
     """Raise UserError for a simulator, task, observation, reward, control or randomisation that does not exist; before torch is
@@ -39,7 +41,8 @@ def make_env(config: TrainConfig, num_envs: int, render: bool = False) -> "Contr
     """The env of these options."""
     return make(config.sim, config.task, num_envs, obs=config.obs, reward=config.reward, control=config.control,
                 image_size=config.image_size, threads=config.threads, max_steps=config.max_steps,
-                randomise=config.randomise, render=render, judge=config.judge)
+                randomise=config.randomise, render=render, judge=config.judge,
+                **({"device": config.device} if config.sim in ON_DEVICE else {}))
 
 
 def obs_spec(env, language: bool):

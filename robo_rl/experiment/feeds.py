@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig, rollout_options
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.parallel import batch, cores, episode_slots, group_size, shares, staleness, workers
@@ -21,10 +22,13 @@ def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | Non
     """
     from robo_rl.rollout import Collector
     from robo_rl.runtime.branches import make_control, tree_layout
+    from robo_rl.runtime.device import on_device
     from robo_rl.runtime.episode_slots import EpisodeSlots
     from robo_rl.runtime.in_process import InProcessFeed
     from robo_rl.runtime.worker import Job, Worker
 
+    if on_device(env):
+        return device_feed(config, env, learner, saved, control)
     n, group, o, eta, free = workers(config), group_size(config), rollout_options(config), staleness(config), episode_slots(config)
     policy, explore, seed = learner.sampler, config.algo != "nft", config.seed + 1
     tree = o if group and o.advantage == "tree" else None
@@ -57,6 +61,19 @@ def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | Non
         from robo_rl.runtime.process_pool import ProcessPool
         pool = ProcessPool(jobs, policy, config.hang)
     return WorkerPoolFeed(flight, pool, leased, layouts, batch(config), decisions, eta, saved, group, bool(config.periodic)), True
+
+
+def device_feed(config: TrainConfig, env, learner, saved: dict | None, control: "StartControl | None"):
+    """The feed of a simulator whose tensors are on a device; as `make_feed`."""
+    from robo_rl.runtime.device import DeviceCollector, DeviceFeed
+
+    o, group = rollout_options(config), group_size(config)
+    if workers(config) or staleness(config) or config.periodic or control is not None or group and o.advantage == "tree":
+        raise UserError(f"--sim {config.sim} computes on {env.device}, in this process alone: it goes with --workers 0 and without "
+                        "--max-staleness, --periodic, --rl.advantage tree and samplers of starts (--starts uniform)")
+    feed = DeviceFeed(DeviceCollector(env, learner.sampler, o.gamma, config.seed + 1), learner.sampler, o.decisions, group,
+                      config.algo != "nft")
+    return feed, feed.load_state(saved) if saved else True
 
 
 def publish_control(control: "StartControl", flight: Path) -> None:

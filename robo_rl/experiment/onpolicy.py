@@ -33,9 +33,10 @@ def make_learner(run: Run, beside: float = 0.0):
     if rl.bc_coef:
         from robo_rl.data.reader import load
         from robo_rl.demos import demo_sampler
+        from robo_rl.devices import device_of, sampled_on
         folder = demo_folder(run)
         assert folder is not None  # `train.check_method` has seen to it
-        demos = demo_sampler(load(folder), run.policy.spec, config.policy.horizon)
+        demos = sampled_on(device_of(run.policy), demo_sampler(load(folder), run.policy.spec, config.policy.horizon))
     return find_method(config.algo)(run.policy, rl, config.seed, demos=demos)
 
 

@@ -25,7 +25,7 @@ def workers(config: TrainConfig) -> int:
     if isinstance(config.rl, OffPolicyOptions):
         return 0  # simulators take a twentieth of the time: with --workers 1 acting goes on beside, as an arm must
     units = config.envs // (group_size(config) or 1)
-    on_gpu = config.sim in ("isaacgym", "isaaclab")
+    on_gpu = config.sim in ("isaacgym", "isaaclab") or config.sim == "maniskill" and config.device != "cpu"
     return 0 if cores() < 2 or on_gpu else min(cores(), units)
 
 

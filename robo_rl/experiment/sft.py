@@ -104,9 +104,9 @@ def sft_stage(run: Run) -> None:
 
     config, demos = run.config, demo_folder(run, begin=True)
     if config.init:
-        run.policy = first_policy(config, run.env)
+        run.policy = first_policy(config, run.env).to(config.device)
     elif demos is None:
-        run.policy = make_policy(config.policy, obs_spec(run.env, len(instructions(run.env)) > 1), config.seed)
+        run.policy = make_policy(config.policy, obs_spec(run.env, len(instructions(run.env)) > 1), config.seed).to(config.device)
         run.policy.freeze_base()
         return
     if demos is not None and config.bc.updates and not config.init and config.demos_most and config.demos.isdigit():
@@ -125,6 +125,7 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0) -> None:
     from robo_rl.algos import bc
     from robo_rl.data.reader import load
     from robo_rl.demos import demo_sampler, fit_normalisers
+    from robo_rl.devices import device_of, sampled_on
     from robo_rl.policies import make_policy
     from robo_rl.policies.lora import attach
 
@@ -133,7 +134,8 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0) -> None:
         fresh = replace(config.policy, lora=LoraOptions())  # adapters are for RL: of weights that know nothing all must learn
         run.policy = make_policy(fresh, obs_spec(run.env, len(dataset.tasks) > 1), config.seed)
         fit_normalisers(run.policy, dataset)
-    sample = demo_sampler(dataset, run.policy.spec, config.policy.horizon)
+        run.policy.to(config.device)
+    sample = sampled_on(device_of(run.policy), demo_sampler(dataset, run.policy.spec, config.policy.horizon))
     run.report.start("sft", updates, "updates")
 
     def tick(update: int, loss: float) -> None:

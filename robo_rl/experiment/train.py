@@ -35,6 +35,8 @@ def train(config: TrainConfig, callback: Callable[[Event], None] | None = None, 
         raise UserError(taken.format(config.out))
     check_names(config.sim, config.task, obs=config.obs, reward=config.reward, control=config.control, randomise=config.randomise)
     with importing():
+        from robo_rl.devices import check_device
+        check_device(config.device)
         env = probe_env(config)
         check(config, env)  # a mistake leaves no folder behind
     if config.algo != "bc":  # what was chosen for this machine stays, wherever the run is resumed
@@ -91,9 +93,11 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
     import torch
 
     from robo_rl import checkpoint
+    from robo_rl.devices import check_device
     from robo_rl.experiment.run import Run, looks_of
     from robo_rl.experiment.sft import Stopped, sft_stage
 
+    check_device(config.device)  # of a run that goes on elsewhere
     torch.set_num_threads(config.torch_threads)
     checkpoint.recover(folder)
     saved = checkpoint.checkpoints(folder)
@@ -103,6 +107,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
             report.say(f"run {folder}")
             if saved:
                 run.policy, meta = checkpoint.load_policy(saved[-1])
+                run.policy.to(config.device)
                 checkpoint.check_fits(run.policy, obs_spec(env, run.policy.spec.language), str(saved[-1]))
                 run.step, run.looks = meta["step"], looks_of(meta, config.eval_episodes)
                 run.returns = [tuple(x) for x in meta.get("returns", [])]

@@ -84,6 +84,9 @@ class PolicyOptions:
     """Guided: PA-RL's gradient steps on each kept candidate."""
     local_rate: float = 3e-4
     """PA-RL's steps and their size."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Precision of the trunk's weights and products (of a vision-language-action model, its expert's too): bf16 is for GPUs. What
+    learns has a copy in fp32; normalisers, the head of a small policy, traces and log-probs stay fp32."""
     lora: LoraOptions = field(default_factory=LoraOptions)
     """Low-rank adapters."""
 

@@ -22,10 +22,20 @@ def make_policy(options: PolicyOptions, spec: ObsSpec, seed: int) -> Policy:
     """
     if is_object(options.kind):
         _look(options, spec)
-        return attach(_own(options, spec, seed), options.lora, seed)
+        return attach(lower(_own(options, spec, seed)), options.lora, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return attach(KINDS.get(options.kind, ChainPolicy)(options, spec), options.lora, seed)
+        return attach(lower(KINDS.get(options.kind, ChainPolicy)(options, spec)), options.lora, seed)
+
+
+def lower(policy):
+    """Keep the weights of the modules that `policy.low` names in the precision of its options, in place -> the policy. Buffers
+    (statistics, grids, tables), heads, traces and log-probs stay float32."""
+    if policy.options.dtype == "bf16":
+        for name in getattr(policy, "low", ("trunk",)):
+            for p in getattr(policy, name).parameters():
+                p.data = p.data.to(torch.bfloat16)
+    return policy
 
 
 def _own(options: PolicyOptions, spec: ObsSpec, seed: int) -> Policy:

@@ -40,7 +40,7 @@ def tokenize(texts: "list[str] | np.ndarray") -> np.ndarray:
 
 def time_features(t: Tensor) -> Tensor:
     """`[...]` times in [0,1] -> `[..., 32]` sines and cosines of geometric frequencies 2 pi .. 200 pi."""
-    freq = torch.exp(torch.linspace(0, math.log(100.0), 16)) * math.pi
+    freq = torch.exp(torch.linspace(0, math.log(100.0), 16, device=t.device)) * math.pi
     angle = t[..., None] * freq
     return torch.cat([angle.sin(), angle.cos()], -1)
 
@@ -181,10 +181,10 @@ class ImageEncoder(nn.Module):
         self.points = points
 
     def forward(self, image: Tensor, instruction: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.stem(image.permute(0, 3, 1, 2).float().div_(127.5).sub_(1))
+        x = self.stem(image.permute(0, 3, 1, 2).float().div_(127.5).sub_(1).to(self.place.dtype))
         scale, shift = self.film(instruction)[..., None, None].chunk(2, 1)
         x = torch.relu(self.mix(torch.relu(x * (1 + scale) + shift)))
-        where = torch.softmax(4 * self.maps(x).flatten(2), -1) @ self.grid  # [B, points, 2]
+        where = torch.softmax(4 * self.maps(x).flatten(2).float(), -1) @ self.grid  # [B, points, 2]
         return self.net(x).flatten(2).transpose(1, 2) + self.place, where.flatten(1)
 
 
@@ -213,16 +213,16 @@ class VisionLanguageTrunk(Trunk):
         length = max(1, int((tokens != 0).sum(1).max()))  # drop columns that are padding for the whole batch
         tokens = tokens[:, :length]
         words = self.words(tokens)
-        heard = (tokens != 0).sum(1, keepdim=True).clamp(min=1)
+        heard = (tokens != 0).sum(1, keepdim=True).clamp(min=1).to(words.dtype)
         instruction = words.sum(1) / heard  # padding embeds as zero
         patches, points = zip(*[encode(images[v], instruction) for v, encode in zip(self.views, self.images, strict=False)], strict=False)
-        x = torch.cat([self.read.expand(b, -1, -1), self.state(state)[:, None], *patches,
+        x = torch.cat([self.read.expand(b, -1, -1), self.state(state.to(words.dtype))[:, None], *patches,
                        words + self.place[:, :length]], 1)
-        bias = torch.zeros(b, 1, 1, x.shape[1])
+        bias = torch.zeros(b, 1, 1, x.shape[1], dtype=x.dtype, device=x.device)
         bias[:, 0, 0, -length:].masked_fill_(tokens == 0, -torch.inf)
         for block in self.blocks:
             x = block(x, bias)
-        return torch.cat([self.norm(x[:, :2]).flatten(1), *points, state], 1)
+        return torch.cat([self.norm(x[:, :2]).flatten(1).float(), *points, state], 1)
 
 
 class NoiseNet(nn.Module):

@@ -193,13 +193,13 @@ class ChainPolicy(PolicyBase):
         embedded, times = self.head.embed(context), self.head.time_product(self.features).unbind()
         early, early_times = (None, ()) if self.base is None else \
             (self.base.embed(context), self.base.time_product(self.features).unbind())
-        chain = torch.empty(steps + 1, b, d)
+        chain = torch.empty(steps + 1, b, d, device=self.times.device)
         xs, outs, stds = chain.unbind(), [], []
         randn(generator, b, d, out=xs[0])
         if one:  # the noise of the drawn step is laid down first; the chain is then added to it
-            draw = randint(generator, len(self.draws), b)
+            draw = randint(generator, len(self.draws), b).to(chain.device)
             draw = self.draws[draw] if len(self.draws) < steps else draw
-            noise = randn(generator, b, d)
+            noise = randn(generator, b, d).to(chain.device)
             columns = self.drawn.index_select(0, draw).t().unsqueeze(-1)  # [3K+3,B,1]
             spread = columns[2 * steps:3 * steps]
             if self.noise is not None:
@@ -215,7 +215,7 @@ class ChainPolicy(PolicyBase):
                 after.addcmul_(x, a[k]).addcmul_(out, c[k])
             elif explore:
                 stds.append(self._std(k, embedded, times[k]))
-                noise = randn(generator, b, d)
+                noise = randn(generator, b, d).to(chain.device)
                 torch.addcmul(self._mean(x, out, k, "loud"), stds[k].expand(b, d), noise, out=after)
             elif self.diffusion:
                 after.copy_(self._mean(x, out, k, "quiet"))
@@ -228,7 +228,7 @@ class ChainPolicy(PolicyBase):
         if not explore:
             return Chunk(self.commands(xs[steps]), x0, x0.new_empty(b, 0), {})
         if one:
-            rows = torch.arange(b).add_(draw, alpha=b)  # of [K*B, D]; index_select is far cheaper than a pair of indices
+            rows = torch.arange(b, device=draw.device).add_(draw, alpha=b)  # of [K*B, D]; far cheaper than a pair of indices
             states = chain.view(-1, d)
             x, x_next = states.index_select(0, rows), states[b:].index_select(0, rows)
             count, scale = self._entries()
@@ -239,7 +239,7 @@ class ChainPolicy(PolicyBase):
             logp = torch.addcmul(constant, factor, noise[:, :count].square().sum(1, keepdim=True))
             index, x, x_next = draw[:, None], x[:, None], x_next[:, None]
         else:
-            index = torch.arange(self.first, steps).expand(b, -1)
+            index = torch.arange(self.first, steps, device=chain.device).expand(b, -1)
             x, x_next = chain[self.first:-1].transpose(0, 1), chain[self.first + 1:].transpose(0, 1)
             logp = torch.stack([self._logp(xs[k + 1], self._mean(xs[k], outs[k], k, "loud"), stds[k])
                                 for k in range(self.first, steps)], 1)
@@ -292,10 +292,10 @@ class ChainPolicy(PolicyBase):
         """`bc_loss` on contexts [B,C]; `head` may stand in for the policy's own, weight[B] scales samples."""
         head = head or self.head
         x0 = self.action_norm(chunk).flatten(1)
-        eps = torch.randn(x0.shape, generator=generator)
+        eps = torch.randn(x0.shape, generator=generator).to(x0.device)
         embedded = head.embed(context)
         if self.diffusion:
-            k = torch.randint(0, self.options.denoise_steps, (len(x0),), generator=generator)
+            k = torch.randint(0, self.options.denoise_steps, (len(x0),), generator=generator).to(x0.device)
             bar = self.bars[k][:, None]
             out = head(embedded, bar.sqrt() * x0 + (1 - bar).sqrt() * eps, head.time(self.times[k]))
             target = eps
@@ -321,8 +321,8 @@ class ChainPolicy(PolicyBase):
     def draw_times(self, n: int, generator: torch.Generator) -> Tensor:
         """Times [n] that a flow learns at: Beta(1.5, 1), tilted to noise, or where it predicts actions those of its chain."""
         if self.clean:
-            return self.times[torch.randint(0, len(self.times), (n,), generator=generator)]
-        return torch.rand(n, generator=generator) ** (1 / 1.5)
+            return self.times[torch.randint(0, len(self.times), (n,), generator=generator).to(self.times.device)]
+        return torch.rand(n, generator=generator).to(self.times.device) ** (1 / 1.5)
 
 
 def _drawn_table(quiet: ChainTable, loud: ChainTable, learned: bool, entries: tuple[int, float]) -> Tensor:
@@ -362,7 +362,7 @@ class GaussianPolicy(PolicyBase):
         shape = (len(mean), self.options.horizon, -1)
         if not explore:
             return Chunk(self.commands(mean), mean.view(shape), mean.new_empty(len(mean), 0), {})
-        x = torch.addcmul(mean, self.log_std.exp(), randn(generator, *mean.shape))
+        x = torch.addcmul(mean, self.log_std.exp(), randn(generator, *mean.shape).to(mean.device))
         return Chunk(self.commands(x), x.view(shape), self._density(x, mean)[:, None], {"x_next": x[:, None]})
 
     def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ class IsaacEnv(ControlEnv):
     """N envs behind a port; observations, rewards and flags are torch tensors on `device`."""
 
     metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}
+    one_stream = True  # a reset takes one seed for all envs and no starts
 
     def __init__(self, port: "GymPort | LabPort", sim: str, task: str, max_steps: int = 0):
         n = self.num_envs = port.num_envs

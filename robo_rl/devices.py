@@ -1,0 +1,68 @@
+"""Where a policy computes, and in what precision: a name is checked before anything starts, tensors are moved in one place.
+
+Noise is drawn on the CPU wherever a policy computes (`robo_rl.noise`): a run draws the same numbers on every device, and sending
+them waits for nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robo_rl.errors import UserError
+from robo_rl.rollout import Rollout
+
+
+def check_device(name: str) -> torch.device:
+    """The device of that name. UserError: torch cannot use it here."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise UserError(f"--device must be cpu, cuda or cuda:N, got {name!r}")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            raise UserError(f"--device {name} needs an NVIDIA GPU and a CUDA build of torch; torch {torch.__version__} sees none here "
+                            "(robo_rl doctor says why); use --device cpu")
+        if (device.index or 0) >= count:
+            raise UserError(f"--device {name} does not exist. Allowed: {', '.join(f'cuda:{i}' for i in range(count))}")
+    return device
+
+
+def device_of(policy) -> torch.device:
+    """Where a policy's weights are."""
+    return policy.action_norm.mean.device
+
+
+def slow_bf16() -> str:
+    """Why bf16 is slow on this machine's CPU, "" where it has instructions for it."""
+    has = torch.backends.cpu.get_cpu_capability() != "DEFAULT" and any(
+        getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("avx512_bf16", "amx_tile"))
+    return "" if has else "this CPU has no instructions for bf16: it is computed slower than fp32 here"
+
+
+def sampled_on(device: torch.device, sample: Callable[..., tuple[dict[str, Tensor], Tensor, Tensor]]):
+    """A sampler of demonstrations whose (obs, chunk, mask) are on `device`."""
+    if device.type == "cpu":
+        return sample
+
+    def there(size: int, generator: torch.Generator):
+        obs, chunk, mask = sample(size, generator)
+        return {k: v.to(device) for k, v in obs.items()}, chunk.to(device), mask.to(device)
+    return there
+
+
+def moved(rollout: Rollout, device: torch.device) -> Rollout:
+    """A rollout whose tensors are on `device`; itself if they are."""
+    if rollout.rewards.device == device:
+        return rollout
+
+    def to(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {k: to(v) for k, v in x.items()}
+        return x.to(device, non_blocking=True) if isinstance(x, Tensor) else x
+    return replace(rollout, **{f.name: to(getattr(rollout, f.name)) for f in fields(rollout) if f.name != "stats"})
