@@ -125,9 +125,10 @@ def _array(x) -> np.ndarray:
 
 
 def to_policy(obs: Obs, policy: Policy) -> Obs:
-    """Observations where the policy's weights are."""
-    device = policy.action_norm.mean.device
-    return obs if device.type == "cpu" else {k: v.to(device, non_blocking=True) for k, v in obs.items()}
+    """Observations where the policy's weights are; as they are for one that has none, such as a script."""
+    norm = getattr(policy, "action_norm", None)
+    return obs if norm is None or norm.mean.device.type == "cpu" else {
+        k: v.to(norm.mean.device, non_blocking=True) for k, v in obs.items()}
 
 
 # ---- columns -----------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ LAYERS = (
     "files compiled options contract starts stats advantages corrections losses optim sampling noise normalise allocate tree_credit",
     "policies data rewards log journal selection health provenance signals",
     "checkpoint rollout replay results",
+    "devices",
     "evaluation algos replay_collector",
     "demos film rollout_control",
     "human recording",
