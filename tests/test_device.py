@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-
 from away import Away, AwayTensor, bring
+from torch import Tensor
+from toys import PointReach
+
 from robo_rl.cli import main
 from robo_rl.devices import check_device, moved
 from robo_rl.errors import UserError
@@ -18,7 +19,6 @@ from robo_rl.options import DppoOptions, LoraOptions, NftOptions, PiRlOptions, P
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import Collector
 from robo_rl.runtime.device import DeviceCollector, DeviceFeed, on_device
-from toys import PointReach
 
 PLAIN = PolicyOptions(horizon=4, execute=4, hidden=32, layers=2, denoise_steps=3)
 SPEC = ObsSpec(state=4, action=2)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from toys import PointReach
 
 from robo_rl import checkpoint
 from robo_rl.algos import pi_rl
@@ -20,7 +21,6 @@ from robo_rl.policies.policy import GaussianPolicy
 from robo_rl.rollout import Collector
 from robo_rl.runtime import published
 from robo_rl.runtime.deltas import DeltaReceiver, DeltaSender
-from toys import PointReach
 
 PLAIN = PolicyOptions(horizon=4, execute=4, hidden=32, layers=3, denoise_steps=3)
 SPEC = ObsSpec(state=4, action=2)
