@@ -197,7 +197,8 @@ def test_a_wrong_name_is_told_before_torch_or_a_simulator_is_loaded():
     wrong = ["train --sim mujco", "train --task pick_cub", "train --sim maniskill --task PickCub", "train --algo pirl",
              "train --obs rbg", "train --preset quik", "train --control ee_delt", "train --reward dens", "train --randomise mas",
              "train --resume nowhere", "train --init nowhere", "collect --task pick_cub", "collect --sim mujco", "eval nowhere",
-             "report nowhere", "correct nowhere", "serve nowhere", "deploy nowhere", "workers nowhere 2", "bench simm", "wm trin"]
+             "report nowhere", "correct nowhere", "serve nowhere", "deploy nowhere", "workers nowhere 2", "bench simm", "wm trin",
+             "vla chek", "vla check nowhere", "vla convert nowhere there"]
     for argv, heavy in zip(wrong, loaded(*(w.split() for w in wrong))["heavy"][1:], strict=True):
         assert not heavy, f"robo_rl {argv} loads {heavy}"
 

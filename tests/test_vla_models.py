@@ -31,7 +31,7 @@ def test_loss_and_sample_equal_those_of_lerobot(golden):
     family, model = golden
     io = outputs(family)
     context = model.prefix(**inputs(family))
-    losses = model.loss_map(context, io["action"], io["noise"], io["time"])
+    losses = model.loss_map(context, io["actions"], io["noise"], io["time"])
     assert abs(losses[..., :7].mean() - io["loss"]) < 1e-5
     if "loss_map" in io:
         assert (losses - io["loss_map"]).abs().max() < 1e-5
@@ -46,7 +46,7 @@ def test_in_bf16_loss_and_sample_are_within_two_percent(golden):
     v = model.velocity(context, io["noise"], io["time"])
     assert v.dtype == torch.float32 and context.kv[0][0].dtype == torch.bfloat16
     assert relative(model.sample(context, io["noise"], STEPS), io["sample"]) < 0.02
-    losses = model.loss_map(context, io["action"], io["noise"], io["time"])
+    losses = model.loss_map(context, io["actions"], io["noise"], io["time"])
     assert relative(losses[..., :7].mean(), io["loss"]) < 0.02
     if "loss_map" in io:
         assert relative(losses, io["loss_map"]) < 0.02
@@ -128,7 +128,7 @@ def test_every_weight_gets_a_gradient(golden):
     family, model = golden
     io = outputs(family)
     context = model.prefix(**inputs(family))
-    loss = model.loss_map(context, io["action"], io["noise"], io["time"]).mean() + context.pooled.square().mean()
+    loss = model.loss_map(context, io["actions"], io["noise"], io["time"]).mean() + context.pooled.square().mean()
     loss.backward()
     without = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     model.zero_grad()

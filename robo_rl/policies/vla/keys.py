@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from robo_rl.errors import choose
 
 OURS = "robo_rl"
-KEPT = "kept."  # before the public name of a tensor that ours carries along, so that a checkpoint goes back as it came
+KEPT = "kept."  # before the name of a tensor that no model reads and ours carries along, so that a checkpoint goes back as it came
+HEAD = f"{KEPT}head"  # the output head of a file that has it beside the word embedding
 FAMILIES = ("pi0", "pi05", "smolvla")
 
 
@@ -23,6 +24,8 @@ class KeyLayout:
 
     family: str
     name: str
+    front: str
+    """Before every key of the model itself: `model.` or nothing."""
     prefixes: tuple[tuple[str, str], ...]
     """(ours, theirs)."""
     words: tuple[str, str]
@@ -32,7 +35,7 @@ class KeyLayout:
 
     def ours(self, key: str) -> str | None:
         """Our name of a public key, None where we have none."""
-        key = key.replace("_orig_mod.", "")
+        key = plain(key)
         if key in self.words:
             return WORDS
         return next((a + key[len(b):] for a, b in self.prefixes if key.startswith(b)), None)
@@ -67,7 +70,7 @@ def _pi(family: str, name: str, front: str, old: bool) -> KeyLayout:
     if family == "pi0":
         prefixes.append(("expert.state.", f"{front}state_proj."))
     unused = rf"{re.escape(gemma)}(lm_head|model\.embed_tokens)\.|.*\.embeddings\.position_ids$|{NORMS}"
-    return KeyLayout(family, name, tuple(prefixes), (f"{text}embed_tokens.weight", head), unused)
+    return KeyLayout(family, name, front, tuple(prefixes), (f"{text}embed_tokens.weight", head), unused)
 
 
 def _smolvla() -> KeyLayout:
@@ -81,12 +84,38 @@ def _smolvla() -> KeyLayout:
                 *((a, f"model.{b}") for a, b in _HEADS),
                 *((f"expert.time_{x}.", f"model.{_TIME['smolvla']}{x}.") for x in ("in", "out"))]
     unused = rf"{re.escape(both)}lm_expert\.embed_tokens\.|.*\.embeddings\.position_ids$|{NORMS}"
-    return KeyLayout("smolvla", "lerobot", tuple(prefixes), (f"{vlm}text_model.embed_tokens.weight", f"{both}vlm.lm_head.weight"), unused)
+    words = (f"{vlm}text_model.embed_tokens.weight", f"{both}vlm.lm_head.weight")
+    return KeyLayout("smolvla", "lerobot", "model.", tuple(prefixes), words, unused)
 
 
 LAYOUTS = (*(_pi(family, name, front, old) for family in ("pi05", "pi0")
              for name, front, old in (("lerobot", "model.", False), ("openpi", "", False),
                                       ("lerobot-old", "model.", True), ("openpi-old", "", True))), _smolvla())
+
+
+def plain(key: str) -> str:
+    """A key without what torch.compile puts into it."""
+    return key.replace("_orig_mod.", "")
+
+
+def carried(key: str, read: "KeyMatch") -> str:
+    """What ours calls a key of the file that no model reads."""
+    if key == read.tied:
+        return HEAD
+    if read.layout is None:
+        return key
+    key = plain(key)
+    return KEPT + (read.layout.ours(key) or key.removeprefix(read.layout.front))
+
+
+def spelled(name: str, to: KeyLayout) -> str:
+    """What a public layout calls a `carried` tensor."""
+    name = name.removeprefix(KEPT)
+    if KEPT + name == HEAD:
+        return to.words[1]
+    if name.startswith(("trunk.", "expert.")):
+        return to.theirs(name)
+    return name if re.match(NORMS, name) else to.front + name
 
 
 def layouts_of(family: str) -> list[str]:
@@ -137,13 +166,13 @@ def match(keys: Iterable[str], shape: KeyLayout) -> KeyMatch:
     """Read `keys` in a public layout."""
     found: dict[str, str] = {}
     spare, unknown, tied = [], [], ""
-    for key in sorted(keys, key=lambda k: (k == shape.words[1], k)):
+    for key in sorted(keys, key=lambda k: (plain(k) == shape.words[1], k)):
         name = shape.ours(key)
         if name == WORDS and WORDS in found:
             tied = key
         elif name is not None:
             found[name] = key
-        elif re.match(shape.unused, key.replace("_orig_mod.", "")):
+        elif re.match(shape.unused, plain(key)):
             spare.append(key)
         else:
             unknown.append(key)

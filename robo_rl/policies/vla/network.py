@@ -1,4 +1,10 @@
-"""A trunk and an expert made into one model: prefix, velocity, the K-step sample and the supervised loss map."""
+"""A trunk and an expert made into one model: prefix, velocity, the K-step sample and the supervised loss map.
+
+Trunk and expert are modules of their own, called through `forward` alone: a trunk is frozen, an expert is copied or trained by itself,
+and hooks (FSDP2, LoRA, checkpointing) see every call.
+Axes: B rows, V views, P words of the prompt, S state as wide as the model takes it, H steps, W action entries of a step, the model's
+own width (an env's A <= W; the others are padding).
+"""
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +18,11 @@ VlaConfig = PiConfig | SmolVlaConfig
 
 
 class VlaModel(nn.Module):
-    """A `FlowModel` (`robo_rl.policies.vla.model`): what its configuration says, with weights of torch's default initialisation.
+    """The model of a configuration, with torch's default weights: `make.make_model` gives it those of a seed, `make.load_model` those
+    of a checkpoint.
 
-    `make.make_model` gives it weights of a seed, `weights.load_model` those of a checkpoint.
+    `trunk(images, image_mask, tokens, token_mask, state, drop=True, length=None)` is `prefix`, `expert(context, x, t)` is `velocity`.
+    `context_size`: width of `Context.pooled`, the mean over real tokens of what the last trunk layer gets, after the trunk's norm.
     """
 
     def __init__(self, config: VlaConfig):

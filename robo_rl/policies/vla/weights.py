@@ -8,21 +8,24 @@ many or too few.
 import json
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from robo_rl.errors import UserError
-from robo_rl.files import parse_json, read_json
+from robo_rl.files import parse_json, read_json, replacing, require_free
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 HEADER = 100 << 20  # bytes of a header at most, as safetensors itself allows
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
           "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+BUFFER = 16 << 20  # bytes copied at a time
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -33,11 +36,18 @@ class TensorInfo:
     file: Path
     shape: tuple[int, ...]
     dtype: torch.dtype
+    start: int
+    """Of its bytes in the file."""
 
     @property
     def count(self) -> int:
         """Entries."""
         return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """As stored."""
+        return self.count * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -86,7 +96,7 @@ def _header(file: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
             raise UserError(f"{broken}: what its header says of {key[:80]!r} is not read here ({str(entry)[:80]})") from None
         if b - a != math.prod(shape) * dtype.itemsize:
             raise UserError(f"{broken}: {key[:80]!r} of shape {list(shape)} has {b - a} bytes; fetch it again")
-        tensors[key], end = TensorInfo(file, shape, dtype), max(end, b)
+        tensors[key], end = TensorInfo(file, shape, dtype, 8 + length + a), max(end, b)
     if 8 + length + end != size:
         raise UserError(f"{broken}: it has {size} bytes and its header speaks of {8 + length + end}; fetch it again")
     return tensors, metadata
@@ -128,6 +138,50 @@ def _sharded(path: Path) -> Checkpoint:
             raise UserError(f"{path / name} and {INDEX} disagree on {len(wrong)} keys, the first {wrong[0][:80]!r}; fetch both again")
         tensors |= inside
     return Checkpoint(path, tensors, metadata)
+
+
+Zeros = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of a tensor of zeros
+
+
+def write_checkpoint(path: Path, tensors: Mapping[str, "TensorInfo | Zeros"], metadata: Mapping[str, str]) -> None:
+    """Write one safetensors file, whole or not at all, by copying bytes: of a tensor of another file, or zeros of (shape, dtype).
+
+    The memory it takes is a copy buffer. UserError: the disk is full, or no place to write.
+    """
+    order = sorted(tensors, key=lambda k: (-_kind(tensors[k])[1].itemsize, k))
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for key in order:
+        shape, dtype = _kind(tensors[key])
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        header[key] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    require_free(path, 8 + len(text) + end)
+    with replacing(path) as temp, open(temp, "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for key in order:
+            _copy(tensors[key], out)
+
+
+def _kind(what: "TensorInfo | Zeros") -> tuple[tuple[int, ...], torch.dtype]:
+    return (what.shape, what.dtype) if isinstance(what, TensorInfo) else what
+
+
+def _copy(what: "TensorInfo | Zeros", out: BinaryIO) -> None:
+    if not isinstance(what, TensorInfo):
+        out.write(bytes(math.prod(what[0]) * what[1].itemsize))
+        return
+    with open(what.file, "rb") as f:
+        f.seek(what.start)
+        left = what.bytes
+        while left:
+            part = f.read(min(left, BUFFER))
+            if not part:
+                raise UserError(f"{what.file} became shorter while it was read; fetch it again")
+            out.write(part)
+            left -= len(part)
 
 
 def metadata_json(metadata: dict[str, str], name: str) -> dict:

@@ -1,0 +1,162 @@
+"""How far a model is from a golden file: its outputs and the output of every layer on stored inputs, or its weights layer by layer.
+
+A golden file (safetensors) holds inputs `images image_mask tokens token_mask state noise time actions`, outputs `loss_map sample loss`
+as far as they are known, and `layer/<name>`, what each layer gave. Its metadata says `steps` of the sample, and over how many entries
+of an action the loss is a mean (`loss_entries`). `record` writes one, so that two machines, dtypes or programs can be compared.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from robo_rl.errors import UserError
+from robo_rl.policies.context import Context
+from robo_rl.policies.vla.blocks import DecoderBlock, VisionBlock
+from robo_rl.policies.vla.keys import KeyMatch, recognise
+from robo_rl.policies.vla.make import load_model
+from robo_rl.policies.vla.network import VlaModel
+from robo_rl.policies.vla.weights import Checkpoint, open_checkpoint
+
+INPUTS = ("images", "image_mask", "tokens", "token_mask", "state", "noise", "time")
+LAYER = "layer/"
+STEPS = 4
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of one output, layer or group of weights."""
+
+    name: str
+    largest: float
+    """Absolute difference."""
+    relative: float
+    """Norm of the difference over the norm of the golden one."""
+    note: str = ""
+
+
+def compare(path: "str | Path", golden: "str | Path", device: str = "cpu", dtype: torch.dtype | None = None) -> list[Difference]:
+    """Differences between the checkpoint `path` and a golden file of inputs and outputs, or another checkpoint.
+
+    UserError: the golden file holds neither, or inputs of another size.
+    """
+    other = open_checkpoint(golden)
+    if INPUTS[0] in other.tensors:
+        want = dict(other.read())
+        got = outputs(load_model(path, device, dtype), want, *_settings(other))
+        rows = [_difference(name, got[name], want[name]) for name in got if name in want]
+        if not rows:
+            raise UserError(f"{golden} has inputs and none of the outputs loss_map, sample, loss, {LAYER}…; write one with --record")
+        return rows
+    ours, theirs = open_checkpoint(path), recognise(other.tensors)
+    if not theirs.found:
+        raise UserError(f"{golden} is neither a checkpoint nor a golden file: it lacks {INPUTS[0]} and weights")
+    return list(_weights(ours, recognise(ours.tensors), other, theirs))
+
+
+def record(path: "str | Path", golden: "str | Path | None", device: str = "cpu", dtype: torch.dtype | None = None,
+           seed: int = 0) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors, metadata) of a new golden file: the inputs of `golden`, or random ones of `seed`, and what this model makes of them."""
+    model = load_model(path, device, dtype)
+    steps, entries = STEPS, model.action_width
+    if golden is None:
+        given = random_inputs(model, seed)
+    else:
+        other = open_checkpoint(golden)
+        given = {k: x for k, x in other.read() if k in (*INPUTS, "actions")}
+        steps, entries = _settings(other)
+    made = {k: x.float().cpu().contiguous() if x.is_floating_point() else x.cpu() for k, x in outputs(model, given, steps, entries).items()}
+    return {**given, **made}, {"steps": str(steps), "loss_entries": str(entries)}
+
+
+def random_inputs(model: VlaModel, seed: int, rows: int = 2, words: int = 7) -> dict[str, Tensor]:
+    """Inputs of a golden file; the last view of row 1 and the last words of row 0 are masked."""
+    g = torch.Generator().manual_seed(seed)
+    image_mask, token_mask = torch.ones(rows, model.views, dtype=torch.bool), torch.ones(rows, words, dtype=torch.bool)
+    image_mask[1, -1] = False
+    token_mask[0, -2:] = False
+    chunk = (rows, model.horizon, model.action_width)
+    return {"images": torch.rand(rows, model.views, 3, model.image_size, model.image_size, generator=g) * 2 - 1,
+            "image_mask": image_mask, "tokens": torch.randint(0, model.config.vocab, (rows, words), generator=g),
+            "token_mask": token_mask, "state": torch.randn(rows, model.state_width, generator=g),
+            "noise": torch.randn(chunk, generator=g), "time": torch.rand(rows, generator=g), "actions": torch.randn(chunk, generator=g)}
+
+
+@torch.no_grad()
+def outputs(model: VlaModel, given: dict[str, Tensor], steps: int, entries: int) -> dict[str, Tensor]:
+    """loss_map, loss, sample and layer/<name> of a model on the inputs of a golden file. UserError: they are of another size."""
+    absent = [k for k in INPUTS if k not in given]
+    if absent:
+        raise UserError(f"the golden file lacks {', '.join(absent)}")
+    want = {"images": (model.image_size,) * 2, "state": (model.state_width,), "noise": (model.horizon, model.action_width)}
+    for name, shape in want.items():
+        if tuple(given[name].shape[-len(shape):]) != shape:
+            raise UserError(f"the golden file's {name} ends in {list(given[name].shape[-len(shape):])}, this model takes {list(shape)}")
+    device = next(model.parameters()).device
+    x = {k: v.to(device) for k, v in given.items()}
+    with layer_outputs(model) as layers:
+        context: Context = model.prefix(*(x[k] for k in INPUTS[:5]), drop=False)
+        model.velocity(context, x["noise"], x["time"])
+    out = {LAYER + name: y for name, y in layers.items()}
+    if "actions" in x:
+        out["loss_map"] = model.loss_map(context, x["actions"], x["noise"], x["time"])
+        out["loss"] = out["loss_map"][..., :entries].mean()[None]
+    out["sample"] = model.sample(context, x["noise"], steps)
+    return out
+
+
+@contextmanager
+def layer_outputs(model: VlaModel) -> Iterator[dict[str, Tensor]]:
+    """What each layer gives meanwhile, by its name; of the last one of a trunk its keys."""
+    seen: dict[str, Tensor] = {}
+    def keep(name: str):
+        def hook(module, _args, y) -> None:
+            seen[name] = y if isinstance(y, Tensor) else y[1][0] if module.last else y[0]
+        return hook
+    hooks = [m.register_forward_hook(keep(n)) for n, m in model.named_modules() if isinstance(m, DecoderBlock | VisionBlock)]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _settings(golden: Checkpoint) -> tuple[int, int]:
+    try:
+        return int(golden.metadata.get("steps", STEPS)), int(golden.metadata.get("loss_entries", 1 << 20))
+    except ValueError:
+        raise UserError(f"{golden.path}: steps and loss_entries of its metadata must be whole numbers") from None
+
+
+def _difference(name: str, got: Tensor, want: Tensor, note: str = "") -> Difference:
+    if got.shape != want.shape:
+        return Difference(name, math.inf, math.inf, f"{list(got.shape)} here, {list(want.shape)} there")
+    a, b = got.double().cpu(), want.double().cpu()
+    return Difference(name, (a - b).abs().max().item(), ((a - b).norm() / b.norm().clamp(min=1e-30)).item(), note)
+
+
+def _weights(ours: Checkpoint, here: KeyMatch, other: Checkpoint, there: KeyMatch) -> Iterator[Difference]:
+    """Per layer, the weight that differs most; names that one of them lacks."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted({*here.found, *there.found}, key=_in_order):
+        groups.setdefault(re.sub(r"(layers\.\d+|norm|vision\.\w+)\..*|\.(weight|bias)$", r"\1", name), []).append(name)
+    for group, names in groups.items():
+        absent = [n for n in names if n not in here.found or n not in there.found]
+        both = [n for n in names if n not in absent]
+        a, b = dict(ours.read({here.found[n] for n in both})), dict(other.read({there.found[n] for n in both}))
+        rows = [_difference(n, a[here.found[n]], b[there.found[n]]) for n in both]
+        worst = max(rows, key=lambda r: r.largest, default=Difference(group, math.inf, math.inf))
+        note = f"{worst.name.removeprefix(group).strip('.')} {worst.note}".strip() if worst.largest else ""
+        if absent:
+            where = "here" if absent[0] not in here.found else "there"
+            note = f"{len(absent)} only on one side: no {absent[0]} {where}; {note}".rstrip("; ")
+        yield Difference(group, worst.largest, max((r.relative for r in rows), default=math.inf), note)
+
+
+def _in_order(name: str) -> list:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]

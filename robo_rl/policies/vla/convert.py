@@ -1,0 +1,113 @@
+"""A checkpoint from one layout of keys to another, by copying bytes: no value changes, and the way back gives the same tensors.
+
+Ours (`robo_rl`) carries along what no model of ours reads (output heads, the rest of the last trunk layer, statistics of older
+LeRobot files), so that a public layout is whole again. Where ours never had it (a model of a seed), zeros are written.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from robo_rl.errors import UserError, choose
+from robo_rl.files import replacing
+from robo_rl.policies.vla.keys import HEAD, KEPT, OURS, WORDS, KeyMatch, carried, layout, layouts_of, plain, recognise, spelled
+from robo_rl.policies.vla.make import METADATA, check_match, model_metadata, read_config
+from robo_rl.policies.vla.network import VlaConfig
+from robo_rl.policies.vla.weights import (
+    INDEX,
+    SINGLE,
+    Checkpoint,
+    TensorInfo,
+    Zeros,
+    as_metadata,
+    metadata_json,
+    open_checkpoint,
+    write_checkpoint,
+)
+
+SOURCE = "source"  # metadata of ours: where it came from, so that it goes back as it came
+BESIDE = 64 << 20  # bytes of a file beside the weights that is copied too, at most
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written."""
+
+    path: Path
+    family: str
+    came: str
+    """Layout read."""
+    to: str
+    tensors: int
+    zeros: int
+    """Of these, how many no model reads and the source did not have."""
+    copied: tuple[str, ...]
+    """Files beside the weights that were copied."""
+
+
+def convert(source: "str | Path", out: "str | Path", to: str) -> Converted:
+    """Write the checkpoint `source` (file or folder) in layout `to` at `out`: a .safetensors file, or a folder with model.safetensors
+    and the small files beside the source (config, processor, tokeniser).
+
+    UserError: keys of no known layout, a layout that the family does not have, `out` is there already, the disk is full.
+    """
+    checkpoint, out = open_checkpoint(source), Path(out)
+    read = recognise(checkpoint.tensors)
+    config = read_config(checkpoint, read)
+    check_match(checkpoint.path, config, read, checkpoint.tensors)
+    choose(f"layout of {read.family}", to, layouts_of(read.family))
+    target = out if out.suffix == ".safetensors" else out / SINGLE
+    if target.exists():
+        raise UserError(f"{target} is there already; give another place or move it away")
+    came = metadata_json(checkpoint.metadata, SOURCE) if read.layout is None else \
+        {"layout": read.name, "words": read.layout.words.index(plain(read.found[WORDS])), "metadata": checkpoint.metadata}
+    named = {carried(key, read): checkpoint.tensors[key] for key in (*read.spare, *filter(None, [read.tied]))}
+    named |= {name: checkpoint.tensors[key] for name, key in read.found.items()}
+    if to == OURS:
+        write_checkpoint(target, named, {"format": "pt", **as_metadata(**{METADATA: model_metadata(config), SOURCE: came})})
+        tensors, zeros = len(named), 0
+    else:
+        filled = _fill(named, config)
+        public = _public(filled, read, to, came)
+        write_checkpoint(target, public, came.get("metadata", {}) if came.get("layout") == to else {"format": "pt"})
+        tensors, zeros = len(public), len(filled) - len(named)
+    copied = () if out.suffix == ".safetensors" else _copy_beside(checkpoint, out)
+    return Converted(target, read.family, read.name, to, tensors, zeros, copied)
+
+
+def _fill(named: Mapping[str, TensorInfo], config: VlaConfig) -> dict[str, "TensorInfo | Zeros"]:
+    """The tensors with those of the last trunk layer that a public model has and ours has not: zeros in the shapes of layer 0."""
+    out: dict[str, TensorInfo | Zeros] = dict(named)
+    last = f"trunk.layers.{config.trunk.depth - 1}."
+    for name, info in named.items():
+        if name.startswith("trunk.layers.0.") and config.trunk.depth > 1:
+            there = last + name.removeprefix("trunk.layers.0.")
+            if there not in named and KEPT + there not in named:
+                out[KEPT + there] = (info.shape, info.dtype)
+    return out
+
+
+def _public(named: Mapping[str, "TensorInfo | Zeros"], read: KeyMatch, to: str, came: Mapping) -> dict[str, "TensorInfo | Zeros"]:
+    """Tensors by the keys of a public layout. The word embedding alone is called what the source called it, in another layout what is
+    usual there: `lm_head` in openpi's files, `embed_tokens` in others."""
+    shape = layout(read.family, to)
+    slot = int(came.get("words", 0)) if came.get("layout") == to else int(to.startswith("openpi"))
+    out = {spelled(name, shape) if name.startswith(KEPT) else shape.theirs(name): what for name, what in named.items() if name != WORDS}
+    out[shape.words[0 if HEAD in named else slot]] = named[WORDS]
+    return out
+
+
+def _copy_beside(checkpoint: Checkpoint, out: Path) -> tuple[str, ...]:
+    """Copy the small files beside the weights (and those of assets/, where openpi has its statistics)."""
+    if not checkpoint.path.is_dir():
+        return ()
+    weights = {INDEX, *(f.name for f in checkpoint.files)}
+    found = [f for f in sorted([*checkpoint.path.glob("*"), *checkpoint.path.glob("assets/**/*")])
+             if f.is_file() and f.name not in weights and f.stat().st_size <= BESIDE]
+    for file in found:
+        place = out / file.relative_to(checkpoint.path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(place) as temp:
+            shutil.copyfile(file, temp)
+    return tuple(str(f.relative_to(checkpoint.path)) for f in found)
