@@ -53,8 +53,6 @@ class CompareOptions:
     def __post_init__(self):
         in_range("--tolerance", self.tolerance, 0, 1e6)
         in_range("--seed", self.seed, 0, 2**31)
-        if not (self.golden or self.record):
-            raise UserError("give --golden FILE to compare with, or --record FILE to write one")
 
 
 SUBCOMMANDS = {"check": (CheckVlaOptions, "say what a checkpoint is and what is missing"),
@@ -76,6 +74,8 @@ def parse(argv: list[str]):
 def run(args: "CheckVlaOptions | ConvertOptions | CompareOptions") -> int:
     """Run the subcommand whose options these are."""
     path = Path(args.source if isinstance(args, ConvertOptions) else args.file)
+    if isinstance(args, CompareOptions) and not (args.golden or args.record):
+        raise UserError("give --golden FILE to compare with, or --record FILE to write one")
     if not path.exists():  # told before torch is loaded
         raise UserError(f"{path} does not exist; give a .safetensors file, or a folder with one")
     if isinstance(args, CheckVlaOptions):

@@ -29,7 +29,7 @@ STEPS = 4
 
 
 @dataclass(frozen=True)
-class Difference:
+class OutputDifference:
     """Of one output, layer or group of weights."""
 
     name: str
@@ -40,7 +40,7 @@ class Difference:
     note: str = ""
 
 
-def compare(path: "str | Path", golden: "str | Path", device: str = "cpu", dtype: torch.dtype | None = None) -> list[Difference]:
+def compare(path: "str | Path", golden: "str | Path", device: str = "cpu", dtype: torch.dtype | None = None) -> list[OutputDifference]:
     """Differences between the checkpoint `path` and a golden file of inputs and outputs, or another checkpoint.
 
     UserError: the golden file holds neither, or inputs of another size.
@@ -133,14 +133,14 @@ def _settings(golden: Checkpoint) -> tuple[int, int]:
         raise UserError(f"{golden.path}: steps and loss_entries of its metadata must be whole numbers") from None
 
 
-def _difference(name: str, got: Tensor, want: Tensor, note: str = "") -> Difference:
+def _difference(name: str, got: Tensor, want: Tensor, note: str = "") -> OutputDifference:
     if got.shape != want.shape:
-        return Difference(name, math.inf, math.inf, f"{list(got.shape)} here, {list(want.shape)} there")
+        return OutputDifference(name, math.inf, math.inf, f"{list(got.shape)} here, {list(want.shape)} there")
     a, b = got.double().cpu(), want.double().cpu()
-    return Difference(name, (a - b).abs().max().item(), ((a - b).norm() / b.norm().clamp(min=1e-30)).item(), note)
+    return OutputDifference(name, (a - b).abs().max().item(), ((a - b).norm() / b.norm().clamp(min=1e-30)).item(), note)
 
 
-def _weights(ours: Checkpoint, here: KeyMatch, other: Checkpoint, there: KeyMatch) -> Iterator[Difference]:
+def _weights(ours: Checkpoint, here: KeyMatch, other: Checkpoint, there: KeyMatch) -> Iterator[OutputDifference]:
     """Per layer, the weight that differs most; names that one of them lacks."""
     groups: dict[str, list[str]] = {}
     for name in sorted({*here.found, *there.found}, key=_in_order):
@@ -150,12 +150,12 @@ def _weights(ours: Checkpoint, here: KeyMatch, other: Checkpoint, there: KeyMatc
         both = [n for n in names if n not in absent]
         a, b = dict(ours.read({here.found[n] for n in both})), dict(other.read({there.found[n] for n in both}))
         rows = [_difference(n, a[here.found[n]], b[there.found[n]]) for n in both]
-        worst = max(rows, key=lambda r: r.largest, default=Difference(group, math.inf, math.inf))
+        worst = max(rows, key=lambda r: r.largest, default=OutputDifference(group, math.inf, math.inf))
         note = f"{worst.name.removeprefix(group).strip('.')} {worst.note}".strip() if worst.largest else ""
         if absent:
             where = "here" if absent[0] not in here.found else "there"
             note = f"{len(absent)} only on one side: no {absent[0]} {where}; {note}".rstrip("; ")
-        yield Difference(group, worst.largest, max((r.relative for r in rows), default=math.inf), note)
+        yield OutputDifference(group, worst.largest, max((r.relative for r in rows), default=math.inf), note)
 
 
 def _in_order(name: str) -> list:
