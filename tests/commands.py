@@ -58,6 +58,8 @@ class Command:
     def __init__(self, cwd: Path, argv: Sequence[str], absent: Sequence[str] = (), env: "dict[str, str] | None" = None,
                  first: "Callable[[], None] | None" = None, guarded: bool = False):
         self.out, self.err = (cwd / f".{kind}{time.monotonic_ns()}" for kind in ("out", "err"))
+        for path in (self.out, self.err):
+            path.touch()  # a command may be killed before it opens them
         self.process = _context().Process(target=_child, args=(
             cwd, [str(a) for a in argv], tuple(absent), env or {}, first, guarded, self.out, self.err))
         self.process.start()
