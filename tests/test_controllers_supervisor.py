@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -148,6 +149,31 @@ def test_every_joints_speed_and_torque_count_at_their_own_limit(joint):
         assert Supervisor(ROBOT, wide).fault(MODEL, torque, torque, 1e-3).startswith(f"{ROBOT.joints[joint]} is asked for") == beyond
 
 
+def test_a_joint_at_its_limit_is_within_it_and_the_one_furthest_beyond_its_own_is_named():
+    bias, wide = np.zeros(7), SupervisorLimits(joint_speed=1.0, tool_speed=(100.0, 100.0), torque_rate=100.0)
+    MODEL.update(HOME, SPEED)
+    assert Supervisor(ROBOT, wide).fault(MODEL, bias, bias, 1e-3) == ""
+    least, most = int(np.argmin(TORQUE)), int(np.argmax(TORQUE))
+    torque = 1.1 * TORQUE
+    torque[least] = 1.2 * TORQUE[least]
+    assert least != most and torque[least] < torque[most]
+    MODEL.update(HOME, bias)
+    assert Supervisor(ROBOT, wide).fault(MODEL, torque, torque, 1e-3).startswith(f"{ROBOT.joints[least]} is asked for")
+
+
+@pytest.mark.parametrize(("twist", "limits", "beyond"), [
+    ((1.1, 0.0), (1.0, 9.0), True), ((0.9, 8.0), (1.0, 9.0), False), ((0.9, 1.1), (9.0, 1.0), True),
+    ((8.0, 0.9), (9.0, 1.0), False)])
+def test_the_tools_speed_and_its_turning_have_a_limit_each(twist, limits, beyond):
+    for axis in range(3):
+        v = np.zeros(6)
+        v[axis], v[3 + axis] = twist
+        model = SimpleNamespace(dq=np.ones(7), jac=np.repeat(v[:, None] / 7, 7, 1))
+        o = SupervisorLimits(joint_speed=100.0, tool_speed=limits)
+        said = Supervisor(ROBOT, o).fault(model, np.zeros(7), np.zeros(7), 1e-3)
+        assert said.startswith("the tool moves at") == beyond == bool(said)
+
+
 def test_the_torques_of_a_stop_are_gravity_and_damping_within_size_and_rate():
     s = Supervisor(ROBOT)
     s.reason = "a test"
@@ -171,7 +197,7 @@ def test_the_supervisor_stands_above_the_governor_at_every_speed():
         assert o.tool_speed[0] > speed and o.tool_speed[1] > 4 * speed and o.joint_speed > joint
 
 
-@pytest.mark.parametrize("bad", [{"joint_speed": 0.0}, {"torque": math.inf}, {"tool_speed": (0.0, 1.0)}, {"damping": -1.0}])
+@pytest.mark.parametrize("bad", [{"joint_speed": 0.0}, {"torque": math.inf}, {"torque": 100.5}, {"tool_speed": (0.0, 1.0)}, {"damping": -1.0}])
 def test_limits_that_are_none_are_refused(bad):
     with pytest.raises(UserError, match=next(iter(bad))):
         SupervisorLimits(**bad)
