@@ -115,8 +115,9 @@ def check_fits(meta, spec: ObsSpec) -> None:
                             f"{spec.image_size} x {spec.image_size}; set --image-size")
 
 
-def demo_sampler(dataset, spec: ObsSpec, horizon: int) -> Demos:
-    """Sampler of (obs, chunk[B,H,A], mask[B,H]) over all frames; raises UserError naming what does not fit."""
+def demo_sampler(dataset, spec: ObsSpec, horizon: int, episodes: "np.ndarray | None" = None) -> Demos:
+    """Sampler of (obs, chunk[B,H,A], mask[B,H]) over all frames, or those of the `episodes` bool[E]; raises UserError naming what does
+    not fit."""
     from robo_rl.data.reader import chunks
 
     check_fits(dataset.meta, spec)
@@ -126,7 +127,11 @@ def demo_sampler(dataset, spec: ObsSpec, horizon: int) -> Demos:
         obs["tokens"] = torch.from_numpy(tokenize(dataset.tasks))[torch.from_numpy(dataset.task_index)]
     for view in spec.views:
         obs[f"image/{view}"] = torch.from_numpy(dataset.images(view))
-    return demos_sampler(obs, torch.from_numpy(np.ascontiguousarray(chunk)), torch.from_numpy(~pad).float())
+    chunk, mask = torch.from_numpy(np.ascontiguousarray(chunk)), torch.from_numpy(~pad).float()
+    if episodes is not None and not episodes.all():
+        rows = torch.from_numpy(np.flatnonzero(episodes[dataset.episode_index]))
+        obs, chunk, mask = {k: v[rows] for k, v in obs.items()}, chunk[rows], mask[rows]
+    return demos_sampler(obs, chunk, mask)
 
 
 def fit_normalisers(policy, dataset) -> None:

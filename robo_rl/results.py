@@ -136,7 +136,8 @@ def measured_files(sim: str, algo: str) -> tuple[str, ...]:
     here = {"mujoco": "sims/mujoco", "maniskill": "sims/maniskill", "gym": "sims/gym.py", "envpool": "sims/envpool.py",
             "wm": "world_models", "arm": "controllers", "dds": "controllers"}.get(sim.split(":")[0])
     return (*own, f"robo_rl/algos/{shared}.py", "robo_rl/algos/bc.py", "robo_rl/policies", "robo_rl/rollout.py",
-            "robo_rl/losses.py", "robo_rl/sampling.py", "robo_rl/experiment/recipes.py", *([here] if here else []))
+            "robo_rl/losses.py", "robo_rl/sampling.py", "robo_rl/demos.py", "robo_rl/experiment/sft.py", "robo_rl/experiment/recipes.py",
+            *([here] if here else []))
 
 
 def run_rows(run: "str | Path") -> list[ResultRow]:

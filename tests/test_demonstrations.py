@@ -4,13 +4,16 @@ import json
 import shutil
 
 import numpy as np
+import torch
 from commands import TINY, robo_rl
 from toys import PointReach
 
 import robo_rl as package
 from robo_rl.cli.train import parse
 from robo_rl.data.reader import load
-from robo_rl.demos import Lead, record
+from robo_rl.data.writer import Writer
+from robo_rl.demos import Lead, demo_sampler, record
+from robo_rl.experiment.envs import obs_spec
 
 RIGHT = np.array([1.0, 0.0], np.float32)
 
@@ -70,10 +73,33 @@ def test_more_demonstrations_are_asked_for_until_success_or_the_most_is_reached_
     assert _successes(tmp_path / "run") == _successes_of(before)
 
 
+def test_a_data_set_is_learnt_in_more_updates_while_they_help_and_a_tenth_of_it_says_whether_they_do(tmp_path):
+    package.collect(tmp_path / "data", task="reach", episodes=10, envs=10)
+    done = robo_rl(tmp_path, "train", *TINY, "--steps", 0, "--demos", "data", "--bc.updates", 90, "--bc.most", 280, "--out", "run")
+    lines = [line for line in done.err.splitlines() if line.startswith("supervised ")]
+    assert done.code == 0 and "with 90 updates, loss on held-out episodes" in lines[0]
+    assert lines[0].endswith(": 270 updates (--bc.most 280)")
+    assert "more demonstrations than those in data" in lines[-1]
+    log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in log if "sft/loss" in row][-1] == 90 + 270
+
+
+def test_the_episodes_that_are_held_out_are_not_drawn(tmp_path):
+    env = PointReach(5, limit=40)
+    with Writer(tmp_path / "data", spec=env.spec) as w:
+        record(env, 10, 0, w.add)
+    data, out = load(tmp_path / "data"), np.arange(10) % 10 == 9
+    for chosen in (out, ~out):
+        obs, _, _ = demo_sampler(data, obs_spec(env, False), 4, chosen)(400, torch.Generator().manual_seed(0))
+        drawn = {tuple(row) for row in obs["state"].numpy().tolist()}
+        assert drawn <= {tuple(row) for row in data.state[chosen[data.episode_index]].tolist()}
+
+
 def test_no_more_than_the_demonstrations_that_a_user_names_are_recorded():
     assert parse([]).demos_most > 20 and parse(["--demos", "20"]).demos_most == 0
     assert parse(["--demos=20", "--demos-most", "60"]).demos_most == 60
     assert package.recipe(demos="20").demos_most == 0 and package.recipe(demos="20", demos_most=60).demos_most == 60
+    assert parse([]).bc.most > 600 and parse(["--bc.updates", "700"]).bc.most == 0 == package.recipe(bc={"updates": 700}).bc.most
     assert package.recipe(sim="arm").demos_most == 0 and package.recipe(obs="rgb").demos_most == 0
 
 

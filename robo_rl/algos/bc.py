@@ -49,3 +49,10 @@ def train(policy, sample: Demos, options: BcOptions, seed: int,
         policy.load_state_dict(average.state_dict())
     policy.freeze_base()
     return {"loss": recent}
+
+
+@torch.no_grad()
+def mean_loss(policy, sample: Demos, options: BcOptions, seed: int, batches: int = 16) -> float:
+    """Supervised loss over some batches of `sample`, with nothing learnt."""
+    generator = torch.Generator().manual_seed(seed)
+    return sum(float(policy.bc_loss(*sample(options.batch, generator), generator, options.noises)) for _ in range(batches)) / batches

@@ -38,7 +38,7 @@ def parse(argv: list[str]) -> TrainConfig:
     made = recipes.steps(*chosen, init=peek("init", ""))
     base = made[-1][1]
     if document:
-        base = config_file.merged(recipes.exact(base, document.keys() - {"steps"}), document, f"--config {file}")
+        base = config_file.merged(recipes.exact(base, config_file.flat(document).keys() - {"steps"}), document, f"--config {file}")
         made.append(("file", base))
     base = recipes.exact(base, {arg.partition("=")[0].removeprefix("--") for arg in argv})
     names = [f.name for f in fields(TrainConfig)]

@@ -34,7 +34,7 @@ def recipe(sim: str = "mujoco", task: str = "", algo: str = "pi_rl", obs: str = 
     a dict of the fields to change. With `steps` all of them are made, unless `target` is given too; with `demos` no more are recorded,
     unless `demos_most` is."""
     base = recipes.recipe(sim, task, algo, obs, preset, changes.get("reward", ""), changes.get("init", ""))
-    return config_file.merged(recipes.exact(base, changes), changes, "recipe")
+    return config_file.merged(recipes.exact(base, config_file.flat(changes)), changes, "recipe")
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,8 +59,8 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         {"demos": "20", "eval_every": 100_000, "rl": {"decisions": 16, "minibatch": 1024, "lr": 3e-4, "anneal_lr": True}}),
     ("manipulation on_policy full", "to the numbers of the README", {"steps": 2_000_000}),
     ("manipulation on_policy quick", "minutes", {"steps": 400_000, "eval_episodes": 100}),
-    ("fast on_policy state", "an expert that is a function costs nothing beside RL: as many demonstrations as supervision needs",
-        {"demos_most": 540}),
+    ("fast on_policy state", "an expert that is a function costs nothing beside RL: as many demonstrations as supervision needs; of a data "
+        "set as many updates", {"demos_most": 540, "bc": {"most": 5400}}),
     ("fast bc state", "a network that predicts the chunk need not first learn to copy noise", {"policy": {"predict": "action"}}),
     ("manipulation ppo", "narrow exploration: the supervised policy must still succeed at times", {
         "policy": {"kind": "gaussian", "init_std": 0.3}}),
@@ -260,9 +260,10 @@ def steps(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "",
 
 
 def exact(base: TrainConfig, named: Collection[str]) -> TrainConfig:
-    """`base` for a user who names these options: all of --steps are made, and no more than --demos are recorded, unless what else would
-    end or extend them is named too (it is laid over this)."""
+    """`base` for a user who names these options, dotted: all of --steps are made, no more than --demos are recorded and --bc.updates taken,
+    unless what else would end or extend them is named too (it is laid over this)."""
     base = replace(base, target=0.0) if "steps" in named else base
+    base = replace(base, bc=replace(base.bc, most=0)) if "bc.updates" in named else base
     return replace(base, demos_most=0) if "demos" in named else base
 
 

@@ -4,6 +4,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
@@ -12,7 +14,9 @@ from robo_rl.experiment.run import Run
 from robo_rl.options import LoraOptions
 
 ENOUGH = 0.9  # success of the supervised policy from which no more demonstrations are asked for
-GROWTH = 3  # factor on demonstrations and updates where they are
+GROWTH = 3  # factor on demonstrations and updates where they are, and on updates where they cannot be
+HOLD = 10  # of so many episodes of a data set one is held out
+LESS = 0.98  # of the loss on those before it: it falls
 TRIES = 100  # starts kept for each demonstration: those that the expert or the policy fails from are left out
 
 
@@ -109,19 +113,21 @@ def sft_stage(run: Run) -> None:
         run.policy = make_policy(config.policy, obs_spec(run.env, len(instructions(run.env)) > 1), config.seed).to(config.device)
         run.policy.freeze_base()
         return
-    if demos is not None and config.bc.updates and not config.init and config.demos_most and config.demos.isdigit():
-        teach_until_enough(run, demos)
-    elif demos is None or config.init and not config.bc.updates:
+    if demos is None or config.init and not config.bc.updates:
         run.policy.eval()
         evaluate_supervised(run)
-    else:
+    elif config.init or not config.bc.updates:
         teach(run, demos, config.bc.updates)
         evaluate_supervised(run)
+    elif config.demos.isdigit():
+        ask_until_enough(run, demos)
+    else:
+        repeat_until_enough(run, demos)
 
 
-def teach(run: Run, folder: Path, updates: int, made: int = 0) -> None:
+def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = False) -> float:
     """Make `run.policy` from the demonstrations in `folder` (with --init teach it on) in so many updates, after the `made` ones of policies
-    that were given up."""
+    that were given up -> its loss on the episodes that `hold_out` leaves out, every tenth; nan without any."""
     from robo_rl.algos import bc
     from robo_rl.data.reader import load
     from robo_rl.demos import demo_sampler, fit_normalisers
@@ -135,7 +141,10 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0) -> None:
         run.policy = make_policy(fresh, obs_spec(run.env, len(dataset.tasks) > 1), config.seed)
         fit_normalisers(run.policy, dataset)
         run.policy.to(config.device)
-    sample = sampled_on(device_of(run.policy), demo_sampler(dataset, run.policy.spec, config.policy.horizon))
+    out = np.arange(len(dataset)) % HOLD == HOLD - 1 if hold_out else np.zeros(len(dataset), bool)
+
+    def sampler(episodes: np.ndarray):
+        return sampled_on(device_of(run.policy), demo_sampler(dataset, run.policy.spec, config.policy.horizon, episodes))
     run.report.start("sft", updates, "updates")
 
     def tick(update: int, loss: float) -> None:
@@ -145,22 +154,27 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0) -> None:
         if update % 100 == 0 or update == updates:
             run.report.log(made + update, {"sft/loss": loss}, stage="sft")
     run.policy.train()
-    bc.train(run.policy, sample, replace(config.bc, updates=updates), config.seed + 10, tick)
+    bc.train(run.policy, sampler(~out), replace(config.bc, updates=updates), config.seed + 10, tick)
     if not config.init:
         attach(run.policy, config.policy.lora, config.seed)
     run.policy.eval()
+    if not out.any():
+        return float("nan")
+    return bc.mean_loss(run.policy, sampler(out), config.bc, config.seed + 11)
 
 
-def teach_until_enough(run: Run, folder: Path) -> None:
-    """`teach`, evaluate, and while success is below `ENOUGH` ask the expert for more demonstrations, up to --demos-most: each time
+def ask_until_enough(run: Run, folder: Path) -> None:
+    """`teach` and evaluate, and while success is below `ENOUGH` ask the expert for more demonstrations, up to --demos-most: each time
     `GROWTH` times as many in all, and as many more updates."""
     config = run.config
     demos, updates, made = int(config.demos), config.bc.updates, 0
+    if demos >= config.demos_most:
+        teach(run, folder, updates)
+        evaluate_supervised(run)
+        return
     while True:
         teach(run, folder, updates, made)
-        made += updates
-        run.looks = []
-        success = run.look()
+        made, success = made + updates, first_look(run)
         if success >= ENOUGH or demos >= config.demos_most:
             break
         count = min(GROWTH * demos, config.demos_most)
@@ -174,15 +188,49 @@ def teach_until_enough(run: Run, folder: Path) -> None:
         demos, updates = count, updates * count // demos
     if success < ENOUGH:
         run.report.say(f"supervised {success:.3f} with {demos} demonstrations, of at most {config.demos_most} (--demos-most)")
+    evaluate_supervised(run, looked=True)
+
+
+def repeat_until_enough(run: Run, folder: Path) -> None:
+    """`teach` from a data set and evaluate, and while success is below `ENOUGH` teach anew with `GROWTH` times as many updates, up to
+    --bc.most, as long as the loss on held-out episodes falls or success rises."""
+    updates, most, made = run.config.bc.updates, run.config.bc.most, 0
+    if GROWTH * updates > most:
+        teach(run, folder, updates)
+        evaluate_supervised(run)
+        return
+    best, best_policy, least = -1.0, None, float("inf")
+    while True:
+        held_out = teach(run, folder, updates, made, hold_out=True)
+        made, success = made + updates, first_look(run)
+        helped = success > best or held_out < LESS * least
+        best, best_policy, least = (success, run.policy, held_out) if success >= best else (best, best_policy, min(held_out, least))
+        said = f"supervised {success:.3f} with {updates:,} updates, loss on held-out episodes {held_out:.3f}"
+        if success >= ENOUGH or not helped or GROWTH * updates > most:
+            break
+        updates *= GROWTH
+        run.report.say(f"{said}: {updates:,} updates (--bc.most {most})")
+    if run.policy is not best_policy:
+        run.report.say(f"{said}: the policy of before is kept")
+        run.policy, success = best_policy, best
+        first_look(run)
+    if success < ENOUGH:
+        run.report.say(f"supervised {success:.3f}: what would help is more demonstrations than those in {folder}")
+    evaluate_supervised(run, looked=True)
+
+
+def first_look(run: Run) -> float:
+    """Evaluate the supervised policy on the starts that choose -> success; the look of one that was given up is forgotten."""
+    run.looks = []
+    return run.look()
+
+
+def evaluate_supervised(run: Run, looked: bool = False) -> None:
+    """Report the policy that RL begins with; where RL follows it is one of those to choose among. `looked`: it was looked at already."""
     run.evaluate("sft")
-    if config.algo == "bc" or not config.steps:
+    if run.config.algo == "bc" or not run.config.steps:
         run.looks = []
-
-
-def evaluate_supervised(run: Run) -> None:
-    """Report the policy that RL begins with; where RL follows it is one of those to choose among."""
-    run.evaluate("sft")
-    if run.config.algo != "bc" and run.config.steps:
+    elif not looked:
         run.look()
 
 
