@@ -20,7 +20,7 @@ from robo_rl.policies.vla.keys import HEAD, LAYOUTS, OURS, layouts_of, recognise
 from robo_rl.policies.vla.make import config_of, empty_model, load_model, make_model, vla_config
 from robo_rl.policies.vla.weights import INDEX, SINGLE, open_checkpoint
 
-EVERY = [(x.family, x.name) for x in LAYOUTS]
+EVERY = [(x.family, x.name) for x in LAYOUTS if x.family in FAMILIES]
 OLD = ("paligemma.model.vision_tower", "paligemma.vision_tower"), ("paligemma.model.multi_modal", "paligemma.multi_modal"), \
     ("paligemma.model.language_model.", "paligemma.language_model.model."), ("paligemma.lm_head", "paligemma.language_model.lm_head")
 
@@ -133,7 +133,7 @@ def test_an_unknown_layout_names_the_nearest_and_counts_what_differs(tmp_path):
 def test_weights_of_something_else_are_refused(tmp_path):
     save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
     refused(lambda: load_model(tmp_path / "a.safetensors"), "without trunk.words.weight")
-    refused(lambda: examine(tmp_path / "a.safetensors"), "no key of pi0, pi05 or smolvla", "'a'")
+    refused(lambda: examine(tmp_path / "a.safetensors"), "no key of pi0, pi05, smolvla or xvla", "'a'")
     tensors = load_file(weights("pi0"))
     tensors[next(k for k in tensors if k.endswith("patch_embedding.weight"))] = torch.zeros(40, 3, 14, 14)
     save_file(tensors, tmp_path / "b.safetensors")

@@ -1,4 +1,5 @@
-"""Tiny random checkpoints of pi0, pi0.5 and SmolVLA in LeRobot's keys, with inputs and outputs that LeRobot 0.6.1 made of them."""
+"""Tiny random checkpoints in LeRobot's keys, with inputs and outputs that LeRobot made of them: 0.6.1 of pi0, pi0.5 and SmolVLA, 0.4.4
+(with transformers 4.57.6) of X-VLA."""
 
 from functools import cache
 from pathlib import Path

@@ -22,9 +22,11 @@ from robo_rl.policies.vla.keys import KeyMatch, recognise
 from robo_rl.policies.vla.make import load_model
 from robo_rl.policies.vla.network import VlaModel
 from robo_rl.policies.vla.weights import Checkpoint, open_checkpoint
+from robo_rl.policies.vla.xvla import DavitBlock, SoftBlock, TextBlock
 
 INPUTS = ("images", "image_mask", "tokens", "token_mask", "state", "noise", "time")
 LAYER = "layer/"
+LAYERS = (DecoderBlock, VisionBlock, DavitBlock, TextBlock, SoftBlock)
 STEPS = 4
 
 
@@ -118,7 +120,7 @@ def layer_outputs(model: VlaModel) -> Iterator[dict[str, Tensor]]:
         def hook(module, _args, y) -> None:
             seen[name] = y if isinstance(y, Tensor) else y[1][0] if module.last else y[0]
         return hook
-    hooks = [m.register_forward_hook(keep(n)) for n, m in model.named_modules() if isinstance(m, DecoderBlock | VisionBlock)]
+    hooks = [m.register_forward_hook(keep(n)) for n, m in model.named_modules() if isinstance(m, LAYERS)]
     try:
         yield seen
     finally:

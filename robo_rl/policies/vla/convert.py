@@ -6,12 +6,12 @@ LeRobot files), so that a public layout is whole again. Where ours never had it 
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from robo_rl.errors import UserError, choose
 from robo_rl.files import replacing
-from robo_rl.policies.vla.keys import HEAD, KEPT, OURS, WORDS, KeyMatch, carried, layout, layouts_of, plain, recognise, spelled
+from robo_rl.policies.vla.keys import HEAD, KEPT, OURS, WORDS, KeyLayout, KeyMatch, carried, layout, layouts_of, plain, recognise, spelled
 from robo_rl.policies.vla.make import METADATA, check_match, model_metadata, read_config
 from robo_rl.policies.vla.network import VlaConfig
 from robo_rl.policies.vla.weights import (
@@ -62,8 +62,9 @@ def convert(source: "str | Path", out: "str | Path", to: str) -> Converted:
         raise UserError(f"{target} is there already; give another place or move it away")
     came = metadata_json(checkpoint.metadata, SOURCE) if read.layout is None else \
         {"layout": read.name, "words": read.layout.words.index(plain(read.found[WORDS])), "metadata": checkpoint.metadata}
-    named = {carried(key, read): checkpoint.tensors[key] for key in (*read.spare, *filter(None, [read.tied]))}
-    named |= {name: checkpoint.tensors[key] for name, key in read.found.items()}
+    kept = (*read.spare, *filter(None, [read.tied]))
+    named: dict[str, TensorInfo | Zeros] = {carried(key, read): checkpoint.tensors[key] for key in kept}
+    named |= {name: _turned(checkpoint.tensors[key], name, read.layout) for name, key in read.found.items()}
     if to == OURS:
         write_checkpoint(target, named, {"format": "pt", **as_metadata(**{METADATA: model_metadata(config), SOURCE: came})})
         tensors, zeros = len(named), 0
@@ -76,7 +77,7 @@ def convert(source: "str | Path", out: "str | Path", to: str) -> Converted:
     return Converted(target, read.family, read.name, to, tensors, zeros, copied)
 
 
-def _fill(named: Mapping[str, TensorInfo], config: VlaConfig) -> dict[str, "TensorInfo | Zeros"]:
+def _fill(named: Mapping[str, "TensorInfo | Zeros"], config: VlaConfig) -> dict[str, "TensorInfo | Zeros"]:
     """The tensors with those of the last trunk layer that a public model has and ours has not: zeros in the shapes of layer 0."""
     out: dict[str, TensorInfo | Zeros] = dict(named)
     last = f"trunk.layers.{config.trunk.depth - 1}."
@@ -84,7 +85,7 @@ def _fill(named: Mapping[str, TensorInfo], config: VlaConfig) -> dict[str, "Tens
         if name.startswith("trunk.layers.0.") and config.trunk.depth > 1:
             there = last + name.removeprefix("trunk.layers.0.")
             if there not in named and KEPT + there not in named:
-                out[KEPT + there] = (info.shape, info.dtype)
+                out[KEPT + there] = (info.shape, info.dtype) if isinstance(info, TensorInfo) else info
     return out
 
 
@@ -93,9 +94,17 @@ def _public(named: Mapping[str, "TensorInfo | Zeros"], read: KeyMatch, to: str, 
     usual there: `lm_head` in openpi's files, `embed_tokens` in others."""
     shape = layout(read.family, to)
     slot = int(came.get("words", 0)) if came.get("layout") == to else int(to.startswith("openpi"))
-    out = {spelled(name, shape) if name.startswith(KEPT) else shape.theirs(name): what for name, what in named.items() if name != WORDS}
+    out = {spelled(name, shape) if name.startswith(KEPT) else shape.theirs(name): _turned(what, name, shape)
+           for name, what in named.items() if name != WORDS}
     out[shape.words[0 if HEAD in named else slot]] = named[WORDS]
     return out
+
+
+def _turned(what: "TensorInfo | Zeros", name: str, shape: KeyLayout | None) -> "TensorInfo | Zeros":
+    """The tensor, to be copied the other way round if one of both layouts has it transposed."""
+    if shape is None or name not in shape.turned or not isinstance(what, TensorInfo):
+        return what
+    return replace(what, turned=not what.turned)
 
 
 def _copy_beside(checkpoint: Checkpoint, out: Path) -> tuple[str, ...]:

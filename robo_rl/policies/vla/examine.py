@@ -37,7 +37,7 @@ def examine(path: "str | Path") -> Examination:
     checkpoint = open_checkpoint(path)
     read = recognise(checkpoint.tensors)
     if not read.found:
-        raise UserError(f"{path} has {len(checkpoint.tensors)} tensors and no key of pi0, pi05 or smolvla; the first is "
+        raise UserError(f"{path} has {len(checkpoint.tensors)} tensors and no key of pi0, pi05, smolvla or xvla; the first is "
                         f"{next(iter(checkpoint.tensors), 'none')!r}")
     config = read_config(checkpoint, read)
     out = Examination(checkpoint.path)

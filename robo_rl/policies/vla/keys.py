@@ -3,7 +3,8 @@
 A public layout is a list of prefixes, one of ours beside one of theirs; below a prefix the names are the same. What no model needs
 (output heads, the last trunk layer after its keys and values, normaliser statistics of older LeRobot files) is told apart from what
 is unknown. Layouts of pi0 and pi0.5: LeRobot >= 0.4 (`lerobot`), openpi's PyTorch files (`openpi`, the same without `model.`), and
-both with the names of transformers <= 4.51 (`lerobot-old`, `openpi-old`). Of SmolVLA: LeRobot (`lerobot`).
+both with the names of transformers <= 4.51 (`lerobot-old`, `openpi-old`). Of SmolVLA: LeRobot (`lerobot`). Of X-VLA: LeRobot 0.6
+(`lerobot`) and before (`lerobot-old`).
 """
 
 import re
@@ -15,7 +16,7 @@ from robo_rl.errors import choose
 OURS = "robo_rl"
 KEPT = "kept."  # before the name of a tensor that no model reads and ours carries along, so that a checkpoint goes back as it came
 HEAD = f"{KEPT}head"  # the output head of a file that has it beside the word embedding
-FAMILIES = ("pi0", "pi05", "smolvla")
+FAMILIES = ("pi0", "pi05", "smolvla", "xvla")
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,29 @@ class KeyLayout:
     """The word embedding, and the output head that is tied to it: a file may have one or both."""
     unused: str
     """Pattern of public names that no model of ours reads."""
+    inside: tuple[tuple[str, str], ...] = ()
+    """(ours, theirs) of parts of names below `trunk.vision.`; the first that is there is replaced."""
+    turned: tuple[str, ...] = ()
+    """Our names of matrices that are stored transposed."""
 
     def ours(self, key: str) -> str | None:
         """Our name of a public key, None where we have none."""
         key = plain(key)
         if key in self.words:
             return WORDS
-        return next((a + key[len(b):] for a, b in self.prefixes if key.startswith(b)), None)
+        name = next((a + key[len(b):] for a, b in self.prefixes if key.startswith(b)), None)
+        if name and name.startswith("trunk.vision."):
+            a, b = next(((a, b) for a, b in self.inside if b in name), ("", ""))
+            name = name.replace(b, a, 1) if b else name
+        return name
 
     def theirs(self, name: str) -> str:
         """The public key of our name."""
         if name == WORDS:
             return self.words[0]
+        if name.startswith("trunk.vision."):
+            a, b = next(((a, b) for a, b in self.inside if a in name), ("", ""))
+            name = name.replace(a, b, 1) if a else name
         return next(b + name[len(a):] for a, b in self.prefixes if name.startswith(a))
 
 
@@ -88,9 +100,35 @@ def _smolvla() -> KeyLayout:
     return KeyLayout("smolvla", "lerobot", "model.", tuple(prefixes), words, unused)
 
 
+_DAVIT = (("spatial_block.attention.", "spatial_block.window_attn."), ("channel_block.attention.", "channel_block.channel_attn."))
+_DAVIT_OLD = (("spatial_block.norm1.", "spatial_block.window_attn.norm."), ("channel_block.norm1.", "channel_block.channel_attn.norm."),
+              ("spatial_block.attention.", "spatial_block.window_attn.fn."), ("channel_block.attention.", "channel_block.channel_attn.fn."),
+              (".norm2.", ".ffn.norm."), (".ffn.", ".ffn.fn.net."), (".conv1.", ".conv1.fn.dw."), (".conv2.", ".conv2.fn.dw."),
+              (".conv.", ".proj."))
+
+
+def _xvla(name: str, old: bool) -> KeyLayout:
+    vlm, head = "model.vlm.", "model.transformer."
+    text, picture = (f"{vlm}language_model.model.", vlm) if old else (f"{vlm}language_model.", f"{vlm}multi_modal_projector.")
+    places = f"{picture}image_pos_embed." if old else f"{picture}image_position_embed."
+    prefixes = (("trunk.vision.", f"{vlm}vision_tower."), ("trunk.projector.rows.", f"{places}row_embeddings."),
+                ("trunk.projector.columns.", f"{places}column_embeddings."), ("trunk.projector.norm.", f"{picture}image_proj_norm."),
+                ("trunk.projector.weight", f"{picture}image_projection" + ("" if old else ".weight")),
+                ("trunk.projector.time.", f"{picture}visual_temporal_embed."),  # a table of which the first row is used, and known
+                ("trunk.places.", f"{text}encoder.embed_positions."), ("trunk.norm.", f"{text}encoder.layernorm_embedding."),
+                ("trunk.encoder.", f"{text}encoder.layers."), ("expert.encoder.", f"{head}action_encoder."),
+                ("expert.decoder.", f"{head}action_decoder."), ("expert.seen.", f"{head}vlm_proj."),
+                ("expert.others.", f"{head}aux_visual_proj."), ("expert.places", f"{head}pos_emb"),
+                ("expert.soft_prompts.", f"{head}soft_prompt_hub."), ("expert.layers.", f"{head}blocks."), ("expert.norm.", f"{head}norm."))
+    unused = rf"{re.escape(vlm)}.*(pos_idx_to_embed|final_logits_bias)$|{re.escape(text)}decoder\.|.*lm_head\.|{NORMS}"
+    return KeyLayout("xvla", name, "model.", prefixes, (f"{text}shared.weight", f"{text}encoder.embed_tokens.weight"), unused,
+                     _DAVIT_OLD if old else _DAVIT, () if old else ("trunk.projector.weight",))
+
+
 LAYOUTS = (*(_pi(family, name, front, old) for family in ("pi05", "pi0")
              for name, front, old in (("lerobot", "model.", False), ("openpi", "", False),
-                                      ("lerobot-old", "model.", True), ("openpi-old", "", True))), _smolvla())
+                                      ("lerobot-old", "model.", True), ("openpi-old", "", True))), _smolvla(),
+           _xvla("lerobot", False), _xvla("lerobot-old", True))
 
 
 def plain(key: str) -> str:
@@ -168,12 +206,12 @@ def match(keys: Iterable[str], shape: KeyLayout) -> KeyMatch:
     spare, unknown, tied = [], [], ""
     for key in sorted(keys, key=lambda k: (plain(k) == shape.words[1], k)):
         name = shape.ours(key)
-        if name == WORDS and WORDS in found:
+        if re.match(shape.unused, plain(key)):
+            spare.append(key)
+        elif name == WORDS and WORDS in found:
             tied = key
         elif name is not None:
             found[name] = key
-        elif re.match(shape.unused, plain(key)):
-            spare.append(key)
         else:
             unknown.append(key)
     spare += [found.pop(name) for name in after_the_last(found, trunk_depth(found))]
@@ -186,7 +224,7 @@ def match_ours(keys: Iterable[str]) -> KeyMatch:
     spare = [k for k in keys if k.startswith(KEPT)]
     found = {k: k for k in keys if k.startswith(("trunk.", "expert."))}
     adaptive, merged = any(".dense." in k for k in found), "trunk.projector.proj.weight" in found
-    family = "smolvla" if merged else "pi05" if adaptive else "pi0"
+    family = "xvla" if "expert.places" in found else "smolvla" if merged else "pi05" if adaptive else "pi0"
     return KeyMatch(None, family, found, tuple(spare), tuple(k for k in keys if k not in found and k not in spare))
 
 

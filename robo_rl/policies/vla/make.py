@@ -18,14 +18,16 @@ from robo_rl.policies.vla.network import VlaConfig, VlaModel
 from robo_rl.policies.vla.pi import PI_SIZES, PiConfig
 from robo_rl.policies.vla.smolvla import SMOLVLA_SIZES, PatchMerger, SmolVlaConfig
 from robo_rl.policies.vla.weights import Checkpoint, TensorInfo, metadata_json, open_checkpoint
+from robo_rl.policies.vla.xvla import XVLA_SIZES, DavitSize, DomainLinear, XVlaConfig
 
-SIZES: dict[str, dict[str, VlaConfig]] = {**PI_SIZES, "smolvla": SMOLVLA_SIZES}  # pyright: ignore[reportAssignmentType]
+SIZES: dict[str, dict[str, VlaConfig]] = {**PI_SIZES, "smolvla": SMOLVLA_SIZES, "xvla": XVLA_SIZES}  # pyright: ignore[reportAssignmentType]
 METADATA = "vla"  # of a safetensors file of ours: the model's configuration
+DRAWN = (nn.Linear, nn.Conv2d, nn.Embedding, nn.LayerNorm)
 ENDS_A_BRANCH = ("o_proj", "down_proj", "out_proj", "fc2")
 
 
 def vla_config(family: str, size: str) -> VlaConfig:
-    """The configuration of pi0, pi05 or smolvla at a size: tiny, small or full. UserError naming those there are."""
+    """The configuration of pi0, pi05, smolvla or xvla at a size: tiny, small or full. UserError naming those there are."""
     sizes = SIZES[choose("model", family, FAMILIES)]
     return sizes[choose("size", size, sizes)]
 
@@ -50,7 +52,7 @@ def initialise(model: VlaModel, seed: int) -> None:
     depth = max(model.config.vision.depth, model.config.trunk.depth)
     for name, module in model.named_modules():
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-        if isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding):
+        if isinstance(module, DRAWN[:3]):
             assert weight is not None
             fan = module.embedding_dim if isinstance(module, nn.Embedding) else weight[0].numel()
             gain = (2 * depth) ** -0.5 if name.endswith(ENDS_A_BRANCH) else 1.0
@@ -67,6 +69,12 @@ def initialise(model: VlaModel, seed: int) -> None:
             module.dense.bias[-module.dense.out_features // 3:].fill_(1.0)
         elif isinstance(module, PatchMerger):
             module.proj.weight.div_(math.sqrt(module.proj.out_features))
+        elif isinstance(module, DomainLinear):
+            _draw(module.fc.weight, module.inputs**-0.5, seed, name)
+            module.bias.weight.zero_()
+        elif not isinstance(module, (*DRAWN, RmsNorm)):
+            for leaf, p in module.named_parameters(recurse=False):
+                _draw(p, p[0].numel() ** -0.5 if p.dim() > 1 else 0.0, seed, f"{name}.{leaf}")
 
 
 def _draw(weight: Tensor, std: float, seed: int, name: str) -> None:
@@ -76,14 +84,19 @@ def _draw(weight: Tensor, std: float, seed: int, name: str) -> None:
 
 def config_of(entries: Mapping[str, Any]) -> VlaConfig:
     """The configuration that `asdict` made `entries` of; UserError where they are of none."""
-    kind = SmolVlaConfig if entries.get("family") == "smolvla" else PiConfig
+    kind = {"smolvla": SmolVlaConfig, "xvla": XVlaConfig}.get(str(entries.get("family")), PiConfig)
     try:
-        parts = {"vision": VisionSize(**entries["vision"]), "trunk": DecoderSize(**entries["trunk"]),
+        entries, vision = _tuples(entries), _tuples(entries["vision"])
+        parts = {"vision": (DavitSize if kind is XVlaConfig else VisionSize)(**vision), "trunk": DecoderSize(**entries["trunk"]),
                  "expert": DecoderSize(**entries["expert"])}
         return kind(**{**entries, **parts})
-    except (KeyError, TypeError, ValueError) as e:
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise UserError(f"the configuration of a model in a checkpoint is not read here ({e}); it has "
                         f"{', '.join(f.name for f in fields(kind))}") from None
+
+
+def _tuples(entries: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in entries.items()}
 
 
 def infer_config(read: KeyMatch, tensors: Mapping[str, TensorInfo], settings: Mapping[str, Any]) -> VlaConfig:
@@ -92,7 +105,9 @@ def infer_config(read: KeyMatch, tensors: Mapping[str, TensorInfo], settings: Ma
     Shapes do not tell how many heads share a width: that is taken from the published size of the same width. UserError: none has it.
     """
     at = {name: tensors[key].shape for name, key in read.found.items()}
-    known = SIZES[read.family]
+    if read.family == "xvla":
+        return _infer_xvla(at, settings)
+    known: dict[str, Any] = {name: config for name, config in SIZES[read.family].items() if not isinstance(config, XVlaConfig)}
     try:
         width, vocab = at["trunk.words.weight"][1], at["trunk.words.weight"][0]
         v_width, patch = at["trunk.vision.patch.weight"][0], at["trunk.vision.patch.weight"][-1]
@@ -118,6 +133,27 @@ def infer_config(read: KeyMatch, tensors: Mapping[str, TensorInfo], settings: Ma
     return replace(config, merge=math.isqrt(projected // v_width)) if isinstance(config, SmolVlaConfig) else config
 
 
+def _infer_xvla(at: Mapping[str, tuple[int, ...]], settings: Mapping[str, Any]) -> XVlaConfig:
+    """As `infer_config`; `action_mode` of the settings says which entries are grippers, `num_image_views` how many views there are."""
+    try:
+        text, head = at["trunk.norm.weight"][0], at["expert.norm.weight"][0]
+        domains, action = at["expert.decoder.bias.weight"]
+        like = next((c for c in XVLA_SIZES.values() if (c.trunk.width, c.expert.width) == (text, head)), None)
+        if like is None:
+            raise UserError(f"xvla with a text encoder of {text} and a transformer of {head}: shapes do not tell the heads")
+        state = at["expert.encoder.fc.weight"][1] // head - action - like.time_width
+        mode = str(settings.get("action_mode", "ee6d"))
+        return replace(
+            like, vocab=at["trunk.words.weight"][0], domains=domains, domain=min(like.domain, domains - 1), action_width=action,
+            state_width=state, picture_places=at["trunk.projector.rows.weight"][0], places=at["expert.places"][1],
+            text_places=at["trunk.places.weight"][0] - 2, soft_prompts=at["expert.soft_prompts.weight"][1] // head,
+            horizon=int(settings.get("chunk_size", like.horizon)), views=int(settings.get("num_image_views") or like.views),
+            prompt=int(settings.get("tokenizer_max_length", like.prompt)),
+            grippers={"ee6d": (9, 19), "joint": (6, 13)}.get(mode, ()))
+    except KeyError as e:
+        raise UserError(f"weights of xvla without {e.args[0]}: its sizes cannot be told") from None
+
+
 def settings_of(path: Path) -> dict[str, Any]:
     """The config.json beside the weights; {} where there is none."""
     file = (path if path.is_dir() else path.parent) / "config.json"
@@ -134,8 +170,9 @@ def differences(config: VlaConfig, read: KeyMatch, tensors: Mapping[str, TensorI
     """(our names that the checkpoint lacks, names whose shape is another) for a model of `config`."""
     want = {name: tuple(p.shape) for name, p in empty_model(config).state_dict().items()}
     missing = [name for name in want if name not in read.found]
-    wrong = [f"{name} {list(tensors[read.found[name]].shape)} instead of {list(shape)}" for name, shape in want.items()
-             if name in read.found and tensors[read.found[name]].shape != shape]
+    turned = read.layout.turned if read.layout else ()
+    there = {name: tensors[key].shape[::-1] if name in turned else tensors[key].shape for name, key in read.found.items()}
+    wrong = [f"{name} {list(there[name])} instead of {list(shape)}" for name, shape in want.items() if there.get(name, shape) != shape]
     wrong += [name for name in read.found if name not in want]
     return missing, wrong
 
@@ -163,7 +200,9 @@ def load_model(path: "str | Path", device: "torch.device | str" = "cpu", dtype: 
     check_match(checkpoint.path, config, read, checkpoint.tensors)
     model = empty_model(config)
     names = {key: name for name, key in read.found.items()}
+    turned = read.layout.turned if read.layout else ()
     for key, tensor in checkpoint.read(set(names), device):
+        tensor = tensor.T.contiguous() if names[key] in turned else tensor
         _place(model, names[key], tensor if dtype is None else tensor.to(dtype))
     return model
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from robo_rl.policies.context import Context
 from robo_rl.policies.vla.pi import PiConfig, PiExpert, PiTrunk
 from robo_rl.policies.vla.smolvla import SmolVlaConfig, SmolVlaExpert, SmolVlaTrunk
+from robo_rl.policies.vla.xvla import XVlaConfig, XVlaExpert, XVlaTrunk
 from robo_rl.sampling import time_grid
 
-VlaConfig = PiConfig | SmolVlaConfig
+VlaConfig = PiConfig | SmolVlaConfig | XVlaConfig
 
 
 class VlaModel(nn.Module):
@@ -32,6 +33,8 @@ class VlaModel(nn.Module):
         self.expert: nn.Module
         if isinstance(config, PiConfig):
             self.trunk, self.expert = PiTrunk(config), PiExpert(config)
+        elif isinstance(config, XVlaConfig):
+            self.trunk, self.expert = XVlaTrunk(config), XVlaExpert(config)
         else:
             self.trunk, self.expert = SmolVlaTrunk(config), SmolVlaExpert(config)
         self.context_size = config.trunk.width
@@ -54,10 +57,17 @@ class VlaModel(nn.Module):
         return self.expert(context, x, t)
 
     def sample(self, context: Context, noise: Tensor, steps: int) -> Tensor:
-        """The chunk [B,H,W] that `steps` Euler steps make of noise [B,H,W]: x <- x - (t - t') v."""
+        """The chunk [B,H,W] that `steps` Euler steps make of noise [B,H,W]: x <- x - (t - t') v.
+
+        X-VLA's own sampler goes back to the first noise at every step: x <- t' noise + (1 - t') clean. Euler is the same for one step.
+        """
         x, grid = noise.float(), time_grid(steps).tolist()
         for t, after in zip(grid[:-1], grid[1:], strict=True):
-            x = x - (t - after) * self.velocity(context, x, torch.full((len(x),), t, device=x.device))
+            v = self.velocity(context, x, torch.full((len(x),), t, device=x.device))
+            if isinstance(self.config, XVlaConfig):
+                x = after * noise.float() + (1 - after) * (x - t * v)
+            else:
+                x = x - (t - after) * v
         return x
 
     def loss_map(self, context: Context, actions: Tensor, noise: Tensor, t: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -38,6 +39,8 @@ class TensorInfo:
     dtype: torch.dtype
     start: int
     """Of its bytes in the file."""
+    turned: bool = False
+    """Whether the matrix is to be copied transposed."""
 
     @property
     def count(self) -> int:
@@ -165,8 +168,8 @@ def write_checkpoint(path: Path, tensors: Mapping[str, "TensorInfo | Zeros"], me
             _copy(tensors[key], out)
 
 
-def _kind(what: "TensorInfo | Zeros") -> tuple[tuple[int, ...], torch.dtype]:
-    return (what.shape, what.dtype) if isinstance(what, TensorInfo) else what
+def _kind(what: "TensorInfo | Zeros") -> Zeros:
+    return (what.shape[::-1] if what.turned else what.shape, what.dtype) if isinstance(what, TensorInfo) else what
 
 
 def _copy(what: "TensorInfo | Zeros", out: BinaryIO) -> None:
@@ -175,6 +178,10 @@ def _copy(what: "TensorInfo | Zeros", out: BinaryIO) -> None:
         return
     with open(what.file, "rb") as f:
         f.seek(what.start)
+        if what.turned:
+            matrix = np.frombuffer(f.read(what.bytes), np.dtype(f"V{what.dtype.itemsize}")).reshape(what.shape)
+            out.write(np.ascontiguousarray(matrix.T).tobytes())
+            return
         left = what.bytes
         while left:
             part = f.read(min(left, BUFFER))
