@@ -5,7 +5,7 @@ import torch
 from robo_rl.errors import UserError
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
-from robo_rl.policies.nets import ChunkHead, time_features, tokenize
+from robo_rl.policies.nets import ChunkHead, StateTrunk, time_features, tokenize
 from robo_rl.sampling import chunk_logp
 
 KINDS = {
@@ -332,3 +332,14 @@ def test_bad_policy_options_say_what_is_allowed():
                      ({"noise": "cps", "noise_level": 1.5}, r"noise_level \(of noise cps\) must be in \[0, 1\]")):
         with pytest.raises(UserError, match=text):
             PolicyOptions(**kw)
+
+
+def test_an_instruction_scales_the_entries_of_a_state_beside_the_state_itself():
+    trunk, state = StateTrunk(5, True), torch.randn(2, 5)
+    tokens = torch.from_numpy(tokenize(["pick the red cube", "pick the blue cube"]))
+    context = trunk(state, tokens, {})
+    words = trunk.words.weight[tokens].sum(1)  # padding embeds as zero
+    factor = words @ trunk.gate.weight.T + trunk.gate.bias
+    assert context.shape[1] == trunk.size and torch.equal(context[:, :5], state)
+    assert torch.allclose(context[:, 5:10], state * factor, atol=1e-5) and torch.allclose(context[:, 10:], words / 4, atol=1e-6)
+    assert float((factor[0] - factor[1]).abs().min()) > 1e-3

@@ -123,17 +123,22 @@ class Trunk(nn.Module):
 
 
 class StateTrunk(Trunk):
-    """Context of a state policy: the normalised state, with the mean word embedding of the instruction if asked."""
+    """Context of a state policy: the normalised state; if asked beside it each of its entries times a factor that the instruction
+    decides, and the mean word embedding. "Red" is then a choice among entries, which from words and state side by side would have to
+    be learnt at every place of the cubes anew (FiLM, Perez et al. 2018, arXiv 1709.07871)."""
 
     def __init__(self, state: int, language: bool):
         super().__init__()
         self.words = nn.EmbeddingBag(VOCAB, 32, mode="mean", padding_idx=0) if language else None
-        self.size = state + (32 if language else 0)
+        self.gate = nn.Linear(32, state) if language else None
+        self.size = 2 * state + 32 if language else state
 
     def forward(self, state: Tensor, tokens: Tensor | None, images: dict[str, Tensor]) -> Tensor:
-        if self.words is None:
+        if self.words is None or self.gate is None or tokens is None:
             return state
-        return torch.cat([state, self.words(tokens)], -1)
+        mean = self.words(tokens)
+        factor = self.gate(mean * (tokens != 0).sum(1, keepdim=True))  # of the sum: one word of five must count
+        return torch.cat([state, state * factor, mean], -1)
 
 
 class Block(nn.Module):
