@@ -3,7 +3,7 @@ whole is refused in one line."""
 
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -116,6 +116,25 @@ def test_what_ours_never_had_is_zeros_in_a_public_layout(tmp_path):
     heads = {k for k in golden if "lm_head" in k}
     assert {k: x.shape for k, x in got.items()} == {k: x.shape for k, x in golden.items() if k not in heads}
     assert torch.equal(velocity(load_model(tmp_path / "public.safetensors"), "pi0"), velocity(model, "pi0"))
+
+
+def test_a_policy_that_was_trained_here_is_checked_and_goes_to_a_public_layout(tmp_path):
+    """Its checkpoint: policy.safetensors with the model as trunk and head, vla.json, a processor."""
+    model = load_model(weights("pi05"))
+    names = {n: n.replace("expert.", "head.expert.", 1) if n.startswith("expert.") else n for n in model.state_dict()}
+    policy = {names[n]: x for n, x in model.state_dict().items()} | {"noisy": torch.zeros(3), "processor.state_norm.shift": torch.zeros(2)}
+    save_file(policy, tmp_path / "policy.safetensors")
+    save_file({"x": torch.zeros(1)}, tmp_path / "processor.safetensors")
+    config = replace(model.config, horizon=7)
+    write_json(tmp_path / "vla.json", asdict(config))
+    facts = dict(examine(tmp_path).facts)
+    assert facts["model"] == "pi05, keys in layout ours" and "chunks of 7 steps" in facts["expert"]
+    assert facts["not needed"].startswith("2 tensors of") and load_model(tmp_path).config == config
+    done = convert(tmp_path, tmp_path / "public.safetensors", "lerobot")
+    assert (done.came, done.zeros) == (OURS, 6)
+    assert torch.equal(velocity(load_model(tmp_path / "public.safetensors"), "pi05"), velocity(model, "pi05"))
+    convert(tmp_path, tmp_path / "ours.safetensors", OURS)
+    assert set(load_file(tmp_path / "ours.safetensors")) == set(model.state_dict())
 
 
 def test_an_unknown_layout_names_the_nearest_and_counts_what_differs(tmp_path):

@@ -1,7 +1,9 @@
 """A checkpoint from one layout of keys to another, by copying bytes: no value changes, and the way back gives the same tensors.
 
+A policy that was trained here is a source too: what it has beside its model (normalisers, noise) is left out.
 Ours (`robo_rl`) carries along what no model of ours reads (output heads, the rest of the last trunk layer, statistics of older
-LeRobot files), so that a public layout is whole again. Where ours never had it (a model of a seed), zeros are written.
+LeRobot files), so that a public layout is whole again. Where ours never had it (a model of a seed, a
+trained policy), zeros are written.
 """
 
 import shutil
@@ -62,7 +64,7 @@ def convert(source: "str | Path", out: "str | Path", to: str) -> Converted:
         raise UserError(f"{target} is there already; give another place or move it away")
     came = metadata_json(checkpoint.metadata, SOURCE) if read.layout is None else \
         {"layout": read.name, "words": read.layout.words.index(plain(read.found[WORDS])), "metadata": checkpoint.metadata}
-    kept = (*read.spare, *filter(None, [read.tied]))
+    kept = [key for key in (*read.spare, *filter(None, [read.tied])) if read.layout or key.startswith(KEPT)]
     named: dict[str, TensorInfo | Zeros] = {carried(key, read): checkpoint.tensors[key] for key in kept}
     named |= {name: _turned(checkpoint.tensors[key], name, read.layout) for name, key in read.found.items()}
     if to == OURS:

@@ -15,6 +15,7 @@ from robo_rl.errors import choose
 
 OURS = "robo_rl"
 KEPT = "kept."  # before the name of a tensor that no model reads and ours carries along, so that a checkpoint goes back as it came
+TRAINED_EXPERT = "head.expert."  # before the expert's names in a policy that was trained here
 HEAD = f"{KEPT}head"  # the output head of a file that has it beside the word embedding
 FAMILIES = ("pi0", "pi05", "smolvla", "xvla")
 
@@ -219,13 +220,16 @@ def match(keys: Iterable[str], shape: KeyLayout) -> KeyMatch:
 
 
 def match_ours(keys: Iterable[str]) -> KeyMatch:
-    """Read `keys` as ours."""
+    """Read `keys` as ours; in a policy that was trained here the expert is its head, and it has other parts beside the model."""
     keys = list(keys)
-    spare = [k for k in keys if k.startswith(KEPT)]
-    found = {k: k for k in keys if k.startswith(("trunk.", "expert."))}
+    trained = any(k.startswith(TRAINED_EXPERT) for k in keys)
+    found = {k.removeprefix("head.") if k.startswith(TRAINED_EXPERT) else k: k for k in keys
+             if k.startswith(("trunk.", TRAINED_EXPERT if trained else "expert."))}
+    rest = [k for k in keys if k not in found.values()]
+    spare = [k for k in rest if trained or k.startswith(KEPT)]
     adaptive, merged = any(".dense." in k for k in found), "trunk.projector.proj.weight" in found
     family = "xvla" if "expert.places" in found else "smolvla" if merged else "pi05" if adaptive else "pi0"
-    return KeyMatch(None, family, found, tuple(spare), tuple(k for k in keys if k not in found and k not in spare))
+    return KeyMatch(None, family, found, tuple(spare), tuple(k for k in rest if k not in spare))
 
 
 def recognise(keys: Iterable[str]) -> KeyMatch:

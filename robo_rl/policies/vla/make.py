@@ -21,6 +21,7 @@ from robo_rl.policies.vla.weights import Checkpoint, TensorInfo, metadata_json, 
 from robo_rl.policies.vla.xvla import XVLA_SIZES, DavitSize, DomainLinear, XVlaConfig
 
 SIZES: dict[str, dict[str, VlaConfig]] = {**PI_SIZES, "smolvla": SMOLVLA_SIZES, "xvla": XVLA_SIZES}  # pyright: ignore[reportAssignmentType]
+CONFIG = "vla.json"  # beside the weights of a policy that was trained here: the model's configuration
 METADATA = "vla"  # of a safetensors file of ours: the model's configuration
 DRAWN = (nn.Linear, nn.Conv2d, nn.Embedding, nn.LayerNorm)
 ENDS_A_BRANCH = ("o_proj", "down_proj", "out_proj", "fc2")
@@ -161,8 +162,10 @@ def settings_of(path: Path) -> dict[str, Any]:
 
 
 def read_config(checkpoint: Checkpoint, read: KeyMatch) -> VlaConfig:
-    """The configuration of a checkpoint: what its metadata says if it is ours, else what its shapes say."""
-    said = metadata_json(checkpoint.metadata, METADATA)
+    """The configuration of a checkpoint: what its metadata or a vla.json says if it is ours, else what its shapes say."""
+    said, file = metadata_json(checkpoint.metadata, METADATA), checkpoint.files[0].parent / CONFIG
+    if not said and read.layout is None and file.is_file():
+        said = read_json(file)
     return config_of(said) if said else infer_config(read, checkpoint.tensors, settings_of(checkpoint.path))
 
 

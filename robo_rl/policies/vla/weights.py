@@ -1,8 +1,8 @@
 """Safetensors checkpoints of billions of parameters: headers alone, or tensor by tensor straight to a device.
 
-A checkpoint is one file, or a folder with `model.safetensors`, with `model.safetensors.index.json` and its shards, or with one file
-of another name. Whatever is wrong with it is one line (UserError): an absent or truncated shard, an index that disagrees, a key too
-many or too few.
+A checkpoint is one file, or a folder with `model.safetensors`, with `model.safetensors.index.json` and its shards, with
+`policy.safetensors` (a checkpoint of a run), or with one file of another name. Whatever is wrong with it is one line (UserError): an
+absent or truncated shard, an index that disagrees, a key too many or too few.
 """
 
 import json
@@ -22,6 +22,7 @@ from robo_rl.errors import UserError
 from robo_rl.files import parse_json, read_json, replacing, require_free
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+TRAINED = "policy.safetensors"  # of a checkpoint of a run
 HEADER = 100 << 20  # bytes of a header at most, as safetensors itself allows
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
           "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
@@ -114,8 +115,9 @@ def open_checkpoint(path: "str | Path") -> Checkpoint:
         return Checkpoint(path, *_header(path))
     if (path / INDEX).exists():
         return _sharded(path)
-    if (path / SINGLE).exists():
-        return Checkpoint(path, *_header(path / SINGLE))
+    for name in (SINGLE, TRAINED):
+        if (path / name).exists():
+            return Checkpoint(path, *_header(path / name))
     files = sorted(path.glob("*.safetensors"))
     if len(files) != 1:
         raise UserError(f"{path} has neither {SINGLE} nor {INDEX}, and {len(files)} other .safetensors files; name the file")
