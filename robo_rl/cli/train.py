@@ -17,6 +17,10 @@ class Train(TrainConfig):
     """TOML or JSON file of options, as --print-config prints them or a run's run.json has them; the command line overrides it."""
     print_config: bool = False
     """Print the merged options as TOML, each with its origin (default, recipe, file, command line), and do nothing else."""
+    plan: bool = False
+    """Print the memory and the time of each part of the run, and whether it fits on this machine, and do nothing else."""
+    twin: bool = False
+    """Run the same configuration at a tiny size: small networks, few envs, demonstrations and steps, on the CPU; about a minute."""
 
 
 def parse(argv: list[str]) -> TrainConfig:
@@ -48,6 +52,14 @@ def parse(argv: list[str]) -> TrainConfig:
         reasons = {f"recipe {row.name}": row.why for row in recipes.rows(*chosen)}
         print(config_file.as_toml(config, config_file.origins([*made, ("command line", config)]), reasons), end="")
         raise SystemExit(0)
+    if args.plan:
+        from robo_rl.experiment.plan import make_plan
+        plan = make_plan(config)
+        print(plan.text())
+        raise SystemExit(int(plan.missing > 0))
+    if args.twin:
+        from robo_rl.experiment.twin import twin
+        return twin(config)
     return config
 
 

@@ -39,7 +39,7 @@ class TrainConfig:
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {  # how --help shows the options
         "What is learnt": ("sim", "task", "algo", "obs", "preset", "demos", "demos_most", "init", "seed", "steps", "envs"),
-        "The run": ("out", "resume", "config", "print_config", "video", "wandb"),
+        "The run": ("out", "resume", "config", "print_config", "plan", "twin", "video", "wandb"),
         "Evaluation, and when to stop": ("eval_episodes", "eval_every", "eval_envs", "target", "patience"),
         "The environment": ("reward", "control", "max_steps", "randomise", "image_size", "judge"),
         "Processes": ("device", "workers", "threads", "torch_threads", "max_staleness", "learners", "server", "backend", "ray_address",

@@ -93,7 +93,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
     import torch
 
     from robo_rl import checkpoint
-    from robo_rl.devices import check_device
+    from robo_rl.devices import check_device, slow_bf16
     from robo_rl.experiment.run import Run, looks_of
     from robo_rl.experiment.sft import Stopped, sft_stage
 
@@ -105,6 +105,8 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
         run = Run(config, folder, env, report)
         with run.stop:
             report.say(f"run {folder}")
+            if config.policy.dtype == "bf16" and config.device == "cpu" and (why := slow_bf16()):
+                report.say(f"--policy.dtype bf16: {why}", "warning")
             if saved:
                 run.policy, meta = checkpoint.load_policy(saved[-1])
                 run.policy.to(config.device)

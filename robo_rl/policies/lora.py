@@ -71,7 +71,8 @@ def attach(policy, options: LoraOptions, seed: int):
     layers = chosen(policy, options)
     learns = {name: p.requires_grad and in_full(policy, options, name) for name, p in policy.named_parameters()}
     generator = torch.Generator().manual_seed(seed)
-    for layer in layers.values():
+    for plain in layers.values():
+        layer: Any = plain
         device, dtype = layer.weight.device, torch.promote_types(layer.weight.dtype, torch.float32)
         down, up = (nn.Linear(i, o, bias=False, device="meta") for i, o in
                     ((layer.in_features, options.rank), (options.rank, layer.out_features)))
@@ -88,7 +89,8 @@ def attach(policy, options: LoraOptions, seed: int):
 
 def merge(policy):
     """Put W + scale B A in the place of every adapted W, in place -> the policy, to act with or to save; what was frozen stays so."""
-    for layer in adapted(policy).values():
+    for adapter in adapted(policy).values():
+        layer: Any = adapter
         weight = nn.Parameter(layer.weight.detach().clone())
         del layer.lora_A, layer.lora_B, layer.scale
         layer.__class__ = nn.Linear

@@ -1,0 +1,217 @@
+"""What a training run will need, before anything starts: memory and time of each part, and whether it fits (`robo_rl train --plan`).
+
+Weights, gradients, moments and rollouts are counted from the shapes that the run will have. Activations and times are measured on
+two small batches of the same policy and extrapolated, for they are linear in the rows. Phases of a run follow one another: the peak is
+that of the largest. What is counted is one process, the learner's; workers are told beside it.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robo_rl.experiment.config import TrainConfig, rollout_options
+from robo_rl.experiment.parallel import batch, group_size, workers
+from robo_rl.options import OnPolicyOptions
+
+ROWS = (4, 12)  # rows of the two batches that are tried
+CLONES = 2  # a checkpoint holds its tensors twice: copied, and as the bytes of a file
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One line of a plan. phase: "" for all of the run, or the phase that holds it."""
+
+    what: str
+    size: int  # bytes
+    phase: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Memory [bytes] and time [s per update] of a run."""
+
+    parts: tuple[Part, ...]
+    seconds: tuple[tuple[str, float], ...]
+    free: int  # bytes that may still be taken
+    device: str
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the learner's process at its largest."""
+        phases = {p.phase for p in self.parts} - {""}
+        always = sum(p.size for p in self.parts if not p.phase)
+        return always + max((sum(p.size for p in self.parts if p.phase == x) for x in phases), default=0)
+
+    @property
+    def missing(self) -> int:
+        """Bytes by which the peak is above what is free; what the process has already counts as had."""
+        return self.peak - self.parts[0].size - self.free
+
+    def text(self) -> str:
+        """The plan as a table, with its verdict in the last line."""
+        rows = [f"  {p.what:<34}{p.size / 1e6:>12,.1f} MB  {p.phase}".rstrip() for p in self.parts]
+        rows += [f"  {'peak':<34}{self.peak / 1e6:>12,.1f} MB", "", "time per update"]
+        rows += [f"  {what:<34}{s:>12.3f} s" for what, s in self.seconds]
+        rows += [f"  {'all':<34}{sum(s for _, s in self.seconds):>12.3f} s", ""]
+        largest = max(self.parts[1:], key=lambda p: p.size)
+        verdict = f"fits: {self.free / 1e9:.1f} GB are free" if self.missing <= 0 else \
+            f"does not fit: {self.missing / 1e9:.1f} GB too many; the largest part is {largest.what}"
+        return "\n".join([f"memory on {self.device}", *rows, verdict])
+
+
+def resident() -> int:
+    """Bytes of memory that this process has now."""
+    import resource
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def make_plan(config: TrainConfig, env=None) -> Plan:
+    """The plan of a run that learns from fresh rollouts. UserError: options that do not fit, as `train` would say."""
+    from robo_rl.errors import UserError
+    from robo_rl.experiment.envs import obs_spec, probe_env
+    from robo_rl.experiment.methods import find_method
+    from robo_rl.experiment.sft import instructions
+    from robo_rl.experiment.train import check
+    from robo_rl.files import free_memory
+    from robo_rl.policies import make_policy
+
+    if config.algo != "bc" and not isinstance(config.rl, OnPolicyOptions):
+        raise UserError(f"--plan counts methods that learn from fresh rollouts, and bc, got --algo {config.algo}")
+    torch.set_num_threads(config.torch_threads)
+    env = probe_env(config) if env is None else env
+    check(config, env)
+    spec = obs_spec(env, len(instructions(env)) > 1)
+    settle(make_policy(config.policy, spec, config.seed), ROWS[0])  # kernels, threads and buffers that any run has
+    parts = [Part("process: interpreter, torch, sim", resident())]
+    free, policy = free_memory(), make_policy(config.policy, spec, config.seed).to(config.device)
+    weights, learns = size_of(policy.state_dict().values()), [p for p in policy.parameters() if p.requires_grad]
+    parts.append(Part("weights", weights))
+    if config.demos != "0" and config.bc.updates or config.algo == "bc":
+        parts += supervised_parts(config, policy, learns)
+    seconds: list[tuple[str, float]] = []
+    if config.algo != "bc":
+        learner = find_method(config.algo)(policy, config.rl, config.seed)
+        more, seconds = rl_parts(config, env, policy, learner, weights)
+        parts += more
+    env.close()
+    if config.device != "cpu":
+        free = torch.cuda.mem_get_info(torch.device(config.device))[0]
+        parts[0] = Part("process: counted on the host", 0)
+    return Plan(tuple(parts), tuple(seconds), free, config.device)
+
+
+def size_of(tensors) -> int:
+    """Bytes of tensors."""
+    return sum(x.nbytes for x in tensors)
+
+
+def moments(params: list) -> int:
+    """Bytes that AdamW keeps of parameters: two in float32, and a master of those in bf16."""
+    return sum(p.numel() * (12 if p.dtype in (torch.bfloat16, torch.float16) else 2 * p.element_size()) for p in params)
+
+
+def supervised_parts(config: TrainConfig, policy, learns: list) -> list[Part]:
+    """Memory of the supervised stage."""
+    from robo_rl.policies.check import observations
+    o = config.policy
+
+    def loss(rows: int) -> Tensor:
+        chunk = torch.zeros(rows, o.horizon, policy.spec.action)
+        obs = {k: v.to(config.device) for k, v in observations(policy.spec, rows).items()}
+        return policy.bc_loss(obs, chunk.to(config.device), torch.ones(rows, o.horizon, device=config.device),
+                              torch.Generator().manual_seed(0), config.bc.noises)
+    saved, _ = extrapolated(policy, loss, config.bc.batch)
+    return [Part("average of the weights", size_of(policy.state_dict().values()), "supervised"),
+            Part("gradients", size_of(learns), "supervised"), Part("moments of AdamW", moments(learns), "supervised"),
+            Part("activations", saved, "supervised")]
+
+
+def rl_parts(config: TrainConfig, env, policy, learner, weights: int) -> tuple[list[Part], list[tuple[str, float]]]:
+    """Memory of RL, and seconds of each part of an update."""
+    from robo_rl.policies.check import observations
+    from robo_rl.rollout import OBS, TRACE, layout
+
+    o, rl = rollout_options(config), config.rl
+    assert isinstance(rl, OnPolicyOptions)
+    critic = list(learner.credit.params)
+    learns = [p for p in policy.parameters() if p.requires_grad] + critic
+    group = group_size(config)
+    decisions = -(-env.spec.max_steps // policy.options.execute) if group else o.decisions
+    rows = (batch(config) if group else config.envs) * decisions
+    one, few = ({k: v.to(config.device) for k, v in observations(policy.spec, n).items()} for n in ROWS)
+    columns = layout(policy, one)
+    each = {k: dtype.itemsize * int(torch.Size(shape).numel()) / ROWS[0] for k, (shape, dtype) in columns.items()}
+    rollout = sum(v * (1 + k.startswith(OBS) / decisions) for k, v in each.items()) * rows
+    seen = sum(v for k, v in each.items() if k.startswith(OBS))
+    learnt = sum(v for k, v in each.items() if k.startswith(TRACE)) + each["logp"] + 12  # 12: advantage, return and value
+    chunk = policy.act(one, torch.Generator().manual_seed(0), True)
+    trace = {k: v[:1] for k, v in chunk.trace.items()}
+
+    def loss(n: int) -> Tensor:
+        obs = {k: v[:1].expand(n, *v.shape[1:]) for k, v in one.items()}
+        return policy.score(policy.encode(obs), {k: v.expand(n, *v.shape[1:]) for k, v in trace.items()})[0].sum()
+    size = min(rl.minibatch, rows)
+    saved, learning = extrapolated(policy, loss, size)
+    frozen = not any(p.requires_grad for p in policy.trunk.parameters())
+    parts = [Part("critic", size_of(critic)), Part("gradients", size_of(learns)), Part("moments of AdamW", moments(learns)),
+             Part("rollouts", int(rollout)), Part("rows in the order of learning", int((learnt + seen * frozen) * rows), "update"),
+             Part("activations", saved + int(seen * size), "update")]
+    if frozen and policy.spec.views:
+        context = policy.encode(one)
+        kept = context.columns().values() if hasattr(context, "columns") else [context]
+        parts.append(Part("contexts of a frozen trunk", int(size_of(kept) / ROWS[0] * rows * (2 + 1 / decisions)), "update"))
+    state = 2 * size_of(critic) + moments(learns) + size_of(critic)
+    parts.append(Part("copies for a checkpoint", weights + CLONES * state + int(rollout), "checkpoint"))
+    if n := workers(config):
+        parts.append(Part(f"weights in {n} workers", 2 * n * weights))
+    acting = timed(lambda: policy.act(few, torch.Generator().manual_seed(0), True)) / ROWS[1] * min(config.envs, rows)
+    actions = torch.zeros(env.num_envs, policy.spec.action).numpy()
+    env.reset(seed=0)
+    stepping = timed(lambda: env.step(actions)) / env.num_envs * config.envs * policy.options.execute
+    share = max(1, n)
+    return parts, [("simulator", stepping * decisions / share), ("policy", acting * decisions / share),
+                   ("learner", learning * -(-rows // size) * rl.epochs)]
+
+
+def settle(policy, rows: int) -> None:
+    """Act, and learn once, so that what torch allocates for itself is there."""
+    from robo_rl.policies.check import observations
+    chunk = policy.act(observations(policy.spec, rows), torch.Generator().manual_seed(0), True)
+    policy.score(policy.encode(observations(policy.spec, rows)), chunk.trace)[0].sum().backward()
+
+
+def extrapolated(policy, loss: Callable[[int], Tensor], rows: int) -> tuple[int, float]:
+    """(bytes kept for the backward pass, seconds of both passes) of a batch of so many rows, from two of few."""
+    own = {x.untyped_storage().data_ptr() for x in policy.state_dict().values()}
+    (small, first), (large, second) = (kept(own, loss, n) for n in ROWS)
+    step = (rows - ROWS[0]) / (ROWS[1] - ROWS[0])
+    return int(small + max(0, large - small) * step), max(first + (second - first) * step, second)
+
+
+def kept(own: set[int], loss: Callable[[int], Tensor], rows: int) -> tuple[int, float]:
+    """(bytes of activations, seconds): each storage that the backward pass keeps counts once, those of the policy not at all."""
+    seen: dict[int, int] = {}
+
+    def pack(x: Any) -> Any:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in own:
+            seen[storage.data_ptr()] = storage.nbytes()
+        return x
+    loss(rows).backward()  # the first one compiles and allocates
+    begin = time.perf_counter()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        loss(rows).backward()
+    return sum(seen.values()), time.perf_counter() - begin
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds of the second of two calls."""
+    work()
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin

@@ -1,0 +1,114 @@
+"""What a run will need, told before it starts; and its twin at a tiny size."""
+
+import resource
+from dataclasses import replace
+
+import pytest
+import torch
+
+from robo_rl.cli import main
+from robo_rl.cli.train import parse
+from robo_rl.devices import slow_bf16
+from robo_rl.experiment import plan as plans
+from robo_rl.experiment.plan import Part, Plan, extrapolated, kept, moments
+from robo_rl.experiment.twin import twin
+from robo_rl.options import PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+
+ARGV = ["--workers", "0", "--envs", "8", "--demos", "2", "--bc.updates", "2", "--eval-episodes", "4", "--threads", "1", "--no-video",
+        "--rl.decisions", "4", "--rl.minibatch", "32", "--rl.epochs", "1", "--target", "0", "--demos-most", "0"]
+
+
+def test_activations_are_those_that_the_backward_pass_keeps_and_grow_with_the_rows():
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+    own = {p.untyped_storage().data_ptr() for p in net.parameters()}
+    x = torch.ones(1, 64)
+
+    def loss(n: int) -> torch.Tensor:
+        return net(x.expand(n, -1).contiguous()).sum()
+    for n in (10, 20):
+        assert kept(own, loss, n)[0] == 4 * n * (64 + 64)  # the input and what tanh gave
+    assert extrapolated(net, loss, 1000)[0] == 4 * 1000 * 128
+
+
+def test_moments_have_a_master_where_weights_are_in_bf16():
+    assert moments([torch.zeros(10), torch.zeros(10, dtype=torch.bfloat16)]) == 80 + 120
+
+
+def test_the_peak_is_that_of_the_largest_phase_and_says_what_is_too_large():
+    parts = (Part("process", 100), Part("weights", 10), Part("a", 50, "x"), Part("b", 30, "x"), Part("c", 70, "y"))
+    plan = Plan(parts, (("learner", 1.5),), 85, "cpu")
+    assert plan.peak == 190 and plan.missing == 5
+    assert plan.text().splitlines()[-1].startswith("does not fit") and "the largest part is c" in plan.text()
+    assert Plan(parts, (), 90, "cpu").text().splitlines()[-1].startswith("fits")
+
+
+def test_a_plan_counts_what_adapters_leave_frozen_only_as_weights(capsys):
+    def parts(*more: str) -> dict[str, int]:
+        made = plans.make_plan(parse([*ARGV, "--policy.hidden", "256", *more]))
+        assert {what for what, _ in made.seconds} == {"simulator", "policy", "learner"}
+        return {p.what: p.size for p in made.parts if p.phase != "supervised"}
+    full, thin = parts(), parts("--policy.lora.rank", "2", "--policy.lora.targets", "head", "--policy.lora.full", "none")
+    assert full["weights"] < thin["weights"] < 1.1 * full["weights"]
+    critic = thin["critic"]
+    assert thin["gradients"] - critic < 0.1 * (full["gradients"] - critic)
+    policy = make_policy(PolicyOptions(hidden=256), ObsSpec(state=4, action=2), 0)
+    assert full["weights"] > sum(p.nbytes for p in policy.parameters()) / 2
+
+
+@pytest.mark.parametrize("argv", [[], ["--algo", "ppo"], ["--algo", "rlpd", "--rl.warmup", "64"], ["--rl.advantage", "grpo"]],
+                         ids=["pi_rl", "ppo", "rlpd", "groups"])
+def test_a_twin_is_the_same_run_at_a_tiny_size(argv):
+    config = parse(argv)
+    small = twin(config)
+    assert (small.sim, small.task, small.algo, small.obs, small.seed) == (config.sim, config.task, config.algo, config.obs, config.seed)
+    assert (small.policy.kind, small.policy.horizon, small.policy.predict) == (config.policy.kind, config.policy.horizon,
+                                                                              config.policy.predict)
+    assert type(small.rl) is type(config.rl) and small.policy.hidden <= 32 and small.envs <= 16 and small.device == "cpu"
+    assert 0 < small.steps <= 3000 and small.rl.gamma == config.rl.gamma
+
+
+def test_a_twin_runs(tmp_path, capsys):
+    with pytest.raises(SystemExit) as e:
+        main(["train", "--twin", "--workers", "0", "--out", str(tmp_path / "t"), "--policy.lora.rank", "2", "--policy.lora.targets",
+              "head", "--policy.dtype", "bf16"])
+    assert not e.value.code and len(list((tmp_path / "t" / "checkpoints").glob("step_*"))) >= 2
+    assert ("--policy.dtype bf16: this CPU" in capsys.readouterr().err) == bool(slow_bf16())
+
+
+def test_a_plan_prints_and_starts_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as e:
+        main(["train", *ARGV, "--plan"])
+    said = capsys.readouterr().out
+    assert not e.value.code and "moments of AdamW" in said and said.strip().splitlines()[-1].startswith("fits")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(SystemExit) as e:
+        main(["train", "--algo", "rlpd", "--plan"])
+    assert e.value.code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [["--policy.hidden", "3072", "--bc.batch", "64"],
+                                  ["--obs", "rgb", "--task", "reach", "--policy.width", "192", "--policy.depth", "4", "--rl.decisions",
+                                   "64", "--rl.minibatch", "512", "--bc.batch", "128", "--bc.noises", "1", "--rl.no-freeze-trunk"]],
+                         ids=["wide", "pictures"])
+def test_the_peak_of_a_run_is_within_fifteen_percent_of_its_plan(more, tmp_path):
+    import multiprocessing
+    argv = [*ARGV, "--envs", "16", "--steps", "2048", "--rl.critic-warmup", "0", *more]
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1, maxtasksperchild=1) as pool:
+        want = pool.apply(_peak_of_plan, (argv,))
+    with context.Pool(1, maxtasksperchild=1) as pool:
+        had = pool.apply(_peak_of_run, (argv, str(tmp_path / "r")))
+    assert abs(want - had) <= 0.15 * had, f"{want / 1e6:.0f} MB planned, {had / 1e6:.0f} MB measured"
+
+
+def _peak_of_plan(argv: list[str]) -> int:
+    return plans.make_plan(parse(argv)).peak
+
+
+def _peak_of_run(argv: list[str], out: str) -> int:
+    from robo_rl.experiment.train import train
+    train(replace(parse(argv), out=out), quiet=True)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
