@@ -10,13 +10,17 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from test_corrections import collect, collector_of, make
+from torch.distributed.fsdp import FSDPModule
 
 from robo_rl.errors import UserError
-from robo_rl.options import PiRlOptions, PolicyOptions
+from robo_rl.options import LoraOptions, PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
-from robo_rl.runtime.sharded import ShardedLearner, check, gather, own_rows, shard, whole_gradients
+from robo_rl.policies.blocks import blocks_of
+from robo_rl.policies.check import observations
+from robo_rl.runtime.sharded import ShardedLearner, check, from_bytes, gather, own_rows, shard, to_bytes, whole_gradients
 
 ROWS = 32
+SEEN = ObsSpec(state=4, action=2, views=("front",), image_size=32, language=True)
 
 
 def problem():
@@ -67,6 +71,100 @@ def test_two_ranks_have_the_gradients_and_take_the_step_of_one_process(tmp_path)
     optimizer(policy).step()
     for k, v in policy.state_dict().items():
         assert torch.allclose(weights[k], v, atol=2e-5), k
+
+
+def seen_problem():
+    """A policy of blocks, with adapters in them, that keep no activations."""
+    policy = make_policy(PolicyOptions(horizon=4, execute=4, hidden=32, layers=2, width=32, depth=2, recompute=True,
+                                       lora=LoraOptions(rank=2, targets=("trunk.blocks",))), SEEN, 0)
+    obs = observations(SEEN, 8)
+    g = torch.Generator().manual_seed(0)
+    return policy, obs, policy.act(obs, g, True), torch.randn(8, generator=g)
+
+
+def ten_steps(policy, obs, chunk, adv, rows) -> list[float]:
+    """Losses of ten steps."""
+    opt, losses = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-3, eps=1e-5), []
+    for _ in range(10):
+        logp, _ = policy.score(policy.encode({k: v[rows] for k, v in obs.items()}), {k: v[rows] for k, v in chunk.trace.items()})
+        loss = -((logp.sum(-1) - chunk.logp[rows].sum(-1)).exp() * adv[rows]).mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def rank_of_blocks(index, world, port, folder):
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=index, world_size=world)
+    policy, *rest = seen_problem()
+    own = sum(p.numel() for p in policy.parameters())
+    shard(policy)
+    blocks = blocks_of(policy)
+    units = [name for name, m in policy.named_modules() if isinstance(m, FSDPModule)]
+    here = sum(p.to_local().numel() for p in policy.parameters())
+    losses = torch.stack(ten_steps(policy, *rest, own_rows(torch.arange(8))))
+    dist.all_reduce(losses)
+    changed = gather(policy, changed=True)
+    if index == 0:
+        assert set(units) == {"", *blocks} and here < 0.6 * own
+        torch.save((losses / world, changed), f"{folder}/blocks.pt")
+    else:
+        assert not changed
+    dist.destroy_process_group()
+
+
+def test_two_ranks_that_shard_block_by_block_learn_as_one_process_does_over_ten_steps(tmp_path):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    mp.spawn(rank_of_blocks, (2, port, str(tmp_path)), 2)
+    losses, changed = torch.load(tmp_path / "blocks.pt")
+    policy, *rest = seen_problem()
+    before = {k: v.clone() for k, v in policy.state_dict().items()}
+    want = torch.stack(ten_steps(policy, *rest, torch.arange(8)))
+    assert torch.allclose(losses, want, atol=1e-6, rtol=1e-6)
+    assert "trunk.blocks.0.qkv.lora_A.weight" in changed and "trunk.blocks.0.qkv.weight" not in changed
+    for k, v in changed.items():
+        assert torch.allclose(v, policy.state_dict()[k], atol=2e-5), k
+    assert all(torch.equal(v, before[k]) for k, v in policy.state_dict().items() if k not in changed)
+
+
+def test_a_call_of_a_rank_travels_whole_without_pickle():
+    one = make("pi_rl sde", minibatch=64)
+    rollout = collect(collector_of(one, 0), one, 0)
+    state = one.state_dict()
+    message = to_bytes("update", (rollout, 0.5, None, state))
+    what, (got, progress, version, again) = from_bytes(message)
+    assert (what, progress, version) == ("update", 0.5, None) and got.stats == rollout.stats
+    for name in ("obs", "trace", "last_obs", "final_obs"):
+        assert all(torch.equal(getattr(got, name)[k], v) for k, v in getattr(rollout, name).items())
+    for name in ("rewards", "done", "mask", "version", "logp", "outcome"):
+        assert torch.equal(getattr(got, name), getattr(rollout, name))
+    make("pi_rl sde", minibatch=64).load_state_dict(again)
+    with pytest.raises(ValueError):
+        from_bytes(b"\x80\x04" + message)
+
+
+def test_blocks_that_keep_no_activations_have_the_same_gradients():
+    def gradients(again: bool):
+        options = PolicyOptions(horizon=4, execute=4, hidden=32, layers=2, width=32, depth=2, recompute=again)
+        policy, obs = make_policy(options, SEEN, 0), observations(SEEN, 4)
+        own, kept = {p.untyped_storage().data_ptr() for p in policy.parameters()}, {}
+
+        def pack(x):
+            if x.untyped_storage().data_ptr() not in own:
+                kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+        chunk = policy.act(obs, torch.Generator().manual_seed(0), True)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            policy.score(policy.encode(obs), chunk.trace)[0].sum().backward()
+        return {k: p.grad for k, p in policy.named_parameters()}, sum(kept.values()), copy.deepcopy(policy).state_dict().keys()
+    (plain, much, names), (mine, less, again) = gradients(False), gradients(True)
+    assert less < 0.8 * much and names == again
+    assert all(torch.equal(mine[k], g) for k, g in plain.items() if g is not None)
 
 
 def test_a_learner_alone_is_not_sharded():

@@ -71,6 +71,9 @@ def check(config: TrainConfig) -> None:
         from robo_rl.runtime.sharded import check
         if config.periodic:
             raise UserError("--periodic adds up gradients in one process: it goes without --learners")
+        if config.device != "cpu" or config.policy.dtype != "fp32":
+            raise UserError("--learners above 1 spreads the learner over processes of the CPU, in fp32: it goes without --device and "
+                            "--policy.dtype bf16")
         check(config.algo, config.rl, config.learners)
     if config.backend == "ray" and (n == 0 or config.server):
         raise UserError("--backend ray needs --workers of at least 1 and no --server")

@@ -87,6 +87,8 @@ class PolicyOptions:
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Precision of the trunk's weights and products (of a vision-language-action model, its expert's too): bf16 is for GPUs. What
     learns has a copy in fp32; normalisers, the head of a small policy, traces and log-probs stay fp32."""
+    recompute: bool = False
+    """Transformer blocks keep no activations: they are computed again in the backward pass. Less memory, a third more time."""
     lora: LoraOptions = field(default_factory=LoraOptions)
     """Low-rank adapters."""
 

@@ -7,6 +7,7 @@ import torch
 from robo_rl.errors import UserError
 from robo_rl.options import PolicyOptions
 from robo_rl.plugins import check_call, is_object, load_object
+from robo_rl.policies.blocks import recompute
 from robo_rl.policies.lora import attach
 from robo_rl.policies.offpolicy import GuidedPolicy, SquashedPolicy
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, ObsSpec, Policy
@@ -22,15 +23,17 @@ def make_policy(options: PolicyOptions, spec: ObsSpec, seed: int) -> Policy:
     """
     if is_object(options.kind):
         _look(options, spec)
-        return attach(lower(_own(options, spec, seed)), options.lora, seed)
+        return attach(slimmed(_own(options, spec, seed)), options.lora, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return attach(lower(KINDS.get(options.kind, ChainPolicy)(options, spec)), options.lora, seed)
+        return attach(slimmed(KINDS.get(options.kind, ChainPolicy)(options, spec)), options.lora, seed)
 
 
-def lower(policy):
-    """Keep the weights of the modules that `policy.low` names in the precision of its options, in place -> the policy. Buffers
-    (statistics, grids, tables), heads, traces and log-probs stay float32."""
+def slimmed(policy):
+    """Do what the options ask for the sake of memory, in place -> the policy: blocks that keep no activations; the weights of the modules
+    that `policy.low` names in bf16. Buffers (statistics, grids, tables), heads, traces and log-probs stay float32."""
+    if policy.options.recompute:
+        recompute(policy)
     if policy.options.dtype == "bf16":
         for name in getattr(policy, "low", ("trunk",)):
             for p in getattr(policy, name).parameters():

@@ -1,5 +1,8 @@
 """A learner spread over several processes: FSDP2 shards of the parameters, each rank learning from its own rows.
 
+Each transformer block is a unit of its own: its parameters are whole on a rank only while it computes, so a rank's memory falls with
+the number of ranks. What a rank is told are JSON and safetensors over a pipe.
+
 Every rank runs the same update on the same rollout with the same generator; of each minibatch it takes the rows
 rank, rank + world, ..., and FSDP averages the gradients. With minibatches that divide evenly these are the gradients of one
 process up to the order of summation. `gather` gives the weights that workers act with. `ShardedLearner` starts the ranks
@@ -8,28 +11,32 @@ itself, on this machine, over gloo (learners are on the CPU here).
 
 import contextlib
 import importlib
+import json
 import os
-import pickle
 import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from robo_rl.algos.onpolicy import MAXIMA
+from robo_rl.checkpoint import pack, unpack
 from robo_rl.errors import UserError
 from robo_rl.files import private_folder
 from robo_rl.options import MethodOptions, OnPolicyOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.policies.blocks import blocks_of
+from robo_rl.policies.lora import moving
 from robo_rl.rollout import Rollout, one_thread
 from robo_rl.runtime import snapshot
 
@@ -37,12 +44,14 @@ FORWARD = ("encode", "score", "moments", "act", "bc_loss")  # methods that need 
 
 
 def shard(policy: nn.Module, mesh=None) -> nn.Module:
-    """Split the parameters of a policy over the ranks of the default process group (or `mesh`), in place."""
+    """Split the parameters of a policy over the ranks of the default process group (or `mesh`), block by block, in place."""
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
     if not dist.is_initialized():
         raise UserError("a sharded learner needs ranks: start it with torchrun --nproc-per-node N")
     warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # nothing writes into a context in place
-    fully_shard(policy, mesh=mesh)
+    for block in blocks_of(policy).values():
+        fully_shard(block, mesh=mesh)
+    fully_shard(policy, mesh=mesh)  # what is in no block
     for name in FORWARD:
         register_fsdp_forward_method(policy, name)
     return policy
@@ -57,9 +66,15 @@ def own_rows(batch: Tensor) -> Tensor:
     return batch[rank::world]
 
 
-def gather(policy: nn.Module) -> dict[str, Tensor]:
-    """Whole weights of a sharded policy, on every rank (a collective call)."""
-    return {k: v.full_tensor() if hasattr(v, "full_tensor") else v for k, v in policy.state_dict().items()}
+def gather(policy: nn.Module, changed: bool = False) -> dict[str, Tensor]:
+    """Whole weights of a sharded policy on rank 0, {} on the others, which hold one at a time (a collective call). `changed`: those
+    alone that learning changes (with adapters not the frozen ones)."""
+    out = {}
+    for k, v in (moving(policy) if changed else policy.state_dict()).items():
+        whole = v.full_tensor() if hasattr(v, "full_tensor") else v
+        if dist.get_rank() == 0:
+            out[k] = whole
+    return out
 
 
 def whole_gradients(policy: nn.Module) -> dict[str, Tensor]:
@@ -139,7 +154,7 @@ class Rank:
         p.grad /= self.world
 
     def update(self, rollout: Rollout, progress: float, version: int | None) -> tuple[dict[str, float], dict[str, Tensor]]:
-        """The learner's update, together with the other ranks -> metrics and the whole weights."""
+        """The learner's update, together with the other ranks -> metrics and, on rank 0, the weights that changed, whole."""
         self.rollout = rollout
         with one_thread():  # two threads would mix up the order of what ranks say to each other
             metrics = self.learner.update(rollout, progress, version)
@@ -148,20 +163,21 @@ class Rank:
             dist.all_reduce(both[0])
             dist.all_reduce(both[1], dist.ReduceOp.MAX)
             metrics = {n: float(both[1, i] if n in MAXIMA else both[0, i] / self.world) for i, n in enumerate(names)}
-            return metrics, gather(self.learner.policy)
+            return metrics, gather(self.learner.policy, changed=True)
 
     def after_collect(self) -> None:
         """Observation statistics move as the learner's do."""
         self.learner.after_collect(self.rollout)
 
     def state(self) -> dict:
-        """The learner's state with whole tensors: that of one process."""
+        """The learner's state with whole tensors, that of one process, on rank 0; the others hold one at a time."""
         def whole(x: Any) -> Any:
             if isinstance(x, dict):
                 return {k: whole(v) for k, v in x.items()}
             if isinstance(x, (list, tuple)):
                 return type(x)(whole(v) for v in x)
-            return x.full_tensor() if hasattr(x, "full_tensor") else x
+            x = x.full_tensor() if hasattr(x, "full_tensor") else x
+            return x if self.rank == 0 else None
         return whole(self.learner.state_dict())
 
     @torch.no_grad()
@@ -227,7 +243,7 @@ class ShardedLearner:
     def update(self, rollout: Rollout, progress: float, version: int | None = None) -> dict[str, float]:
         """As a learner's."""
         metrics, weights = self._all("update", rollout, progress, version)
-        self.policy.load_state_dict(weights)
+        self.policy.load_state_dict(weights, strict=False)
         return metrics
 
     def after_collect(self, rollout: Rollout) -> None:
@@ -248,7 +264,7 @@ class ShardedLearner:
         """End the other ranks."""
         for pipe in self.pipes:
             with contextlib.suppress(OSError):
-                pipe.send_bytes(pickle.dumps(None))
+                pipe.send_bytes(b"")
         for process in self.processes:
             process.join(5)
             if process.is_alive():
@@ -262,7 +278,7 @@ class ShardedLearner:
             self.folder.rmdir()
 
     def _all(self, what: str, *args) -> Any:
-        told = pickle.dumps((what, args))
+        told = to_bytes(what, args)
         def work():
             for pipe in self.pipes:
                 pipe.send_bytes(told)
@@ -284,6 +300,22 @@ class ShardedLearner:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def to_bytes(what: str, args: tuple) -> bytes:
+    """A call of a method of `Rank`: length and text of a JSON tree, then its tensors as safetensors."""
+    tensors: dict[str, Tensor] = {}
+    plain = [{"rollout": {f.name: getattr(x, f.name) for f in fields(x) if f.name != "ended"}} if isinstance(x, Rollout) else
+             {"value": x} for x in args]
+    head = json.dumps(pack([what, plain], tensors)).encode()
+    return len(head).to_bytes(8, "little") + head + save(tensors)
+
+
+def from_bytes(message: bytes) -> tuple[str, list]:
+    """The inverse of `to_bytes` -> (method, arguments)."""
+    end = 8 + int.from_bytes(message[:8], "little")
+    what, args = unpack(json.loads(message[8:end]), load(message[end:]))
+    return what, [Rollout(**x["rollout"]) if "rollout" in x else x["value"] for x in args]
+
+
 def follow(job: RankJob, pipe) -> None:
     """A rank other than 0: does what it is told until it is told nothing more or is alone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -297,9 +329,9 @@ def follow(job: RankJob, pipe) -> None:
             while not pipe.poll(1.0):
                 if os.getppid() != parent:
                     return
-            message = pickle.loads(pipe.recv_bytes())
-            if message is None:
+            if not (message := pipe.recv_bytes()):
                 return
-            getattr(rank, message[0])(*message[1])
+            what, args = from_bytes(message)
+            getattr(rank, what)(*args)
     except (EOFError, ConnectionError):
         pass  # rank 0 is gone
