@@ -19,6 +19,7 @@ from robo_rl.experiment.parallel import batch, group_size, workers
 from robo_rl.options import OnPolicyOptions
 
 ROWS = (4, 12)  # rows of the two batches that are tried
+BACKWARD = 1.2  # of what is kept: the backward pass has gradients of activations beside them (1.19 measured on a trunk of pictures)
 CLONES = 2  # a checkpoint holds its tensors twice: copied, and as the bytes of a file
 
 
@@ -43,7 +44,7 @@ class Plan:
     @property
     def peak(self) -> int:
         """Bytes of the learner's process at its largest."""
-        phases = {p.phase for p in self.parts} - {""}
+        phases = {p.phase for p in self.parts if not p.phase.startswith("update, only")} - {""}
         always = sum(p.size for p in self.parts if not p.phase)
         return always + max((sum(p.size for p in self.parts if p.phase == x) for x in phases), default=0)
 
@@ -117,18 +118,21 @@ def moments(params: list) -> int:
 
 def supervised_parts(config: TrainConfig, policy, learns: list) -> list[Part]:
     """Memory of the supervised stage."""
-    from robo_rl.policies.check import observations
-    o = config.policy
-
-    def loss(rows: int) -> Tensor:
-        chunk = torch.zeros(rows, o.horizon, policy.spec.action)
-        obs = {k: v.to(config.device) for k, v in observations(policy.spec, rows).items()}
-        return policy.bc_loss(obs, chunk.to(config.device), torch.ones(rows, o.horizon, device=config.device),
-                              torch.Generator().manual_seed(0), config.bc.noises)
-    saved, _ = extrapolated(policy, loss, config.bc.batch)
+    saved, _ = extrapolated(policy, supervised_loss(config, policy, config.bc.noises), config.bc.batch)
     return [Part("average of the weights", size_of(policy.state_dict().values()), "supervised"),
             Part("gradients", size_of(learns), "supervised"), Part("moments of AdamW", moments(learns), "supervised"),
             Part("activations", saved, "supervised")]
+
+
+def supervised_loss(config: TrainConfig, policy, noises: int = 1) -> Callable[[int], Tensor]:
+    """The supervised loss of so many demonstrated chunks."""
+    from robo_rl.policies.check import observations
+
+    def loss(rows: int) -> Tensor:
+        mask = torch.ones(rows, config.policy.horizon, device=config.device)
+        obs = {k: v.to(config.device) for k, v in observations(policy.spec, rows).items()}
+        return policy.bc_loss(obs, mask[..., None].expand(-1, -1, policy.spec.action), mask, torch.Generator().manual_seed(0), noises)
+    return loss
 
 
 def rl_parts(config: TrainConfig, env, policy, learner, weights: int) -> tuple[list[Part], list[tuple[str, float]]]:
@@ -165,6 +169,10 @@ def rl_parts(config: TrainConfig, env, policy, learner, weights: int) -> tuple[l
         context = policy.encode(one)
         kept = context.columns().values() if hasattr(context, "columns") else [context]
         parts.append(Part("contexts of a frozen trunk", int(size_of(kept) / ROWS[0] * rows * (2 + 1 / decisions)), "update"))
+    if rl.bc_coef or config.starts in ("auto", "reverse"):
+        more, _ = extrapolated(policy, supervised_loss(config, policy), size)
+        beside = "update" if rl.bc_coef or config.starts == "reverse" else "update, only where supervision leaves no success"
+        parts.append(Part("supervision beside RL", more, beside))
     state = 2 * size_of(critic) + moments(learns) + size_of(critic)
     parts.append(Part("copies for a checkpoint", weights + CLONES * state + int(rollout), "checkpoint"))
     if n := workers(config):
@@ -190,7 +198,7 @@ def extrapolated(policy, loss: Callable[[int], Tensor], rows: int) -> tuple[int,
     own = {x.untyped_storage().data_ptr() for x in policy.state_dict().values()}
     (small, first), (large, second) = (kept(own, loss, n) for n in ROWS)
     step = (rows - ROWS[0]) / (ROWS[1] - ROWS[0])
-    return int(small + max(0, large - small) * step), max(first + (second - first) * step, second)
+    return int(BACKWARD * (small + max(0, large - small) * step)), max(first + (second - first) * step, second)
 
 
 def kept(own: set[int], loss: Callable[[int], Tensor], rows: int) -> tuple[int, float]:
