@@ -27,31 +27,36 @@ class Lead:
 
 def record(env, episodes: int, seed: int, add: Callable[[Episode], None], noise: float = 0.0,
            tick: Callable[[int, int], None] = lambda kept, tried: None, first: int = 0, lead: Lead | None = None) -> int:
-    """Give `episodes` successful expert episodes to `add`, in start order -> episodes tried.
+    """Give `episodes` successful expert episodes of each task of the env to `add`, in start order -> episodes tried.
 
     noise: std of Gaussian noise on the executed action; the recorded action is the clean one (DART, Laskey 2017).
     lead: episodes begin where it has led to, and name no start: the expert shows how to go on from states that a policy comes to
     (after DAgger, Ross et al. 2011; what is recorded is the expert's alone).
-    Starts are DEMO_START + (seed mod 6000) * 100000 + i, i from `first`, below those of evaluation. Raises UserError if the env has
-    no expert or it fails too often.
+    Starts are DEMO_START + (seed mod 6000) * 100000 + i, i from `first`, below those of evaluation; of M tasks each has every M-th.
+    Raises UserError if the env has no expert or it fails too often.
     """
     check_expert(env)
-    n, kept, tried = env.num_envs, 0, 0
     rng = np.random.default_rng([seed, 7, first] if first else [seed, 7])
-    while kept < episodes:
-        starts = DEMO_START + seed % 6000 * 100_000 + first + tried + np.arange(n)
-        for episode in expert_episodes(env, starts, noise, rng, lead):
-            tried += 1
-            if episode is None:
-                continue
-            add(episode)
-            kept += 1
-            tick(kept, tried)
-            if kept == episodes:
-                break
-        if tried >= 20 * n and kept < 0.05 * tried:
-            raise UserError(f"the expert succeeds in {kept} of {tried} episodes of {env.spec.task} "
-                            f"({env.spec.axes[0].name} control); choose another control mode")
+    n, names, kept, tried = env.num_envs, getattr(env, "task_names", (env.spec.task,)), 0, 0
+    for k, name in enumerate(names):
+        before, wanted = (kept, tried), kept + episodes
+        begin = DEMO_START + seed % 6000 * 100_000 + first
+        begin += (k - begin) % len(names)
+        while kept < wanted:
+            starts = begin + len(names) * (tried - before[1] + np.arange(n))
+            for episode in expert_episodes(env, starts, noise, rng, lead):
+                tried += 1
+                if episode is None:
+                    continue
+                add(episode)
+                kept += 1
+                tick(kept, tried)
+                if kept == wanted:
+                    break
+            found, of = kept - before[0], tried - before[1]
+            if of >= 20 * n and found < 0.05 * of:
+                raise UserError(f"the expert succeeds in {found} of {of} episodes of {name} "
+                                f"({env.spec.axes[0].name} control); choose another control mode")
     return tried
 
 

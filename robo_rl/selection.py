@@ -17,38 +17,51 @@ MISS = 0.025
 
 
 class Look(NamedTuple):
-    """One evaluation on the starts of CHOOSE: `successes` of `n` episodes, mean return `gain`."""
+    """One evaluation on the starts of CHOOSE: `successes` of `n` episodes, mean return `gain`; of a run over several tasks also
+    `tasks`, (successes, n) of each."""
 
     step: int
     successes: int
     n: int
     gain: float
+    tasks: Sequence[Sequence[int]] = ()
 
     @property
     def rate(self) -> float:
         return self.successes / self.n
 
+    @property
+    def parts(self) -> list[tuple[int, int]]:
+        """(successes, n) of each task."""
+        return [(successes, n) for successes, n in self.tasks] or [(self.successes, self.n)]
+
+    @property
+    def worst(self) -> float:
+        """Success of the task with the least."""
+        return min(successes / n for successes, n in self.parts)
+
 
 def best_look(looks: Iterable[Look]) -> Look:
-    """The look with the most success, then the most return; the earliest of equals."""
-    return max(looks, key=lambda x: (x.rate, x.gain, -x.step))
+    """The look with the most success in its worst task, then in all, then the most return; the earliest of equals."""
+    return max(looks, key=lambda x: (x.worst, x.rate, x.gain, -x.step))
 
 
 def lower_bounds(looks: Sequence[Look]) -> list[float]:
-    """Lower bound of each look's success rate; with probability 1 - MISS all of them hold together.
+    """Lower bound of each look's success rate, of M tasks the least of theirs; with probability 1 - MISS all of them hold together.
 
-    A run looks often, so look k = 1, 2, … may miss with probability MISS / (k (k + 1)); these add up to MISS whatever the number of
-    looks and however they depend on each other (Bonferroni's inequality). Each is Wilson's at that level (`robo_rl.stats.wilson`).
+    A run looks often, so look k = 1, 2, … may miss with probability MISS / (k (k + 1)), and each of its tasks with an M-th of it; these
+    add up to MISS whatever the number of looks and however they depend on each other (Bonferroni's inequality). Each is Wilson's at that
+    level (`robo_rl.stats.wilson`).
     """
     from robo_rl.stats import wilson  # NumPy comes with it, and --help needs none
-    return [wilson(x.successes, x.n, 1 - 2 * MISS / (k * (k + 1))).low for k, x in enumerate(looks, 1)]
+    return [min(wilson(s, n, 1 - 2 * MISS / (k * (k + 1) * len(x.parts))).low for s, n in x.parts) for k, x in enumerate(looks, 1)]
 
 
 def stop_reason(looks: Sequence[Look], target: float, patience: int) -> str:
     """Why training may stop after these looks, in the order they were made; "" if it goes on.
 
     It stops when a look lies with its lower bound (of all looks together, `lower_bounds`) at or above `target`, and so do the
-    `patience` looks after it, none of which has more success than every look before.
+    `patience` looks after it, none of which has more success than every look before. Of several tasks the worst counts.
     """
     if not target:
         return ""
@@ -57,11 +70,12 @@ def stop_reason(looks: Sequence[Look], target: float, patience: int) -> str:
         if low < target:
             still = -1
         else:
-            still = still + 1 if look.rate <= best and still >= 0 else 0
-        if look.rate > best:
-            best, since = look.rate, look.step
+            still = still + 1 if look.worst <= best and still >= 0 else 0
+        if look.worst > best:
+            best, since = look.worst, look.step
     if still < patience:
         return ""
     rose = f" and success has not risen since step {since}" if patience else ""
-    return (f"stopped at step {looks[-1].step}: the lower bound of success, {low:.3f} after {len(looks)} looks, is at or above "
+    where = " in the worst task" if len(looks[-1].parts) > 1 else ""
+    return (f"stopped at step {looks[-1].step}: the lower bound of success{where}, {low:.3f} after {len(looks)} looks, is at or above "
             f"--target {target:g}{rose}; --steps N makes all of N steps")

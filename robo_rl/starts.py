@@ -7,7 +7,7 @@ A learner may decide which starts come next: it publishes a `StartTable`, and wh
 that a draw depends on (seed, env, number of the episode, table) alone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -78,17 +78,29 @@ def own_starts(keys: np.ndarray) -> np.ndarray:
 MOST_ROWS = 1 << 16  # of a table
 
 
+def task_of(starts: np.ndarray, tasks: int) -> np.ndarray:
+    """Which of an env's `tasks` the episodes of `starts` [n] are of, int64 [n]: one after the other."""
+    return np.asarray(starts, np.int64) % tasks
+
+
+def starts_of(starts: np.ndarray, which: np.ndarray, tasks: int) -> np.ndarray:
+    """The starts [n] next to `starts` [n], both in 0 .. 2^31-1, whose episodes are of the task `which` [n] of `tasks`."""
+    return starts % (2**31 - tasks) // tasks * tasks + which
+
+
 @dataclass(frozen=True, slots=True)
 class StartTable:
     """Which starts come next: with probability `uniform` any of the task's own, else row r with probability weights[r] / sum.
 
     ids int64 [R]: a start of the task (>= 0), or the stored state k of the simulator, written -1 - k. weights float64 [R] >= 0.
+    tasks float64 [M] >= 0: in an env of M tasks, any start is one of task k with probability tasks[k] / sum; empty: all alike.
     ValueError: other shapes, no weight above 0 where rows are drawn from, more than 65,536 rows.
     """
 
     ids: np.ndarray
     weights: np.ndarray
     uniform: float = 0.0
+    tasks: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
         ids, weights = np.asarray(self.ids, np.int64), np.asarray(self.weights, np.float64)
@@ -100,16 +112,29 @@ class StartTable:
             raise ValueError(f"the share of uniform draws must be in [0, 1], got {self.uniform}")
         if self.uniform < 1 and not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
             raise ValueError("weights of starts must be finite and >= 0, one of them above 0; or draw all uniformly: uniform=1")
+        tasks = np.asarray(self.tasks, np.float64)
+        object.__setattr__(self, "tasks", tasks)
+        if tasks.ndim != 1 or len(tasks) and not (np.isfinite(tasks).all() and (tasks >= 0).all() and tasks.sum() > 0):
+            raise ValueError(f"weights of tasks must be finite and >= 0, one of them above 0, got {tasks}")
+
+    def columns(self) -> dict[str, Any]:
+        """All of it by name, for a file; `StartTable(**columns)` is the same table."""
+        return {"ids": self.ids, "weights": self.weights, "uniform": self.uniform, "tasks": self.tasks}
 
 
 EVERY_START = StartTable(np.zeros(0, np.int64), np.zeros(0), 1.0)
 
 
 def draw_starts(table: StartTable, keys: np.ndarray) -> np.ndarray:
-    """Starts int64 [n] drawn from the table, each by the hash in `keys` uint64 [n] alone; a uniform draw is `own_starts(keys)`."""
+    """Starts int64 [n] drawn from the table, each by the hash in `keys` uint64 [n] alone; a uniform draw is `own_starts(keys)`,
+    or with weights of tasks its neighbour of the task that is drawn."""
     out = own_starts(keys)
+    u = uniforms(keys.view(np.int64), 3, 1) if table.uniform < 1 or len(table.tasks) else np.zeros(0)
+    if len(table.tasks):
+        share = np.cumsum(table.tasks)
+        which = np.minimum(np.searchsorted(share, u[:, 2] * share[-1], "right"), len(share) - 1)
+        out = starts_of(out, which, len(share))
     if table.uniform < 1:
-        u = uniforms(keys.view(np.int64), 2, 1)
         upto = np.cumsum(table.weights)
         rows = np.minimum(np.searchsorted(upto, u[:, 1] * upto[-1], "right"), len(upto) - 1)
         out = np.where(u[:, 0] < table.uniform, out, table.ids[rows])

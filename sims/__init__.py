@@ -9,6 +9,8 @@ Contract. `autoreset_mode = DISABLED`.
   `success` bool[N]. An env that is over stays frozen (same obs, reward 0, flags kept) until it is reset.
 * With obs "rgb" the state is proprioception alone; where the env has an attribute `images`, steps taken while it is
   False may leave the images old, and the next step taken while it is True renews them (for chunks of actions).
+* With `env.task_names`, of several tasks, start s is of task s mod M, `env.task_ids` int64[N] says which one each env plays, and
+  `env.observed` bool[M, S] which entries of the state each task has (the others are 0).
 * Optional: `get_state() -> dict of arrays [N, ...]`, `set_state(state, mask=None)` (fork, rewind),
   `expert_action() -> float32[N, A]` (scripted expert for the present states),
   `recovery_action() -> float32[N, A]` (how to leave a failed attempt), `subtask() -> int64[N]` (how many sub-tasks are
@@ -30,6 +32,7 @@ def check_names(name: str, task: str = "", *, obs: str = "state", reward: str = 
     """
     choose("obs", obs, ("state", "rgb"))
     choose("reward", reward, ("", "sparse", "dense"))
+    check_several(name, task)
     if name.startswith(PREFIXES):
         return
     if is_object(name):
@@ -44,6 +47,12 @@ def check_names(name: str, task: str = "", *, obs: str = "state", reward: str = 
         from sims.maniskill.tasks import NEEDS_DOWNLOAD, TASKS
         if task not in NEEDS_DOWNLOAD:  # its own remedy is told when it is made
             choose("maniskill task", task or TASKS[0], TASKS)
+
+
+def check_several(name: str, task: str) -> None:
+    """Raise UserError for several tasks of a simulator that plays one at a time; what a user's own makes of commas is its own affair."""
+    if "," in task and name != "mujoco" and not is_object(name):
+        raise UserError(f"--task {task}: only --sim mujoco plays several tasks in one run, --sim {name} takes one")
 
 
 def preload(name: str, task: str = "") -> tuple[str, ...]:
@@ -79,6 +88,7 @@ def make(
     choose("reward", reward, ("", "sparse", "dense"))
     if not 16 <= image_size <= 1024:
         raise UserError(f"image_size must be in [16, 1024], got {image_size}")
+    check_several(name, task)
     common = {"num_envs": num_envs, "obs": obs, "reward": reward, "control": control, "image_size": image_size,
                   "threads": threads, "max_steps": max_steps, "randomise": randomise, "render": render, "device": device}
     if name.startswith("gym:"):

@@ -30,6 +30,7 @@ RUNS = {name: (*REPLAY, "--algo", name) for name in OFF_POLICY} | {
     "a sampler": (*ROLLOUT, "--algo", "ppo", "--starts", "toys:failures"),
     "a pool of starts": (*ROLLOUT, "--algo", "ppo", "--starts", "v0", "--start-pool", 32, "--start-rows", 8),
     "a sampler of replay": (*REPLAY, "--algo", "rlpd", "--starts", "toys:failures"),
+    "several tasks": (*ROLLOUT, "--algo", "ppo", "--task", "reach,open_drawer", "--tasks", "rulereasoner"),
     "along demonstrations": (*ROLLOUT, "--algo", "ppo", "--starts", "reverse"),
     "replay along demonstrations": (*REPLAY, "--algo", "rlpd", "--starts", "reverse"),
     "a sampler of groups": (*ROLLOUT, "--algo", "pi_rl", "--rl.advantage", "grpo", "--rl.group", 4, "--max-staleness", 2,
@@ -94,7 +95,8 @@ def kill_at_random(folder, argv, kills: int, seed: int) -> list[int]:
     return points
 
 
-@pytest.mark.parametrize("name", ["hil_serl", "calql", "pi_rl", "along demonstrations", "a pool of starts", "a sampler of replay"])
+@pytest.mark.parametrize("name", ["hil_serl", "calql", "pi_rl", "along demonstrations", "a pool of starts", "a sampler of replay",
+                                  "several tasks"])
 def test_a_run_killed_twice_ends_as_one_that_was_not(name, tmp_path):
     kill_at_random(tmp_path, RUNS[name], 2, 0)
     assert_same_runs(tmp_path / "whole", tmp_path / "killed")

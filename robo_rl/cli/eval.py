@@ -12,7 +12,7 @@ import tyro
 
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import load_config
-from robo_rl.experiment.evaluation import EvalConfig, evaluate_checkpoint, film_checkpoint
+from robo_rl.experiment.evaluation import EvalConfig, episode_count, evaluate_checkpoint, film_checkpoint
 from robo_rl.experiment.folder import pick_checkpoint
 
 
@@ -90,7 +90,7 @@ def watched(path: str, options: EvalConfig) -> dict:
     """`evaluate_checkpoint` with a progress line."""
     from robo_rl.log import Progress
     with Progress() as progress:
-        progress.start("eval", options.episodes, "episodes")
+        progress.start("eval", episode_count(load_config(pick_checkpoint(Path(path), options.checkpoint)[0]), options), "episodes")
         return evaluate_checkpoint(path, options, lambda done, total: progress.update(done))
 
 
@@ -98,6 +98,7 @@ def result_file(args: Eval, result: dict) -> Path:
     """Where the result document of this evaluation belongs in the run folder."""
     where = "" if args.on == "sim" else f"{args.on}-{'cartesian-' if args.controller == 'cartesian' else ''}"
     where += f"{args.sim.split(':')[0]}-" if args.sim else ""
+    where += f"{args.task.replace(':', '-')}-" if args.task else ""
     folder, _ = pick_checkpoint(Path(args.run), args.checkpoint)
     return folder / f"eval-{where}{result['checkpoint']}-{args.seed}-{args.episodes}.json"
 

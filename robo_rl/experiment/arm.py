@@ -43,6 +43,8 @@ def policy_interface(config, spec) -> PolicyInterface:
     from sims.mujoco import LOCOMOTION
     if config.task in LOCOMOTION:
         raise UserError(f"the run's task {config.task} is no arm's")
+    if "," in config.task:
+        raise UserError(f"the run has several tasks, an arm does one at a time: choose it with --task, of {config.task}")
     task = task_interface(config.task, config.control, spec.views, spec.image_size)
     if len(task.state_names) != spec.state:
         raise UserError(f"the run's policy sees {spec.state} numbers, its task has {len(task.state_names)}")

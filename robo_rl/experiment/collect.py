@@ -24,9 +24,9 @@ class CollectOptions:
     sim: str = "mujoco"
     """Simulator, as in robo_rl train --sim."""
     task: str = ""
-    """Task of the simulator; "": its first."""
+    """Task of the simulator; "": its first; mujoco: or several, with commas between."""
     episodes: int = 50
-    """Episodes to add, from 1 (without --policy: successful ones)."""
+    """Episodes to add, from 1 (without --policy: successful ones, of each of the tasks)."""
     policy: str = ""
     """Who acts, all outcomes kept and the executed actions recorded, as a world model needs: expert, random, a run or
     checkpoint folder, or several of them with commas between, which share the episodes."""
@@ -104,17 +104,18 @@ def collect(options: CollectOptions) -> Collected:
         before = len(writer)
         if before and not options.out:
             raise UserError(f"{folder} exists with {before} episodes; name it with --out to extend it")
-        progress.start("demo", options.episodes, "episodes")
+        count = options.episodes * (1 if actors else len(envs.task_names(env)))
+        progress.start("demo", count, "episodes")
         filmed = FilmedEnv(env) if options.video else None
         if actors:
             successes, tried = record_actors(filmed or env, options, actors, writer.add, progress.update), None
         else:
-            successes, tried = options.episodes, record(filmed or env, options.episodes, options.seed, writer.add, options.noise,
+            successes, tried = count, record(filmed or env, options.episodes, options.seed, writer.add, options.noise,
                                                         lambda kept, tried: progress.update(kept, kept / tried))
     if filmed is not None:
         write_film(options.video, filmed.takes, filmed.fps)
     env.close()
-    return Collected(folder, options.episodes, successes, tried, before + options.episodes)
+    return Collected(folder, count, successes, tried, before + count)
 
 
 def load_actor(name: str, env, seed: int):

@@ -20,6 +20,7 @@ from robo_rl.options import (
 from robo_rl.plugins import OWN, is_object, load_object, options_class
 
 POOL_STARTS = ("pool", "vade", "mopps", "dps", "sfl", "prompt_gdro", "dots", "v0")  # samplers of robo_rl/rollout_control/pool.py
+TASK_MIXES = ("uniform", "rulereasoner", "prompt_gdro")  # of robo_rl/rollout_control/tasks.py
 STARTS = ("auto", "uniform", "reverse", *POOL_STARTS)  # who decides which start comes next, beside samplers named module:function
 WHAT = "--algo"
 EXPLORATION = ("noise", "noise_level", "noise_min", "noise_max", "noise_steps", "finetune_steps", "std_floor", "std_scale",
@@ -44,13 +45,14 @@ class TrainConfig:
         "The environment": ("reward", "control", "max_steps", "randomise", "image_size", "judge"),
         "Processes": ("device", "workers", "threads", "torch_threads", "max_staleness", "learners", "server", "backend", "ray_address",
                       "hang", "periodic", "over_provision"),
-        "Where rollouts begin": ("starts", "start_pool", "start_rows", "start_uniform"),
+        "Where rollouts begin": ("tasks", "starts", "start_pool", "start_rows", "start_uniform"),
         "Rollouts in a learnt world model": ("dream", "dream_model", "dream_refit", "dream_updates", "dream_hard")}
 
     sim: str = "mujoco"
     """mujoco, maniskill, isaacgym, isaaclab, gym:<id>, envpool:<id>, wm:<folder of a world model>, or module:function of your own."""
     task: str = ""
-    """Task of the sim; empty takes its default (mujoco: pick_cube, maniskill: PickCube-v1); mujoco: or module:object of your own."""
+    """Task of the sim; empty takes its default (mujoco: pick_cube, maniskill: PickCube-v1); mujoco: or module:object of your own, or
+    several with commas between: one policy that is told the instruction."""
     algo: str = "pi_rl"
     """pi_rl, ppo, dppo, reinflow, nft; from replay: rlpd, hil_serl, expo, pa_rl, iql, calql, wsrl, aloe; bc (supervised only); or
     module:function of your own."""
@@ -59,7 +61,7 @@ class TrainConfig:
     preset: str = "full"
     """quick: minutes, to see it move; full: to the numbers of the README; paper (reinflow, dppo): the method's own numbers."""
     demos: str = "20"
-    """Number of expert demonstrations to record, or the folder of a LeRobot v3 data set; 0 starts from scratch."""
+    """Number of expert demonstrations to record, of each task, or the folder of a LeRobot v3 data set; 0 starts from scratch."""
     demos_most: int = 0
     """Most demonstrations that the expert is asked for while success after supervised learning is below 0.9: three times as many each
     time, and as many more updates. 0, and with --demos: no more than --demos."""
@@ -111,6 +113,10 @@ class TrainConfig:
     """Height and width of camera pictures [pixels]."""
     judge: str = ""
     """Who decides on success in a world model: head (the default), http://…, or the folder of a classifier."""
+    tasks: str = "uniform"
+    """Over several tasks, how they share the episodes: uniform; rulereasoner, in proportion to what each lacks of success; prompt_gdro,
+    those of the bin of success that loses most; weights such as 0.5,0.3,0.2; modomodo:RUN,RUN,…, the weights that finished runs predict
+    to be the best; or a sampler, module:function of your own."""
     starts: str = "auto"
     """Which starts rollouts begin in: uniform, every one of the task's alike; reverse, along the demonstrations, nearest to success
     first; vade, mopps, dps, sfl, prompt_gdro, dots, v0, samplers of a pool of starts (pool: its starts alike); or a sampler,
@@ -133,13 +139,14 @@ class TrainConfig:
     dream_hard: float = 0.0
     """Share of dreamt episodes that begin where success is most uncertain (DreamGym), not just anywhere."""
     eval_episodes: int = 200
-    """Starts of each evaluation."""
+    """Starts of each evaluation, of each task."""
     eval_every: int = 0
     """Control steps between evaluations; 0: ten over the run."""
     eval_envs: int = 0
     """Envs of the evaluation; 0: one per episode (mujoco) or as many as workers allow."""
     target: float = 0.9
-    """Stop RL once the lower bound of success stays at or above this and success no longer rises; 0, and with --steps N: never."""
+    """Stop RL once the lower bound of success, of several tasks in the worst, stays at or above this and success no longer rises; 0, and
+    with --steps N: never."""
     patience: int = 2
     """Evaluations that must follow one at or above --target without a higher success than before; 0: stop at the first."""
     out: str = ""

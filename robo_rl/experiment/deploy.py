@@ -25,7 +25,7 @@ class DeployOptions:
     """Run the policy of a run on an arm. It stops the arm when its time is over, at Ctrl-C and when anything is lost."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "The policy": ("checkpoint", "policy", "token", "instruction", "seed"),
+        "The policy": ("checkpoint", "task", "policy", "token", "instruction", "seed"),
         "The arm": ("robot", "command", "transport", "model", "start"),
         "Limits": ("speed", "seconds", "dry_run", "reset", "go_on"),
         "ROS 2": ("namespace", "domain", "interface"),
@@ -64,6 +64,8 @@ class DeployOptions:
     """Network interface; "": loopback."""
     model: str = ""
     """MJCF or URDF of a robot whose preset ships none."""
+    task: str = ""
+    """Of a run over several tasks the one to do; "": the run's own."""
     instruction: str = ""
     """Language instruction, for a policy that takes one; "": the task's own, where it has one."""
     record: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = ""
@@ -115,8 +117,8 @@ def open_policy(options: DeployOptions, act, period: float):
         return RemotePolicyClient(options.policy, read_token(token_file), PATIENCE * period), None
     token = secrets.token_urlsafe(32)
     server = subprocess.Popen([sys.executable, "-m", "robo_rl", "serve", options.run, "--port", "0", "--seed", str(options.seed),
-                               "--checkpoint", options.checkpoint, "--instruction", options.instruction], stdout=subprocess.PIPE,
-                              text=True, start_new_session=True, env=os.environ | {"ROBO_RL_TOKEN": token})
+                               "--checkpoint", options.checkpoint, "--instruction", options.instruction, "--task", options.task],
+                              stdout=subprocess.PIPE, text=True, start_new_session=True, env=os.environ | {"ROBO_RL_TOKEN": token})
     assert server.stdout is not None  # a pipe, above
     line = server.stdout.readline()
     if " on " not in line:
@@ -138,7 +140,7 @@ def deploy(options: DeployOptions, log: Callable[[str], None] = print, warn: Cal
     from robo_rl.experiment.policy_server import load_actor
 
     robot = load_robot(options.robot)
-    act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction)
+    act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction, options.task)
     task = policy_interface(config, spec)
     joints = sum(n.endswith("_velocity") for n in task.state_names)
     if len(robot.joints) != joints:

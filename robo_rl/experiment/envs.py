@@ -18,6 +18,7 @@ def check_names(name: str, task: str = "", **options) -> None:
     """Raise UserError for a simulator, task, observation, reward, control or randomisation that does not exist; before torch is
     loaded, which takes seconds."""
     import sims
+    sims.check_several(name, task)  # an arm and a world model, too, play one
     if not name.startswith("wm:"):
         sims.check_names(twin(name), task, **options)
 
@@ -45,13 +46,23 @@ def make_env(config: TrainConfig, num_envs: int, render: bool = False) -> "Contr
                 **({"device": config.device} if config.sim in ON_DEVICE else {}))
 
 
+def task_count(config: TrainConfig) -> int:
+    """How many tasks a run is over."""
+    return config.task.count(",") + 1 if config.sim == "mujoco" else 1
+
+
+def task_names(env) -> tuple[str, ...]:
+    """The tasks that the env plays, one or several."""
+    return tuple(getattr(env, "task_names", (env.spec.task,)))
+
+
 def obs_spec(env, language: bool):
-    """What a policy for this env sees and commands."""
+    """What a policy for this env sees and commands; where it plays several tasks the instruction too."""
     from robo_rl.policies import ObsSpec
     views = tuple(env.spec.views)
     size = env.single_observation_space[f"image/{views[0]}"].shape[0] if views else 0
     return ObsSpec(state=env.single_observation_space["state"].shape[0], action=env.single_action_space.shape[0],
-                   views=views, image_size=size, language=language or bool(views),
+                   views=views, image_size=size, language=language or bool(views) or len(task_names(env)) > 1,
                    action_names=env.spec.action_names)
 
 

@@ -4,15 +4,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment.config import TrainConfig, load_config
-from robo_rl.experiment.envs import make_env, obs_spec
+from robo_rl.experiment.envs import make_env, obs_spec, task_count, task_names
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.experiment.reporting import Reporter
 from robo_rl.experiment.robot_names import twin
 from robo_rl.selection import CHOOSE, REPORT
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ARMS = 8  # side by side with on="arm"
 
@@ -22,15 +25,17 @@ class EvalConfig:
     """How a checkpoint of a run is evaluated."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "What is evaluated": ("checkpoint", "episodes", "seed", "against", "max_steps"),
+        "What is evaluated": ("checkpoint", "task", "episodes", "seed", "against", "max_steps"),
         "Where": ("sim", "envs", "threads", "on"),
         "On an arm (--on arm, dds)": ("controller", "speed", "domain", "namespace"),
         "What is written": ("video", "save", "json")}
 
     checkpoint: str = "best"
     """best, last, sft, or the name of a folder below checkpoints/."""
+    task: str = ""
+    """Of a run over several tasks this one alone; empty: all of them."""
     episodes: int = 200
-    """Starts, each of which is one episode."""
+    """Starts of each task, each of which is one episode."""
     seed: int = REPORT
     """Which list of starts: 0 is the one that the best checkpoint was chosen on, 1 the one that training reports on; every list is
     disjoint from training and from the others."""
@@ -82,25 +87,31 @@ class Evaluator:
         from robo_rl.evaluation import eval_starts, evaluate
         from robo_rl.stats import wilson
 
-        config, began = self.config, time.perf_counter()
+        config, began, count = self.config, time.perf_counter(), task_count(self.config)
         if self.env is None:
             judged = replace(config, sim=twin(config.sim))  # a robot has no time for it: robo_rl eval RUN asks it
-            self.env = make_env(judged, env_count(judged, config.eval_episodes, config.eval_envs))
+            self.env = make_env(judged, env_count(judged, config.eval_episodes * count, config.eval_envs))
         policy.eval()
-        starts = eval_starts(config.eval_episodes, which)
+        starts = eval_starts(config.eval_episodes * count, which)
         result = evaluate(self.env, policy, starts, which)
         rate, low, high = wilson(sum(result["success"]), len(starts))
         gain = sum(result["return"]) / len(starts)
+        if count > 1:
+            result["tasks"] = by_task(result["success"], starts, task_names(self.env))
         result |= {"label": label, "step": step, "time": self.report.elapsed, "n": len(starts), "list": which,
                    "starts": starts.tolist(), "wilson": [low, high]}
         (self.folder / "evals").mkdir(exist_ok=True)
         files.write_json(self.folder / "evals" / f"{label}.json", result)
         group = "eval" if which == CHOOSE else "best" if label == "best" else "report"
         row = {f"{group}/success": rate, f"{group}/low": low, f"{group}/high": high, f"{group}/return": gain}
+        row |= {f"{group}/success/{task}": one["success"] for task, one in result.get("tasks", {}).items()}
         self.report.log(now, row | {"time/eval": time.perf_counter() - began}, stage="rl" if now else "sft")
         self.report.say(f"{label:>14}  success {rate:.3f}  95 % interval [{low:.3f}, {high:.3f}]  n={len(starts)}  "
                         f"return {gain:.2f}  at {self.report.elapsed:.0f} s  (starts of list {which}, "
                         f"{'reported' if which == REPORT else 'which choose'})")
+        if count > 1:
+            self.report.say("                " + "   ".join(f"{task} {one['success']:.3f} [{one['low']:.3f}, {one['high']:.3f}]"
+                                                          for task, one in result["tasks"].items()))
         self.report.tell("evaluation", step, {"success": rate, "low": low, "high": high, "return": gain, "n": len(starts)}, label)
         if config.video and label in ("sft", "final"):
             self.film(label, policy)
@@ -112,6 +123,39 @@ class Evaluator:
             film(replace(self.config, sim=twin(self.config.sim)), policy, self.folder / "videos" / f"{label}.mp4", REPORT)
         except UserError as e:
             self.report.say(f"no video: {e}")
+
+
+def by_task(success: list, starts: "np.ndarray", tasks: tuple[str, ...]) -> dict[str, dict]:
+    """Success, its 95 % Wilson interval and n of each of several tasks, from episodes of `starts` [n]."""
+    from robo_rl.starts import task_of
+    from robo_rl.stats import wilson
+    out, which = {}, task_of(starts, len(tasks))
+    for k, task in enumerate(tasks):
+        mine = [s for s, t in zip(success, which, strict=True) if t == k]
+        if mine:
+            out[task] = dict(zip(("success", "low", "high"), wilson(sum(mine), len(mine)), strict=True)) | {"n": len(mine)}
+    return out
+
+
+def chosen_starts(options: EvalConfig, tasks: tuple[str, ...]) -> "np.ndarray":
+    """The starts of an evaluation: --episodes of each task, or of --task alone. UserError: the run has no such task."""
+    from robo_rl.evaluation import eval_starts
+    from robo_rl.starts import task_of
+    starts = eval_starts(options.episodes * len(tasks), options.seed)
+    if not options.task:
+        return starts
+    return starts[task_of(starts, len(tasks)) == tasks.index(choose("task of this run", options.task, tasks))]
+
+
+def episode_count(config: TrainConfig, options: EvalConfig) -> int:
+    """Episodes of an evaluation of a run: of each of its tasks, or of --task alone. UserError: where it cannot be evaluated so."""
+    count = task_count(config)
+    if count > 1 and options.on != "sim":
+        raise UserError(f"--on {options.on} plays runs of one task, this one has {config.task}: robo_rl deploy RUN --task NAME plays one "
+                        "of them on an arm")
+    if options.task:
+        choose("task of this run", options.task, config.task.split(","))
+    return options.episodes * (1 if options.task else count)
 
 
 def env_count(config: TrainConfig, episodes: int, asked: int) -> int:
@@ -152,7 +196,7 @@ def evaluate_checkpoint(path: "str | Path", options: EvalConfig, tick: Callable[
     import torch
 
     from robo_rl import checkpoint
-    from robo_rl.evaluation import eval_starts, evaluate
+    from robo_rl.evaluation import evaluate
     from robo_rl.stats import wilson
 
     run, folder = pick_checkpoint(Path(path), options.checkpoint)
@@ -161,13 +205,14 @@ def evaluate_checkpoint(path: "str | Path", options: EvalConfig, tick: Callable[
     policy, meta = checkpoint.load_policy(folder)
     env, close = evaluation_env(config, policy.spec, options)
     checkpoint.check_fits(policy, obs_spec(env, policy.spec.language), str(folder))
-    starts, count = eval_starts(options.episodes, options.seed), env.num_envs
+    names = task_names(env)
+    starts, count = chosen_starts(options, names), env.num_envs
     with real_time_if(options.on == "dds"):
         result = evaluate(env, policy, starts, options.seed, tick=lambda done: tick(done, len(starts)))
     result |= close()
     rate, low, high = wilson(sum(result["success"]), len(starts))
-    tasks = {}
-    for task in sorted(set(result["task"])):
+    tasks = by_task(result["success"], starts, names) if len(names) > 1 else {}
+    for task in () if tasks else sorted(set(result["task"])):
         mine = [s for s, t in zip(result["success"], result["task"], strict=False) if t == task]
         tasks[task] = dict(zip(("success", "low", "high"), wilson(sum(mine), len(mine)), strict=False)) | {"n": len(mine)}
     chosen = checkpoint.checkpoints(run) and folder == checkpoint.best(run) and meta["best"]["step"] >= 0
@@ -189,8 +234,9 @@ def changed(config: TrainConfig, options: EvalConfig) -> TrainConfig:
 
 def evaluation_env(config: TrainConfig, spec, options: EvalConfig):
     """(env to evaluate in, `close() -> dict`: closes it and gives what a live arm measured)."""
+    wanted = episode_count(config, options)
     if options.on == "sim":
-        env = make_env(config, env_count(config, options.episodes, options.envs or config.eval_envs))
+        env = make_env(config, env_count(config, wanted, options.envs or config.eval_envs))
     elif options.on == "arm":
         from robo_rl.experiment.arm import make_arm_env
         env = make_arm_env(config, spec, min(options.envs or ARMS, options.episodes), options.speed, options.controller)

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from robo_rl.experiment import feeds
 from robo_rl.experiment.config import on_policy_options, rollout_options
+from robo_rl.experiment.envs import task_names
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import cores, workers
 from robo_rl.experiment.run import Cadence, Run
 from robo_rl.experiment.sft import demo_folder
 from robo_rl.experiment.staleness_guard import StalenessGuard
 from robo_rl.experiment.starts import BESIDE, make_control, supervision
+from robo_rl.experiment.tasks import task_metrics
 from robo_rl.rollout_control import StartControl
 
 SAVE_EVERY = 20.0  # s
@@ -161,7 +163,7 @@ def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartContro
         row |= {"train/noise": run.policy.noise_scale, "time/update": update,
                 "rate/steps_per_s": stats["env_steps"] / seconds} | feed.stats()
         if control is not None:
-            row |= {f"starts/{k}": v for k, v in control.metrics().items()}
+            row |= {f"starts/{k}": v for k, v in control.metrics().items()} | task_metrics(task_names(run.env), ended)
         if run.returns:
             row["train/returns"] = len(run.returns)
         if beside:

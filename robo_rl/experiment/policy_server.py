@@ -4,13 +4,13 @@ import ipaddress
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import tyro
 
-from robo_rl.errors import UserError, in_range
+from robo_rl.errors import UserError, choose, in_range
 
 if TYPE_CHECKING:
     from robo_rl.experiment.config import TrainConfig
@@ -24,7 +24,7 @@ class ServeOptions:
     encrypted: between machines go through ssh -L 7447:127.0.0.1:7447 MACHINE."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "The policy": ("checkpoint", "instruction", "seed"),
+        "The policy": ("checkpoint", "task", "instruction", "seed"),
         "The connection": ("host", "port", "token", "clients", "idle")}
 
     run: tyro.conf.Positional[str]
@@ -35,6 +35,8 @@ class ServeOptions:
     """Address to listen on; the default is reached from this machine alone."""
     port: int = 7447
     """TCP port, 0 to 65535; 0: any free one."""
+    task: str = ""
+    """Of a run over several tasks this one: clients send the state of that task alone; "": that of all (give --instruction)."""
     instruction: str = ""
     """Language instruction, for a policy that takes one; "": the task's own, where it has one."""
     token: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
@@ -53,10 +55,11 @@ class ServeOptions:
         in_range("--seed", self.seed, 0, 2**31)
 
 
-def load_actor(run: str, checkpoint: str, seed: int, instruction: str = ""):
+def load_actor(run: str, checkpoint: str, seed: int, instruction: str = "", task: str = ""):
     """(act: observation -> rows float32[E, A], the run's config, ObsSpec) of a run: NumPy where that can run the policy, else torch.
 
-    instruction: language instruction, for a policy that takes one. UserError: the policy needs one and the task has several.
+    instruction: language instruction, for a policy that takes one; task: of a run over several this one, whose state and config they
+    are then. UserError: the policy needs an instruction and the task has several; the run has no such task.
     """
     import numpy as np
 
@@ -70,7 +73,9 @@ def load_actor(run: str, checkpoint: str, seed: int, instruction: str = ""):
     meta = checkpoints.read_meta(folder)
     seen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["policy"]["spec"].items()}
     spec = ObsSpec(**seen)
-    config = load_config(where)
+    config, columns, width = load_config(where), None, spec.state
+    if task:
+        config, spec, columns = one_task(config, spec, task)
     if spec.language and not instruction:
         instruction = default_instruction(config)
     if meta["policy"]["options"]["kind"] == "flow" and not spec.views and not spec.language:
@@ -85,6 +90,10 @@ def load_actor(run: str, checkpoint: str, seed: int, instruction: str = ""):
 
     def act(obs):
         batch = {k: np.array(x)[None] for k, x in obs.items()} | {"task": np.array([instruction])}
+        if columns is not None:
+            state = np.zeros((1, width), np.float32)
+            state[:, columns] = batch["state"]
+            batch["state"] = state
         return policy.act(obs_tensors(batch, policy.spec), generator, explore=False).actions[0].numpy()
     blank = {"state": np.zeros(spec.state, np.float32)} | {
         f"image/{v}": np.zeros((spec.image_size, spec.image_size, 3), np.uint8) for v in spec.views}
@@ -94,9 +103,26 @@ def load_actor(run: str, checkpoint: str, seed: int, instruction: str = ""):
     return act, config, spec
 
 
+def one_task(config: "TrainConfig", spec, task: str):
+    """(config, ObsSpec and columns in the state of all tasks) of one `task` of a run. UserError: the run has no such task."""
+    names = config.task.split(",")
+    choose("task of this run", task, names)
+    config = replace(config, task=task)
+    if len(names) == 1:
+        return config, spec, None
+    from robo_rl.experiment.arm import task_interface
+    from sims.mujoco.several import union_of
+    layouts = [task_interface(name, config.control, spec.views, spec.image_size).state_names for name in names]
+    union, mine = union_of(layouts), layouts[names.index(task)]
+    return config, replace(spec, state=len(mine)), [union.index(name) for name in mine]
+
+
 def default_instruction(config) -> str:
     """The instruction of a run's task. UserError: the task has none or several."""
+    from robo_rl.experiment.envs import task_count
     from sims.mujoco.own import find_task
+    if task_count(config) > 1:
+        raise UserError(f"the run has several tasks: choose one with --task, of {config.task}, or give an --instruction")
     known = find_task(config.task or "pick_cube").instructions if config.sim == "mujoco" else ()
     if len(known) != 1:
         raise UserError("the run's policy takes an instruction: give it with --instruction"
@@ -134,7 +160,7 @@ def serve_policy(options: ServeOptions, on_ready: Callable[[ServedPolicy], None]
     source, _ = pick_checkpoint(Path(options.run), options.checkpoint)  # reports a wrong name before torch is loaded
     from controllers.remote import read_token
     from controllers.serving import PolicyServer
-    act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction)
+    act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction, options.task)
     token_file = Path(options.token) if options.token else source / TOKEN_FILE
     token = read_token(token_file, make=True)
     with open_listener(options.host, options.port) as listener:

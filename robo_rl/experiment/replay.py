@@ -19,13 +19,14 @@ import numpy as np
 
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig, replay_options
-from robo_rl.experiment.envs import make_env
+from robo_rl.experiment.envs import make_env, task_names
 from robo_rl.experiment.feeds import publish_control
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import workers
 from robo_rl.experiment.run import Cadence, Run
 from robo_rl.experiment.sft import demo_folder
 from robo_rl.experiment.starts import make_control
+from robo_rl.experiment.tasks import task_metrics
 
 ROUND = 4  # decisions of every env between updates
 SAVE_EVERY = 60.0  # s
@@ -316,8 +317,10 @@ class ReplayStage:
                 if self.synthetic is not None:
                     self.synthetic.renew(self.run.step, self.real, self.learner.policy)
                 metrics = self.learner.update(lambda n: self.mixture.sample(n, self.rng), count) if count else {}
+            ended = None
             if self.control is not None:
-                self.control.observe(self.actor.take_ended())
+                ended = self.actor.take_ended()
+                self.control.observe(ended)
                 self.control.renew()
             end = time.perf_counter()
             episodes = episode_means(self.actor.take(), o.judge != "env", o.operator != "none")
@@ -328,7 +331,7 @@ class ReplayStage:
                     "rate/steps_per_s": self.due / (end - begin)}
             self.due = 0
             if self.control is not None:
-                row |= {f"starts/{k}": v for k, v in self.control.metrics().items()}
+                row |= {f"starts/{k}": v for k, v in self.control.metrics().items()} | task_metrics(task_names(self.run.env), [ended])
             if o.operator != "none":
                 row["human/operator_minutes"] = self.actor.help_steps * self.run.env.spec.period / 60
             self.report.log(self.run.step, row)

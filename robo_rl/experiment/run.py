@@ -55,8 +55,9 @@ class Run:
     def look(self) -> float:
         """Evaluate on the starts that pick the best checkpoint and say when to stop -> success."""
         result = self.evaluate(f"step_{self.step:09d}", CHOOSE)
-        self.looks.append(Look(self.step, sum(result["success"]), result["n"], sum(result["return"]) / result["n"]))
-        return self.looks[-1].rate
+        tasks = [[round(row["success"] * row["n"]), row["n"]] for row in result.get("tasks", {}).values()]
+        self.looks.append(Look(self.step, sum(result["success"]), result["n"], sum(result["return"]) / result["n"], tasks))
+        return self.looks[-1].worst
 
     def goes_on(self) -> bool:
         """Whether RL has steps left to make: no signal, and the looks so far do not end it (said once)."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
-from robo_rl.experiment.envs import make_env, obs_spec
+from robo_rl.experiment.envs import make_env, obs_spec, task_names
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.experiment.run import Run
 from robo_rl.options import LoraOptions
@@ -61,7 +61,8 @@ def demo_folder(run: Run, begin: bool = False) -> Path | None:
     config = run.config
     if not config.demos.isdigit():
         return Path(config.demos)
-    count, folder = int(config.demos), run.folder / "demos"
+    each, folder = int(config.demos), run.folder / "demos"
+    count = each * len(task_names(run.env))
     if count == 0:
         return None
     if (folder / "meta" / "info.json").exists():
@@ -70,12 +71,13 @@ def demo_folder(run: Run, begin: bool = False) -> Path | None:
         if whole:
             return folder
         shutil.rmtree(folder)  # the run was stopped while it recorded; the same seed records the same again
-    record_demos(run, folder, count)
+    record_demos(run, folder, each)
     return folder
 
 
 def record_demos(run: Run, folder: Path, count: int, known: int = 0) -> None:
-    """Add `count` demonstrations to the `known` ones in `folder`; where there are some they begin in states that `run.policy` comes to."""
+    """Add `count` demonstrations of each task to the `known` ones of each in `folder`; where there are some they begin in states that
+    `run.policy` comes to."""
     from robo_rl.data.reader import load
     from robo_rl.data.writer import Writer
     from robo_rl.demos import Lead, record
@@ -87,10 +89,11 @@ def record_demos(run: Run, folder: Path, count: int, known: int = 0) -> None:
         whole = data.start >= 0
         lead = Lead(lambda obs: decide(policy, obs, generator), int((data.to - data.from_)[whole].mean()))
     env = make_env(config, min(count, config.envs, 32))
-    run.report.start("demo", count, "episodes")
+    tasks = len(task_names(run.env))
+    run.report.start("demo", count * tasks, "episodes")
     with Writer(folder, spec=run.env.spec) as w:
         record(env, count, config.seed, w.add, tick=lambda kept, tried: run.report.advance(kept, kept / tried),
-               first=TRIES * known, lead=lead)
+               first=TRIES * known * tasks, lead=lead)
     env.close()
 
 
@@ -172,13 +175,14 @@ def ask_until_enough(run: Run, folder: Path) -> None:
         teach(run, folder, updates)
         evaluate_supervised(run)
         return
+    of = " of each task, in the worst," if len(task_names(run.env)) > 1 else ""
     while True:
         teach(run, folder, updates, made)
         made, success = made + updates, first_look(run)
         if success >= ENOUGH or demos >= config.demos_most:
             break
         count = min(GROWTH * demos, config.demos_most)
-        run.report.say(f"supervised {success:.3f} with {demos} demonstrations: {count - demos} more asked of the expert, from states that "
+        run.report.say(f"supervised {success:.3f} with {demos} demonstrations{of}: {count - demos} more asked of the expert, from states that "
                        f"the policy comes to, and {updates * count // demos:,} updates on all {count}")
         try:
             record_demos(run, folder, count - demos, demos)
@@ -187,7 +191,7 @@ def ask_until_enough(run: Run, folder: Path) -> None:
             break
         demos, updates = count, updates * count // demos
     if success < ENOUGH:
-        run.report.say(f"supervised {success:.3f} with {demos} demonstrations, of at most {config.demos_most} (--demos-most)")
+        run.report.say(f"supervised {success:.3f} with {demos} demonstrations{of} of at most {config.demos_most} (--demos-most)")
     evaluate_supervised(run, looked=True)
 
 

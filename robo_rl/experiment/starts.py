@@ -4,15 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from robo_rl.errors import UserError
-from robo_rl.experiment import start_pool
+from robo_rl.experiment import start_pool, tasks
 from robo_rl.experiment.config import POOL_STARTS, TrainConfig
-from robo_rl.experiment.envs import make_env
+from robo_rl.experiment.envs import make_env, task_names
 from robo_rl.experiment.robot_names import ROBOTS
 from robo_rl.experiment.run import Run
 from robo_rl.experiment.sft import demo_folder
 from robo_rl.plugins import check_call, is_object, load_object
-from robo_rl.rollout_control import StartControl
+from robo_rl.rollout_control import StartControl, Uniform
 from robo_rl.rollout_control.reverse import Reverse, demo_states
+from robo_rl.rollout_control.tasks import TaskSampler
 from robo_rl.stats import wilson
 
 WHAT = "--starts"
@@ -31,6 +32,7 @@ def find_sampler(name: str) -> Callable:
 
 def check(config: TrainConfig) -> None:
     """Raise UserError for a sampler that there is not, or that a run cannot use."""
+    tasks.check(config)
     if config.starts in ("auto", "uniform", "reverse"):
         return
     start_pool.check(config)
@@ -41,26 +43,35 @@ def check(config: TrainConfig) -> None:
                         "uniform or --backend processes")
 
 
-def looks_hopeless(run: Run) -> bool:
-    """Whether the supervised policy that RL begins with has hardly any success: the lower bound of its first evaluation is below `LEFT`."""
+def hopeless_tasks(run: Run) -> list[int]:
+    """The tasks in which the supervised policy that RL begins with has hardly any success: the lower bound of its first evaluation there
+    is below `LEFT`."""
     first = run.looks[0] if run.looks and run.looks[0].step == 0 else None
-    return first is not None and wilson(first.successes, first.n).low < LEFT
+    return [] if first is None else [k for k, (won, n) in enumerate(first.parts) if wilson(won, n).low < LEFT]
 
 
 def make_control(run: Run, saved: "dict | None") -> "StartControl | None":
     """The control of the run's starts, as it was where `saved`, its state in a checkpoint, is given; None: the env draws them."""
-    config = run.config
-    if config.starts == "uniform" or config.starts == "auto" and not looks_hopeless(run):
-        return None
-    if config.starts in ("auto", "reverse"):
-        control = reverse_control(run)
-    elif config.starts in POOL_STARTS:
-        control = StartControl(start_pool.make_sampler(config), config.seed)
-    else:
-        control = StartControl(find_sampler(config.starts)(seed=config.seed, tasks=1), config.seed)
+    config, names = run.config, task_names(run.env)
+    control = starts_control(run)
+    if len(names) > 1 and config.backend != "ray":
+        sampler = TaskSampler(names, tasks.make_arms(config, len(names)), control.sampler if control is not None else Uniform())
+        control = StartControl(sampler, config.seed, None if control is None else control.stored)
     if saved and control is not None:
         control.load_state_dict(saved)
     return control
+
+
+def starts_control(run: Run) -> "StartControl | None":
+    """The control that --starts asks for, as new; None: every start alike."""
+    config = run.config
+    if config.starts == "uniform" or config.starts == "auto" and not hopeless_tasks(run):
+        return None
+    if config.starts in ("auto", "reverse"):
+        return reverse_control(run)
+    if config.starts in POOL_STARTS:
+        return StartControl(start_pool.make_sampler(config), config.seed)
+    return StartControl(find_sampler(config.starts)(seed=config.seed, tasks=len(task_names(run.env))), config.seed)
 
 
 def reverse_control(run: Run) -> "StartControl | None":
@@ -69,14 +80,17 @@ def reverse_control(run: Run) -> "StartControl | None":
 
     config, folder = run.config, demo_folder(run)
     why = obstacle(run, folder)
-    states, kept = None, 0
+    states, kept, names = None, 0, task_names(run.env)
+    which = hopeless_tasks(run) or list(range(len(names)))
     if not why and folder is not None:
         data = load(folder)
         env = make_env(config, min(len(data), config.envs, 32))
-        states, kept = demo_states(env, data, STRIDE)
+        states, kept = demo_states(env, data, STRIDE, which)
         env.close()
         why = "" if states else "none of its demonstrations succeeds again from the start it names"
-    first = f"supervision left {run.looks[0].rate:.3f} success to learn from" if run.looks else "rollouts begin along demonstrations"
+    left = max((won / n for k, (won, n) in enumerate(run.looks[0].parts) if k in which), default=0.0) if run.looks else 0.0
+    where = f" in {', '.join(names[k] for k in which)}" if len(names) > 1 else ""
+    first = f"supervision left {left:.3f} success to learn from{where}" if run.looks else "rollouts begin along demonstrations"
     remedy = "more demonstrations (--demos 100), longer supervision (--bc.updates 5000) or --reward dense"
     if why or states is None:
         run.report.say(f"{first}, and rollouts cannot begin along demonstrations: {why}. What helps: {remedy}", "warning")
@@ -86,7 +100,8 @@ def reverse_control(run: Run) -> "StartControl | None":
                    f"helps: {remedy}")
     round_ = config.policy.execute * max(1, getattr(config.rl, "decisions", REPLAY_ROUND))  # control steps of every env between tables
     skip = -(-run.env.spec.max_steps // round_)
-    return StartControl(Reverse(states.left, config.policy.execute, skip), config.seed, states.stored)
+    sampler = Reverse(states.left, config.policy.execute, skip, tuple(which) if len(names) > 1 else (), len(which) / len(names))
+    return StartControl(sampler, config.seed, states.stored)
 
 
 def obstacle(run: Run, folder: "Path | None") -> str:
@@ -107,4 +122,5 @@ def obstacle(run: Run, folder: "Path | None") -> str:
 
 def supervision(control: "StartControl | None") -> "float | None":
     """Share of the supervised loss to keep beside RL, where the starts' control asks for one."""
-    return control.sampler.supervision() if control is not None and isinstance(control.sampler, Reverse) else None
+    sampler = None if control is None else getattr(control.sampler, "inner", control.sampler)
+    return sampler.supervision() if isinstance(sampler, Reverse) else None

@@ -125,7 +125,7 @@ def health(run: RunRecord) -> str:
              "eval/return", "step", "time", "stage", "sft/loss",
              *(f"{g}/{k}" for g in ("report", "best") for k in ("success", "low", "high", "return")),
              *(k for k, *_ in PARTS), *(k for k, *_ in HEALTH)}
-    rest = [k for k in m if k not in shown and len(rl_series(run, k, k)[0].x)]
+    rest = [k for k in m if k not in shown and not k.startswith(("eval/success/", "tasks/share/")) and len(rl_series(run, k, k)[0].x)]
     more = f'<p class="foot">Not logged by this run: {", ".join(absent)}.</p>' if absent else ""
     if rest:
         more += (f"<details><summary>All other metrics ({len(rest)})</summary><div class='small'>"

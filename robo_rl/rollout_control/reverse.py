@@ -17,11 +17,12 @@ demonstration moved back when success there is common. Where we differ: bins of 
 the frontier (SFL, arXiv 2408.15099), and a share of own starts that follows their success.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from robo_rl.starts import EVERY_START, StartTable, StoredStates
+from robo_rl.starts import EVERY_START, StartTable, StoredStates, task_of
 
 ENOUGH, LOST = 0.6, 0.3  # success from which a bin counts as solved, and below which it no longer does
 COMMON = 0.5  # success from the task's own starts at which every start is one of them
@@ -40,11 +41,15 @@ class DemoStates:
     left: np.ndarray
 
 
-def demo_states(env, data, stride: int) -> tuple["DemoStates | None", int]:
+def demo_states(env, data, stride: int, tasks: Sequence[int] = ()) -> tuple["DemoStates | None", int]:
     """Play the actions of a data set (`data.reader.load`) again from the starts it names, in an env with `get_state` ->
     (the states before every `stride`-th action of the episodes that succeed again, None: there are none; number of these episodes).
+
+    Of an env of several tasks those of `tasks` alone, unless it is empty.
     """
     episodes = [e for e in range(len(data)) if data.start[e] >= 0 and data.success[e]]
+    if tasks and len(names := getattr(env, "task_names", ())) > 1:
+        episodes = [e for e in episodes if task_of(data.start[e], len(names)) in tasks]
     rows: list[dict[str, np.ndarray]] = []
     left: list[int] = []
     kept, n = 0, env.num_envs
@@ -73,9 +78,13 @@ def demo_states(env, data, stride: int) -> tuple["DemoStates | None", int]:
 
 class Reverse:
     """The sampler; `left` [K] as of `DemoStates`, `width` [control steps] of a bin. The first `skip` rounds of episodes from the task's
-    own starts are not counted: successes end first, so that they would be all there is."""
+    own starts are not counted: successes end first, so that they would be all there is.
 
-    def __init__(self, left: np.ndarray, width: int, skip: int = 0):
+    In a run over several tasks the demonstrations are of `tasks` (empty: of all), of which alone own success is told, and stored states
+    get at most the `share` of these tasks."""
+
+    def __init__(self, left: np.ndarray, width: int, skip: int = 0, tasks: tuple[int, ...] = (), share: float = 1.0):
+        self.tasks, self.share = np.array(tasks, np.int64), share
         self.width, self.bin = width, (np.asarray(left) - 1) // width
         self.ids = -1 - np.arange(len(left))
         self.bins = int(self.bin.max()) + 1
@@ -94,7 +103,8 @@ class Reverse:
         if self.skip > 0:
             self.skip -= 1
         else:
-            self.own += [float(success[~stored].sum()), float((~stored).sum())]
+            own = ~stored & (np.isin(tasks, self.tasks) if len(self.tasks) else True)
+            self.own += [float(success[own].sum()), float(own.sum())]
         known, p = self.tries >= EVIDENCE, self.success
         lost = np.flatnonzero((known & (p < LOST))[:self.frontier])
         if len(lost):
@@ -130,7 +140,7 @@ class Reverse:
             return EVERY_START
         p = self.success
         weight = np.maximum(p * (1 - p), FLOOR) * (np.arange(self.bins) <= self.frontier + AHEAD)
-        return StartTable(self.ids, (weight / np.maximum(self.size, 1))[self.bin], own)
+        return StartTable(self.ids, (weight / np.maximum(self.size, 1))[self.bin], 1 - (1 - own) * self.share)
 
     def metrics(self) -> dict[str, float]:
         """frontier [control steps before success], success there, success and share of the task's own starts."""

@@ -77,10 +77,10 @@ class StartControl:
 
     def state_dict(self) -> dict:
         return {"sampler": self.sampler.state_dict(), "generator": self.generator.bit_generator.state,
-                "ids": self.table.ids, "weights": self.table.weights, "uniform": self.table.uniform}
+                **self.table.columns()}
 
     def load_state_dict(self, state: dict) -> None:
         self.sampler.load_state_dict(state["sampler"])
         self.generator.bit_generator.state = state["generator"]
-        self.table = StartTable(state["ids"], state["weights"], state["uniform"])
+        self.table = StartTable(**{k: state[k] for k in self.table.columns() if k in state})  # earlier versions had no tasks
         self.publish(self.table)

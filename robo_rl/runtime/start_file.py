@@ -15,7 +15,7 @@ TABLE, STATES = "starts.table", "starts.states"
 
 def publish_table(folder: Path, table: StartTable) -> None:
     """Replace the table in force."""
-    snapshot.save(folder / TABLE, {"ids": table.ids, "weights": table.weights, "uniform": table.uniform})
+    snapshot.save(folder / TABLE, table.columns())
 
 
 def publish_states(folder: Path, stored: StoredStates | None) -> None:
@@ -42,7 +42,7 @@ class StartFile:
         if now != self.seen:
             tree = snapshot.load(self.path)
             if tree:
-                self.seen, self.table = now, StartTable(tree["ids"], tree["weights"], tree["uniform"])
+                self.seen, self.table = now, StartTable(**tree)
         if self.table is None:
             raise RuntimeError(f"{self.path} holds no table of starts")
         return self.table

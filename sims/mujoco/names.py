@@ -26,9 +26,26 @@ def parse_randomise(text: str) -> tuple[frozenset[str], int]:
     return frozenset(kinds), latency
 
 
+def split_tasks(text: str) -> list[str]:
+    """The names of "pick_cube,push_cube", several tasks of one env. UserError: one is there twice, or has other actions than an arm."""
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if not is_object(name):
+            choose("mujoco task", name, (*TASKS, OWN))
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"--task {text}: {twice[0]} is there twice")
+    if walks := [name for name in names if name in LOCOMOTION]:
+        raise UserError(f"--task {text}: {walks[0]} moves other joints than an arm, and tasks of one run share their actions; leave it "
+                        "out or train it in a run of its own")
+    return names
+
+
 def check_names(task: str, control: str = "", randomise: str = "") -> None:
     """Raise UserError for names that `make_mujoco` does not know; loads nothing heavy."""
-    if is_object(task):
+    if "," in task:
+        for name in split_tasks(task):
+            check_names(name, control, randomise)
+    elif is_object(task):
         load_object(task, "--task")
     elif choose("mujoco task", task or TASKS[0], (*TASKS, OWN)) in LOCOMOTION:
         return
