@@ -15,6 +15,7 @@ CORRECT = OPTIONS | {"own": "learn_from_successes"}
 SCRIPTED_OPERATOR = {"reaction": "reaction_time", "error": "slip_rate", "notice": "notice_time", "gate": "disagreement",
                      "late": "late_share", "agree": "agree_time", "least": "least_time", "recovery": "recovery_time",
                      "subtask": "until_subtask", "finish": "until_end", "attend": "attended_share", "leave": "leave_after"}
+DEMO_SAC = {"imitate", "ramp"}  # options by which a run that was called rlpd is told from one of the paper's method
 ROUND = {"account": "operator_stats"}  # of a round of rounds.json, and of the file of an unfinished one
 STATS_FILE = {"operator_stats.json": "account.json"}  # today's name: before
 OPERATOR_STATS = {"alone": "unassisted_successes", "calls": "help_requests", "alone_rate": "unassisted_success_rate"}
@@ -35,6 +36,8 @@ def options(table: Mapping[str, Any], names: Mapping[str, str] = OPTIONS) -> dic
     """Options as run.json or a configuration file has them: a run's, whose method's are in `rl`, or with `names` CORRECT those of
     `robo_rl correct`."""
     out = renamed(table, names)
+    if out.get("algo") == "rlpd" and isinstance(out.get("rl"), Mapping) and DEMO_SAC & set(out["rl"]):
+        out["algo"] = "demo_sac"
     for name, inner in (("rl", lambda rl: options(rl)), ("scripted_operator", lambda person: renamed(person, SCRIPTED_OPERATOR))):
         if isinstance(out.get(name), Mapping):
             out[name] = inner(out[name])

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from robo_rl import files
+from robo_rl import files, old_names
 from robo_rl.errors import UserError
 from robo_rl.options import OFF_POLICY
 
@@ -147,7 +147,7 @@ def run_rows(run: "str | Path") -> list[ResultRow]:
     """
     run = Path(run)
     said = files.read_json(run / "run.json")
-    config = said["config"]
+    config = old_names.options(said["config"])
     labels = {"sft": "after supervised learning", "final": "after online RL", "best": "best checkpoint"}
     found = [label for label in labels if (run / "evals" / f"{label}.json").exists()]
     if "final" not in found and not (config["algo"] == "bc" and found):

@@ -28,7 +28,7 @@ def loose() -> None:
 
 @pytest.mark.parametrize(("options", "beside"), [
     ((*TINY[:-3], "--workers", "2", "--server", "--no-video"), ("flight/slots.bin", "flight/weights.bin", "flight/worker1.state")),
-    ((*TINY_REPLAY[:-3], "--workers", "1", "--algo", "rlpd", "--no-video"), ("replay/online", "flight/actor.words"))],
+    ((*TINY_REPLAY[:-3], "--workers", "1", "--algo", "demo_sac", "--no-video"), ("replay/online", "flight/actor.words"))],
     ids=["workers", "actor"])
 def test_every_file_of_a_run_is_its_user_s_alone_while_it_goes_on_and_after(tmp_path, options, beside):
     shm, run = Path("/dev/shm"), tmp_path / "run"

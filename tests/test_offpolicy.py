@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from toys import PointReach
 
-from robo_rl.algos import aloe, calql, expo, hil_serl, iql, pa_rl, rlpd, wsrl
+from robo_rl.algos import aloe, calql, demo_sac, expo, hil_serl, iql, pa_rl, rlpd, wsrl
 from robo_rl.algos.offpolicy import CriticLearner, cql_penalty, polyak, td_loss, td_target, tensors
 from robo_rl.demos import record
 from robo_rl.errors import UserError
@@ -18,6 +18,7 @@ from robo_rl.evaluation import eval_starts, evaluate
 from robo_rl.options import (
     AloeOptions,
     CalQlOptions,
+    DemoSacOptions,
     ExpoOptions,
     HilSerlOptions,
     IqlOptions,
@@ -46,7 +47,8 @@ NET = {"critics": 3, "critic_hidden": 16, "critic_layers": 2}
 SMALL = {"horizon": E, "execute": E, "hidden": 16, "layers": 2}
 RL = dict(batch=32, **NET)
 METHODS = {
-    "rlpd": ({"kind": "squashed"}, RlpdOptions(**RL)),
+    "rlpd": ({"kind": "squashed"}, RlpdOptions(**RL, actor_every=2)),
+    "demo_sac": ({"kind": "squashed"}, DemoSacOptions(**RL)),
     "hil_serl": ({"kind": "squashed", "gripper": "toggle"}, HilSerlOptions(**RL)),
     "calql": ({"kind": "squashed"}, CalQlOptions(**RL)),
     "wsrl": ({"kind": "squashed"}, WsrlOptions(**RL, demo_share=0.0)),
@@ -254,10 +256,90 @@ def test_rlpd_without_demonstrations_layer_norm_and_ensemble_is_sac():
     assert all(p.requires_grad for p in learner.critics.params)
 
 
-@pytest.mark.parametrize("name", ["rlpd", "hil_serl"])
+def test_rlpd_is_the_papers_update_twenty_of_ten_critics_and_one_of_the_actor():
+    """Against separate networks, torch's Adam and the equations of the paper: least of two critics drawn anew, layer norm, the mean of all
+    ten for the actor, entropy -> -D/2 by the temperature."""
+    options = RlpdOptions(batch=32, critic_hidden=16)
+    assert (options.critics, options.subset, options.utd, options.actor_every, options.demo_share) == (10, 2, 20, 20, 0.5)
+    learner = build("rlpd", options=options)
+    actor, log_alpha = copy.deepcopy(learner.policy.actor), torch.zeros((), requires_grad=True)
+    ours = learner.critics.critic
+    nets = [separate(ours, i) for i in range(10)]
+    slow = copy.deepcopy(nets)
+    params = [p for net in nets for p in net.parameters()]
+    opts = torch.optim.Adam(params, 3e-4), torch.optim.Adam(actor.parameters(), 3e-4), torch.optim.Adam([log_alpha], 3e-4)
+    noise = torch.Generator()
+    noise.set_state(learner.generator.get_state())
+    store, d = filled(), E * A
+
+    def drawn(x):
+        mean, log_std = actor(x)
+        u = mean + log_std.exp() * torch.randn(mean.shape, generator=noise)
+        gauss = torch.distributions.Normal(mean, log_std.exp()).log_prob(u)
+        return torch.tanh(u), (gauss - 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))).sum(1)
+    rng = np.random.default_rng(3)
+    batches = [store.sample(32, rng) for _ in range(40)]
+    for i, b in enumerate(batches):
+        rows = tensors(learner.policy, b)
+        with torch.no_grad():
+            a, logp = drawn(rows.next_context)
+            x = torch.cat([rows.next_context, a], 1)
+            two = torch.randperm(10, generator=noise)[:2].tolist()
+            v = torch.minimum(*(slow[j](x)[:, 0] for j in two)) - log_alpha.exp() * logp
+            y = rows.rewards + rows.discounts * v
+        x = torch.cat([rows.context, rows.flat], 1)
+        opts[0].zero_grad()
+        (torch.stack([(net(x)[:, 0] - y).square().mean() for net in nets]).mean()).backward()
+        opts[0].step()
+        with torch.no_grad():
+            for p, q in zip(params, [p for net in slow for p in net.parameters()], strict=True):
+                q.lerp_(p, 0.005)
+        if (i + 1) % 20 == 0:
+            a, logp = drawn(rows.context)
+            q = torch.stack([net(torch.cat([rows.context, a], 1))[:, 0] for net in nets]).mean(0)
+            opts[1].zero_grad()
+            (log_alpha.exp().detach() * logp - q).mean().backward()
+            opts[1].step()
+            opts[2].zero_grad()
+            (-log_alpha.exp() * (logp.detach().mean() - d / 2)).backward()
+            opts[2].step()
+    feed = iter(batches)
+    learner.update(lambda n: next(feed), 40)
+    for p, q in zip(learner.policy.actor.parameters(), actor.parameters(), strict=True):
+        torch.testing.assert_close(p, q, atol=2e-5, rtol=1e-3)
+    alpha = float(log_alpha.detach().exp())
+    assert float(learner.alpha.value) == pytest.approx(alpha, rel=1e-5) and alpha != 1
+    for i in range(10):
+        for p, q in zip(separate(learner.critics.target, i).parameters(), slow[i].parameters(), strict=True):
+            torch.testing.assert_close(p, q, atol=2e-5, rtol=1e-3)
+
+
+def separate(q: Ensemble, i: int) -> nn.Sequential:
+    """Critic i of an ensemble with layer norm as a network of its own."""
+    layers: list[nn.Module] = []
+    for k, w in enumerate(q.weights):
+        linear = nn.Linear(w.shape[1], w.shape[2])
+        linear.weight.data, linear.bias.data = w[i].t().detach().clone(), q.biases[k][i, 0].detach().clone()
+        norm = nn.LayerNorm(w.shape[2])
+        norm.weight.data, norm.bias.data = q.gains[k][i, 0].detach().clone(), q.shifts[k][i, 0].detach().clone()
+        layers += [linear, norm, nn.ReLU()]
+    out = nn.Linear(q.out.shape[1], 1)
+    out.weight.data, out.bias.data = q.out[i].t().detach().clone(), q.out_bias[i, 0].detach().clone()
+    return nn.Sequential(*layers, out)
+
+
+def test_rlpd_refuses_what_the_paper_does_not_have_and_names_the_method_that_has_it():
+    for options in ({"bc_coef": 1.0}, {"max_target": 1.0}, {"floor": True}):
+        with pytest.raises(UserError, match="demo_sac"):
+            build("rlpd", options=RlpdOptions(**RL, **options))
+    with pytest.raises(UserError, match="demo_sac"):
+        build("rlpd", policy=dict(teacher=True, **NET))
+
+
+@pytest.mark.parametrize("name", ["demo_sac", "hil_serl"])
 def test_with_a_teacher_the_better_of_two_acts_and_makes_the_target(name):
     """a' = argmax over the teacher's and the actor's action of the least critic (IBRL, eq. 3 and 4)."""
-    options = (RlpdOptions if name == "rlpd" else HilSerlOptions)(**RL | {"critics": 2}, subset=2)
+    options = (DemoSacOptions if name == "demo_sac" else HilSerlOptions)(**RL | {"critics": 2}, subset=2)
     learner = build(name, GRIP, METHODS[name][0] | dict(teacher=True, **NET | {"critics": 2}), options)
     policy, rows = learner.policy, batch(learner)
     assert torch.equal(policy.teacher[0].net[0].weight, policy.actor.net[0].weight)
@@ -290,7 +372,7 @@ def test_with_a_teacher_the_better_of_two_acts_and_makes_the_target(name):
 
 
 def test_an_actor_may_begin_slowly_and_goes_on_at_its_pace_after_a_checkpoint():
-    a, b = build("rlpd", options=RlpdOptions(**RL, lr=1e-3, ramp=4)), build("rlpd", options=RlpdOptions(**RL, lr=1e-3, ramp=4))
+    a, b = (build("demo_sac", options=DemoSacOptions(**RL, lr=1e-3, ramp=4)) for _ in range(2))
     rows, paces = batch(a), []
     for i in range(6):
         a.actor_step(rows)
@@ -306,7 +388,7 @@ def test_an_actor_may_begin_slowly_and_goes_on_at_its_pace_after_a_checkpoint():
                                                          ("success", 0.0, False), ("success", -math.inf, False)])
 def test_an_actor_is_held_near_its_own_chunks_only_if_asked_and_if_they_led_to_a_success(imitate, led_to, held):
     def loss(change: float, source: int) -> float:
-        learner = build("rlpd", options=RlpdOptions(**RL, bc_coef=3.0, imitate=imitate))
+        learner = build("demo_sac", options=DemoSacOptions(**RL, bc_coef=3.0, imitate=imitate))
         rows = batch(learner)
         mine = rows.source == source
         assert mine.any() and not mine.all()
@@ -327,8 +409,8 @@ def test_before_a_learner_takes_it_up_a_policy_with_a_teacher_acts_alone():
         assert torch.equal(*got)
 
 
-def test_hil_serl_without_a_gripper_is_rlpd():
-    a, b = build("rlpd"), build("hil_serl", policy={"gripper": "continuous"}, options=HilSerlOptions(**RL))
+def test_hil_serl_without_a_gripper_is_demo_sac():
+    a, b = build("demo_sac"), build("hil_serl", policy={"gripper": "continuous"}, options=HilSerlOptions(**RL))
     for i in range(4):
         rows = batch(a, seed=i)
         for learner in (a, b):
@@ -522,8 +604,8 @@ def test_what_was_not_the_start_s_own_is_not_imitated():
     assert torch.equal(c, d) and not torch.equal(a, b)
 
 
-def test_wsrl_with_nothing_offline_is_rlpd_on_what_it_collected():
-    a, b = build("rlpd", options=RlpdOptions(**RL, demo_share=0.0, target_entropy=1.0)), build("wsrl")
+def test_wsrl_with_nothing_offline_is_sac_on_what_it_collected():
+    a, b = build("demo_sac", options=DemoSacOptions(**RL, demo_share=0.0, target_entropy=1.0)), build("wsrl")
     b.begin_online()
     for i in range(3):
         rows = batch(a, seed=i)
@@ -631,7 +713,8 @@ def test_every_batch_of_an_update_has_the_shares_asked_for():
 def test_methods_refuse_policies_they_cannot_train():
     squashed, flow = (make_policy(PolicyOptions(**SMALL, kind=k), SPEC, 0) for k in ("squashed", "flow"))
     guided = make_policy(PolicyOptions(**SMALL, kind="guided", edit_scale=0.1, local_steps=1), SPEC, 0)
-    for module, policy, options, word in ((rlpd, flow, RlpdOptions(), "squashed"), (hil_serl, flow, HilSerlOptions(), "squashed"),
+    for module, policy, options, word in ((rlpd, flow, RlpdOptions(), "squashed"), (demo_sac, flow, DemoSacOptions(), "squashed"),
+                                          (hil_serl, flow, HilSerlOptions(), "squashed"),
                                           (calql, flow, CalQlOptions(), "squashed"), (wsrl, squashed, WsrlOptions(), "demo-share"),
                                           (expo, flow, ExpoOptions(), "guided"), (expo, guided, ExpoOptions(), "local-steps"),
                                           (pa_rl, guided, PaRlOptions(), "edit-scale"), (iql, squashed, IqlOptions(), "flow"),
@@ -647,7 +730,8 @@ TOY = {"batch": 128, "critics": 3, "critic_hidden": 64, "gamma": 0.95, "max_targ
 HEADS = {"horizon": 2, "execute": 2, "hidden": 64, "layers": 2}
 GUIDED = {"kind": "guided", "critics": 3, "critic_hidden": 64}
 LEARNS = {
-    "rlpd": ({"kind": "squashed", "init_std": 0.5}, RlpdOptions(**TOY)),
+    "rlpd": ({"kind": "squashed", "init_std": 1.0}, RlpdOptions(batch=128, critic_hidden=64, gamma=0.95, warmup=600, entropy_backup=False)),
+    "demo_sac": ({"kind": "squashed", "init_std": 0.5}, DemoSacOptions(**TOY)),
     "hil_serl": ({"kind": "squashed", "init_std": 0.5}, HilSerlOptions(**TOY)),
     "calql": ({"kind": "squashed", "init_std": 0.5}, CalQlOptions(**TOY)),
     "wsrl": ({"kind": "squashed", "init_std": 0.5}, WsrlOptions(**TOY, demo_share=0.0)),
@@ -679,19 +763,19 @@ def improve(name: str, seed: int, updates: int = 1200, envs: int = 16, limit: in
     policy.obs_norm.fit(torch.from_numpy(np.concatenate(states)))
     policy.action_norm.fit(torch.from_numpy(np.concatenate(actions)), floor=0.05)
     opt, rng = torch.optim.Adam(policy.parameters(), 1e-3), np.random.default_rng(seed)
-    for _ in range(60):
+    for _ in range(0 if name == "rlpd" else 60):  # as in the paper its actor begins from nothing
         b = tensors(policy, demos.sample(64, rng))
         opt.zero_grad()
         policy.bc_loss(b.obs, b.actions, b.own.float(), torch.Generator().manual_seed(int(rng.integers(1 << 30)))).backward()
         opt.step()
     before = np.mean(evaluate(PointReach(200, limit), policy, eval_starts(200))["success"])
     learner: OffPolicyLearner = importlib.import_module(f"robo_rl.algos.{name}").make(policy, o, seed)
-    learner.update(lambda n: demos.sample(n, rng), 200, actor=learner.offline_actor)
+    learner.update(lambda n: demos.sample(n, rng), 200 if o.pretrain else 0, actor=learner.offline_actor)
     learner.begin_online()
     collector = ReplayCollector(env, policy, online, demos, seed)
     collector.run(policy, -(-o.warmup // envs))
     mixture = Mixture({"demos": (demos, o.demo_share), "online": (online, 1 - o.demo_share)})
-    made = 4 * envs // HEADS["execute"]  # UTD 1: as many updates as decisions
+    made = int(o.utd) * 4 * envs // HEADS["execute"]  # of decisions
     for _ in range(-(-updates // made)):
         collector.run(policy, 4)
         learner.update(lambda n: mixture.sample(n, rng), made)
@@ -699,7 +783,8 @@ def improve(name: str, seed: int, updates: int = 1200, envs: int = 16, limit: in
     return before, after
 
 
-UPDATES = {"wsrl": 2500}  # without demonstrations online, it first loses and then regains what it had
+UPDATES = {"wsrl": 2500,  # without demonstrations online, it first loses and then regains what it had
+           "rlpd": 24_000}  # of as many decisions as the others' 1200
 
 
 @pytest.mark.learning

@@ -19,7 +19,7 @@ from commands import robo_rl as command
 import robo_rl
 from controllers.robot import PRESETS, load_robot
 from robo_rl import plugins
-from robo_rl.algos import ppo, rlpd
+from robo_rl.algos import demo_sac, ppo
 from robo_rl.algos.check import check_method
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import load_config, method_options
@@ -397,7 +397,7 @@ def test_our_methods_keep_the_contract(algo, advantage):
     assert check_method(find_method(algo), options, policy) == ("members", "metrics", "resume")
 
 
-@pytest.mark.parametrize("algo", ["rlpd", "expo", "iql", "wsrl"])
+@pytest.mark.parametrize("algo", ["demo_sac", "expo", "iql", "wsrl"])
 def test_our_methods_of_replay_keep_the_contract(algo):
     config = robo_rl.recipe(task="reach", algo=algo, preset="quick")
     policy = make_policy(replace(config.policy, horizon=2, execute=2, hidden=16, layers=1, critic_hidden=16), SPEC, 0)
@@ -409,14 +409,14 @@ def test_our_methods_of_replay_keep_the_contract(algo):
     ("none", "update must return a dict of metrics, got NoneType"), ("state", "a run would not resume exactly"),
     ("online", "the learner lacks the method 'begin_online'"), ("actor", "learner.offline_actor must say whether")])
 def test_a_method_of_replay_that_breaks_the_contract_is_told_in_one_sentence(broken, says):
-    class Broken(rlpd.RlpdLearner):
-        owns = ("critics", "actor_opt") if broken == "state" else rlpd.RlpdLearner.owns
+    class Broken(demo_sac.DemoSacLearner):
+        owns = ("critics", "actor_opt") if broken == "state" else demo_sac.DemoSacLearner.owns
         offline_actor = None if broken == "actor" else False
-        begin_online = None if broken == "online" else rlpd.RlpdLearner.begin_online
+        begin_online = None if broken == "online" else demo_sac.DemoSacLearner.begin_online
 
         def update(self, *args, **more):
             return None if broken == "none" else super().update(*args, **more)
-    config = robo_rl.recipe(task="reach", algo="rlpd", preset="quick")
+    config = robo_rl.recipe(task="reach", algo="demo_sac", preset="quick")
     policy = make_policy(replace(config.policy, horizon=2, execute=2, hidden=16, layers=1, critic_hidden=16), SPEC, 0)
     with pytest.raises(AssertionError, match=says):
         check_method(Broken, replace(config.rl, critic_hidden=16, batch=32), policy)
@@ -434,7 +434,7 @@ class Options(doubt.Options):
 def make(policy, options, seed, demos=None):
     return doubt.make(policy, options, seed)
 """)
-    ours, doubt, slower = (robo_rl.recipe(task="reach", algo=algo) for algo in ("rlpd", "doubt:make", "slower:make"))
+    ours, doubt, slower = (robo_rl.recipe(task="reach", algo=algo) for algo in ("demo_sac", "doubt:make", "slower:make"))
     of = [{f.name: getattr(c.rl, f.name) for f in fields(ours.rl)} for c in (ours, doubt, slower)]
     assert of[1] == of[0] and of[2] == of[0] | {"utd": 0.25} and of[0]["utd"] != 0.25 and doubt.rl.doubt == 0.5
     assert doubt.policy == ours.policy and (doubt.envs, doubt.steps, doubt.bc) == (ours.envs, ours.steps, ours.bc)

@@ -18,9 +18,9 @@ PERSON = ("--rl.operator", "scripted", "--rl.scripted-operator.notice-time", 0.1
 RUNS = {name: (*REPLAY, "--algo", name) for name in OFF_POLICY} | {
     name: (*ROLLOUT, "--algo", name) for name in ("ppo", "pi_rl", "dppo", "reinflow", "nft")} | {
     "a person": (*REPLAY, "--algo", "hil_serl", "--policy.gripper", "toggle", *PERSON),
-    "a classifier": (*REPLAY, "--algo", "rlpd", "--bc.updates", 300, "--policy.hidden", 64, "--bc.batch", 128, "--demos", 20,
+    "a classifier": (*REPLAY, "--algo", "demo_sac", "--bc.updates", 300, "--policy.hidden", 64, "--bc.batch", 128, "--demos", 20,
                      "--rl.judge", "classifier", "--rl.judge-episodes", 60, "--rl.judge-rate", 0.2),
-    "synthetic": (*REPLAY, "--algo", "rlpd", "--rl.synthetic", 0.25, "--rl.synthetic-every", 256, "--rl.synthetic-updates", 5,
+    "synthetic": (*REPLAY, "--algo", "demo_sac", "--rl.synthetic", 0.25, "--rl.synthetic-every", 256, "--rl.synthetic-updates", 5,
                   "--rl.synthetic-rows", 300),
     "bounded steps": (*ROLLOUT, "--algo", "pi_rl", "--rl.trust-kl", 0.002, "--rl.critic-ready", 0.2),
     "returns": (*ROLLOUT, "--algo", "pi_rl", "--rl.lr", 0.3, "--rl.trust-kl", 0, "--rl.critic-warmup", 0, "--demos", 20, "--bc.updates",
@@ -29,10 +29,10 @@ RUNS = {name: (*REPLAY, "--algo", name) for name in OFF_POLICY} | {
     "trees": (*ROLLOUT, "--algo", "pi_rl", "--rl.advantage", "tree", "--rl.group", 8, "--rl.tree-where", "uncertain", "--rl.prune", 0.5),
     "a sampler": (*ROLLOUT, "--algo", "ppo", "--starts", "toys:failures"),
     "a pool of starts": (*ROLLOUT, "--algo", "ppo", "--starts", "v0", "--start-pool", 32, "--start-rows", 8),
-    "a sampler of replay": (*REPLAY, "--algo", "rlpd", "--starts", "toys:failures"),
+    "a sampler of replay": (*REPLAY, "--algo", "demo_sac", "--starts", "toys:failures"),
     "several tasks": (*ROLLOUT, "--algo", "ppo", "--task", "reach,open_drawer", "--tasks", "rulereasoner"),
     "along demonstrations": (*ROLLOUT, "--algo", "ppo", "--starts", "reverse"),
-    "replay along demonstrations": (*REPLAY, "--algo", "rlpd", "--starts", "reverse"),
+    "replay along demonstrations": (*REPLAY, "--algo", "demo_sac", "--starts", "reverse"),
     "a sampler of groups": (*ROLLOUT, "--algo", "pi_rl", "--rl.advantage", "grpo", "--rl.group", 4, "--max-staleness", 2,
                             "--starts", "toys:failures"),
 }

@@ -136,7 +136,7 @@ def test_its_state_is_all_that_it_knows():
 SHORT = ("--task", "peg_insert", "--eval-episodes", 4, "--eval-envs", 4)
 
 
-@pytest.mark.parametrize("argv", [(*TINY, *SHORT, "--steps", 1100), (*TINY_REPLAY, *SHORT, "--steps", 256, "--algo", "rlpd")])
+@pytest.mark.parametrize("argv", [(*TINY, *SHORT, "--steps", 1100), (*TINY_REPLAY, *SHORT, "--steps", 256, "--algo", "demo_sac")])
 def test_a_run_whose_supervision_left_nothing_begins_along_its_demonstrations_and_says_so(argv, tmp_path):
     done = robo_rl(tmp_path, "train", *argv, "--out", "run")
     assert done.code == 0 and "along 2 demonstrations" in done.err and "What else helps: more demonstrations" in done.err

@@ -124,11 +124,11 @@ def test_an_arm_behind_dds_is_learnt_on_in_real_time(tmp_path):
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
     domain = 103 + (os.getpid() + 37) % 100
     where = f"dds:domain={domain}"
-    done = robo_rl(tmp_path, "train", "--sim", where, "--algo", "rlpd", "--out", "none")
+    done = robo_rl(tmp_path, "train", "--sim", where, "--algo", "demo_sac", "--out", "none")
     assert "start one with robo_rl sim-arm --speed 1.5" in done.mistake and not (tmp_path / "none").exists()
     arm = Command(tmp_path, ["sim-arm", "--domain", domain, "--speed", "1.5", "--seconds", "200"])
     arm.until(lambda: arm.out.exists() and "on the wire" in arm.out.read_text())
-    done = robo_rl(tmp_path, "train", "--sim", where, "--algo", "rlpd", *REPLAY, "--steps", "256", "--no-video", "--out", "run")
+    done = robo_rl(tmp_path, "train", "--sim", where, "--algo", "demo_sac", *REPLAY, "--steps", "256", "--no-video", "--out", "run")
     assert done.code == 0, done
     rows = [json.loads(line) for line in Path(tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     rates = [r["rate/steps_per_s"] for r in rows if "rate/steps_per_s" in r]

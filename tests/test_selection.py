@@ -13,7 +13,7 @@ from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.onpolicy import improve
 from robo_rl.experiment.replay import ReplayStage
 from robo_rl.experiment.run import Run, looks_of
-from robo_rl.options import PiRlOptions, RlpdOptions
+from robo_rl.options import DemoSacOptions, PiRlOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.selection import CHOOSE, REPORT, Look, best_look, lower_bounds, stop_reason
 from robo_rl.stats import wilson
@@ -53,7 +53,7 @@ def read(run) -> dict[str, dict]:
     return {p.stem: json.loads(p.read_text()) for p in (run / "evals").iterdir()}
 
 
-@pytest.mark.parametrize("argv", [TINY, (*TINY_REPLAY, "--algo", "rlpd")], ids=["on-policy", "replay"])
+@pytest.mark.parametrize("argv", [TINY, (*TINY_REPLAY, "--algo", "demo_sac")], ids=["on-policy", "replay"])
 def test_a_run_chooses_on_one_list_and_reports_on_another_and_says_which(argv, tmp_path):
     done = robo_rl(tmp_path, "train", *argv, "--out", "run")
     assert done.code == 0, done.err
@@ -180,7 +180,7 @@ class Scripted(Run):
         return {"success": [1] * won + [0] * (200 - won), "return": [0.0] * 200, "n": 200}
 
     def train(self) -> int:
-        return CountingStage(self).learn() if self.config.algo == "rlpd" else improve(self, Counting(), Counting(), Counting())
+        return CountingStage(self).learn() if self.config.algo == "demo_sac" else improve(self, Counting(), Counting(), Counting())
 
 
 class CountingStage(ReplayStage):
@@ -198,7 +198,7 @@ class CountingStage(ReplayStage):
 
 def scripted(folder, algo: str, learnt_before: "dict | None" = None, **options) -> Scripted:
     """A run at the checkpoint with this meta."""
-    rl = RlpdOptions(warmup=10**6) if algo == "rlpd" else PiRlOptions()
+    rl = DemoSacOptions(warmup=10**6) if algo == "demo_sac" else PiRlOptions()
     config = TrainConfig(algo=algo, rl=rl, steps=10_000, eval_every=1000, eval_episodes=200, video=False, workers=0, **options)
     return Scripted(config, folder, None, Told()).begin(learnt_before)
 
@@ -206,7 +206,7 @@ def scripted(folder, algo: str, learnt_before: "dict | None" = None, **options) 
 GOES_ON = {0: 92, 1000: 150, 2000: 198, 3000: 198, 4000: 150, 5000: 199, 6000: 199, 7000: 199, 8000: 199, 9000: 199, 10000: 199}
 
 
-@pytest.mark.parametrize("algo", ["pi_rl", "rlpd"])
+@pytest.mark.parametrize("algo", ["pi_rl", "demo_sac"])
 def test_a_run_stops_when_its_looks_say_so_and_says_why(algo, tmp_path):
     run = scripted(tmp_path, algo)
     assert run.train() == 0
@@ -215,13 +215,13 @@ def test_a_run_stops_when_its_looks_say_so_and_says_why(algo, tmp_path):
         ("final", REPORT, 7000), ("best", REPORT, 5000)]
 
 
-@pytest.mark.parametrize("algo", ["pi_rl", "rlpd"])
+@pytest.mark.parametrize("algo", ["pi_rl", "demo_sac"])
 def test_without_a_target_a_run_makes_all_its_steps(algo, tmp_path):
     run = scripted(tmp_path, algo, target=0.0)
     assert run.train() == 0 and run.step == 10_000
 
 
-@pytest.mark.parametrize("algo", ["pi_rl", "rlpd"])
+@pytest.mark.parametrize("algo", ["pi_rl", "demo_sac"])
 def test_a_resumed_run_goes_on_with_the_looks_it_had(algo, tmp_path):
     run = scripted(tmp_path, algo)
     save = run.save
@@ -236,7 +236,7 @@ def test_a_resumed_run_goes_on_with_the_looks_it_had(algo, tmp_path):
     assert any("after 7 looks" in line for line in again.report.said)
 
 
-@pytest.mark.parametrize("algo", ["pi_rl", "rlpd"])
+@pytest.mark.parametrize("algo", ["pi_rl", "demo_sac"])
 def test_a_run_that_was_killed_after_its_last_look_does_not_go_on_when_resumed(algo, tmp_path):
     for step in (5000, 7000):
         run = scripted(tmp_path, algo, {"step": step, "looks": [[s, GOES_ON[s], 200, 0.0] for s in range(1000, step + 1, 1000)]})
@@ -251,5 +251,5 @@ def test_the_looks_of_a_run_of_an_earlier_version_are_its_best():
 
 def test_steps_named_on_the_command_line_are_all_made_unless_a_target_is_named_too():
     assert parse([]).target == 0.9 and parse(["--preset", "quick"]).target == 0.9
-    assert parse(["--steps", "5000"]).target == 0 and parse(["--steps=5000", "--algo", "rlpd"]).target == 0
+    assert parse(["--steps", "5000"]).target == 0 and parse(["--steps=5000", "--algo", "demo_sac"]).target == 0
     assert parse(["--steps", "5000", "--target", "0.8"]).target == 0.8

@@ -56,7 +56,7 @@ def forget(run, step: int) -> None:
 
 
 def test_a_killed_run_goes_on_bit_for_bit_and_one_whose_journal_is_damaged_says_what_is_lost(demos, tmp_path):
-    argv = ("train", *TINY_REPLAY, "--algo", "rlpd", "--demos", demos)
+    argv = ("train", *TINY_REPLAY, "--algo", "demo_sac", "--demos", demos)
     assert robo_rl(tmp_path, *argv, "--out", "whole").code == 0
     for name in ("killed", "damaged"):
         shutil.copytree(tmp_path / "whole", tmp_path / name)
@@ -74,7 +74,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_one_whose_journal_is_damaged_says_
 
 
 def test_kill_minus_nine_loses_no_journaled_step_of_a_sim_without_snapshots(tmp_path):
-    argv = ("train", *TINY_REPLAY[2:], "--sim", "gym:Pendulum-v1", "--algo", "rlpd", "--demos", 0, "--steps", 20_000,
+    argv = ("train", *TINY_REPLAY[2:], "--sim", "gym:Pendulum-v1", "--algo", "demo_sac", "--demos", 0, "--steps", 20_000,
             "--eval-every", 20_000, "--out", "run")
     command = Command(tmp_path, argv)
     log = tmp_path / "run" / "replay" / "online" / "steps-000000.log"
@@ -102,7 +102,7 @@ def test_a_scripted_person_s_steps_are_counted_and_go_to_the_demonstrations(demo
     data = load(tmp_path / "run" / "corrections")
     words = np.array(data.sources)[data.source]
     assert len(data) >= 1 and (words == "human").any() and set(data.phase[words == "human"]) & {2, 3}
-    again = robo_rl(tmp_path, "train", *TINY_REPLAY, "--algo", "rlpd", "--demos", "run/corrections", "--out", "next")
+    again = robo_rl(tmp_path, "train", *TINY_REPLAY, "--algo", "demo_sac", "--demos", "run/corrections", "--out", "next")
     assert again.code == 0, again  # and they serve as demonstrations
 
 
@@ -133,7 +133,7 @@ def test_pictures_are_learnt_from_as_what_the_supervised_trunk_makes_of_them(tmp
 
 @pytest.mark.slow
 def test_a_classifier_trained_from_marks_pays_the_reward(tmp_path):
-    result = robo_rl(tmp_path, "train", *TINY_REPLAY, "--algo", "rlpd", "--demos", 20, "--bc.updates", 300, "--bc.batch", 128,
+    result = robo_rl(tmp_path, "train", *TINY_REPLAY, "--algo", "demo_sac", "--demos", 20, "--bc.updates", 300, "--bc.batch", 128,
                      "--policy.hidden", 64, "--steps", 1500, "--out", "run", "--rl.judge", "classifier", "--rl.judge-episodes", 60,
                      "--rl.judge-rate", 0.2)
     assert result.code == 0 and "success classifier: threshold" in result.out + result.err, result
@@ -143,14 +143,14 @@ def test_a_classifier_trained_from_marks_pays_the_reward(tmp_path):
 
 
 @pytest.mark.parametrize(("argv", "says"), [
-    ("--algo rlpd --obs rgb --rl.synthetic 0.2", "--rl.synthetic makes transitions of --obs state"),
+    ("--algo demo_sac --obs rgb --rl.synthetic 0.2", "--rl.synthetic makes transitions of --obs state"),
     ("--algo expo --workers 2", "learns beside one actor"),
     ("--algo pa_rl --policy.horizon 8 --policy.execute 4", "--policy.horizon must equal --policy.execute"),
-    ("--algo rlpd --policy.kind flow", "rlpd needs --policy.kind squashed"),
+    ("--algo demo_sac --policy.kind flow", "demo_sac needs --policy.kind squashed"),
     ("--algo expo --rl.critics 9", "must equal those of --rl"),
     ("--algo wsrl --rl.demo-share 0.5", "wsrl keeps no offline data online"),
-    ("--algo rlpd --rl.capacity 150", "replay capacity must be at least"),
-    ("--algo rlpd --rl.subset 9", "rl.subset (<= critics) must be in [1, 2]"),
+    ("--algo demo_sac --rl.capacity 150", "replay capacity must be at least"),
+    ("--algo demo_sac --rl.subset 9", "rl.subset (<= critics) must be in [1, 2]"),
 ])
 def test_a_mistake_is_one_line_and_leaves_nothing(argv, says, tmp_path):
     assert says in robo_rl(tmp_path, "train", *argv.split()).mistake

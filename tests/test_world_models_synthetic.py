@@ -9,7 +9,7 @@ import torch
 
 from robo_rl.errors import UserError
 from robo_rl.experiment.synthetic import SOURCE, Synthetic
-from robo_rl.options import RlpdOptions
+from robo_rl.options import DemoSacOptions
 from robo_rl.replay import Mixture, Replay, counts
 from world_models import guided, synther
 from world_models.guided import Guided, GuideOptions
@@ -163,7 +163,8 @@ def test_a_replay_source_with_share_zero_changes_nothing():
 
 
 def source(ratio=0.5, **more) -> Synthetic:
-    return Synthetic(RlpdOptions(synthetic=ratio, synthetic_rows=40, synthetic_updates=3, gamma=0.9, **more), 1, 2, 0, lambda words: None)
+    options = DemoSacOptions(synthetic=ratio, synthetic_rows=40, synthetic_updates=3, gamma=0.9, **more)
+    return Synthetic(options, 1, 2, 0, lambda words: None)
 
 
 def test_the_synthetic_source_is_learnt_from_replay_and_takes_its_exact_share_of_a_mixture():
@@ -237,7 +238,7 @@ def test_guided_transitions_are_nearer_to_the_policy_and_at_strength_zero_they_a
             return SimpleNamespace(actions=torch.ones(len(obs["state"]), 2, 2))
     real, far = Mixture({"online": (walks(200), 1.0)}), []
     for strength in (0.0, 3.0):
-        made = Synthetic(RlpdOptions(synthetic=0.5, synthetic_kind="guided", synthetic_rows=1500, synthetic_updates=150, gamma=0.9,
+        made = Synthetic(DemoSacOptions(synthetic=0.5, synthetic_kind="guided", synthetic_rows=1500, synthetic_updates=150, gamma=0.9,
                                      synthetic_strength=strength), 2, 2, 0, lambda words: None)
         made.renew(0, real, Right())
         batch = made.sample(1500, np.random.default_rng(0))

@@ -16,14 +16,15 @@ densities alone decide: over 16 entries of a chunk the gradient on the policy's 
 import torch
 from torch import Tensor
 
+from robo_rl.algos.demo_sac import DemoSacLearner
 from robo_rl.algos.offpolicy import Rows, cql_penalty
-from robo_rl.algos.rlpd import RlpdLearner, check_squashed
+from robo_rl.algos.rlpd import check_squashed
 from robo_rl.errors import UserError
 from robo_rl.options import CalQlOptions
 
 
-class CalQlLearner(RlpdLearner):
-    """RLPD's learner with the penalty on its critics."""
+class CalQlLearner(DemoSacLearner):
+    """The learner of demo_sac with the penalty on its critics."""
 
     options: CalQlOptions
     offline_actor = True

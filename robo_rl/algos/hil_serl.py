@@ -1,4 +1,4 @@
-"""HIL-SERL: RLPD with human corrections, and a critic of its own for the gripper (Luo et al. 2024, arXiv 2410.21845).
+"""HIL-SERL: SAC from demonstrations with human corrections, and a critic of its own for the gripper (Luo et al. 2024, arXiv 2410.21845).
 
 Two buffers: every step goes to the online one; steps that a person chose also to that of the demonstrations, as the
 actions that ran (`robo_rl/replay_collector.py`). Half of every batch comes from each. With `--policy.gripper toggle`
@@ -12,7 +12,7 @@ The paper's choices: gamma 0.97 at 10 Hz, 2 critics, UTD 2 with one of two updat
 Where we differ: over chunks the gripper has 2E options instead of {close, stay, open} per step (E = 1: close, open, and
 staying is repeating); its critic begins with supervised options on the scale of values (`policies.offpolicy.GRASP`); the arm's
 critics see the gripper's commands. The preset leaves the gripper to the Gaussian: options that nobody tried cost it more here than
-they gain. The supervised actor stays as a teacher (see rlpd); one process collects and learns in turn.
+they gain. The supervised actor stays as a teacher (see demo_sac); one process collects and learns in turn.
 """
 
 import copy
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from robo_rl.algos.credit import descend
+from robo_rl.algos.demo_sac import DemoSacLearner
 from robo_rl.algos.offpolicy import Rows, check_judge, make_adam, polyak, td_target
-from robo_rl.algos.rlpd import RlpdLearner
 from robo_rl.errors import UserError
 from robo_rl.options import HilSerlOptions
 from robo_rl.policies.offpolicy import SquashedPolicy, gripper_label
@@ -35,8 +35,8 @@ def changes(commands: Tensor, before: Tensor) -> Tensor:
     return (closed[:, 1:] != closed[:, :-1]).sum(1) + first
 
 
-class HilSerlLearner(RlpdLearner):
-    """RLPD's learner, with a DQN for the gripper if the env has one."""
+class HilSerlLearner(DemoSacLearner):
+    """The learner of demo_sac, with a DQN for the gripper if the env has one."""
 
     options: HilSerlOptions
 

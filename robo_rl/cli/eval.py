@@ -71,7 +71,7 @@ def save(args: Eval, result: dict) -> Path:
     from robo_rl.results import add_rows, evaluation_row
     run, _ = pick_checkpoint(Path(args.run), args.checkpoint)
     said = read_json(run / "run.json")
-    row = evaluation_row(result, command_of(args), said["config"]["algo"], git_hash(), datetime.now(UTC).date().isoformat(),
+    row = evaluation_row(result, command_of(args), load_config(run).algo, git_hash(), datetime.now(UTC).date().isoformat(),
                          machine_name(), said.get("git", ""))
     return add_rows("results/eval.json", "Evaluations", [row])
 

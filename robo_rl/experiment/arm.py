@@ -51,16 +51,19 @@ def policy_interface(config, spec) -> PolicyInterface:
     return task
 
 
+def observed_names(name: str, views: tuple[str, ...] = (), whole: bool = False) -> tuple[str, ...]:
+    """The state that a policy of a task of sims/mujoco sees; whole: all of it even beside cameras."""
+    from sims.mujoco.env import PROPRIOCEPTION, state_names_of
+    from sims.mujoco.own import find_task
+    return state_names_of(find_task(name or "pick_cube"))[:PROPRIOCEPTION if views and not whole else None]  # cameras tell the rest
+
+
 def task_interface(name: str, control: str = "", views: tuple[str, ...] = (), image_size: int = 0, whole: bool = False) -> PolicyInterface:
     """Observations and actions of a task of sims/mujoco; whole: the whole state even beside cameras."""
     from sims.mujoco import model
-    from sims.mujoco.env import CONTROLS, PROPRIOCEPTION, axes_of, state_names_of
-    from sims.mujoco.own import find_task
-    names = state_names_of(find_task(name or "pick_cube"))
-    if views and not whole:  # where things are is for the cameras to tell
-        names = names[:PROPRIOCEPTION]
+    from sims.mujoco.env import CONTROLS, axes_of
     axes = axes_of(control or CONTROLS[0])
-    return PolicyInterface(state_names=names, action_names=tuple(a.name for a in axes), scale=tuple(a.high for a in axes[:6]),
+    return PolicyInterface(state_names=observed_names(name, views, whole), action_names=tuple(a.name for a in axes), scale=tuple(a.high for a in axes[:6]),
                 period=model.DT * model.SUBSTEPS, views=views, image_size=image_size)
 
 

@@ -110,9 +110,9 @@ def one_task(config: "TrainConfig", spec, task: str):
     config = replace(config, task=task)
     if len(names) == 1:
         return config, spec, None
-    from robo_rl.experiment.arm import task_interface
+    from robo_rl.experiment.arm import observed_names
     from sims.mujoco.several import union_of
-    layouts = [task_interface(name, config.control, spec.views, spec.image_size).state_names for name in names]
+    layouts = [observed_names(name, spec.views) for name in names]
     union, mine = union_of(layouts), layouts[names.index(task)]
     return config, replace(spec, state=len(mine)), [union.index(name) for name in mine]
 

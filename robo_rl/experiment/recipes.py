@@ -6,6 +6,7 @@ runs that have all of its words; of several rows that set an option the last one
 
 manipulation  starts from demonstrations: maniskill, or fast (all others, whose steps cost little)
 scratch       policies learn from nothing: locomotion, gym:, envpool:, and simulators of one's own (own_sim too)
+several       a run over several tasks
 robot         the arm as an env, lockstep (arm) or in real time (dds); manipulation as well
 dense         the reward is dense, so returns lie in no known range
 on_policy     methods that learn from fresh rollouts, and bc; replay: from replay
@@ -27,7 +28,8 @@ from robo_rl.options import OffPolicyOptions, PolicyOptions
 from robo_rl.plugins import is_object
 
 PRESETS = ("quick", "full", "paper")
-SHARED = {"rlpd": "sac teacher", "hil_serl": "sac teacher", "calql": "sac", "wsrl": "sac", "expo": "guided", "pa_rl": "guided"}
+SHARED = {"rlpd": "sac", "demo_sac": "sac teacher", "hil_serl": "sac teacher", "calql": "sac", "wsrl": "sac", "expo": "guided",
+          "pa_rl": "guided"}
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
 
 
@@ -94,6 +96,8 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "of a chunk is executed, then the policy looks again", {
             "policy": {"execute": 4, "predict": "action", "noise": "learned", "noise_steps": "last", "noise_min": 0.2, "noise_max": 0.3},
             "rl": {"decisions": 32, "trust_kl": 0.002, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
+    ("several fast on_policy state", "one network learns what several did: as many demonstrations of each as tell their starts apart, and "
+        "the updates that they take", {"demos": "100", "bc": {"updates": 6000}}),
     ("fast ppo state", "the step follows the KL that it makes, not a learning rate that fits one task; the critic first", {
         "rl": {"trust_kl": 0.002, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
 
@@ -169,6 +173,15 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "rl": {"pretrain": 0, "critics": 2, "critic_hidden": 256}}),
     ("scratch iql", "the paper's range, for returns that are not in [0, 1]", {"rl": {"beta": 3.0}}),
 
+    # ---- RLPD as it is in its paper, but for chunks
+    ("rlpd", "ten critics, of which two make a target, twenty updates of them per decision and one of the actor; a fresh actor, which "
+        "every start teaches alike; nothing is imitated, no return is assumed", {
+            "starts": "uniform", "bc": {"updates": 0}, "policy": {"init_std": 1.0, "hidden": 256},
+            "rl": {"critics": 10, "subset": 2, "critic_hidden": 256, "utd": 20.0, "actor_every": 20, "warmup": 5000, "pretrain": 0,
+                   "gamma": 0.99, "max_target": 0.0, "floor": False}}),
+    ("manipulation rlpd", "as in the paper's sparse tasks", {"rl": {"entropy_backup": False}}),
+    ("manipulation rlpd dense", "as in the paper's dense tasks", {"rl": {"entropy_backup": True}}),
+
     # ---- the user's own
     ("scratch own_sim", "what the simulator itself pays", {"reward": ""}),
     ("own_method on_policy", "a method need not correct for older weights", {"max_staleness": 0}),
@@ -188,6 +201,10 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "rl": {"gamma_denoise": 0.99, "clip_base": 0.001, "clip_coef": 0.01, "lr": 1e-4, "critic_lr": 1e-3, "gamma": 0.999, "lam": 0.95,
                "decisions": 300, "minibatch": 750, "epochs": 10, "target_kl": 1.0, "dual_clip": 0.0, "scale_reward": True,
                "critic_warmup": 2}}),
+    ("paper rlpd", "RLPD (arXiv 2302.02948), the authors' command for sparse Adroit: one env, one action per decision", {
+        "envs": 1, "steps": 1_000_000, "eval_every": 20_000,
+        "policy": {"horizon": 1, "execute": 1, "hidden": 256, "layers": 3},
+        "rl": {"critic_layers": 3, "entropy_backup": False}}),
 
     # ---- the arm, whose time is a robot's
     ("robot", "an arm's time is dear", {"envs": 8, "eval_episodes": 100, "steps": 10_000, "eval_every": 5000}),
@@ -217,6 +234,7 @@ def rows(sim: str, task: str, algo: str, obs: str, preset: str, reward: str = ""
         words |= {obs, *(["own_sim"] if is_object(sim) else [])}
         words |= {"dense"} if reward == "dense" or sim == "maniskill" and task.startswith("MS-") else set()
     words |= {"robot", kind} if kind in ROBOTS else set()
+    words |= {"several"} if "," in task and sim == "mujoco" else set()
     found = [row for row in ROWS if row.holds(words)]
     if not own:
         return found

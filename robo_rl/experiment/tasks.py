@@ -38,12 +38,12 @@ def make_arms(config: TrainConfig, count: int):
         return FixedMixture([1.0] * count)
     if name in TASK_SAMPLERS:
         return TASK_SAMPLERS[name](count, config.seed)
+    if name.startswith(RUNS):
+        return FixedMixture(fitted_mixture([Path(p) for p in name.removeprefix(RUNS).split(",")], config.task))
     if is_object(name):
         make = load_object(name, WHAT)
         check_call(make, name, WHAT, (), ("seed", "tasks"))
         return make(seed=config.seed, tasks=count)
-    if name.startswith(RUNS):
-        return FixedMixture(fitted_mixture([Path(p) for p in name.removeprefix(RUNS).split(",")], config.task))
     weights = read_weights(name)
     if weights is None:
         choose("tasks", name, (*TASK_MIXES, "0.5,0.3,0.2", f"{RUNS}RUN,RUN,…", OWN))

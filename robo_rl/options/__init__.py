@@ -8,12 +8,14 @@ from robo_rl.options.method import MethodOptions, RolloutOptions
 from robo_rl.options.offpolicy import (
     AloeOptions,
     CalQlOptions,
+    DemoSacOptions,
     ExpoOptions,
     HilSerlOptions,
     IqlOptions,
     OffPolicyOptions,
     PaRlOptions,
     RlpdOptions,
+    SacOptions,
     WsrlOptions,
 )
 from robo_rl.options.onpolicy import (
@@ -29,16 +31,17 @@ from robo_rl.options.onpolicy import (
 from robo_rl.options.policy import BcOptions, PolicyOptions
 from robo_rl.options.scripted_operator import ScriptedOperatorOptions
 
-OFF_POLICY = {"rlpd": RlpdOptions, "hil_serl": HilSerlOptions, "expo": ExpoOptions, "pa_rl": PaRlOptions, "iql": IqlOptions,
-              "calql": CalQlOptions, "wsrl": WsrlOptions, "aloe": AloeOptions}  # these learn from replay (experiment/replay.py)
+OFF_POLICY = {"rlpd": RlpdOptions, "demo_sac": DemoSacOptions, "hil_serl": HilSerlOptions, "expo": ExpoOptions,
+              "pa_rl": PaRlOptions, "iql": IqlOptions, "calql": CalQlOptions, "wsrl": WsrlOptions,
+              "aloe": AloeOptions}  # these learn from replay (experiment/replay.py)
 RL_OPTIONS = {"pi_rl": PiRlOptions, "ppo": PpoOptions, "dppo": DppoOptions, "reinflow": ReinFlowOptions,
               "nft": NftOptions, **OFF_POLICY}
 ALGOS = (*RL_OPTIONS, "bc")
 
 __all__ = [
-    "ALGOS", "AloeOptions", "BcOptions", "CORRECTIONS", "CalQlOptions", "DppoOptions", "ExpoOptions",
+    "ALGOS", "AloeOptions", "BcOptions", "CORRECTIONS", "CalQlOptions", "DemoSacOptions", "DppoOptions", "ExpoOptions",
     "HilSerlOptions", "IqlOptions", "LoraOptions", "MethodOptions", "NftOptions", "OFF_POLICY", "OffPolicyOptions", "OnPolicyOptions",
     "PROXIMALS", "PaRlOptions", "PiRlOptions", "PolicyOptions", "PpoOptions",
-    "RL_OPTIONS", "ReinFlowOptions", "RlpdOptions", "RolloutOptions", "ScriptedOperatorOptions",
+    "RL_OPTIONS", "ReinFlowOptions", "RlpdOptions", "RolloutOptions", "SacOptions", "ScriptedOperatorOptions",
     "WsrlOptions",
 ]

@@ -100,8 +100,8 @@ class OffPolicyOptions(MethodOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RlpdOptions(OffPolicyOptions):
-    """RLPD: SAC with symmetric sampling of demonstrations (`robo_rl/algos/rlpd.py`)."""
+class SacOptions(OffPolicyOptions):
+    """What methods that are SAC share."""
 
     alpha: float = 0.001
     """Temperature at the start."""
@@ -111,6 +111,40 @@ class RlpdOptions(OffPolicyOptions):
     """The target entropy is minus this per action entry: -D/2, RLPD's and HIL-SERL's."""
     entropy_backup: bool = False
     """Whether the target counts the entropy of the next action."""
+
+    def __post_init__(self) -> None:
+        OffPolicyOptions.__post_init__(self)
+        in_range("rl.alpha", self.alpha, 0, 100)
+        in_range("rl.alpha_lr", self.alpha_lr, 0, 1)
+        in_range("rl.target_entropy", self.target_entropy, 0, 100)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlpdOptions(SacOptions):
+    """RLPD: SAC with symmetric sampling of demonstrations, as in the paper (`robo_rl/algos/rlpd.py`)."""
+
+    utd: float = 20.0
+    """Critic updates per chunk of E control steps that was collected."""
+    actor_every: int = 20
+    """Critic updates per actor update."""
+    warmup: int = 5000
+    """Control steps that the fresh actor collects first."""
+    pretrain: int = 0
+    """Critic updates after that, before the actor's first."""
+    critics: int = 10
+    """E: critics of the ensemble."""
+    max_grad_norm: float = 1e6
+    """Gradients are scaled down to this norm."""
+    alpha: float = 1.0
+    """Temperature at the start."""
+    entropy_backup: bool = True
+    """Whether the target counts the entropy of the next action: the paper's dense tasks; not the sparse ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoSacOptions(SacOptions):
+    """SAC from demonstrations, a supervised actor and what it was worth (`robo_rl/algos/demo_sac.py`)."""
+
     imitate: Literal["taught", "success"] = "taught"
     """What --rl.bc-coef holds the actor near: demonstrations and corrections, or also what of its own led to a success, that is,
     chunks that a return above 0 followed in an episode that terminated (for sparse rewards)."""
@@ -118,22 +152,19 @@ class RlpdOptions(OffPolicyOptions):
     """Actor updates over which its learning rate grows to --rl.lr: the slopes of young critics are no guide."""
 
     def __post_init__(self) -> None:
-        OffPolicyOptions.__post_init__(self)
-        in_range("rl.alpha", self.alpha, 0, 100)
-        in_range("rl.alpha_lr", self.alpha_lr, 0, 1)
-        in_range("rl.target_entropy", self.target_entropy, 0, 100)
+        SacOptions.__post_init__(self)
         in_range("rl.ramp", self.ramp, 0, 10**9)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HilSerlOptions(RlpdOptions):
-    """HIL-SERL: RLPD with corrections in both buffers and a gripper critic (`robo_rl/algos/hil_serl.py`)."""
+class HilSerlOptions(DemoSacOptions):
+    """HIL-SERL: SAC with corrections in both buffers and a gripper critic (`robo_rl/algos/hil_serl.py`)."""
 
     grasp_penalty: float = 0.02
     """Cost of every change of the gripper's command."""
 
     def __post_init__(self) -> None:
-        RlpdOptions.__post_init__(self)
+        DemoSacOptions.__post_init__(self)
         in_range("rl.grasp_penalty", self.grasp_penalty, 0, 100)
 
 
@@ -192,7 +223,7 @@ class IqlOptions(OffPolicyOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalQlOptions(RlpdOptions):
+class CalQlOptions(DemoSacOptions):
     """Cal-QL: SAC with a conservative critic that never falls below the data's returns (`robo_rl/algos/calql.py`)."""
 
     target_entropy: float = 1.0
@@ -205,7 +236,7 @@ class CalQlOptions(RlpdOptions):
     """Actions from the policy at the state, as many at its successor, and as many uniform ones."""
 
     def __post_init__(self) -> None:
-        RlpdOptions.__post_init__(self)
+        DemoSacOptions.__post_init__(self)
         in_range("rl.cql_alpha", self.cql_alpha, 0, 1e6)
         in_range("rl.cql_temperature", self.cql_temperature, 0, 1e6, open_low=True)
         in_range("rl.cql_actions", self.cql_actions, 1, 1000)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from robo_rl import health
+from robo_rl import health, old_names
 from robo_rl.errors import UserError
 from robo_rl.files import read_json
 from robo_rl.log import read_metrics
@@ -121,6 +121,8 @@ def whole_mp4(path: Path) -> bool:
 def load(folder: Path) -> RunRecord:
     """Read a run folder; damaged evaluations and videos become notes."""
     info = read_json(folder / "run.json")
+    if isinstance(info.get("config"), dict):
+        info["config"] = old_names.options(info["config"])
     notes, evals, videos = [], [], []
     for path in sorted((folder / "evals").glob("*.json")):
         try:

@@ -140,7 +140,7 @@ class Reverse:
             return EVERY_START
         p = self.success
         weight = np.maximum(p * (1 - p), FLOOR) * (np.arange(self.bins) <= self.frontier + AHEAD)
-        return StartTable(self.ids, (weight / np.maximum(self.size, 1))[self.bin], 1 - (1 - own) * self.share)
+        return StartTable(self.ids, (weight / np.maximum(self.size, 1))[self.bin], own + (1 - own) * (1 - self.share))
 
     def metrics(self) -> dict[str, float]:
         """frontier [control steps before success], success there, success and share of the task's own starts."""

@@ -8,20 +8,23 @@ where any start comes next. LEAST keeps every task in play, so that what is forg
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from robo_rl.errors import UserError
 from robo_rl.rollout_control.mixtures import PromptGdro, RuleReasoner
-from robo_rl.rollout_control.pool import ArmSampler
 from robo_rl.rollout_control.sampler import Sampler
 from robo_rl.rollout_control.samplers import Arms, Floats
 from robo_rl.starts import StartTable
 
+if TYPE_CHECKING:
+    from robo_rl.rollout_control.pool import ArmSampler  # torch comes with its network
+
 LEAST = 0.1  # share of episodes that is spread evenly over the tasks
 DRAWS = 1000
 
-TASK_SAMPLERS: dict[str, Callable[[int, int], ArmSampler]] = {  # name -> sampler of M tasks and a seed
+TASK_SAMPLERS: dict[str, Callable[[int, int], "ArmSampler"]] = {  # name -> sampler of M tasks and a seed
     "rulereasoner": lambda k, seed: RuleReasoner(k, seed),
     "prompt_gdro": lambda k, seed: PromptGdro(k, seed),
 }
@@ -57,7 +60,7 @@ class FixedMixture:
 class TaskSampler:
     """The `Sampler` of a run over the tasks `names`: `arms` says of which task any start is, `inner` all else."""
 
-    def __init__(self, names: Sequence[str], arms: ArmSampler, inner: Sampler):
+    def __init__(self, names: Sequence[str], arms: "ArmSampler", inner: Sampler):
         self.names, self.arms, self.inner = tuple(names), arms, inner
         self.weights = np.full(len(self.names), 1 / len(self.names))
 
