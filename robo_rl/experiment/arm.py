@@ -63,8 +63,8 @@ def task_interface(name: str, control: str = "", views: tuple[str, ...] = (), im
     from sims.mujoco import model
     from sims.mujoco.env import CONTROLS, axes_of
     axes = axes_of(control or CONTROLS[0])
-    return PolicyInterface(state_names=observed_names(name, views, whole), action_names=tuple(a.name for a in axes), scale=tuple(a.high for a in axes[:6]),
-                period=model.DT * model.SUBSTEPS, views=views, image_size=image_size)
+    return PolicyInterface(state_names=observed_names(name, views, whole), action_names=tuple(a.name for a in axes),
+                scale=tuple(a.high for a in axes[:6]), period=model.DT * model.SUBSTEPS, views=views, image_size=image_size)
 
 
 def start_placement(robot: Robot, name: str, start: int) -> tuple[np.ndarray, dict]:

@@ -97,7 +97,7 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
             "policy": {"execute": 4, "predict": "action", "noise": "learned", "noise_steps": "last", "noise_min": 0.2, "noise_max": 0.3},
             "rl": {"decisions": 32, "trust_kl": 0.002, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
     ("several fast on_policy state", "one network learns what several did: as many demonstrations of each as tell their starts apart, and "
-        "the updates that they take", {"demos": "100", "bc": {"updates": 6000}}),
+        "the updates that they take", {"demos": "100", "demos_most": 300, "bc": {"updates": 6000}}),
     ("fast ppo state", "the step follows the KL that it makes, not a learning rate that fits one task; the critic first", {
         "rl": {"trust_kl": 0.002, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
 

@@ -182,8 +182,8 @@ def ask_until_enough(run: Run, folder: Path) -> None:
         if success >= ENOUGH or demos >= config.demos_most:
             break
         count = min(GROWTH * demos, config.demos_most)
-        run.report.say(f"supervised {success:.3f} with {demos} demonstrations{of}: {count - demos} more asked of the expert, from states that "
-                       f"the policy comes to, and {updates * count // demos:,} updates on all {count}")
+        run.report.say(f"supervised {success:.3f} with {demos} demonstrations{of}: {count - demos} more asked of the expert, from states "
+                       f"that the policy comes to, and {updates * count // demos:,} updates on all {count}")
         try:
             record_demos(run, folder, count - demos, demos)
         except UserError as e:  # such as an expert that can only go on from what it did itself
