@@ -6,9 +6,9 @@
 Each run is `robo_rl train --algo METHOD` with the preset of the method and the budget below (what else is given goes to every
 run), one after the other: success before RL and after it with 95 % intervals, and CPU time of the whole run. `sac` is
 demo_sac without a teacher, without imitation and a slow beginning, `synther` and `guided` are its preset with a quarter of
-every batch made by diffusion; `rlpd` is the paper's method, whose twenty updates the budget below cuts to one. At the end each method against the
-first one, paired over seeds and starts (conditional on these seeds: another three would differ by more). `--keep FILE` holds
-every result; what it has is not run again. `--jobs N` runs N at a time, one thread each.
+every batch made by diffusion; `rlpd` is the paper's method with its own numbers in place of the budget. At the end each method
+against the first one, paired over seeds and starts (conditional on these seeds: another three would differ by more). `--keep FILE`
+holds every result; what it has is not run again. `--jobs N` runs N at a time, one thread each.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def one(task: str, method: str, seed: int, steps: int, demos: int, more: list[st
         child = subprocess.Popen(
             [sys.executable, "-m", "robo_rl", "train", "--task", task, "--algo", algo, "--seed", str(seed), "--steps", str(steps),
              "--eval-every", str(10 * steps), "--eval-episodes", "200", "--demos", str(demos), "--out", str(run), "--no-video",
-             "--threads", "1", *BUDGET.split(), *extra.split(), *more], stderr=said)
+             "--threads", "1", *([] if algo == "rlpd" else BUDGET.split()), *extra.split(), *more], stderr=said)
         _, status, used = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
         if child.returncode:

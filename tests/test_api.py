@@ -128,7 +128,8 @@ def test_the_origin_of_every_value_is_told(tmp_path):
 
 # ---- recipes
 
-SIMS = (("mujoco", "reach"), ("maniskill", "PickCube-v1"), ("gym:HalfCheetah-v5", ""), ("pour:make", ""), ("arm", ""), ("dds", ""))
+SIMS = (("mujoco", "reach"), ("mujoco", "reach,pick_cube"), ("maniskill", "PickCube-v1"), ("gym:HalfCheetah-v5", ""), ("pour:make", ""),
+        ("arm", ""), ("dds", ""))
 
 
 def every_recipe():
