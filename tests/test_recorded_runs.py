@@ -20,7 +20,7 @@ from robo_rl.experiment.correct_options import CorrectOptions
 from robo_rl.human.correction_journal import scan, unfinished
 from robo_rl.human.fleet import OperatorStats
 from robo_rl.log import read_metrics
-from robo_rl.options import ScriptedOperatorOptions
+from robo_rl.options import DemoSacOptions, ScriptedOperatorOptions
 
 CORRECT = ("--episodes", 4, "--robots", 1, "--bc.updates", 10, "--eval-episodes", 4, "--rounds", 1, "--max-steps", 40,
            "--scripted-operator.notice-time", 0.1,
@@ -99,3 +99,14 @@ def test_every_name_of_today_in_the_table_is_an_option_or_a_metric():
     documented = (Path(__file__).parent.parent / "docs/reference/metrics.md").read_text()
     assert all(name.partition("/")[2] in documented for name in old_names.METRICS.values())
     assert all(f"`{name}" in documented for name in old_names.PREFIXES.values())
+
+
+def test_a_run_that_was_called_rlpd_before_that_was_the_papers_method_is_one_of_demo_sac(tmp_path):
+    was = {"algo": "rlpd", "task": "reach", "policy": {"kind": "squashed", "teacher": True}, "bc": {},
+           "rl": {"alpha": 0.001, "imitate": "success", "ramp": 1000, "bc_coef": 20.0, "utd": 4.0}}
+    (tmp_path / "run.json").write_text(json.dumps({"config": was}))
+    config = load_config(tmp_path)
+    assert config.algo == "demo_sac" and isinstance(config.rl, DemoSacOptions) and config.rl.imitate == "success" and config.rl.utd == 4
+    now = was | {"rl": {"alpha": 1.0, "utd": 20.0}}
+    (tmp_path / "run.json").write_text(json.dumps({"config": now}))
+    assert load_config(tmp_path).algo == "rlpd"
