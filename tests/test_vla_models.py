@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from vla_goldens import FAMILIES, STEPS, inputs, outputs, weights
 
 from robo_rl.errors import UserError
@@ -208,3 +209,23 @@ def test_no_package_of_other_peoples_models_is_imported_anywhere():
     for package in ("robo_rl", "sims", "controllers", "world_models"):
         for path in (ROOT / package).rglob("*.py"):
             assert not pattern.search(path.read_text(encoding="utf-8")), path
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("family", "words", "tokens", "prefix", "step"), [
+    ("pi0", 48, 816, 3.81, 38.6), ("pi05", 200, 968, 4.42, 42.4), ("smolvla", 48, 241, 0.72, 11.4)])
+def test_the_full_size_costs_what_is_published_less_the_last_trunk_layer(family, words, tokens, prefix, step):
+    """3.96 and 4.6 TFLOP for three views and a padded prompt, 38 GFLOP a denoise step of pi0; counted on the meta device."""
+    config = vla_config(family, "full")
+    model, side = empty_model(config), config.vision.image
+    with torch.device("meta"):
+        obs = {"images": torch.empty(1, 3, 3, side, side), "image_mask": torch.empty(1, 3, dtype=torch.bool),
+               "tokens": torch.empty(1, words, dtype=torch.int64), "token_mask": torch.empty(1, words, dtype=torch.bool),
+               "state": torch.empty(1, 32)}
+        with FlopCounterMode(display=False) as first:
+            context = model.prefix(**obs, drop=False)
+        with FlopCounterMode(display=False) as second:
+            assert model.velocity(context, torch.empty(1, 50, 32), torch.empty(1)).shape == (1, 50, 32)
+    assert context.mask.shape == (1, tokens) and len(context.kv) == config.trunk.depth
+    assert first.get_total_flops() / 1e12 == pytest.approx(prefix, rel=0.01)
+    assert second.get_total_flops() / 1e9 == pytest.approx(step, rel=0.01)
