@@ -73,10 +73,19 @@ def test_views_that_are_not_there_cost_nothing_and_words_that_are_masked_are_pad
     assert (model.velocity(joined, io["noise"], io["time"]) - want).abs().max() < 1e-5
 
 
-def test_another_number_of_views_or_a_longer_prompt_is_refused(model):
+@torch.no_grad()
+def test_views_that_nobody_has_need_not_be_given(model):
+    obs, io = dict(inputs("xvla")), outputs("xvla")
+    obs["image_mask"] = obs["image_mask"] & torch.tensor([True, True, False])
+    want = model.velocity(model.prefix(**obs), io["noise"], io["time"])
+    two = {**obs, "images": obs["images"][:, :2], "image_mask": obs["image_mask"][:, :2]}
+    assert torch.equal(model.velocity(model.prefix(**two), io["noise"], io["time"]), want)
+
+
+def test_more_views_or_a_longer_prompt_are_refused(model):
     obs = inputs("xvla")
-    with pytest.raises(ValueError, match="takes 3 views and 9 words at most, got 2 and 9"):
-        model.prefix(**{**obs, "images": obs["images"][:, :2], "image_mask": obs["image_mask"][:, :2]})
+    with pytest.raises(ValueError, match="takes 3 views and 9 words at most, got 6 and 9"):
+        model.prefix(**{**obs, "images": obs["images"].repeat(1, 2, 1, 1, 1), "image_mask": obs["image_mask"].repeat(1, 2)})
     with pytest.raises(ValueError, match="got 3 and 18"):
         model.prefix(**{**obs, "tokens": obs["tokens"].repeat(1, 2), "token_mask": obs["token_mask"].repeat(1, 2)})
 

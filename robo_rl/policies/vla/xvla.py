@@ -22,6 +22,7 @@ from robo_rl.policies.vla.blocks import DecoderSize, VisionAttention, picture_to
 
 PATCH, STRIDE, PAD = (7, 3, 3, 3), (4, 2, 2, 2), (3, 1, 1, 1)  # of the convolution before each stage
 TIME_PERIOD = 100.0
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colours in 0..1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +180,7 @@ class PictureStage(nn.Module):
 
 
 class Davit(nn.Module):
-    """Pictures [B,3,h,h], normalised as ImageNet's, -> [B,n,W]."""
+    """Pictures [B,3,h,h] in -1..1, which are normalised as ImageNet's, -> [B,n,W]."""
 
     convs: Any  # nn.ModuleList of PictureStage
     blocks: Any  # nn.ModuleList of nn.ModuleList of nn.ModuleDict of DavitBlock
@@ -194,7 +195,8 @@ class Davit(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """[B,3,h,h] -> [B,n,W]."""
-        x = images.to(self.convs[0].conv.weight.dtype)
+        mean, std = (images.new_tensor(x)[:, None, None] for x in (MEAN, STD))
+        x = (((images + 1) / 2 - mean) / std).to(self.convs[0].conv.weight.dtype)
         for conv, stage in zip(self.convs, self.blocks, strict=True):
             x = conv(x)
             side = x.shape[2]
@@ -259,12 +261,13 @@ class XVlaTrunk(nn.Module):
                 drop: bool = True, length: int | None = None) -> Context:
         """See `VlaModel.prefix`. `kv` has one entry: all tokens [B,L,C], and which are of views beyond the first [B,L,1].
 
-        Views that a row lacks are zeros, and cost nothing with `drop`; `length` has nothing to set. ValueError: another number of
-        views, a longer prompt.
+        Views that a row lacks are zeros, and cost nothing with `drop`; so are those that nobody has, up to `views`. `length` has
+        nothing to set. ValueError: more views, a longer prompt.
         """
-        c = self.config
-        if images.shape[1] != c.views or tokens.shape[1] > c.prompt:
+        c, more = self.config, self.config.views - images.shape[1]
+        if more < 0 or tokens.shape[1] > c.prompt:
             raise ValueError(f"X-VLA takes {c.views} views and {c.prompt} words at most, got {images.shape[1]} and {tokens.shape[1]}")
+        images, image_mask = F.pad(images, (0, 0, 0, 0, 0, 0, 0, more)), F.pad(image_mask, (0, more))
         pictures = picture_tokens(self.vision, self.projector, images, image_mask, drop)
         if not drop:
             pictures = pictures * image_mask[:, :, None, None]
