@@ -202,6 +202,18 @@ def test_shards_are_read_one_by_one_to_the_same_model(shards):
     assert load_model(shards, dtype=torch.bfloat16).expert.action_in.weight.dtype == torch.bfloat16
 
 
+def test_a_loaded_model_no_longer_needs_its_file(tmp_path):
+    """On a CPU safetensors gives the pages of the file: who wrote into it would change the weights."""
+    file = tmp_path / "x.safetensors"
+    shutil.copy(weights("pi0"), file)
+    model = load_model(file)
+    before = velocity(model, "pi0")
+    with open(file, "r+b") as f:
+        f.seek(-100_000, 2)
+        f.write(bytes(100_000))
+    assert torch.equal(velocity(model, "pi0"), before)
+
+
 def test_an_absent_shard_is_told(shards):
     (shards / "model-00002-of-00003.safetensors").unlink()
     refused(lambda: load_model(shards), "names 1 of 3 shards that are not there: model-00002-of-00003.safetensors")

@@ -206,7 +206,7 @@ def load_model(path: "str | Path", device: "torch.device | str" = "cpu", dtype: 
     turned = read.layout.turned if read.layout else ()
     for key, tensor in checkpoint.read(set(names), device):
         tensor = tensor.T.contiguous() if names[key] in turned else tensor
-        _place(model, names[key], tensor if dtype is None else tensor.to(dtype))
+        _place(model, names[key], tensor.to(dtype or tensor.dtype, copy=tensor.device.type == "cpu"))  # on a CPU it is the file's own pages
     return model
 
 
