@@ -74,6 +74,14 @@ class RecordedTransport:
         self.publishers, self.complaints, self.now = wire.publishers, wire.complaints, wire.now
         self.service, self.serve, self.call, self.close = wire.service, wire.serve, wire.call, wire.close
 
+    @property
+    def identity(self) -> str:
+        return self.wire.identity
+
+    @property
+    def caller(self) -> str:
+        return self.wire.caller
+
     def publisher(self, topic: str, kind: type, quality: str = "state") -> "RecordedPublisher":
         return RecordedPublisher(self.wire.publisher(topic, kind, quality), topic, self.bag, self.now)
 
@@ -84,7 +92,7 @@ class RecordedTransport:
             for got in box.take():
                 self.bag.add(topic, got.message, got.at)
                 yield got
-        return Mailbox(depth, heard)
+        return Mailbox(depth, heard, box.sources)
 
 
 class RecordedPublisher:

@@ -21,7 +21,8 @@ from typing import Protocol
 import numpy as np
 
 from controllers.contracts import Command, State
-from controllers.governor import ACTIVE, ARMED, HOLD, STOPPED, Governor
+from controllers.estop import EmergencyStop
+from controllers.governor import ACTIVE, ARMED, HOLD, Governor
 from controllers.limits import Limits
 from controllers.model import ArmModel
 from controllers.node import GRIPPER_STATE
@@ -262,7 +263,7 @@ class Bridge:
         if dry_run:  # the arm does not follow, and need not
             limits = replace(limits, tracking=(math.inf, math.inf))
         self.governor = Governor(limits, robot)
-        self.estop = transport.subscription(self.topics["estop"], Flag, "latched")
+        self.estop = EmergencyStop(transport.subscription(self.topics["estop"], Flag, "latched", depth=64))
         self.slow = slowness(task, limits)
         self.joints = joints and not dry_run
         self.topic = PREVIEW if dry_run else self.topics["target_joint" if joints else "target_pose"]
@@ -274,8 +275,7 @@ class Bridge:
 
     def measure(self, now: float) -> bool:
         """Read new messages and give the state to the governor -> whether a new one came."""
-        if (stop := self.estop.latest()) is not None and stop.message.data and self.governor.state != STOPPED:
-            self.governor.stop(now, "e-stop topic")
+        self.estop.read(self.governor, now)
         m = self.model
         fresh = self.observation_buffer.update(m)
         if fresh:
@@ -283,14 +283,15 @@ class Bridge:
                                         tuple((m.jac @ m.dq).tolist())), now)
         return fresh
 
-    def begin(self, now: float) -> None:
-        """Arm this side's governor at the measured pose. UserError says what is missing."""
+    def begin(self, now: float, leased: bool = False) -> None:
+        """Arm this side's governor at the measured pose. leased: we hold the arm's lease, so it follows nobody else. UserError says what
+        is missing."""
         if missing := self.observation_buffer.missing():
             wrong = "".join(f". {c}" for c in self.transport.complaints())
             raise UserError(f"nothing came on {', '.join(missing)}: is the arm there (robo_rl sim-arm), in this domain?{wrong}")
         self.measure(now)
         others = {t: self.transport.publishers(self.topics[t]) for t in ("target_pose", "target_joint")}
-        if not self.dry_run and (n := sum(others.values())) > 1:
+        if not self.dry_run and not leased and (n := sum(others.values())) > 1:
             raise UserError(f"{n - 1} other publisher on {self.topics['target_pose']} or {self.topics['target_joint']}: "
                             "one commander at a time, stop the other")
         self.governor.arm(now)

@@ -15,12 +15,12 @@ REWRITE = ("workspace", "orientation", "step", "joint_range")
 CONTRACTS = ("dimensions", "finite", "quaternion", "frame", "commander", "order", "future", "stale", *REWRITE)
 """Of a command."""
 STATE_CONTRACTS = ("state_dimensions", "state_finite", "joint_limit", "joint_speed", "tool_speed", "tool_place",
-                   "wrench", "tracking", "state_age", "command_age", "violations", "clock", "estop")
+                   "wrench", "tracking", "state_age", "command_age", "lease", "violations", "clock", "estop")
 """Of the measured state and of time."""
 BLAME = {"joint_limit": "arm", "joint_speed": "arm", "tool_speed": "arm", "tool_place": "arm", "wrench": "environment",
          "tracking": "environment", "state_dimensions": "sensor", "state_finite": "sensor", "state_age": "transport",
-         "command_age": "transport", "clock": "governor", "estop": "person", "order": "transport", "stale": "transport",
-         "future": "transport"}  # everything else is the commander's
+         "command_age": "transport", "lease": "person", "clock": "governor", "estop": "person", "order": "transport",
+         "stale": "transport", "future": "transport"}  # everything else is the commander's
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class Command:
     pos: tuple[float, ...]  # [m]
     quat: tuple[float, ...]  # (w, x, y, z)
     joints: tuple[float, ...] = ()  # targets [rad] whose tool pose pos and quat are; (): a pose alone
+    stream: str = ""  # of the source's, where it has several: stamps rise within each
 
 
 @dataclass(frozen=True, slots=True)

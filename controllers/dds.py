@@ -56,6 +56,11 @@ def vendor(guid: bytes) -> str:
     return VENDORS.get(guid[:2], f"DDS vendor {guid[:2].hex()}")
 
 
+def participant_of(guid: bytes) -> str:
+    """The name of the participant whose endpoint, or who itself, has this GUID: its first 12 bytes, which no other has."""
+    return guid[:12].hex()
+
+
 def user_data(text: bytes, key: str) -> str:
     """The value of key=value; in USER_DATA, or ""."""
     pairs = dict(p.split("=", 1) for p in text.decode("ascii", "replace").split(";") if "=" in p)
@@ -115,6 +120,7 @@ class DdsTransport:
             _domains.pop(domain, None)
             raise UserError(f"DDS cannot use the network interface {interface or 'lo'}: is it up? ({e})") from None
         self.dropped: Counter[str] = Counter()
+        self.identity, self.caller = participant_of(self.participant.guid.bytes), ""
         self.closed = False
         self.entities: list[Any] = []
         self.topics: dict[tuple[str, str], Any] = {}
@@ -142,7 +148,8 @@ class DdsTransport:
         ros = self._join(topic, kind, quality)
         reader = DataReader(self.participant, self._topic(f"rt/{topic}", ros), self._qos(quality, ros, depth, reads=True))
         self._keep("reader", reader)
-        return Mailbox(depth, DdsReader(reader, kind, self.types, depth, self.now, self.dropped, topic).pull)
+        ours = DdsReader(reader, kind, self.types, depth, self.now, self.dropped, topic)
+        return Mailbox(depth, ours.pull, ours.all_sources)
 
     def publishers(self, topic: str) -> int:
         """Writers in the graph, ours and others'."""
@@ -168,12 +175,16 @@ class DdsTransport:
             for sample in reader.take(N=8):
                 if not sample.sample_info.valid_data:
                     continue
+                asker = reader.get_matched_publication_data(sample.sample_info.publication_handle)
+                self.caller = "" if asker is None else participant_of(asker.key.bytes)  # None: it has left
                 try:
                     given = self.types.codec.plain(text_of(kind, REQUEST), sample.message)
                     reply = self._built(kind, REPLY, filled(text_of(kind, REPLY), handler(given)))
                 except Exception:  # somebody's bytes: no reply, the caller's deadline tells it
                     self.dropped[name] += 1
                     continue
+                finally:
+                    self.caller = ""
                 writer.write(writer.data_type(reply, sample.client, sample.number))
 
     def call(self, name: str, kind: str, request: dict, timeout: float = 5.0) -> dict:
@@ -410,8 +421,13 @@ class DdsReader:
         if handle not in self.sources:
             writer = self.reader.get_matched_publication_data(handle)  # None: it has left
             theirs = "" if writer is None else user_data(userdata_of(writer), "typehash")
-            self.sources[handle] = "" if hash_fault("", "", theirs, self.hash) else f"{handle:x}"
+            name = f"{handle:x}" if writer is None else participant_of(writer.key.bytes)
+            self.sources[handle] = "" if hash_fault("", "", theirs, self.hash) else name
         return self.sources[handle]
+
+    def all_sources(self) -> set[str]:
+        """Of all writers that are matched now."""
+        return {name for handle in self.reader.get_matched_publications() if (name := self.source(handle))}
 
 
 _numbers = itertools.count(1)

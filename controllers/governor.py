@@ -3,8 +3,9 @@
     DISARMED --arm--> ARMED --first good command--> ACTIVE --violation or silence--> HOLD --arm--> ARMED
     any --stop, lost state, silence for `give_up`--> STOPPED --reset--> DISARMED
 
-Nothing but `arm` leads out of HOLD and nothing but `reset` out of STOPPED. In HOLD and STOPPED the setpoint brakes from
-the measured pose and velocity and then stands; what is commanded there has no effect.
+Nothing but `arm` leads out of HOLD and nothing but `reset` out of STOPPED; neither does while a source of the e-stop says stop.
+In HOLD and STOPPED the setpoint brakes from the measured pose and velocity and then stands; what is commanded there has no
+effect. A second commander is refused and moves nothing.
 
 A command is judged by the contracts in the order of CONTRACTS; its verdict names the first one that it violates. Limits
 of place and step rewrite the command to the nearest one allowed, everything else blocks it; too many of either within
@@ -39,6 +40,7 @@ from robo_rl.errors import UserError
 from robo_rl.geometry import Floats, turn_between, turned, unit
 
 DISARMED, ARMED, ACTIVE, HOLD, STOPPED = "DISARMED", "ARMED", "ACTIVE", "HOLD", "STOPPED"
+COUNTED = tuple(c for c in CONTRACTS if c != "commander")  # towards `violations`: a stranger holds nobody's arm
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ class Governor:
         self.joint_target: Floats | None = None  # its goal, while joints are commanded
         self._pace = 0.0  # [m/s] on the way between them
         self.commander: str | None = None
-        self._stamps: dict[str, tuple[float, float]] = {}  # source -> (last stamp, least delay)
+        self.stopped_by: set[str] = set()  # sources of the e-stop that say stop
+        self._stamps: dict[tuple[str, str], tuple[float, float]] = {}  # source, stream -> (last stamp, least delay)
         self._recent: deque[float] = deque()
         self._apart_since, self._rebased = math.inf, False
         if trace:
@@ -87,6 +90,7 @@ class Governor:
         """Allow commands. UserError says why not."""
         self._log("arm", now, {})
         self._clock(now)
+        self._no_stop()
         if self.state == STOPPED:
             raise UserError(f"stopped ({self.reason}): reset first, then arm")
         if self.state in (ARMED, ACTIVE):
@@ -117,16 +121,31 @@ class Governor:
         if self.state != STOPPED:
             self._go(DISARMED, now, "disarmed")
 
-    def stop(self, now: float, reason: str = "e-stop") -> Verdict:
-        """Emergency stop, from anyone, at any time. It latches."""
-        self._log("stop", now, {"reason": reason})
+    def stop(self, now: float, reason: str = "e-stop", source: str = "") -> Verdict:
+        """Emergency stop, from anyone, at any time. It latches; of a `source`, nothing arms until that lets go."""
+        self._log("stop", now, {"reason": reason, "source": source})
         self._clock(now)
+        if source:
+            self.stopped_by.add(source)
         return self._trip(STOPPED, "estop", reason)
+
+    def let_go(self, now: float, source: str) -> None:
+        """A source of the e-stop no longer says stop; STOPPED stays."""
+        self._log("let_go", now, {"source": source})
+        self._clock(now)
+        self.stopped_by.discard(source)
+
+    def hold(self, now: float, contract: str, reason: str) -> Verdict:
+        """Brake and stand until somebody arms, for a reason outside: whoever drove gave up."""
+        self._log("hold", now, {"contract": contract, "reason": reason})
+        self._clock(now)
+        return self._trip(HOLD, contract, reason)
 
     def reset(self, now: float) -> None:
         """Out of STOPPED, to DISARMED."""
         self._log("reset", now, {})
         self._clock(now)
+        self._no_stop()
         if self.state != STOPPED:
             raise UserError(f"nothing to reset: {self.state}")
         self._go(DISARMED, now, "reset")
@@ -156,18 +175,15 @@ class Governor:
         """A command came in."""
         if self.trace:
             self._log("command", now, {"source": c.source, "stamp": c.stamp, "frame": c.frame, "pos": c.pos,
-                                       "quat": c.quat, "joints": c.joints})
+                                       "quat": c.quat, "joints": c.joints, "stream": c.stream})
         self._clock(now)
         if self.state not in (ARMED, ACTIVE):
             return self._said(Verdict("block", "state", "commander", f"{self.state}: {self.reason or 'not armed'}"))
-        stamps = self._stamps.get(c.source)
+        stamps = self._stamps.get((c.source, c.stream))
         broken = command_fault(c, now, self.limits, len(self.robot.joints), self.commander, stamps)
         if broken:
-            verdict = self._count("block", *broken)
-            if broken[0] == "commander":
-                self._trip(HOLD, *broken)
-            return self._said(verdict)
-        self._stamps[c.source] = c.stamp, min(stamps[1] if stamps else math.inf, now - c.stamp)
+            return self._said(self._count("block", *broken))
+        self._stamps[c.source, c.stream] = c.stamp, min(stamps[1] if stamps else math.inf, now - c.stamp)
         self.commander, self._command_at = c.source, now
         verdict, pos, quat = nearest_allowed(tuple(c.pos), unit(tuple(c.quat)), self.target, self.limits)
         if c.joints:
@@ -256,6 +272,10 @@ class Governor:
         else:
             self.now = now
 
+    def _no_stop(self) -> None:
+        if self.stopped_by:
+            raise UserError(f"the e-stop says stop ({', '.join(sorted(self.stopped_by))}): it must let go first")
+
     def _go(self, state: str, now: float, reason: str) -> None:
         self.state, self.reason, self._changed_at = state, reason, now
 
@@ -284,7 +304,7 @@ class Governor:
         self.counts[contract] += 1
         if self.first is None:
             self.first = self.now, verdict
-        if action in ("rewrite", "block") and contract in CONTRACTS and self.state in (ARMED, ACTIVE):
+        if action in ("rewrite", "block") and contract in COUNTED and self.state in (ARMED, ACTIVE):
             recent, now = self._recent, self.now
             recent.append(now)
             while recent[0] < now - self.limits.window:

@@ -4,7 +4,9 @@ It drives `robo_rl sim-arm`, whose scene a service places; both governors are ar
 actions the arm goes on to the last target, as it does under a slow policy.
 """
 
+import itertools
 import math
+import os
 import time
 from collections.abc import Callable
 
@@ -12,6 +14,7 @@ import numpy as np
 
 from controllers.bridge import Bridge, PolicyInterface
 from controllers.governor import Governor
+from controllers.lease import LeaseClient
 from controllers.limits import Limits
 from controllers.manager import placement
 from controllers.model import ArmModel
@@ -21,8 +24,11 @@ from controllers.services import parameter
 from controllers.transport import Text, Transport
 from robo_rl.errors import UserError
 
+LEASE = 5.0  # s of the arm's lease, renewed at every action
 NEAR = 0.02  # rad; the joints are there
 PICTURED = 0.1  # s after the joints are there, from which on pictures show it
+
+_numbers = itertools.count(1)
 
 
 class LiveArm:
@@ -35,6 +41,7 @@ class LiveArm:
         self.clock, self.sleep, self.wait = clock, sleep, wait
         self.bridge = Bridge(robot, task, transport, model, limits, joints=joints)
         self.safety = transport.subscription(SAFETY_STATE, Text, "latched", depth=8)
+        self.lease = LeaseClient(transport, f"env-{os.getpid()}-{next(_numbers)}", LEASE)
         self.late, self.steps, self.stops, self.due = 0, 0, [], 0.0
         self.lateness: list[float] = []  # s that an action came after its period began
 
@@ -42,6 +49,7 @@ class LiveArm:
         """Place the scene, arm both governors. UserError: there is no simulated arm, or it refuses."""
         self.end()
         self.order("disarm")
+        self.lease.claim(self.wait_for)
         row = tuple(placement(joints, objects))
         [said] = self.transport.call("sim_arm/set_parameters", "rcl_interfaces/srv/SetParameters", {
             "parameters": [{"name": "placement", "value": parameter(row)}]}, self.wait)["results"]
@@ -54,7 +62,7 @@ class LiveArm:
         self.order("arm")
         self.bridge.governor = Governor(self.limits, self.robot)
         self.until(lambda: self.bridge.measure(self.clock()), "no joint states")
-        self.bridge.begin(self.clock())
+        self.bridge.begin(self.clock(), leased=True)
         self.safety.take()  # what was said until now is not about this episode
         self.due = self.clock()
 
@@ -87,6 +95,7 @@ class LiveArm:
             self.late += 1
             self.due = now
         self.bridge.measure(now)
+        self.lease.renew(now)
         do(now)
         self.due += period
         if (left := self.due - self.clock()) > 0:
@@ -122,10 +131,18 @@ class LiveArm:
         """An order to the arm's governor; out of STOPPED by a reset, for this is a simulated arm."""
         reply = self.transport.call(f"safety/{word}", "std_srvs/srv/Trigger", {}, self.wait)
         if "STOPPED" in reply["message"] and word != "stop":
+            self.lease.claim(self.wait_for)
             self.transport.call("safety/reset", "std_srvs/srv/Trigger", {}, self.wait)
             reply = self.transport.call(f"safety/{word}", "std_srvs/srv/Trigger", {}, self.wait)
         if not reply["success"]:
             raise UserError(f"the arm does not {word}: {reply['message']}")
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Whether the condition comes true within `seconds`."""
+        end = self.clock() + seconds
+        while not (true := condition()) and self.clock() < end:
+            self.sleep(0.002)
+        return true
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         end = self.clock() + self.wait

@@ -9,9 +9,10 @@ from controllers.arm import SimArm
 from controllers.bridge import Bridge, PolicyClient, PolicyInterface
 from controllers.governor import Governor
 from controllers.law import LawOptions
+from controllers.lease import LONGEST, SAFETY_COMMAND
 from controllers.limits import Limits
 from controllers.model import ArmModel
-from controllers.node import SAFETY_COMMAND, ArmNode
+from controllers.node import ArmNode
 from controllers.robot import Robot
 from controllers.supervisor import Supervisor, supervised
 from controllers.transport import Bus, LoopbackTransport, NetworkConditions, Text, Transport
@@ -53,7 +54,8 @@ class LockstepArm:
             if not self.bridge.observation_buffer.missing():
                 break
         if not self.dry_run:
-            self.order.publish(Text("arm"))
+            self.order.publish(Text(f"claim bridge {LONGEST:g}"))
+            self.order.publish(Text("arm bridge"))
         self.run()
         self.bridge.begin(self.arm.t)
 

@@ -1,6 +1,7 @@
 """The controllers of a simulated arm as ros2_control's services show them: listed, switched, with parameters.
 
-One controller at a time holds the arm; a switch is bumpless, and refused while the arm's governor follows a commander.
+One controller at a time holds the arm; a switch is bumpless, and refused while the arm's governor follows a commander. While somebody
+holds the lease, a switch, a parameter and the scene are the holder's to change.
 Names of services, states and parameters are those of controller_manager and of CRISP's Cartesian controller.
 """
 
@@ -78,6 +79,7 @@ class Manager:
             raise UserError(f"no controller {', '.join(unknown)}. Allowed: {', '.join(self.controllers)}")
         if stay := [n for n in off if n in BROADCASTERS]:
             raise UserError(f"{', '.join(stay)} stays active: the arm's state is never silent")
+        self.node.check_change()
         wanted = [n for n in on if n in self.controllers]
         if len(wanted) > 1:
             raise UserError(f"{', '.join(wanted)} command the same joints: activate one")
@@ -108,6 +110,7 @@ class Manager:
 
     def change(self, name: str, key: str, value: float) -> None:
         """Set one parameter of a controller; the one that runs ramps to it."""
+        self.node.check_change()
         c = self.controllers[name]
         o = c.options
         if key == "damping_ratio":
@@ -131,6 +134,7 @@ class Manager:
     def put(self, key: str, value: Any) -> None:
         """Put the scene at a start (an int) or a placement (a row of numbers): a person's or an evaluation's doing,
         never while the arm is commanded."""
+        self.node.check_change()
         governor = self.node.governor
         if governor is not None and governor.state != DISARMED:
             raise UserError(f"the arm is {governor.state}: disarm it, then place it")
@@ -151,17 +155,17 @@ class Manager:
         governor = self.node.governor
         assert governor is not None  # else there is no such service
         try:
-            self.node.order(order)
+            self.node.asked(order, self.node.transport.caller)
         except UserError as e:
+            self.node.refuse(f"safety/{order}", str(e))
             return {"success": False, "message": f"{governor.state}: {e}"}
         return {"success": True, "message": governor.state}
 
     def estop(self, request: dict) -> dict:
-        """True stops; False changes nothing: `safety/reset` is a person's next step."""
+        """True says stop until a False; then `claim` and `safety/reset` are a person's next steps."""
         governor = self.node.governor
         assert governor is not None
-        if request["data"]:
-            governor.stop(self.node.transport.now(), "e-stop service")
+        self.node.estop_service(request["data"])
         return {"success": bool(request["data"]), "message": governor.state}
 
 

@@ -1,19 +1,23 @@
 """The simulated arm on a wire, with the topics of a CRISP robot: it publishes its state and follows what is commanded.
 
 Beside CRISP's topics: the gripper, the free bodies of the scene as `objects/<name>` (what a camera would tell), and with
-a governor `safety_command` (arm, disarm, reset, stop), `safety_state` (latched, on change) and `estop`. A message that
-makes no sense is counted with the reason and has no effect: it must not take the arm's loop down. What it serves is in
-`manager`.
+a governor `safety_command` (claim, release, arm, disarm, reset, stop: `lease` has their words), `safety_state`,
+`safety_lease` (both latched, on change), `safety_refused` and `estop`. A message that makes no sense is counted with the
+reason and has no effect: it must not take the arm's loop down. What it serves is in `manager`.
 """
 
+import math
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 
 from controllers.arm import SimArm, govern
 from controllers.contracts import Command
+from controllers.estop import SERVICE, EmergencyStop
 from controllers.governor import ACTIVE, ARMED, Governor, Setpoint
 from controllers.law import vector
+from controllers.lease import SAFETY_COMMAND, SAFETY_LEASE, SAFETY_REFUSED, Lease, number
 from controllers.model import ArmModel
 from controllers.robot import by_name
 from controllers.transport import (
@@ -32,15 +36,20 @@ from robo_rl.errors import UserError, choose
 
 GRIPPER_STATE = "gripper/joint_states"
 EXTERNAL_WRENCH = "external_wrench"  # estimated, where the arm has an observer
-SAFETY_COMMAND, SAFETY_STATE = "safety_command", "safety_state"
+SAFETY_STATE = "safety_state"
 SERVE_EVERY = 10  # ticks between two looks for calls of services
 ORDERS = ("arm", "disarm", "reset", "stop")
+LEASED = ("arm", "reset")  # orders that belong to the lease's holder; whoever is afraid may disarm and stop
+DEPTH = 16  # messages of a command topic in a tick: a stranger's do not hide the holder's
+KINDS = 200  # of refusals that are told apart
+REFUSED_EVERY = 1.0  # s between two publications of one refusal
+FRESH = 0.1  # s since joint targets of a commander, in which its poses are another stream of the same motion
 
 
 class ArmNode:
     """`tick` once per control period: take commands, one tick of the arm, publish. refused: bad messages by reason.
 
-    Two publishers on a command topic: neither is followed, as CRISP's controller does.
+    Without a lease, of two publishers on a command topic neither is followed, as CRISP's controller does; with one, its holder is.
     """
 
     def __init__(self, arm: SimArm, transport: Transport, governor: Governor | None = None, *, pose_every: int = 10,
@@ -54,6 +63,8 @@ class ArmNode:
         self.clock = transport.publisher("clock", Clock) if clock else None
         names = arm.robot.topics
         self.refused: Counter[str] = Counter()
+        self.on_refusal: Callable[[str], None] = lambda line: None
+        self._told: dict[str, float] = {}  # when a refusal was last published
         self.joints = transport.publisher(names["joint_states"], JointState)
         self.pose = transport.publisher(names["current_pose"], PoseStamped)
         self.twist = transport.publisher(names["current_twist"], TwistStamped)
@@ -67,23 +78,28 @@ class ArmNode:
                          (names["target_stiffness"], Numbers, self._stiffness)]
         else:
             self.safety = transport.publisher(SAFETY_STATE, Text, "latched")
+            self.leased = transport.publisher(SAFETY_LEASE, Text, "latched")
+            self.refusals = transport.publisher(SAFETY_REFUSED, Text, "command")
+            self.lease, self.lease_said, self.armed_by = Lease(), "?", ""  # armed_by: the holder for whom it was armed
             followed += [(names["target_joint"], JointState, self._governed_joint), (SAFETY_COMMAND, Text, self._order)]
             self.meant = ArmModel(arm.model.spec, arm.robot.joints, arm.robot.site)  # what joint targets mean
-        self.commands = [(transport.subscription(topic, kind, "command"), topic, follow)
+            self.joints_at = -math.inf  # when joint targets were last followed
+            self.estop = EmergencyStop(transport.subscription(names["estop"], Flag, "latched", depth=64))
+        self.commands = [(transport.subscription(topic, kind, "command", depth=1 if governor is None else DEPTH), topic, follow)
                          for topic, kind, follow in followed]
-        if governor is not None:
-            self.commands += [(transport.subscription(names["estop"], Flag, "latched"), "", self._estop)]
 
     def tick(self) -> None:
         """Commands, one tick of the arm, publications."""
+        if self.governor is not None:
+            self._look_after(self.governor)
         for box, topic, follow in self.commands:
             for got in box.take():
                 try:
-                    if topic not in ("", SAFETY_COMMAND) and self.transport.publishers(topic) > 1:
-                        raise UserError(f"{topic} has more than one publisher")
+                    if topic != SAFETY_COMMAND:
+                        self._may_command(got.source, topic)
                     follow(got)
                 except UserError as e:
-                    self.refused[f"{topic}: {e}"] += 1
+                    self.refuse(topic, str(e))
         arm = self.arm
         if self.governor is None:
             arm.tick()
@@ -120,7 +136,10 @@ class ArmNode:
     def _pose(self, got: Received) -> None:
         m = got.message
         if self.governor is not None:
-            self.governor.command(Command(got.source, m.stamp, m.frame, m.pos, m.quat), self.transport.now())
+            now = self.transport.now()
+            if now - self.joints_at < FRESH and got.source == self.governor.commander:
+                return  # CRISP's client streams both; the law that follows joints takes those
+            self._govern(Command(got.source, m.stamp, m.frame, m.pos, m.quat, stream="pose"), now)
             return
         self._frame(m.frame, (self.arm.robot.base_frame,))
         self.arm.law.set_target(np.array(m.pos), np.array(m.quat))
@@ -135,12 +154,24 @@ class ArmNode:
         assert self.governor is not None  # else nobody subscribed
         m, joints = got.message, self.arm.robot.joints
         if self.arm.servo is None:
+            if got.source == self.governor.commander and self.governor.state == ACTIVE:
+                return  # the other stream of the client whose poses are followed
             raise UserError("joint targets need joint_impedance_controller: switch to it, or command target_pose")
         q = by_name(joints, m.names, m.position)
         if np.isfinite(q).all():
             self.meant.place(q)
-        self.governor.command(Command(got.source, m.stamp, self.governor.limits.frame, tuple(self.meant.pos),
-                                      tuple(self.meant.quat), tuple(q.tolist())), self.transport.now())
+        now = self.transport.now()
+        self._govern(Command(got.source, m.stamp, self.governor.limits.frame, tuple(self.meant.pos), tuple(self.meant.quat),
+                             tuple(q.tolist()), "joints"), now)
+        if got.source == self.governor.commander:
+            self.joints_at = now
+
+    def _govern(self, command: Command, now: float) -> None:
+        """UserError: another's command. All else that the governor refuses it counts."""
+        assert self.governor is not None
+        verdict = self.governor.command(command, now)
+        if verdict.contract == "commander":
+            raise UserError(verdict.text)
 
     def _wrench(self, got: Received) -> None:
         m, robot = got.message, self.arm.robot
@@ -152,23 +183,96 @@ class ArmNode:
 
     def _grip(self, got: Received) -> None:
         opening = vector("gripper opening", got.message.data, 1)
-        if self.governor is None or self.governor.state in (ARMED, ACTIVE):
+        if self.governor is None or self.governor.state in (ARMED, ACTIVE) and self.governor.commander in (None, got.source):
             self.arm.grip(float(opening[0]))
 
+    # ---- who may ---------------------------------------------------------------------------------------------------
+
+    def _look_after(self, governor: Governor) -> None:
+        """The e-stop and the lease: who let go, whose time is over."""
+        now = self.transport.now()
+        if self.estop.read(governor, now):
+            self.lease.revoke()
+        holder = self.lease.holder(now)
+        if self.armed_by and holder != self.armed_by:
+            if governor.state in (ARMED, ACTIVE):
+                governor.hold(now, "lease", f"the lease of {self.armed_by} ended")
+            self.armed_by = ""
+        said = f"{holder} {self.lease.source}" if holder else ""
+        if said != self.lease_said:
+            self.lease_said = said
+            self.leased.publish(Text(said))
+
+    def _may_command(self, source: str, topic: str) -> None:
+        """UserError: a target or a gripper command of this source is another's to give."""
+        if self.governor is not None and (holder := self.lease.holder(self.transport.now())):
+            if source == self.lease.source:
+                return
+            there = next(box for box, t, _ in self.commands if t == SAFETY_COMMAND).sources()
+            if there is None or self.lease.source in there:  # else it was claimed from a shell, for whoever commands
+                raise UserError(f"{source} commands while {holder} holds the arm")
+        if self.transport.publishers(topic) > 1:
+            raise UserError(f"{topic} has more than one publisher")
+
+    def check_change(self) -> None:
+        """UserError: controllers, parameters and the scene are the lease's holder's to change, and the caller of the service that runs
+        is another."""
+        if self.governor is not None and self.lease.holder(now := self.transport.now()):
+            self.lease.check(now, self.transport.caller)
+
+    def refuse(self, topic: str, why: str) -> None:
+        """Count a refusal, tell the process's owner of a new one at once, and everybody on the wire once in REFUSED_EVERY."""
+        line = f"{topic}: {why}"[:300]
+        if line not in self.refused and len(self.refused) >= KINDS:
+            line = "more kinds of refusals"
+        self.refused[line] += 1
+        if self.refused[line] == 1:
+            self.on_refusal(line)
+        if self.governor is not None and (now := self.transport.now()) - self._told.get(line, -math.inf) >= REFUSED_EVERY:
+            self._told[line] = now
+            self.refusals.publish(Text(line))
+
     def order(self, order: str) -> None:
-        """What a person wants of the governor. UserError: it refuses."""
+        """What a person here wants of the governor. UserError: it refuses."""
         getattr(self.governor, choose("safety command", order, ORDERS))(self.transport.now())
+        if order == "stop":
+            self.lease.revoke()
         self.said = ""  # it is told again, also where nothing changed
+
+    def asked(self, order: str, source: str = "", name: str = "") -> None:
+        """What somebody on the wire wants: by the lease's name, or else as who they are. UserError: it is not theirs, or refused."""
+        if order in LEASED:
+            self.lease.check(self.transport.now(), source, name)
+        self.order(order)
+        if order == "arm":
+            self.armed_by = self.lease.name
 
     def _order(self, got: Received) -> None:
         assert self.governor is not None
-        order = choose("safety command", got.message.data, ORDERS)
+        order, *words = got.message.data.split() or [""]
+        choose("safety command", order, (*ORDERS, "claim", "release"))
         try:
-            self.order(order)
+            if order == "claim":
+                if len(words) != 2:
+                    raise UserError("a claim is: claim NAME SECONDS")
+                if self.governor.stopped_by:
+                    raise UserError(f"the e-stop says stop ({', '.join(sorted(self.governor.stopped_by))})")
+                self.lease.claim(words[0], got.source, number(words[1]), self.transport.now())
+            elif order == "release":
+                self.lease.release(" ".join(words), self.transport.now())
+            else:
+                self.asked(order, got.source, " ".join(words))
         except UserError as e:
-            self.safety.publish(Text(f"{self.governor.state}: refused to {order}: {e}"))
+            self.refuse(" ".join([order, *words[:1]]), str(e))
+            if order in ORDERS:
+                self.safety.publish(Text(f"{self.governor.state}: refused to {order}: {e}"))
 
-    def _estop(self, got: Received) -> None:
+    def estop_service(self, pressed: bool) -> None:
+        """Somebody's call: it says stop until a call says that it does not."""
         assert self.governor is not None
-        if got.message.data:
-            self.governor.stop(self.transport.now(), "e-stop topic")
+        now = self.transport.now()
+        if pressed:
+            self.governor.stop(now, SERVICE, SERVICE)
+            self.lease.revoke()
+        else:
+            self.governor.let_go(now, SERVICE)

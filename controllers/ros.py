@@ -67,6 +67,7 @@ class RosTransport:
         self.group = ReentrantCallbackGroup()
         self.kinds: dict[str, type] = {}
         self.dropped: Counter[str] = Counter()
+        self.identity = self.caller = ""  # rclpy tells neither
         self.asked: deque[tuple[str, PendingRequest]] = deque()
         self.served: set[str] = set()
         self.clients: dict[str, Any] = {}
@@ -98,7 +99,7 @@ class RosTransport:
                 except Exception:  # somebody's message, whatever is wrong with it
                     self.dropped[topic] += 1
             return out
-        return Mailbox(depth, pull)
+        return Mailbox(depth, pull, lambda: set(self._source(topic).split("+")))
 
     def publishers(self, topic: str) -> int:
         return self.node.count_publishers(f"/{topic}")
@@ -178,9 +179,9 @@ class RosTransport:
             self.closed.wait(0.001)
 
     def _source(self, topic: str) -> str:
-        """All publishers of the topic, as one name."""
+        """All participants that publish on the topic, as one name."""
         found = self.node.get_publishers_info_by_topic(f"/{topic}")
-        return "+".join(sorted(bytes(i.endpoint_gid).hex() for i in found)) or "nobody"
+        return "+".join(sorted({bytes(i.endpoint_gid).hex()[:24] for i in found})) or "nobody"
 
     def _join(self, topic: str, kind: type, quality: str) -> Any:
         t.join(self.kinds, topic, kind, quality)

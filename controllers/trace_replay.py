@@ -27,7 +27,11 @@ def replay(events: list[dict], robot: Robot) -> int | None:
                 case "disarm":
                     governor.disarm(now)
                 case "stop":
-                    governor.stop(now, d["reason"])
+                    governor.stop(now, d["reason"], d.get("source", ""))
+                case "let_go":
+                    governor.let_go(now, d["source"])
+                case "hold":
+                    governor.hold(now, d["contract"], d["reason"])
                 case "reset":
                     governor.reset(now)
                 case "moved":
@@ -38,7 +42,7 @@ def replay(events: list[dict], robot: Robot) -> int | None:
                     governor.measure(State(**{k: _numbers(v) for k, v in d.items()}), now)
                 case "command":
                     governor.command(Command(d["source"], float(d["stamp"]), d["frame"], _numbers(d["pos"]),
-                                             _numbers(d["quat"]), _numbers(d["joints"])), now)
+                                             _numbers(d["quat"]), _numbers(d["joints"]), d.get("stream", "")), now)
         except UserError:  # arming was refused then too
             pass
     pairs = zip_longest(trace.events, plain(events))

@@ -5,7 +5,8 @@ Quaternions are w first here and x first in ROS: a wire turns them. Nothing here
 
 Qualities of service: "command" is reliable and keeps the last message, "state" keeps the last and may lose some,
 "latched" also reaches those who subscribe later. A message comes with the receiver's monotonic time and with the
-publisher that sent it: ages and the rule of one commander rest on these, never on what the message says.
+participant that sent it, under a name that all its publishers and clients share: ages and the rule of one commander rest on these,
+never on what the message says.
 """
 
 from collections import Counter, deque
@@ -100,7 +101,7 @@ ROS_TYPES = {PoseStamped: "geometry_msgs/msg/PoseStamped", TwistStamped: "geomet
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message with the receiver's monotonic time [s] and a name of its publisher that no other has."""
+    """A message with the receiver's monotonic time [s] and a name of the participant that sent it, which no other has."""
 
     message: Any
     at: float
@@ -112,11 +113,12 @@ class Publisher(Protocol):
 
 
 class Mailbox:
-    """Holds the messages of a subscription. pull() gives those that came since the last call, oldest first."""
+    """Holds the messages of a subscription. pull() gives those that came since the last call, oldest first; sources(): the names of
+    all who publish on its topic now, None where nobody knows."""
 
-    def __init__(self, depth: int, pull: Callable[[], Iterable[Received]]):
+    def __init__(self, depth: int, pull: Callable[[], Iterable[Received]], sources: Callable[[], "set[str] | None"] = lambda: None):
         in_range("depth", depth, 1, 10**6)
-        self.pull, self.newest = pull, None
+        self.pull, self.newest, self.sources = pull, None, sources
         self.waiting: deque[Received] = deque(maxlen=depth)
 
     def _arrive(self) -> None:
@@ -141,7 +143,16 @@ class Mailbox:
 
 class Transport(Protocol):
     """What every transport does. Methods may be called from one thread at a time. Nobody's bytes end one: what cannot be
-    decoded or answered is dropped, counted and named by `complaints`."""
+    decoded or answered is dropped, counted and named by `complaints`.
+
+    identity: the name under which others receive from this one, "" where it cannot know; caller: who asked for the service whose
+    handler runs, "" where it cannot know."""
+
+    @property
+    def identity(self) -> str: ...
+
+    @property
+    def caller(self) -> str: ...
 
     def publisher(self, topic: str, kind: type, quality: str = "state") -> Publisher: ...
 
@@ -220,7 +231,7 @@ class Bus:
         self.senders: dict[str, list[str]] = {}
         self.kept: dict[str, tuple[Any, str]] = {}
         self.services: dict[str, tuple[str, Callable[[dict], dict]]] = {}
-        self.nodes = 0
+        self.nodes, self.caller = 0, ""
 
     def join(self, topic: str, kind: type, quality: str) -> None:
         join(self.kinds, topic, kind, quality)
@@ -276,6 +287,14 @@ class LoopbackTransport:
         self.queues: list[tuple[str, MessageQueue]] = []
         self.served: list[str] = []
 
+    @property
+    def identity(self) -> str:
+        return self.name
+
+    @property
+    def caller(self) -> str:
+        return self.bus.caller
+
     def publisher(self, topic: str, kind: type, quality: str = "state") -> LoopbackPublisher:
         self.bus.join(topic, kind, quality)
         self.bus.senders.setdefault(topic, []).append(self.name)
@@ -284,7 +303,7 @@ class LoopbackTransport:
     def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Mailbox:
         self.bus.join(topic, kind, quality)
         mail = MessageQueue(self.bus.clock)
-        box = Mailbox(depth, mail.pull)
+        box = Mailbox(depth, mail.pull, lambda: set(self.bus.senders.get(topic, [])))
         self.bus.queues.setdefault(topic, []).append(mail)
         self.queues.append((topic, mail))
         if quality == "latched" and topic in self.bus.kept:
@@ -314,7 +333,11 @@ class LoopbackTransport:
             raise UserError(f"nobody answers the service {name} within {timeout:g} s")
         if there != kind:
             raise UserError(f"service {name} is of type {there}, not {kind}")
-        return filled(text_of(kind, REPLY), handler(given))
+        self.bus.caller = self.name
+        try:
+            return filled(text_of(kind, REPLY), handler(given))
+        finally:
+            self.bus.caller = ""
 
     def now(self) -> float:
         return self.bus.clock()

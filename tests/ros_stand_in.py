@@ -126,7 +126,7 @@ class Publisher:
 
     def __init__(self, node, kind, topic, qos):
         self.node, self.kind, self.topic, self.qos, self.last = node, kind, topic, qos, None
-        self.gid = next(self.number)
+        self.gid = node.number << 32 | next(self.number)  # of the participant, then of the endpoint
 
     def publish(self, message):
         assert type(message) is self.kind, f"{self.topic}: {type(message).__name__} is no {self.kind.__name__}"
@@ -191,7 +191,10 @@ class Client:
 
 
 class Node:
+    numbers = itertools.count(1)
+
     def __init__(self, name, namespace):
+        self.number = next(self.numbers)
         self.name, self.namespace, self.work = name, namespace, queue.Queue()
         self.publishers, self.subscriptions, self.served = [], [], []
 

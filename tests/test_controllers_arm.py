@@ -517,11 +517,15 @@ def test_a_second_commander_changes_the_source_that_rclpy_gives():
         box, one = b.subscription("target", Flag, "command", depth=9), a.publisher("target", Flag, "command")
         one.publish(Flag(True))
         wait()
-        a.publisher("target", Flag, "command")
+        a.publisher("target", Flag, "command")  # one participant's two streams are one source
         one.publish(Flag(True))
         wait()
-        first, second = box.take()
-        assert first.source != second.source and second.source.count("+") == 1
+        b.publisher("target", Flag, "command")
+        one.publish(Flag(True))
+        wait()
+        first, same, second = box.take()
+        assert first.source == same.source != second.source and second.source.count("+") == 1
+        assert box.sources() == set(second.source.split("+"))
 
 
 def test_a_message_package_that_the_workspace_lacks_is_named():

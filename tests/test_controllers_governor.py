@@ -171,10 +171,58 @@ def test_a_late_command_is_stale_on_the_senders_own_clock():
     assert far.command(command(1.05, stamp=5000.05), 1.05).action == "allow"
 
 
-def test_two_commanders_hold_the_arm():
+def test_a_second_commander_is_refused_by_name_and_the_first_goes_on():
     it = active()
-    it.command(command(1.01, source="intruder"), 1.01)
-    assert it.state == HOLD and "intruder" in it.reason
+    for k in range(100):  # more of them than of violations that hold an arm
+        said = it.command(command(1.0 + 0.001 * k, (0.51, 0.0, 0.3), source="intruder"), 1.0 + 0.001 * k)
+        assert said.contract == "commander" and "'intruder' commands while 'policy' does" in said.text
+    it.measure(state(), 1.1)
+    assert it.command(command(1.1), 1.1).action == "allow" and it.state == ACTIVE and it.counts["commander"] == 100
+    assert it.target[0] == AT
+
+
+def test_two_streams_of_one_commander_keep_stamps_of_their_own():
+    it = active()
+    it.measure(state(), 1.02)
+    assert it.command(command(1.02), 1.02).action == "allow"
+    other = replace(command(1.02, stamp=1.01), stream="joints")
+    assert it.command(other, 1.02).action == "allow" and it.command(other, 1.02).contract == "order"
+
+
+def test_nothing_arms_or_resets_while_a_source_of_the_estop_says_stop():
+    it = armed()
+    it.stop(1.01, source="button")
+    it.stop(1.02, source="pendant")
+    it.measure(state(), 1.03)
+    for step, left in (("button", "button, pendant"), ("pendant", "pendant")):
+        for leads_out in (it.reset, it.arm):
+            with pytest.raises(UserError, match=f"the e-stop says stop \\({left}\\): it must let go first"):
+                leads_out(1.03)
+        assert it.state == STOPPED
+        it.let_go(1.03, step)
+    with pytest.raises(UserError, match="reset first"):
+        it.arm(1.03)
+    it.let_go(1.03, "nobody's")
+    it.reset(1.03)
+    it.arm(1.03)
+    assert it.state == ARMED
+    it.disarm(1.04)
+    it.stop(1.04, source="button")  # also where nothing is armed
+    assert it.state == STOPPED
+
+
+def test_whoever_gives_up_the_arm_holds_it_and_only_arming_leads_out():
+    it = active()
+    assert it.hold(1.01, "lease", "the lease of one ended").action == "hold"
+    assert (it.state, it.reason, it.counts["lease"]) == (HOLD, "the lease of one ended", 1)
+    it = Governor(LIMITS, ROBOT)
+    it.measure(state(), 1.0)
+    it.hold(1.0, "lease", "x")
+    assert it.state == DISARMED
+    for act in (lambda g: g.hold(0.5, "lease", "x"), lambda g: g.let_go(0.5, "x")):
+        it = active()
+        act(it)
+        assert it.state == STOPPED and it.counts["clock"] == 1
 
 
 def test_the_first_contract_in_order_is_named():

@@ -4,6 +4,8 @@ import sys
 
 from robo_rl.experiment.sim_arm import SimArmOptions, run_sim_arm, status_line
 
+CLEAR = "\r\x1b[2K"  # the line of a terminal
+
 
 def run(options: SimArmOptions) -> int:
     """Until --seconds or Ctrl-C."""
@@ -12,14 +14,17 @@ def run(options: SimArmOptions) -> int:
     def on_start() -> None:
         if not options.quiet:
             topic = "/".join(filter(None, [options.namespace, "safety_command"]))
-            print(f"{options.robot} is on the wire; commands wait for 'arm' on {topic}", flush=True)
+            print(f"{options.robot} is on the wire; commands wait for 'claim NAME SECONDS' and 'arm NAME' on {topic}", flush=True)
+
+    def on_refusal(line: str) -> None:
+        print(f"{CLEAR if live else ''}refused: {line}", file=sys.stderr, flush=True)
 
     def on_tick(arm, node) -> None:
         if live:
-            sys.stderr.write(f"\r\x1b[2K{status_line(arm, node)}")
-    arm, node, timing = run_sim_arm(options, on_start, on_tick)
+            sys.stderr.write(f"{CLEAR}{status_line(arm, node)}")
+    arm, node, timing = run_sim_arm(options, on_start, on_tick, on_refusal)
     if live:
-        sys.stderr.write("\r\x1b[2K")
+        sys.stderr.write(CLEAR)
     print(status_line(arm, node, f" · {timing}"))
     for reason, count in node.refused.most_common(5):
         print(f"refused {count} times: {reason}", file=sys.stderr)

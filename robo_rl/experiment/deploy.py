@@ -3,6 +3,7 @@
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ class DeployOptions:
         "The policy": ("checkpoint", "task", "policy", "token", "instruction", "seed"),
         "The arm": ("robot", "command", "transport", "model", "start"),
         "Limits": ("speed", "seconds", "dry_run", "reset", "go_on"),
-        "ROS 2": ("namespace", "domain", "interface"),
+        "ROS 2": ("namespace", "domain", "interface", "name", "lease"),
         "What is recorded": ("record", "bag", "video")}
 
     run: tyro.conf.Positional[str]
@@ -62,6 +63,11 @@ class DeployOptions:
     """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
     interface: str = ""
     """Network interface; "": loopback."""
+    name: str = ""
+    """Name of the lease on the arm, which is taken at the start and given up at the end; the same name takes over at once, another waits
+    until it ends. "": one of this process."""
+    lease: float = 2.0
+    """Seconds after which the arm lets others in when it hears no more of this process, 0.5 to 3600."""
     model: str = ""
     """MJCF or URDF of a robot whose preset ships none."""
     task: str = ""
@@ -87,6 +93,7 @@ class DeployOptions:
         in_range("--start", self.start, -1, 2**33)
         in_range("--domain", self.domain, -1, 232)
         in_range("--seed", self.seed, 0, 2**31)
+        in_range("--lease", self.lease, 0.5, 3600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +190,8 @@ def deploy_in_process(options: DeployOptions, robot, task, model, client, record
 def deploy_on_wire(options: DeployOptions, robot, task, model, client, recorder: DeployRecorder, log, warn):
     """(bridge, seconds) of an arm over DDS, in real time."""
     from controllers.bridge import Bridge
-    from controllers.node import SAFETY_COMMAND, SAFETY_STATE
+    from controllers.lease import LeaseClient
+    from controllers.node import SAFETY_STATE
     from controllers.pace import limits_at
     from controllers.transport import Text
     from robo_rl.experiment.arm import ACTION_SCALE, WORKSPACE
@@ -197,15 +205,15 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, client, recorder:
         command = options.command or ("joint" if robot.name == "sim" else "pose")
         bridge = Bridge(robot, task, wire, model, limits, dry_run=options.dry_run, joints=command == "joint")
         recorder.watch(bridge, wire)
-        safety = SafetyClient(wire, wire.subscription(SAFETY_STATE, Text, "latched", depth=8),
-                              wire.publisher(SAFETY_COMMAND, Text, "command"), stop)
+        lease = LeaseClient(wire, options.name or f"deploy-{socket.gethostname()}-{os.getpid()}", options.lease)
+        safety = SafetyClient(wire, wire.subscription(SAFETY_STATE, Text, "latched", depth=8), lease, stop)
         safety.wait_until(lambda: not bridge.observation_buffer.missing(), WAIT)
         if not bridge.observation_buffer.missing():
             safety.wait_until(lambda: safety.state.latest() is not None, 1.0)
         governed = safety.state.latest() is not None  # a CRISP robot has no governor of its own: ours is the only one
         if governed and not options.dry_run:
             safety.arm(options.reset, options.start)
-        bridge.begin(wire.now())
+        bridge.begin(wire.now(), leased=governed and not options.dry_run)
         said = wire.complaints()
         for complaint in said:
             warn(complaint)
@@ -214,9 +222,10 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, client, recorder:
         mode = "dry run: nothing is commanded" if options.dry_run else "commanding"
         pace = f", {bridge.slow} periods an action: slow motion for {options.speed:g} m/s" if bridge.slow > 1 else ""
         log(f"{options.run} on {robot.name} at {1 / task.period:.0f} Hz{pace}, {mode}")
-        seconds, timing = _real_time(options, task.period, bridge, wire, client, recorder, stop)
+        seconds, timing = _real_time(options, task.period, bridge, wire, client, recorder, stop, lease if governed else None, warn)
         if governed and not options.dry_run:
-            safety.commands.publish(Text("disarm"))
+            lease.orders.publish(Text("disarm"))
+            lease.release()
             time.sleep(0.1)
         for complaint in wire.complaints():
             if complaint not in said:
@@ -229,9 +238,10 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, client, recorder:
         wire.close()
 
 
-def _real_time(options: DeployOptions, period: float, bridge, wire, client, recorder: DeployRecorder,
-               stop: list[int]) -> tuple[float, str]:
-    """Tick the bridge at its period, then brake -> (seconds since the first tick, the loop's timing in words)."""
+def _real_time(options: DeployOptions, period: float, bridge, wire, client, recorder: DeployRecorder, stop: list[int], lease,
+               warn) -> tuple[float, str]:
+    """Tick the bridge at its period, then brake -> (seconds since the first tick, the loop's timing in words). lease: on the arm, None
+    where it has none to give."""
     from controllers.loop import real_time, undisturbed
     braking, done, began = [], [], []
 
@@ -241,6 +251,13 @@ def _real_time(options: DeployOptions, period: float, bridge, wire, client, reco
         return len(braking) < BRAKE_PERIODS
 
     def tick() -> None:
+        if lease is not None:
+            if not options.dry_run:
+                lease.renew(wire.now())
+                if not braking and not bridge.lost and bridge.governor.state in ("ARMED", "ACTIVE") and not lease.ours():
+                    bridge.lost = "the lease on the arm is another's now, or ended"
+            for refusal in lease.refusals():
+                warn(f"the arm refused {refusal}")
         if braking and bridge.governor.state in ("ARMED", "ACTIVE"):
             bridge.governor.disarm(wire.now())
         if not began:
@@ -258,11 +275,11 @@ def _real_time(options: DeployOptions, period: float, bridge, wire, client, reco
 
 
 class SafetyClient:
-    """Orders to the arm's own governor. state: subscription of what it says; commands: publisher of orders; stop: not empty
-    once the user asked for the end."""
+    """Orders to the arm's own governor. state: subscription of what it says; lease: on the arm; stop: not empty once the user asked for
+    the end."""
 
-    def __init__(self, wire, state, commands, stop: list[int]):
-        self.wire, self.state, self.commands, self.stop = wire, state, commands, stop
+    def __init__(self, wire, state, lease, stop: list[int]):
+        self.wire, self.state, self.lease, self.stop = wire, state, lease, stop
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Whether the condition becomes true within `seconds`, or before the user asks for the end."""
@@ -277,16 +294,17 @@ class SafetyClient:
 
     def order(self, word: str, becomes: str) -> None:
         """Send an order until the governor is in the state that it leads to. UserError: it is not."""
-        from controllers.transport import Text
         for _ in range(10):
-            self.commands.publish(Text(word))
+            self.lease.renew(self.wire.now())
+            self.lease.order(word)
             if self.wait_until(lambda: self.says(becomes), 0.2):
                 return
         raise UserError(f"the arm does not {word}: it says {self.state.latest().message.data!r}. "
                         "STOPPED needs --reset, after a look at why")
 
     def arm(self, reset: bool, start: int) -> None:
-        """Arm the governor; reset: first out of STOPPED; start: reset a simulated arm's scene to it, -1: leave it."""
+        """Take the lease and arm the governor; reset: first out of STOPPED; start: reset a simulated arm's scene to it, -1: leave it."""
+        self.lease.claim(self.wait_until)
         if reset and self.says("STOPPED"):
             self.order("reset", "DISARMED")
         if start >= 0:

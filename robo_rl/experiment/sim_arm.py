@@ -44,7 +44,8 @@ class SimArmOptions:
     """Largest force at the tool [N], 0 to 1000, estimated from torques and motion, beyond which the arm holds, and a third of
     the number as moment [N m]. 0: nothing is estimated. (Policies that press on the table know no such limit.)"""
     armed: bool = False
-    """Arm the governor at the start; else a client's `arm` on safety_command does."""
+    """Arm the governor at the start, for whoever commands first; else a client's `claim NAME SECONDS` and `arm NAME` on safety_command
+    do."""
     namespace: str = ""
     """Prefix of all topics."""
     domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
@@ -158,14 +159,17 @@ def start_cameras(options: SimArmOptions) -> "subprocess.Popen | None":
 
 
 def run_sim_arm(options: SimArmOptions, on_start: Callable[[], None] = lambda: None,
-                on_tick: "Callable[[object, object], None]" = lambda arm, node: None):
+                on_tick: "Callable[[object, object], None]" = lambda arm, node: None,
+                on_refusal: Callable[[str], None] = lambda line: None):
     """Run the arm until its time is over or the user asks for the end -> (arm, node, the loop's timing in words).
 
-    on_start() is called before the first tick in real time, on_tick(arm, node) every quarter of a second of the arm's time.
+    on_start() is called before the first tick in real time, on_tick(arm, node) every quarter of a second of the arm's time,
+    on_refusal(line) at the first refusal of each kind.
     """
     from controllers.loop import real_time, undisturbed
 
     arm, node = make_sim_arm(options)
+    node.on_refusal = on_refusal
     cameras = start_cameras(options)
     stop: list[int] = []
     before = {s: signal.signal(s, lambda number, _: stop.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}

@@ -35,6 +35,14 @@ class NamespacedTransport:
     def __init__(self, wire: Transport, prefix: str):
         self.wire, self.prefix = wire, prefix
 
+    @property
+    def identity(self) -> str:
+        return self.wire.identity
+
+    @property
+    def caller(self) -> str:
+        return self.wire.caller
+
     def publisher(self, topic: str, kind: type, quality: str = "state"):
         return self.wire.publisher(f"{self.prefix}/{topic}", kind, quality)
 
@@ -95,7 +103,7 @@ class DegradedTransport(NamespacedTransport):
 
     def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1):
         box = self.wire.subscription(topic, kind, quality, depth)
-        return Mailbox(depth, DelayedMessages(box, self).pull) if quality == "command" else box
+        return Mailbox(depth, DelayedMessages(box, self).pull, box.sources) if quality == "command" else box
 
 
 class DelayedMessages:

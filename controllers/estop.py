@@ -1,0 +1,34 @@
+"""The e-stop as a level: an arm is stopped while any source says so, and stays STOPPED after the last one has let go.
+
+A source is a publisher of the topic `estop`; its last message counts. One that has left the graph says nothing any more, but
+only `reset` leads out of STOPPED. A transport that names all publishers of a topic at once, as a+b (rclpy), cannot say who let
+go: there a release counts when it has one sender alone.
+"""
+
+from controllers.governor import Governor
+from controllers.transport import Mailbox
+
+SERVICE = "the estop service"  # as a source: it has no publisher
+
+
+class EmergencyStop:
+    """Reads the topic `estop` for a governor. box: its subscription, latched, deep enough for every publisher."""
+
+    def __init__(self, box: Mailbox):
+        self.box = box
+
+    def read(self, governor: Governor, now: float) -> bool:
+        """Tell the governor who stops the arm and who lets go -> whether somebody newly says stop."""
+        new = False
+        for got in self.box.take():
+            names = got.source.split("+")
+            if got.message.data:
+                new |= not set(names) <= governor.stopped_by
+                for name in names:
+                    governor.stop(now, "e-stop topic", name)
+            elif len(names) == 1:
+                governor.let_go(now, names[0])
+        if governor.stopped_by and (there := self.box.sources()) is not None:
+            for name in governor.stopped_by - there - {SERVICE}:
+                governor.let_go(now, name)
+        return new
