@@ -20,13 +20,12 @@ from controllers.governor import STOPPED, Governor, Setpoint
 from controllers.law import Law, LawOptions, vector
 from controllers.model import ArmModel, add_tool, arm_model, read_spec
 from controllers.robot import Robot
+from controllers.servo import JointServo
 from controllers.supervisor import Supervisor
 from controllers.wrench import Observer
 from robo_rl.errors import UserError, choose, in_range
-from robo_rl.geometry import turn_between
 
 DT = 0.001  # control period and physics step [s]
-JOINT_SHARE = 0.97  # of the joints' speed limits, for joint targets: joints that lag behind them stay below
 FINGERS = ("left", "right")  # actuators of a parallel gripper's fingers, where the model has them
 FINGER_TRAVEL = 0.04  # of each [m]
 
@@ -201,54 +200,14 @@ def govern(arm: SimArm, governor: Governor, now: float | None = None) -> Setpoin
                            tuple(arm.twist().tolist()), arm.felt()), now)
     out = governor.tick(now, arm.dt)
     if arm.servo:
-        arm.servo.follow(arm.law, m, out)
+        if (q := arm.servo.step(m, out)) is not None:
+            arm.law.aim_joints(q)
     else:
         follow(arm.law, m, out)
     arm.act()
     if supervisor and supervisor.reason and governor.state != STOPPED:
         governor.stop(now, supervisor.reason)
     return out
-
-
-class JointServo:
-    """Lets stiff joints follow tool poses: q <- q + J^T (J J^T + 0.01^2 I)^-1 (pose - FK(q)), once per tick, as the
-    posture of a joint-impedance law. The damping then works against all motion, as in a simulator's position servo.
-    Joint targets keep the joints' speed."""
-
-    def __init__(self, robot: Robot, model: ArmModel, dt: float):
-        self.goal = ArmModel(model.spec, robot.joints, robot.site, gravity=False, coriolis=False)
-        self.fastest = JOINT_SHARE * dt * np.array(robot.velocity)  # [rad] per tick
-        self._a, self._x = np.zeros((6, 6)), np.zeros(6)
-        self._diagonal = self._a.reshape(-1)[::7]
-        self.rest(model)
-
-    def rest(self, model: ArmModel) -> None:
-        """Go on from the measured joints."""
-        self.goal.place(model.q)
-        self.direct: np.ndarray | None = None  # joint targets that were followed last
-
-    def follow(self, law: Law, model: ArmModel, out: Setpoint) -> None:
-        if out.rebased:
-            self.rest(model)
-        if out.joints is not None:  # the governor has limited them already
-            self.direct = np.array(out.joints)
-            law.aim_joints(self.direct)
-            return
-        if out.pos is None:
-            return
-        if self.direct is not None:
-            self.goal.place(self.direct)
-            self.direct = None
-        g = self.goal
-        x, y, z = g.pos
-        error = np.array((out.pos[0] - x, out.pos[1] - y, out.pos[2] - z, *turn_between(out.quat, tuple(g.quat))))
-        g.jac.dot(g.jac.T, self._a)
-        self._diagonal += 1e-4
-        mujoco.mju_cholFactor(self._a, 1e-12)
-        mujoco.mju_cholSolve(self._x, self._a, error)
-        step = self._x.dot(g.jac)
-        g.place(g.q + step / max(1.0, float((np.abs(step) / self.fastest).max())))
-        law.aim_joints(g.q)
 
 
 def follow(law: Law, model: ArmModel, out: Setpoint) -> None:

@@ -71,7 +71,7 @@ class RecordedTransport:
 
     def __init__(self, wire: Transport, bag: BagWriter):
         self.wire, self.bag = wire, bag
-        self.publishers, self.complaints, self.now = wire.publishers, wire.complaints, wire.now
+        self.publishers, self.complaints, self.now, self.stamp = wire.publishers, wire.complaints, wire.now, wire.stamp
         self.service, self.serve, self.call, self.close = wire.service, wire.serve, wire.call, wire.close
 
     @property

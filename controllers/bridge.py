@@ -22,13 +22,23 @@ import numpy as np
 
 from controllers.contracts import Command, State
 from controllers.estop import EmergencyStop
-from controllers.governor import ACTIVE, ARMED, HOLD, Governor
+from controllers.governor import ACTIVE, ARMED, Governor
 from controllers.limits import Limits
 from controllers.model import ArmModel
-from controllers.node import GRIPPER_STATE
+from controllers.node import EXTERNAL_WRENCH, GRIPPER_STATE
+from controllers.output import Output
 from controllers.robot import Robot, by_name
 from controllers.schedule import ActionChunk, Latency, Schedule
-from controllers.transport import CompressedImage, Flag, JointState, Numbers, PoseStamped, Transport
+from controllers.transport import (
+    CompressedImage,
+    Flag,
+    JointState,
+    Numbers,
+    PoseStamped,
+    Transport,
+    WrenchStamped,
+)
+from controllers.twin import Twin
 from robo_rl.errors import UserError, in_range
 from robo_rl.geometry import turn_between, turned
 
@@ -38,9 +48,9 @@ LOW, HIGH = np.array((0.2, -0.5, 0.009)), np.array((0.8, 0.5, 0.7))  # of the ha
 HAND = ("ee_x", "ee_y", "ee_z", "ee_axis_x", "ee_axis_y", "ee_tilt_x", "ee_tilt_y")
 OBJECT = ("dx", "dy", "dz", "z", "cos4yaw", "sin4yaw")
 DAMPING = 0.03**2 * np.eye(6)
-PREVIEW = "preview/target_pose"
 PATIENCE = 0.25  # of a period; inference within it counts as immediate
 STALE_PICTURE = 0.5  # s behind the joints, at which a camera counts as lost
+STALE_WRENCH = 0.2  # s behind the joints, at which the force sensor counts as lost
 SHARE = 1.0  # of the joints' speed limits, for the joint targets
 
 
@@ -124,6 +134,12 @@ def camera_topic(view: str) -> str:
     return f"{view}/image_raw/compressed"
 
 
+def topic_of(robot: Robot, view: str) -> str:
+    """Topic of a robot's camera: its cell's, or as image_transport names it."""
+    camera = robot.cell.cameras.get(view)
+    return camera.topic if camera is not None and camera.topic else camera_topic(view)
+
+
 def picture(message: CompressedImage, size: int = 0) -> np.ndarray:
     """uint8 [h, w, 3] of a compressed image; size: scaled to cover size x size pixels and cut to its middle.
 
@@ -174,17 +190,21 @@ class GripperCommand:
 class ObservationBuffer:
     """Buffers the newest message of each of the arm's topics -> measured state and observation.
 
-    names: of the state's entries; views: cameras, whose pictures are cut to size x size pixels. UserError: a name that no topic
-    carries, or joints that the robot does not have."""
+    names: of the state's entries; views: cameras, whose pictures are cut to size x size pixels; joints: of the arm whose joints the
+    state has. UserError: a name that no topic carries, or joints that this arm does not have."""
 
-    def __init__(self, robot: Robot, transport: Transport, names: tuple[str, ...], views: tuple[str, ...] = (), size: int = 0):
+    def __init__(self, robot: Robot, transport: Transport, names: tuple[str, ...], views: tuple[str, ...] = (), size: int = 0,
+                 joints: int = 0):
         topics = robot.topics
         self.size = size
-        self.cameras = {v: transport.subscription(camera_topic(v), CompressedImage) for v in views}
+        self.camera_topics = {v: topic_of(robot, v) for v in views}
+        self.cameras = {v: transport.subscription(topic, CompressedImage) for v, topic in self.camera_topics.items()}
         self.robot, self.names, self.objects = robot, names, objects_of(names)
         numbers = {n.removeprefix("joint").split("_")[0] for n in names if n.startswith("joint")}
-        if numbers - {str(i + 1) for i in range(len(robot.joints))}:
+        if numbers - {str(i + 1) for i in range(joints or len(robot.joints))}:
             raise UserError(f"the run's state has {len(numbers)} joints, robot {robot.name} has {len(robot.joints)}")
+        self.wrench = transport.subscription(topics.get("external_wrench", EXTERNAL_WRENCH), WrenchStamped) \
+            if robot.cell.force is not None else None
         self.joints = transport.subscription(topics["joint_states"], JointState)
         self.gripper = transport.subscription(GRIPPER_STATE, JointState)
         self.bodies = {n: transport.subscription(f"objects/{n}", PoseStamped) for n in self.objects}
@@ -195,7 +215,9 @@ class ObservationBuffer:
     def missing(self) -> list[str]:
         """Topics on which no message has come."""
         boxes = {self.robot.topics["joint_states"]: self.joints} | {f"objects/{n}": b for n, b in self.bodies.items()}
-        boxes |= {camera_topic(v): b for v, b in self.cameras.items()}
+        boxes |= {self.camera_topics[v]: b for v, b in self.cameras.items()}
+        if self.wrench is not None:
+            boxes[self.robot.topics.get("external_wrench", EXTERNAL_WRENCH)] = self.wrench
         if "gripper" in self.names:
             boxes[GRIPPER_STATE] = self.gripper
         return [topic for topic, box in boxes.items() if box.latest() is None]
@@ -218,6 +240,14 @@ class ObservationBuffer:
         model.update(q, dq)
         return True
 
+    def felt(self) -> tuple[float, ...] | None:
+        """The newest external wrench [6] [N], [N m], of which sizes alone matter; None: nobody measures it. Not finite where it is too
+        old: such a state is unusable, and without states the arm stops."""
+        if self.wrench is None:
+            return None
+        got = self.wrench.latest()
+        return (math.nan,) * 6 if got is None or self.seen - got.at > STALE_WRENCH else got.message.wrench
+
     def observation(self, model: ArmModel, hand: GripperCommand, slow: int = 1) -> np.ndarray:
         """float32 [S] in the order of the run's state names, in the time of a policy that acts `slow` times slower."""
         at = {"gripper": self.opening, "gripper_command": hand.grip}
@@ -238,7 +268,7 @@ class ObservationBuffer:
             got = box.latest()
             if got is None or self.seen - got.at > STALE_PICTURE:
                 age = "none ever came" if got is None else f"the last is {self.seen - got.at:.2f} s old"
-                raise UserError(f"no picture on {camera_topic(view)}: {age}")
+                raise UserError(f"no picture on {self.camera_topics[view]}: {age}")
             out[f"image/{view}"] = picture(got.message, self.size)
         return out
 
@@ -253,21 +283,21 @@ class Bridge:
     """One policy on one arm. `begin` when the arm's topics are there, then `tick` every control period."""
 
     def __init__(self, robot: Robot, task: PolicyInterface, transport: Transport, model: ArmModel, limits: Limits, *,
-                 dry_run: bool = False, joints: bool = False):
-        """joints: command joint targets, which an arm of stiff joints follows as sims/mujoco's does; else tool poses."""
+                 dry_run: bool = False, command: str = "pose", twin: Twin | None = None):
+        """command: one of `cell.COMMANDS`; joint targets are followed by an arm of stiff joints as sims/mujoco's does. twin: the arm whose
+        joints the run's state has, where that is another."""
         self.robot, self.task, self.transport, self.model, self.dry_run = robot, task, transport, model, dry_run
         self.topics = robot.topics
         self.goal = ArmModel(model.spec, robot.joints, robot.site)
-        self.observation_buffer = ObservationBuffer(robot, transport, task.state_names, task.views, task.image_size)
+        self.twin, self.known = twin, twin.model if twin else model  # known: the arm that the policy sees
+        self.observation_buffer = ObservationBuffer(robot, transport, task.state_names, task.views, task.image_size, self.known.n)
         self.on_action: Callable[[np.ndarray, dict, np.ndarray], None] | None = None  # state, pictures, action: each that runs
         if dry_run:  # the arm does not follow, and need not
             limits = replace(limits, tracking=(math.inf, math.inf))
         self.governor = Governor(limits, robot)
         self.estop = EmergencyStop(transport.subscription(self.topics["estop"], Flag, "latched", depth=64))
         self.slow = slowness(task, limits)
-        self.joints = joints and not dry_run
-        self.topic = PREVIEW if dry_run else self.topics["target_joint" if joints else "target_pose"]
-        self.target = transport.publisher(self.topic, JointState if self.joints else PoseStamped, "command")
+        self.output = Output(command, robot, transport, model, task.period, dry_run)
         self.gripper = None if dry_run else transport.publisher(self.topics["gripper"], Numbers, "command")
         self.speed = SHARE * np.array(robot.velocity)
         self.latency, self.lost = Latency(256), ""
@@ -280,7 +310,9 @@ class Bridge:
         fresh = self.observation_buffer.update(m)
         if fresh:
             self.governor.measure(State(tuple(m.q.tolist()), tuple(m.dq.tolist()), tuple(m.pos), tuple(m.quat),
-                                        tuple((m.jac @ m.dq).tolist())), now)
+                                        tuple((m.jac @ m.dq).tolist()), self.observation_buffer.felt()), now)
+            if self.twin is not None:
+                self.twin.follow(m)
         return fresh
 
     def begin(self, now: float, leased: bool = False) -> None:
@@ -289,13 +321,19 @@ class Bridge:
         if missing := self.observation_buffer.missing():
             wrong = "".join(f". {c}" for c in self.transport.complaints())
             raise UserError(f"nothing came on {', '.join(missing)}: is the arm there (robo_rl sim-arm), in this domain?{wrong}")
+        if not self.dry_run:
+            self.robot.need_limits()
         self.measure(now)
-        others = {t: self.transport.publishers(self.topics[t]) for t in ("target_pose", "target_joint")}
+        topics = dict.fromkeys((self.topics["target_pose"], self.topics["target_joint"], self.output.topic))
+        others = {t: self.transport.publishers(t) for t in topics}
         if not self.dry_run and not leased and (n := sum(others.values())) > 1:
-            raise UserError(f"{n - 1} other publisher on {self.topics['target_pose']} or {self.topics['target_joint']}: "
-                            "one commander at a time, stop the other")
+            where = " or ".join(topics)
+            raise UserError(f"{n - 1} other publisher on {where}: one commander at a time, stop the other")
         self.governor.arm(now)
+        if self.twin is not None:
+            self.twin.begin(self.model)
         self.gripper_command = GripperCommand(self.model, self.task.scale)
+        self.twin_command = None if self.twin is None else GripperCommand(self.twin.model, self.task.scale)
         step = np.array([*(2.1 * s for s in self.task.scale), math.inf])  # room for a whole action and what was lost
         self.schedule = Schedule(self.slow * self.task.period, 7, max_step=step)
         self._action, self._left = np.zeros(7), 0  # what one period of the row that runs does, and periods it has left
@@ -304,7 +342,7 @@ class Bridge:
         self._ran, self._began, self._asked_at = -math.inf, now, now
 
     def observation(self) -> np.ndarray:
-        return self.observation_buffer.observation(self.model, self.gripper_command, self.slow)
+        return self.observation_buffer.observation(self.known, self.twin_command or self.gripper_command, self.slow)
 
     def act(self, action: np.ndarray, now: float) -> None:
         """One action [7] in [-1, 1] for the `slow` periods that begin now; `go_on` in those after the first."""
@@ -319,27 +357,23 @@ class Bridge:
         self._left -= 1
         self._sum += self._action[:6] * self.task.scale
         self.gripper_command.move(self._action, self.model, self.speed, self.task.period)
+        if self.twin is not None and self.twin_command is not None:
+            self.twin_command.move(self._action, self.twin.model, np.array(self.twin.robot.velocity), self.task.period)
         self.command(now)
 
     def command(self, now: float) -> None:
         """Where the joint targets bring the tool, through the governor onto the wire."""
         self.goal.place(self.gripper_command.joints)
         self.governor.command(Command("bridge", now, self.governor.limits.frame, tuple(self.goal.pos), tuple(self.goal.quat),
-                                      tuple(self.gripper_command.joints.tolist()) if self.joints else ()), now)
+                                      tuple(self.gripper_command.joints.tolist()) if self.output.joints else ()), now)
         self.publish(now)
 
     def publish(self, now: float) -> None:
         """Publish the governor's setpoint: the way to the target, or braking and standing in HOLD."""
         g = self.governor
         out = g.tick(now, self.task.period)
-        if out.pos is None or g.state not in (ACTIVE, HOLD):
+        if not self.output.send(self.transport.stamp(), out, self.model):
             return
-        if not self.joints:
-            self.target.publish(PoseStamped(now, self.robot.base_frame, out.pos, out.quat))
-        elif out.joints is not None:
-            self.target.publish(JointState(now, self.robot.joints, out.joints))
-        else:
-            return  # the arm's own watchdog brakes and holds it
         self.commands += 1
         if self.gripper is not None and g.state == ACTIVE:
             self.gripper.publish(Numbers((min(max((self.gripper_command.grip + 1) / 2, 0.0), 1.0),)))

@@ -10,12 +10,17 @@ from controllers import transport as t
 from robo_rl.geometry import from_xyzw, to_xyzw
 
 
+def seconds(stamp: Any) -> float:
+    """Of a ROS time."""
+    return stamp.sec + stamp.nanosec * 1e-9
+
+
 class Codec:
     """of: ROS name such as geometry_msgs/msg/Pose -> class with keyword arguments; array: what a sequence of numbers of a
-    NumPy type becomes (rosbags wants arrays, rclpy lists or array.array)."""
+    NumPy type becomes (rosbags wants arrays, rclpy lists or array.array); messages: fields of messages in services."""
 
-    def __init__(self, of: Callable[[str], Any], array: Callable[[Any, str], Any]):
-        self.of, self.array = of, array
+    def __init__(self, of: Callable[[str], Any], array: Callable[[Any, str], Any], messages: dict[str, str] = s.MESSAGES):
+        self.of, self.array, self.messages = of, array, messages
 
     def stamp(self, seconds: float) -> Any:
         whole = int(seconds // 1)
@@ -26,6 +31,24 @@ class Codec:
 
     def vector(self, x: tuple[float, ...], kind: str = "Vector3") -> Any:
         return self.of(f"geometry_msgs/msg/{kind}")(x=float(x[0]), y=float(x[1]), z=float(x[2]))
+
+    def point(self, after_s: float, position: tuple[float, ...]) -> Any:
+        after = self.stamp(after_s)
+        return self.of("trajectory_msgs/msg/JointTrajectoryPoint")(
+            positions=self.array(position, "float64"), velocities=self.array((), "float64"), accelerations=self.array((), "float64"),
+            effort=self.array((), "float64"),
+            time_from_start=self.of("builtin_interfaces/msg/Duration")(sec=after.sec, nanosec=after.nanosec))
+
+    def transform(self, stamp: float, parent: str, child: str, pos: tuple[float, ...], quat: tuple[float, ...]) -> Any:
+        g, (x, y, z, w) = "geometry_msgs/msg/", to_xyzw(np.asarray(quat, float)).tolist()
+        return self.of(g + "TransformStamped")(
+            header=self.of("std_msgs/msg/Header")(stamp=self.stamp(stamp), frame_id=parent), child_frame_id=child,
+            transform=self.of(g + "Transform")(translation=self.vector(pos), rotation=self.of(g + "Quaternion")(x=x, y=y, z=z, w=w)))
+
+    def status(self, level: int, name: str, message: str, values: tuple[tuple[str, str], ...]) -> Any:
+        pairs = [self.of("diagnostic_msgs/msg/KeyValue")(key=k, value=v) for k, v in values]
+        return self.of("diagnostic_msgs/msg/DiagnosticStatus")(level=self.array([level], "byte")[0], name=name, message=message,
+                                                                hardware_id="", values=pairs)
 
     def to_ros(self, m: Any) -> Any:
         """Our message as ROS's; quaternions become x first."""
@@ -44,6 +67,12 @@ class Codec:
         if isinstance(m, t.JointState):
             return make(header=self.header(m), name=list(m.names), **{k: self.array(getattr(m, k), "float64") for k in
                                                                       ("position", "velocity", "effort")})
+        if isinstance(m, t.JointTrajectory):
+            return make(header=self.header(m), joint_names=list(m.names), points=[self.point(*p) for p in m.points])
+        if isinstance(m, t.Transforms):
+            return make(transforms=[self.transform(m.stamp, *one) for one in m.transforms])
+        if isinstance(m, t.Diagnostics):
+            return make(header=self.header(m), status=[self.status(*one) for one in m.status])
         if isinstance(m, t.CompressedImage):
             return make(header=self.header(m), format=m.format, data=self.array(np.frombuffer(m.data, np.uint8), "uint8"))
         if isinstance(m, t.Clock):
@@ -60,11 +89,21 @@ class Codec:
         if kind is t.Numbers:
             return t.Numbers(tuple(r.data.tolist()))
         if kind is t.Clock:
-            return t.Clock(r.clock.sec + r.clock.nanosec * 1e-9)
-        stamp = r.header.stamp.sec + r.header.stamp.nanosec * 1e-9
+            return t.Clock(seconds(r.clock))
+        if kind is t.Transforms:
+            return t.Transforms(seconds(r.transforms[0].header.stamp) if r.transforms else 0.0, tuple(
+                (x.header.frame_id, x.child_frame_id, (p.x, p.y, p.z), tuple(from_xyzw(np.array([q.x, q.y, q.z, q.w])).tolist()))
+                for x in r.transforms for p, q in [(x.transform.translation, x.transform.rotation)]))
+        stamp = seconds(r.header.stamp)
         if kind is t.JointState:
             return t.JointState(stamp, tuple(r.name), *(tuple(getattr(r, k).tolist()) for k in
                                                         ("position", "velocity", "effort")))
+        if kind is t.JointTrajectory:
+            return t.JointTrajectory(stamp, tuple(r.joint_names), tuple(
+                (seconds(p.time_from_start), tuple(p.positions.tolist())) for p in r.points))
+        if kind is t.Diagnostics:
+            return t.Diagnostics(stamp, tuple((x.level[0] if isinstance(x.level, bytes) else int(x.level), x.name, x.message,
+                                               tuple((v.key, v.value) for v in x.values)) for x in r.status))
         frame = r.header.frame_id
         if kind is t.CompressedImage:
             return t.CompressedImage(stamp, frame, r.format, bytes(r.data))
@@ -82,7 +121,7 @@ class Codec:
         for field, kind, many in s.fields(text):
             v = values[field]
             if "/" in kind:
-                v = [self.build(kind, s.MESSAGES[kind], x) for x in v] if many else self.build(kind, s.MESSAGES[kind], v)
+                v = [self.build(kind, self.messages[kind], x) for x in v] if many else self.build(kind, self.messages[kind], v)
             elif many and kind != "string":
                 v = self.array(v, kind)
             made[field] = v
@@ -94,7 +133,7 @@ class Codec:
         for field, kind, many in s.fields(text):
             v = getattr(message, field)
             if "/" in kind:
-                v = [self.plain(s.MESSAGES[kind], x) for x in v] if many else self.plain(s.MESSAGES[kind], v)
+                v = [self.plain(self.messages[kind], x) for x in v] if many else self.plain(self.messages[kind], v)
             elif many:
                 v = v.tolist() if hasattr(v, "tolist") else list(v)
             out[field] = v

@@ -215,6 +215,9 @@ class DdsTransport:
     def now(self) -> float:
         return time.monotonic()
 
+    def stamp(self) -> float:
+        return time.time()
+
     def close(self) -> None:
         """Leave the graph in order; without it others notice after Cyclone's lease of 10 s. What was known of it stays."""
         self._look()

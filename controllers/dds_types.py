@@ -31,14 +31,15 @@ class Types:
         self.distribution = distribution
         self.structs: dict[str, type] = {}
         self.hashes: dict[str, str] = {}
-        self.codec = Codec(self.store.types.__getitem__, lambda v, kind: np.array(v, "uint8" if kind == "byte" else kind))
+        self.messages = srv.MESSAGES | (srv.HUMBLE if distribution == "humble" else {})
+        self.codec = Codec(self.store.types.__getitem__, lambda v, kind: np.array(v, "uint8" if kind == "byte" else kind), self.messages)
 
     def add_service(self, kind: str) -> None:
         """Make pkg/srv/Name_Request and _Response known, and pkg/srv/Name for its hash."""
         if f"{kind}_{REQUEST}" in self.store.types:
             return
         made: dict[str, Any] = {}
-        for name, text in srv.MESSAGES.items():
+        for name, text in self.messages.items():
             if name not in self.store.types:
                 made |= get_types_from_msg(text, name)
         parts = {part: f"{kind}_{part}" for part in (REQUEST, REPLY, "Event")}

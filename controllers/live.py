@@ -36,10 +36,10 @@ class LiveArm:
 
     def __init__(self, robot: Robot, task: PolicyInterface, transport: Transport, model: ArmModel, limits: Limits, *,
                  clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
-                 wait: float = 5.0, joints: bool = False):
+                 wait: float = 5.0, command: str = "pose"):
         self.transport, self.task, self.limits, self.robot = transport, task, limits, robot
         self.clock, self.sleep, self.wait = clock, sleep, wait
-        self.bridge = Bridge(robot, task, transport, model, limits, joints=joints)
+        self.bridge = Bridge(robot, task, transport, model, limits, command=command)
         self.safety = transport.subscription(SAFETY_STATE, Text, "latched", depth=8)
         self.lease = LeaseClient(transport, f"env-{os.getpid()}-{next(_numbers)}", LEASE)
         self.late, self.steps, self.stops, self.due = 0, 0, [], 0.0

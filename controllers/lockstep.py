@@ -25,13 +25,13 @@ class LockstepArm:
 
     def __init__(self, robot: Robot, task: PolicyInterface, path: str, law: LawOptions, limits: Limits, model: ArmModel,
                  conditions: NetworkConditions | None = None, dry_run: bool = False, servo: bool = False,
-                 wrap_transport: Callable[[Transport], Transport] = lambda wire: wire, joints: bool = False):
+                 wrap_transport: Callable[[Transport], Transport] = lambda wire: wire, command: str = "pose"):
         """path: the scene as MJCF; model: the bridge's own; limits: of the bridge's governor and of the arm's; wrap_transport: wraps
-        the bridge's transport; joints: it commands joint targets."""
+        the bridge's transport; command: how it commands."""
         self.arm, self.robot, self.task, self.model = SimArm(robot, law, path=path, servo=servo), robot, task, model
         self.limits, self.conditions, self.dry_run = limits, conditions, dry_run
         self.ticks = round(task.period / self.arm.dt)
-        self.wrap_transport, self.joints = wrap_transport, joints
+        self.wrap_transport, self.command = wrap_transport, command
         self.make_cameras: Callable[[Bus], Any] | None = None  # cameras for the bus of an episode: publish() draws and sends
         self.cameras: Any = None
 
@@ -46,7 +46,7 @@ class LockstepArm:
         self.close()
         self.cameras = self.make_cameras(self.bus) if self.make_cameras else None
         self.bridge = Bridge(self.robot, self.task, wire, self.model, self.limits, dry_run=self.dry_run,
-                             joints=self.joints)
+                             command=self.command)
         self.order = wire.publisher(SAFETY_COMMAND, Text, "command")
         for _ in range(10):
             self.run()

@@ -19,6 +19,9 @@ from robo_rl.errors import UserError
 BROADCASTERS = {"joint_state_broadcaster": "joint_state_broadcaster/JointStateBroadcaster",
                 "pose_broadcaster": "crisp_controllers/PoseBroadcaster",
                 "twist_broadcaster": "crisp_controllers/TwistBroadcaster"}
+TRANSITIONS = {  # verb -> states before, state after ("": gone)
+    "load": ((None,), "unconfigured"), "configure": (("unconfigured", "inactive"), "inactive"),
+    "cleanup": (("inactive",), "unconfigured"), "unload": (("unconfigured", "inactive"), "")}
 AXES = ("pos_x", "pos_y", "pos_z", "rot_x", "rot_y", "rot_z")
 CLIPS = ("x", "y", "z", "rx", "ry", "rz")
 
@@ -41,9 +44,13 @@ class Manager:
         """place(numbers): put the arm and the scene's bodies there; start(k): at start k of the scene."""
         self.node, self.controllers, self.active = node, controllers, active
         self.place, self.start, self.number = place, start, 0
+        self.states = dict.fromkeys(controllers, "inactive")  # of those that are loaded
         wire = node.transport
         wire.service("controller_manager/list_controllers", "controller_manager_msgs/srv/ListControllers", self.listed)
         wire.service("controller_manager/switch_controller", "controller_manager_msgs/srv/SwitchController", self.switch)
+        for verb in TRANSITIONS:
+            wire.service(f"controller_manager/{verb}_controller", f"controller_manager_msgs/srv/{verb.title()}Controller",
+                         lambda request, verb=verb: {"ok": self.transition(verb, request["name"])})
         for name in controllers:
             writable = tuple(k for k in self.values(name) if k.startswith("task.") or k == "damping_ratio")
             Parameters(lambda name=name: self.values(name), lambda k, v, name=name: self.change(name, k, v),
@@ -59,12 +66,32 @@ class Manager:
 
     def listed(self, _: dict) -> dict:
         joints = self.node.arm.robot.joints
-        rows = [{"name": n, "type": c.kind, "state": "active" if n == self.active else "inactive",
+        rate = round(1 / self.node.arm.dt)
+        rows = [{"name": n, "type": c.kind, "state": "active" if n == self.active else self.states[n], "update_rate": rate,
                  "claimed_interfaces": [f"{j}/effort" for j in joints] if n == self.active else [],
                  "required_command_interfaces": [f"{j}/effort" for j in joints],
                  "required_state_interfaces": [f"{j}/{k}" for j in joints for k in ("position", "velocity")]}
-                for n, c in self.controllers.items()]
-        return {"controller": rows + [{"name": n, "type": k, "state": "active"} for n, k in BROADCASTERS.items()]}
+                for n, c in self.controllers.items() if n in self.states]
+        return {"controller": rows + [{"name": n, "type": k, "state": "active", "update_rate": rate} for n, k in BROADCASTERS.items()]}
+
+    def transition(self, verb: str, name: str) -> bool:
+        """load, configure, cleanup, unload, as controller_manager has them: whether it was done. What holds the arm stays."""
+        before, after = TRANSITIONS[verb]
+        try:
+            self.node.check_change()
+            if name not in self.controllers:
+                raise UserError(f"no controller {name}. Allowed: {', '.join(self.controllers)}")
+            if name == self.active:
+                raise UserError(f"{name} holds the arm: switch to another first")
+            if self.states.get(name) not in before:
+                raise UserError(f"{name} is {self.states.get(name, 'not loaded')}")
+        except UserError as e:
+            self.node.refuse(f"{verb} {name}", str(e))
+            return False
+        self.states.pop(name, None)
+        if after:
+            self.states[name] = after
+        return True
 
     def switch(self, request: dict) -> dict:
         try:
@@ -92,6 +119,8 @@ class Manager:
         governor = self.node.governor
         if governor is not None and governor.state in (ARMED, ACTIVE):
             raise UserError(f"the arm is {governor.state}: disarm it, then switch")
+        if self.states.get(wanted[0]) != "inactive":
+            raise UserError(f"{wanted[0]} is {self.states.get(wanted[0], 'not loaded')}: load and configure it first")
         new = self.controllers[wanted[0]]
         self.node.arm.use(Law(new.options, new.robot), new.servo)
         self.active = wanted[0]

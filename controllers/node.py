@@ -9,25 +9,29 @@ reason and has no effect: it must not take the arm's loop down. What it serves i
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from controllers.arm import SimArm, govern
 from controllers.contracts import Command
 from controllers.estop import SERVICE, EmergencyStop
-from controllers.governor import ACTIVE, ARMED, Governor, Setpoint
+from controllers.governor import ACTIVE, ARMED, HOLD, STOPPED, Governor, Setpoint
 from controllers.law import vector
 from controllers.lease import SAFETY_COMMAND, SAFETY_LEASE, SAFETY_REFUSED, Lease, number
 from controllers.model import ArmModel
 from controllers.robot import by_name
 from controllers.transport import (
     Clock,
+    Diagnostics,
     Flag,
     JointState,
+    JointTrajectory,
     Numbers,
     PoseStamped,
     Received,
     Text,
+    Transforms,
     Transport,
     TwistStamped,
     WrenchStamped,
@@ -37,6 +41,7 @@ from robo_rl.errors import UserError, choose
 GRIPPER_STATE = "gripper/joint_states"
 EXTERNAL_WRENCH = "external_wrench"  # estimated, where the arm has an observer
 SAFETY_STATE = "safety_state"
+TF_EVERY = 5  # of the publications of poses
 SERVE_EVERY = 10  # ticks between two looks for calls of services
 ORDERS = ("arm", "disarm", "reset", "stop")
 LEASED = ("arm", "reset")  # orders that belong to the lease's holder; whoever is afraid may disarm and stop
@@ -61,6 +66,10 @@ class ArmNode:
         self.arm, self.transport, self.governor, self.count = arm, transport, governor, 0
         self.pose_every, self.joints_every, self.said = pose_every, joints_every, ""
         self.clock = transport.publisher("clock", Clock) if clock else None
+        self.tf = transport.publisher("tf", Transforms)
+        self.diagnostics = transport.publisher("diagnostics", Diagnostics)
+        if places := tuple((c.frame, f"{view}_camera", c.pos, c.quat) for view, c in arm.robot.cell.cameras.items()):
+            transport.publisher("tf_static", Transforms, "latched").publish(Transforms(self._stamp(), places))
         names = arm.robot.topics
         self.refused: Counter[str] = Counter()
         self.on_refusal: Callable[[str], None] = lambda line: None
@@ -82,6 +91,8 @@ class ArmNode:
             self.refusals = transport.publisher(SAFETY_REFUSED, Text, "command")
             self.lease, self.lease_said, self.armed_by = Lease(), "?", ""  # armed_by: the holder for whom it was armed
             followed += [(names["target_joint"], JointState, self._governed_joint), (SAFETY_COMMAND, Text, self._order)]
+            followed += [(names[n], kind, follow) for n, kind, follow in (
+                ("forward_position", Numbers, self._positions), ("joint_trajectory", JointTrajectory, self._trajectory)) if n in names]
             self.meant = ArmModel(arm.model.spec, arm.robot.joints, arm.robot.site)  # what joint targets mean
             self.joints_at = -math.inf  # when joint targets were last followed
             self.estop = EmergencyStop(transport.subscription(names["estop"], Flag, "latched", depth=64))
@@ -113,7 +124,18 @@ class ArmNode:
             self.transport.serve()
         if self.clock is not None:
             self.clock.publish(Clock(arm.t))
-        m, stamp, frame = arm.model, self.transport.now(), arm.robot.base_frame
+        if self.count % round(1 / arm.dt) == 0:
+            self.diagnostics.publish(self._diagnostics())
+        self._publish()
+
+    def _stamp(self) -> float:
+        """The simulated time where it is published, for those who run on it; else the system's."""
+        return self.transport.stamp() if self.clock is None else self.arm.t
+
+    def _publish(self) -> None:
+        """The arm's state and the scene's."""
+        arm = self.arm
+        m, stamp, frame = arm.model, self._stamp(), arm.robot.base_frame
         if self.count % self.joints_every == 0:
             self.joints.publish(JointState(stamp, m.joints, tuple(m.q.tolist()), tuple(m.dq.tolist()),
                                            tuple(arm.torque.tolist())))
@@ -127,6 +149,19 @@ class ArmNode:
             for name, sender in self.objects.items():
                 body = arm.data.body(name)
                 sender.publish(PoseStamped(stamp, frame, tuple(body.xpos.tolist()), tuple(body.xquat.tolist())))
+        if self.count % (TF_EVERY * self.pose_every) == 0:
+            bodies = ((frame, n, tuple(arm.data.body(n).xpos.tolist()), tuple(arm.data.body(n).xquat.tolist())) for n in self.objects)
+            self.tf.publish(Transforms(stamp, ((frame, arm.robot.site, tuple(m.pos), tuple(m.quat)), *bodies)))
+
+    def _diagnostics(self) -> Diagnostics:
+        """What /diagnostics says of the arm, once a second."""
+        g, lines = self.governor, [("ticks", str(self.count)), ("refused", str(sum(self.refused.values())))]
+        if g is None:
+            return Diagnostics(self._stamp(), ((0, "arm", "no governor", tuple(lines)),))
+        lines += [("state", g.state), ("reason", g.reason), ("lease", self.lease.holder(self.transport.now())),
+                  ("e-stop", ", ".join(sorted(g.stopped_by)))]
+        lines += [(f"contract {name}", str(n)) for name, n in sorted(g.counts.items())]
+        return Diagnostics(self._stamp(), (({HOLD: 1, STOPPED: 2}.get(g.state, 0), "governor", f"{g.state}: {g.reason}", tuple(lines)),))
 
     def _frame(self, frame: str, allowed: tuple[str, ...]) -> str:
         if frame not in allowed:
@@ -165,6 +200,19 @@ class ArmNode:
                              tuple(q.tolist()), "joints"), now)
         if got.source == self.governor.commander:
             self.joints_at = now
+
+    def _positions(self, got: Received) -> None:
+        """What ros2_control's forward_position_controller takes: angles in the order of the joints, no stamp."""
+        joints = self.arm.robot.joints
+        q = tuple(vector("joint positions", got.message.data, len(joints)).tolist())
+        self._governed_joint(replace(got, message=JointState(got.at, joints, q)))
+
+    def _trajectory(self, got: Received) -> None:
+        """What joint_trajectory_controller takes on its topic, streamed: one point in a message, from when it comes."""
+        if len(got.message.points) != 1:
+            raise UserError(f"a streamed trajectory has one point, got {len(got.message.points)}")
+        [(_, position)] = got.message.points
+        self._governed_joint(replace(got, message=JointState(got.at, got.message.names, position)))
 
     def _govern(self, command: Command, now: float) -> None:
         """UserError: another's command. All else that the governor refuses it counts."""

@@ -1,15 +1,17 @@
 """Robots: names, limits, gains and topic names, read from the JSON files in controllers/presets or a user's own."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from controllers.cell import Cell, read_cell
 from robo_rl.errors import UserError, choose
 from robo_rl.files import read_json
 
+OPTIONAL = {"cell", "sources"}  # of the file's fields
 PRESETS = Path(__file__).parent / "presets"
 
 
@@ -33,21 +35,32 @@ class Robot:
     gains: dict[str, Any]  # fields of `LawOptions`
     friction: dict[str, list[float]] | None  # phi1 [N m], phi2 [s/rad], phi3 [rad/s] of the law's friction term
     topics: dict[str, str]
+    sources: dict[str, str] = field(default_factory=dict)  # field -> where its numbers were read
+    cell: Cell = Cell()
 
     def __post_init__(self) -> None:
         n = len(self.joints)
         if n == 0 or len(set(self.joints)) < n:
             raise UserError(f"robot {self.name}: joints must be named, each once, got {list(self.joints)}")
         rows = {f: getattr(self, f) for f in ("lower", "upper", "velocity", "torque", "home")} | (self.friction or {})
-        for field, row in rows.items():
+        for name, row in rows.items():
             if len(row) != n or any(not isinstance(x, (int, float)) or math.isnan(x) for x in row):
-                raise UserError(f"robot {self.name}: {field} needs {n} numbers, one per joint, got {list(row)}")
+                raise UserError(f"robot {self.name}: {name} needs {n} numbers, one per joint, got {list(row)}")
         for joint, low, high, at in zip(self.joints, self.lower, self.upper, self.home, strict=True):
             if not low < high or not low <= at <= high:
                 raise UserError(f"robot {self.name}: {joint} needs lower < upper and home between them, got "
                                 f"{low:g}, {high:g}, {at:g}")
         if min(*self.velocity, *self.torque, self.torque_rate) <= 0:
             raise UserError(f"robot {self.name}: velocity, torque and torque_rate must be above 0")
+        for home, row in self.cell.homes.items():
+            if len(row) != n or not all(a <= x <= b for a, x, b in zip(self.lower, row, self.upper, strict=True)):
+                raise UserError(f"robot {self.name}: home {home} needs {n} angles within the joints' limits, got {list(row)}")
+
+    def need_limits(self) -> None:
+        """UserError: its cell lacks a box, a speed or a force limit, and says not why."""
+        if lacks := self.cell.lacks():
+            raise UserError(f"robot {self.name} is not armed: its file says no {', '.join(lacks)} in `cell`, nor why there is none in "
+                            "`cell.without`; copy the preset to a JSON file of yours and fill it in (docs: Robot day)")
 
 
 def load_robot(name: str) -> Robot:
@@ -56,17 +69,17 @@ def load_robot(name: str) -> Robot:
     if path.suffix != ".json":
         path = PRESETS / f"{choose('robot', name, presets())}.json"
     raw = read_json(path, limit=1 << 20, remedy=f"{PRESETS.name}/sim.json is an example")
-    names = {f.name for f in fields(Robot)} - {"name"}
-    if set(raw) != names:
-        got = set(raw)
+    names = {f.name for f in fields(Robot)} - {"name", *OPTIONAL}
+    if (got := set(raw) - OPTIONAL) != names:
         raise UserError(f"{path}: missing {sorted(names - got)}, unknown {sorted(got - names)}; "
                         f"{PRESETS.name}/sim.json is an example")
-    for field, sign in (("lower", -math.inf), ("upper", math.inf)):
-        raw[field] = [sign if x is None else x for x in raw[field]]
+    for bound, sign in (("lower", -math.inf), ("upper", math.inf)):
+        raw[bound] = [sign if x is None else x for x in raw[bound]]
     if raw["model"]:
         raw["model"] = str(path.parent / raw["model"])
+    cell = read_cell(raw.pop("cell", {}))
     read: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
-    return Robot(name=path.stem, **read)
+    return Robot(name=path.stem, cell=cell, **read)
 
 
 def presets() -> list[str]:

@@ -158,6 +158,9 @@ class RosTransport:
     def now(self) -> float:
         return time.monotonic()
 
+    def stamp(self) -> float:
+        return self.node.get_clock().now().nanoseconds * 1e-9
+
     def close(self) -> None:
         """Leave the graph."""
         self.closed.set()

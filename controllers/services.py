@@ -28,6 +28,13 @@ MESSAGES = {
         "rcl_interfaces/IntegerRange[<=1] integer_range"),
     "controller_manager_msgs/msg/ChainConnection": "string name\nstring[] reference_interfaces",
     "controller_manager_msgs/msg/ControllerState": (
+        "string name\nstring state\nstring type\nbool is_async\nuint16 update_rate\nstring[] claimed_interfaces\n"
+        "string[] required_command_interfaces\nstring[] required_state_interfaces\nbool is_chainable\n"
+        "bool is_chained\nstring[] exported_state_interfaces\nstring[] reference_interfaces\n"
+        "controller_manager_msgs/ChainConnection[] chain_connections"),
+}
+HUMBLE = {  # where its messages are others
+    "controller_manager_msgs/msg/ControllerState": (
         "string name\nstring state\nstring type\nstring[] claimed_interfaces\n"
         "string[] required_command_interfaces\nstring[] required_state_interfaces\nbool is_chainable\n"
         "bool is_chained\nstring[] reference_interfaces\n"
@@ -46,6 +53,7 @@ SERVICES = {  # type -> request, reply
                                           "rcl_interfaces/ListParametersResult result"),
     "rcl_interfaces/srv/DescribeParameters": ("string[] names", "rcl_interfaces/ParameterDescriptor[] descriptors"),
     "controller_manager_msgs/srv/ListControllers": ("", "controller_manager_msgs/ControllerState[] controller"),
+    **{f"controller_manager_msgs/srv/{verb}Controller": ("string name", "bool ok") for verb in ("Load", "Configure", "Cleanup", "Unload")},
     "controller_manager_msgs/srv/SwitchController": (
         ("string[] activate_controllers\nstring[] deactivate_controllers\nint32 strictness\nbool activate_asap\n"
          "builtin_interfaces/Duration timeout"), "bool ok\nstring message"),

@@ -62,6 +62,31 @@ class JointState:
 
 
 @dataclass(frozen=True, slots=True)
+class JointTrajectory:
+    """points: (seconds from the stamp on, positions [rad] in the order of names); stamp 0: from when it comes."""
+
+    stamp: float
+    names: tuple[str, ...]
+    points: tuple[tuple[float, tuple[float, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transforms:
+    """For tf: (parent frame, child frame, pos [m], quat (w, x, y, z)) each."""
+
+    stamp: float
+    transforms: tuple[tuple[str, str, tuple[float, ...], tuple[float, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostics:
+    """For /diagnostics: (level 0 ok, 1 warning, 2 error; name; message; pairs of key and value) each."""
+
+    stamp: float
+    status: tuple[tuple[int, str, str, tuple[tuple[str, str], ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Numbers:
     data: tuple[float, ...]
 
@@ -95,6 +120,8 @@ class Text:
 
 ROS_TYPES = {PoseStamped: "geometry_msgs/msg/PoseStamped", TwistStamped: "geometry_msgs/msg/TwistStamped",
              WrenchStamped: "geometry_msgs/msg/WrenchStamped", JointState: "sensor_msgs/msg/JointState",
+             JointTrajectory: "trajectory_msgs/msg/JointTrajectory", Transforms: "tf2_msgs/msg/TFMessage",
+             Diagnostics: "diagnostic_msgs/msg/DiagnosticArray",
              CompressedImage: "sensor_msgs/msg/CompressedImage", Clock: "rosgraph_msgs/msg/Clock",
              Numbers: "std_msgs/msg/Float64MultiArray", Flag: "std_msgs/msg/Bool", Text: "std_msgs/msg/String"}
 
@@ -179,6 +206,10 @@ class Transport(Protocol):
 
     def now(self) -> float:
         """Monotonic seconds."""
+        ...
+
+    def stamp(self) -> float:
+        """Seconds for the stamps of messages: the system's clock, or the simulated one. Ages are never told by it."""
         ...
 
     def close(self) -> None: ...
@@ -340,6 +371,9 @@ class LoopbackTransport:
             self.bus.caller = ""
 
     def now(self) -> float:
+        return self.bus.clock()
+
+    def stamp(self) -> float:
         return self.bus.clock()
 
     def close(self) -> None:

@@ -190,6 +190,13 @@ class Client:
         return future
 
 
+class Clock:
+    """As rclpy's, of the system's time."""
+
+    def now(self):
+        return types.SimpleNamespace(nanoseconds=time.time_ns())
+
+
 class Node:
     numbers = itertools.count(1)
 
@@ -220,6 +227,9 @@ class Node:
     def create_client(self, srv_type, srv_name, *, callback_group=None):
         assert isinstance(callback_group, Group)
         return Client(srv_type, srv_name)
+
+    def get_clock(self):
+        return Clock()
 
     def count_publishers(self, topic_name):
         return len(GRAPH.publishers[topic_name])

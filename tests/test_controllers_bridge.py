@@ -283,7 +283,8 @@ def test_orders_lead_through_the_governors_states_and_refusals_are_told():
     body = there(0.25)
     wire = body.bridge.transport
     said, order = wire.subscription(SAFETY_STATE, Text, "latched", depth=9), body.order
-    for word, now in (("stop", "STOPPED"), ("arm", "STOPPED: refused"), ("reset", "DISARMED"), ("arm", "ARMED"), ("disarm", "DISARMED")):
+    for word, now in (("stop", "STOPPED"), ("arm", "STOPPED: refused"), ("claim a 9", "STOPPED"), ("reset", "DISARMED"), ("arm", "ARMED"),
+                      ("disarm", "DISARMED")):
         order.publish(Text(word))
         body.run()
         assert said.latest().message.data.startswith(now), word

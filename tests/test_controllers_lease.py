@@ -40,7 +40,8 @@ def test_a_lease_is_one_names_until_its_deadline_and_the_same_name_comes_in_at_o
     assert lease.holder(4.0) == ""
 
 
-@pytest.mark.parametrize(("name", "seconds"), [("", 1.0), ("a b", 1.0), ("x" * 65, 1.0), ("a", 0.0), ("a", LONGEST + 1), ("a", float("nan"))])
+@pytest.mark.parametrize(("name", "seconds"), [
+    ("", 1.0), ("a b", 1.0), ("x" * 65, 1.0), ("a", 0.0), ("a", LONGEST + 1), ("a", float("nan"))])
 def test_a_claim_that_makes_no_sense_is_refused(name, seconds):
     lease = Lease()
     with pytest.raises(UserError, match="lease's"):

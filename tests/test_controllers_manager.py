@@ -14,7 +14,7 @@ from controllers.services import PARAMETER_SERVICES, filled, parameter, value_of
 from controllers.transport import Bus, Clock, LoopbackTransport, Text, WrenchStamped
 from controllers.wrench import Observer
 from robo_rl.errors import UserError
-from robo_rl.experiment.arm import ACTION_SCALE, WORKSPACE, policy_interface, start_placement
+from robo_rl.experiment.arm import ACTION_SCALE, policy_interface, start_placement
 from robo_rl.experiment.deploy import reset_scene
 from robo_rl.experiment.sim_arm import SimArmOptions, make_sim_arm
 from robo_rl.policies import ObsSpec
@@ -269,7 +269,7 @@ def test_lockstep_publishes_simulated_time():
 def live(there):
     robot = load_robot("sim")
     task = policy_interface(Config, ObsSpec(state=36, action=7))
-    body = LiveArm(robot, task, there.client, arm_model(robot), limits_at(1.5, ACTION_SCALE, **WORKSPACE),
+    body = LiveArm(robot, task, there.client, arm_model(robot), limits_at(1.5, ACTION_SCALE, **robot.cell.limits()),
                    clock=there.client.now, sleep=there.run)
     return ArmEnv(TASKS["pick_cube"], [body]), body
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from robo_rl.experiment.robot_names import twin
 
 CONTROLLERS = ("cartesian", "joint")
 SCENES = ("pick_cube", "none")
-WORKSPACE: dict[str, Any] = {"low": (0.15, -0.6, 0.0), "high": (0.85, 0.6, 0.8)}  # the simulated arm's workspace [m]
 ACTION_SCALE = (0.036, 0.18)  # of one command [m], [rad]: one whole action of ee_delta
 TRAINING_SPEED = 1.5  # m/s, what the joints of sims/mujoco can do
 
@@ -117,8 +115,8 @@ def make_lockstep_arm(robot: Robot, task: PolicyInterface, speed: float, scene_n
     """The governed arm with the bridge on one in-process transport. speed: limit of the tool [m/s]."""
     joints = controller == "joint"
     return LockstepArm(with_stiff_joints(robot, controller), task, scene_xml(robot, scene_name), law_options(controller, speed),
-                       limits_at(speed, ACTION_SCALE, **WORKSPACE), arm_model(robot), conditions, dry_run, joints,
-                       wrap_transport, joints=joints)
+                       limits_at(speed, ACTION_SCALE, **robot.cell.limits()), arm_model(robot), conditions, dry_run, joints,
+                       wrap_transport, command="joint" if joints else "pose")
 
 
 def full_interface(config, policy_spec) -> PolicyInterface:
@@ -139,7 +137,8 @@ def live_env(name: str, task: PolicyInterface, transport, speed: float, controll
     from sims.mujoco.tasks import TASKS
     made = load_robot(robot)
     name = choose("scene", name or "pick_cube", [s for s in SCENES if s != "none"])
-    body = LiveArm(made, task, transport, arm_model(made), limits_at(speed, ACTION_SCALE, **WORKSPACE), joints=controller == "joint")
+    body = LiveArm(made, task, transport, arm_model(made), limits_at(speed, ACTION_SCALE, **made.cell.limits()),
+                   command="joint" if controller == "joint" else "pose")
     return ArmEnv(TASKS[name], [body], max_steps, leave, task.views, task.image_size), body
 
 

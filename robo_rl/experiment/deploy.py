@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -17,6 +17,7 @@ import tyro
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment.deploy_recorder import DeployRecorder
 
+TRAINED = "sim"  # the robot whose joints a run's state has
 WAIT = 5.0  # s for the arm's topics
 BRAKE_PERIODS = 25  # control periods after the end, to brake
 
@@ -39,8 +40,9 @@ class DeployOptions:
     checkpoint: str = "best"
     """best, last, sft, or the name of a folder below checkpoints/."""
     command: str = ""
-    """pose: tool poses, for a Cartesian controller; joint: joint targets, for joint_impedance_controller; "": joint for
-    --robot sim, pose for others."""
+    """pose: tool poses, for a Cartesian controller; joint: joint targets, for joint_impedance_controller; forward_position or
+    joint_trajectory: joint positions for ros2_control's controllers of those names; "": as the robot's file says, else joint for --robot
+    sim and pose for others."""
     dry_run: bool = False
     """Compute everything, command nothing: poses go to preview/target_pose."""
     transport: str = "dds"
@@ -86,7 +88,7 @@ class DeployOptions:
     """Seed of the policy's sampling, from 0."""
 
     def __post_init__(self) -> None:
-        choose("--command", self.command, ("", "pose", "joint"))
+        choose("--command", self.command, ("", "pose", "joint", "forward_position", "joint_trajectory"))
         choose("transport", self.transport, ("dds", "inprocess"))
         in_range("--speed", self.speed, 0, 1.5, open_low=True)
         in_range("--seconds", self.seconds, 0, 86400, open_low=True)
@@ -147,12 +149,9 @@ def deploy(options: DeployOptions, log: Callable[[str], None] = print, warn: Cal
     from robo_rl.experiment.policy_server import load_actor
 
     robot = load_robot(options.robot)
+    check_speed(options, robot)
     act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction, options.task)
     task = policy_interface(config, spec)
-    joints = sum(n.endswith("_velocity") for n in task.state_names)
-    if len(robot.joints) != joints:
-        raise UserError(f"the run knows {joints} joints, robot {robot.name} has {len(robot.joints)}: "
-                        "choose the robot it was trained for")
     model = arm_model(robot, options.model)
     recorder = DeployRecorder(config.task or "pick_cube", robot, task, record=options.record, bag=options.bag, video=options.video,
                               instruction=options.instruction, go_on=options.go_on, dry_run=options.dry_run, log=log, warn=warn)
@@ -167,6 +166,45 @@ def deploy(options: DeployOptions, log: Callable[[str], None] = print, warn: Cal
             server.terminate()
             server.wait()
         recorder.close()
+
+
+def check_gains(wire, robot, dry_run: bool, warn) -> None:
+    """UserError: the arm's controller is not the one of the robot's file, or has other gains; a dry run says so alone."""
+    from controllers.readback import gain_faults
+    try:
+        faults = gain_faults(wire, robot, WAIT)
+    except UserError as e:
+        faults = [f"the gains cannot be read back: {e}"]
+    if faults and not dry_run:
+        raise UserError("; ".join(faults) + ": nothing moves until the file and the arm agree")
+    for fault in faults:
+        warn(fault)
+
+
+def check_speed(options: DeployOptions, robot) -> None:
+    """UserError: --speed is above what the robot's cell allows."""
+    if robot.cell.speed is not None and options.speed > robot.cell.speed[0]:
+        raise UserError(f"--speed {options.speed:g} is above the {robot.cell.speed[0]:g} m/s that the file of robot {robot.name} allows")
+
+
+def limits_of(robot, speed: float):
+    """Limits of the bridge's governor: the robot's cell, at a tool speed [m/s]."""
+    from controllers.pace import limits_at
+    from robo_rl.experiment.arm import ACTION_SCALE
+    limits = limits_at(speed, ACTION_SCALE, frame=robot.base_frame, **robot.cell.limits())
+    turn = limits.speed[1] if robot.cell.speed is None else min(limits.speed[1], robot.cell.speed[1])
+    return replace(limits, speed=(limits.speed[0], turn))
+
+
+def twin_of(robot, model, task, log):
+    """The arm that the run was trained on, where the robot's joints are not its; None where they are, or the state has none."""
+    from controllers.robot import load_robot
+    from controllers.twin import Twin, same_joints
+    trained = load_robot(TRAINED)
+    if robot.name == TRAINED or not any(n.startswith("joint") for n in task.state_names) or same_joints(model, robot, trained):
+        return None
+    log(f"{robot.name} has other joints than the arm of the run: the policy sees that arm's, with its tool where this one's is")
+    return Twin(trained)
 
 
 def deploy_in_process(options: DeployOptions, robot, task, model, client, recorder: DeployRecorder, log, warn):
@@ -192,24 +230,25 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, client, recorder:
     from controllers.bridge import Bridge
     from controllers.lease import LeaseClient
     from controllers.node import SAFETY_STATE
-    from controllers.pace import limits_at
     from controllers.transport import Text
-    from robo_rl.experiment.arm import ACTION_SCALE, WORKSPACE
     from robo_rl.experiment.wire import connect
 
     wire = recorder.wrap_transport(connect("robo_rl_bridge", options.domain, options.interface, options.namespace))
     stop: list[int] = []
     before = {s: signal.signal(s, lambda number, _: stop.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        limits = limits_at(options.speed, ACTION_SCALE, frame=robot.base_frame, **(WORKSPACE if robot.name == "sim" else {}))
-        command = options.command or ("joint" if robot.name == "sim" else "pose")
-        bridge = Bridge(robot, task, wire, model, limits, dry_run=options.dry_run, joints=command == "joint")
+        command = options.command or robot.cell.command or ("joint" if robot.name == "sim" else "pose")
+        bridge = Bridge(robot, task, wire, model, limits_of(robot, options.speed), dry_run=options.dry_run, command=command,
+                        twin=twin_of(robot, model, task, log))
+        if not options.dry_run:
+            robot.need_limits()
         recorder.watch(bridge, wire)
         lease = LeaseClient(wire, options.name or f"deploy-{socket.gethostname()}-{os.getpid()}", options.lease)
         safety = SafetyClient(wire, wire.subscription(SAFETY_STATE, Text, "latched", depth=8), lease, stop)
         safety.wait_until(lambda: not bridge.observation_buffer.missing(), WAIT)
         if not bridge.observation_buffer.missing():
             safety.wait_until(lambda: safety.state.latest() is not None, 1.0)
+        check_gains(wire, robot, options.dry_run, warn)
         governed = safety.state.latest() is not None  # a CRISP robot has no governor of its own: ours is the only one
         if governed and not options.dry_run:
             safety.arm(options.reset, options.start)

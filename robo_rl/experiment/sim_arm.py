@@ -105,7 +105,6 @@ def make_sim_arm(options: SimArmOptions, transport=None):
     from robo_rl.experiment.arm import (
         ACTION_SCALE,
         WIRE_NAMES,
-        WORKSPACE,
         law_options,
         make_controllers,
         scene_xml,
@@ -121,9 +120,11 @@ def make_sim_arm(options: SimArmOptions, transport=None):
                                       joint_friction=options.joint_friction))
     joints, objects = start_placement(robot, options.scene, options.start)
     arm.reset(joints, objects, opening=1.0)
-    box = WORKSPACE if options.robot == "sim" else {}
+    box = robot.cell.limits()
     if options.wrench:
-        arm.observer, box = Observer(arm.model), box | {"wrench": (options.wrench, options.wrench / 3)}
+        box |= {"wrench": (options.wrench, options.wrench / 3)}
+    if "wrench" in box:
+        arm.observer = Observer(arm.model)
     governor = Governor(limits_at(options.speed, ACTION_SCALE, frame=robot.base_frame, **box), robot)
     arm.supervisor = Supervisor(robot, supervised(governor.limits))
     conditions = NetworkConditions(delay=options.message_delay, drop=options.message_drop)

@@ -67,6 +67,9 @@ class NamespacedTransport:
     def now(self) -> float:
         return self.wire.now()
 
+    def stamp(self) -> float:
+        return self.wire.stamp()
+
     def close(self) -> None:
         self.wire.close()
 

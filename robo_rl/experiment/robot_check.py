@@ -1,0 +1,183 @@
+"""The checklist of a robot's first day as a walk: what its file says is checked, what only a person can see is asked and written down."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import tyro
+
+from robo_rl.errors import UserError, choose
+from robo_rl.files import read_json, write_json
+
+YES, NO, LATER = ("y", "yes"), ("n", "no"), ("", "later")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """key: in the file of answers; kind: yes, or a number with its unit and the largest that passes."""
+
+    key: str
+    part: str
+    text: str
+    unit: str = ""
+    most: float = math.inf
+
+
+BEFORE, NETWORK, LIMITS, DRY, FIRST = "Before power", "Network", "Limits", "Dry run", "First motion"
+QUESTIONS = (
+    Question("estop_tested", BEFORE, "The hardware e-stop was tested today and is in the hand of a person who does nothing else"),
+    Question("cell_clear", BEFORE, "The cell is clear, the workspace marked; tool, cables and camera mounts cannot reach the base"),
+    Question("vendor_speed", BEFORE, "The vendor's speed-limited mode is on, or there is none"),
+    Question("payload_set", BEFORE, "The payload in the vendor's software is the file's; the released arm neither sags nor drifts"),
+    Question("realtime_kernel", BEFORE, "The computer of the torque loop has a PREEMPT_RT kernel, or the vendor's controller closes it"),
+    Question("latency_us", BEFORE, "Largest latency that cyclictest -p 90 -m shows in ten minutes", "us", 100.0),
+    Question("one_middleware", NETWORK, "Both ends use Cyclone DDS and a ROS_DOMAIN_ID that nobody else uses"),
+    Question("one_publisher", NETWORK, "ros2 topic info says that nobody else publishes target_pose or target_joint"),
+    Question("sheet_compared", LIMITS, "Joint names, order, limits, speeds and torques of the file are those of this robot's data sheet"),
+    Question("frames_checked", LIMITS, "Base frame, tool frame and the tool's axes of the file are the robot's"),
+    Question("box_marked", LIMITS, "The workspace box of the file lies within what is marked"),
+    Question("gains_read", LIMITS, "The gains that were read back from the controller are those of the file"),
+    Question("floats", LIMITS, "Under gravity compensation alone the arm floats and does not drift"),
+    Question("dry_directions", DRY, "In a dry run the poses on preview/target_pose go where they should, and turn the right way"),
+    Question("dry_episodes", DRY, "Ten dry episodes passed with no violated contract that nobody understands"),
+    Question("switch_still", FIRST, "When the controller was activated the arm did not move"),
+    Question("stop_topic_mm", FIRST, "Way to rest after the e-stop topic at 0.05 m/s", "mm", 40.0),
+    Question("stop_ctrl_c_mm", FIRST, "Way to rest after Ctrl-C of the bridge at 0.05 m/s", "mm", 40.0),
+    Question("stop_hardware_mm", FIRST, "Way to rest after the hardware e-stop at 0.05 m/s", "mm", 40.0),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobotOptions:
+    """Check a robot's file, and walk through the checklist of its first day. Exit code 1 while anything is open or says no."""
+
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {"The robot": ("what", "file", "model"), "The answers": ("answers", "out")}
+
+    what: tyro.conf.Positional[Literal["check"]]
+    """check."""
+    file: tyro.conf.Positional[str]
+    """Preset or JSON file."""
+    model: str = ""
+    """MJCF or URDF of a robot whose file names none: its joints and tool are then looked for in it."""
+    answers: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """JSON file with the answers, as --out writes them or {key: true, key: 12.5}; nothing is asked. "": they are asked here."""
+    out: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """JSON file that gets the checks, questions and answers; "": <robot>_check.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the record. good: None while it is open."""
+
+    key: str
+    part: str
+    text: str
+    answer: bool | float | str | None
+    good: bool | None
+
+
+def check_file(robot, model: str) -> list[Finding]:
+    """What can be seen without a robot: limits of the cell, gains, model, sources of the numbers."""
+    from controllers.law import LawOptions
+    from controllers.model import arm_model
+    out = []
+
+    def say(key: str, text: str, fault: str) -> None:
+        out.append(Finding(key, "The file", text, fault or True, not fault))
+    lacks = robot.cell.lacks()
+    say("limits", "A box, a speed and a force limit, or why there is none", f"no {', '.join(lacks)}" if lacks else "")
+    for name, why in robot.cell.without.items():
+        say(f"without_{name}", f"No limit of {name}, because: {why}", "")
+    try:
+        LawOptions(**{k: tuple(v) if isinstance(v, list) else v for k, v in robot.gains.items()})
+        say("gains", "The gains are within their bounds", "")
+    except (UserError, TypeError) as e:
+        say("gains", "The gains are within their bounds", str(e))
+    unknown = [f for f in ("lower", "upper", "velocity", "torque") if f not in robot.sources]
+    say("sources", "Limits, speeds and torques have a source", f"none for {', '.join(unknown)}" if unknown else "")
+    memory = sorted(f for f, where in robot.sources.items() if "memory" in where or "assumption" in where)
+    say("memory", "No source is a memory or an assumption", f"{', '.join(memory)}" if memory else "")
+    try:
+        made = arm_model(robot, model)
+        say("model", "The model has the joints and the tool", "")
+        say("home", "The home pose lies in the box", home_fault(robot, made))
+    except UserError as e:
+        say("model", "The model has the joints and the tool", str(e))
+    return out
+
+
+def home_fault(robot, model) -> str:
+    """Which of the robot's homes is outside its cell's box; "": none."""
+    from controllers.limits import Limits, box
+    limits = Limits(**robot.cell.limits())
+    for name, q in ({"home": robot.home} | robot.cell.homes).items():
+        model.place(q)
+        at = tuple(model.pos)
+        if math.dist(box(at, limits), at) > 1e-9:
+            return f"{name} has the tool at {[round(x, 3) for x in at]} m"
+    return ""
+
+
+def read_answer(question: Question, said: object) -> tuple[bool | float | None, bool | None]:
+    """(the answer, whether it is good; None: open). UserError: it is none."""
+    if isinstance(said, str):
+        said = said.strip().lower()
+        if said in LATER:
+            return None, None
+        if not question.unit:
+            said = said in YES if said in (*YES, *NO) else said
+        else:
+            try:
+                said = float(said)
+            except ValueError:
+                raise UserError(f"{question.key}: a number of {question.unit}, or nothing to leave it open") from None
+    if said is None:
+        return None, None
+    if question.unit and isinstance(said, (int, float)) and not isinstance(said, bool) and said >= 0:
+        return float(said), said <= question.most
+    if not question.unit and isinstance(said, bool):
+        return said, said
+    raise UserError(f"{question.key}: {'a number of ' + question.unit if question.unit else 'yes or no'}, got {said!r}")
+
+
+def read_answers(path: str) -> dict[str, object]:
+    """{key: answer} of a file that somebody wrote, or that a walk before left. UserError: unknown keys."""
+    raw = read_json(Path(path), limit=1 << 20, remedy="the keys are those that robo_rl robot check asks")
+    if isinstance(raw.get("findings"), list):
+        raw = {f["key"]: f["answer"] for f in raw["findings"] if isinstance(f, dict) and f.get("part") != "The file"}
+    for key in raw:
+        choose("answer", key, tuple(q.key for q in QUESTIONS))
+    return raw
+
+
+def walk(answer: Callable[[Question], object]) -> list[Finding]:
+    """Ask everything; answer(question) gives what was said."""
+    out = []
+    for q in QUESTIONS:
+        said, good = read_answer(q, answer(q))
+        out.append(Finding(q.key, q.part, q.text, said, good))
+    return out
+
+
+def check_robot(options: RobotOptions, ask: Callable[[Question], object], say: Callable[[str], None]) -> bool:
+    """Check, ask, write the record -> whether nothing is open and nothing says no. ask: for a person; say: one line each."""
+    from controllers.robot import load_robot
+    robot = load_robot(options.file)
+    seen = check_file(robot, options.model)
+    for f in seen:
+        say(f"{'ok  ' if f.good else 'NO  '} {f.text}" + ("" if f.good else f": {f.answer}"))
+    given = read_answers(options.answers) if options.answers else None
+    findings = seen + walk(ask if given is None else lambda q: given.get(q.key))
+    for f in findings[len(seen):]:
+        if not f.good:
+            say(f"{'open' if f.good is None else 'NO  '} {f.part}: {f.text}" + ("" if f.answer is None else f": {f.answer}"))
+    good = all(f.good for f in findings)
+    path = Path(options.out or f"{robot.name}_check.json")
+    write_json(path, {"robot": robot.name, "file": options.file, "time": datetime.now(UTC).isoformat(timespec="seconds"), "passed": good,
+                      "findings": [{"key": f.key, "part": f.part, "text": f.text, "answer": f.answer, "good": f.good} for f in findings]})
+    counts = [sum(f.good is g for f in findings) for g in (True, False, None)]
+    say(f"{counts[0]} ok, {counts[1]} no, {counts[2]} open; written to {path}")
+    return good
