@@ -20,6 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
+from controllers.chunking import ChunkRunner, Prefix
 from controllers.contracts import Command, State
 from controllers.estop import EmergencyStop
 from controllers.governor import ACTIVE, ARMED, Governor
@@ -28,7 +29,6 @@ from controllers.model import ArmModel
 from controllers.node import EXTERNAL_WRENCH, GRIPPER_STATE
 from controllers.output import Output
 from controllers.robot import Robot, by_name
-from controllers.schedule import ActionChunk, Latency, Schedule
 from controllers.transport import (
     CompressedImage,
     Flag,
@@ -48,7 +48,6 @@ LOW, HIGH = np.array((0.2, -0.5, 0.009)), np.array((0.8, 0.5, 0.7))  # of the ha
 HAND = ("ee_x", "ee_y", "ee_z", "ee_axis_x", "ee_axis_y", "ee_tilt_x", "ee_tilt_y")
 OBJECT = ("dx", "dy", "dz", "z", "cos4yaw", "sin4yaw")
 DAMPING = 0.03**2 * np.eye(6)
-PATIENCE = 0.25  # of a period; inference within it counts as immediate
 STALE_PICTURE = 0.5  # s behind the joints, at which a camera counts as lost
 STALE_WRENCH = 0.2  # s behind the joints, at which the force sensor counts as lost
 SHARE = 1.0  # of the joints' speed limits, for the joint targets
@@ -86,8 +85,8 @@ class PolicyClient(Protocol):
 
     blocks: bool
 
-    def ask(self, obs: Observation, t0: float) -> None:
-        """Request a chunk for the observation of time t0 [s]; one request at a time."""
+    def ask(self, obs: Observation, t0: float, prefix: Prefix | None = None) -> None:
+        """Request a chunk for the observation of time t0 [s]; one request at a time. prefix: what it must agree with."""
 
     def poll(self, now: float) -> tuple[np.ndarray, float] | None:
         """(rows [E, A], t0) of the chunk, once; None until it has come. UserError: the policy is lost."""
@@ -96,14 +95,16 @@ class PolicyClient(Protocol):
 
 
 class InProcessPolicy:
-    """A policy in this thread; `delay(k)` [s] of its k-th answer is for tests."""
+    """A policy in this thread: act(observation), or act(observation, prefix) where a prefix was given. `delay(k)` [s] of its k-th answer
+    is simulated latency."""
 
-    def __init__(self, act: Callable[[Observation], np.ndarray], delay: "Callable[[int], float] | None" = None):
+    def __init__(self, act: Callable[..., np.ndarray], delay: "Callable[[int], float] | None" = None):
         self.act, self.blocks, self.delay, self.count = act, delay is None, delay or (lambda k: 0.0), 0
         self.answer: tuple[np.ndarray, float, float] | None = None
 
-    def ask(self, obs: Observation, t0: float) -> None:
-        self.answer = np.array(self.act(obs)), t0, t0 + self.delay(self.count)
+    def ask(self, obs: Observation, t0: float, prefix: Prefix | None = None) -> None:
+        rows = self.act(obs) if prefix is None else self.act(obs, prefix)
+        self.answer = np.array(rows), t0, t0 + self.delay(self.count)
         self.count += 1
 
     def poll(self, now: float) -> tuple[np.ndarray, float] | None:
@@ -300,7 +301,7 @@ class Bridge:
         self.output = Output(command, robot, transport, model, task.period, dry_run)
         self.gripper = None if dry_run else transport.publisher(self.topics["gripper"], Numbers, "command")
         self.speed = SHARE * np.array(robot.velocity)
-        self.latency, self.lost = Latency(256), ""
+        self.chunking, self.every, self.lost = "blend", 0, ""  # of `chunking.ChunkRunner`; to be set before `begin`
         self.commands = 0
 
     def measure(self, now: float) -> bool:
@@ -334,12 +335,11 @@ class Bridge:
             self.twin.begin(self.model)
         self.gripper_command = GripperCommand(self.model, self.task.scale)
         self.twin_command = None if self.twin is None else GripperCommand(self.twin.model, self.task.scale)
-        step = np.array([*(2.1 * s for s in self.task.scale), math.inf])  # room for a whole action and what was lost
-        self.schedule = Schedule(self.slow * self.task.period, 7, max_step=step)
+        self.chunks = ChunkRunner(self.slow * self.task.period, np.arange(7) < 6, np.array([*self.task.scale, 1.0]), self.chunking,
+                                  self.every)
+        self.schedule, self.latency = self.chunks.schedule, self.chunks.latency
         self._action, self._left = np.zeros(7), 0  # what one period of the row that runs does, and periods it has left
-        self._sum = np.zeros(6)  # of all increments that ran
-        self._asked: np.ndarray | None = None  # that sum when the chunk being thought about was asked for
-        self._ran, self._began, self._asked_at = -math.inf, now, now
+        self._ran, self._began = -math.inf, now
 
     def observation(self) -> np.ndarray:
         return self.observation_buffer.observation(self.known, self.twin_command or self.gripper_command, self.slow)
@@ -355,7 +355,7 @@ class Bridge:
     def go_on(self, now: float) -> None:
         """The next period of the action: move the target, ask the governor, publish."""
         self._left -= 1
-        self._sum += self._action[:6] * self.task.scale
+        self.chunks.ran(self._action)
         self.gripper_command.move(self._action, self.model, self.speed, self.task.period)
         if self.twin is not None and self.twin_command is not None:
             self.twin_command.move(self._action, self.twin.model, np.array(self.twin.robot.velocity), self.task.period)
@@ -386,15 +386,15 @@ class Bridge:
         if not self.lost and self.governor.state in (ARMED, ACTIVE):
             try:
                 self._take(policy, slot)
-                if self._asked is None and not self._left and self._due(slot, policy.blocks):
-                    self._asked, self._asked_at = self._sum.copy(), now
-                    policy.ask({"state": self.observation()} | self.observation_buffer.pictures(), slot)
+                if not self._left and self.chunks.due(slot, policy.blocks):
+                    prefix = self.chunks.ask(slot, now, policy.blocks)
+                    policy.ask({"state": self.observation()} | self.observation_buffer.pictures(), slot, prefix)
                     self._take(policy, slot)
             except UserError as e:
                 self.lost = str(e)
-        row = self.schedule.row(slot)
+        row = self.chunks.row(slot)
         if row is not None:
-            self.act(np.append((row.values[:6] - self._sum) / self.task.scale, row.values[6]), now)
+            self.act(row, now)
             self._ran = now
         elif self._left:
             self.go_on(now)
@@ -404,26 +404,10 @@ class Bridge:
         else:
             self.publish(now)
 
-    def _due(self, slot: float, blocks: bool) -> bool:
-        """Whether the rows that are left only just cover what inference has been taking, if the loop goes on meanwhile."""
-        worst, period = max(self.latency.seen, default=0.0), self.slow * self.task.period
-        chunk = self.schedule.chunk
-        left = 0 if chunk is None else self.schedule.leftover(slot, len(chunk.rows))[1]
-        return left <= (0 if blocks or worst <= PATIENCE * period else self.latency.steps(period))
-
     def _take(self, policy: PolicyClient, slot: float) -> None:
-        """A chunk that has come goes into the schedule, as sums from where the target was when it was observed."""
-        if (got := policy.poll(slot)) is None:
-            return
-        rows, t0 = got
-        if rows.ndim != 2 or rows.shape[1] != 7 or not len(rows) or not np.isfinite(rows).all():
-            raise UserError(f"the policy answered rows of shape {rows.shape}, or not finite ones; needed [E, 7]")
-        self.latency.add(max(self.transport.now() - self._asked_at, 0.0))
-        rows = np.clip(rows, -1, 1).astype(float)
-        assert self._asked is not None  # an answer is to a question
-        rows[:, :6] = self._asked + np.cumsum(rows[:, :6] * self.task.scale, 0)
-        self._asked = None
-        self.schedule.add(ActionChunk(rows, t0), slot)
+        """A chunk that has come goes into the schedule."""
+        if (got := policy.poll(slot)) is not None:
+            self.chunks.take(*got, slot, self.transport.now())
 
     def report(self) -> str:
         """One line: rows executed, times of inference, contracts that the governor enforced."""

@@ -34,6 +34,7 @@ class LockstepArm:
         self.wrap_transport, self.command = wrap_transport, command
         self.make_cameras: Callable[[Bus], Any] | None = None  # cameras for the bus of an episode: publish() draws and sends
         self.cameras: Any = None
+        self.chunking, self.every = "blend", 0  # of the bridge
 
     def begin(self, joints: np.ndarray, objects: dict) -> None:
         """A new episode on a new wire: both governors armed, the arm at rest."""
@@ -47,6 +48,7 @@ class LockstepArm:
         self.cameras = self.make_cameras(self.bus) if self.make_cameras else None
         self.bridge = Bridge(self.robot, self.task, wire, self.model, self.limits, dry_run=self.dry_run,
                              command=self.command)
+        self.bridge.chunking, self.bridge.every = self.chunking, self.every
         self.order = wire.publisher(SAFETY_COMMAND, Text, "command")
         for _ in range(10):
             self.run()

@@ -5,8 +5,9 @@ First either side proves that it knows the token, which itself never travels (fr
     client -> server   nonce c [32], HMAC(token, "client" + s + c) [32]
     server -> client   HMAC(token, "server" + s + c) [32], or 32 zeros: refused
 Then messages: 4 bytes length of a JSON header (little endian), the header, then the arrays it lists as [name, type, shape].
-Request: an observation ("state" [S], "image/<view>" [h, w, 3]) and "t0"; answer: "rows" [E, A] and "t0", or {"error"}. A
-header is at most 64 KiB, an array has at most 4 dimensions, the arrays 8 MiB: what comes decides nothing else. Nothing is
+Request: an observation ("state" [S], "image/<view>" [h, w, 3]) and "t0", for real-time chunking also "prefix" [H, A],
+"delay" and "end" (`chunking.Prefix`); answer: "rows" [H, A] and "t0", or {"error"}. A header is at most 64 KiB, an array
+has at most 4 dimensions, the arrays 8 MiB: what comes decides nothing else. Nothing is
 encrypted: between machines go through ssh -L.
 """
 
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from controllers.chunking import Prefix
 from robo_rl.errors import UserError
 from robo_rl.files import parse_json, private_file, read_bytes
 
@@ -209,8 +211,11 @@ class RemotePolicyClient:
             out += got
         return out
 
-    def ask(self, obs: dict[str, np.ndarray], t0: float) -> None:
-        self.out += pack(obs, t0=t0)
+    def ask(self, obs: dict[str, np.ndarray], t0: float, prefix: Prefix | None = None) -> None:
+        if prefix is None:
+            self.out += pack(obs, t0=t0)
+        else:
+            self.out += pack(obs | {"prefix": prefix.rows}, t0=t0, delay=prefix.delay, end=prefix.end)
         self.asked, self.since = t0, time.monotonic()
         end = self.since + self.patience
         self._write()

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from controllers.chunking import Prefix
 from controllers.remote import MAGIC, NONCE, PIECE, PROOF, MessageParser, pack, plain_text, proof
 from robo_rl.errors import UserError
 
@@ -52,13 +53,14 @@ class ClientConnection:
 
 
 class PolicyServer:
-    """Answers `act(observation) -> rows [E, A]` to every client of `listener` that knows `token`; `turn` after `turn`.
+    """Answers `act(observation)`, or `act(observation, prefix)`, with rows [H, A]: to every client of `listener` that knows `token`, `turn`
+    after `turn`.
 
     say: a line about a client that has gone. `clients` may be there at once; each is closed after `idle` s without a question,
     `message` s into one that does not end, and who has not proved the token within `hello` s.
     """
 
-    def __init__(self, listener: socket.socket, act: Callable[[dict], np.ndarray], spec, token: bytes, clients: int = 16,
+    def __init__(self, listener: socket.socket, act: Callable[..., np.ndarray], spec, token: bytes, clients: int = 16,
                  idle: float = 600.0, say: Callable[[str], None] = lambda line: None, hello: float = HELLO,
                  message: float = MESSAGE):
         self.hello, self.message = hello, message
@@ -173,7 +175,8 @@ class PolicyServer:
             if bad := misfit(obs, self.spec):
                 v.out += pack({}, error=bad)
             else:
-                rows = self.act({name: obs[name] for name in wanted(self.spec)})
+                seen = {name: obs[name] for name in wanted(self.spec)}
+                rows = self.act(seen) if "prefix" not in obs else self.act(seen, prefix_of(head, obs["prefix"]))
                 v.out += pack({"rows": rows}, t0=number(head.get("t0")))
                 v.count += 1
         except UserError as e:
@@ -194,6 +197,14 @@ class PolicyServer:
         self.say(plain_text(f"{v.name}: " + ", ".join(filter(None, (f"{v.count} chunks" if v.known else "", why))) + more))
         if not v.known:
             self.quiet_until, self.unsaid = now + SAY, 0
+
+
+def prefix_of(head: dict, rows: np.ndarray) -> Prefix:
+    """What a question for real-time chunking carries; UserError where it is none."""
+    delay, end = head.get("delay"), head.get("end")
+    if type(delay) is not int or type(end) is not int or rows.dtype != np.float32:
+        raise UserError("a prefix has rows of float32, and delay and end as integers")
+    return Prefix(rows, delay, end)
 
 
 def number(t0: object) -> float:

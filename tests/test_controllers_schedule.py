@@ -244,3 +244,90 @@ def test_a_join_takes_as_many_rows_as_half_the_step_limit_asks_for():
     schedule.add(ActionChunk(np.ones((12, 1)), DT), DT)
     values = [float(schedule.row(DT * k).values[0]) for k in range(1, 10)]
     assert values == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1, 1]) and not schedule.counts["cut"]
+
+
+# ---- chunks while the robot goes on ------------------------------------------------------------------------------------
+
+
+def runner(chunking="blend", every=0, period=0.02):
+    from controllers.chunking import ChunkRunner
+    return ChunkRunner(period, np.array([True, False]), np.array([0.01, 1.0]), chunking, every)
+
+
+def chunk(n=8, step=0.5, grip=1.0):
+    return np.tile([[step, grip]], (n, 1))
+
+
+def test_increments_that_never_ran_are_made_up_once_and_absolutes_are_taken_as_they_are():
+    r = runner()
+    assert r.due(0.0) and r.ask(0.0, 0.0) is None and not r.due(0.0)
+    r.take(chunk(), 0.0, 0.04, 0.04)  # two periods late: two rows of half an action each are behind
+    action = r.row(0.04)
+    assert action == pytest.approx([1.5, 1.0])
+    r.ran(action)
+    action = r.row(0.06)
+    assert action == pytest.approx([0.5, 1.0])
+    r.ran(np.array([0.25, 1.0]))  # half of it was done
+    assert r.row(0.08) == pytest.approx([0.75, 1.0])
+    assert r.latency.seen[0] == pytest.approx(0.04)
+
+
+def test_a_chunk_is_asked_for_when_enough_rows_ran_less_the_time_of_inference_or_few_are_left():
+    r = runner(every=4)
+    r.ask(0.0, 0.0)
+    r.take(chunk(10), 0.0, 0.04, 0.04)  # inference takes two periods
+    asked = []
+    for k in range(2, 10):
+        if r.due(k * 0.02):
+            asked.append(k)
+        row = r.row(k * 0.02)
+        r.ran(row)
+    assert asked[0] == 2 and r.delay() == 2 and r.delay(blocks=True) == 0  # at 2 rows used, 4 - 2
+    full = runner()
+    full.ask(0.0, 0.0)
+    full.take(chunk(4), 0.0, 0.0, 0.0)
+    for k in range(4):
+        assert not full.due(k * 0.02, blocks=True)
+        full.ran(full.row(k * 0.02))
+    assert full.due(0.08, blocks=True)
+
+
+@pytest.mark.parametrize("chunking", ["naive", "blend", "rtc"])
+def test_the_prefix_is_what_will_have_run_in_the_policys_own_units(chunking):
+    r = runner(chunking)
+    r.ask(0.0, 0.0)
+    r.take(np.array([[0.1, -1], [0.2, -1], [0.3, 1], [0.4, 1], [0.5, 1]], float), 0.0, 0.02, 0.02)
+    r.ran(r.row(0.02))  # the first two rows at once
+    prefix = r.ask(0.04, 0.04)
+    if chunking != "rtc":
+        assert prefix is None
+        return
+    assert (prefix.delay, prefix.end) == (1, 3) and prefix.rows.shape == (5, 2)
+    assert prefix.rows[:3] == pytest.approx(np.array([[0.3, 1], [0.4, 1], [0.5, 1]]))
+    assert prefix.rows[3:, 0].tolist() == [0, 0] and prefix.weights.tolist()[0] == 1 and not prefix.weights[3:].any()
+
+
+def test_naive_jumps_where_blend_keeps_to_the_largest_step():
+    jumps = {}
+    for chunking in ("naive", "blend"):
+        r = runner(chunking)
+        r.ask(0.0, 0.0)
+        r.take(chunk(20, 0.1), 0.0, 0.0, 0.0)
+        r.ran(r.row(0.0))
+        r.ask(0.02, 0.02)
+        r.take(chunk(20, 1.0), 0.02, 0.2, 0.2)
+        jumps[chunking] = r.row(0.2)[0]
+    assert jumps["naive"] > 2 * 2.1 > 2 * jumps["blend"]
+
+
+@pytest.mark.parametrize(("rows", "delay", "end"), [((3,), 0, 0), ((3, 2), 2, 1), ((3, 2), 0, 4), ((3, 2), -1, 1)])
+def test_a_prefix_that_is_none_is_refused(rows, delay, end):
+    from controllers.chunking import Prefix
+    with pytest.raises(UserError, match="a prefix has"):
+        Prefix(np.zeros(rows), delay, end)
+    with pytest.raises(UserError, match="needed \\[E, 2\\]"):
+        r = runner()
+        r.ask(0.0, 0.0)
+        r.take(np.zeros((2, 3)), 0.0, 0.0, 0.0)
+    with pytest.raises(UserError, match="--chunking"):
+        runner("fast")

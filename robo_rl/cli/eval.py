@@ -46,7 +46,7 @@ def run(args: Eval) -> int:
     result = watched(args.run, args)
     out = result_file(args, result)
     files.write_json(out, result)
-    document = {k: v for k, v in result.items() if k not in ("starts", "success", "return", "length", "task")}
+    document = {k: v for k, v in result.items() if k not in ("starts", "success", "return", "length", "task", "seam", "starved")}
     document["file"] = str(out)
     if args.against:
         document["against"] = against(args, result)
@@ -99,6 +99,7 @@ def result_file(args: Eval, result: dict) -> Path:
     where = "" if args.on == "sim" else f"{args.on}-{'cartesian-' if args.controller == 'cartesian' else ''}"
     where += f"{args.sim.split(':')[0]}-" if args.sim else ""
     where += f"{args.task.replace(':', '-')}-" if args.task else ""
+    where += f"{args.chunking}-{1e3 * args.latency:g}-{1e3 * args.latency_jitter:g}-" if args.chunking else ""
     folder, _ = pick_checkpoint(Path(args.run), args.checkpoint)
     return folder / f"eval-{where}{result['checkpoint']}-{args.seed}-{args.episodes}.json"
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
@@ -27,7 +27,7 @@ class DeployOptions:
     """Run the policy of a run on an arm. It stops the arm when its time is over, at Ctrl-C and when anything is lost."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "The policy": ("checkpoint", "task", "policy", "token", "instruction", "seed"),
+        "The policy": ("checkpoint", "task", "policy", "token", "instruction", "seed", "chunking"),
         "The arm": ("robot", "command", "transport", "model", "start"),
         "Limits": ("speed", "seconds", "dry_run", "reset", "go_on"),
         "ROS 2": ("namespace", "domain", "interface", "name", "lease"),
@@ -43,6 +43,9 @@ class DeployOptions:
     """pose: tool poses, for a Cartesian controller; joint: joint targets, for joint_impedance_controller; forward_position or
     joint_trajectory: joint positions for ros2_control's controllers of those names; "": as the robot's file says, else joint for --robot
     sim and pose for others."""
+    chunking: Literal["naive", "blend", "rtc"] = "blend"
+    """Where two chunks meet while inference takes time: naive takes the new one as it is, blend spreads the step, rtc draws the new one to
+    agree with what of the old one will have run (flow policies)."""
     dry_run: bool = False
     """Compute everything, command nothing: poses go to preview/target_pose."""
     transport: str = "dds"
@@ -115,7 +118,8 @@ class DeployResult:
 
 def open_policy(options: DeployOptions, act, period: float):
     """(policy client, the server process that it started or None); act: the policy in this process, period: of control [s]."""
-    from controllers.bridge import PATIENCE, InProcessPolicy
+    from controllers.bridge import InProcessPolicy
+    from controllers.chunking import PATIENCE
     from controllers.remote import RemotePolicyClient, read_token
     if not options.policy:
         return InProcessPolicy(act), None
@@ -158,7 +162,7 @@ def deploy(options: DeployOptions, log: Callable[[str], None] = print, warn: Cal
     client, server = open_policy(options, act, task.period)
     try:
         run = deploy_in_process if options.transport == "inprocess" else deploy_on_wire
-        bridge, seconds = run(options, robot, task, model, client, recorder, log, warn)
+        bridge, seconds = run(options, robot, task, model, act, client, recorder, log, warn)
         return _report(options, bridge, recorder, seconds, log)
     finally:
         client.close()
@@ -207,7 +211,7 @@ def twin_of(robot, model, task, log):
     return Twin(trained)
 
 
-def deploy_in_process(options: DeployOptions, robot, task, model, client, recorder: DeployRecorder, log, warn):
+def deploy_in_process(options: DeployOptions, robot, task, model, act, client, recorder: DeployRecorder, log, warn):
     """(bridge, simulated seconds) of a simulated arm in this process, in lockstep on simulated time."""
     from controllers.transport import LoopbackTransport
     from robo_rl.experiment.arm import make_lockstep_arm, start_placement
@@ -215,6 +219,7 @@ def deploy_in_process(options: DeployOptions, robot, task, model, client, record
     body = make_lockstep_arm(robot, task, options.speed, dry_run=options.dry_run, wrap_transport=recorder.wrap_transport)
     if task.views:
         body.make_cameras = lambda bus: SceneCameras(LoopbackTransport(bus, "cameras"), "pick_cube", task.views, task.image_size)
+    body.chunking, body.every = options.chunking, act.execute
     body.begin(*start_placement(robot, "pick_cube", max(options.start, 0)))
     recorder.watch(body.bridge, body.wire)
     while body.arm.t < options.seconds and not body.bridge.lost and body.bridge.governor.state in ("ARMED", "ACTIVE"):
@@ -225,7 +230,7 @@ def deploy_in_process(options: DeployOptions, robot, task, model, client, record
     return body.bridge, body.arm.t
 
 
-def deploy_on_wire(options: DeployOptions, robot, task, model, client, recorder: DeployRecorder, log, warn):
+def deploy_on_wire(options: DeployOptions, robot, task, model, act, client, recorder: DeployRecorder, log, warn):
     """(bridge, seconds) of an arm over DDS, in real time."""
     from controllers.bridge import Bridge
     from controllers.lease import LeaseClient
@@ -240,6 +245,7 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, client, recorder:
         command = options.command or robot.cell.command or ("joint" if robot.name == "sim" else "pose")
         bridge = Bridge(robot, task, wire, model, limits_of(robot, options.speed), dry_run=options.dry_run, command=command,
                         twin=twin_of(robot, model, task, log))
+        bridge.chunking, bridge.every = options.chunking, act.execute
         if not options.dry_run:
             robot.need_limits()
         recorder.watch(bridge, wire)

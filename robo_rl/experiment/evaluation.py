@@ -27,6 +27,7 @@ class EvalConfig:
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
         "What is evaluated": ("checkpoint", "task", "episodes", "seed", "against", "max_steps"),
         "Where": ("sim", "envs", "threads", "on"),
+        "Simulated real time (--on sim, arm)": ("chunking", "latency", "latency_jitter"),
         "On an arm (--on arm, dds)": ("controller", "speed", "domain", "namespace"),
         "What is written": ("video", "save", "json")}
 
@@ -54,6 +55,13 @@ class EvalConfig:
     speed: float = 1.5
     """With --on arm and dds: of the tool [m/s], as in `robo_rl sim-arm`; 1.5 is what a policy of sims/mujoco learnt with,
     below 1.0 it runs in slow motion."""
+    chunking: str = ""
+    """The robot goes on while inference takes its time, and where chunks meet: naive takes the new one as it is, blend spreads the step,
+    rtc draws the new one to agree with what of the old one will have run (flow policies); "": the robot waits, as in training."""
+    latency: float = 0.0
+    """With --chunking: seconds that each inference takes, 0 to 10."""
+    latency_jitter: float = 0.0
+    """With --chunking: up to so many seconds more, at random."""
     max_steps: int = 0
     """Actions of an episode; 0: as the run was trained."""
     domain: int = -1
@@ -64,6 +72,13 @@ class EvalConfig:
     def __post_init__(self) -> None:
         choose("--on", self.on, ("sim", "arm", "dds"))
         choose("--controller", self.controller, ("joint", "cartesian"))
+        choose("--chunking", self.chunking, ("", "naive", "blend", "rtc"))
+        in_range("--latency", self.latency, 0, 10)
+        in_range("--latency-jitter", self.latency_jitter, 0, 10)
+        if not self.chunking and (self.latency or self.latency_jitter):
+            raise UserError("--latency needs --chunking naive, blend or rtc: else the robot waits for the policy")
+        if self.chunking and self.on == "dds":
+            raise UserError("--chunking is for simulated time; on an arm in real time: robo_rl deploy --chunking")
         in_range("--speed", self.speed, 0, 1.5, open_low=True)
         in_range("--domain", self.domain, -1, 232)
         in_range("--episodes", self.episodes, 1, 10**6)
@@ -208,7 +223,14 @@ def evaluate_checkpoint(path: "str | Path", options: EvalConfig, tick: Callable[
     names = task_names(env)
     starts, count = chosen_starts(options, names), env.num_envs
     with real_time_if(options.on == "dds"):
-        result = evaluate(env, policy, starts, options.seed, tick=lambda done: tick(done, len(starts)))
+        if options.chunking:
+            from robo_rl.experiment.latency import evaluate_late
+            from robo_rl.experiment.policy_server import load_actor
+            act, _, _ = load_actor(str(path), options.checkpoint, options.seed)
+            result = evaluate_late(env, act, act.execute, starts, latency=options.latency, jitter=options.latency_jitter,
+                                   chunking=options.chunking, seed=options.seed, tick=lambda done: tick(done, len(starts)))
+        else:
+            result = evaluate(env, policy, starts, options.seed, tick=lambda done: tick(done, len(starts)))
     result |= close()
     rate, low, high = wilson(sum(result["success"]), len(starts))
     tasks = by_task(result["success"], starts, names) if len(names) > 1 else {}

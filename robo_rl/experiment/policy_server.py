@@ -55,14 +55,26 @@ class ServeOptions:
         in_range("--seed", self.seed, 0, 2**31)
 
 
+class Actor:
+    """A run's policy in this process: called with an observation it gives the rows float32[H, A] of a chunk, of which it means `execute`
+    to run before the next; called with a `controllers.chunking.Prefix` too, rows that agree with it."""
+
+    def __init__(self, execute: int, plain, guided):
+        self.execute, self.plain, self.guided = execute, plain, guided
+
+    def __call__(self, obs, prefix=None):
+        return self.plain(obs) if prefix is None else self.guided(obs, prefix)
+
+
 def load_actor(run: str, checkpoint: str, seed: int, instruction: str = "", task: str = ""):
-    """(act: observation -> rows float32[E, A], the run's config, ObsSpec) of a run: NumPy where that can run the policy, else torch.
+    """(Actor, the run's config, ObsSpec) of a run: NumPy where that can run the policy, else torch.
 
     instruction: language instruction, for a policy that takes one; task: of a run over several this one, whose state and config they
     are then. UserError: the policy needs an instruction and the task has several; the run has no such task.
     """
     import numpy as np
 
+    from controllers.schedule import guidance_gain
     from robo_rl import checkpoint as checkpoints
     from robo_rl.experiment.config import load_config
     from robo_rl.experiment.folder import pick_checkpoint
@@ -72,35 +84,47 @@ def load_actor(run: str, checkpoint: str, seed: int, instruction: str = "", task
     where, folder = pick_checkpoint(Path(run), checkpoint)
     meta = checkpoints.read_meta(folder)
     seen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["policy"]["spec"].items()}
-    spec = ObsSpec(**seen)
-    config, columns, width = load_config(where), None, spec.state
+    spec, made = ObsSpec(**seen), meta["policy"]["options"]
+    config, columns = load_config(where), None
     if task:
         config, spec, columns = one_task(config, spec, task)
     if spec.language and not instruction:
         instruction = default_instruction(config)
-    if meta["policy"]["options"]["kind"] == "flow" and not spec.views and not spec.language:
+    gains = [guidance_gain(1 - k / made["denoise_steps"]) for k in range(made["denoise_steps"])]
+    if made["kind"] == "flow" and not spec.views and not spec.language:
         net, rng = NumpyActor.load(folder), np.random.default_rng(seed)
-        return lambda obs: net.act(obs["state"], rng=rng), config, spec
+        return Actor(net.execute, lambda obs: net.act(obs["state"], rng=rng, rows=net.horizon),
+                     lambda obs, prefix: net.act(obs["state"], rng=rng, rows=net.horizon, prefix=(prefix.rows, prefix.weights, gains))
+                     ), config, spec
+    return load_torch_actor(folder, seed, instruction, spec, gains, columns), config, spec
+
+
+def load_torch_actor(folder: Path, seed: int, instruction: str, spec, gains: list[float], columns: "list[int] | None" = None) -> Actor:
+    """The policy of a checkpoint folder, on torch. spec: what it is given; columns: where that belongs in the state of all tasks."""
+    import numpy as np
     import torch
 
+    from robo_rl import checkpoint as checkpoints
     from robo_rl.policies import obs_tensors
+    from robo_rl.policies.guided import guided_chunk, plain_chunk
     torch.set_num_threads(1)
     policy, _ = checkpoints.load_policy(folder)
     generator = torch.Generator().manual_seed(seed)
 
-    def act(obs):
+    def tensors(obs):
         batch = {k: np.array(x)[None] for k, x in obs.items()} | {"task": np.array([instruction])}
         if columns is not None:
-            state = np.zeros((1, width), np.float32)
+            state = np.zeros((1, policy.spec.state), np.float32)
             state[:, columns] = batch["state"]
             batch["state"] = state
-        return policy.act(obs_tensors(batch, policy.spec), generator, explore=False).actions[0].numpy()
+        return obs_tensors(batch, policy.spec)
     blank = {"state": np.zeros(spec.state, np.float32)} | {
         f"image/{v}": np.zeros((spec.image_size, spec.image_size, 3), np.uint8) for v in spec.views}
     for _ in range(2):  # the first calls take ten times as long as all others
-        act(blank)
+        plain_chunk(policy, tensors(blank), generator)
     generator.manual_seed(seed)
-    return act, config, spec
+    return Actor(policy.options.execute, lambda obs: plain_chunk(policy, tensors(obs), generator).numpy(), lambda obs, prefix: guided_chunk(
+        policy, tensors(obs), generator, prefix.rows, prefix.weights, gains).numpy())
 
 
 def one_task(config: "TrainConfig", spec, task: str):

@@ -87,9 +87,10 @@ class NumpyActor:
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as e:
             raise UserError(f"{path} is not a checkpoint that can be read ({type(e).__name__}: {e})") from e
 
-    def act(self, state: np.ndarray, noise: "np.ndarray | None" = None,
-            rng: "np.random.Generator | None" = None) -> np.ndarray:
-        """state float32[S], initial noise float32[D] (or drawn from `rng`) -> actions float32[E, A] in -1 .. 1 units."""
+    def act(self, state: np.ndarray, noise: "np.ndarray | None" = None, rng: "np.random.Generator | None" = None,
+            rows: int = 0, prefix: "tuple[np.ndarray, np.ndarray, list[float]] | None" = None) -> np.ndarray:
+        """state float32[S], initial noise float32[D] (or drawn from `rng`) -> the first actions float32[rows, A] of the chunk in -1 .. 1
+        units; rows 0: E. prefix: actions [H, A] that the chunk is guided to, weights [H] that say where, and gains [K] (`_guide`)."""
         if np.shape(state) != (self.state,):
             raise UserError(f"state must have shape ({self.state},), got {np.shape(state)}")
         x, step, out, scratch, zeros = self._x, self._step, self._out, self._scratch, self._zeros
@@ -103,6 +104,7 @@ class NumpyActor:
         np.maximum(state, self._low, out=self._state)
         np.minimum(self._state, self._high, out=self._state)
         last, last_weight = self._last
+        goal = None if prefix is None else self._goal(*prefix[:2])
         for k in range(self.steps):
             step[k - 1] = 0
             step[k] = 1
@@ -115,13 +117,49 @@ class NumpyActor:
                 else:
                     _silu(h, scratch)
             np.dot(last, last_weight, out=out)
+            pull = None if goal is None or prefix is None else prefix[2][k] / self.steps * self._guide(k, *goal)
             if self.clean:
                 np.subtract(out, x, out=out)
                 np.multiply(out, F(1 / (self.steps - k)), out=out)
             np.add(x, out, out=x)
-        actions = x.reshape(self.horizon, self.action)[: self.execute] * self._std
+            if pull is not None:
+                np.add(x, pull, out=x)
+        actions = x.reshape(self.horizon, self.action)[: rows or self.execute] * self._std
         actions += self._mean
         return actions
+
+    def _goal(self, actions: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(normalised actions, weights), both float32[D]. UserError: they are no chunk of this policy."""
+        if np.shape(actions) != (self.horizon, self.action) or np.shape(weights) != (self.horizon,):
+            raise UserError(f"a prefix has {self.horizon} rows of {self.action} numbers and a weight each, got "
+                            f"{np.shape(actions)} and {np.shape(weights)}")
+        return ((np.asarray(actions, F) - self._mean) / self._std).ravel(), np.repeat(np.asarray(weights, F), self.action)
+
+    def _guide(self, k: int, goal: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """J^T [W (goal - x0)] with J = dx0/dx at step k, backwards through the layers whose activations the step has left. The chain adds
+        gain/K times it to x, as `controllers.schedule.guided_velocity` does to the velocity."""
+        t = 1 - k / self.steps
+        d = len(goal)
+        x0 = self._out if self.clean else self._x + t * self.steps * self._out
+        pull = weights * (goal - x0)
+        back = pull if self.clean else t * self.steps * pull
+        back = self._last[1][:-1] @ back
+        for at in range(len(self._layers) - 1, -1, -1):
+            _, weight, h = self._layers[at]
+            back = back * self._slope(at, h)
+            back = (weight[:-1] if at else weight[-d:]) @ back
+        return (back if self.clean else pull + back).astype(F)
+
+    def _slope(self, at: int, h: np.ndarray) -> np.ndarray:
+        """Derivative of the activation of a layer, from its output h; silu is not monotone, and asks for its input again."""
+        if self.activation == "relu":
+            return h > 0
+        if self.activation == "tanh":
+            return 1 - h * h
+        rows, weight, _ = self._layers[at]
+        z = np.maximum(np.dot(rows, weight), F(-80))
+        gate = 1 / (1 + np.exp(-z))
+        return gate * (1 + z * (1 - gate))
 
 
 def _silu(h: np.ndarray, scratch: np.ndarray) -> None:

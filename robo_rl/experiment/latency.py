@@ -1,0 +1,97 @@
+"""A chunk policy in simulated real time: the robot goes on while inference takes its time.
+
+Every env steps once per control period. A chunk that is asked for in a period comes `latency` (and up to `jitter` more) seconds later;
+until then the rows of the old chunk run, and where none is left the target stands still. What happens where chunks meet is
+`controllers.chunking`'s, the same that drives an arm.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from controllers.chunking import CHUNKING, ChunkRunner
+from robo_rl.errors import UserError, choose, in_range
+
+
+def increments_of(spec) -> np.ndarray:
+    """[A], which axes of an env's actions are increments. UserError: it does not say what its axes are."""
+    if not spec.axes:
+        raise UserError(f"--latency needs an env that says what its actions are; {spec.id} does not")
+    return np.array([axis.kind == "delta" for axis in spec.axes])
+
+
+class Robot:
+    """One env's chunks: what it waits for and what it does."""
+
+    def __init__(self, spec, chunking: str, every: int):
+        made = increments_of(spec)
+        self.runner = ChunkRunner(spec.period, made, np.ones(len(made)), chunking, every)
+        self.coming: tuple[np.ndarray, float, float] | None = None  # rows, time of the observation, time of arrival
+        self.last = np.zeros(len(made), np.float32)
+        self.before: np.ndarray | None = None  # the action before
+        self.seam = 0.0  # largest change of an increment from one period to the next
+
+    def act(self, decide: Callable[..., np.ndarray], obs: dict, now: float, delay: Callable[[], float]) -> np.ndarray:
+        """The action [A] for the period that begins now [s]."""
+        r = self.runner
+        self.arrive(now)
+        if r.due(now):
+            prefix = r.ask(now, now)
+            rows = decide(obs) if prefix is None else decide(obs, prefix)
+            self.coming = rows, now, now + delay()
+            self.arrive(now)
+        row = r.row(now)
+        action = np.where(r.increments, 0.0, self.last) if row is None else np.clip(row, -1, 1)
+        r.ran(action)
+        if self.before is not None:
+            self.seam = max(self.seam, float(np.abs(action - self.before)[r.increments].max(initial=0.0)))
+        self.before = action
+        self.last = action.astype(np.float32)
+        return self.last
+
+    def arrive(self, now: float) -> None:
+        """Take the chunk that has come by now."""
+        if self.coming is not None and now >= self.coming[2] - 1e-9:
+            rows, t0, _ = self.coming
+            self.coming = None
+            self.runner.take(rows, t0, now, now)
+
+
+def evaluate_late(env, decide: Callable[..., np.ndarray], execute: int, starts: np.ndarray, *, latency: float, jitter: float = 0.0,
+                  chunking: str = "blend", seed: int = 0, tick: Callable[[int], None] = lambda done: None) -> dict:
+    """One episode per start. decide(obs) or decide(obs, prefix) -> rows [H, A] of one env; execute: rows after which it would decide
+    again. -> lists as of `evaluation.evaluate`, and per episode: seam (largest change of an increment between two periods, in actions),
+    starved (periods without a row)."""
+    choose("--chunking", chunking, CHUNKING)
+    in_range("--latency", latency, 0, 10)
+    in_range("--latency-jitter", jitter, 0, 10)
+    n, out = env.num_envs, {k: [] for k in ("success", "return", "length", "task", "seam", "starved")}
+    for batch, first in enumerate(range(0, len(starts), n)):
+        ids = starts[first:first + n]
+        obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": np.concatenate([ids, np.repeat(ids[-1:], n - len(ids))])})
+        rng = np.random.default_rng((seed, batch))
+        robots = [Robot(env.spec, chunking, execute) for _ in range(n)]
+        over, success = np.zeros(n, bool), np.zeros(n, bool)
+        total, length, task = np.zeros(n), np.zeros(n, np.int64), [str(t) for t in obs["task"]]
+        k = 0
+        while not over.all():
+            now = k * env.spec.period
+            actions = np.zeros((n, len(env.spec.axes)), np.float32)
+            for i in np.flatnonzero(~over):
+                mine = {name: x[i] for name, x in obs.items() if name != "task"}
+                actions[i] = robots[i].act(decide, mine, now, lambda rng=rng: latency + jitter * rng.random())
+            obs, reward, terminated, truncated, info = env.step(actions)
+            total += np.where(over, 0.0, reward)
+            length += ~over
+            success |= np.asarray(info["success"]) & ~over
+            over |= terminated | truncated
+            k += 1
+        m = len(ids)
+        out["success"] += success[:m].astype(int).tolist()
+        out["return"] += [round(float(v), 6) for v in total[:m]]
+        out["length"] += length[:m].tolist()
+        out["task"] += task[:m]
+        out["seam"] += [round(r.seam, 4) for r in robots[:m]]
+        out["starved"] += [int(r.runner.schedule.counts["starved"]) for r in robots[:m]]
+        tick(first + m)
+    return out
