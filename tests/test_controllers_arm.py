@@ -24,13 +24,16 @@ from controllers.services import parameter, value_of
 from controllers.transport import (
     Bus,
     CompressedImage,
+    Diagnostics,
     Flag,
     JointState,
+    JointTrajectory,
     LoopbackTransport,
     NetworkConditions,
     Numbers,
     PoseStamped,
     Text,
+    Transforms,
     WrenchStamped,
 )
 from controllers.transport import Clock as ClockMessage
@@ -178,8 +181,16 @@ TRANSPORTS = [pytest.param(loop_pair, id="in-process"), pytest.param(dds_pair, i
 POSE = PoseStamped(1.5, "base", (0.1, 0.2, 0.3), (1.0, 0.0, 0.0, 0.0))
 MESSAGES = [POSE, JointState(1.0, ("a", "b"), (1.0, 2.0), (), (0.5, 0.25)), WrenchStamped(0.0, "base", (1.0,) * 6),
             Numbers((1.0, 2.0)), Flag(True), Text("hello"), CompressedImage(2.0, "front", "jpeg", bytes(range(256))),
-            ClockMessage(12.5)]
+            ClockMessage(12.5), JointTrajectory(0.0, ("a", "b"), ((0.5, (1.0, 2.0)),)),
+            Transforms(1.25, (("base", "tool", (0.1, 0.2, 0.3), (1.0, 0.0, 0.0, 0.0)),)),
+            Diagnostics(1.5, ((2, "governor", "STOPPED", (("lease", "alice"),)),))]
 SET_BOOL, ADD = "std_srvs/srv/SetBool", "example_interfaces/srv/AddTwoInts"
+
+
+@pytest.mark.parametrize("pair", TRANSPORTS[1:])
+def test_stamps_are_of_the_systems_clock_and_ages_of_the_monotonic_one(pair):
+    with pair() as (a, _, _):
+        assert abs(a.stamp() - time.time()) < 1.0 and abs(a.now() - time.monotonic()) < 1.0
 
 
 @pytest.mark.parametrize("pair", TRANSPORTS)

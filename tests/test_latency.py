@@ -1,0 +1,107 @@
+"""Chunks in simulated real time, and chunks that are drawn to agree with what is left of the last."""
+
+import numpy as np
+import pytest
+import torch
+
+import sims
+from controllers.chunking import Prefix
+from controllers.schedule import guidance_gain, guided_velocity
+from robo_rl.checkpoint import save_checkpoint
+from robo_rl.errors import UserError
+from robo_rl.experiment.evaluation import EvalConfig
+from robo_rl.experiment.latency import evaluate_late, increments_of
+from robo_rl.options import PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.policies.guided import guided_chunk, plain_chunk
+from robo_rl.policies.numpy_actor import NumpyActor
+
+SPEC = ObsSpec(state=6, action=3, action_names=("a", "b", "c"))
+
+
+def made(tmp_path, **options):
+    policy = make_policy(PolicyOptions(**({"kind": "flow", "hidden": 32, "layers": 2, "horizon": 6, "execute": 3} | options)), SPEC, 0)
+    with torch.no_grad():
+        policy.head.out.weight.mul_(8.0)  # else an untrained chunk does not depend on its noise
+        policy.action_norm.mean.copy_(torch.tensor([0.1, 0.0, -0.2]))
+        policy.action_norm.std.copy_(torch.tensor([0.5, 0.4, 0.3]))
+    save_checkpoint(tmp_path / "ckpt", policy, {}, {"step": 0, "best": {"step": -1}})
+    return policy, NumpyActor.load(tmp_path / "ckpt")
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu", "tanh"])
+@pytest.mark.parametrize("predict", ["velocity", "action"])
+def test_numpy_and_torch_guide_a_chunk_alike_and_towards_the_prefix(tmp_path, activation, predict):
+    policy, actor = made(tmp_path, activation=activation, predict=predict, denoise_steps=4)
+    obs, rng = np.linspace(-1, 1, 6).astype(np.float32), np.random.default_rng(1)
+    goal, weights = rng.uniform(-0.5, 0.5, (6, 3)), np.array([1, 1, 0.6, 0.2, 0, 0])
+    gains = [guidance_gain(1 - k / 4) for k in range(4)]
+    noise = torch.randn(1, 18, generator=torch.Generator().manual_seed(3))[0].numpy()
+    tensors = {"state": torch.from_numpy(obs)[None]}
+    ours = actor.act(obs, noise, rows=6, prefix=(goal, weights, gains))
+    theirs = guided_chunk(policy, tensors, torch.Generator().manual_seed(3), goal, weights, gains).numpy()
+    assert np.allclose(ours, theirs, atol=2e-4)
+    plain = actor.act(obs, noise, rows=6)
+    assert np.allclose(plain, plain_chunk(policy, tensors, torch.Generator().manual_seed(3)).numpy(), atol=1e-4)
+    assert np.array_equal(plain[:3], actor.act(obs, noise))
+    if predict == "velocity":
+        assert np.abs(ours - goal)[:2].mean() < 0.7 * np.abs(plain - goal)[:2].mean()
+    free = actor.act(obs, noise, rows=6, prefix=(goal, np.zeros(6), gains))
+    assert np.allclose(free, plain, atol=1e-6)
+
+
+def test_guidance_is_the_pure_functions_velocity_with_the_policys_own_vjp(tmp_path):
+    policy, actor = made(tmp_path, denoise_steps=1)
+    obs, goal, weights = np.zeros(6, np.float32), np.full((6, 3), 0.2), np.ones(6)
+    noise = torch.randn(18, generator=torch.Generator().manual_seed(0)).numpy()
+    norm = policy.action_norm
+    y = ((goal - norm.mean.numpy()) / norm.std.numpy()).astype(np.float64)
+    x = torch.from_numpy(noise)[None].requires_grad_()
+    v = policy.velocity(policy.encode({"state": torch.zeros(1, 6)}), x.view(1, 6, 3), torch.ones(1)).flatten()
+    jac = torch.stack([torch.autograd.grad(v[i], x, retain_graph=True)[0][0] for i in range(18)]).numpy()  # dv/dx
+    wanted = guided_velocity(v.detach().numpy().reshape(6, 3), noise.reshape(6, 3), 1.0, y, weights,
+                             vjp=lambda p: (p.ravel() @ (np.eye(18) - jac)).reshape(6, 3))
+    got = actor.act(obs, noise, rows=6, prefix=(goal, weights, [guidance_gain(1.0)]))
+    assert np.allclose((got - norm.mean.numpy()) / norm.std.numpy(), noise.reshape(6, 3) - wanted, atol=1e-3)
+
+
+def test_only_flows_are_guided_and_only_by_chunks_of_their_shape(tmp_path):
+    policy, actor = made(tmp_path)
+    with pytest.raises(UserError, match="a prefix has 6 rows of 3 numbers"):
+        actor.act(np.zeros(6, np.float32), rng=np.random.default_rng(0), prefix=(np.zeros((5, 3)), np.zeros(5), [0.0] * 4))
+    with pytest.raises(UserError, match="a prefix has 6 rows of 3 numbers"):
+        guided_chunk(policy, {"state": torch.zeros(1, 6)}, torch.Generator(), np.zeros((6, 2)), np.zeros(6), [0.0] * 4)
+    gaussian = make_policy(PolicyOptions(kind="gaussian", hidden=16, layers=2, horizon=6, execute=3), SPEC, 0)
+    with pytest.raises(UserError, match="guides flow policies alone"):
+        guided_chunk(gaussian, {"state": torch.zeros(1, 6)}, torch.Generator(), np.zeros((6, 3)), np.zeros(6), [0.0] * 4)
+
+
+# ---- in simulated time -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.2])
+def test_a_chunk_comes_late_by_its_latency_and_what_was_missed_is_made_up(latency):
+    env = sims.make("mujoco", "reach", num_envs=2)
+    asked, axes = [], len(env.spec.axes)
+    assert increments_of(env.spec)[:6].all() and not increments_of(env.spec)[6]
+
+    def decide(obs, prefix=None):
+        asked.append((obs["state"].copy(), prefix))
+        rows = np.zeros((40, axes))
+        rows[:, 0], rows[:, 6] = 0.2, 1.0
+        return rows
+    out = evaluate_late(env, decide, 20, np.array([5, 6]), latency=latency, chunking="rtc")
+    late = round(latency / env.spec.period)
+    assert out["starved"] == [late] * 2 and len(out["success"]) == 2 and asked[0][1] is None
+    prefixes = [p for _, p in asked if p is not None]
+    assert prefixes and all(isinstance(p, Prefix) for p in prefixes) and prefixes[-1].delay == late
+    assert np.allclose(prefixes[-1].rows[:prefixes[-1].end, 0], 0.2, atol=1e-6)
+    assert max(out["seam"]) == pytest.approx(0.8 if latency else 0.0, abs=1e-6)  # made up at whole actions, 1.0, then 0.2
+    env.close()
+
+
+def test_options_that_make_no_sense_are_named():
+    for wrong, says in (({"latency": 0.2}, "--latency needs --chunking"), ({"chunking": "rtx"}, "rtx"), ({"latency": -1.0}, "--latency"),
+                        ({"chunking": "rtc", "on": "dds"}, "simulated time")):
+        with pytest.raises(UserError, match=says):
+            EvalConfig(**wrong)
