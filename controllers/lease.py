@@ -2,7 +2,7 @@
 
 Arming, resetting, switching controllers, parameters, the gripper and targets belong to the holder. A claim under the holder's
 own name is granted at once, wherever it comes from: the same commander, started again. Any other is refused by the holder's
-name until the lease ends. `Lease` is the arm's side, `LeaseClient` a commander's; the words travel on the topics
+name until the lease ends. `ArmLease` is the arm's side, `LeaseClient` a commander's; the words travel on the topics
 `safety_command` (claim NAME SECONDS, release NAME, arm NAME, reset NAME), `safety_lease` (latched: "NAME SOURCE", "" for
 nobody) and `safety_refused` (what was refused, and why).
 
@@ -21,7 +21,7 @@ LONGEST = 3600.0  # s
 NAME = re.compile(r"[\w.@-]{1,64}")
 
 
-class Lease:
+class ArmLease:
     """Of one arm. `now` [s]: the arm's monotonic clock; source: who sent a message, as the arm's transport names senders."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from controllers.contracts import Command
 from controllers.estop import SERVICE, EmergencyStop
 from controllers.governor import ACTIVE, ARMED, HOLD, STOPPED, Governor, Setpoint
 from controllers.law import vector
-from controllers.lease import SAFETY_COMMAND, SAFETY_LEASE, SAFETY_REFUSED, Lease, number
+from controllers.lease import SAFETY_COMMAND, SAFETY_LEASE, SAFETY_REFUSED, ArmLease, number
 from controllers.model import ArmModel
 from controllers.robot import by_name
 from controllers.transport import (
@@ -89,7 +89,7 @@ class ArmNode:
             self.safety = transport.publisher(SAFETY_STATE, Text, "latched")
             self.leased = transport.publisher(SAFETY_LEASE, Text, "latched")
             self.refusals = transport.publisher(SAFETY_REFUSED, Text, "command")
-            self.lease, self.lease_said, self.armed_by = Lease(), "?", ""  # armed_by: the holder for whom it was armed
+            self.lease, self.lease_said, self.armed_by = ArmLease(), "?", ""  # armed_by: the holder for whom it was armed
             followed += [(names["target_joint"], JointState, self._governed_joint), (SAFETY_COMMAND, Text, self._order)]
             followed += [(names[n], kind, follow) for n, kind, follow in (
                 ("forward_position", Numbers, self._positions), ("joint_trajectory", JointTrajectory, self._trajectory)) if n in names]

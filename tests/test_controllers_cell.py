@@ -126,6 +126,7 @@ def test_a_whole_cell_reaches_the_governor_the_cameras_and_the_speed(tmp_path):
 def test_a_force_beyond_the_files_holds_the_bridges_governor_and_a_dead_sensor_stops_it(tmp_path, size, after, state):
     body = body_at(0.25)
     body.robot = load_robot(write(tmp_path, WHOLE | {"low": [0.15, -0.6, 0.0], "high": [0.85, 0.6, 0.8]}, name="sim"))
+    body.limits = limits_of(body.robot, 0.25)
     now, plain, sensors = [0.0], body.run, []
 
     def run():

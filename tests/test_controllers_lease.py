@@ -5,7 +5,7 @@ import pytest
 from test_controllers_arm import dds_pair
 from test_controllers_manager import CARTESIAN, JOINT, There
 
-from controllers.lease import LONGEST, SAFETY_COMMAND, SAFETY_LEASE, SAFETY_REFUSED, Lease, LeaseClient
+from controllers.lease import LONGEST, SAFETY_COMMAND, SAFETY_LEASE, SAFETY_REFUSED, ArmLease, LeaseClient
 from controllers.node import KINDS, SAFETY_STATE
 from controllers.transport import Flag, JointState, LoopbackTransport, Numbers, PoseStamped, Text
 from robo_rl.errors import UserError
@@ -17,7 +17,7 @@ TRIGGER = "std_srvs/srv/Trigger"
 
 
 def test_a_lease_is_one_names_until_its_deadline_and_the_same_name_comes_in_at_once():
-    lease = Lease()
+    lease = ArmLease()
     with pytest.raises(UserError, match="nobody holds the arm: claim it first"):
         lease.check(0.0, "a")
     lease.claim("alice", "a", 2.0, 0.0)
@@ -43,7 +43,7 @@ def test_a_lease_is_one_names_until_its_deadline_and_the_same_name_comes_in_at_o
 @pytest.mark.parametrize(("name", "seconds"), [
     ("", 1.0), ("a b", 1.0), ("x" * 65, 1.0), ("a", 0.0), ("a", LONGEST + 1), ("a", float("nan"))])
 def test_a_claim_that_makes_no_sense_is_refused(name, seconds):
-    lease = Lease()
+    lease = ArmLease()
     with pytest.raises(UserError, match="lease's"):
         lease.claim(name, "a", seconds, 0.0)
     assert lease.holder(0.0) == ""

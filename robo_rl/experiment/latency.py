@@ -20,7 +20,7 @@ def increments_of(spec) -> np.ndarray:
     return np.array([axis.kind == "delta" for axis in spec.axes])
 
 
-class Robot:
+class LateRobot:
     """One env's chunks: what it waits for and what it does."""
 
     def __init__(self, spec, chunking: str, every: int):
@@ -28,8 +28,9 @@ class Robot:
         self.runner = ChunkRunner(spec.period, made, np.ones(len(made)), chunking, every)
         self.coming: tuple[np.ndarray, float, float] | None = None  # rows, time of the observation, time of arrival
         self.last = np.zeros(len(made), np.float32)
-        self.before: np.ndarray | None = None  # the action before
-        self.seam = 0.0  # largest change of an increment from one period to the next
+        self.before: np.ndarray | None = None  # the row before
+        self.number = -1  # of the chunk that it was of
+        self.seam = 0.0  # largest change of an increment where one chunk follows another
 
     def act(self, decide: Callable[..., np.ndarray], obs: dict, now: float, delay: Callable[[], float]) -> np.ndarray:
         """The action [A] for the period that begins now [s]."""
@@ -43,9 +44,9 @@ class Robot:
         row = r.row(now)
         action = np.where(r.increments, 0.0, self.last) if row is None else np.clip(row, -1, 1)
         r.ran(action)
-        if self.before is not None:
+        if self.before is not None and row is not None and r.schedule.number != self.number:
             self.seam = max(self.seam, float(np.abs(action - self.before)[r.increments].max(initial=0.0)))
-        self.before = action
+        self.before, self.number = None if row is None else action, r.schedule.number
         self.last = action.astype(np.float32)
         return self.last
 
@@ -60,7 +61,7 @@ class Robot:
 def evaluate_late(env, decide: Callable[..., np.ndarray], execute: int, starts: np.ndarray, *, latency: float, jitter: float = 0.0,
                   chunking: str = "blend", seed: int = 0, tick: Callable[[int], None] = lambda done: None) -> dict:
     """One episode per start. decide(obs) or decide(obs, prefix) -> rows [H, A] of one env; execute: rows after which it would decide
-    again. -> lists as of `evaluation.evaluate`, and per episode: seam (largest change of an increment between two periods, in actions),
+    again. -> lists as of `evaluation.evaluate`, and per episode: seam (largest change of an increment where one chunk follows another, in actions),
     starved (periods without a row)."""
     choose("--chunking", chunking, CHUNKING)
     in_range("--latency", latency, 0, 10)
@@ -70,7 +71,7 @@ def evaluate_late(env, decide: Callable[..., np.ndarray], execute: int, starts: 
         ids = starts[first:first + n]
         obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": np.concatenate([ids, np.repeat(ids[-1:], n - len(ids))])})
         rng = np.random.default_rng((seed, batch))
-        robots = [Robot(env.spec, chunking, execute) for _ in range(n)]
+        robots = [LateRobot(env.spec, chunking, execute) for _ in range(n)]
         over, success = np.zeros(n, bool), np.zeros(n, bool)
         total, length, task = np.zeros(n), np.zeros(n, np.int64), [str(t) for t in obs["task"]]
         k = 0

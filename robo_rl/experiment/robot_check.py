@@ -69,7 +69,7 @@ class RobotOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One line of the record. good: None while it is open."""
 
     key: str
@@ -79,14 +79,14 @@ class Finding:
     good: bool | None
 
 
-def check_file(robot, model: str) -> list[Finding]:
+def check_file(robot, model: str) -> list[CheckResult]:
     """What can be seen without a robot: limits of the cell, gains, model, sources of the numbers."""
     from controllers.law import LawOptions
     from controllers.model import arm_model
     out = []
 
     def say(key: str, text: str, fault: str) -> None:
-        out.append(Finding(key, "The file", text, fault or True, not fault))
+        out.append(CheckResult(key, "The file", text, fault or True, not fault))
     lacks = robot.cell.lacks()
     say("limits", "A box, a speed and a force limit, or why there is none", f"no {', '.join(lacks)}" if lacks else "")
     for name, why in robot.cell.without.items():
@@ -153,12 +153,12 @@ def read_answers(path: str) -> dict[str, object]:
     return raw
 
 
-def walk(answer: Callable[[Question], object]) -> list[Finding]:
+def walk(answer: Callable[[Question], object]) -> list[CheckResult]:
     """Ask everything; answer(question) gives what was said."""
     out = []
     for q in QUESTIONS:
         said, good = read_answer(q, answer(q))
-        out.append(Finding(q.key, q.part, q.text, said, good))
+        out.append(CheckResult(q.key, q.part, q.text, said, good))
     return out
 
 

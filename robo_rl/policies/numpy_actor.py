@@ -108,8 +108,8 @@ class NumpyActor:
         for k in range(self.steps):
             step[k - 1] = 0
             step[k] = 1
-            for rows, weight, h in self._layers:
-                np.dot(rows, weight, out=h)
+            for before, weight, h in self._layers:
+                np.dot(before, weight, out=h)
                 if relu:
                     np.maximum(h, zeros, out=h)  # an array of zeros: a scalar costs twice as much
                 elif tanh:
@@ -156,8 +156,8 @@ class NumpyActor:
             return h > 0
         if self.activation == "tanh":
             return 1 - h * h
-        rows, weight, _ = self._layers[at]
-        z = np.maximum(np.dot(rows, weight), F(-80))
+        before, weight, _ = self._layers[at]
+        z = np.maximum(np.dot(before, weight), F(-80))
         gate = 1 / (1 + np.exp(-z))
         return gate * (1 + z * (1 - gate))
 
