@@ -356,3 +356,81 @@ def test_a_client_whose_claims_nobody_answers_says_so():
     client = LeaseClient(LoopbackTransport(Bus(lambda: clock[0]), "deploy"), "bob", 0.5)
     with pytest.raises(UserError, match="the arm answers no claim"):
         client.claim(wait)
+
+
+# ---- everything at once ------------------------------------------------------------------------------------------------
+
+
+def whole_cell_under_faults(count, seed):
+    """Faults one after the other while alice drives; a person brings the arm back after each -> (faults by name, largest share of a
+    joint's speed and torque limit, periods in which it followed, times that it was armed while a source said stop)."""
+    rng, there = np.random.default_rng(seed), There(controller="cartesian")
+    there.node.on_refusal = lambda line: None
+    arm, node = there.arm, there.node
+    alice, bob, wall = Person(there, "alice"), Person(there, "bob"), LoopbackTransport(there.node.transport.bus, "wall")
+    mine, theirs = (p.wire.publisher("target_pose", PoseStamped, "command") for p in (alice, bob))
+    stop = wall.publisher("estop", Flag, "latched")
+    home, quat = np.array(arm.model.pos), tuple(arm.model.quat)
+    speed, torque = np.array(arm.robot.velocity), np.array(arm.robot.torque)
+    seen, fastest, strongest, followed, wrong, jump = {}, 0.0, 0.0, 0, 0, 0.0
+
+    def drive(periods, on=True, off=(0.0, 0.0, 0.0)):
+        nonlocal fastest, strongest, followed, wrong
+        for _ in range(periods):
+            if on:
+                goal = home + 0.02 * np.array([0, np.sin(2 * arm.t), np.cos(2 * arm.t)]) + off
+                mine.publish(PoseStamped(alice.wire.now() + jump, "base", tuple(goal.tolist()), quat))
+            for _ in range(20):
+                node.tick()
+                fastest = max(fastest, float((np.abs(arm.model.dq) / speed).max()))
+                strongest = max(strongest, float((np.abs(arm.torque) / torque).max()))
+            followed += node.governor.state == "ACTIVE"
+            wrong += bool(node.governor.stopped_by) and node.governor.state != "STOPPED"
+    names = ("killed", "stopped", "second commander", "e-stop held", "gains", "switched", "clock", "nonsense", "robbed", "far away")
+    for _ in range(count):
+        name = names[rng.integers(len(names))]
+        seen[name] = seen.get(name, 0) + 1
+        alice.say("claim alice 30", "reset alice", "arm alice")
+        drive(8)
+        if name == "killed":
+            drive(10, on=False)
+        elif name == "stopped":
+            alice.say("stop")
+        elif name == "second commander":
+            for _ in range(5):
+                theirs.publish(PoseStamped(bob.wire.now(), "base", tuple((home + 0.1).tolist()), quat))
+                drive(1)
+        elif name == "e-stop held":
+            stop.publish(Flag(True))
+            drive(3)
+            alice.say("claim alice 30", "reset alice", "arm alice")
+            drive(3)
+            stop.publish(Flag(False))
+        elif name == "gains":
+            for who in (bob, alice):
+                who.put(float(10.0 ** rng.uniform(-2, 9)))
+        elif name == "switched":
+            for who in (bob, alice):
+                who.wire.call("controller_manager/switch_controller", "controller_manager_msgs/srv/SwitchController", {
+                    "activate_controllers": [(CARTESIAN, "gravity_compensation")[rng.integers(2)]], "deactivate_controllers": [],
+                    "strictness": 2})
+        elif name == "clock":
+            jump += float(rng.choice((-100.0, 100.0, 0.5)))
+        elif name == "nonsense":
+            for bad in (PoseStamped(bob.wire.now(), "base", (np.nan,) * 3, quat), PoseStamped(bob.wire.now(), "moon", (9.0,) * 3, quat)):
+                mine.publish(bad)
+                drive(1)
+        elif name == "robbed":
+            bob.say("claim bob 30", "release alice", "reset bob", "arm bob")
+            bob.say("claim alice 0.1")  # under her name, from another place: hers are refused until she claims again
+        else:
+            drive(4, off=(0.3, -0.3, 0.4))
+        drive(6)
+    return seen, fastest, strongest, followed, wrong
+
+
+@pytest.mark.parametrize(("count", "seed"), [(25, 0), pytest.param(1000, 1, marks=pytest.mark.slow)])
+def test_faults_of_every_kind_leave_the_arm_within_its_measured_limits(count, seed):
+    seen, fastest, strongest, followed, wrong = whole_cell_under_faults(count, seed)
+    assert len(seen) >= 8 and fastest <= 1.0 and strongest <= 1.0 and wrong == 0
+    assert followed > 5 * count  # it drives between them

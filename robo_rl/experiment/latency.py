@@ -61,7 +61,7 @@ class LateRobot:
 def evaluate_late(env, decide: Callable[..., np.ndarray], execute: int, starts: np.ndarray, *, latency: float, jitter: float = 0.0,
                   chunking: str = "blend", seed: int = 0, tick: Callable[[int], None] = lambda done: None) -> dict:
     """One episode per start. decide(obs) or decide(obs, prefix) -> rows [H, A] of one env; execute: rows after which it would decide
-    again. -> lists as of `evaluation.evaluate`, and per episode: seam (largest change of an increment where one chunk follows another, in actions),
+    again. -> lists as of `evaluation.evaluate`, and per episode: seam (largest change of an increment between two chunks, in actions),
     starved (periods without a row)."""
     choose("--chunking", chunking, CHUNKING)
     in_range("--latency", latency, 0, 10)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -92,7 +92,8 @@ def check_file(robot, model: str) -> list[CheckResult]:
     for name, why in robot.cell.without.items():
         say(f"without_{name}", f"No limit of {name}, because: {why}", "")
     try:
-        LawOptions(**{k: tuple(v) if isinstance(v, list) else v for k, v in robot.gains.items()})
+        gains: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in robot.gains.items()}
+        LawOptions(**gains)
         say("gains", "The gains are within their bounds", "")
     except (UserError, TypeError) as e:
         say("gains", "The gains are within their bounds", str(e))
