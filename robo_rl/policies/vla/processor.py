@@ -116,6 +116,8 @@ class ModelInputs:
 class Processor(nn.Module):
     """See the module. `state_norm` and `action_norm` hold its statistics: they move with `.to` and are its `state_dict`."""
 
+    relative: Tensor
+
     def __init__(self, options: ProcessorOptions, words: Tokeniser):
         super().__init__()
         if options.digest and options.digest != words.digest:
@@ -290,7 +292,8 @@ class Processor(nn.Module):
 def options_of(document: Any, path: Path) -> ProcessorOptions:
     """The options in a `describe`d document; UserError if it is none."""
     try:
-        return ProcessorOptions(**{k: tuple(v) if isinstance(v, list) else v for k, v in document.items()})
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in document.items()}
+        return ProcessorOptions(**fields)
     except (TypeError, AttributeError) as e:
         raise UserError(f"{path} is damaged or of another version of robo_rl ({e})") from None
 
