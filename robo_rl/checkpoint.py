@@ -183,8 +183,9 @@ def check_fits(policy, spec: ObsSpec, where: str) -> None:
     for name, mine, theirs in (("camera views are", ", ".join(have.views) or "none", ", ".join(spec.views) or "none"),
                                ("image size is", have.image_size, spec.image_size),
                                ("state size is", have.state, spec.state), ("action size is", have.action, spec.action),
-                               ("action axes are", ", ".join(have.action_names), ", ".join(spec.action_names))):
-        if mine != theirs:
+                               ("action axes are", ", ".join(have.action_names), ", ".join(spec.action_names)),
+                               ("action units are", ", ".join(have.units) or "-1 to 1", ", ".join(spec.units) or "-1 to 1")):
+        if mine != theirs and not (name == "image size is" and have.fit):
             raise UserError(f"{where}: the policy's {name} {mine}, the env's {theirs}. "
                             "Use the sim, task, control and obs it was trained with")
 

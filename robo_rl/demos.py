@@ -1,7 +1,9 @@
 """Recording a scripted expert, and turning recorded episodes into what supervised learning samples from."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,8 +12,12 @@ from robo_rl.algos.bc import demos_sampler
 from robo_rl.algos.onpolicy import Demos
 from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError
-from robo_rl.policies import ObsSpec
+from robo_rl.normalise import KINDS
+from robo_rl.options import DataOptions
+from robo_rl.policies import ObsSpec, obs_tensors
+from robo_rl.policies.images import fit_bytes
 from robo_rl.policies.nets import tokenize
+from robo_rl.policies.protocol import Obs
 
 DEMO_START = 1_500_000_000
 
@@ -102,12 +108,17 @@ def check_expert(env) -> None:
                         "pass their folder with --demos PATH, or train from scratch with --demos 0")
 
 
-def check_fits(meta, spec: ObsSpec) -> None:
-    """Raise UserError naming what of a data set (`reader.Meta`) does not fit the env's `spec`."""
-    where, f = f"data set {meta.root}", meta.features
+def check_fits(meta, spec: ObsSpec, data: DataOptions | None = None) -> None:
+    """Raise UserError naming what of a data set (`reader.Meta`) does not fit the env's or the policy's `spec`."""
+    from robo_rl.data.frames import choose_views
+
+    where, f, data = f"data set {meta.root}", meta.features, data or DataOptions()
     sizes = {view: (h, w) for view, h, w in f.views}
+    if data.cameras:
+        sizes = {name: sizes[source] for name, source in choose_views(data.cameras, sizes).items()}
     if missing := set(spec.views) - set(sizes):
-        raise UserError(f"{where} lacks the camera {', '.join(sorted(missing))}; record it with --obs rgb")
+        raise UserError(f"{where} lacks the camera {', '.join(sorted(missing))} (it has {', '.join(sizes) or 'none'}); record it "
+                        "with --obs rgb, or say which is which: --data.cameras NAME=CAMERA,…")
     if len(f.state) != spec.state or len(f.action) != spec.action:
         raise UserError(f"{where} has {len(f.state)} state and {len(f.action)} action numbers, the env has "
                         f"{spec.state} and {spec.action}; record it with the same sim, task and control")
@@ -115,31 +126,109 @@ def check_fits(meta, spec: ObsSpec) -> None:
         raise UserError(f"{where} has the action axes {', '.join(f.action)}, the env has "
                         f"{', '.join(spec.action_names)}; record it with the same control")
     for view in spec.views:
-        if sizes[view] != (spec.image_size, spec.image_size):
+        if not (spec.fit or data.fit) and sizes[view] != (spec.image_size, spec.image_size):
             raise UserError(f"{where}: camera {view} is {sizes[view][0]} x {sizes[view][1]}, the env's is "
-                            f"{spec.image_size} x {spec.image_size}; set --image-size")
+                            f"{spec.image_size} x {spec.image_size}; set --image-size, or --data.fit pad to resize")
 
 
-def demo_sampler(dataset, spec: ObsSpec, horizon: int, episodes: "np.ndarray | None" = None) -> Demos:
-    """Sampler of (obs, chunk[B,H,A], mask[B,H]) over all frames, or those of the `episodes` bool[E]; raises UserError naming what does
-    not fit."""
+def demo_sampler(dataset, spec: ObsSpec, horizon: int, data: DataOptions | None = None,
+                 tensors: "Callable[[dict[str, Any]], Obs] | None" = None, rows: np.ndarray | None = None) -> Demos:
+    """Sampler of (obs, chunk[B,H,A], mask[B,H]) over all frames, or those of `rows`; UserError naming what does not fit.
+
+    tensors: what a policy keeps of a raw observation (state, task, image/<view> uint8 as recorded); None: `obs_tensors`, with
+    pictures as large as `spec` says. Pictures that do not fit the cache are decoded when their batch comes (`data.frames`).
+    """
+    from robo_rl.data.frames import FrameStore, choose_views
     from robo_rl.data.reader import chunks
 
-    check_fits(dataset.meta, spec)
-    state, chunk, pad = chunks(dataset, horizon)
-    obs = {"state": torch.from_numpy(np.ascontiguousarray(state))}
-    if spec.language:
-        obs["tokens"] = torch.from_numpy(tokenize(dataset.tasks))[torch.from_numpy(dataset.task_index)]
-    for view in spec.views:
-        obs[f"image/{view}"] = torch.from_numpy(dataset.images(view))
-    chunk, mask = torch.from_numpy(np.ascontiguousarray(chunk)), torch.from_numpy(~pad).float()
-    if episodes is not None and not episodes.all():
-        rows = torch.from_numpy(np.flatnonzero(episodes[dataset.episode_index]))
-        obs, chunk, mask = {k: v[rows] for k, v in obs.items()}, chunk[rows], mask[rows]
-    return demos_sampler(obs, chunk, mask)
+    data = data or DataOptions()
+    check_fits(dataset.meta, spec, data)
+    state, chunk, pad = (torch.from_numpy(np.ascontiguousarray(x)) for x in chunks(dataset, horizon))
+    mask = (~pad).float()
+    views = {v: source for v, source in choose_views(data.cameras, dataset.views).items() if v in spec.views}
+    store = FrameStore(dataset, views, None if tensors else partial(_fitted, size=spec.image_size, how=spec.fit or data.fit or "pad"),
+                       data.cache_mb << 20, data.threads)
+    where = torch.arange(len(chunk)) if rows is None else torch.from_numpy(np.asarray(rows))
+    if store.fits and tensors is None:
+        obs = {"state": state[where]}
+        if spec.language:
+            obs["tokens"] = torch.from_numpy(tokenize(dataset.tasks))[torch.from_numpy(dataset.task_index)[where]]
+        for view, pictures in store.all().items():
+            obs[f"image/{view}"] = torch.from_numpy(pictures if rows is None else pictures[where])
+        return demos_sampler(obs, chunk[where], mask[where])
+    kept, tasks = partial(obs_tensors, spec=spec) if tensors is None else tensors, np.array(dataset.tasks, object)
+
+    def batch(at: np.ndarray, pictures: Mapping[str, np.ndarray]):
+        raw = {"state": state[at].numpy(), "task": tasks[dataset.task_index[at]].tolist()}
+        return kept(raw | {f"image/{view}": x for view, x in pictures.items()}), chunk[at], mask[at]
+    return _Stream(store, where.numpy(), batch)
 
 
-def fit_normalisers(policy, dataset) -> None:
-    """Statistics of the demonstrations into the policy: they travel in its checkpoint."""
-    policy.obs_norm.fit(torch.from_numpy(dataset.state))
-    policy.action_norm.fit(torch.from_numpy(dataset.action), floor=0.05)
+def _fitted(images: np.ndarray, size: int, how) -> np.ndarray:
+    return fit_bytes(torch.from_numpy(images), size, how).numpy()
+
+
+class _Stream:
+    """Batches drawn uniformly from `rows`, whose pictures are decoded ahead. Rows come from a generator of its own, seeded by the
+    first draw from the caller's, so that they do not depend on how far ahead threads are."""
+
+    def __init__(self, store, rows: np.ndarray, batch: Callable):
+        self.store, self.rows, self.batch = store, rows, batch
+        self.streams: dict[int, Iterator] = {}  # by size of a batch
+
+    def __call__(self, size: int, generator: torch.Generator):
+        if size not in self.streams:
+            own = torch.Generator().manual_seed(int(torch.randint(0, 2**62, (), generator=generator)))
+            self.streams[size] = self.store.ahead(self._draws(size, own))
+        return self.batch(*next(self.streams[size]))
+
+    def _draws(self, size: int, own: torch.Generator) -> Iterator[np.ndarray]:
+        while True:
+            yield self.rows[torch.randint(0, len(self.rows), (size,), generator=own).numpy()]
+
+
+def fit_normalisers(policy, dataset, kind: str = "mean_std", rows: np.ndarray | None = None) -> None:
+    """Statistics of the demonstrations into the policy: they travel in its checkpoint.
+
+    Commands of -1 to 1 have a least std; in units of its own an axis has whatever range it has, and one that never moves passes
+    through. kind: mean_std, or quantiles, min_max, whose ends become -1 and 1.
+    """
+    state, action = (x if rows is None else x[rows] for x in (dataset.state, dataset.action))
+    if dataset.spec is not None and kind == "mean_std":
+        policy.obs_norm.fit(torch.from_numpy(state))
+        policy.action_norm.fit(torch.from_numpy(action), floor=0.05)
+        return
+    for norm, x in ((policy.obs_norm, state), (policy.action_norm, action)):
+        own = _statistics(x.astype(np.float64))
+        centre, spread = own["mean"], own["std"]
+        if kind != "mean_std":
+            low, high = (own[s] for s in KINDS[kind])
+            centre, spread = (low + high) / 2, (high - low) / 2
+        still = spread <= 1e-6 * np.maximum(np.abs(centre), 1e-3)
+        norm.take(torch.from_numpy(centre), torch.from_numpy(np.where(still, 1.0, spread)), len(x))
+
+
+def axis_statistics(dataset, delta: Sequence[bool] = (), horizon: int = 1,
+                    rows: np.ndarray | None = None) -> dict[str, dict[str, np.ndarray]]:
+    """Statistics of "state" [S] and "action" [A] over all frames, or `rows`: mean std min max q01 q99, exactly.
+
+    delta: action axes that are taken relative to the state of the same number, over `horizon` steps from every frame (as openpi
+    and LeRobot take them); the others are taken frame by frame.
+    """
+    from robo_rl.data.reader import chunks
+
+    every = np.arange(len(dataset.action)) if rows is None else rows
+    action = _statistics(dataset.action[every].astype(np.float64))
+    if any(delta):
+        state, chunk, pad = chunks(dataset, horizon)
+        for i in np.flatnonzero(delta):
+            moved = (chunk[every, :, i].astype(np.float64) - state[every, i, None])[~pad[every]]
+            for s, x in _statistics(moved[:, None]).items():
+                action[s][i] = x[0]
+    return {"state": _statistics(dataset.state[every].astype(np.float64)), "action": action}
+
+
+def _statistics(x: np.ndarray) -> dict[str, np.ndarray]:
+    """[k] each, of [n,k]."""
+    low, high = np.quantile(x, [0.01, 0.99], axis=0)
+    return {"mean": x.mean(0), "std": x.std(0), "min": x.min(0), "max": x.max(0), "q01": low, "q99": high}

@@ -33,6 +33,13 @@ class Normaliser(nn.Module):
         self.count.fill_(len(x))
 
     @torch.no_grad()
+    def take(self, mean: Tensor, std: Tensor, count: int) -> None:
+        """Take these statistics [dim] as they are, of `count` rows."""
+        self.mean.copy_(mean)
+        self.std.copy_(std)
+        self.count.fill_(count)
+
+    @torch.no_grad()
     def update(self, x: Tensor, floor: float = 1e-4) -> None:
         """Merge the batch `x[B, dim]` into running statistics (Chan et al. 1979, eq. 2.1).
 

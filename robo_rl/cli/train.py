@@ -37,7 +37,12 @@ def parse(argv: list[str]) -> TrainConfig:
     document: dict = {}
     if file := peek("config", ""):
         document = config_file.read_config(Path(file))
-    chosen = (peek("sim", "mujoco"), peek("task", ""), peek("algo", "pi_rl"), peek("obs", "state"), peek("preset", "full"),
+    sim = peek("sim", "")
+    if not sim:
+        from robo_rl.experiment.offline import has_own_units
+        alone = peek("algo", "") == "bc" and not peek("task", "") and has_own_units(Path(peek("demos", "")))
+        sim = "none" if alone else "mujoco"
+    chosen = (sim, peek("task", ""), peek("algo", "pi_rl"), peek("obs", "state"), peek("preset", "full"),
               peek("reward", ""))
     made = recipes.steps(*chosen, init=peek("init", ""))
     base = made[-1][1]

@@ -6,6 +6,7 @@
     meta/episodes/chunk-000/file-000.parquet      one row per episode: length, files, rows, statistics
     meta/final/chunk-000/file-000.parquet         ours: what was observed after an episode's last action, a row each
     meta/checksums.json                           ours: SHA-256 of every file (`checksums`)
+    meta/labels.json                              ours: which episodes succeeded, where a person said so (`labels`)
     data/chunk-000/file-000.parquet               one row per frame, many episodes per file
     videos/observation.images.VIEW/chunk-000/file-000.mp4      many episodes per file, one after the other
 
@@ -32,6 +33,7 @@ VERSION = "v3.0"
 INFO, STATS, TASKS, OURS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet", "meta/robo_rl.json"
 FINAL = "meta/final_states.npy"  # of old data sets: float32[episodes, S], or shorter; nan where nothing is known
 HISTOGRAMS = "meta/image_histograms.json"
+LABELS = "meta/labels.json"
 IMAGES = "observation.images."
 CHUNK_FILES = 1000
 BOOKKEEPING = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64",

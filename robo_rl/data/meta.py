@@ -242,7 +242,8 @@ def _finals(verifier: Verifier, lengths: np.ndarray, size: int) -> tuple[np.ndar
 def committed_files(meta: Meta) -> list[Path]:
     """The files of a data set that hold something, each once."""
     root = meta.root
-    some = [root / name for name in (layout.INFO, layout.STATS, layout.TASKS, layout.OURS, layout.FINAL, layout.HISTOGRAMS)]
+    some = [root / name for name in (layout.INFO, layout.STATS, layout.TASKS, layout.OURS, layout.FINAL, layout.HISTOGRAMS,
+                                     layout.LABELS)]
     place = {layout.episodes_path: meta.meta_file, layout.data_path: meta.data_file}
     for path_of, files in place.items():
         some += [path_of(root, *layout.place(int(i), meta.info["chunks_size"])) for i in np.unique(files)]

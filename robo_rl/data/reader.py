@@ -8,14 +8,14 @@ text names the file and the repair command; `repair` keeps the episodes before t
 """
 
 import warnings
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from robo_rl.data import checksums, layout, video
+from robo_rl.data import checksums, labels, layout, video
 from robo_rl.data.episode import SOURCES, Episode, Features
 from robo_rl.data.meta import (
     BrokenDataset,
@@ -39,6 +39,8 @@ class Dataset:
     terminated bool[E], success bool[E], source int64[F] (index into `sources`), phase int64[F] (index into
     episode.PHASES; all policy where the data set does not record it), task_index int64[F],
     episode_index int64[F], from_/to int64[E] (rows from_[e] .. to[e] - 1 are episode e), start int64[E].
+    is_judged: whether anybody said which episodes succeeded: who recorded it, or a label (`labels`). Where rewards were not
+    recorded, a success gives 1 with its last action.
     """
 
     meta: Meta
@@ -53,6 +55,7 @@ class Dataset:
     from_: np.ndarray
     to: np.ndarray
     phase: np.ndarray
+    is_judged: bool = True
 
     def __len__(self) -> int:
         """Episodes."""
@@ -109,22 +112,36 @@ class Dataset:
         if view not in self.views:
             raise UserError(f"the data set {self.meta.root} has no camera {view!r}; it has: "
                             f"{', '.join(self.views) or 'none'}")
+        out = np.empty((int(self.to[episode] - self.from_[episode]), *self.views[view], 3), np.uint8)
+        for first, block in self.blocks(view, episode):
+            out[first:first + len(block)] = block
+        return out
+
+    def blocks(self, view: str, episode: int, size: int = 64) -> Iterator[tuple[int, np.ndarray]]:
+        """As `frames`, in pieces that bound the memory: (first frame, uint8[up to `size`, h, w, 3])."""
         T, m = int(self.to[episode] - self.from_[episode]), self.meta
         if view not in m.video_file:
-            return _images_in_parquet(m, view, episode)
-        path, first = m.video_path(view, episode), int(m.video_start[view][episode])
-        if not m.verifier.is_sound(path):
-            raise ChangedDataset(path, m.root, m.first_in_video(view, path))
+            yield 0, _images_in_parquet(m, view, episode)
+            return
+        path, start = self.sound_video(view, episode), int(m.video_start[view][episode])
         try:
-            return video.decode(path, first, T, self.features.fps, self.views[view])
+            yield from video.decode_blocks(path, start, T, self.features.fps, self.views[view], size)
         except video.BrokenVideo as e:
             raise BrokenDataset(path, f"episode {episode}: {e}", m.root, episode) from None
+
+    def sound_video(self, view: str, episode: int) -> Path:
+        """The video of an episode; BrokenDataset if it is not what was written."""
+        m, path = self.meta, self.meta.video_path(view, episode)
+        if not m.verifier.is_sound(path):
+            raise ChangedDataset(path, m.root, m.first_in_video(view, path))
+        return path
 
     def images(self, view: str) -> np.ndarray:
         """Decode all episodes of one camera: uint8[F, h, w, 3]; F * h * w * 3 bytes of memory."""
         out = np.empty((len(self.action), *self.views.get(view, (0, 0)), 3), np.uint8)
         for e in range(len(self)):
-            out[self.from_[e]:self.to[e]] = self.frames(view, e)
+            for first, block in self.blocks(view, e):
+                out[self.from_[e] + first:self.from_[e] + first + len(block)] = block
         return out
 
     @cached_property
@@ -176,13 +193,14 @@ class Dataset:
 
 
 def load(root: Path | str, episodes: int = 0, tolerance: float | None = None,
-         trust: Collection[Path] | None = ()) -> Dataset:
+         trust: Collection[Path] | None = (), label: str = "") -> Dataset:
     """Read the data set at `root` (its first `episodes` only, if not 0) and check it.
 
     Checked: every file there, whole and as it was written (videos: length, size and frame count here, their checksum
     when they are first decoded), rows where the meta data say, as wide as they say, indices consecutive, numbers finite,
     timestamps 1/fps apart within `tolerance` [s] (None: that of the data set, 1e-4 unless it was accepted with another).
-    trust: files whose checksums are not looked at (None: all). Raises BrokenDataset (file and repair), or UserError.
+    trust: files whose checksums are not looked at (None: all). label: success=all|none|FILE, in place of what the data set says.
+    Raises BrokenDataset (file and repair), or UserError.
     """
     meta = load_meta(root, episodes, trust)
     lengths, starts, E = meta.lengths, meta.starts, len(meta.lengths)
@@ -232,16 +250,27 @@ def load(root: Path | str, episodes: int = 0, tolerance: float | None = None,
     if "timestamp" in columns:
         _check_times(meta, columns["timestamp"].reshape(F), tolerance)
     _warn_of_missing_checksums(meta)
-    nothing = np.zeros(F, bool)
-    return Dataset(
+    labelled = labels.parse_label(label, E) if label else labels.read_success(meta)
+    success = np.logical_or.reduceat(columns.get("next.success", np.zeros(F, bool)).astype(bool), starts)
+    made = Dataset(
         meta=meta, **floats, task_index=task_index, from_=starts, to=to,
         terminated=(columns["next.done"] & ~columns["next.truncated"])[to - 1] if "next.truncated" in columns
-        else np.zeros(E, bool),
-        success=np.logical_or.reduceat(columns.get("next.success", nothing).astype(bool), starts),
+        else np.zeros(E, bool), success=success, is_judged="next.success" in columns,
         source=columns.get("complementary_info.source", np.zeros(F, np.int64)),
         start=columns.get("complementary_info.start", np.full(F, -1))[starts],
         phase=columns.get(layout.PHASE, np.zeros(F, np.int64)).astype(np.int64),
     )
+    return made if labelled is None else judged(made, labelled)
+
+
+def judged(data: Dataset, success: np.ndarray) -> Dataset:
+    """The data set with success bool[E] as somebody else judged it; rewards that were not recorded follow from it."""
+    reward = data.reward
+    if "next.reward" not in data.meta.info["features"]:
+        reward = np.zeros_like(reward)
+        reward[data.to - 1] = success
+    terminated = data.terminated if "next.truncated" in data.meta.info["features"] else success
+    return replace(data, success=success, reward=reward, terminated=terminated, is_judged=True)
 
 
 def _check_times(meta: Meta, time: np.ndarray, tolerance: float | None) -> None:

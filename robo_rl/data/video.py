@@ -8,11 +8,11 @@ PyAV loads on use.
 import io
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -207,39 +207,88 @@ def check_whole(path: Path, frames: int, size: tuple[int, int] | None = None) ->
 
 def decode(path: "Path | io.BytesIO", first: int, count: int, fps: float, size: tuple[int, int]) -> np.ndarray:
     """Frames `first` .. `first + count - 1` as uint8[count, h, w, 3]; `size` = (h, w). Raises BrokenVideo."""
-    import av
-    from av.error import FFmpegError
-    if isinstance(path, Path) and not path.is_file():
-        raise BrokenVideo("the file is missing")
-    h, w = size
-    convert = _converter()
-    out = np.empty((count, h, w, 3), np.uint8)
-    seen = np.zeros(count, bool)
-    try:
-        with av.open(str(path) if isinstance(path, Path) else path, "r") as c:
-            stream = c.streams.video[0]
-            if stream.codec_context is None or stream.time_base is None:
-                raise BrokenVideo("it holds no video that can be decoded")
-            stream.codec_context.thread_count = 1
-            ticks = float(stream.time_base) * fps  # frames per tick
-            if first:
-                c.seek(round(first / ticks), stream=stream, backward=True)
-            for frame in c.decode(stream):
-                if frame.pts is None:
-                    raise BrokenVideo("a frame has no time")
-                k = round(frame.pts * ticks) - first
-                if 0 <= k < count:
-                    image = convert(frame, "rgb24").to_ndarray()
-                    if image.shape[0] < h or image.shape[1] < w:
-                        raise BrokenVideo(f"frames are {image.shape[0]}x{image.shape[1]}, expected {h}x{w}")
-                    out[k], seen[k] = image[:h, :w], True
-                if k >= count - 1:
-                    break
-    except (FFmpegError, OSError, IndexError) as e:
-        raise BrokenVideo(f"it does not decode ({e})") from None
-    if not seen.all():
-        raise BrokenVideo(f"frame {first + int(np.argmin(seen))} is missing")
+    out = np.empty((count, *size, 3), np.uint8)
+    for k, block in decode_blocks(path, first, count, fps, size):
+        out[k:k + len(block)] = block
     return out
+
+
+def decode_blocks(path: "Path | io.BytesIO", first: int, count: int, fps: float, size: tuple[int, int],
+                  block: int = 64) -> Iterator[tuple[int, np.ndarray]]:
+    """As `decode`, in pieces: (number of the first of them, counted from `first`; uint8[up to `block`, h, w, 3])."""
+    with VideoReader(path, fps, size) as reader:
+        for k in range(0, count, block):
+            yield k, reader.read(np.arange(first + k, first + min(count, k + block)))
+
+
+class VideoReader:
+    """An open video of which frames are asked for by number, in any order; near ones ahead are decoded on to, others sought.
+
+    Raises BrokenVideo. Not for several threads at once.
+    """
+
+    AHEAD = 8  # frames that are decoded and dropped rather than sought
+
+    def __init__(self, path: "Path | io.BytesIO", fps: float, size: tuple[int, int]):
+        import av
+        from av.error import FFmpegError
+        if isinstance(path, Path) and not path.is_file():
+            raise BrokenVideo("the file is missing")
+        self._size, self._convert = size, _converter()
+        try:
+            self._file = av.open(str(path) if isinstance(path, Path) else path, "r")
+            stream = self._stream = self._file.streams.video[0]
+        except (FFmpegError, OSError, IndexError) as e:
+            raise BrokenVideo(f"it does not decode ({e})") from None
+        if stream.codec_context is None or stream.time_base is None:
+            self._file.close()
+            raise BrokenVideo("it holds no video that can be decoded")
+        stream.codec_context.thread_count = 1
+        self._ticks = float(stream.time_base) * fps  # frames per tick
+        self._next: int | None = None  # number of the frame that decoding gives next, where it is known
+        self._frames: Any = None
+
+    def read(self, numbers: np.ndarray) -> np.ndarray:
+        """The frames of these numbers, rising, int64[n] -> uint8[n, h, w, 3]."""
+        from av.error import FFmpegError
+        out = np.empty((len(numbers), *self._size, 3), np.uint8)
+        try:
+            for i, number in enumerate(numbers.tolist()):
+                out[i] = self._image(number)
+        except (FFmpegError, OSError) as e:
+            self._next = None
+            raise BrokenVideo(f"it does not decode ({e})") from None
+        return out
+
+    def _image(self, number: int) -> np.ndarray:
+        h, w = self._size
+        if self._next is None or not self._next <= number <= self._next + self.AHEAD:
+            if number or self._next is not None:
+                self._file.seek(round(number / self._ticks), stream=self._stream, backward=True)
+            self._frames = self._file.decode(self._stream)
+        for frame in self._frames:
+            if frame.pts is None:
+                raise BrokenVideo("a frame has no time")
+            k = round(frame.pts * self._ticks)
+            self._next = k + 1
+            if k == number:
+                image = self._convert(frame, "rgb24").to_ndarray()
+                if image.shape[0] < h or image.shape[1] < w:
+                    raise BrokenVideo(f"frames are {image.shape[0]}x{image.shape[1]}, expected {h}x{w}")
+                return image[:h, :w]
+            if k > number:
+                break
+        self._next = None
+        raise BrokenVideo(f"frame {number} is missing")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 def write_video(path: "Path | str", frames: np.ndarray, fps: float) -> None:

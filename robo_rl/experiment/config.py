@@ -10,6 +10,7 @@ from robo_rl.options import (
     ALGOS,
     RL_OPTIONS,
     BcOptions,
+    DataOptions,
     MethodOptions,
     OffPolicyOptions,
     OnPolicyOptions,
@@ -49,7 +50,8 @@ class TrainConfig:
         "Rollouts in a learnt world model": ("dream", "dream_model", "dream_refit", "dream_updates", "dream_hard")}
 
     sim: str = "mujoco"
-    """mujoco, maniskill, isaacgym, isaaclab, gym:<id>, envpool:<id>, wm:<folder of a world model>, or module:function of your own."""
+    """mujoco, maniskill, isaacgym, isaaclab, gym:<id>, envpool:<id>, wm:<folder of a world model>, module:function of your own, or
+    none: --algo bc on a data set in its own units, judged by episodes that are held out."""
     task: str = ""
     """Task of the sim; empty takes its default (mujoco: pick_cube, maniskill: PickCube-v1); mujoco: or module:object of your own, or
     several with commas between: one policy that is told the instruction."""
@@ -158,6 +160,7 @@ class TrainConfig:
     wandb: str = ""
     """wandb project (offline without a key); TensorBoard is always written."""
     policy: PolicyOptions = field(default_factory=PolicyOptions)
+    data: DataOptions = field(default_factory=DataOptions)
     bc: BcOptions = field(default_factory=BcOptions)
     rl: MethodOptions = field(default_factory=PiRlOptions)
     """Options of the chosen method; each method has its own set."""
@@ -207,7 +210,7 @@ def load_config(folder: Path) -> TrainConfig:
     saved = files.read_json(folder / "run.json")
     try:
         saved = old_names.options(saved["config"])
-        nested = {"policy": PolicyOptions, "bc": BcOptions, "rl": method_options(saved["algo"])}
+        nested = {"policy": PolicyOptions, "data": DataOptions, "bc": BcOptions, "rl": method_options(saved["algo"])}
         known = {f.name for f in fields(TrainConfig)}
         return TrainConfig(**{k: nested[k](**v) if k in nested else v for k, v in saved.items() if k in known})
     except (TypeError, KeyError, AttributeError) as e:

@@ -14,10 +14,15 @@ if TYPE_CHECKING:
 ON_DEVICE = ("maniskill", "isaacgym", "isaaclab")  # simulators that compute on a GPU where the policy does
 
 
+NONE = "none"  # no simulator: a data set alone
+
+
 def check_names(name: str, task: str = "", **options) -> None:
     """Raise UserError for a simulator, task, observation, reward, control or randomisation that does not exist; before torch is
     loaded, which takes seconds."""
     import sims
+    if name == NONE:
+        return
     sims.check_several(name, task)  # an arm and a world model, too, play one
     if not name.startswith("wm:"):
         sims.check_names(twin(name), task, **options)
@@ -29,6 +34,8 @@ def make(name: str, task: str = "", num_envs: int = 1, *, judge: str = "", **opt
     if name.startswith("wm:"):
         from world_models.env import make_world
         return make_world(name[3:], task, num_envs, judge=judge, **options)
+    if name == NONE:
+        raise UserError("--sim none has no env: this needs a simulator; name one with --sim, for example mujoco")
     if judge:
         raise UserError(f"--judge is for a world model (--sim wm:PATH), got --sim {name}")
     if name.split(":")[0] in ROBOTS:

@@ -38,7 +38,8 @@ def make_learner(run: Run, beside: float = 0.0):
         from robo_rl.devices import device_of, sampled_on
         folder = demo_folder(run)
         assert folder is not None  # `train.check_method` has seen to it
-        demos = sampled_on(device_of(run.policy), demo_sampler(load(folder), run.policy.spec, config.policy.horizon))
+        dataset = load(folder, label=config.data.label)
+        demos = sampled_on(device_of(run.policy), demo_sampler(dataset, run.policy.spec, config.policy.horizon, config.data))
     return find_method(config.algo)(run.policy, rl, config.seed, demos=demos)
 
 

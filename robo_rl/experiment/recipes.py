@@ -7,6 +7,7 @@ runs that have all of its words; of several rows that set an option the last one
 manipulation  starts from demonstrations: maniskill, or fast (all others, whose steps cost little)
 scratch       policies learn from nothing: locomotion, gym:, envpool:, and simulators of one's own (own_sim too)
 several       a run over several tasks
+data          no simulator: a data set of any robot, in its own units
 robot         the arm as an env, lockstep (arm) or in real time (dds); manipulation as well
 dense         the reward is dense, so returns lie in no known range
 on_policy     methods that learn from fresh rollouts, and bc; replay: from replay
@@ -64,6 +65,8 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     ("fast on_policy state", "an expert that is a function costs nothing beside RL: as many demonstrations as supervision needs; of a data "
         "set as many updates", {"demos_most": 540, "bc": {"most": 5400}}),
     ("fast bc state", "a network that predicts the chunk need not first learn to copy noise", {"policy": {"predict": "action"}}),
+    ("data", "a picture costs as much as many updates of the head; long chunks, as a person's demonstrations pause", {
+        "bc": {"updates": 4000, "batch": 32, "noises": 8}, "policy": {"horizon": 16, "execute": 8, "predict": "action"}, "image_size": 96}),
     ("manipulation ppo", "narrow exploration: the supervised policy must still succeed at times", {
         "policy": {"kind": "gaussian", "init_std": 0.3}}),
     ("manipulation dppo", "ten times the paper's clips: fewer, larger steps",
@@ -230,7 +233,8 @@ def rows(sim: str, task: str, algo: str, obs: str, preset: str, reward: str = ""
     words = {preset, "replay" if replays else "on_policy", *SHARED.get(like, "").split(),
              *(("own_method", like or ("iql" if replays else "pi_rl")) if own else ("ours", algo))}
     if preset != "paper":
-        words |= {"scratch"} if scratch(sim, task) else {"manipulation", "maniskill" if sim == "maniskill" else "fast"}
+        words |= {"scratch"} if scratch(sim, task) else {"data"} if sim == "none" else {
+            "manipulation", "maniskill" if sim == "maniskill" else "fast"}
         words |= {obs, *(["own_sim"] if is_object(sim) else [])}
         words |= {"dense"} if reward == "dense" or sim == "maniskill" and task.startswith("MS-") else set()
     words |= {"robot", kind} if kind in ROBOTS else set()

@@ -139,7 +139,7 @@ class ReplayStage:
             rows["tokens"] = ((tokenize([""]).shape[1],), np.dtype(np.int64))
         e, n = config.policy.execute, self.run.env.num_envs
         folder = demo_folder(self.run)
-        data = load(folder) if folder is not None else None
+        data = load(folder, label=config.data.label) if folder is not None else None
         size = 2 * (len(data.state) if data is not None else 0)
         self.demos = Replay(rows, spec.action, e, o.gamma, o.capacity + size, n)
         if data is not None:

@@ -138,16 +138,18 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = 
     from robo_rl.policies import make_policy
     from robo_rl.policies.lora import attach
 
-    config, dataset = run.config, load(folder)
+    config, dataset = run.config, load(folder, label=run.config.data.label)
     if not config.init:
         fresh = replace(config.policy, lora=LoraOptions())  # adapters are for RL: of weights that know nothing all must learn
         run.policy = make_policy(fresh, obs_spec(run.env, len(dataset.tasks) > 1), config.seed)
-        fit_normalisers(run.policy, dataset)
+        fit_normalisers(run.policy, dataset, config.data.normaliser)
         run.policy.to(config.device)
     out = np.arange(len(dataset)) % HOLD == HOLD - 1 if hold_out else np.zeros(len(dataset), bool)
 
     def sampler(episodes: np.ndarray):
-        return sampled_on(device_of(run.policy), demo_sampler(dataset, run.policy.spec, config.policy.horizon, episodes))
+        rows = None if episodes.all() else np.flatnonzero(episodes[dataset.episode_index])
+        sample = demo_sampler(dataset, run.policy.spec, config.policy.horizon, config.data, rows=rows)
+        return sampled_on(device_of(run.policy), sample)
     run.report.start("sft", updates, "updates")
 
     def tick(update: int, loss: float) -> None:

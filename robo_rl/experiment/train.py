@@ -12,7 +12,7 @@ from pathlib import Path
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.experiment import parallel, starts
 from robo_rl.experiment.config import TrainConfig, load_config, rollout_options
-from robo_rl.experiment.envs import check_names, obs_spec, probe_env
+from robo_rl.experiment.envs import NONE, check_names, obs_spec, probe_env
 from robo_rl.experiment.reporting import Event, Reporter
 from robo_rl.options import OffPolicyOptions
 from robo_rl.provenance import git_hash, machine_name, versions
@@ -37,13 +37,16 @@ def train(config: TrainConfig, callback: Callable[[Event], None] | None = None, 
     with importing():
         from robo_rl.devices import check_device
         check_device(config.device)
-        env = probe_env(config)
+        env = None if config.sim == NONE else probe_env(config)
         check(config, env)  # a mistake leaves no folder behind
     if config.algo != "bc":  # what was chosen for this machine stays, wherever the run is resumed
         config = replace(config, workers=parallel.workers(config), max_staleness=parallel.staleness(config))
-    if ":" not in config.sim or config.sim.startswith("wm:"):
-        config = replace(config, task=env.spec.task)  # the run says which task it was, whatever the default becomes
-    task = env.spec.task.replace(":", "-").replace("/", "-")
+    if env is None:
+        task = Path(config.demos).resolve().name
+    else:
+        if ":" not in config.sim or config.sim.startswith("wm:"):
+            config = replace(config, task=env.spec.task)  # the run says which task it was, whatever the default becomes
+        task = env.spec.task.replace(":", "-").replace("/", "-")
     name = f"{config.sim.split(':')[0]}-{task}-{config.algo.replace(':', '-')}-s{config.seed}-{time.strftime('%m%d-%H%M%S')}"
     folder = Path(config.out) if config.out else unused(Path("runs") / name)
     files.require_free(folder, LEAST_DISK)
@@ -85,7 +88,7 @@ def resume(folder: Path, callback: Callable[[Event], None] | None = None, *, qui
     config = load_config(folder)
     os.environ.setdefault("OMP_NUM_THREADS", str(config.torch_threads))
     with files.lock(folder):
-        return folder, go(config, folder, probe_env(config), Reporter(callback, quiet))
+        return folder, go(config, folder, None if config.sim == NONE else probe_env(config), Reporter(callback, quiet))
 
 
 def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
@@ -110,7 +113,8 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
             if saved:
                 run.policy, meta = checkpoint.load_policy(saved[-1])
                 run.policy.to(config.device)
-                checkpoint.check_fits(run.policy, obs_spec(env, run.policy.spec.language), str(saved[-1]))
+                if env is not None:
+                    checkpoint.check_fits(run.policy, obs_spec(env, run.policy.spec.language), str(saved[-1]))
                 run.step, run.looks = meta["step"], looks_of(meta, config.eval_episodes)
                 run.returns = [tuple(x) for x in meta.get("returns", [])]
                 if meta["finished"]:
@@ -122,7 +126,11 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
             run.forget_after(-1)
             report.open_log(folder, wandb_project=config.wandb, resume_step=-1, resume_stage="sft")
             try:
-                sft_stage(run)
+                if env is None:
+                    from robo_rl.experiment.offline import learn
+                    learn(run)
+                else:
+                    sft_stage(run)
             except Stopped:
                 return run.end(f"stopped in the supervised stage; start it again with: robo_rl train --resume {folder}", run.stop.code)
             finished = config.algo == "bc" or config.steps == 0
@@ -141,6 +149,10 @@ def rl_stage(run, checkpoint_folder: Path | None) -> int:
 
 def check(config: TrainConfig, env) -> None:
     """Raise UserError now for what would fail later: images, demonstrations, method and policy, wandb."""
+    if env is None:
+        from robo_rl.experiment import offline
+        offline.check(config)
+        return
     if config.dream:
         from robo_rl.experiment import dream
         dream.check(config)
@@ -169,13 +181,29 @@ def check_demos(config: TrainConfig, env) -> None:
         from robo_rl.data.reader import load
         if not Path(config.demos).exists():
             raise UserError(f"--demos must be a number or the folder of a data set, got {config.demos!r}")
-        check_fits(load(config.demos).meta, obs_spec(env, language=False))
+        data = load(config.demos, label=config.data.label)
+        check_fits(data.meta, obs_spec(env, language=False), config.data)
+        check_units(config, data)
     elif int(config.demos):
         check_expert(env)
     elif config.algo == "bc":
         raise UserError("--algo bc needs demonstrations: --demos N or --demos PATH")
     elif config.init and config.bc.updates:
         raise UserError("--bc.updates needs demonstrations to teach from: --demos N or --demos PATH")
+
+
+def check_units(config: TrainConfig, data) -> None:
+    """Raise UserError for actions that are no commands of -1 to 1, and for methods that learn from success where nobody said it."""
+    from robo_rl.data.labels import units_of
+    low, high = float(data.action.min()), float(data.action.max())
+    if data.spec is None and max(-low, high) > 1.001:
+        units = units_of(data.meta)
+        raise UserError(f"data set {config.demos}: its actions reach from {low:.3g} to {high:.3g} "
+                        f"({units or 'in units that nobody stated'}), an env takes commands of -1 to 1; learn from them in their "
+                        "own units: --sim none --algo bc")
+    if isinstance(config.rl, OffPolicyOptions) and config.algo != "bc" and not data.is_judged:
+        raise UserError(f"data set {config.demos} says of no episode whether it succeeded, which {config.algo} learns from; say it: "
+                        "--data.label success=all, success=none or success=FILE")
 
 
 def check_method(config: TrainConfig, env) -> None:

@@ -3,6 +3,7 @@
 Values are checked where they are made: a bad one raises UserError with the allowed range.
 """
 
+from robo_rl.options.data import DataOptions
 from robo_rl.options.lora import LoraOptions
 from robo_rl.options.method import MethodOptions, RolloutOptions
 from robo_rl.options.offpolicy import (
@@ -39,7 +40,7 @@ RL_OPTIONS = {"pi_rl": PiRlOptions, "ppo": PpoOptions, "dppo": DppoOptions, "rei
 ALGOS = (*RL_OPTIONS, "bc")
 
 __all__ = [
-    "ALGOS", "AloeOptions", "BcOptions", "CORRECTIONS", "CalQlOptions", "DemoSacOptions", "DppoOptions", "ExpoOptions",
+    "ALGOS", "AloeOptions", "BcOptions", "CORRECTIONS", "CalQlOptions", "DataOptions", "DemoSacOptions", "DppoOptions", "ExpoOptions",
     "HilSerlOptions", "IqlOptions", "LoraOptions", "MethodOptions", "NftOptions", "OFF_POLICY", "OffPolicyOptions", "OnPolicyOptions",
     "PROXIMALS", "PaRlOptions", "PiRlOptions", "PolicyOptions", "PpoOptions",
     "RL_OPTIONS", "ReinFlowOptions", "RlpdOptions", "RolloutOptions", "SacOptions", "ScriptedOperatorOptions",

@@ -9,6 +9,7 @@ Shapes: B batch, H steps in the chunk, E executed, A action, D = H A, F random s
 
 import copy
 from dataclasses import asdict
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from robo_rl.normalise import Normaliser
 from robo_rl.options import PolicyOptions
+from robo_rl.policies.images import Fit, fit_bytes
 from robo_rl.policies.nets import (
     ChunkHead,
     NoiseNet,
@@ -48,7 +50,8 @@ def obs_tensors(obs: dict, spec: ObsSpec) -> Obs:
     if spec.language:
         out["tokens"] = torch.from_numpy(tokenize(obs["task"]))
     for view in spec.views:
-        out[f"image/{view}"] = torch.as_tensor(obs[f"image/{view}"])
+        image = torch.as_tensor(obs[f"image/{view}"])
+        out[f"image/{view}"] = fit_bytes(image, spec.image_size, cast(Fit, spec.fit)) if spec.fit else image
     return out
 
 

@@ -25,6 +25,10 @@ class ObsSpec:
     image_size: int = 0
     language: bool = False
     action_names: tuple[str, ...] = ()
+    fit: str = ""
+    """How pictures of another size become square (`policies.images`); empty: they have `image_size`."""
+    units: tuple[str, ...] = ()
+    """Unit of every action axis of a policy that learnt from data in their own units; empty: commands of -1 to 1."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,147 @@
+"""Pictures of a data set by row, decoded when they are asked for: a bounded cache, and threads that decode ahead.
+
+A data set of 50 episodes from two cameras of 480 x 640 pixels is 46 GB decoded. Kept are at most `budget` bytes of pictures, as they
+leave `change` (made smaller, for example); what does not fit is decoded again. Memory beyond it: one open video and a few frames per
+thread, and the batches ahead. What comes out does not depend on the cache nor on the threads.
+"""
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from robo_rl.data import video
+from robo_rl.data.meta import BrokenDataset
+from robo_rl.data.reader import Dataset
+from robo_rl.errors import UserError
+
+Pictures = dict[str, np.ndarray]
+OPEN = 8  # videos that a thread keeps open
+
+
+class FrameStore:
+    """Pictures uint8[B, h, w, 3] of the cameras `views` {name: camera of the data set} for rows of its frames.
+
+    change: of uint8[n, h, w, 3] (None: as recorded). budget: bytes of pictures that are kept. threads: that decode ahead (0: none).
+    """
+
+    def __init__(self, dataset: Dataset, views: Mapping[str, str], change: Callable[[np.ndarray], np.ndarray] | None = None,
+                 budget: int = 1 << 30, threads: int = 1):
+        for source in views.values():
+            if source not in dataset.views:
+                raise UserError(f"the data set {dataset.meta.root} has no camera {source!r}; it has: "
+                                f"{', '.join(dataset.views) or 'none'}")
+        self.data, self.views, self.threads = dataset, dict(views), threads
+        self._change = change or (lambda x: x)
+        self._shape = {name: self._change(np.zeros((1, *dataset.views[source], 3), np.uint8)).shape[1:] for name, source in views.items()}
+        self.row_bytes = sum(int(np.prod(shape)) for shape in self._shape.values())
+        rows = len(dataset.action)
+        self.fits = self.row_bytes * rows <= budget
+        slots = min(rows, max(1, budget // max(1, self.row_bytes))) if views else 0
+        self._kept = {name: np.empty((slots, *shape), np.uint8) for name, shape in self._shape.items()}  # touched as it fills
+        self._slot = np.full(rows, -1, np.int64)  # of a row
+        self._row = np.full(slots, -1, np.int64)  # of a slot
+        self._next, self._lock, self._local = 0, threading.Lock(), threading.local()
+        self.decoded = 0  # rows, so far
+
+    def all(self, tick: Callable[[int], None] = lambda rows: None) -> Pictures:
+        """The pictures of all rows, each video decoded once from its beginning to its end. For a store that `fits`."""
+        assert self.fits, "ask by rows: the pictures of all do not fit the budget"
+        for e in range(len(self.data)):
+            for name, source in self.views.items():
+                for first, block in self.data.blocks(source, e):
+                    at = int(self.data.from_[e]) + first
+                    self._kept[name][at:at + len(block)] = self._change(block)
+            tick(int(self.data.to[e]))
+        return self._kept
+
+    def get(self, rows: np.ndarray) -> Pictures:
+        """The pictures of `rows` int64[B]. BrokenDataset: a video is damaged."""
+        rows = np.asarray(rows, np.int64)
+        out = {name: np.empty((len(rows), *shape), np.uint8) for name, shape in self._shape.items()}
+        with self._lock:
+            slots = self._slot[rows]
+            there = slots >= 0
+            for name, kept in self._kept.items():
+                out[name][there] = kept[slots[there]]
+        missing, back = np.unique(rows[~there], return_inverse=True)
+        if not len(missing):
+            return out
+        made = {name: self._decode(source, missing) for name, source in self.views.items()}
+        for name, x in made.items():
+            out[name][~there] = x[back]
+        with self._lock:
+            self.decoded += len(missing)
+            fresh = np.flatnonzero(self._slot[missing] < 0)[:len(self._row)]
+            at = (self._next + np.arange(len(fresh))) % len(self._row)
+            self._next = (self._next + len(fresh)) % len(self._row)
+            self._slot[self._row[at][self._row[at] >= 0]] = -1
+            self._slot[missing[fresh]], self._row[at] = at, missing[fresh]
+            for name, kept in self._kept.items():
+                kept[at] = made[name][fresh]
+        return out
+
+    def ahead(self, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, Pictures]]:
+        """(rows, their pictures) of each batch of rows, in order; the next ones are decoded meanwhile by the threads."""
+        if not self.threads:
+            for rows in batches:
+                yield rows, self.get(rows)
+            return
+        waiting: deque[tuple[np.ndarray, Future[Pictures]]] = deque()
+        pool = ThreadPoolExecutor(self.threads, "decode")
+        try:
+            for rows in batches:
+                waiting.append((rows, pool.submit(self.get, rows)))
+                if len(waiting) > self.threads:
+                    rows, made = waiting.popleft()
+                    yield rows, made.result()
+            for rows, made in waiting:
+                yield rows, made.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _decode(self, source: str, rows: np.ndarray) -> np.ndarray:
+        """Changed pictures of one camera for rising rows."""
+        data, parts = self.data, []
+        episodes = np.searchsorted(data.to, rows, side="right")
+        for e in np.unique(episodes).tolist():
+            inside = rows[episodes == e] - data.from_[e]
+            if source not in data.meta.video_file:
+                parts.append(self._change(data.frames(source, e)[inside]))
+                continue
+            path = data.sound_video(source, e)
+            try:
+                frames = self._reader(source, path).read(inside + int(data.meta.video_start[source][e]))
+            except video.BrokenVideo as error:
+                raise BrokenDataset(path, f"episode {e}: {error}", data.meta.root, e) from None
+            parts.append(self._change(frames))
+        return np.concatenate(parts)
+
+    def _reader(self, source: str, path) -> video.VideoReader:
+        """This thread's open video."""
+        readers: OrderedDict = self._local.__dict__.setdefault("readers", OrderedDict())
+        if (found := readers.get(path)) is None:
+            found = readers[path] = video.VideoReader(path, self.data.features.fps, self.data.views[source])
+            if len(readers) > OPEN:
+                readers.popitem(last=False)[1].close()
+        readers.move_to_end(path)
+        return found
+
+
+def choose_views(text: str, there: Iterable[str]) -> dict[str, str]:
+    """{name: camera of the data set} of an option such as `cam_high,wrist=cam_left_wrist`; empty: all, by name."""
+    there = list(there)
+    if not text:
+        return {view: view for view in sorted(there)}
+    out: dict[str, str] = {}
+    for part in text.split(","):
+        name, _, source = part.strip().partition("=")
+        source = source or name
+        if source not in there:
+            raise UserError(f"--data.cameras: the data set has no camera {source!r}; it has: {', '.join(there) or 'none'}")
+        if not name or name in out:
+            raise UserError(f"--data.cameras: {name!r} is named twice; write each camera once, as front=cam_high,wrist=cam_low")
+        out[name] = source
+    return out

@@ -1,0 +1,186 @@
+"""What a data set does not say by itself, stated by a person: the unit of every action axis, and which episodes succeeded.
+
+Units stand in meta/info.json (features/action/robo_rl), which LeRobot's tools keep. Labels of episodes are in meta/labels.json, which
+they drop: rightly, as they number the episodes anew.
+
+    {"frames": 1234, "success": [true, false, ...]}       frames: of the data set that the labels are of
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robo_rl.data import layout
+from robo_rl.data.checksums import Checksums, Staged, settled, write
+from robo_rl.data.meta import Meta, load_meta
+from robo_rl.errors import UserError, choose
+from robo_rl.files import FILE, lock, parse_json, read_json, write_bytes
+
+UNITS = ("rad", "deg", "m", "mm", "rad/s", "deg/s", "m/s", "N", "N m", "%", "1", "as recorded")
+ACTION_KINDS = ("absolute", "delta", "rate", "effort")
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Of every action axis. `as recorded`: nobody knows; the numbers go back to the robot that they came from."""
+
+    unit: tuple[str, ...]
+    kind: tuple[str, ...]
+
+    def __str__(self) -> str:
+        pairs = list(dict.fromkeys(zip(self.unit, self.kind, strict=True)))
+        return ", ".join(f"{unit} {kind}" if len(pairs) == 1 else f"{unit} {kind} x {self._count(unit, kind)}" for unit, kind in pairs)
+
+    def _count(self, unit: str, kind: str) -> int:
+        return list(zip(self.unit, self.kind, strict=True)).count((unit, kind))
+
+
+def parse_units(text: str, axes: int) -> Units:
+    """`rad`, `deg*5,%`, `rad*6,1,rad*6,1`, each with an optional kind: `m delta*3,rad delta*3,1`; one unit stands for all axes."""
+    unit: list[str] = []
+    kind: list[str] = []
+    for part in text.split(","):
+        name, _, times = part.strip().partition("*")
+        words = name.strip().rsplit(" ", 1)
+        how = words.pop() if len(words) == 2 and words[1] in ACTION_KINDS else "absolute"
+        if times and not times.isdigit():
+            raise UserError(f"--units: {part.strip()!r} must be a unit and how often, as rad*6")
+        n = int(times or (axes if "," not in text else 1))
+        unit += [choose("unit", " ".join(words), UNITS)] * n
+        kind += [how] * n
+    if len(unit) != axes:
+        raise UserError(f"--units {text!r} has {len(unit)} units, the action has {axes} axes; write as rad*{axes}, or one unit for all")
+    return Units(tuple(unit), tuple(kind))
+
+
+def units_of(meta: Meta) -> Units | None:
+    """The units of a data set: stated, or of its ControlSpec (a command of -1 to 1 is a number), or of a robot that has one
+    convention alone; None: nobody said."""
+    n = len(meta.features.action)
+    stated = (meta.info["features"]["action"].get("robo_rl") or {}).get("units")
+    if stated is not None:
+        try:
+            made = Units(tuple(map(str, stated["unit"])), tuple(map(str, stated["kind"])))
+        except (TypeError, KeyError, AttributeError):
+            made = Units((), ())
+        if len(made.unit) != n or len(made.kind) != n:
+            raise UserError(f"{meta.root / layout.INFO}: the units of the action are malformed; state them again: robo_rl data label "
+                            f"{meta.root} --units …")
+        return made
+    if meta.spec is not None:
+        return Units(("1",) * n, tuple(axis.kind for axis in meta.spec.axes) if len(meta.spec.axes) == n else ("absolute",) * n)
+    known = KNOWN.get(meta.features.robot.lower())
+    return known(n) if known is not None else None
+
+
+def _aloha(n: int) -> Units:
+    """Two arms of six joints and a gripper each (opening, 0 to 1)."""
+    arm = ("rad",) * 6 + ("1",)
+    return Units((arm * (n // 7))[:n] if n % 7 == 0 else ("rad",) * n, ("absolute",) * n)
+
+
+KNOWN = {"aloha": _aloha, "aloha_sim": _aloha, "bimanual_viperx": _aloha}  # robots whose data sets have one convention alone
+
+
+def need_units(meta: Meta) -> Units:
+    """`units_of`, or a UserError that says how to state them."""
+    units = units_of(meta)
+    if units is None:
+        n, robot = len(meta.features.action), meta.features.robot
+        raise UserError(
+            f"data set {meta.root}{f' of robot {robot}' if robot else ''}: nobody stated the units of its {n} action axes "
+            f"({', '.join(meta.features.action[:3])}{', …' if n > 3 else ''}); state them: robo_rl data label {meta.root} --units rad "
+            f"(or deg, as deg*{n - 1},%; 'as recorded' where nobody knows)")
+    return units
+
+
+def state_units(root: Path, text: str) -> Units:
+    """Write the units of every action axis into a data set."""
+    meta = load_meta(root)
+    units = parse_units(text, len(meta.features.action))
+    ours = meta.info["features"]["action"].get("robo_rl") or layout.spec_to_dict(meta.spec)
+    meta.info["features"]["action"]["robo_rl"] = ours | {"units": {"unit": list(units.unit), "kind": list(units.kind)}}
+    with lock(root):
+        _put(meta, root / layout.INFO, json.dumps(meta.info, indent=4, ensure_ascii=False) + "\n")
+    return units
+
+
+# ---- success
+
+def parse_success(text: str, episodes: int) -> np.ndarray:
+    """bool[E] of `all`, `none`, or a file: JSON (a list of truths or of the numbers of episodes that succeeded) or lines of numbers."""
+    if text in ("all", "none"):
+        return np.full(episodes, text == "all")
+    path = Path(text)
+    if not path.is_file():
+        raise UserError(f"success must be all, none, or a file that names the episodes that succeeded, got {text!r}")
+    try:
+        text = path.read_text(encoding="utf-8")
+        rows: Any = parse_json(text, "it", (dict, list), limit=FILE) if path.suffix == ".json" else [int(line) for line in text.split()]
+        rows = rows["success"] if isinstance(rows, dict) else rows
+        if len(rows) == episodes and all(isinstance(x, bool) for x in rows):
+            return np.array(rows, bool)
+        numbers = [int(x) for x in rows if not isinstance(x, bool)]
+        if len(numbers) != len(rows):
+            raise ValueError(f"{len(rows)} truths for {episodes} episodes")
+    except (ValueError, TypeError, KeyError, UnicodeDecodeError) as e:
+        raise UserError(f"{path}: {e}; write the numbers of the episodes that succeeded, or a truth for each of {episodes}") from None
+    if wrong := [x for x in numbers if not 0 <= x < episodes]:
+        raise UserError(f"{path}: there is no episode {wrong[0]}; the data set has 0 to {episodes - 1}")
+    out = np.zeros(episodes, bool)
+    out[numbers] = True
+    return out
+
+
+def parse_label(text: str, episodes: int) -> np.ndarray:
+    """bool[E] of an option `success=all|none|FILE`."""
+    what, equals, value = text.partition("=")
+    if what != "success" or not equals:
+        raise UserError(f"--label must be success=all, success=none or success=FILE, got {text!r}")
+    return parse_success(value, episodes)
+
+
+def label_success(root: Path, text: str) -> np.ndarray:
+    """Write which episodes of a data set succeeded -> bool[E]."""
+    meta = load_meta(root)
+    success = parse_success(text, len(meta.lengths))
+    with lock(root):
+        _put(meta, root / layout.LABELS, json.dumps({"frames": int(meta.lengths.sum()), "success": success.tolist()}) + "\n")
+    return success
+
+
+def read_success(meta: Meta) -> np.ndarray | None:
+    """bool[E] as labelled; None: nobody did. Labels of a data set that has changed since are refused."""
+    path = meta.root / layout.LABELS
+    if not path.is_file():
+        return None
+    document = read_json(path)
+    try:
+        success, frames = [bool(x) for x in document["success"]], int(document["frames"])
+    except (TypeError, KeyError, ValueError) as e:
+        raise UserError(f"{path} is damaged ({e!r}); label the episodes again: robo_rl data label {meta.root} --success …") from None
+    total = int(meta.info["total_frames"])
+    if frames != total or len(success) != meta.info["total_episodes"]:
+        raise UserError(f"{path} is of a data set of {len(success)} episodes and {frames} frames, this one has "
+                        f"{meta.info['total_episodes']} and {total}; label it again: robo_rl data label {meta.root} --success …")
+    return np.array(success[:len(meta.lengths)], bool)
+
+
+def _put(meta: Meta, path: Path, text: str) -> None:
+    """Write a file of a data set, and its checksum where the data set has checksums."""
+    sums = meta.verifier.sums
+    if sums is None:
+        write_bytes(path, text.encode())
+        return
+    staged = Staged(meta.root, settled(meta.root, Checksums(sums.files, sums.tolerance)))
+    try:
+        staged.text(path, text)
+        staged.commit()
+    finally:
+        staged.abandon()
+    write(meta.root, settled(meta.root, staged.sums))
+
+

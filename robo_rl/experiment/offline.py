@@ -1,0 +1,168 @@
+"""Behaviour cloning from a data set in its own units, without an env: episodes that are held out say how well it predicts.
+
+What it cannot say is whether the policy succeeds: that takes a simulator or a robot.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from robo_rl.errors import UserError
+from robo_rl.experiment.config import TrainConfig
+
+if TYPE_CHECKING:
+    from robo_rl.data.reader import Dataset
+    from robo_rl.experiment.run import Run
+
+LOOKS = 10  # at the held-out episodes over a run
+ROWS = 256  # frames of them that a look takes
+
+
+def has_own_units(folder: Path) -> bool:
+    """Whether there is a data set that no env of ours recorded."""
+    from robo_rl import files
+    path = folder / "meta" / "info.json"
+    if not path.is_file():
+        return False
+    try:
+        action = files.read_json(path)["features"]["action"]
+        return not (folder / "meta" / "robo_rl.json").exists() and not (action.get("robo_rl") or {}).get("spec")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False  # the reader says what is wrong with it
+
+
+def check(config: TrainConfig) -> None:
+    """Raise UserError for options that need an env, and for a data set that does not say enough."""
+    if config.algo != "bc":
+        raise UserError(f"--sim none has nobody to play: --algo bc learns from a data set alone, --algo {config.algo} needs a simulator")
+    if config.demos.isdigit() or not (Path(config.demos) / "meta").is_dir():
+        raise UserError(f"--sim none learns from a data set: --demos FOLDER, got {config.demos!r}")
+    if config.init:
+        raise UserError("--init goes on with a policy in an env; with --sim none a policy begins anew")
+    open_data(config)
+
+
+def open_data(config: TrainConfig) -> "Dataset":
+    """The data set of --demos with its labels; UserError if it does not say what its actions are, or lacks what is asked for."""
+    from robo_rl.data.frames import choose_views
+    from robo_rl.data.labels import need_units
+    from robo_rl.data.reader import load
+
+    data = load(config.demos, label=config.data.label)
+    need_units(data.meta)
+    choose_views(config.data.cameras, data.views)
+    if not data.features.state:
+        raise UserError(f"data set {data.meta.root} has no observation.state, which every policy here reads; add one")
+    return data
+
+
+def spec_of(config: TrainConfig, data: "Dataset"):
+    """What a policy for the robot of a data set sees and commands."""
+    from robo_rl.data.frames import choose_views
+    from robo_rl.data.labels import need_units
+    from robo_rl.policies import ObsSpec
+
+    views = tuple(choose_views(config.data.cameras, data.views))
+    own = need_units(data.meta).unit if data.spec is None else ()
+    return ObsSpec(state=len(data.features.state), action=len(data.features.action), views=views,
+                   image_size=config.image_size if views else 0, language=bool(views) or len(data.tasks) > 1,
+                   action_names=data.features.action, fit=(config.data.fit or "pad") if views else "", units=own)
+
+
+def split(data: "Dataset", share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(rows to learn from, rows held out): whole episodes, drawn by the seed; at least one is held out unless `share` is 0 or there is
+    no other."""
+    count = 0 if share == 0 or len(data) == 1 else min(len(data) - 1, max(1, round(share * len(data))))
+    held = np.zeros(len(data), bool)
+    held[np.random.default_rng([seed, 11]).permutation(len(data))[:count]] = True
+    of_row = held[data.episode_index]
+    return np.flatnonzero(~of_row), np.flatnonzero(of_row)
+
+
+def learn(run: "Run") -> None:
+    """Make `run.policy` from the data set; evals/heldout.json says how far its actions are from those of held-out episodes.
+
+    Raises Stopped when a signal comes.
+    """
+    from robo_rl.algos import bc
+    from robo_rl.demos import demo_sampler, fit_normalisers
+    from robo_rl.experiment.sft import Stopped
+    from robo_rl.policies import make_policy
+
+    config, data = run.config, open_data(run.config)
+    spec = spec_of(config, data)
+    rows, held = split(data, config.data.held_out, config.seed)
+    run.policy = make_policy(config.policy, spec, config.seed)
+    fit_normalisers(run.policy, data, config.data.normaliser, rows)
+    sample = demo_sampler(data, spec, config.policy.horizon, config.data, rows=rows)
+    judge = HeldOut(config, data, spec, held) if len(held) else None
+    run.report.start("sft", config.bc.updates, "updates")
+    every = max(1, config.bc.updates // LOOKS)
+
+    def tick(update: int, loss: float) -> None:
+        if run.stop.asked:
+            raise Stopped
+        run.report.advance(update, note=f"loss {loss:.3f}")
+        row = {"sft/loss": loss}
+        if judge is not None and update % every == 0 and update < config.bc.updates:
+            row["heldout/loss"] = judge.loss(run.policy)
+        if len(row) > 1 or update % 100 == 0 or update == config.bc.updates:
+            run.report.log(update, row, stage="sft")
+    run.policy.train()
+    bc.train(run.policy, sample, config.bc, config.seed + 10, tick)
+    run.policy.eval()
+    if judge is not None:
+        judge.report(run)
+
+
+class HeldOut:
+    """Frames of held-out episodes, the same at every look, that a policy predicts the actions of."""
+
+    def __init__(self, config: TrainConfig, data: "Dataset", spec, rows: np.ndarray):
+        import torch
+
+        from robo_rl.demos import demo_sampler
+        self.seed, self.data, self.rows, self.execute = config.seed, data, rows, config.policy.execute
+        few = np.random.default_rng([config.seed, 13]).permutation(rows)[:ROWS]
+        sample = demo_sampler(data, spec, config.policy.horizon, replace(config.data, cache_mb=1, threads=0), rows=np.sort(few))
+        self.obs, self.chunk, self.mask = sample(len(few), torch.Generator().manual_seed(config.seed))
+
+    def loss(self, policy) -> float:
+        """The supervised loss, with the same noise at every look."""
+        import torch
+        policy.eval()
+        with torch.no_grad():
+            loss = float(policy.bc_loss(self.obs, self.chunk, self.mask, torch.Generator().manual_seed(self.seed)))
+        policy.train()
+        return loss
+
+    def errors(self, policy) -> tuple[np.ndarray, np.ndarray]:
+        """[A] both, in the units of the data: mean absolute error of the executed actions, and that of always giving the mean action."""
+        import torch
+        with torch.no_grad():
+            made = policy.act(self.obs, torch.Generator().manual_seed(self.seed), explore=False).actions
+        e, mask = self.execute, self.mask[:, :self.execute, None]
+        true = self.chunk[:, :e]
+        mean = torch.from_numpy(self.data.action.mean(0))
+        return tuple(((x - true).abs() * mask).sum((0, 1)).div(mask.sum()).double().numpy() for x in (made, mean))  # pyright: ignore[reportReturnType]
+
+    def report(self, run: "Run") -> None:
+        """Write evals/heldout.json and say it."""
+        from robo_rl import files
+        from robo_rl.data.labels import need_units
+        loss, (error, still), names = self.loss(run.policy), self.errors(run.policy), self.data.features.action
+        run.policy.eval()
+        units = need_units(self.data.meta).unit
+        episodes = sorted({int(e) for e in self.data.episode_index[self.rows]})
+        (run.folder / "evals").mkdir(exist_ok=True)
+        files.write_json(run.folder / "evals" / "heldout.json", {
+            "episodes": episodes, "frames": len(self.chunk), "loss": loss,
+            "axes": [{"name": n, "unit": u, "error": float(a), "error_of_mean": float(b)}
+                     for n, u, a, b in zip(names, units, error, still, strict=True)]})
+        ratio = float(np.mean(error / np.maximum(still, 1e-12)))
+        run.report.log(run.config.bc.updates, {"heldout/loss": loss, "heldout/error": ratio}, stage="sft")
+        worst = int(np.argmax(error / np.maximum(still, 1e-12)))
+        run.report.say(f"held out: {len(episodes)} of {len(self.data)} episodes, loss {loss:.3f}; mean error of an action "
+                       f"{ratio:.2f} of that of the mean action; largest at {names[worst]}: {error[worst]:.3g} {units[worst]}")
