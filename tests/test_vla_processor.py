@@ -217,17 +217,17 @@ def test_another_processor_is_refused_by_what_differs(tmp_path):
 
 def lerobot_folder(folder: Path, kind: str = "pi05", mode: str = "QUANTILES") -> Path:
     """A policy's folder as LeRobot 0.4 and later write it, without the weights."""
-    features = {"observation.state": {"type": "STATE", "shape": [3]}, "observation.images.cam_high": {"type": "VISUAL", "shape": [3, 480, 640]},
-                "observation.images.cam_low": {"type": "VISUAL", "shape": [3, 480, 640]},
-                "observation.images.empty_camera_0": {"type": "VISUAL", "shape": [3, 480, 640]}}
+    features = {"observation.state": {"type": "STATE", "shape": [3]},
+                **{f"observation.images.{c}": {"type": "VISUAL", "shape": [3, 480, 640]} for c in ("cam_high", "cam_low", "empty_camera_0")}}
     modes = {"VISUAL": "IDENTITY", "STATE": mode, "ACTION": mode}
     config = {"type": kind, "chunk_size": 50, "max_state_dim": 32, "max_action_dim": 32, "tokenizer_max_length": 200, "empty_cameras": 1,
               "input_features": features, "output_features": {"action": {"type": "ACTION", "shape": [2]}}, "normalization_mapping": modes}
-    steps = [{"registry_name": "rename_observations_processor", "config": {"rename_map": {"observation.images.top": "observation.images.cam_high"}}},
+    steps = [{"registry_name": "rename_observations_processor", "config": {
+                 "rename_map": {"observation.images.top": "observation.images.cam_high"}}},
              {"registry_name": "relative_actions_processor", "config": {
                  "enabled": True, "exclude_joints": ["gripper"], "action_names": ["shoulder.pos", "gripper.pos"]}},
-             {"registry_name": "normalizer_processor", "state_file": "policy_preprocessor_step_2_normalizer_processor.safetensors", "config": {
-                 "eps": 1e-8, "norm_map": modes, "features": {}}},
+             {"registry_name": "normalizer_processor", "config": {"eps": 1e-8, "norm_map": modes, "features": {}},
+              "state_file": "policy_preprocessor_step_2_normalizer_processor.safetensors"},
              {"registry_name": "tokenizer_processor", "config": {"max_length": 120, "tokenizer_name": "google/paligemma-3b-pt-224"}}]
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
