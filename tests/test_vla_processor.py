@@ -16,6 +16,7 @@ from robo_rl.policies.vla.processor import Processor, of_family
 
 TASK = "put the red_cube\ninto the box "
 CLEAN = "put the red cube into the box"
+CAMERAS = ("cam_high", "cam_low", "empty_camera_0")
 
 
 def statistics(state: int = 3, action: int = 2, **more) -> dict:
@@ -218,7 +219,7 @@ def test_another_processor_is_refused_by_what_differs(tmp_path):
 def lerobot_folder(folder: Path, kind: str = "pi05", mode: str = "QUANTILES") -> Path:
     """A policy's folder as LeRobot 0.4 and later write it, without the weights."""
     features = {"observation.state": {"type": "STATE", "shape": [3]},
-                **{f"observation.images.{c}": {"type": "VISUAL", "shape": [3, 480, 640]} for c in ("cam_high", "cam_low", "empty_camera_0")}}
+                **{f"observation.images.{c}": {"type": "VISUAL", "shape": [3, 480, 640]} for c in CAMERAS}}
     modes = {"VISUAL": "IDENTITY", "STATE": mode, "ACTION": mode}
     config = {"type": kind, "chunk_size": 50, "max_state_dim": 32, "max_action_dim": 32, "tokenizer_max_length": 200, "empty_cameras": 1,
               "input_features": features, "output_features": {"action": {"type": "ACTION", "shape": [2]}}, "normalization_mapping": modes}
