@@ -117,7 +117,7 @@ def test_units_that_nobody_stated_are_refused_and_stated_by_a_command(sets, tmp_
     refused(lambda: labels.need_units(load_meta(folder)), "nobody stated the units", "6 action axes", "robo_rl data label", "--units")
     labels.state_units(folder, "deg*5,%")
     assert labels.need_units(load_meta(folder)).unit == ("deg",) * 5 + ("%",)
-    assert str(labels.units_of(load_meta(folder))) == "deg absolute x 5, % absolute x 1"
+    assert str(labels.units_of(load_meta(folder))) == "5 in deg (absolute), 1 in % (absolute)"
     assert load(folder).action.max() > 10  # and it reads as before
 
 

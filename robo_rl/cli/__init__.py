@@ -14,6 +14,7 @@ COMMANDS = {
     "train": ("Train", "demonstrations, SFT, online RL, evaluation, checkpoints, videos"),
     "eval": ("Eval", "evaluate a run's checkpoint on a fixed list of starts, or compare two runs"),
     "collect": ("CollectOptions", "record demonstrations of the scripted expert as a LeRobot v3 data set"),
+    "data": ("CheckDataOptions", "look at a data set of any robot, mend, merge, split and label it"),
     "wm": ("WorldModelConfig", "world models: learn one from recorded episodes (train), and how far to trust it (eval)"),
     "vla": ("CheckVlaOptions", "checkpoints of pi0, pi0.5, SmolVLA, X-VLA: what one is (check), its keys (convert), differences (compare)"),
     "sim-arm": ("SimArmOptions", "a simulated torque-controlled arm on the ROS 2 wire, like a CRISP robot"),

@@ -193,6 +193,20 @@ class Staged:
         self._temps.clear()
 
 
+def put_text(root: Path, sums: Checksums | None, path: Path, text: str) -> None:
+    """Write a file of a data set, and its checksum where the data set has checksums."""
+    if sums is None:
+        write_bytes(path, text.encode())
+        return
+    staged = Staged(root, settled(root, sums))
+    try:
+        staged.text(path, text)
+        staged.commit()
+    finally:
+        staged.abandon()
+    write(root, settled(root, staged.sums))
+
+
 def settled(root: Path, sums: Checksums) -> Checksums:
     """The checksums without those that no file has (any more), after a flush that may have been cut short."""
     out = {}

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from robo_rl.data import layout
-from robo_rl.data.checksums import Checksums, Staged, settled, write
+from robo_rl.data.checksums import put_text
 from robo_rl.data.meta import Meta, load_meta
 from robo_rl.errors import UserError, choose
-from robo_rl.files import FILE, lock, parse_json, read_json, write_bytes
+from robo_rl.files import FILE, lock, parse_json, read_json
 
 UNITS = ("rad", "deg", "m", "mm", "rad/s", "deg/s", "m/s", "N", "N m", "%", "1", "as recorded")
 ACTION_KINDS = ("absolute", "delta", "rate", "effort")
@@ -31,11 +31,8 @@ class Units:
     kind: tuple[str, ...]
 
     def __str__(self) -> str:
-        pairs = list(dict.fromkeys(zip(self.unit, self.kind, strict=True)))
-        return ", ".join(f"{unit} {kind}" if len(pairs) == 1 else f"{unit} {kind} x {self._count(unit, kind)}" for unit, kind in pairs)
-
-    def _count(self, unit: str, kind: str) -> int:
-        return list(zip(self.unit, self.kind, strict=True)).count((unit, kind))
+        pairs = list(zip(self.unit, self.kind, strict=True))
+        return ", ".join(f"{pairs.count(pair)} in {pair[0]} ({pair[1]})" for pair in dict.fromkeys(pairs))
 
 
 def parse_units(text: str, axes: int) -> Units:
@@ -104,7 +101,7 @@ def state_units(root: Path, text: str) -> Units:
     ours = meta.info["features"]["action"].get("robo_rl") or layout.spec_to_dict(meta.spec)
     meta.info["features"]["action"]["robo_rl"] = ours | {"units": {"unit": list(units.unit), "kind": list(units.kind)}}
     with lock(root):
-        _put(meta, root / layout.INFO, json.dumps(meta.info, indent=4, ensure_ascii=False) + "\n")
+        put_text(root, meta.verifier.sums, root / layout.INFO, json.dumps(meta.info, indent=4, ensure_ascii=False) + "\n")
     return units
 
 
@@ -148,7 +145,8 @@ def label_success(root: Path, text: str) -> np.ndarray:
     meta = load_meta(root)
     success = parse_success(text, len(meta.lengths))
     with lock(root):
-        _put(meta, root / layout.LABELS, json.dumps({"frames": int(meta.lengths.sum()), "success": success.tolist()}) + "\n")
+        put_text(root, meta.verifier.sums, root / layout.LABELS,
+                 json.dumps({"frames": int(meta.lengths.sum()), "success": success.tolist()}) + "\n")
     return success
 
 
@@ -167,20 +165,3 @@ def read_success(meta: Meta) -> np.ndarray | None:
         raise UserError(f"{path} is of a data set of {len(success)} episodes and {frames} frames, this one has "
                         f"{meta.info['total_episodes']} and {total}; label it again: robo_rl data label {meta.root} --success …")
     return np.array(success[:len(meta.lengths)], bool)
-
-
-def _put(meta: Meta, path: Path, text: str) -> None:
-    """Write a file of a data set, and its checksum where the data set has checksums."""
-    sums = meta.verifier.sums
-    if sums is None:
-        write_bytes(path, text.encode())
-        return
-    staged = Staged(meta.root, settled(meta.root, Checksums(sums.files, sums.tolerance)))
-    try:
-        staged.text(path, text)
-        staged.commit()
-    finally:
-        staged.abandon()
-    write(meta.root, settled(meta.root, staged.sums))
-
-

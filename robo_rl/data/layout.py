@@ -231,7 +231,7 @@ def final_table(episodes: list[Episode], f: Features, first_episode: int):
     return pa.table(columns)
 
 
-def _nested(x: np.ndarray):
+def nested(x: np.ndarray):
     """[n, k] -> n lists; [n, 3, 1, 1] -> n lists of lists of lists."""
     import pyarrow as pa
     out = pa.array(np.ascontiguousarray(x).reshape(-1))
@@ -276,7 +276,7 @@ def episode_table(f: Features, first_episode: int, first_frame: int, lengths: np
         columns |= both(key, index)
         columns[f"{key}/from_timestamp"] = pa.array((frames + ends - lengths) / f.fps)
         columns[f"{key}/to_timestamp"] = pa.array((frames + ends) / f.fps)
-    columns |= {f"stats/{key}/{s}": _nested(x) for key, per in stats.items() for s, x in per.items()}
+    columns |= {f"stats/{key}/{s}": nested(x) for key, per in stats.items() for s, x in per.items()}
     return pa.table(columns | both("meta/episodes", meta_file))
 
 

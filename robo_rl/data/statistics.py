@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from robo_rl.data import layout
-from robo_rl.data.checksums import Checksums, Staged, settled, write
+from robo_rl.data.checksums import Checksums, Staged, put_text, settled, write
 from robo_rl.data.meta import Meta
 from robo_rl.data.reader import load
+from robo_rl.data.video import VideoReader
 from robo_rl.files import FILE, parse_json, read_json
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
@@ -181,7 +182,7 @@ def complete(meta: Meta, totals: dict, histograms: dict[str, np.ndarray], sums: 
             seen = int(per["count"].sum()) * len(range(0, h, k)) * len(range(0, w, k))
             if view not in histograms or histograms[view].sum(1).tolist() != [seen] * 3:
                 data = load(meta.root, len(meta.lengths), tolerance=np.inf, trust=None)
-                clips = (data.frames(view, e) for e in range(len(data)))
+                clips = (some_frames(data, view, e) for e in range(len(data)))
                 histograms = histograms | {view: reduce(np.add, (pixel_histograms([clip])[0][0] for clip in clips))}
             rows = [histogram_quantiles(hist) for hist in histograms[view]]
             quantiles = {q: np.array([r[q] for r in rows]).reshape(1, 3, 1, 1) for q in QUANTILES}
@@ -203,11 +204,49 @@ def complete(meta: Meta, totals: dict, histograms: dict[str, np.ndarray], sums: 
     return sums
 
 
+def renew(meta: Meta) -> dict[str, dict[str, np.ndarray]]:
+    """Make stats.json anew from all frames, exactly; pictures as `pixel_histograms` looks at them. -> what was written.
+
+    The checksums of a data set that has some are kept right.
+    """
+    out: dict[str, dict[str, np.ndarray]] = {}
+    for key, ft in meta.info["features"].items():
+        view = key.removeprefix(layout.IMAGES)
+        if view in meta.video_file:
+            data = load(meta.root, len(meta.lengths), tolerance=np.inf, trust=None)
+            per = [pixel_histograms([some_frames(data, view, e)]) for e in range(len(data))]
+            hist, counts = np.sum([h for h, _ in per], 0), np.sum([c for _, c in per], 0)
+            out[key] = image_stats(hist, counts)
+        elif ft["dtype"] in NUMBERS:
+            x = read_column(meta, key)
+            wide = x.astype(np.float64)
+            out[key] = {"min": x.min(0)[None], "max": x.max(0)[None], "mean": wide.mean(0)[None], "std": wide.std(0)[None],
+                        "count": np.array([[len(x)]])} | quantiles_of(x)
+    put_text(meta.root, meta.verifier.sums, meta.root / layout.STATS, stats_to_json(out))
+    return out
+
+
+def some_frames(data, view: str, episode: int, count: int = 32) -> np.ndarray:
+    """Up to `count` frames of an episode, evenly spread: uint8[n, h, w, 3]."""
+    length = int(data.to[episode] - data.from_[episode])
+    pick = np.unique(np.linspace(0, length - 1, count).round().astype(int))
+    if view not in data.meta.video_file:
+        return data.frames(view, episode)[pick]
+    first = int(data.meta.video_start[view][episode])
+    with VideoReader(data.sound_video(view, episode), data.features.fps, data.views[view]) as video:
+        return video.read(first + pick)
+
+
 NUMBERS = ("float32", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
 def column_quantiles(meta: Meta, key: str) -> dict[str, np.ndarray]:
     """Quantiles [1,k] of a column over all frames of a data set: np.quantile (linear) of the whole."""
+    return quantiles_of(read_column(meta, key))
+
+
+def read_column(meta: Meta, key: str) -> np.ndarray:
+    """[F,k]: a column over all frames of a data set."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     parts = []
@@ -219,7 +258,11 @@ def column_quantiles(meta: Meta, key: str) -> dict[str, np.ndarray]:
         while pa.types.is_nested(column.type):
             column = column.flatten()
         parts.append(column.to_numpy(zero_copy_only=False).reshape(rows, -1))
-    x = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def quantiles_of(x: np.ndarray) -> dict[str, np.ndarray]:
+    """Quantiles [1,k] of [F,k]."""
     levels = list(QUANTILES.values())
     of = np.stack([np.quantile(x[:, j].astype(np.float64), levels) for j in range(x.shape[1])], 1)
     return {q: row[None] for q, row in zip(QUANTILES, of, strict=True)}

@@ -1,0 +1,187 @@
+"""`robo_rl data COMMAND`: look at a data set of any robot, mend it, merge and split, say what it does not say by itself."""
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from robo_rl.cli import parse_options
+from robo_rl.errors import UserError, choose, in_range
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckDataOptions:
+    """Read all of a data set, every picture too, and say what it is and what will make trouble. Exit status 2 for damage."""
+
+    folder: tyro.conf.Positional[str]
+    """Folder of the data set."""
+    pictures: bool = True
+    """Decode every picture; --no-pictures looks at the files alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairDataOptions:
+    """Keep the sound episodes of a damaged data set; originals stay beside it as *.broken. --accept takes it as it is."""
+
+    folder: tyro.conf.Positional[str]
+    """Folder of the data set."""
+    accept: bool = False
+    """Instead: read it, and write the checksums of the files as they are now."""
+    tolerance: float = 1e-4
+    """With --accept: largest error of its timestamps [s]."""
+
+    def __post_init__(self) -> None:
+        in_range("--tolerance", self.tolerance, 0, 1e6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeDataOptions:
+    """Put the episodes of several data sets of one robot into a new one. Videos are copied, not encoded again."""
+
+    folders: tyro.conf.Positional[tuple[str, ...]]
+    """Folders of the data sets, in order."""
+    out: str
+    """Folder of the new one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitDataOptions:
+    """Put some episodes of a data set into a new one, and the others into another. Videos are copied, not encoded again."""
+
+    folder: tyro.conf.Positional[str]
+    """Folder of the data set."""
+    out: str
+    """Folder of the chosen episodes."""
+    episodes: str
+    """Which: numbers and ranges, as 0:40,45 (the end of a range is not in it)."""
+    rest: str = ""
+    """Folder of the others; empty: they are left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelDataOptions:
+    """Write into a data set what nobody recorded: the units of its actions, which episodes succeeded."""
+
+    folder: tyro.conf.Positional[str]
+    """Folder of the data set."""
+    units: str = ""
+    """Of the action axes: rad, deg, m, mm, rad/s, deg/s, m/s, N, N m, %, 1 or 'as recorded', each times how many axes and with its kind,
+    absolute (the default), delta, rate or effort: 'deg*5,%', 'm delta*3,rad delta*3,1'. One stands for all axes."""
+    success: str = ""
+    """all, none, or a file with the numbers of the episodes that succeeded (JSON: or a truth for each)."""
+
+    def __post_init__(self) -> None:
+        if not (self.units or self.success):
+            raise UserError("nothing to write: --units and --success say what")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatsDataOptions:
+    """Make the statistics of a data set (meta/stats.json) anew from all frames: quantiles are exact, as normalisers need them."""
+
+    folder: tyro.conf.Positional[str]
+    """Folder of the data set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewDataOptions:
+    """One self-contained HTML page of a data set: its episodes with videos and curves."""
+
+    folder: tyro.conf.Positional[str]
+    """Folder of the data set."""
+    out: str = ""
+    """File of the page; empty: view.html in the folder's parent, named after the data set."""
+    episodes: str = ""
+    """Which, as 0:5,12; empty: twelve, evenly spread."""
+    width: int = 240
+    """Of the videos in the page [pixels]."""
+
+    def __post_init__(self) -> None:
+        in_range("--width", self.width, 32, 1920)
+
+
+SUBCOMMANDS = {
+    "check": (CheckDataOptions, "read all of a data set and say what it is and what will make trouble"),
+    "repair": (RepairDataOptions, "keep the sound episodes of a damaged data set, or accept one as it is"),
+    "merge": (MergeDataOptions, "put the episodes of several data sets into a new one"),
+    "split": (SplitDataOptions, "put some episodes into a new data set"),
+    "label": (LabelDataOptions, "say what nobody recorded: units, success"),
+    "stats": (StatsDataOptions, "make the statistics anew from all frames"),
+    "view": (ViewDataOptions, "a page with episodes, curves and videos"),
+}
+
+
+def parse(argv: list[str]):
+    """The options of the subcommand argv[0]."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: robo_rl data COMMAND [options]   (robo_rl data COMMAND --help lists them)\n")
+        print("\n".join(f"  {name:<9}{text}" for name, (_, text) in SUBCOMMANDS.items()))
+        raise SystemExit(0)
+    name = choose("data command", argv[0], SUBCOMMANDS)
+    return parse_options(SUBCOMMANDS[name][0], f"data {name}", argv[1:])
+
+
+def run(args) -> int:
+    """Run the subcommand whose options these are."""
+    name = next(name for name, (options, _) in SUBCOMMANDS.items() if type(args) is options)
+    jobs = {"check": check, "repair": repair, "merge": merge, "split": split, "label": label, "stats": stats, "view": view}
+    print("\n".join(jobs[name](args)))
+    return 0
+
+
+def check(args: CheckDataOptions) -> list[str]:
+    from robo_rl.data.check import check_data
+    report = check_data(args.folder, args.pictures)
+    wide = max(len(name) for name, *_ in report.axes)
+    rows = [f"  {name:<{wide}}  {unit:<12}" + "".join(f"{x:>10.4g}" for x in numbers) for name, unit, *numbers in report.axes]
+    head = f"  {'action':<{wide}}  {'unit':<12}" + "".join(f"{s:>10}" for s in ("min", "q01", "median", "q99", "max"))
+    found = [f"note: {line}" for line in report.findings] or ["nothing to look after"]
+    return [f"{args.folder} is sound", *(f"  {what:<17}{value}" for what, value in report.facts), head, *rows, *found]
+
+
+def repair(args: RepairDataOptions) -> list[str]:
+    from robo_rl.data import repair as repairs
+    if args.accept:
+        return [f"{args.folder}: {len(repairs.accept(args.folder, args.tolerance))} episodes accepted as they are, checksums written"]
+    result = repairs.repair(args.folder)
+    return [f"{args.folder}: kept {result.kept} episodes, dropped {result.dropped}"
+            + (f" ({result.reason})" if result.reason else "; it was sound")]
+
+
+def merge(args: MergeDataOptions) -> list[str]:
+    from robo_rl.data.assemble import merge as merged
+    meta = merged([Path(f) for f in args.folders], Path(args.out))
+    return [f"{args.out}: {len(meta.lengths)} episodes, {meta.lengths.sum()} frames, {len(meta.tasks)} tasks"]
+
+
+def split(args: SplitDataOptions) -> list[str]:
+    from robo_rl.data.assemble import split as parted
+    made, others = parted(Path(args.folder), Path(args.out), args.episodes, Path(args.rest) if args.rest else None)
+    return [f"{args.out}: {len(made.lengths)} episodes"] + ([f"{args.rest}: {len(others.lengths)} episodes"] if others is not None else [])
+
+
+def label(args: LabelDataOptions) -> list[str]:
+    from robo_rl.data.labels import label_success, state_units
+    out = []
+    if args.units:
+        out.append(f"{args.folder}: actions are {state_units(Path(args.folder), args.units)}")
+    if args.success:
+        success = label_success(Path(args.folder), args.success)
+        out.append(f"{args.folder}: {success.sum()} of {len(success)} episodes succeeded")
+    return out
+
+
+def stats(args: StatsDataOptions) -> list[str]:
+    from robo_rl.data.meta import load_meta
+    from robo_rl.data.statistics import renew
+    made = renew(load_meta(args.folder))
+    return [f"{args.folder}: statistics of {len(made)} features, of all frames"]
+
+
+def view(args: ViewDataOptions) -> list[str]:
+    page = importlib.import_module("robo_rl.report.dataset_page")
+    folder = Path(args.folder)
+    out = Path(args.out) if args.out else folder.resolve().parent / f"{folder.resolve().name}.html"
+    size = page.write_page(folder, out, args.episodes, args.width)
+    return [f"written to {out} ({size / 1e6:.1f} MB)"]

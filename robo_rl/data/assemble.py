@@ -1,0 +1,199 @@
+"""New data sets out of the episodes of others: merged, or split. Videos are copied as they are, never encoded again.
+
+A video file of which some episodes are left out is copied whole: the rows say where an episode begins in it. The new data set
+appears whole or not at all.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from robo_rl.data import labels, layout, statistics
+from robo_rl.data.meta import Meta, load_meta, read_checked, read_table
+from robo_rl.data.repair import seal
+from robo_rl.data.writer import write_table
+from robo_rl.errors import UserError
+
+
+def merge(roots: Sequence[Path], out: Path) -> Meta:
+    """The episodes of several data sets one after the other in the new folder `out`; UserError names what differs."""
+    if len(roots) < 2:
+        raise UserError("merge needs two data sets or more")
+    return assemble(out, [(meta, np.arange(len(meta.lengths))) for meta in map(load_meta, roots)])
+
+
+def split(root: Path, out: Path, episodes: str, rest: "Path | None" = None) -> tuple[Meta, "Meta | None"]:
+    """The chosen `episodes` of a data set in the new folder `out`, and the others in `rest`."""
+    meta = load_meta(root)
+    chosen = parse_episodes(episodes, len(meta.lengths))
+    others = np.setdiff1d(np.arange(len(meta.lengths)), chosen)
+    if rest is not None and not len(others):
+        raise UserError(f"--episodes {episodes} are all of {root}; nothing is left for {rest}")
+    for folder in filter(None, (out, rest)):
+        _need_new(folder)
+    return assemble(out, [(meta, chosen)]), assemble(rest, [(meta, others)]) if rest is not None else None
+
+
+def parse_episodes(text: str, count: int) -> np.ndarray:
+    """Rising numbers of `0:40,45,50:`; the end of a range is not in it, as in Python."""
+    out: set[int] = set()
+    for part in text.split(","):
+        first, colon, last = part.strip().partition(":")
+        try:
+            a = int(first or 0)
+            b = (int(last) if last else count) if colon else a + 1
+        except ValueError:
+            raise UserError(f"--episodes must be numbers and ranges, as 0:40,45, got {part.strip()!r}") from None
+        if not 0 <= a < b <= count:
+            raise UserError(f"--episodes {part.strip()!r} is outside of 0 to {count - 1}, the episodes that there are")
+        out |= {*range(a, b)}
+    return np.array(sorted(out))
+
+
+def assemble(out: Path, parts: Sequence[tuple[Meta, np.ndarray]]) -> Meta:
+    """A new data set of these episodes int64[n] of each part, in this order."""
+    first = parts[0][0]
+    _need_new(out)
+    for meta, _ in parts[1:]:
+        _check_same(first, meta)
+    tasks = list(dict.fromkeys(task for meta, _ in parts for task in meta.tasks))
+    temp = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temp, ignore_errors=True)
+    try:
+        builder = _Builder(temp, first, tasks)
+        for meta, episodes in parts:
+            builder.add(meta, episodes)
+        builder.close()
+        success = [labels.read_success(meta) for meta, _ in parts]
+        if all(s is not None for s in success):
+            kept = np.concatenate([np.asarray(s)[episodes] for s, (_, episodes) in zip(success, parts, strict=True)])
+            document = {"frames": builder.frames, "success": kept.tolist()}
+            (temp / layout.LABELS).write_text(json.dumps(document) + "\n", encoding="utf-8")
+        statistics.renew(load_meta(temp))
+        seal(load_meta(temp))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(temp, out)
+    finally:
+        shutil.rmtree(temp, ignore_errors=True)
+    return load_meta(out)
+
+
+class _Builder:
+    """Copies episodes into a new folder: a file of rows and one of episodes per part, videos under new numbers."""
+
+    def __init__(self, root: Path, like: Meta, tasks: list[str]):
+        self.root, self.like, self.tasks = root, like, tasks
+        self.per_chunk = like.info["chunks_size"]
+        self.parts = self.episodes = self.frames = 0
+        self.videos = dict.fromkeys(like.video_file, 0)
+
+    def path(self, path_of, index: int, *view: str) -> Path:
+        path = path_of(self.root, *view, *layout.place(index, self.per_chunk))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def add(self, meta: Meta, episodes: np.ndarray) -> None:
+        """Append `episodes`, rising, of a data set."""
+        import pyarrow as pa
+        lengths, part = meta.lengths[episodes], self.parts
+        rows = pa.concat_tables([_rows_of(meta, int(first), episodes) for first in np.unique(meta.data_file[episodes])]).combine_chunks()
+        number = np.array([self.tasks.index(t) for t in meta.tasks] or [0])
+        fresh = {"episode_index": np.repeat(self.episodes + np.arange(len(episodes)), lengths),
+                 "index": self.frames + np.arange(int(lengths.sum())),
+                 "task_index": number[np.asarray(rows["task_index"])] if "task_index" in rows.column_names else None}
+        for key, x in fresh.items():
+            if key in rows.column_names and x is not None:
+                rows = rows.set_column(rows.column_names.index(key), key, pa.array(x))
+        write_table(self.path(layout.data_path, part), rows)
+        write_table(self.path(layout.episodes_path, part), self._episode_rows(meta, episodes, fresh))
+        self._finals(meta, episodes)
+        self.parts, self.episodes, self.frames = part + 1, self.episodes + len(episodes), self.frames + int(lengths.sum())
+
+    def _episode_rows(self, meta: Meta, episodes: np.ndarray, fresh: dict) -> Any:
+        """The rows of meta/episodes with their new numbers and files; videos are copied."""
+        import pyarrow as pa
+        tables = [read_table(read_checked(meta.verifier, meta.meta_path(int(np.flatnonzero(meta.meta_file == f)[0]))))
+                  for f in np.unique(meta.meta_file)]
+        rows = pa.concat_tables(tables, promote_options="default").take(pa.array(episodes)).combine_chunks()
+        lengths, n = meta.lengths[episodes], len(episodes)
+        ends = self.frames + np.cumsum(lengths)
+        changed: dict[str, np.ndarray] = {"episode_index": self.episodes + np.arange(n), "dataset_from_index": ends - lengths,
+                                          "dataset_to_index": ends}
+        files = {"data": np.full(n, self.parts), "meta/episodes": np.full(n, self.parts)}
+        for view, of in meta.video_file.items():
+            here, where = np.unique(of[episodes], return_inverse=True)
+            for k, index in enumerate(here):
+                source = meta.video_path(view, int(np.flatnonzero(of == index)[0]))
+                if not meta.verifier.is_sound(source):
+                    raise UserError(f"{source} is not what was written; repair it first: robo_rl data repair {meta.root}")
+                shutil.copyfile(source, self.path(layout.video_path, self.videos[view] + k, view))
+            files[f"videos/{layout.IMAGES}{view}"] = self.videos[view] + where
+            self.videos[view] += len(here)
+        for key, index in files.items():
+            changed[f"{key}/chunk_index"], changed[f"{key}/file_index"] = np.divmod(index, self.per_chunk)
+        numbers = {k: x for k, x in fresh.items() if x is not None and f"stats/{k}/mean" in rows.column_names}
+        for key, per in statistics.number_stats(numbers, lengths).items() if numbers else ():
+            for s, x in per.items():
+                if (name := f"stats/{key}/{s}") in rows.column_names:
+                    rows = rows.set_column(rows.column_names.index(name), name, layout.nested(x))
+        for key, x in changed.items():
+            if key in rows.column_names:
+                rows = rows.set_column(rows.column_names.index(key), key, pa.array(x))
+        return rows
+
+    def _finals(self, meta: Meta, episodes: np.ndarray) -> None:
+        """What was observed after the last actions."""
+        import pyarrow as pa
+        new = {int(e): self.episodes + i for i, e in enumerate(episodes)}
+        tables = []
+        for path in meta.final_file:
+            table = read_table(read_checked(meta.verifier, path))
+            numbers = table["episode_index"].to_pylist()
+            table = table.filter(pa.array([e in new for e in numbers]))
+            kept = pa.array([new[e] for e in numbers if e in new], pa.int64())
+            tables.append(table.set_column(table.column_names.index("episode_index"), "episode_index", kept))
+        if tables and len(rows := pa.concat_tables(tables)):
+            write_table(self.path(layout.final_path, self.parts), rows)
+
+    def close(self) -> None:
+        """Write what says how many there are."""
+        (self.root / "meta").mkdir(parents=True, exist_ok=True)
+        write_table(self.root / layout.TASKS, layout.task_table(self.tasks))
+        text = layout.info_to_json(self.like.info, self.episodes, self.frames, len(self.tasks))
+        (self.root / layout.INFO).write_text(text, encoding="utf-8")
+
+
+def _rows_of(meta: Meta, file: int, episodes: np.ndarray) -> Any:
+    """The frames of those of `episodes` that are in one data file."""
+    import pyarrow as pa
+    inside = np.flatnonzero(meta.data_file == file)
+    table = read_table(read_checked(meta.verifier, meta.data_path(int(inside[0])), int(inside[0])))
+    starts = np.cumsum(meta.lengths[inside]) - meta.lengths[inside]
+    kept = np.isin(inside, episodes)
+    rows = [np.arange(s, s + n) for s, n in zip(starts[kept], meta.lengths[inside][kept], strict=True)]
+    return table.take(pa.array(np.concatenate(rows)))
+
+
+def _check_same(one: Meta, other: Meta) -> None:
+    """Raise UserError unless frames of both mean the same."""
+    bad = one.features.differences(other.features)
+    here, there = ({k: ft["dtype"] for k, ft in m.info["features"].items()} for m in (one, other))
+    bad += [f"column {k!r} is {here.get(k, 'absent')} here, {there.get(k, 'absent')} there"
+            for k in sorted({*here, *there}) if here.get(k) != there.get(k)]
+    if labels.units_of(one) != labels.units_of(other):
+        bad.append(f"actions are {labels.units_of(one) or 'in units that nobody stated'} here, "
+                   f"{labels.units_of(other) or 'in units that nobody stated'} there")
+    if one.spec is not None and other.spec is not None and one.spec.axes != other.spec.axes:
+        bad.append("a command of -1 to 1 means something else")
+    if bad:
+        raise UserError(f"{one.root} and {other.root} do not go together: {'; '.join(dict.fromkeys(bad))}")
+
+
+def _need_new(out: Path) -> None:
+    if out.exists():
+        raise UserError(f"{out} exists; name a new folder with --out")

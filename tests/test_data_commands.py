@@ -1,0 +1,166 @@
+"""`robo_rl data`: check, repair, merge, split, label, stats and view, on data sets that another program wrote."""
+
+import json
+import shutil
+from pathlib import Path
+
+import browser
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from robo_rl.cli import main
+from robo_rl.data import layout
+from robo_rl.data.assemble import parse_episodes
+from robo_rl.data.lerobot import Episode, Features, Writer, load
+
+pytestmark = pytest.mark.filterwarnings("ignore:data set .* without checksums")
+SMALL = (24, 32)
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("sets")
+    made = {name: datasets.write(root / name, "so100", episodes=n, length=32, size=SMALL) for name, n in (("one", 4), ("two", 2))}
+    return made | {"droid": datasets.write(root / "droid", "droid", episodes=2, length=20, size=SMALL, views=1)}
+
+
+def run(capsys, *argv: object, code: int = 0) -> str:
+    with pytest.raises(SystemExit) as e:
+        main(["data", *map(str, argv)])
+    said = capsys.readouterr()
+    assert (e.value.code or 0) == code, said
+    if code == 2:
+        assert said.err.count("\n") == 1
+    return said.err if code == 2 else said.out
+
+
+def same_episode(a, e: int, b, k: int) -> None:
+    one, other = a.episode(e), b.episode(k)
+    assert one.task == other.task and np.array_equal(one.state, other.state) and np.array_equal(one.action, other.action)
+    assert all(np.array_equal(one.images[v], other.images[v]) for v in one.images)
+
+
+# ---- check
+
+def test_check_says_what_a_data_set_is_and_what_nobody_said(sets, capsys):
+    said = run(capsys, "check", sets["one"])
+    for words in ("is sound", "so100", "4, 32 to 34 frames", "30 frames a second", "'pick the lego brick' (2)", "laptop 24x32",
+                  "units not stated", "not recorded", "shoulder_pan.pos", "robo_rl data label"):
+        assert words in said
+
+
+def test_check_finds_a_still_axis_a_jump_and_statistics_that_are_not_of_all_frames(tmp_path, sets, capsys):
+    folder = Path(shutil.copytree(sets["one"], tmp_path / "set"))
+    path = layout.data_path(folder, 0, 0)
+    table = pq.read_table(path, partitioning=None)
+    x = np.stack(table["action"].to_numpy())
+    x[:, 1], x[40, 2] = 5.0, 9000.0
+    column = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), 6)
+    pq.write_table(table.set_column(table.column_names.index("action"), "action", column), path)
+    said = run(capsys, "check", folder, "--no-pictures")
+    assert "'shoulder_lift.pos' never moves (always 5)" in said and "'elbow_flex.pos' jumps by" in said and "episode 1" in said
+    assert "the quantiles of action in meta/stats.json are off" in said and f"robo_rl data stats {folder}" in said
+    run(capsys, "stats", folder)
+    assert "quantiles" not in run(capsys, "check", folder, "--no-pictures")
+    stats = json.loads((folder / layout.STATS).read_text())
+    np.testing.assert_allclose(stats["action"]["q99"], np.quantile(x.astype(float), 0.99, axis=0))
+    assert set(stats) == set(json.loads((folder / layout.INFO).read_text())["features"])
+
+
+def test_check_reports_damage_in_one_line(tmp_path, sets, capsys):
+    folder = Path(shutil.copytree(sets["one"], tmp_path / "set"))
+    path = layout.video_path(folder, "phone", 0, 0)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2:len(data) // 2 + 400] = bytes(400)
+    path.write_bytes(data)
+    said = run(capsys, "check", folder, code=2)
+    assert "phone" in said and "repair" in said
+    assert "accepted" in run(capsys, "repair", sets["droid"], "--accept")
+
+
+# ---- merge and split
+
+def test_merged_episodes_are_those_that_went_in_to_the_bit(tmp_path, sets, capsys):
+    run(capsys, "merge", sets["one"], sets["two"], "--out", tmp_path / "all")
+    a, b, both = load(sets["one"]), load(sets["two"]), load(tmp_path / "all")
+    assert len(both) == 6
+    for e in range(6):
+        same_episode(*((a, e) if e < 4 else (b, e - 4)), both, e)
+    stats = json.loads((tmp_path / "all" / layout.STATS).read_text())
+    x = np.concatenate([a.action, b.action]).astype(float)
+    np.testing.assert_allclose(stats["action"]["q01"], np.quantile(x, 0.01, axis=0))
+    np.testing.assert_allclose(stats["action"]["std"], x.std(0), rtol=1e-6)
+    rows = pq.read_table(layout.data_path(tmp_path / "all", 0, 1), partitioning=None)
+    assert rows["episode_index"].to_pylist()[0] == 4 and rows["index"].to_pylist()[0] == len(a.action)
+
+
+def test_split_keeps_the_chosen_episodes_and_the_rest_and_they_merge_back(tmp_path, sets, capsys):
+    said = run(capsys, "split", sets["one"], "--out", tmp_path / "some", "--episodes", "1,3:", "--rest", tmp_path / "others")
+    assert "2 episodes" in said
+    a, some, others = load(sets["one"]), load(tmp_path / "some"), load(tmp_path / "others")
+    for data, numbers in ((some, (1, 3)), (others, (0, 2))):
+        for k, e in enumerate(numbers):
+            same_episode(a, e, data, k)
+    run(capsys, "merge", tmp_path / "some", tmp_path / "others", "--out", tmp_path / "again")
+    again = load(tmp_path / "again")
+    for k, e in enumerate((1, 3, 0, 2)):
+        same_episode(a, e, again, k)
+
+
+def test_labels_units_and_last_observations_go_along(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    f = Features(fps=10, state=("s",), action=("a",))
+    for name in ("x", "y"):
+        with Writer(tmp_path / name, f) as w:
+            for i in range(3):
+                w.add(Episode(state=rng.normal(size=(12, 1)), action=rng.normal(size=(12, 1)), final=np.array([i + 0.5]), success=i == 1))
+        run(capsys, "label", tmp_path / name, "--units", "m delta", "--success", "none" if name == "y" else "all")
+    run(capsys, "split", tmp_path / "y", "--out", tmp_path / "z", "--episodes", "1:")
+    run(capsys, "merge", tmp_path / "x", tmp_path / "z", "--out", tmp_path / "all")
+    data = load(tmp_path / "all")
+    assert data.success.tolist() == [True] * 3 + [False] * 2 and data.final[:, 0].tolist() == [0.5, 1.5, 2.5, 1.5, 2.5]
+    assert "1 in m (delta)" in run(capsys, "check", tmp_path / "all")
+
+
+def test_data_sets_that_differ_are_not_merged(tmp_path, sets, capsys):
+    said = run(capsys, "merge", sets["one"], sets["droid"], "--out", tmp_path / "all", code=2)
+    assert "do not go together" in said and "fps 30 here, 15 there" in said and not (tmp_path / "all").exists()
+    other = Path(shutil.copytree(sets["two"], tmp_path / "set"))
+    run(capsys, "label", other, "--units", "rad")
+    assert "nobody stated" in run(capsys, "merge", sets["one"], other, "--out", tmp_path / "all", code=2)
+    assert "exists" in run(capsys, "split", sets["one"], "--out", other, "--episodes", "0", code=2)
+    assert [p.name for p in tmp_path.iterdir()] == ["set"]
+
+
+def test_ranges_of_episodes_are_read_as_in_python():
+    assert parse_episodes("0:2,5,7:", 9).tolist() == [0, 1, 5, 7, 8]
+    for text in ("9", "3:3", "-1", "a", "0:10"):
+        with pytest.raises(ValueError, match="--episodes"):
+            parse_episodes(text, 9)
+
+
+# ---- view
+
+def test_the_page_of_a_data_set_shows_videos_and_curves(tmp_path, sets, capsys):
+    out = tmp_path / "page.html"
+    run(capsys, "view", sets["one"], "--out", out, "--episodes", "0,2", "--width", "32")
+    text = out.read_text()
+    assert text.count("<section") == 2 and text.count("data:video/mp4") == 4 and text.count("class=axis") == 12
+    assert "http" not in text.replace("http://www.w3.org", "") and "Shown are 2 of 4" in text and "nobody stated the units" in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(browser.BINARY is None, reason="no Chromium")
+def test_the_cursor_of_the_page_shows_the_moment_under_the_pointer(tmp_path, sets, capsys):
+    out = tmp_path / "page.html"
+    run(capsys, "view", sets["one"], "--out", out, "--episodes", "1")
+    x = load(sets["one"]).episode(1).action[:, 0]
+    with browser.Browser(tmp_path / "chrome") as tab:
+        tab.open(out.as_uri())
+        tab.js("""{const svg = document.querySelector('.axis svg'), box = svg.getBoundingClientRect();
+            svg.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: box.right, clientY: box.top + 5}))}""")
+        assert abs(float(tab.js("document.querySelector('.axis i').textContent")) - x[-1]) < 0.01 * abs(x[-1])
+        assert tab.js("document.querySelector('output').textContent").startswith(f"{len(x) / 30:.2f}")
