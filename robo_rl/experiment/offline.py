@@ -88,15 +88,18 @@ def learn(run: "Run") -> None:
     """
     from robo_rl.algos import bc
     from robo_rl.demos import demo_sampler, fit_normalisers
+    from robo_rl.devices import device_of, sampled_on
     from robo_rl.experiment.sft import Stopped
+    from robo_rl.options import LoraOptions
     from robo_rl.policies import make_policy
 
     config, data = run.config, open_data(run.config)
     spec = spec_of(config, data)
     rows, held = split(data, config.data.held_out, config.seed)
-    run.policy = make_policy(config.policy, spec, config.seed)
+    run.policy = make_policy(replace(config.policy, lora=LoraOptions()), spec, config.seed)
     fit_normalisers(run.policy, data, config.data.normaliser, rows)
-    sample = demo_sampler(data, spec, config.policy.horizon, config.data, rows=rows)
+    run.policy.to(config.device)
+    sample = sampled_on(device_of(run.policy), demo_sampler(data, spec, config.policy.horizon, config.data, rows=rows))
     judge = HeldOut(config, data, spec, held) if len(held) else None
     run.report.start("sft", config.bc.updates, "updates")
     every = max(1, config.bc.updates // LOOKS)
@@ -124,9 +127,11 @@ class HeldOut:
         import torch
 
         from robo_rl.demos import demo_sampler
+        from robo_rl.devices import sampled_on
         self.seed, self.data, self.rows, self.execute = config.seed, data, rows, config.policy.execute
         few = np.random.default_rng([config.seed, 13]).permutation(rows)[:ROWS]
         sample = demo_sampler(data, spec, config.policy.horizon, replace(config.data, cache_mb=1, threads=0), rows=np.sort(few))
+        sample = sampled_on(torch.device(config.device), sample)
         self.obs, self.chunk, self.mask = sample(len(few), torch.Generator().manual_seed(config.seed))
 
     def loss(self, policy) -> float:
@@ -145,8 +150,10 @@ class HeldOut:
             made = policy.act(self.obs, torch.Generator().manual_seed(self.seed), explore=False).actions
         e, mask = self.execute, self.mask[:, :self.execute, None]
         true = self.chunk[:, :e]
-        mean = torch.from_numpy(self.data.action.mean(0))
-        return tuple(((x - true).abs() * mask).sum((0, 1)).div(mask.sum()).double().numpy() for x in (made, mean))  # pyright: ignore[reportReturnType]
+
+        def far(x: torch.Tensor) -> np.ndarray:
+            return (((x - true).abs() * mask).sum((0, 1)) / mask.sum()).cpu().numpy()
+        return far(made), far(torch.from_numpy(self.data.action.mean(0)).to(true.device))
 
     def report(self, run: "Run") -> None:
         """Write evals/heldout.json and say it."""
