@@ -90,7 +90,8 @@ def test_the_episodes_that_are_held_out_are_not_drawn(tmp_path):
         record(env, 10, 0, w.add)
     data, out = load(tmp_path / "data"), np.arange(10) % 10 == 9
     for chosen in (out, ~out):
-        obs, _, _ = demo_sampler(data, obs_spec(env, False), 4, rows=np.flatnonzero(chosen[data.episode_index]))(400, torch.Generator().manual_seed(0))
+        sample = demo_sampler(data, obs_spec(env, False), 4, rows=np.flatnonzero(chosen[data.episode_index]))
+        obs, _, _ = sample(400, torch.Generator().manual_seed(0))
         drawn = {tuple(row) for row in obs["state"].numpy().tolist()}
         assert drawn <= {tuple(row) for row in data.state[chosen[data.episode_index]].tolist()}
 

@@ -71,11 +71,6 @@ class LabelDataOptions:
     success: str = ""
     """all, none, or a file with the numbers of the episodes that succeeded (JSON: or a truth for each)."""
 
-    def __post_init__(self) -> None:
-        if not (self.units or self.success):
-            raise UserError("nothing to write: --units and --success say what")
-
-
 @dataclass(frozen=True, kw_only=True)
 class StatsDataOptions:
     """Make the statistics of a data set (meta/stats.json) anew from all frames: quantiles are exact, as normalisers need them."""
@@ -163,6 +158,8 @@ def split(args: SplitDataOptions) -> list[str]:
 
 def label(args: LabelDataOptions) -> list[str]:
     from robo_rl.data.labels import label_success, state_units
+    if not (args.units or args.success):
+        raise UserError("nothing to write: --units and --success say what (robo_rl data label --help)")
     out = []
     if args.units:
         out.append(f"{args.folder}: actions are {state_units(Path(args.folder), args.units)}")
