@@ -349,8 +349,10 @@ class XVlaExpert(nn.Module):
 
     def _hidden(self, x: Tensor) -> Tensor:
         """x with its grippers 0."""
-        at = torch.arange(x.shape[-1], device=x.device)
-        return x.float() * ~torch.isin(at, torch.tensor(self.config.grippers, device=x.device))
+        x, at = x.float(), torch.arange(x.shape[-1], device=x.device)
+        for gripper in self.config.grippers:
+            x = x.masked_fill(at == gripper, 0)
+        return x
 
     def _time(self, t: Tensor) -> Tensor:
         half = self.config.time_width // 2
