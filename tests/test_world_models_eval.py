@@ -144,7 +144,7 @@ def test_a_lazy_model_follows_with_its_gain_and_errs_more_with_the_horizon(data)
 def test_an_uncertainty_that_grows_with_the_error_tells_where_the_model_errs(data):
     doc, _ = measure(PointModel(drift=0.03), data, ARGS)
     assert doc["uncertainty"]["auroc_worst_tenth"] > 0.9 and doc["uncertainty"]["spearman"] > 0.9
-    assert doc["uncertainty"]["bound_covered"] > 0.8
+    assert all(i["value"] > 0.8 for i in doc["uncertainty"]["bound"]["covered"].values())
 
 
 def test_a_model_that_grants_success_too_easily_is_told_by_its_false_alarms(data):
@@ -165,14 +165,14 @@ def walkers():
 def test_the_exact_model_ranks_eight_policies_as_the_simulator_does_and_raises_no_alarm():
     doc = compare_policies(PointModel(), PointReach(200), walkers(), ARGS)
     assert doc["ranking"]["spearman"]["value"] > 0.99 and doc["ranking"]["worst_regret"] < 0.02
-    assert not doc["exploitation"]["alarm"]
+    assert doc["alarm"]["over"] == doc["alarm"]["under"] == []
     assert [p["model"] for p in doc["policies"]] == pytest.approx([p["real"] for p in doc["policies"]], abs=0.03)
     assert doc["policies"][0]["real"] < 0.4 < doc["policies"][-1]["real"]
 
 
 def test_a_planted_reward_bug_rings_the_alarm():
     doc = compare_policies(PointModel(generous=2.0), PointReach(200), walkers(), ARGS)
-    assert doc["exploitation"]["alarm"] and "run/0" in doc["exploitation"]["policies"]
+    assert "run/0" in doc["alarm"]["over"]
 
 
 class Cheat(PointModel):
@@ -202,8 +202,8 @@ class Learner(Walker):
 def test_the_alarm_fires_on_an_over_trained_policy_only_once_it_exploits_the_model():
     training = [(f"run/{i}", Learner(x)) for i, x in enumerate((0.0, 0.05, 0.4, 0.9))]
     doc = compare_policies(Cheat(), PointReach(200), training, ARGS)
-    assert doc["exploitation"]["policies"] == ["run/2", "run/3"]
-    assert not compare_policies(PointModel(), PointReach(200), training, ARGS)["exploitation"]["alarm"]
+    assert doc["alarm"]["over"] == ["run/2", "run/3"]
+    assert not compare_policies(PointModel(), PointReach(200), training, ARGS)["alarm"]["over"]
 
 
 def test_batches_of_another_size_meet_the_same_starts():

@@ -3,7 +3,7 @@
 Error of a predicted state: root mean square over the state's dimensions, each in units of its std in the data.
 The threshold is the greatest uncertainty u such that, of the held-out predictions with uncertainty <= u, at most one in ten
 is off by more than `tolerance`; the horizon the most steps to which the mean error stays below that of a world that stands
-still (copy-last).
+still (copy-last). `promised` gives the factors of `world_models.conformal`, by which an uncertainty becomes a bound on the error.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from world_models import conformal
 from world_models.model import WorldModel
 from world_models.recorded import Recorded
+from world_models.trust import state_error
+from world_models.windows import pick_starts
 
 TOLERANCE = 0.75  # std
 ALLOWED = 0.1  # share of predictions within the threshold that may be off by more
@@ -37,22 +40,47 @@ def open_loop(model: WorldModel, data: Recorded, horizon: int, most: int = 400, 
         e = rng.choice(held)
         if data.lengths[e] > 8:
             begin.append((e, data.first[e] + rng.integers(0, data.lengths[e] - 8)))
-    begin = begin[:most]
+    episode, rows = np.array(begin[:most], np.int64).reshape(-1, 2).T
+    predicted, truth, there, uncertainty = _along(model, data, episode, rows, horizon)
     std = data.state.std(0).clip(min=1e-3)
-    rows = np.array([r for _, r in begin])
-    last = np.array([data.end[e] - 1 for e, _ in begin])
-    at = np.minimum(rows[:, None] + np.arange(horizon + 1), last[:, None])  # [W,H+1]
-    obs = {"state": data.state[rows]} | {f"image/{v}": x[rows] for v, x in data.images.items()}
-    carry = model.start(obs, rows.astype(np.int64))
-    carry = _in_motion(carry, data, rows)
-    _, p = model.step(carry, torch.from_numpy(data.action[at[:, :-1]]))
-    truth = data.after[at[:, :-1]]
-    there = (rows[:, None] + np.arange(horizon) <= last[:, None]) & np.isfinite(truth).all(-1)
 
     def rms(x: np.ndarray) -> np.ndarray:
         return np.where(there, np.sqrt((((x - truth) / std) ** 2).mean(-1)), np.nan)
-    return OpenLoop(rms(p.obs["state"].numpy()), rms(data.state[rows][:, None]),
-                    np.where(there, p.uncertainty.numpy(), np.nan))
+    return OpenLoop(rms(predicted), rms(data.state[rows][:, None]), uncertainty)
+
+
+def _along(model: WorldModel, data: Recorded, episode: np.ndarray, rows: np.ndarray, horizon: int):
+    """The model from rows [W] of episodes [W] along what was done: (predicted, true states [W,H,S], where they are known bool[W,H],
+    uncertainty [W,H], nan elsewhere)."""
+    last = data.end[episode] - 1
+    at = np.minimum(rows[:, None] + np.arange(horizon), last[:, None])  # [W,H]
+    obs = {"state": data.state[rows]} | {f"image/{v}": x[rows] for v, x in data.images.items()}
+    carry = _in_motion(model.start(obs, rows.astype(np.int64)), data, rows)
+    _, p = model.step(carry, torch.from_numpy(data.action[at]))
+    truth = data.after[at]
+    there = (rows[:, None] + np.arange(horizon) <= last[:, None]) & np.isfinite(truth).all(-1)
+    return p.obs["state"].numpy(), truth, there, np.where(there, p.uncertainty.numpy(), np.nan)
+
+
+def spread(data: Recorded) -> tuple[float, ...]:
+    """The std of every state dimension, 0 where it does not change: the unit of errors."""
+    std = data.state.std(0)
+    return tuple(float(x) for x in np.where(std > 1e-5, std, 0))
+
+
+def promised(model: WorldModel, data: Recorded, horizon: int, seed: int = 0) -> tuple[float, ...]:
+    """The conformal factor of each of `horizon` steps on held-out episodes, in units of `spread`; infinite where too few last so long.
+
+    Two windows of each, as `wm eval` draws them (`windows.pick_starts`): one from its beginning, one from anywhere.
+    """
+    held = np.flatnonzero(data.held & (data.lengths > 1))
+    if not len(held):
+        return ()
+    which, rows = pick_starts(data.first[held], data.end[held] - 1, min(2 * len(held), 2000), horizon, seed)
+    predicted, truth, there, uncertainty = _along(model, data, held[which], rows, horizon)
+    error = state_error(predicted, np.where(there[..., None], truth, predicted), np.array(spread(data)))
+    score = conformal.scores_of(error, np.where(there, uncertainty, 1))
+    return tuple(float(q) for q in conformal.factors(score, there, held[which]))
 
 
 def _in_motion(carry: dict, data: Recorded, rows: np.ndarray) -> dict:

@@ -1,17 +1,24 @@
 """How far a world model can be trusted, measured along recorded episodes: open-loop error, obedience, reward, success,
 uncertainty, executability. What policies do in it and in the simulator: `robo_rl.experiment.world_model`."""
 
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from world_models import eva, trust
+from robo_rl import files
+from robo_rl.data.reader import load as load_data
+from world_models import baselines, conformal, eva, trust
+from world_models.calibrate import spread
 from world_models.imagine import CHUNK, open_loop
+from world_models.model import WorldSpec
 from world_models.options import WorldEvalConfig
-from world_models.windows import check_dataset, read_windows, unseen
+from world_models.units import errors_in_units
+from world_models.windows import check_dataset, foreign_to, read_windows, unseen
 
 LOOK = 64  # most windows of a model with images: their frames are held in memory
+SLACK = 0.03  # by which the coverage of a bound may miss what was promised
 
 
 # ---- against recorded episodes -----------------------------------------------------------------------------------
@@ -32,9 +39,35 @@ def measure_open_loop(model, w, scale: np.ndarray, config: WorldEvalConfig) -> t
         doc["open_loop"][name] = {"model": own, "hold_last": base} | less
     everything = np.concatenate([np.isfinite(x).ravel() for x in (p.state, p.reward, p.success, p.uncertainty)])
     doc["finite"] = bool(everything.all())
+    control = model.spec.control
+    doc["units"] = {name: {"unit": unit, "model": table_of(trust.by_horizon(e, w.seen))} for name, (unit, e) in
+                    errors_in_units(control.sim, control.state_names, p.state, w.state).items()}
     doc |= {"success": judged(p.success, w.success, w), "terminal": judged(p.terminal, w.terminal, w),
-            "reward": measure_reward(p.reward, w), "uncertainty": measure_doubt(p.uncertainty, errors["state"][0], w, model)}
+            "reward": measure_reward(p.reward, w)}
     return doc, {"errors": errors, "predicted": p}
+
+
+def table_of(rows: dict) -> dict[int, dict]:
+    """{horizon: Interval} as a document has it."""
+    return {h: i._asdict() for h, i in rows.items()}
+
+
+def measure_baselines(mine: np.ndarray, w, scale: np.ndarray, reference: baselines.Transitions, seed: int) -> dict:
+    """Errors of the model, [B,T], beside those of simple predictors (`world_models.baselines`); "best": that with the least error at
+    each horizon, standing still among them, and whether the model is surely better than it."""
+    predicted, settings = baselines.predict(reference, w, seed)
+    predicted["standing still"] = trust.hold_last(w.start["state"], mine.shape[1])
+    out: dict = {"settings": settings, "transitions": len(reference.episode), "rows": {}, "best": {}}
+    for name, states in predicted.items():
+        own, other, less = compare_errors(mine, trust.state_error(states, w.state, scale), w.seen)
+        ratio = {h: own[h]["value"] / other[h]["value"] if other[h]["value"] > 0 else None for h in own}
+        out["rows"][name] = {"error": other, "ratio": ratio} | less
+    for h in next(iter(out["rows"].values()))["error"]:
+        name = min(out["rows"], key=lambda n: out["rows"][n]["error"][h]["value"])
+        best = out["rows"][name]
+        out["best"][h] = {"name": name, "ratio": best["ratio"][h], "better": best["difference"][h]["high"] < 0,
+                          "worse": best["difference"][h]["low"] > 0}
+    return out
 
 
 def judged(probability: np.ndarray, true: np.ndarray, w) -> dict:
@@ -57,22 +90,40 @@ def measure_reward(reward: np.ndarray, w) -> dict:
             "confusion": asdict(trust.confusion(mine > middle, true > middle)) if spread > 0 else None}
 
 
-def measure_doubt(uncertainty: np.ndarray, error: np.ndarray, w, model) -> dict:
-    """Does the uncertainty tell where the model errs: rank correlation, AUROC of the worst tenth, reliability, coverage
-    of a bound fitted on the first half of the windows."""
+def measure_doubt(uncertainty: np.ndarray, error: np.ndarray, w, model, foreign: bool = False) -> dict:
+    """Does the uncertainty tell where the model errs: rank correlation, AUROC of the worst tenth, reliability, coverage of the bound by
+    horizon. `foreign`: no window is of an episode that the model was learnt or calibrated on."""
     u, e = uncertainty[w.seen], error[w.seen]
     worst = e > np.quantile(e, 0.9)
-    half = len(w) // 2
-    q = trust.upper_bound(uncertainty[:half][w.seen[:half]], error[:half][w.seen[:half]])
-    covered = (error <= q * uncertainty)[half:][w.seen[half:]]
     bins = trust.reliability(u, e)
     cut = (uncertainty > model.spec.threshold) & w.seen
     return {"spearman": trust.spearman(u, e), "auroc_worst_tenth": trust.auroc(u, worst), "bins": [asdict(b) for b in bins],
-            "bound_factor": q, "bound_promised": 0.9, "bound_covered": float(covered.mean()) if covered.size else None,
+            "bound": measure_bound(uncertainty, error, w, model.spec, foreign),
             "threshold": model.spec.threshold, "calibrated_horizon": model.spec.horizon,
             "steps_cut": float(cut.sum() / max(w.seen.sum(), 1)),
             "error_kept": float(error[w.seen & ~cut].mean()) if (w.seen & ~cut).any() else None,
             "error_cut": float(error[cut].mean()) if cut.any() else None}
+
+
+def measure_bound(uncertainty: np.ndarray, error: np.ndarray, w, spec: WorldSpec, foreign: bool) -> dict:
+    """Share of episodes below the bound on the error, by horizon, and the bound itself (its mean, in std of the data).
+
+    The bound is the promise made in training (`spec.bounds`) where no window is of an episode it was calibrated on; else it is made
+    anew from the other folds' episodes.
+    """
+    score = conformal.scores_of(error, uncertainty)
+    promise = bool(spec.bounds) and foreign
+    if promise:
+        q = np.full(score.shape[1], np.inf)
+        q[:len(spec.bounds)] = spec.bounds[:len(q)]
+    else:
+        q = conformal.cross_factors(score, w.seen, w.episode)
+    inside = conformal.coverage(score, w.seen, w.episode, q, trust.HORIZONS)
+    every = np.broadcast_to(q, score.shape)
+    mean = {h: float((every * np.maximum(uncertainty, conformal.TINY))[w.seen[:, h - 1], h - 1].mean()) for h in inside}
+    return {"promised": conformal.LEVEL, "made": "in training" if promise else "from other episodes of this data set",
+            "covered": table_of(inside), "bound": mean,
+            "broken": [h for h, i in inside.items() if i.high < conformal.LEVEL - SLACK]}
 
 
 def measure_following(model, w, config: WorldEvalConfig) -> dict:
@@ -135,6 +186,26 @@ def compare_errors(mine: np.ndarray, theirs: np.ndarray, seen: np.ndarray) -> tu
     return a, b, {"apart": trust.apart(own, other), "difference": d}
 
 
+def reference_of(model, dataset, w, config: WorldEvalConfig) -> baselines.Transitions:
+    """What baselines learn from: this data set, and the model's own training data where they are still there."""
+    parts = [baselines.transitions_of(dataset, np.arange(len(dataset)))]
+    shown = {s.tobytes() for s in dataset.state[dataset.from_[np.unique(w.episode)]]}
+    for where in training_data(config.model):
+        other = load_data(where)
+        if other.state.shape[1:] == dataset.state.shape[1:] and Path(where).resolve() != Path(config.dataset).resolve():
+            new = [e for e, row in enumerate(other.from_) if other.state[row].tobytes() not in shown]
+            t = baselines.transitions_of(other, np.array(new, np.int64))
+            parts.append(replace(t, episode=t.episode - 1 - len(other) * len(parts)))  # no episode of the data set has its number
+    return baselines.Transitions(*(np.concatenate([getattr(t, f.name) for t in parts]) for f in fields(baselines.Transitions)))
+
+
+def training_data(model: str) -> list[str]:
+    """The data sets that a run of `robo_rl wm train` learnt from, of those that can be found."""
+    at = Path(model) / "run.json"
+    said = files.read_json(at).get("config", {}).get("data", []) if at.is_file() else []
+    return [d for d in said if isinstance(d, str) and Path(d, "meta", "info.json").is_file()]
+
+
 # ---- all of it ---------------------------------------------------------------------------------------------------
 
 def measure(model, dataset, config: WorldEvalConfig) -> tuple[dict, dict]:
@@ -146,9 +217,12 @@ def measure(model, dataset, config: WorldEvalConfig) -> tuple[dict, dict]:
         notes.append("Every episode of this data set is one the model learnt from: the errors below are on the bright side.")
     w = read_windows(dataset, views, np.flatnonzero(fresh), min(config.windows, LOOK) if views else config.windows,
                      config.horizon, config.seed)
-    scale = dataset.state.std(0)
-    scale = np.where(scale > 1e-5, scale, 0)
+    scale = np.array(model.spec.scale or spread(dataset))
     doc, arrays = measure_open_loop(model, w, scale, config)
+    error = arrays["errors"]["state"][0]
+    foreign = bool(foreign_to(model, dataset)[w.episode].all())
+    doc["uncertainty"] = measure_doubt(arrays["predicted"].uncertainty, error, w, model, foreign)
+    doc["baselines"] = measure_baselines(error, w, scale, reference_of(model, dataset, w, config), config.seed)
     doc["following"] = measure_following(model, w, config)
     doc["eva"] = measure_executability(model, dataset, w, arrays["predicted"], config)
     if not doc["finite"]:

@@ -255,27 +255,29 @@ def joined(parts: Sequence):
 
 def world_spec(data, kind: str, where: str):
     """What a model of this data stands for."""
+    from world_models.calibrate import spread
     from world_models.model import WorldSpec
     size = next(iter(data.images.values())).shape[1] if data.images else 0
     return WorldSpec(kind=kind, control=data.control, state=data.state.shape[1], image_size=size, tasks=data.tasks,
-                     sparse=data.sparse, ends_on_success=bool(data.terminated[data.success].all()),
+                     scale=spread(data), sparse=data.sparse, ends_on_success=bool(data.terminated[data.success].all()),
                      data=f"{where}: {len(data)} episodes, {len(data.action)} frames, {int(data.success.sum())} successful")
 
 
 def calibrated(model, data, horizon: int, tolerance: float):
     """(the model with its horizon and threshold, the numbers behind them)."""
-    from world_models.calibrate import calibrate, open_loop
+    from world_models.calibrate import calibrate, open_loop, promised
     run = open_loop(model, data, min(horizon, int(data.lengths.max()) - 1))
     steps, threshold = calibrate(run, tolerance)
     if data.control.max_steps - steps <= 1 and steps >= data.lengths.max() - 1:
         steps = max(steps, min(data.control.max_steps, horizon))  # no longer episode exists
-    model.spec = model.spec.calibrated(steps, threshold)
+    bounds = promised(model, data, min(horizon, int(data.lengths.max())))
+    model.spec = model.spec.calibrated(steps, threshold, bounds)
     with np.errstate(invalid="ignore"):
         n = (~np.isnan(run.error)).sum(0).clip(1)
         means = {k: np.nansum(getattr(run, k), 0) / n for k in ("error", "copied", "uncertainty")}
     seen = ~np.isnan(run.error)
     report = {k: v.tolist() for k, v in means.items()} | {
-        "windows": n.tolist(), "horizon": steps, "threshold": threshold, "tolerance": tolerance,
+        "windows": n.tolist(), "horizon": steps, "threshold": threshold, "tolerance": tolerance, "bounds": bounds,
         "within": float((run.uncertainty[seen] <= threshold).mean())}
     return model, report
 

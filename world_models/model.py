@@ -48,6 +48,8 @@ class WorldSpec:
     ends_on_success: bool = True  # every recorded success ended its episode
     horizon: int = 0  # control steps to which it was calibrated on held-out episodes; 0: not calibrated
     threshold: float = math.inf  # uncertainty beyond which an episode is cut
+    bounds: tuple[float, ...] = ()  # by control step: nine in ten new episodes err by less than this factor times the uncertainty
+    scale: tuple[float, ...] = ()  # std of each state dimension in the data it learnt from (0: it never changes), the errors' unit
     data: str = ""  # what it learnt from, as words
 
     def __post_init__(self) -> None:
@@ -58,8 +60,9 @@ class WorldSpec:
         """A."""
         return len(self.control.axes)
 
-    def calibrated(self, horizon: int, threshold: float) -> "WorldSpec":
-        return replace(self, horizon=horizon, threshold=threshold)
+    def calibrated(self, horizon: int, threshold: float, bounds: tuple[float, ...] | None = None) -> "WorldSpec":
+        """`bounds` None: those there are."""
+        return replace(self, horizon=horizon, threshold=threshold, bounds=self.bounds if bounds is None else bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,8 @@ def save(model: WorldModel, folder: "str | Path") -> None:
         files.write_bytes(folder / name, blob)
     threshold = model.spec.threshold if math.isfinite(model.spec.threshold) else None
     files.write_json(folder / "world.json", {
-        "format": FORMAT, "kind": model.spec.kind, "spec": asdict(model.spec) | {"threshold": threshold},
+        "format": FORMAT, "kind": model.spec.kind, "spec": asdict(model.spec) | {
+            "threshold": threshold, "bounds": [b if math.isfinite(b) else None for b in model.spec.bounds]},
         "options": asdict(model.options), "crc": {k: zlib.crc32(v) for k, v in blobs.items()}})
 
 
@@ -136,6 +140,8 @@ def load(folder: "str | Path") -> WorldModel:
         saved["control"] = _control(saved["control"])
         saved["tasks"] = tuple(saved["tasks"])
         saved["threshold"] = math.inf if saved["threshold"] is None else saved["threshold"]
+        saved["bounds"] = tuple(math.inf if b is None else b for b in saved.get("bounds", ()))
+        saved["scale"] = tuple(saved.get("scale", ()))
         spec = WorldSpec(**saved)
     except (KeyError, TypeError) as e:
         raise UserError(f"{folder / 'world.json'} is damaged or of another version of robo_rl ({e!r}); train the model "

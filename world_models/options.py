@@ -288,11 +288,11 @@ class JudgeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WorldEvalConfig:
-    """Measure a world model: open-loop error, obedience, reward and success, ranking of policies, exploitation, doubt."""
+    """Measure how far a world model can be trusted: errors beside simple predictors, bounds, success, ranking of policies, a probe."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
         "What is measured": ("windows", "horizon", "episodes", "inverse", "seed"),
-        "Comparisons": ("policies", "against", "tolerance"),
+        "Comparisons": ("policies", "real", "probe", "against", "tolerance"),
         "What is written": ("video", "out", "json")}
 
     model: tyro.conf.Positional[str]
@@ -301,6 +301,11 @@ class WorldEvalConfig:
     """Recorded episodes (LeRobot v3) with the same arm, cameras and rate; those it learnt from are left out."""
     policies: tuple[str, ...] = ()
     """Runs (each of their checkpoints is a policy) or checkpoint folders, ranked in the model and in the simulator."""
+    real: str = ""
+    """Rank against this table instead of the simulator: CSV or JSON with policy (RUN/STEP, or RUN), successes, episodes."""
+    probe: int | None = None
+    """Affine policies unlike the data that the model is asked about, beside one that a search finds to exploit it; 0: none (the default
+    for models with cameras, where it takes long), else 8."""
     against: str = ""
     """Another model, on the same windows: is this one better at every horizon?"""
     windows: int = 200
@@ -310,7 +315,7 @@ class WorldEvalConfig:
     episodes: int = 100
     """Starts per policy, the same in the model and in the simulator."""
     tolerance: float = 0.15
-    """Model success minus real success that is no alarm."""
+    """Difference of model success and real success, to either side, that is no alarm."""
     inverse: int = 800
     """Updates of the inverse-dynamics model that decodes imagined motion (EVA)."""
     seed: int = 0
@@ -328,4 +333,7 @@ class WorldEvalConfig:
         in_range("--episodes", self.episodes, 2, 10**5)
         in_range("--tolerance", self.tolerance, 0, 1, open_high=True)
         in_range("--inverse", self.inverse, 1, 10**6)
+        in_range("--probe", self.probe or 0, 0, 1000)
+        if self.real and not self.policies:
+            raise UserError("--real ranks policies: name their runs with --policies")
         in_range("--seed", self.seed, 0, 2000)

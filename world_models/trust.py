@@ -12,7 +12,7 @@ from statistics import NormalDist
 import numpy as np
 
 from robo_rl.errors import UserError
-from robo_rl.stats import Interval, bootstrap_mean, paired_difference, wilson
+from robo_rl.stats import Interval, bootstrap_mean, paired_difference, unpaired_difference, wilson
 
 HORIZONS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -189,41 +189,74 @@ def spearman_interval(model: np.ndarray, real: np.ndarray, level: float = 0.95, 
     for _ in range(resamples):
         pick = rng.integers(n, size=n)
         out.append(spearman(model[:, pick].mean(1), real[:, pick].mean(1)))
-    value, kept = spearman(model.mean(1), real.mean(1)), np.array(out)[np.isfinite(out)]
-    if len(kept) < resamples / 2:
+    return _percentiles(spearman(model.mean(1), real.mean(1)), np.array(out), level)
+
+
+def spearman_to_counts(model: np.ndarray, successes: np.ndarray, episodes: np.ndarray, level: float = 0.95, resamples: int = 1000,
+                       seed: int = 0) -> Interval:
+    """Spearman of the means of 0/1 `model` [P,N] with real rates successes/episodes [P] of other starts; interval: the N starts of the
+    model drawn again, and the real counts as binomials with the rate (successes + 1/2)/(episodes + 1)."""
+    rng, n, out = np.random.default_rng(seed), model.shape[1], []
+    rate = (successes + 0.5) / (episodes + 1)
+    for _ in range(resamples):
+        drawn = rng.binomial(episodes, rate) / episodes
+        out.append(spearman(model[:, rng.integers(n, size=n)].mean(1), drawn))
+    return _percentiles(spearman(model.mean(1), successes / episodes), np.array(out), level)
+
+
+def _percentiles(value: float, drawn: np.ndarray, level: float) -> Interval:
+    """Of what is finite among `drawn`; nan where that is less than half."""
+    kept = drawn[np.isfinite(drawn)]
+    if len(kept) < len(drawn) / 2:
         return Interval(value, nan, nan)
     low, high = np.quantile(kept, [(1 - level) / 2, (1 + level) / 2])
     return Interval(value, float(low), float(high))
 
 
-# ---- exploitation ------------------------------------------------------------------------------------------------
+# ---- model success against real success --------------------------------------------------------------------------
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Model success minus real success of one policy on shared starts; `alarm`: it is surely above the tolerance."""
+    """Model success minus real success of one policy; `alarm`: surely beyond the tolerance, `side`: over or under (empty: neither)."""
 
     name: str
     model: float
     real: float
     gap: Interval
     alarm: bool
+    side: str
 
 
-def exploitation(names: Sequence[str], model: np.ndarray, real: np.ndarray, tolerance: float = 0.15,
-                 level: float = 0.95) -> list[Gap]:
-    """One `Gap` per policy from 0/1 outcomes `model`, `real` [P,N] on the same starts.
+def judge_gap(name: str, model: float, real: float, gap: Interval, tolerance: float) -> Gap:
+    """The alarm fires where the interval of the gap lies above `tolerance` (the policy exploits the model) or below its negative (the
+    model underrates it, and would have it thrown away)."""
+    side = "over" if gap.low > tolerance else "under" if gap.high < -tolerance else ""
+    return Gap(name, model, real, gap, bool(side), side)
 
-    The alarm of a policy fires where the interval of its gap lies above `tolerance`. The intervals are widened for
-    P looks (Bonferroni), so a model without bias rings in at most 1 - level of the evaluations.
-    """
+
+def check_tolerance(tolerance: float) -> None:
     if not 0 <= tolerance < 1:
         raise UserError(f"tolerance must be in [0, 1), got {tolerance!r}")
+
+
+def gaps(names: Sequence[str], model: np.ndarray, real: np.ndarray, tolerance: float = 0.15, level: float = 0.95) -> list[Gap]:
+    """One `Gap` per policy from 0/1 outcomes `model`, `real` [P,N] on the same starts.
+
+    The intervals are widened for P looks (Bonferroni), so a model without bias rings in at most 1 - level of the evaluations.
+    """
+    check_tolerance(tolerance)
     each = 1 - (1 - level) / max(len(names), 1)
-    out = []
-    for name, m, r in zip(names, model, real, strict=True):
-        gap = paired_difference(m, r, each)
-        out.append(Gap(name, float(np.mean(m)), float(np.mean(r)), gap, bool(gap.low > tolerance)))
-    return out
+    return [judge_gap(n, float(np.mean(m)), float(np.mean(r)), paired_difference(m, r, each), tolerance)
+            for n, m, r in zip(names, model, real, strict=True)]
+
+
+def gaps_to_counts(names: Sequence[str], model: np.ndarray, successes: np.ndarray, episodes: np.ndarray, tolerance: float = 0.15,
+                   level: float = 0.95) -> list[Gap]:
+    """The same against counts of a robot: 0/1 outcomes `model` [P,N], successes and episodes int[P] on other starts."""
+    check_tolerance(tolerance)
+    each = 1 - (1 - level) / max(len(names), 1)
+    return [judge_gap(n, float(np.mean(m)), k / e, unpaired_difference(int(np.sum(m)), len(m), int(k), int(e), each), tolerance)
+            for n, m, k, e in zip(names, model, successes, episodes, strict=True)]
 
 
 # ---- uncertainty -------------------------------------------------------------------------------------------------
@@ -257,17 +290,6 @@ def calibration_error(table: Sequence[Bin]) -> float:
     """Expected calibration error: sum of n |predicted - actual| / sum of n."""
     total = sum(b.n for b in table)
     return sum(b.n * abs(b.predicted - b.actual) for b in table) / total if total else nan
-
-
-def upper_bound(uncertainty: np.ndarray, error: np.ndarray, coverage: float = 0.9) -> float:
-    """Conformal factor q such that error <= q * uncertainty in `coverage` of the calibration pairs.
-
-    q is the ceil((n+1) coverage)-th smallest of error/uncertainty; infinity if n is too small for it.
-    Source: split conformal prediction, Papadopoulos 2002; Lei et al. 2018, alg. 2.
-    """
-    ratio = np.sort(np.asarray(error, float).ravel() / np.maximum(np.asarray(uncertainty, float).ravel(), 1e-12))
-    k = int(np.ceil((len(ratio) + 1) * coverage))
-    return float(ratio[k - 1]) if 1 <= k <= len(ratio) else float("inf")
 
 
 def minimum_starts(gap: float, tolerance: float, policies: int = 1, level: float = 0.95) -> int:

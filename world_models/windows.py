@@ -17,7 +17,8 @@ class Windows:
     start {key: [B,...]} (and `before` float32[B,S], the state before it), actions float32[B,T,A], state
     float32[B,T,S], images {view: uint8[B,T,h,w,3]}, reward
     float32[B,T], terminal, success bool[B,T]; `seen` bool[B,T]: the observation after the step was recorded (past the
-    last frame of an episode it is not), `made` bool[B,T]: the step was. Rows that were not made repeat the last.
+    last frame of an episode it is not), `made` bool[B,T]: the step was. Rows that were not made repeat the last. `episode`
+    int64[B]: which of the data set's a window is from.
     """
 
     start: dict[str, np.ndarray]
@@ -29,6 +30,7 @@ class Windows:
     success: np.ndarray
     seen: np.ndarray
     made: np.ndarray
+    episode: np.ndarray
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -69,6 +71,13 @@ def unseen(model, dataset) -> np.ndarray:
     return np.array([dataset.state[i].tobytes() not in learnt for i in dataset.from_])
 
 
+def foreign_to(model, dataset) -> np.ndarray:
+    """bool[episodes]: the model neither learnt from it nor was calibrated on it (by the bytes of its first state)."""
+    f = model.frames
+    known = {row.tobytes() for row in np.asarray(f.obs["state"], np.float32)[f.first]} if "state" in f.obs else set()
+    return np.array([dataset.state[i].tobytes() not in known for i in dataset.from_])
+
+
 def read_windows(dataset, views: tuple[str, ...], episodes: np.ndarray, count: int, steps: int, seed: int):
     """`count` windows of `steps` steps from the given episodes (indices)."""
     first, last = dataset.from_[episodes], dataset.to[episodes] - 1
@@ -92,4 +101,4 @@ def read_windows(dataset, views: tuple[str, ...], episodes: np.ndarray, count: i
     before_end = dataset.state[np.minimum(at, end)]
     return Windows(start, dataset.action[np.minimum(at, end)], np.where(np.isfinite(after), after, before_end), images,
                    dataset.reward[np.minimum(at, end)], final & dataset.terminated[episodes[which]][:, None],
-                   final & dataset.success[episodes[which]][:, None], seen, at <= end)
+                   final & dataset.success[episodes[which]][:, None], seen, at <= end, episodes[which])

@@ -1,27 +1,35 @@
-"""How far a world model can be trusted with policies: their success in it and in the simulator, on the same starts."""
+"""How far a world model can be trusted with policies: their success in it and in the simulator, or on a robot."""
 
-from dataclasses import asdict, replace
+import csv
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from robo_rl import checkpoint
+from robo_rl import checkpoint, files
 from robo_rl.data.reader import load as load_data
 from robo_rl.errors import UserError
-from robo_rl.evaluation import eval_starts, evaluate
+from robo_rl.evaluation import decide, eval_starts, evaluate
 from robo_rl.experiment.config import load_config
-from robo_rl.experiment.envs import make_env
+from robo_rl.experiment.envs import make, make_env
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.log import Progress
-from robo_rl.policies import obs_tensors
 from robo_rl.selection import REPORT
-from world_models import trust
-from world_models.evaluate import compare_models, measure, measure_open_loop
-from world_models.imagine import play
+from world_models import probe, trust
+from world_models.evaluate import compare_models, measure, measure_bound, measure_open_loop, table_of
+from world_models.imagine import PlayedEpisodes, open_loop, play
 from world_models.model import load
 from world_models.options import WorldEvalConfig
+from world_models.verdict import verdict
+from world_models.windows import Windows
 
+PROBED = 8  # policies of --probe by default, of a model without cameras
+
+
+# ---- the policies, the simulator, the table ----------------------------------------------------------------------
 
 def find_policies(paths: tuple[str, ...]) -> list[tuple[str, Path, Path]]:
     """(name, run folder, checkpoint folder) of every checkpoint of the runs, and of the checkpoints named."""
@@ -40,62 +48,232 @@ def make_real(spec, runs: list[Path], num_envs: int):
     control = spec.control
     acted = real or replace(configs[0], sim=control.sim, task=control.task, judge="", obs="rgb" if control.views else "state")
     env = make_env(acted, num_envs)
+    check_real(spec, env)
+    return env
+
+
+def check_real(spec, env) -> None:
+    """Raise UserError for a simulator whose actions or observations are not the model's."""
+    control = spec.control
     for name, mine, theirs in (("action axes are", control.action_names, env.spec.action_names),
                                ("cameras are", control.views, env.spec.views), ("control period [s] is", control.period, env.spec.period),
                                ("state size is", spec.state, (env.single_observation_space["state"].shape or (0,))[0])):
         if mine != theirs:
             raise UserError(f"the model's {name} {mine}, those of {env.spec.id} are {theirs}: give --policies runs of the sim, "
                             "task, control and obs that the model learnt from")
+
+
+def simulator_of(spec, num_envs: int):
+    """The simulator named in what was recorded; None for a robot, or where it cannot be made as it was."""
+    control = spec.control
+    try:
+        env = make(control.sim, control.task, num_envs, obs="rgb" if control.views else "state",
+                   **({"image_size": spec.image_size} if control.views else {}), max_steps=control.max_steps)
+        check_real(spec, env)
+    except (UserError, ImportError):
+        return None
     return env
 
 
-def compare_policies(model, env, policies: list, config: WorldEvalConfig, tick=lambda done: None) -> dict:
+@dataclass(frozen=True, slots=True)
+class RealRow:
+    """What a policy did on the robot."""
+
+    policy: str
+    successes: int
+    episodes: int
+
+
+def read_real(path: "str | Path") -> list[RealRow]:
+    """The rows of `--real`; UserError for a file that is no such table."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        rows = files.parse_json(text.encode(), str(path), list) if text.lstrip().startswith("[") else list(csv.DictReader(text.splitlines()))
+        out = [RealRow(str(r["policy"]), int(r["successes"]), int(r["episodes"])) for r in rows]
+    except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as e:
+        raise UserError(f"--real {path} must be CSV or a JSON list with policy, successes and episodes in every row ({e!r})") from None
+    for r in out:
+        if not 0 <= r.successes <= r.episodes or not r.episodes:
+            raise UserError(f"--real {path}: {r.policy} has {r.successes} successes of {r.episodes} episodes")
+    if len({r.policy for r in out}) < max(len(out), 2):
+        raise UserError(f"--real {path} must name at least two policies, each once")
+    return out
+
+
+def match_real(found: list[tuple[str, Path, Path]], table: list[RealRow]) -> list[int]:
+    """Which of the policies found each row means: RUN/STEP, or RUN alone where it has one checkpoint."""
+    names = [name for name, _, _ in found]
+    out = []
+    for row in table:
+        mine = [i for i, n in enumerate(names) if row.policy in (n, n.rsplit("/", 1)[0])]
+        if len(mine) != 1:
+            raise UserError(f"the real result of {row.policy!r} fits {len(mine)} of the policies: {', '.join(names)}")
+        out.append(mine[0])
+    return out
+
+
+# ---- success in the model ----------------------------------------------------------------------------------------
+
+def play_in_model(model, policy, obs: Mapping[str, np.ndarray], max_steps: int, seed: int, batch: int = 0) -> PlayedEpisodes:
+    """A policy from observations, with the noise that `robo_rl.evaluation.evaluate` gives batch `batch`."""
+    generator = torch.Generator().manual_seed(seed * 7919 + batch)
+    return play(model, lambda o: decide(policy, o, generator), obs, max_steps, seed)
+
+
+def play_from_simulator(model, env, policy, starts: np.ndarray, seed: int) -> PlayedEpisodes:
+    """The same from the first observations of the simulator's `starts`, in batches of env.num_envs."""
+    n, parts = env.num_envs, []
+    for batch, first in enumerate(range(0, len(starts), n)):
+        ids = starts[first:first + n]
+        padded = np.concatenate([ids, np.repeat(ids[-1:], n - len(ids))])
+        obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": padded})
+        got = play_in_model(model, policy, {k: np.array(v) for k, v in obs.items()}, env.spec.max_steps, seed, batch)
+        parts.append([getattr(got, k)[:len(ids)] for k in PlayedEpisodes.__slots__])
+    return PlayedEpisodes(*(np.concatenate(x) for x in zip(*parts, strict=True)))
+
+
+def recorded_starts(model, count: int, seed: int) -> dict[str, np.ndarray]:
+    """Observations that held-out episodes began with, all or `count` of them; of all episodes where none is held out."""
+    f = model.frames
+    rows = np.flatnonzero(f.first & f.held) if (f.first & f.held).any() else np.flatnonzero(f.first)
+    if not len(rows):
+        raise UserError("this world model keeps no recorded observation to begin from; train it again: robo_rl wm train DATASET")
+    rows = np.random.default_rng([seed, 59]).permutation(rows)[:count]
+    return {k: v[rows] for k, v in f.obs.items()} | {"task": np.array(model.spec.tasks)[f.task[rows]]}
+
+
+# ---- ranking and alarm -------------------------------------------------------------------------------------------
+
+def ranked(gaps: list[trust.Gap], rho, a: np.ndarray, b: np.ndarray, rows: list[dict], starts: int, tolerance: float, real: str) -> dict:
+    """The document of policies whose mean success is a [P] in the model and b [P] in reality."""
+    return {"policies": [asdict(g) | {"gap": g.gap._asdict()} | row for g, row in zip(gaps, rows, strict=True)],
+            "ranking": {"policies": len(gaps), "spearman": rho._asdict(), "pearson": trust.pearson(a, b), "real": real,
+                        "worst_regret": trust.worst_regret(a, b), "choice_regret": trust.choice_regret(a, b),
+                        "mean_max_rank_violation": trust.mean_max_rank_violation(a, b), "starts": starts},
+            "alarm": {"tolerance": tolerance, "over": [g.name for g in gaps if g.side == "over"],
+                      "under": [g.name for g in gaps if g.side == "under"]}}
+
+
+def told(got: PlayedEpisodes) -> dict:
+    """What a policy's row says of the model's own doubt."""
+    return {"cut": float(got.cut.mean()), "uncertainty": float(got.uncertainty.mean())}
+
+
+def compare_policies(model, env, policies: list, config: WorldEvalConfig, tick: Callable[[int], None] = lambda done: None) -> dict:
     """Success of every (name, policy) on the same starts in the model and in the simulator `env` -> document."""
-    starts, n = eval_starts(config.episodes, REPORT + config.seed), env.num_envs  # no checkpoint was chosen on these
+    starts = eval_starts(config.episodes, REPORT + config.seed)  # no checkpoint was chosen on these
     imagined, real, rows = [], [], []
     for k, (_, policy) in enumerate(policies):
         real.append(evaluate(env, policy, starts, config.seed)["success"])
-        won, cut, doubt = [], [], []
-        for batch, first in enumerate(range(0, len(starts), n)):
-            ids = starts[first:first + n]
-            padded = np.concatenate([ids, np.repeat(ids[-1:], n - len(ids))])
-            obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": padded})
-            generator = torch.Generator().manual_seed(config.seed * 7919 + batch)  # the noise that evaluate gave
-
-            def act(o, policy=policy, generator=generator):
-                return policy.act(obs_tensors(o, policy.spec), generator, explore=False).actions.numpy()
-            got = play(model, act, {k: np.array(v) for k, v in obs.items()}, env.spec.max_steps, config.seed)
-            for have, new in ((won, got.success), (cut, got.cut), (doubt, got.uncertainty)):
-                have += new[:len(ids)].tolist()
-        imagined.append(won)
-        rows.append({"cut": float(np.mean(cut)), "uncertainty": float(np.mean(doubt))})
+        got = play_from_simulator(model, env, policy, starts, config.seed)
+        imagined.append(got.success)
+        rows.append(told(got))
         tick(k + 1)
-    names = [name for name, _ in policies]
     m, r = np.array(imagined, float), np.array(real, float)
-    gaps = trust.exploitation(names, m, r, config.tolerance)
-    a, b = m.mean(1), r.mean(1)
-    ranking = {"policies": len(names), "spearman": trust.spearman_interval(m, r)._asdict(), "pearson": trust.pearson(a, b),
-               "worst_regret": trust.worst_regret(a, b), "choice_regret": trust.choice_regret(a, b),
-               "mean_max_rank_violation": trust.mean_max_rank_violation(a, b), "starts": config.episodes}
-    return {"policies": [asdict(g) | {"gap": g.gap._asdict()} | row for g, row in zip(gaps, rows, strict=False)], "ranking": ranking,
-            "exploitation": {"alarm": any(g.alarm for g in gaps), "tolerance": config.tolerance,
-                             "policies": [g.name for g in gaps if g.alarm]}}
+    return ranked(trust.gaps([n for n, _ in policies], m, r, config.tolerance), trust.spearman_interval(m, r), m.mean(1), r.mean(1), rows,
+                  config.episodes, config.tolerance, "simulator")
 
+
+def compare_to_table(model, policies: list, table: list[RealRow], config: WorldEvalConfig,
+                     tick: Callable[[int], None] = lambda done: None) -> dict:
+    """The same against what (name, policy), in the order of `table`, did on a robot: from recorded starts, without any simulator."""
+    obs, imagined, rows = recorded_starts(model, config.episodes, config.seed), [], []
+    for k, (_, policy) in enumerate(policies):
+        got = play_in_model(model, policy, obs, 0, config.seed)
+        imagined.append(got.success)
+        rows.append(told(got))
+        tick(k + 1)
+    m, won, n = np.array(imagined, float), np.array([t.successes for t in table]), np.array([t.episodes for t in table])
+    return ranked(trust.gaps_to_counts([n for n, _ in policies], m, won, n, config.tolerance), trust.spearman_to_counts(m, won, n),
+                  m.mean(1), won / n, rows, m.shape[1], config.tolerance, "robot")
+
+
+# ---- the probe ---------------------------------------------------------------------------------------------------
+
+def probe_model(model, env, dataset, config: WorldEvalConfig) -> dict:
+    """Ask about policies unlike the data and those that searches made to exploit the model -> document; without a simulator (`env` None)
+    only what the model says of them."""
+    base, count = probe.cloned_successes(dataset), PROBED if config.probe is None else config.probe
+    found = probe.policies(base, count, config.seed)
+    starts = eval_starts(config.episodes, REPORT + config.seed)
+    if env is None:
+        obs, limit = recorded_starts(model, config.episodes, config.seed), model.spec.control.max_steps
+    else:
+        n = env.num_envs
+        ids = np.resize(eval_starts(n, REPORT + 1000 + config.seed), n)  # what the search looks at is not what it is judged on
+        first, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": ids})
+        obs, limit = {k: np.array(v) for k, v in first.items()}, env.spec.max_steps
+    exploits = probe.searches(model, base, obs, limit, config.seed)
+    out: dict = {"count": count}
+    if env is None:
+        played = [(name, play_in_model(model, p, obs, limit, config.seed)) for name, p in found]
+        return out | {"searches": [{"name": name, "model": promised} for name, _, promised in exploits],
+                      "policies": [{"name": name, "model": float(got.success.mean())} | told(got) for name, got in played]}
+    kept, real = [], []
+    for _, policy, _ in exploits:
+        got = play_from_simulator(model, env, policy, starts, config.seed)
+        kept.append(got.success & ~got.cut)
+        real.append(evaluate(env, policy, starts, config.seed)["success"])
+    gaps = trust.gaps([name for name, _, _ in exploits], np.array(kept, float), np.array(real, float), config.tolerance)
+    out["searches"] = [asdict(g) | {"gap": g.gap._asdict()} for g in gaps]
+    return out | compare_policies(model, env, found, config) | {"unlike": measure_unlike(model, env, [p for _, p in found], config)}
+
+
+def measure_unlike(model, env, policies: list, config: WorldEvalConfig) -> dict:
+    """Open-loop error and coverage of the bound along what such policies do in the simulator, each in its share of the lanes."""
+    n, steps = env.num_envs, min(config.horizon, env.spec.max_steps)
+    obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": eval_starts(n, REPORT + 2000 + config.seed)})
+    start, lane = {k: np.array(v) for k, v in obs.items()}, np.arange(n) % len(policies)
+    over, states, actions, seen = np.zeros(n, bool), [], [], []
+    weights = np.stack([p.weight for p in policies])[lane]
+    for _ in range(steps):
+        act = probe.acted(weights, policies[0].mean, policies[0].std, obs["state"])[:, 0]
+        obs, _, terminated, truncated, _ = env.step(act)
+        seen.append(~over)
+        states.append(np.array(obs["state"]))
+        actions.append(act)
+        over |= terminated | truncated
+    states, actions, seen = (np.stack(x, 1) for x in (states, actions, seen))
+    none = np.zeros(seen.shape, bool)
+    start["before"] = start["state"]
+    w = Windows(start, actions, states, {}, none.astype(np.float32), none, none, seen, seen, np.arange(n))
+    p = open_loop(model, start, actions, 256, config.seed)
+    scale = np.array(model.spec.scale or states.reshape(-1, states.shape[2]).std(0))
+    error, held = trust.state_error(p.state, states, scale), trust.state_error(trust.hold_last(start["state"], steps), states, scale)
+    return {"model": table_of(trust.by_horizon(error, seen)), "hold_last": table_of(trust.by_horizon(held, seen)),
+            "bound": measure_bound(p.uncertainty, error, w, model.spec, True)}
+
+
+# ---- all of it ---------------------------------------------------------------------------------------------------
 
 def evaluate_model(config: WorldEvalConfig) -> tuple[dict, dict]:
-    """`measure`, then the comparison with another model and with the simulator, if asked for."""
+    """`measure`, then the comparison with another model, with the simulator or a table of real results, and the probe."""
     model, found = load(config.model), find_policies(config.policies)
-    other = load(config.against) if config.against else None
-    env = make_real(model.spec, [run for _, run, _ in found], min(config.episodes, 32 if model.spec.control.views else 10**5)) \
-        if found else None
-    doc, arrays = measure(model, load_data(config.dataset), config)
+    other, table = load(config.against) if config.against else None, read_real(config.real) if config.real else None
+    lanes, env = min(config.episodes, 32 if model.spec.control.views else 10**5), None
+    asked = config.probe or (config.probe is None and not model.spec.control.views)
+    if table is not None:
+        found = [found[i] for i in match_real(found, table)]
+    elif found:
+        env = make_real(model.spec, [run for _, run, _ in found], lanes)
+    elif asked:
+        env = simulator_of(model.spec, lanes)
+    dataset = load_data(config.dataset)
+    doc, arrays = measure(model, dataset, config)
     if other is not None:
         _, theirs = measure_open_loop(other, arrays["windows"], arrays["scale"], config)
         doc["against"] = compare_models(arrays["errors"], theirs["errors"], arrays["windows"].seen, config.against)
-    if env is not None:
-        with Progress() as progress:
+    with Progress() as progress:
+        policies = [(name, checkpoint.load_policy(folder)[0]) for name, _, folder in found]
+        if policies:
             progress.start("rank", len(found), "policies")
-            policies = [(name, checkpoint.load_policy(folder)[0]) for name, _, folder in found]
+        if table is not None:
+            doc |= compare_to_table(model, policies, table, config, progress.update)
+        elif policies:
             doc |= compare_policies(model, env, policies, config, progress.update)
+        if asked:
+            doc["probe"] = probe_model(model, env, dataset, config)
+    if env is not None:
         env.close()
+    doc["verdict"] = verdict(doc)
     return doc, arrays

@@ -21,18 +21,56 @@ def tile(name: str, value: str, small: str) -> str:
     return f'<div class="card tile"><span>{esc(name)}</span><b>{esc(value)}</b><small>{esc(small)}</small></div>'
 
 
-def open_loop_chart(name: str, entry: dict, against: "dict | None") -> str:
-    """Error by horizon: model, copy-last, and maybe another model."""
-    def series(title: str, rows: dict, colour: int) -> Series:
-        x = np.array([int(h) for h in rows], float)
-        y = np.array([[np.nan if i[k] is None else i[k] for k in ("value", "low", "high")] for i in rows.values()]).reshape(-1, 3)
-        return Series(title, x, y[:, 0], colour, y[:, 1], y[:, 2], "dots")
-    lines = [series("model", entry["model"], 1), series("copy last", entry["hold_last"], 6)]
+def interval_series(title: str, rows: dict, colour: int) -> Series:
+    """{horizon: interval} as a line with its band."""
+    x = np.array([int(h) for h in rows], float)
+    y = np.array([[np.nan if i[k] is None else i[k] for k in ("value", "low", "high")] for i in rows.values()]).reshape(-1, 3)
+    return Series(title, x, y[:, 0], colour, y[:, 1], y[:, 2], "dots")
+
+
+def open_loop_chart(name: str, entry: dict, against: "dict | None", others: "dict | None" = None) -> str:
+    """Error by horizon: model, copy-last, maybe another model, and simple predictors `others`."""
+    lines = [interval_series("model", entry["model"], 1), interval_series("standing still", entry["hold_last"], 6)]
     if against:
-        lines.append(series(f"against: {against['name']}", against["model"], 3))
+        lines.append(interval_series(f"against: {against['name']}", against["model"], 3))
+    lines += [interval_series(n, row["error"], c) for c, (n, row) in zip((2, 4, 5), (others or {}).items(), strict=False)]
     what = ("root mean square error in standard deviations of the data" if name == "state"
             else "root mean square error of pixels, 0..1") + "; bands: 95 % bootstrap over windows"
     return chart(f"Open-loop error, {name}", what, lines, x_name="control steps ahead", zero=True)
+
+
+def coverage_chart(bound: dict, title: str = "Bound on the error") -> str:
+    """Share of episodes within the bound by horizon, beside the promise."""
+    x = np.array([int(h) for h in bound["covered"]], float)
+    lines = [interval_series("within the bound", bound["covered"], 1), Series("promised", x, np.full(len(x), bound["promised"]), 6)]
+    what = f"share of episodes whose error is below its bound, made {bound['made']}; bands: 95 % bootstrap over episodes"
+    return chart(title, what, lines, percent=True, y_range=(0.5, 1.0), x_name="control steps ahead", missing="Too few episodes for a bound.")
+
+
+def units_table(units: dict) -> str:
+    """Mean errors in the task's own units at the shared horizons."""
+    horizons = list(next(iter(units.values()))["model"])
+    head = "".join(f'<th class="n">{h}</th>' for h in horizons)
+    rows = [f'<tr><td class="name">{esc(name)}</td><td>{esc(q["unit"])}</td>' + "".join(
+        f'<td class="n">{q["model"][h]["value"]:.3g} <small>{q["model"][h]["low"]:.3g} … {q["model"][h]["high"]:.3g}</small></td>'
+        for h in horizons) + "</tr>" for name, q in units.items()]
+    return ('<div class="card scroll pad"><table><tr><th>Mean error after so many steps</th><th>unit</th>' + head + "</tr>"
+            + "".join(rows) + "</table></div>")
+
+
+def baselines_table(b: dict) -> str:
+    """Error of the model divided by that of each simple predictor; a ratio surely below or above 1 is marked."""
+    horizons = list(next(iter(b["rows"].values()))["error"])
+    rows = []
+    for name, row in b["rows"].items():
+        cells = []
+        for h in horizons:
+            d = row["difference"][h]
+            look = "up" if d["high"] < 0 else "down" if d["low"] > 0 else ""
+            cells.append(f'<td class="n"><span class="{look}">{number(row["ratio"][h])}</span></td>')
+        rows.append(f'<tr><td class="name">{esc(name)}</td><td><small>{esc(b["settings"].get(name, ""))}</small></td>{"".join(cells)}</tr>')
+    return ('<div class="card scroll pad"><table><tr><th>Error of the model, as a share of that of</th><th></th>'
+            + "".join(f'<th class="n">{h}</th>' for h in horizons) + "</tr>" + "".join(rows) + "</table></div>")
 
 
 def reliability_chart(title: str, what: str, bins: list[dict], x_name: str, line: bool) -> str:
@@ -43,18 +81,48 @@ def reliability_chart(title: str, what: str, bins: list[dict], x_name: str, line
     return chart(title, what, series, x_name=x_name, zero=True)
 
 
+ALARMS = {"over": "overrated", "under": "underrated"}
+
+
 def policies_table(doc: dict) -> str:
+    """Success in the model and in reality of every policy, with the alarms to both sides."""
     rows = []
     for p in doc["policies"]:
-        gap = p["gap"]
-        look = "down" if p["alarm"] else ""
+        gap, badge = p["gap"], f'<span class="badge bad">{ALARMS[p["side"]]}</span>' if p["side"] else ""
+        cut = f'{100 * p["cut"]:.0f} %' if "cut" in p else ""
         rows.append(f'<tr><td class="name">{esc(p["name"])}</td><td class="n">{100 * p["model"]:.1f} %</td>'
                     f'<td class="n"><b>{100 * p["real"]:.1f} %</b></td><td>{whisker(p["real"], p["real"], p["real"], 1)}</td>'
-                    f'<td class="n"><span class="{look}">{100 * gap["value"]:+.1f}</span> <small>{100 * gap["low"]:+.1f} … '
-                    f'{100 * gap["high"]:+.1f}</small></td><td class="n">{100 * p["cut"]:.0f} %</td>'
-                    f'<td>{"<span class=&quot;badge bad&quot;>alarm</span>".replace("&quot;", chr(34)) if p["alarm"] else ""}</td></tr>')
-    return ('<div class="card scroll pad"><table><tr><th>Policy</th><th class="n">In the model</th><th class="n">In the simulator</th>'
+                    f'<td class="n"><span class="{"down" if p["alarm"] else ""}">{100 * gap["value"]:+.1f}</span> '
+                    f'<small>{100 * gap["low"]:+.1f} … {100 * gap["high"]:+.1f}</small></td><td class="n">{cut}</td><td>{badge}</td></tr>')
+    real = "On the robot" if doc.get("ranking", {}).get("real") == "robot" else "In the simulator"
+    return (f'<div class="card scroll pad"><table><tr><th>Policy</th><th class="n">In the model</th><th class="n">{real}</th>'
             '<th></th><th class="n">Gap in points</th><th class="n">Beyond its doubt</th><th></th></tr>' + "".join(rows) + "</table></div>")
+
+
+def policies_section(doc: dict) -> str:
+    """Ranking and alarms of the policies that were asked about."""
+    r, e = doc["ranking"], doc["alarm"]
+    same = "the same" if r["real"] == "simulator" else "its"
+    return (f"<h2>Policies</h2><p>Success on {same} {r['starts']} starts. Gap: model minus {r['real']}, interval widened for "
+            f"{r['policies']} looks; the alarm fires where it lies beyond {e['tolerance']:g} on either side. Spearman "
+            f"{number(r['spearman']['value'])} [{number(r['spearman']['low'])}, {number(r['spearman']['high'])}].</p>"
+            f'{policies_table(doc)}<div class="gap"></div>{training_charts(doc)}')
+
+
+def probe_section(p: dict) -> str:
+    """Policies unlike the data and the searches for one that exploits the model."""
+    head = (f"<h2>Policies unlike the data</h2><p>{p['count']} affine policies of the state: the clone of the recorded successes with more "
+            "and more noise, and random ones. Searches (CEM) look for success in the model that it does not itself doubt.</p>")
+    if "real" not in p["searches"][0]:
+        rows = "".join(f'<tr><td class="name">{esc(q["name"])}</td><td class="n">{100 * q["model"]:.1f} %</td></tr>'
+                       for q in [*p["searches"], *p["policies"]])
+        return (head + '<p>There is no simulator to check them in: try on the robot what the model promises.</p><div class="card scroll pad">'
+                f'<table><tr><th>Policy</th><th class="n">In the model</th></tr>{rows}</table></div>')
+    r, unlike = p["ranking"], p["unlike"]
+    return (head + f"<p>Ranking of the affine ones: Spearman {number(r['spearman']['value'])} [{number(r['spearman']['low'])}, "
+            f"{number(r['spearman']['high'])}].</p>" + policies_table({"policies": [*p["searches"], *p["policies"]]})
+            + '<div class="gap"></div><div class="grid">' + open_loop_chart("state", unlike, None)
+            + coverage_chart(unlike["bound"], "Bound on the error off the data") + "</div>")
 
 
 def training_charts(doc: dict) -> str:
@@ -71,57 +139,71 @@ def training_charts(doc: dict) -> str:
     return f'<div class="grid">{"".join(figures)}</div>' if figures else ""
 
 
+def tiles_of(doc: dict) -> str:
+    """The numbers at the top."""
+    f, s, u, b = doc["following"], doc["success"], doc["uncertainty"], doc["baselines"]["best"]
+    first = next(iter(doc["open_loop"]))
+    last = list(doc["open_loop"][first]["model"])[-1:]
+    tiles = []
+    if last:
+        best = b.get(last[0])
+        against = f"{best['name']}: × {number(best['ratio'])}" if best else "no simple predictor"
+        tiles.append(tile(f"Error after {last[0]} steps", number(doc["open_loop"][first]["model"][last[0]]["value"], 3), against))
+    covered = u["bound"]["covered"].values()
+    tiles.append(tile("Bound on the error", f"{100 * min(i['value'] for i in covered):.0f} %" if covered else "–",
+                      f"least coverage of a horizon; promised {100 * u['bound']['promised']:.0f} %"))
+    tiles.append(tile("Action following", number(f["correlation"]), f"correlation; gain {number(f['gain'])}"))
+    tiles.append(tile("Success told right", f"{100 * s['accuracy']['value']:.0f} %" if s["accuracy"]["value"] is not None else "–",
+                      f"{s['fp']} false alarms, {s['fn']} missed"))
+    tiles.append(tile("Uncertainty", number(u["auroc_worst_tenth"]), "AUROC of the worst tenth of errors"))
+    if "policies" in doc:
+        r, e = doc["ranking"], doc["alarm"]
+        tiles.append(tile("Spearman", number(r["spearman"]["value"]),
+                          f"{r['policies']} policies; worst regret {number(r['worst_regret'])}"))
+        tiles.append(tile("Alarm", f"{len(e['over'])} over, {len(e['under'])} under" if e["over"] or e["under"] else "none",
+                          f"gap surely beyond {e['tolerance']:g}"))
+    if "eva" in doc:
+        v = doc["eva"]
+        tiles.append(tile("Executability (EVA)", number(v["model"]), f"10 is best; the recording itself: {number(v['recorded'])}"))
+    return "".join(tiles)
+
+
+def films(clips: list[tuple[str, Path]]) -> str:
+    figures = "".join('<figure class="card video"><video controls loop muted playsinline autoplay preload="auto" '
+                      f'src="data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"></video><figcaption><b>{esc(title)}</b>'
+                      "<span>left: recorded, right: the model; half speed, failures first</span></figcaption></figure>"
+                      for title, path in clips)
+    return ('<h2>Side by side</h2><p>Left what was recorded, right what the model predicts from the first frame and the '
+            f'actions alone.</p><div class="grid wide">{figures}</div>') if clips else ""
+
+
 def page(doc: dict, clips: list[tuple[str, Path]]) -> str:
     """The whole page from eval.json's document."""
     facts = "".join(f"<li><span>{esc(k)}</span>{esc(doc[v])}</li>" for k, v in
                     (("kind", "kind"), ("env", "sim"), ("data", "data"), ("learnt from", "learnt_from"),
                      ("windows", "windows"), ("seed", "seed"))
                     if doc.get(v) not in (None, ""))
-    first = next(iter(doc["open_loop"]))
-    last = list(doc["open_loop"][first]["model"])[-1:]
-    tiles = []
-    if last:
-        mine, held = (doc["open_loop"][first][k][last[0]]["value"] for k in ("model", "hold_last"))
-        tiles.append(tile(f"Error after {last[0]} steps", number(mine, 3), f"copy last: {number(held, 3)}"))
-    f, s, u = doc["following"], doc["success"], doc["uncertainty"]
-    tiles.append(tile("Action following", number(f["correlation"]), f"correlation; gain {number(f['gain'])}"))
-    tiles.append(tile("Success told right", f"{100 * s['accuracy']['value']:.0f} %" if s["accuracy"]["value"] is not None else "–",
-                      f"{s['fp']} false alarms, {s['fn']} missed"))
-    tiles.append(tile("Uncertainty", number(u["auroc_worst_tenth"]), "AUROC of the worst tenth of errors"))
-    ranks, more = "", ""
-    if "policies" in doc:
-        r, e = doc["ranking"], doc["exploitation"]
-        tiles.append(tile("Spearman", number(r["spearman"]["value"]),
-                          f"{r['policies']} policies; worst regret {number(r['worst_regret'])}"))
-        tiles.append(tile("Exploitation", "alarm" if e["alarm"] else "none", f"gap surely above {e['tolerance']:g}"))
-        ranks = (f"<h2>Policies</h2><p>Success on the same {r['starts']} starts. Gap: model minus simulator, interval widened for "
-                 f"{r['policies']} looks; the alarm fires where it lies above {e['tolerance']:g}.</p>{policies_table(doc)}"
-                 f'<div class="gap"></div>{training_charts(doc)}')
-    if "eva" in doc:
-        v = doc["eva"]
-        tiles.append(tile("Executability (EVA)", number(v["model"]), f"10 is best; the recording itself: {number(v['recorded'])}"))
+    s, u, b = doc["success"], doc["uncertainty"], doc["baselines"]
+    said = f'<section class="card pad verdict"><p><b>{esc(doc["verdict"])}</b></p></section>' if "verdict" in doc else ""
     notes = ('<section class="card notes"><ul>' + "".join(f"<li>{esc(n)}</li>"
                                                           for n in doc["notes"]) + "</ul></section>") if doc["notes"] else ""
-    against = doc.get("against")
+    against, moved = doc.get("against"), {n: r for n, r in b["rows"].items() if n != "standing still"}
     charts = "".join(open_loop_chart(n, t, {"name": against["model"], "model": against["open_loop"][n]["model"]}
-                                     if against and n in against["open_loop"] else None) for n, t in doc["open_loop"].items())
-    calibration = reliability_chart("Uncertainty against error", "mean open-loop error of ten equal groups by uncertainty", u["bins"],
-                                    "predicted uncertainty", False)
+                                     if against and n in against["open_loop"] else None, moved if n == "state" else None)
+                     for n, t in doc["open_loop"].items())
+    calibration = coverage_chart(u["bound"]) + reliability_chart(
+        "Uncertainty against error", "mean open-loop error of ten equal groups by uncertainty", u["bins"], "predicted uncertainty", False)
     calibration += reliability_chart("Success probability", "share of steps that succeed, in ten equal groups by prediction", s["bins"],
                                      "predicted probability", True)
-    if clips:
-        figures = "".join('<figure class="card video"><video controls loop muted playsinline autoplay preload="auto" '
-                          f'src="data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"></video><figcaption><b>{esc(title)}</b>'
-                          "<span>left: recorded, right: the model; half speed, failures first</span></figcaption></figure>"
-                          for title, path in clips)
-        more = ('<h2>Side by side</h2><p>Left what was recorded, right what the model predicts from the first frame and the '
-                f'actions alone.</p><div class="grid wide">{figures}</div>')
     body = f"""
 <header><p class="eyebrow">robo_rl world model</p><h1>{esc(doc["model"])}</h1><ul class="facts">{facts}</ul></header>
-<section class="tiles">{"".join(tiles)}</section>{notes}
-{more}
-<h2>Open-loop error</h2><p>The model sees one frame and the actions, never what came after.</p><div class="grid">{charts}</div>
-{ranks}
+{said}<section class="tiles">{tiles_of(doc)}</section>{notes}
+{films(clips)}
+<h2>Open-loop error</h2><p>The model sees one frame and the actions, never what came after. The simple predictors learnt from
+{b["transitions"]} recorded steps of other episodes.</p><div class="grid">{charts}</div><div class="gap"></div>{baselines_table(b)}
+{'<div class="gap"></div>' + units_table(doc["units"]) if doc["units"] else ""}
+{policies_section(doc) if "policies" in doc else ""}
+{probe_section(doc["probe"]) if "probe" in doc else ""}
 <h2>Calibration</h2><p>A threshold on the uncertainty cuts imagined episodes; at {number(u["threshold"], 3)} it cuts
 {100 * u["steps_cut"]:.1f} % of these steps,
 where the mean error is {number(u["error_cut"], 3)} (kept steps: {number(u["error_kept"], 3)}).</p><div class="grid">{calibration}</div>

@@ -1,0 +1,79 @@
+"""One sentence on how far a model can be trusted, and what to record next, from the document of `wm eval`."""
+
+GOOD_RECALL, GOOD_PRECISION = 0.8, 0.8
+GOOD_FOLLOWING = 0.8
+GOOD_RANK = 0.7  # lower end of Spearman's interval
+
+
+def verdict(doc: dict) -> str:
+    """What the model may be used for, the first thing that speaks against more, and the recording that would help most."""
+    if not doc["finite"]:
+        return "Do not use this model: it predicts numbers that are not finite; train it again with a smaller --fit.lr."
+    good = better_until(doc)
+    if not good:
+        name = next(iter(doc["baselines"]["best"].values()), {"name": "standing still"})["name"]
+        return (f"Do not use this model: from the first step on it is not surely better than {name}; record more episodes of the same "
+                "kind and train it again.")
+    use = f"Better than every simple predictor up to {good} steps"
+    against, record = objections(doc)
+    use += f", and it ranks {doc['ranking']['policies']} policies as the {doc['ranking']['real']} does" if ranks_well(doc) else ""
+    if not against:
+        return f"{use}; nothing measured speaks against using it, and more episodes of the policies that it shall judge help most."
+    return f"{use}, but {against[0]}{more(against)}; record {record[0]} next."
+
+
+def better_until(doc: dict) -> int:
+    """The last horizon up to which the model is surely better than the best simple predictor."""
+    good = 0
+    for h, best in sorted(doc["baselines"]["best"].items(), key=lambda item: int(item[0])):
+        if not best["better"]:
+            break
+        good = int(h)
+    return good
+
+
+def ranks_well(doc: dict) -> bool:
+    low = doc["ranking"]["spearman"]["low"] if "ranking" in doc else None
+    return low is not None and low >= GOOD_RANK
+
+
+def more(against: list[str]) -> str:
+    return f" ({len(against) - 1} more below)" if len(against) > 1 else ""
+
+
+def objections(doc: dict) -> tuple[list[str], list[str]]:
+    """What speaks against trusting the model, worst first, and what to record against each."""
+    found: list[tuple[str, str]] = []
+
+    def add(said: str, record: str) -> None:
+        found.append((said, record))
+    alarm, s = doc.get("alarm", {}), doc["success"]
+    overrated = [x for x in doc.get("probe", {}).get("searches", ()) if x.get("side") == "over"]
+    if over := alarm.get("over"):
+        add(f"it overrates {listed(over)}", f"episodes of {over[0]}")
+    if overrated:
+        search = max(overrated, key=lambda x: x["gap"]["value"])
+        add(f"a search found a policy that succeeds in {100 * search['model']:.0f} % of episodes in it and in "
+            f"{100 * search['real']:.0f} % for real", "failures: episodes of policies that it overrates")
+    if under := alarm.get("under"):
+        add(f"it underrates {listed(under)}", f"episodes of {under[0]}, the successful ones above all")
+    if broken := doc["uncertainty"]["bound"]["broken"]:
+        add(f"its bound on the error covers less than it promises after {listed(broken)} steps",
+            "episodes like these ones, and learn from them too")
+    if s["tp"] + s["fn"] and s["recall"] < GOOD_RECALL:
+        add(f"it misses {s['fn']} of {s['tp'] + s['fn']} successes", "more successful episodes")
+    if s["tp"] + s["fp"] and s["precision"] < GOOD_PRECISION:
+        add(f"{s['fp']} of its {s['tp'] + s['fp']} successes are none", "failures that end near success")
+    f = doc["following"]["correlation"]
+    if f is not None and f < GOOD_FOLLOWING:
+        add(f"it follows commands with a correlation of {f:.2f} only", "episodes with noise on the actions (--noise 0.6)")
+    if "ranking" in doc and not ranks_well(doc):
+        add("its ranking of policies is not certain", "episodes of policies of every quality")
+    if broken := doc.get("probe", {}).get("unlike", {}).get("bound", {}).get("broken"):
+        add(f"off the data its bound fails after {listed(broken)} steps", "episodes of random policies (--policy random)")
+    return [a for a, _ in found], [r for _, r in found]
+
+
+def listed(names: list) -> str:
+    words = [str(n) for n in names]
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
