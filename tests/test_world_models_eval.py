@@ -13,6 +13,7 @@ import pytest
 import torch
 from toys import PointReach
 
+import robo_rl
 from robo_rl.cli.wm_eval import table
 from robo_rl.data.episode import Episode
 from robo_rl.data.reader import load
@@ -255,15 +256,52 @@ def test_the_page_holds_every_number_and_needs_no_network(data, tmp_path):
     assert "Spearman" in table(doc) and "ALARM" in table(doc)
 
 
-def test_the_plain_script_prints_the_errors(data, tmp_path):
-    model = Latent(PointModel().spec, LatentOptions(members=2, hidden=8, layers=1))
-    model.frames = PointModel().frames
+def test_the_plain_script_evaluates_any_function_in_a_model(data, tmp_path):
+    model = Latent(replace(PointModel().spec, tasks=("reach the goal",)), LatentOptions(members=2, hidden=8, layers=1))
+    model.frames = Frames({"state": data.state[data.from_]}, *(np.full(len(data), x) for x in (0, True, True)))
     save(model, tmp_path / "model")
-    done = subprocess.run([sys.executable, "launch/evaluate_world_model.py", tmp_path / "model", data.meta.root, "--windows", "12",
-                           "--horizon", "4"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-                          timeout=240, check=False)
+    (tmp_path / "mine.py").write_text("def right(obs):\n    return [[1.0, 0.0]] * len(obs['state'])\n")
+    done = subprocess.run([sys.executable, ROOT / "launch/evaluate_world_model.py", "model", "mine:right", "--episodes", "6"], cwd=tmp_path,
+                          env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("standing still") == 3 and "rightly denied" in done.stdout
+    assert "mine:right\n  in the model      success" in done.stdout and "n = 6, 0 % beyond" in done.stdout
+    assert "simulator" not in done.stdout, "there is none called toy"
+
+
+def test_evaluation_in_a_model_pairs_with_the_simulator_it_begins_in():
+    env, model = PointReach(50), PointModel()
+    for policy in (Walker(0.6), lambda obs: np.clip(obs["state"][:, 2:] / 0.2 * 0.7, -1, 1)):
+        inside, real = (robo_rl.evaluate(policy, e, episodes=80, **more) for e, more in ((model, {"simulator": env}), (env, {})))
+        assert np.array_equal(inside.success, real.success) and inside.minus(real)[0] == 0 and real.success_rate > 0
+        assert inside.lengths.tolist() == real.lengths.tolist() and inside.tasks == real.tasks
+    assert real.doubted is None and not inside.doubted.any()
+    with pytest.raises(UserError, match="simulator and judge are for an evaluation in a world model"):
+        robo_rl.evaluate(policy, env, simulator=env)
+    with pytest.raises(UserError, match="the model's action axes are"):
+        robo_rl.evaluate(policy, model, simulator=replaced_axes(env))
+
+
+def replaced_axes(env):
+    other = PointReach(2)
+    other.spec = replace(env.spec, axes=env.spec.axes[::-1])
+    return other
+
+
+def test_without_a_simulator_episodes_begin_from_held_out_frames_as_in_the_models_env(data):
+    model, seen = PointModel(), []
+    model.spec = replace(model.spec, tasks=("reach the goal",))
+    rows = data.from_
+    model.frames = Frames({"state": data.state[rows]}, np.zeros(len(rows), np.int64), np.ones(len(rows), bool), np.arange(len(rows)) < 7)
+
+    def still(obs):
+        seen.append(obs["state"].copy())
+        return np.zeros((len(obs["state"]), 2))
+    got = robo_rl.evaluate(still, model, episodes=20)
+    held = {s.tobytes() for s in data.state[rows[:7]]}
+    assert {s.tobytes() for s in seen[0]} <= held and set(got.tasks) == {"reach the goal"} and got.n == 20
+    model.spec = replace(model.spec, horizon=0)
+    with pytest.raises(UserError, match="not calibrated"):
+        robo_rl.evaluate(still, model, episodes=2)
 
 
 def test_a_notebook_learns_a_model_loads_it_and_measures_it(data, tmp_path, capsys):

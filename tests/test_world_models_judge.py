@@ -77,7 +77,7 @@ def test_an_endpoint_is_asked_in_batches_and_once_about_equal_steps():
         judge = Endpoint(stand.url, batch=2)
         assert judge(seen(STATES)).tolist() == [1, 0, 1, 1]
         assert (stand.requests, stand.items) == (2, 3)
-        assert judge(seen(STATES[::-1])).tolist() == [1, 1, 0, 1] and stand.requests == 2 and judge.hits == 5
+        assert judge(seen(STATES[::-1])).tolist() == [1, 1, 0, 1] and stand.requests == 2 and judge.answers.hits == 5
 
 
 def test_the_picture_and_the_instruction_are_part_of_what_was_asked():
@@ -96,14 +96,14 @@ def test_old_answers_go_when_there_are_too_many():
     with Stand(near) as stand:
         judge = Endpoint(stand.url, most=2)
         judge(seen([[0, 0, x, 0] for x in (0.1, 0.2, 0.3)]))
-        assert len(judge.cache) == 2
+        assert len(judge.answers.kept) == 2
 
 
 def test_an_endpoint_that_is_down_is_one_clear_line_after_bounded_attempts():
     judge = Endpoint("http://127.0.0.1:9/judge", tries=3, pause=0.01, timeout=1)
     with pytest.raises(UserError, match=r"does not answer .*3 attempts"):
         judge(seen(STATES))
-    assert judge.asked == 3
+    assert judge.server.asked == 3
 
 
 def test_one_that_fails_at_first_is_asked_again_and_one_that_refuses_is_not():

@@ -125,7 +125,7 @@ def test_the_promise_of_training_is_made_in_the_units_that_it_is_checked_in(data
 # ---- baselines ---------------------------------------------------------------------------------------------------
 
 def linear(episodes=60, steps=30, seed=0, curve=0.0):
-    """Transitions of s' = 0.95 s + 0.9 (s - before) + B a, or, bent by `curve` sin 5s, of one dimension without the velocity."""
+    """RecordedSteps of s' = 0.95 s + 0.9 (s - before) + B a, or, bent by `curve` sin 5s, of one dimension without the velocity."""
     rng = np.random.default_rng(seed)
     state, before, action, after, episode = [], [], [], [], []
     push = np.array([[0.3], [0.0]]) if curve else np.array([[0.3, 0.0, 0.1], [0.0, -0.2, 0.1]])
@@ -137,7 +137,7 @@ def linear(episodes=60, steps=30, seed=0, curve=0.0):
             for rows, x in zip((state, before, action, after, episode), (s, b, a, new, e), strict=True):
                 rows.append(x)
             s, b = new, s
-    return baselines.Transitions(*(np.array(x, np.float32) for x in (state, before, action, after)), np.array(episode))
+    return baselines.RecordedSteps(*(np.array(x, np.float32) for x in (state, before, action, after)), np.array(episode))
 
 
 def windows_of(t, episodes, steps=16):
@@ -184,7 +184,8 @@ def test_the_report_says_of_a_lazy_model_which_predictor_beats_it(data):
 # ---- units -------------------------------------------------------------------------------------------------------
 
 def test_errors_are_told_in_millimetres_and_degrees_where_the_layout_is_known():
-    names = ("joint1", "joint2", "ee_x", "ee_y", "ee_z", "cube_dx", "cube_dy", "cube_dz", "cube_z", "cube_cos4yaw", "cube_sin4yaw", "drawer")
+    names = ("joint1", "joint2", "ee_x", "ee_y", "ee_z", "cube_dx", "cube_dy", "cube_dz", "cube_z",
+             "cube_cos4yaw", "cube_sin4yaw", "drawer")
     true, predicted = np.zeros((1, 1, 12)), np.zeros((1, 1, 12))
     true[..., 9] = 1
     turn = np.deg2rad(4 * 10)
@@ -246,11 +247,13 @@ def test_a_table_of_real_results_is_read_and_matched(tmp_path):
     table = read_real(path)
     found = [("a/5", path, path), ("a/10", path, path), ("b/20", path, path)]
     assert match_real(found, table) == [1, 2] and (table[1].successes, table[1].episodes) == (7, 10)
-    (tmp_path / "real.json").write_text('[{"policy": "a/10", "successes": 3, "episodes": 10}, {"policy": "b", "successes": 7, "episodes": 10}]')
+    (tmp_path / "real.json").write_text(
+        '[{"policy": "a/10", "successes": 3, "episodes": 10}, {"policy": "b", "successes": 7, "episodes": 10}]')
     assert read_real(tmp_path / "real.json") == table
     with pytest.raises(UserError, match=r"'a' fits 2 of the policies: a/5, a/10, b/20"):
         match_real(found, [replace(table[0], policy="a")])
-    for text, said in (("policy,won\na,1\n", "policy, successes and episodes"), ("policy,successes,episodes\na,11,10\nb,1,2\n", "11 successes"),
+    for text, said in (("policy,won\na,1\n", "policy, successes and episodes"),
+                       ("policy,successes,episodes\na,11,10\nb,1,2\n", "11 successes"),
                        ("policy,successes,episodes\na,1,10\n", "at least two"), ("[1", "JSON")):
         path.write_text(text)
         with pytest.raises(UserError, match=said):
@@ -284,13 +287,14 @@ GOOD = {"finite": True, "baselines": {"best": {1: {"name": "ridge", "better": Tr
     ({"baselines": {"best": {1: {"name": "ridge", "better": False}}}}, "not surely better than ridge"),
     ({"alarm": {"over": ["a/1", "b/2"], "under": ["c/3"]}}, r"overrates a/1 and b/2 \(1 more below\); record episodes of a/1 next"),
     ({"alarm": {"over": [], "under": ["c/3"]}}, "underrates c/3; record episodes of c/3, the successful ones"),
-    ({"probe": {"searches": [{"side": "over", "model": 0.9, "real": 0.1, "gap": {"value": 0.8}}]}}, "succeeds in 90 % of episodes in it and in 10 % for real"),
+    ({"probe": {"searches": [{"side": "over", "model": 0.9, "real": 0.1, "gap": {"value": 0.8}}]}},
+     "succeeds in 90 % of episodes in it and in 10 % for real"),
     ({"uncertainty": {"bound": {"broken": [1, 2, 4]}}}, "covers less than it promises after 1, 2 and 4 steps"),
     ({"success": GOOD["success"] | {"recall": 0.5, "fn": 9}}, "misses 9 of 18 successes; record more successful"),
     ({"success": GOOD["success"] | {"precision": 0.5, "fp": 9}}, "9 of its 18 successes are none; record failures"),
     ({"following": {"correlation": 0.3}}, "correlation of 0.30"),
     ({"ranking": {"policies": 8, "real": "robot", "spearman": {"low": 0.9}}}, "ranks 8 policies as the robot does; nothing"),
-    ({"ranking": {"policies": 8, "real": "robot", "spearman": {"low": None}}}, "ranking of policies is not certain; record episodes of pol")])
+    ({"ranking": {"policies": 8, "real": "robot", "spearman": {"low": None}}}, "ranking of policies is not certain; record")])
 def test_the_verdict_is_one_sentence_that_says_what_to_record_next(change, words):
     import re
     said = verdict(GOOD | change)
@@ -299,5 +303,6 @@ def test_the_verdict_is_one_sentence_that_says_what_to_record_next(change, words
 
 def test_windows_know_their_episode(data):
     w = read_windows(data, (), np.array([3, 7]), 6, 4, 0)
-    rows = [data.from_[e] <= np.flatnonzero((data.state == s).all(1))[0] < data.to[e] for e, s in zip(w.episode, w.start["state"], strict=True)]
+    rows = [data.from_[e] <= np.flatnonzero((data.state == s).all(1))[0] < data.to[e]
+            for e, s in zip(w.episode, w.start["state"], strict=True)]
     assert all(rows) and set(w.episode) == {3, 7}

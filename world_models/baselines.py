@@ -29,7 +29,7 @@ Step = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # (state, sta
 
 
 @dataclass(frozen=True, slots=True)
-class Transitions:
+class RecordedSteps:
     """F recorded steps: state, the state before it, the one after it [F,S], action [F,A], the episode of each int64[F]."""
 
     state: np.ndarray
@@ -38,11 +38,11 @@ class Transitions:
     after: np.ndarray
     episode: np.ndarray
 
-    def of(self, rows: np.ndarray) -> "Transitions":
-        return Transitions(self.state[rows], self.before[rows], self.action[rows], self.after[rows], self.episode[rows])
+    def of(self, rows: np.ndarray) -> "RecordedSteps":
+        return RecordedSteps(self.state[rows], self.before[rows], self.action[rows], self.after[rows], self.episode[rows])
 
 
-def transitions_of(dataset, episodes: np.ndarray) -> Transitions:
+def transitions_of(dataset, episodes: np.ndarray) -> RecordedSteps:
     """The recorded steps of `episodes` (indices) of a data set whose states before and after are known."""
     rows = np.concatenate([np.arange(dataset.from_[e], dataset.to[e]) for e in episodes] or [np.zeros(0, np.int64)])
     episode = np.repeat(episodes, (dataset.to - dataset.from_)[episodes])
@@ -50,7 +50,7 @@ def transitions_of(dataset, episodes: np.ndarray) -> Transitions:
     begins = np.isin(rows, dataset.from_)
     before = np.where(begins[:, None], dataset.state[rows], dataset.state[np.maximum(rows - 1, 0)])
     known = np.isfinite(after).all(1)
-    return Transitions(dataset.state[rows], before, dataset.action[rows], after, episode).of(known)
+    return RecordedSteps(dataset.state[rows], before, dataset.action[rows], after, episode).of(known)
 
 
 def roll(step: Step, start: np.ndarray, before: np.ndarray, actions: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -81,14 +81,14 @@ class Units:
         return np.concatenate([(s - self.mean) / self.std, (s - b) / self.moved, a], 1)
 
 
-def units_of(t: Transitions) -> Units:
+def units_of(t: RecordedSteps) -> Units:
     low, high = t.state.min(0), t.state.max(0)
     room = 0.25 * (high - low) + 1e-3
     std = t.state.std(0).clip(min=1e-3)
     return Units(t.state.mean(0), std, np.maximum((t.after - t.state).std(0), 0.02 * std), low - room, high + room)
 
 
-def ridge_step(t: Transitions, u: Units, penalty: float) -> Step:
+def ridge_step(t: RecordedSteps, u: Units, penalty: float) -> Step:
     """Least squares of one step's change with a penalty on standardised weights."""
     def design(s: np.ndarray, b: np.ndarray, a: np.ndarray) -> np.ndarray:
         x = u.features(s, b, a)
@@ -100,7 +100,7 @@ def ridge_step(t: Transitions, u: Units, penalty: float) -> Step:
     return lambda s, b, a: s + (design(s, b, a) @ weight) * u.moved
 
 
-def neighbour_step(t: Transitions, u: Units, k: int, base: Step | None) -> Step:
+def neighbour_step(t: RecordedSteps, u: Units, k: int, base: Step | None) -> Step:
     """The mean change of the k nearest transitions; with `base` what it predicts plus the mean of its errors there."""
     x = u.features(t.state, t.before, t.action).astype(np.float32)
     square = np.square(x).sum(1)
@@ -114,7 +114,7 @@ def neighbour_step(t: Transitions, u: Units, k: int, base: Step | None) -> Step:
     return step
 
 
-def fit(t: Transitions, seed: int = 0) -> tuple[dict[str, Step], Units, dict[str, str]]:
+def fit(t: RecordedSteps, seed: int = 0) -> tuple[dict[str, Step], Units, dict[str, str]]:
     """({name: predictor}, their units, {name: the setting that was chosen}) of reference transitions.
 
     Settings are chosen by the mean error of AHEAD-step rollouts on one episode in five, then the predictor is learnt from all.
@@ -146,7 +146,7 @@ def some(rows: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
     return rows if len(rows) <= most else np.sort(rng.permutation(rows)[:most])
 
 
-def try_windows(t: Transitions, rows: np.ndarray, rng: np.random.Generator):
+def try_windows(t: RecordedSteps, rows: np.ndarray, rng: np.random.Generator):
     """(start, before [B,S], actions [B,T,A], after [B,T,S], seen bool[B,T]) of windows that begin in some of `rows`."""
     begin = rng.permutation(rows)[:TRIED]
     at = begin[:, None] + np.arange(AHEAD)
@@ -156,7 +156,7 @@ def try_windows(t: Transitions, rows: np.ndarray, rng: np.random.Generator):
     return t.state[begin], t.before[begin], t.action[at], t.after[at], seen
 
 
-def predict(reference: Transitions, w, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def predict(reference: RecordedSteps, w, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """({name: states float32[B,T,S]} of each baseline along windows, {name: its setting}).
 
     The windows' episodes are halved; those of one half are predicted from all other episodes of the reference.

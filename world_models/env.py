@@ -19,6 +19,7 @@ from robo_rl.errors import UserError, choose
 from robo_rl.starts import StartStream, hashed
 from world_models import judge as judges
 from world_models import model as worlds
+from world_models.judge_protocol import Clips
 from world_models.model import Frames, WorldModel
 from world_models.tasks import Difficulty
 
@@ -68,6 +69,7 @@ class WorldEnv(ControlEnv):
         self.uncertainty = np.zeros(n, np.float32)
         self.carry: worlds.Carry = {}
         self.seen = {k: np.zeros(s.shape or (), s.dtype) for k, s in self.observation_space.spaces.items()}
+        self.clips = Clips(self.judge, self.seen)
         self.images = True  # False: where the model can step without drawing, pictures stay until a step with True
         self.lazy, self.stale = hasattr(model, "look") and isinstance(self.judge, judges.Head), np.zeros(n, bool)
 
@@ -99,6 +101,7 @@ class WorldEnv(ControlEnv):
                 self.carry[k] = v.new_zeros((self.num_envs, *v.shape[1:]))
             self.carry[k] = self.carry[k].index_copy(0, rows, v)
         self.seen = {k: _put(v, ids, obs[k]) for k, v in self.seen.items()}
+        self.clips.begin(ids, {k: obs[k] for k in self.seen})
         self.task[ids], self.starts[ids], self.steps[ids] = task, starts, 0
         for flags in (self.terminated, self.truncated, self.success):
             flags[ids] = False
@@ -119,6 +122,7 @@ class WorldEnv(ControlEnv):
         self.seen = {k: np.where(known.reshape(-1, *[1] * (v.ndim - 1)), obs[k], v).astype(v.dtype) if k in obs else v
                      for k, v in self.seen.items()}
         self._look(known)
+        self.clips.add(before, np.where(alive, self.steps, 0))
         self.steps += alive
         self.uncertainty = np.where(known, unsure, self.uncertainty).astype(np.float32)
         late = alive & (self.steps >= self.spec.max_steps)
@@ -155,7 +159,8 @@ class WorldEnv(ControlEnv):
         won = np.zeros(self.num_envs, bool)
         if len(rows):
             won[rows] = self.judge(judges.Seen({k: v[rows] for k, v in before.items()}, {k: v[rows] for k, v in self.seen.items()},
-                                               self.words[self.task[rows]], actions[rows], chance[rows])) > 0.5
+                                               self.words[self.task[rows]], actions[rows], chance[rows],
+                                               self.clips.of(rows, self.seen))) > 0.5
         return won
 
     def _obs(self) -> dict[str, np.ndarray]:
@@ -167,6 +172,7 @@ class WorldEnv(ControlEnv):
         """Everything an episode depends on, one row per env; copies."""
         mine = {"seeds": self.stream.seeds, "episodes": self.stream.episodes} | {k: getattr(self, k) for k in FIELDS}
         return ({k: v.copy() for k, v in mine.items()} | {f"obs/{k}": v.copy() for k, v in self.seen.items()}
+                | {f"clip/{k}": v.copy() for k, v in self.clips.kept.items()}
                 | {f"carry/{k}": v.numpy().copy() for k, v in self.carry.items()})
 
     def set_state(self, state: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
@@ -183,6 +189,8 @@ class WorldEnv(ControlEnv):
         for k in FIELDS:
             getattr(self, k)[mask] = state[k][mask]
         self.seen = {k: _put(v, ids, state[f"obs/{k}"][ids]) for k, v in self.seen.items()}
+        for k, v in self.clips.kept.items():
+            v[mask] = state[f"clip/{k}"][mask]
         for name, v in state.items():
             if name.startswith("carry/"):
                 k, new = name[6:], torch.from_numpy(np.array(v))

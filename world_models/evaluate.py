@@ -52,7 +52,7 @@ def table_of(rows: dict) -> dict[int, dict]:
     return {h: i._asdict() for h, i in rows.items()}
 
 
-def measure_baselines(mine: np.ndarray, w, scale: np.ndarray, reference: baselines.Transitions, seed: int) -> dict:
+def measure_baselines(mine: np.ndarray, w, scale: np.ndarray, reference: baselines.RecordedSteps, seed: int) -> dict:
     """Errors of the model, [B,T], beside those of simple predictors (`world_models.baselines`); "best": that with the least error at
     each horizon, standing still among them, and whether the model is surely better than it."""
     predicted, settings = baselines.predict(reference, w, seed)
@@ -186,7 +186,7 @@ def compare_errors(mine: np.ndarray, theirs: np.ndarray, seen: np.ndarray) -> tu
     return a, b, {"apart": trust.apart(own, other), "difference": d}
 
 
-def reference_of(model, dataset, w, config: WorldEvalConfig) -> baselines.Transitions:
+def reference_of(model, dataset, w, config: WorldEvalConfig) -> baselines.RecordedSteps:
     """What baselines learn from: this data set, and the model's own training data where they are still there."""
     parts = [baselines.transitions_of(dataset, np.arange(len(dataset)))]
     shown = {s.tobytes() for s in dataset.state[dataset.from_[np.unique(w.episode)]]}
@@ -196,7 +196,7 @@ def reference_of(model, dataset, w, config: WorldEvalConfig) -> baselines.Transi
             new = [e for e, row in enumerate(other.from_) if other.state[row].tobytes() not in shown]
             t = baselines.transitions_of(other, np.array(new, np.int64))
             parts.append(replace(t, episode=t.episode - 1 - len(other) * len(parts)))  # no episode of the data set has its number
-    return baselines.Transitions(*(np.concatenate([getattr(t, f.name) for t in parts]) for f in fields(baselines.Transitions)))
+    return baselines.RecordedSteps(*(np.concatenate([getattr(t, f.name) for t in parts]) for f in fields(baselines.RecordedSteps)))
 
 
 def training_data(model: str) -> list[str]:

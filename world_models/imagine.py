@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from world_models.judge_protocol import Clips, Head, Seen, SuccessJudge
 from world_models.model import WorldModel
 
 CHUNK = 8  # control steps given to a model at once
@@ -61,14 +62,15 @@ class PlayedEpisodes:
 
 
 def play(model: WorldModel, act: Callable[[dict], np.ndarray], obs: Mapping[str, np.ndarray], max_steps: int = 0,
-         seed: int = 0) -> PlayedEpisodes:
+         seed: int = 0, judge: SuccessJudge | None = None) -> PlayedEpisodes:
     """Let `act(obs) -> actions [N,E,A]` act in the model from the observations `obs`, to the end of every episode.
 
-    A step whose success passes 1/2 wins its episode; one whose terminal passes 1/2 ends it. Nothing is cut for its
-    uncertainty (that would count against the policy): it is noted. A step with NaN ends its episode as lost.
+    A step that `judge` (None: the model's own head) gives more than 1/2 wins its episode; one whose terminal passes 1/2 ends it.
+    Nothing is cut for its uncertainty (that would count against the policy): it is noted. A step with NaN ends its episode as lost.
     """
     n, limit = len(obs["state"]), max_steps or model.spec.control.max_steps
-    obs = dict(obs)
+    obs, judge = dict(obs), judge or Head()
+    clips = Clips(judge, obs)
     carry = model.start(obs, seed + np.arange(n))
     over, won, cut = np.zeros(n, bool), np.zeros(n, bool), np.zeros(n, bool)
     length, gain, doubt = np.zeros(n, np.int64), np.zeros(n, np.float32), np.zeros(n, np.float32)
@@ -78,15 +80,29 @@ def play(model: WorldModel, act: Callable[[dict], np.ndarray], obs: Mapping[str,
         carry, p = model.step(carry, torch.from_numpy(np.ascontiguousarray(actions)))
         reward, terminal, success, uncertainty = (getattr(p, k).cpu().numpy()
                                                   for k in HEADS)
+        after = {k: v.cpu().numpy() for k, v in p.obs.items()}
         for t in range(actions.shape[1]):
-            live = ~over
+            live, made = ~over, made + 1
             length += live
             lost = live & ~np.isfinite(uncertainty[:, t] + reward[:, t])
             gain += np.where(live & ~lost, reward[:, t], 0)
             doubt = np.where(live, uncertainty[:, t], doubt)
             cut |= live & ~(uncertainty[:, t] <= model.spec.threshold)
-            won |= live & ~lost & (success[:, t] > 0.5)
-            over |= lost | (live & ((terminal[:, t] > 0.5) | (success[:, t] > 0.5)))
-        made += actions.shape[1]
-        obs |= {k: v[:, -1].cpu().numpy() for k, v in p.obs.items()}
+            now = {k: v[:, t] for k, v in after.items()}
+            granted = asked(judge, clips, np.flatnonzero(live & ~lost), obs, now, actions[:, t], success[:, t], made, made == limit)
+            won |= granted
+            over |= lost | (live & (terminal[:, t] > 0.5)) | granted
+            obs |= now
     return PlayedEpisodes(won, length, gain, doubt, cut)
+
+
+def asked(judge: SuccessJudge, clips: Clips, rows: np.ndarray, before: dict, after: dict, actions: np.ndarray, chance: np.ndarray,
+          made: int, last: bool) -> np.ndarray:
+    """bool[N]: which of `rows` the judge grants success after step `made`; it is asked every `judge.every` steps and at the end."""
+    clips.add(before, np.full(len(chance), made - 1))
+    out = np.zeros(len(chance), bool)
+    if len(rows) and (made % judge.every == 0 or last):
+        tasks = np.asarray(before.get("task", np.full(len(chance), "")))
+        out[rows] = judge(Seen({k: v[rows] for k, v in before.items() if k != "task"}, {k: v[rows] for k, v in after.items()},
+                               tasks[rows], actions[rows], chance[rows], clips.of(rows, after))) > 0.5
+    return out

@@ -2,22 +2,13 @@
 
 A judge answers with probabilities of success; above one half counts. What it is worth is measured, not believed:
 `confusion` asks it about held-out recorded steps whose outcome is known.
-
-HTTP: POST {"items": [{"task": str, "state": [S numbers], "images": {view: PNG in base64}}, ...]} at most `batch` at a time,
-answered by {"scores": [probability, ...]} in that order. Answers are kept by the content of their item.
 """
 
-import base64
-import hashlib
-import io
-import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,42 +17,13 @@ from torch.nn import functional as F
 from robo_rl import files
 from robo_rl.errors import UserError, in_range
 from robo_rl.optim import AdamW
+from robo_rl.stats import bootstrap_mean, wilson
+from world_models.judge_http import ChatJudge, Endpoint
+from world_models.judge_protocol import Head, Seen, SuccessJudge, clip_rows
 from world_models.latent import MlpEnsemble
 from world_models.learning import read
 from world_models.options import JudgeConfig
 from world_models.recorded import Recorded, check
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """n steps to judge: the observations before and after them, the instructions str[n], the actions [n,A] and the
-    model's own probability of success [n]."""
-
-    before: Mapping[str, np.ndarray]
-    after: Mapping[str, np.ndarray]
-    task: np.ndarray
-    action: np.ndarray
-    chance: np.ndarray
-
-
-class SuccessJudge(Protocol):
-    """Probability of success [n]; asked every `every` steps of an episode and at its time limit."""
-
-    @property
-    def every(self) -> int: ...
-
-    def __call__(self, seen: Seen) -> np.ndarray: ...
-
-
-@dataclass(frozen=True)
-class Head:
-    """The model's own head."""
-
-    every: int = 1
-
-    def __call__(self, seen: Seen) -> np.ndarray:
-        return seen.chance
-
 
 # ---- a classifier of recorded steps ------------------------------------------------------------------------------
 
@@ -164,105 +126,14 @@ def load_classifier(folder: "str | Path") -> Classifier:
     return out
 
 
-# ---- a vision-language model behind HTTP -------------------------------------------------------------------------
-
-@dataclass
-class Endpoint:
-    """A judge at `url`. Owns its cache and its counts; each request has `timeout` seconds and `tries` attempts."""
-
-    url: str
-    every: int = 8
-    batch: int = 32
-    timeout: float = 10.0
-    tries: int = 3
-    pause: float = 0.2  # seconds before the second attempt; doubled before each further one
-    most: int = 100_000  # answers kept
-    asked: int = 0
-    hits: int = 0
-    cache: dict[bytes, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name, low, high in (("every", 1, 10**6), ("batch", 1, 10**4), ("timeout", 1e-3, 3600), ("tries", 1, 20)):
-            in_range(f"judge {name}", getattr(self, name), low, high)
-
-    def __call__(self, seen: Seen) -> np.ndarray:
-        keys = [_content(seen, i) for i in range(len(seen.task))]
-        new = {k: i for i, k in enumerate(keys) if k not in self.cache}  # equal ones are asked about once
-        self.hits += len(keys) - len(new)
-        rows, answers = list(new.items()), {}
-        for at in range(0, len(rows), self.batch):
-            part = rows[at:at + self.batch]
-            scores = self.ask([_item(seen, i) for _, i in part])
-            answers |= {k: s for (k, _), s in zip(part, scores, strict=True)}
-        known = self.cache | answers if answers else self.cache
-        out = np.array([known[k] for k in keys], np.float32)
-        self.cache |= answers
-        for k in list(self.cache)[:max(0, len(self.cache) - self.most)]:  # the oldest go
-            del self.cache[k]
-        return out
-
-    def ask(self, items: list[dict]) -> list[float]:
-        """Scores of items; UserError after the last attempt, or for an answer that is none."""
-        body, why = json.dumps({"items": items}).encode(), ""
-        for attempt in range(self.tries):
-            if attempt:
-                time.sleep(self.pause * 2 ** (attempt - 1))
-            self.asked += 1
-            try:
-                request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})
-                with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-                    text, end = b"", time.monotonic() + self.timeout
-                    while part := answer.read1(1 << 16):  # bytes that drip in would else be waited for one by one
-                        text += part
-                        if len(text) > 10_000_000 or time.monotonic() > end:
-                            raise TimeoutError("its answer does not end")
-                return _scores(text, len(items), self.url)
-            except urllib.error.HTTPError as e:
-                why = f"status {e.code}"
-                if e.code < 500 and e.code != 429:
-                    break
-            except (OSError, TimeoutError) as e:
-                why = str(getattr(e, "reason", e)) or type(e).__name__
-        raise UserError(f"the judge at {self.url} does not answer ({why}; {attempt + 1} attempts of {self.timeout:g} s); start it, "
-                        "or use --judge head or the folder of a classifier")
-
-
-def _scores(text: bytes, n: int, url: str) -> list[float]:
-    try:
-        scores = [float(s) for s in files.parse_json(text, "its answer", limit=10_000_000)["scores"]]
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"the judge at {url} must answer {{\"scores\": [...]}}, got {text[:80]!r}") from None
-    if len(scores) != n or not all(0 <= s <= 1 for s in scores):
-        raise UserError(f"the judge at {url} must answer {n} numbers in [0, 1], got {len(scores)}: {scores[:4]}")
-    return scores
-
-
-def _content(seen: Seen, i: int) -> bytes:
-    h = hashlib.blake2b(str(seen.task[i]).encode(), digest_size=16)
-    for k in sorted(seen.after):
-        h.update(k.encode() + np.ascontiguousarray(seen.after[k][i]).tobytes())
-    return h.digest()
-
-
-def _item(seen: Seen, i: int) -> dict:
-    images = {k[6:]: _png(v[i]) for k, v in seen.after.items() if k.startswith("image/")}
-    return {"task": str(seen.task[i]), "state": [round(float(x), 6) for x in seen.after["state"][i]], "images": images}
-
-
-def _png(image: np.ndarray) -> str:
-    from PIL import Image
-    out = io.BytesIO()
-    Image.fromarray(image).save(out, "PNG")
-    return base64.b64encode(out.getvalue()).decode()
-
-
 # ---- what a judge is worth ---------------------------------------------------------------------------------------
 
-def confusion(judge: SuccessJudge, data: Recorded, most: int = 200, seed: int = 0) -> dict[str, float]:
+def confusion(judge: SuccessJudge, data: Recorded, most: int = 200, seed: int = 0) -> dict[str, Any]:
     """Ask about held-out recorded steps: all successes and as many failing steps, at most `most` of each.
 
     Returns the counts `true_positive`, `false_negative`, `false_positive`, `true_negative`, and `disagreement`: the mean
-    of the two rates of error (0: always right, 0.5: as good as a coin), nan without a held-out success. The observation
+    of the two rates of error (0: always right, 0.5: as good as a coin), nan without a held-out success; `tasks`: agreement per
+    instruction with its interval; of a judge with partial credit `credit` of both kinds of steps and the share `divided`. The observation
     after an episode's last step is the one before it where the recording has no other (old data sets).
     """
     episode = np.repeat(np.arange(len(data)), data.lengths)
@@ -276,31 +147,53 @@ def confusion(judge: SuccessJudge, data: Recorded, most: int = 200, seed: int = 
 
     def obs(at: np.ndarray) -> dict[str, np.ndarray]:
         return {"state": whole.state[at]} | {f"image/{v}": x[at] for v, x in whole.images.items()}
-    said = judge(Seen(obs(steps[rows]), obs(steps[rows] + 1), np.array(data.tasks)[data.task[episode[rows]]], data.action[rows],
-                      np.zeros(len(rows), np.float32))) > 0.5
-    hit, alarm = int(said[:len(yes)].sum()), int(said[len(yes):].sum())
+    asks: Any = judge
+    frames, clip = getattr(asks, "frames", 1), {}
+    if frames > 1:
+        at = clip_rows(steps[rows], whole.first[episode[rows]], frames, asks.skip)
+        clip = {f"image/{v}": x[at] for v, x in whole.images.items()}
+    tasks = np.array(data.tasks)[data.task[episode[rows]]]
+    seen = Seen(obs(steps[rows]), obs(steps[rows] + 1), tasks, data.action[rows], np.zeros(len(rows), np.float32), clip)
+    votes = asks.votes(seen) if hasattr(judge, "votes") else (judge(seen),)
+    said, true = votes[0] > 0.5, np.arange(len(rows)) < len(yes)
+    hit, alarm = int(said[true].sum()), int(said[~true].sum())
     rates = [(len(yes) - hit) / len(yes) if len(yes) else np.nan, alarm / len(no) if len(no) else np.nan]
-    return {"true_positive": hit, "false_negative": len(yes) - hit, "false_positive": alarm,
-            "true_negative": len(no) - alarm, "disagreement": float(np.mean(rates))}
+    out = {"true_positive": hit, "false_negative": len(yes) - hit, "false_positive": alarm,
+           "true_negative": len(no) - alarm, "disagreement": float(np.mean(rates)), "tasks": agreement(said == true, tasks)}
+    if len(votes) > 1:
+        credit = {"succeeded": votes[1][true], "did_not": votes[1][~true]}
+        out |= {"credit": {k: bootstrap_mean(v)._asdict() for k, v in credit.items()},
+                "divided": asks.divided / max(asks.judged, 1)}
+    return out
+
+
+def agreement(right: np.ndarray, tasks: np.ndarray) -> dict[str, dict]:
+    """{instruction: {n, value, low, high}}: share of the steps that a judge was right about, with Wilson's interval."""
+    return {str(t): {"n": int((tasks == t).sum())} | wilson(int(right[tasks == t].sum()), int((tasks == t).sum()))._asdict()
+            for t in np.unique(tasks)}
 
 
 def make(name: str) -> SuccessJudge:
-    """The judge of `--judge`: head, an http(s) address (with options behind #: every=8,timeout=10), or a folder."""
+    """The judge of `--judge`: head, an http(s) address, openai: before one (both with options behind #: every=8,timeout=10), or a
+    folder."""
     if name in ("", "head"):
         return Head()
-    if name.startswith(("http://", "https://")):
-        url, _, words = name.partition("#")
-        kinds = {"every": int, "batch": int, "tries": int, "timeout": float}
+    chat, address = name.startswith("openai:"), name.removeprefix("openai:")
+    if address.startswith(("http://", "https://")):
+        url, _, words = address.partition("#")
+        kind = ChatJudge if chat else Endpoint
+        kinds = {f.name: type(f.default) for f in fields(kind) if f.name not in ("url", "pause", "most", "judged", "divided")}
         try:
-            given = dict(w.split("=") for w in words.split(",") if w)
-            options = {k: kinds[k](v) for k, v in given.items()}
+            given = dict(w.split("=", 1) for w in words.split(",") if w)
+            options: dict[str, Any] = {k: kinds[k](v) for k, v in given.items()}
         except (ValueError, KeyError):
             raise UserError(f"judge options after # are {', '.join(f'{k}=…' for k in kinds)} with commas between, got "
                             f"{words!r}") from None
-        return Endpoint(url, **options)
+        return kind(url, **options)
     if (Path(name) / "judge.json").is_file():
         return load_classifier(name)
-    raise UserError(f"--judge {name!r} is neither head, an http address, nor the folder of a classifier (robo_rl wm judge)")
+    raise UserError(f"--judge {name!r} is neither head, an http address (openai:http://… for OpenAI's protocol), nor the folder of a "
+                    "classifier (robo_rl wm judge)")
 
 
 def measure_judge(config: JudgeConfig) -> dict:

@@ -72,7 +72,8 @@ def policies(base: Affine, count: int, seed: int) -> list[tuple[str, Affine]]:
     return out
 
 
-def search(model, base: Affine, obs: Mapping[str, np.ndarray], max_steps: int, seed: int, begin: np.ndarray | None = None) -> tuple[Affine, float]:
+def search(model, base: Affine, obs: Mapping[str, np.ndarray], max_steps: int, seed: int,
+           begin: np.ndarray | None = None) -> tuple[Affine, float]:
     """(the policy that a search ends with, its success in the model on the starts `obs` {key: [N,...]}, undoubted). It begins at `base`,
     or at the weight `begin`, where the spread is 1."""
     rng, n = np.random.default_rng([seed, 53]), min(STARTS, len(obs["state"]))

@@ -17,4 +17,11 @@ def run(args: JudgeConfig) -> int:
           f"  succeeded   {found['true_positive']:>12}  {found['false_negative']:>8}\n"
           f"  did not     {found['false_positive']:>12}  {found['true_negative']:>8}\n"
           f"  disagreement {found['disagreement']:.3f} (mean of the two rates of error; 0.5 is a coin)")
+    for task, a in found["tasks"].items():
+        print(f"  agrees with the truth on {100 * a['value']:.0f} % [{100 * a['low']:.0f}, {100 * a['high']:.0f}] "
+              f"of {a['n']} steps: {task}")
+    if "credit" in found:
+        yes, no = (found["credit"][k] for k in ("succeeded", "did_not"))
+        print(f"  partial credit {yes['value']:.2f} [{yes['low']:.2f}, {yes['high']:.2f}] of successes, {no['value']:.2f} "
+              f"[{no['low']:.2f}, {no['high']:.2f}] of others; divided answers on {100 * found['divided']:.0f} % of clips")
     return 0

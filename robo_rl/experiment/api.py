@@ -101,7 +101,8 @@ def load_policy(path: "str | Path", checkpoint: str = "best") -> TrainedPolicy:
 @dataclass(frozen=True, slots=True)
 class EvalResult:
     """Success of n episodes with its 95 % Wilson interval; arrays [n] of single episodes: success bool, returns, lengths
-    [control steps], starts (the same start is the same episode, so results pair), tasks (instructions)."""
+    [control steps], starts (the same start is the same episode, so results pair), tasks (instructions); doubted bool: in a world model,
+    it passed the threshold of the model's uncertainty on the way (None elsewhere)."""
 
     success_rate: float
     low: float
@@ -112,6 +113,7 @@ class EvalResult:
     lengths: np.ndarray
     starts: np.ndarray
     tasks: tuple[str, ...]
+    doubted: np.ndarray | None = None
 
     def minus(self, other: "EvalResult") -> tuple[float, float, float]:
         """(difference of the success rates, low, high) on the same starts, paired, 95 %."""
@@ -121,16 +123,23 @@ class EvalResult:
         return paired_difference(self.success.tolist(), other.success.tolist())
 
     def __str__(self) -> str:
-        return f"success {self.success_rate:.3f}, 95 % interval [{self.low:.3f}, {self.high:.3f}], n = {self.n}"
+        doubt = "" if self.doubted is None else f", {100 * self.doubted.mean():.0f} % beyond the model's doubt"
+        return f"success {self.success_rate:.3f}, 95 % interval [{self.low:.3f}, {self.high:.3f}], n = {self.n}{doubt}"
 
 
-def evaluate(policy, env=None, episodes: int = 200, seed: int = REPORT, num_envs: int = 0) -> EvalResult:
+def evaluate(policy, env=None, episodes: int = 200, seed: int = REPORT, num_envs: int = 0, simulator=None, judge: str = "") -> EvalResult:
     """Success of a policy on the fixed starts of list `seed`, without exploration noise.
 
     policy: a TrainedPolicy, or any function of an env's observation that gives actions [N, A] or chunks of them [N, E, A];
     env: of the project's contract; None: the env of the policy's run, `num_envs` (0: one per episode in the embedded simulator)
-    side by side.
+    side by side; or a world model (`load_world_model`), where nothing is cut for its doubt. In a model, episodes begin from its held-out
+    recorded frames, or from the first observations of `simulator` (an env), so that the result pairs with one there; `judge` decides
+    on success as in `robo_rl train --judge`.
     """
+    if env is not None and not hasattr(env, "num_envs"):
+        return _evaluate_in_model(policy, env, episodes, seed, simulator, judge)
+    if simulator is not None or judge:
+        raise UserError("simulator and judge are for an evaluation in a world model: evaluate(policy, robo_rl.load_world_model(…), …)")
     from robo_rl.evaluation import eval_starts
     from robo_rl.evaluation import evaluate as run_episodes
     from robo_rl.stats import wilson
@@ -151,6 +160,17 @@ def evaluate(policy, env=None, episodes: int = 200, seed: int = REPORT, num_envs
     rate, low, high = wilson(sum(got["success"]), episodes)
     return EvalResult(rate, low, high, episodes, np.array(got["success"], bool), np.array(got["return"]), np.array(got["length"]),
                       starts, tuple(got["task"]))
+
+
+def _evaluate_in_model(policy, model, episodes: int, seed: int, simulator, judge: str) -> EvalResult:
+    from robo_rl.evaluation import eval_starts
+    from robo_rl.experiment.world_model import evaluate_in_model
+    from robo_rl.stats import wilson
+    starts = eval_starts(episodes, seed)
+    module = policy.module if isinstance(policy, TrainedPolicy) else policy
+    got, tasks = evaluate_in_model(model, module, starts, seed, simulator, judge)
+    return EvalResult(*wilson(int(got.success.sum()), episodes), episodes, got.success, got.gain, got.length, starts,
+                      tuple(str(t) for t in tasks), got.cut)
 
 
 def collect(out: "str | Path", sim: str = "mujoco", task: str = "", episodes: int = 50, **options):

@@ -1,7 +1,6 @@
 """How far a world model can be trusted with policies: their success in it and in the simulator, or on a robot."""
 
 import csv
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +17,9 @@ from robo_rl.experiment.envs import make, make_env
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.log import Progress
 from robo_rl.selection import REPORT
+from world_models import judge as judges
 from world_models import probe, trust
+from world_models.env import frame_of
 from world_models.evaluate import compare_models, measure, measure_bound, measure_open_loop, table_of
 from world_models.imagine import PlayedEpisodes, open_loop, play
 from world_models.model import load
@@ -88,7 +89,8 @@ def read_real(path: "str | Path") -> list[RealRow]:
     """The rows of `--real`; UserError for a file that is no such table."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-        rows = files.parse_json(text.encode(), str(path), list) if text.lstrip().startswith("[") else list(csv.DictReader(text.splitlines()))
+        rows = (files.parse_json(text.encode(), str(path), list) if text.lstrip().startswith("[")
+                else list(csv.DictReader(text.splitlines())))
         out = [RealRow(str(r["policy"]), int(r["successes"]), int(r["episodes"])) for r in rows]
     except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as e:
         raise UserError(f"--real {path} must be CSV or a JSON list with policy, successes and episodes in every row ({e!r})") from None
@@ -114,22 +116,40 @@ def match_real(found: list[tuple[str, Path, Path]], table: list[RealRow]) -> lis
 
 # ---- success in the model ----------------------------------------------------------------------------------------
 
-def play_in_model(model, policy, obs: Mapping[str, np.ndarray], max_steps: int, seed: int, batch: int = 0) -> PlayedEpisodes:
+def play_in_model(model, policy, obs: Mapping[str, np.ndarray], max_steps: int, seed: int, batch: int = 0, judge=None) -> PlayedEpisodes:
     """A policy from observations, with the noise that `robo_rl.evaluation.evaluate` gives batch `batch`."""
     generator = torch.Generator().manual_seed(seed * 7919 + batch)
-    return play(model, lambda o: decide(policy, o, generator), obs, max_steps, seed)
+    return play(model, lambda o: decide(policy, o, generator), obs, max_steps, seed, judge)
 
 
-def play_from_simulator(model, env, policy, starts: np.ndarray, seed: int) -> PlayedEpisodes:
-    """The same from the first observations of the simulator's `starts`, in batches of env.num_envs."""
-    n, parts = env.num_envs, []
+def play_from_simulator(model, env, policy, starts: np.ndarray, seed: int, judge=None) -> tuple[PlayedEpisodes, np.ndarray]:
+    """The same from the first observations of the simulator's `starts`, in batches of env.num_envs -> (episodes, instructions)."""
+    n, parts, tasks = env.num_envs, [], []
     for batch, first in enumerate(range(0, len(starts), n)):
         ids = starts[first:first + n]
         padded = np.concatenate([ids, np.repeat(ids[-1:], n - len(ids))])
         obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": padded})
-        got = play_in_model(model, policy, {k: np.array(v) for k, v in obs.items()}, env.spec.max_steps, seed, batch)
+        got = play_in_model(model, policy, {k: np.array(v) for k, v in obs.items()}, env.spec.max_steps, seed, batch, judge)
         parts.append([getattr(got, k)[:len(ids)] for k in PlayedEpisodes.__slots__])
-    return PlayedEpisodes(*(np.concatenate(x) for x in zip(*parts, strict=True)))
+        tasks += [str(t) for t in obs["task"][:len(ids)]]
+    return PlayedEpisodes(*(np.concatenate(x) for x in zip(*parts, strict=True))), np.array(tasks)
+
+
+def evaluate_in_model(model, policy, starts: np.ndarray, seed: int, simulator=None, judge: str = "") -> tuple[PlayedEpisodes, np.ndarray]:
+    """Episodes of a policy in a model, one per start, and their instructions: from the first observations of `simulator`, which the same
+    starts then pair with, or from the recorded frames that the model's own env begins with."""
+    who = judges.make(judge) if judge else None
+    if simulator is not None:
+        check_real(model.spec, simulator)
+        return play_from_simulator(model, simulator, policy, starts, seed, who)
+    if not model.spec.horizon:
+        raise UserError("this world model is not calibrated, or no better than a world that stands still: train it on more episodes: "
+                        "robo_rl wm train DATASET")
+    f = model.frames
+    at = frame_of(f, starts)
+    tasks = np.array(model.spec.tasks)[f.task[at]]
+    obs = {k: v[at] for k, v in f.obs.items()} | {"task": tasks}
+    return play_in_model(model, policy, obs, 0, seed, judge=who), tasks
 
 
 def recorded_starts(model, count: int, seed: int) -> dict[str, np.ndarray]:
@@ -165,7 +185,7 @@ def compare_policies(model, env, policies: list, config: WorldEvalConfig, tick: 
     imagined, real, rows = [], [], []
     for k, (_, policy) in enumerate(policies):
         real.append(evaluate(env, policy, starts, config.seed)["success"])
-        got = play_from_simulator(model, env, policy, starts, config.seed)
+        got, _ = play_from_simulator(model, env, policy, starts, config.seed)
         imagined.append(got.success)
         rows.append(told(got))
         tick(k + 1)
@@ -211,7 +231,7 @@ def probe_model(model, env, dataset, config: WorldEvalConfig) -> dict:
                       "policies": [{"name": name, "model": float(got.success.mean())} | told(got) for name, got in played]}
     kept, real = [], []
     for _, policy, _ in exploits:
-        got = play_from_simulator(model, env, policy, starts, config.seed)
+        got, _ = play_from_simulator(model, env, policy, starts, config.seed)
         kept.append(got.success & ~got.cut)
         real.append(evaluate(env, policy, starts, config.seed)["success"])
     gaps = trust.gaps([name for name, _, _ in exploits], np.array(kept, float), np.array(real, float), config.tolerance)

@@ -44,7 +44,8 @@ def coverage_chart(bound: dict, title: str = "Bound on the error") -> str:
     x = np.array([int(h) for h in bound["covered"]], float)
     lines = [interval_series("within the bound", bound["covered"], 1), Series("promised", x, np.full(len(x), bound["promised"]), 6)]
     what = f"share of episodes whose error is below its bound, made {bound['made']}; bands: 95 % bootstrap over episodes"
-    return chart(title, what, lines, percent=True, y_range=(0.5, 1.0), x_name="control steps ahead", missing="Too few episodes for a bound.")
+    return chart(title, what, lines, percent=True, y_range=(0.5, 1.0), x_name="control steps ahead",
+                 missing="Too few episodes for a bound.")
 
 
 def units_table(units: dict) -> str:
@@ -116,8 +117,8 @@ def probe_section(p: dict) -> str:
     if "real" not in p["searches"][0]:
         rows = "".join(f'<tr><td class="name">{esc(q["name"])}</td><td class="n">{100 * q["model"]:.1f} %</td></tr>'
                        for q in [*p["searches"], *p["policies"]])
-        return (head + '<p>There is no simulator to check them in: try on the robot what the model promises.</p><div class="card scroll pad">'
-                f'<table><tr><th>Policy</th><th class="n">In the model</th></tr>{rows}</table></div>')
+        return (head + '<p>There is no simulator to check them in: try on the robot what the model promises.</p>'
+                f'<div class="card scroll pad"><table><tr><th>Policy</th><th class="n">In the model</th></tr>{rows}</table></div>')
     r, unlike = p["ranking"], p["unlike"]
     return (head + f"<p>Ranking of the affine ones: Spearman {number(r['spearman']['value'])} [{number(r['spearman']['low'])}, "
             f"{number(r['spearman']['high'])}].</p>" + policies_table({"policies": [*p["searches"], *p["policies"]]})
