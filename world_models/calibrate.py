@@ -18,6 +18,7 @@ from world_models.trust import state_error
 from world_models.windows import pick_starts
 
 TOLERANCE = 0.75  # std
+PER_EPISODE = 8  # windows that the bound is calibrated on
 ALLOWED = 0.1  # share of predictions within the threshold that may be off by more
 
 
@@ -54,7 +55,8 @@ def _along(model: WorldModel, data: Recorded, episode: np.ndarray, rows: np.ndar
     uncertainty [W,H], nan elsewhere)."""
     last = data.end[episode] - 1
     at = np.minimum(rows[:, None] + np.arange(horizon), last[:, None])  # [W,H]
-    obs = {"state": data.state[rows]} | {f"image/{v}": x[rows] for v, x in data.images.items()}
+    obs = {"state": data.state[rows], "task": np.array(data.tasks)[data.task[episode]]}
+    obs |= {f"image/{v}": x[rows] for v, x in data.images.items()}
     carry = _in_motion(model.start(obs, rows.astype(np.int64)), data, rows)
     _, p = model.step(carry, torch.from_numpy(data.action[at]))
     truth = data.after[at]
@@ -71,12 +73,12 @@ def spread(data: Recorded) -> tuple[float, ...]:
 def promised(model: WorldModel, data: Recorded, horizon: int, seed: int = 0) -> tuple[float, ...]:
     """The conformal factor of each of `horizon` steps on held-out episodes, in units of `spread`; infinite where too few last so long.
 
-    Two windows of each, as `wm eval` draws them (`windows.pick_starts`): one from its beginning, one from anywhere.
+    PER_EPISODE windows of each, as `wm eval` draws them (`windows.pick_starts`): half from its beginning, half from anywhere.
     """
     held = np.flatnonzero(data.held & (data.lengths > 1))
     if not len(held):
         return ()
-    which, rows = pick_starts(data.first[held], data.end[held] - 1, min(2 * len(held), 2000), horizon, seed)
+    which, rows = pick_starts(data.first[held], data.end[held] - 1, min(PER_EPISODE * len(held), 4000), horizon, seed)
     predicted, truth, there, uncertainty = _along(model, data, held[which], rows, horizon)
     error = state_error(predicted, np.where(there[..., None], truth, predicted), np.array(spread(data)))
     score = conformal.scores_of(error, np.where(there, uncertainty, 1))

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from robo_rl.errors import UserError
-from world_models.latent import Latent
+from world_models.latent import Latent, latent_options
 from world_models.model import Carry, Frames, Prediction, WorldSpec
-from world_models.options import EncodedOptions, LatentOptions
+from world_models.options import EncodedOptions
 from world_models.video import PATCH, patches_of, to_frames
 
 STILL = 0.07  # of a pixel's range of 2: decoded pixels that changed by much less look as they did at the start
@@ -94,7 +94,7 @@ class Encoded(nn.Module):
         code = self.codes({v: obs[f"image/{v}"] for v in self.spec.control.views})
         whole = np.concatenate([np.asarray(obs["state"], np.float32), code.numpy()], 1)
         first = {f"first/{v}": torch.as_tensor(np.array(obs[f"image/{v}"])) for v in self.spec.control.views}
-        return self._split(self.dynamics.start({"state": whole}, keys)) | first | {"code_first": code}
+        return self._split(self.dynamics.start({**obs, "state": whole}, keys)) | first | {"code_first": code}
 
     @torch.no_grad()
     def step(self, carry: Carry, actions: Tensor, draw: bool = True) -> tuple[Carry, Prediction]:
@@ -135,4 +135,4 @@ class Encoded(nn.Module):
 
 def build(spec: WorldSpec, options: dict) -> Encoded:
     """The untrained model of a folder's JSON."""
-    return Encoded(spec, EncodedOptions(**dict[str, Any](options, dynamics=LatentOptions(**options["dynamics"]))))
+    return Encoded(spec, EncodedOptions(**dict[str, Any](options, dynamics=latent_options(options["dynamics"]))))

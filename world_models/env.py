@@ -96,7 +96,7 @@ class WorldEnv(ControlEnv):
             self.frame[ids] = at
             obs, task = {k: v[at] for k, v in self.model.frames.obs.items()}, self.model.frames.task[at]
         rows = torch.from_numpy(ids)
-        for k, v in self.model.start(obs, starts).items():
+        for k, v in self.model.start(obs | {"task": self.words[task]}, starts).items():
             if k not in self.carry:
                 self.carry[k] = v.new_zeros((self.num_envs, *v.shape[1:]))
             self.carry[k] = self.carry[k].index_copy(0, rows, v)

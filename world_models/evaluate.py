@@ -9,7 +9,7 @@ import torch
 
 from robo_rl import files
 from robo_rl.data.reader import load as load_data
-from world_models import baselines, conformal, eva, trust
+from world_models import baselines, conformal, eva, instructions, trust
 from world_models.calibrate import spread
 from world_models.imagine import CHUNK, open_loop
 from world_models.model import WorldSpec
@@ -211,6 +211,9 @@ def training_data(model: str) -> list[str]:
 def measure(model, dataset, config: WorldEvalConfig) -> tuple[dict, dict]:
     """Everything that recorded episodes alone can tell -> (document, arrays for page and videos)."""
     check_dataset(model.spec, dataset.meta, config.dataset)
+    recorded = [dataset.task(e) for e in range(len(dataset))]
+    instructions.check_text(model.options, recorded, config.dataset)
+    instructions.check_known(model.spec.tasks, recorded, config.dataset)
     views, fresh, notes = model.spec.control.views, unseen(model, dataset), []
     if not fresh.any():
         fresh[:] = True

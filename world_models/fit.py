@@ -22,7 +22,7 @@ class TrainingRows:
     """Rows to train on as tensors: `ends[r]` is the end of row r's episode; steps run from row r to ends[r] - 1."""
 
     state: Tensor
-    action: Tensor
+    action: Tensor  # and the words of the instruction, as `Latent.commanded` gives them
     heads: Tensor  # [F,3] reward / gain, success, end
     before: Tensor  # [F,S] the state before, or itself where the episode begins
     after: Tensor  # [F,S] the state after the action
@@ -48,7 +48,8 @@ def windows(data: Recorded, model: Latent, statistics: bool = True) -> TrainingR
     heads[:, 0] = reward / model.gain
     before = state.roll(1, 0)
     before[torch.from_numpy(data.first)] = state[torch.from_numpy(data.first)]
-    return TrainingRows(state, torch.from_numpy(data.action), heads, before, after, torch.from_numpy(seen),
+    action = model.commanded(torch.from_numpy(data.action), torch.from_numpy(data.task[episode]))
+    return TrainingRows(state, action, heads, before, after, torch.from_numpy(seen),
                    torch.from_numpy(data.end[episode]), torch.from_numpy(np.flatnonzero(train)),
                    bool(seen[data.end[data.success | data.terminated] - 1].all()))
 

@@ -18,6 +18,7 @@ from robo_rl import files
 from robo_rl.errors import UserError, in_range
 from robo_rl.optim import AdamW
 from robo_rl.stats import bootstrap_mean, wilson
+from world_models import instructions
 from world_models.judge_http import ChatJudge, Endpoint
 from world_models.judge_protocol import Head, Seen, SuccessJudge, clip_rows
 from world_models.latent import MlpEnsemble
@@ -52,15 +53,19 @@ class Classifier:
 
     every = 1
 
-    def __init__(self, state: int, action: int, views: tuple[str, ...], options: ClassifierOptions, seed: int = 0):
-        self.sizes, self.views, self.options = (state, action), views, options
-        inputs = 2 * state + action + len(views) * 3 * POOL * POOL
+    def __init__(self, state: int, action: int, views: tuple[str, ...], options: ClassifierOptions, seed: int = 0,
+                 tasks: tuple[str, ...] = ()):
+        self.sizes, self.views, self.options, self.tasks = (state, action), views, options, tasks
+        self.words = torch.from_numpy(instructions.features(tasks))
+        inputs = 2 * state + action + self.words.shape[1] + len(views) * 3 * POOL * POOL
         self.net = MlpEnsemble(1, inputs, options.hidden, 2, 1, torch.Generator().manual_seed(seed))
         self.mean, self.std, self.bar = torch.zeros(state), torch.ones(state), torch.tensor(0.0)
 
-    def features(self, obs: Mapping[str, np.ndarray], action: np.ndarray) -> torch.Tensor:
+    def features(self, obs: Mapping[str, np.ndarray], action: np.ndarray, task: np.ndarray) -> torch.Tensor:
         z = (torch.as_tensor(np.asarray(obs["state"]), dtype=torch.float32) - self.mean) / self.std
         parts = [z, z.square().clamp(max=25), torch.as_tensor(action, dtype=torch.float32)]
+        if self.words.shape[1]:
+            parts.append(self.words[torch.from_numpy(instructions.places(self.tasks, task, "the judge"))])
         for view in self.views:
             x = torch.from_numpy(np.ascontiguousarray(obs[f"image/{view}"])).permute(0, 3, 1, 2).float() / 255 - 0.5
             parts.append(F.adaptive_avg_pool2d(x, POOL).flatten(1))
@@ -68,7 +73,7 @@ class Classifier:
 
     @torch.no_grad()
     def __call__(self, seen: Seen) -> np.ndarray:
-        return torch.sigmoid(self.net(self.features(seen.after, seen.action))[0, :, 0] - self.bar).numpy()
+        return torch.sigmoid(self.net(self.features(seen.after, seen.action, seen.task))[0, :, 0] - self.bar).numpy()
 
     def fit(self, data: Recorded, seed: int = 0) -> None:
         """Learn which recorded steps succeeded, from what was observed after them (`Recorded.extended`); the bar lets
@@ -84,7 +89,7 @@ class Classifier:
         self.mean, self.std = state.mean(0), state.std(0).clamp(min=1e-3)
         after, steps = data.extended()
         obs = {"state": after.state[steps + 1]} | {f"image/{v}": after.images[v][steps + 1] for v in self.views}
-        x, y = self.features(obs, data.action), torch.from_numpy(won.astype(np.float32))
+        x, y = self.features(obs, data.action, np.array(data.tasks)[data.task[episode]]), torch.from_numpy(won.astype(np.float32))
         generator, opt = torch.Generator().manual_seed(seed), AdamW(self.net.parameters(), o.lr, weight_decay=1e-2, fused=False)
         yes, no = (torch.from_numpy(np.flatnonzero(m & ~held)) for m in (won, ~won))
         for update in range(o.updates):
@@ -104,7 +109,7 @@ class Classifier:
         tensors = dict(self.net.state_dict()) | {"mean": self.mean, "std": self.std, "bar": self.bar}
         files.private_folder(folder)
         files.write_bytes(Path(folder) / "judge.safetensors", save({k: v.contiguous() for k, v in tensors.items()}))
-        files.write_json(Path(folder) / "judge.json", {"format": FORMAT, "sizes": self.sizes, "views": self.views,
+        files.write_json(Path(folder) / "judge.json", {"format": FORMAT, "sizes": self.sizes, "views": self.views, "tasks": self.tasks,
                                                        "options": asdict(self.options)})
 
 
@@ -117,7 +122,8 @@ def load_classifier(folder: "str | Path") -> Classifier:
         if doc["format"] != FORMAT:
             raise UserError(f"{folder} holds a judge of format {doc['format']}, this robo_rl reads {FORMAT} (1 looked at "
                             "the moment before success); train it again: robo_rl wm judge DATASET")
-        out = Classifier(*doc["sizes"], views=tuple(doc["views"]), options=ClassifierOptions(**doc["options"]))
+        out = Classifier(*doc["sizes"], views=tuple(doc["views"]), options=ClassifierOptions(**doc["options"]),
+                         tasks=tuple(doc.get("tasks", ())))
         tensors = load((Path(folder) / "judge.safetensors").read_bytes())
         out.mean, out.std, out.bar = (tensors.pop(k) for k in ("mean", "std", "bar"))
         out.net.load_state_dict(tensors)
@@ -215,7 +221,7 @@ def measure_judge(config: JudgeConfig) -> dict:
         if (Path(where) / "judge.json").exists():
             raise UserError(f"{where} already holds a judge; choose another --out")
         options = ClassifierOptions(updates=config.updates, false_alarms=config.false_alarms)
-        judge = Classifier(data.state.shape[1], data.action.shape[1], tuple(sorted(data.images)), options, config.seed)
+        judge = Classifier(data.state.shape[1], data.action.shape[1], tuple(sorted(data.images)), options, config.seed, data.tasks)
         judge.fit(data, config.seed)
         judge.save(where)
     found = confusion(judge, data, seed=config.seed)

@@ -1,10 +1,11 @@
 """State dynamics as an ensemble of M residual networks, all members in one batched product per layer.
 
-    delta = net(s, s - s_before, a)                   s' = s + scale * delta, per dimension, in the data's own units
-    reward, success, end = heads(f(s' / std), f(s' / scale), s' - s, a),  f(x) = (x, x^2)
+    delta = net(s, s - s_before, a, w)                s' = s + scale * delta, per dimension, in the data's own units
+    reward, success, end = heads(f(s' / std), f(s' / scale), s' - s, a, w),  f(x) = (x, x^2)
     loss = mean_k |s^_k - s_k|^2 / (scale^2 k) + reward + success + end      along k = 1 .. unroll steps of its own,
            beside it |one step from s_(k-1) - s_k|^2 / scale^2, or the rollout would cost the first steps
 
+w are the words of the instruction (`world_models.instructions`), nothing where the data have one alone.
 The heads see the state twice, for a goal is a small place: in units of the data's std, and, near zero, in units of one
 step's change (offsets to a goal are such numbers); with the squares "near" is a plane.
 The difference to the state before stands for the velocities a state leaves out (it is 0 where an episode begins).
@@ -23,6 +24,7 @@ Sources: PETS (Chua et al. 2018) and MBPO (Janner et al. 2019) for ensembles as 
 
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from robo_rl.starts import hashed
+from world_models import instructions
 from world_models.model import Carry, Frames, Prediction, WorldSpec
 from world_models.options import LatentOptions
 
@@ -69,17 +72,21 @@ class Latent(nn.Module):
     high: Tensor
     gain: Tensor
     balance: Tensor
+    words: Tensor  # [tasks,W] of the spec's instructions
 
     def __init__(self, spec: WorldSpec, options: LatentOptions, seed: int = 0):
         super().__init__()
         self.spec, self.options = spec, options
         s, a, o = spec.state, spec.action, options
         generator = torch.Generator().manual_seed(seed)
+        words = torch.from_numpy(instructions.features(spec.tasks if o.text else spec.tasks[:1]))
+        a += words.shape[1]
         self.net = MlpEnsemble(o.members, 2 * s + a, o.hidden, o.layers, s, generator)
         self.heads = MlpEnsemble(o.members, 5 * s + a, max(o.hidden // 2, 8), 2, HEADS, generator)
         self.refiner = MlpEnsemble(o.members, 3 * s + a + o.refine, o.hidden, o.layers, s, generator) if o.refine else None
         for name, value in (("mean", 0.0), ("std", 1.0), ("scale", 1.0), ("low", -np.inf), ("high", np.inf)):
             self.register_buffer(name, torch.full((s,), value))
+        self.register_buffer("words", words, persistent=False)
         self.register_buffer("gain", torch.ones(()))  # std of the reward
         self.register_buffer("balance", torch.ones(HEADS - 1))  # weight of a rare success and end in the loss
 
@@ -96,7 +103,12 @@ class Latent(nn.Module):
         share = events.mean(0)
         self.balance.copy_(torch.where(share > 0, (1 - share) / share.clamp(min=1e-6), 1).clamp(1, 30))
 
+    def commanded(self, a: Tensor, task: Tensor | None) -> Tensor:
+        """Actions [...,A] with the words of instructions int64[...] beside them: [...,A+W]; `task` is not looked at where W is 0."""
+        return torch.cat([a, self.words[task]], -1) if self.words.shape[1] and task is not None else a
+
     def inputs(self, s: Tensor, before: Tensor, a: Tensor) -> Tensor:
+        """Of the ensemble; `a` as `commanded` gives it."""
         return torch.cat([(s - self.mean) / self.std, ((s - before) / self.scale).clamp(-10, 10), a], -1)
 
     def outcome(self, after: Tensor, s: Tensor, a: Tensor) -> Tensor:
@@ -112,11 +124,14 @@ class Latent(nn.Module):
     # ---- the protocol
 
     def start(self, obs: Mapping[str, "np.ndarray | Tensor"], keys: np.ndarray) -> Carry:
-        """Carry of lanes that begin at rest in obs["state"] [N,S]."""
+        """Carry of lanes that begin at rest in obs["state"] [N,S]; a model of several instructions needs obs["task"] str[N]."""
         keys = np.asarray(keys, np.int64)
         state = torch.as_tensor(np.asarray(obs["state"]), dtype=torch.float32).clone()
         member = (hashed(keys, 3) % np.uint64(self.options.members)).astype(np.int64)
-        return {"state": state, "before": state.clone(), "spread": torch.zeros(len(keys)),
+        task = np.zeros(len(keys), np.int64)
+        if self.words.shape[1]:
+            task = instructions.places(self.spec.tasks, obs.get("task"), "the world model")
+        return {"state": state, "before": state.clone(), "task": torch.from_numpy(task), "spread": torch.zeros(len(keys)),
                 "member": torch.from_numpy(member), "key": torch.from_numpy(keys.copy()),
                 "t": torch.zeros(len(keys), dtype=torch.int64)}
 
@@ -124,7 +139,7 @@ class Latent(nn.Module):
     def step(self, carry: Carry, actions: Tensor) -> tuple[Carry, Prediction]:
         s, before, spread, t = carry["state"], carry["before"], carry["spread"], carry["t"]
         lanes, weight, rows = torch.arange(len(s)), self.scale / self.std, []
-        for a in actions.to(torch.float32).unbind(1):
+        for a in (self.commanded(a, carry.get("task")) for a in actions.to(torch.float32).unbind(1)):
             inputs = self.inputs(s, before, a)
             deltas = self.refined(inputs, self.net(inputs))[-1]
             mean = deltas.mean(0)
@@ -157,4 +172,9 @@ class Latent(nn.Module):
 
 def build(spec: WorldSpec, options: dict) -> Latent:
     """The untrained model of a folder's JSON."""
-    return Latent(spec, LatentOptions(**options))
+    return Latent(spec, latent_options(options))
+
+
+def latent_options(saved: Mapping[str, Any]) -> LatentOptions:
+    """Of a folder's JSON; models of before read no text."""
+    return LatentOptions(**{"text": False, **saved})

@@ -68,10 +68,12 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
     import torch
 
     from world_models import recorded
+    from world_models.instructions import check_text
     torch.set_num_threads(config.torch_threads)
     images = config.kind in PICTURED
     data = read(config.data, images)
     recorded.check(data, " ".join(config.data))
+    check_text(config.net, (data.tasks[i] for i in data.task), " ".join(config.data))
     if images and not data.images:
         raise UserError(f"data set {' '.join(config.data)} has no cameras; record them with robo_rl collect --obs rgb, or train "
                         "--kind latent")

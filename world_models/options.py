@@ -27,6 +27,8 @@ class LatentOptions:
     """K: refinement steps after each prediction (PDE-Refiner); 0: none."""
     sigma: float = 0.05
     """sigma_min: scale of the last refinement step, in units of one step's change."""
+    text: bool = True
+    """Conditioned on the instruction, where the data have several."""
 
     def __post_init__(self) -> None:
         for name, low, high in (("members", 1, 64), ("hidden", 8, 4096), ("layers", 1, 16), ("refine", 0, 16)):

@@ -8,6 +8,7 @@ import numpy as np
 
 from robo_rl.errors import UserError
 from robo_rl.types import ActionAxis, ControlSpec
+from world_models.instructions import listed
 from world_models.model import Frames, WorldSpec
 
 LEAST_EPISODES, LEAST_FRAMES = 10, 200
@@ -82,6 +83,11 @@ class Recorded:
         """bool[E]: every tenth episode, whatever is recorded after it."""
         return np.arange(len(self)) % HELD == HELD - 1
 
+    def in_terms_of(self, tasks: tuple[str, ...]) -> "Recorded":
+        """The same, its instructions numbered as `tasks` are and those that are not among them after these."""
+        every = tuple(dict.fromkeys((*tasks, *(self.tasks[i] for i in np.unique(self.task)))))
+        return replace(self, tasks=every, task=np.array([every.index(self.tasks[i]) for i in self.task], np.int64))
+
     @property
     def sparse(self) -> bool:
         """Whether the reward is 1 on the step that succeeds and 0 elsewhere."""
@@ -139,6 +145,8 @@ def differences(spec: WorldSpec, data: Recorded) -> list[str]:
         out.append(f"{spec.state} state numbers in the model, {data.state.shape[1]} in the data")
     if set(a.views) - set(data.images):
         out.append(f"cameras {', '.join(a.views)} in the model, {', '.join(data.images) or 'none'} in the data")
+    if spec.tasks != ("",) and (new := sorted({data.tasks[i] for i in data.task} - set(spec.tasks))):
+        out.append(f"the instruction {new[0]!r} was never taught to the model, which knows {listed(spec.tasks)}")
     sizes = {x.shape[1:3] for x in data.images.values()} - {(spec.image_size, spec.image_size)}
     if a.views and sizes:
         h, w = min(sizes)

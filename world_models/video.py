@@ -32,9 +32,9 @@ from robo_rl.errors import UserError
 from robo_rl.noise import seed_noise
 from robo_rl.sampling import time_grid
 from robo_rl.starts import hashed
-from world_models.latent import Latent
+from world_models.latent import Latent, latent_options
 from world_models.model import Carry, Frames, Prediction, WorldSpec
-from world_models.options import LatentOptions, VideoOptions
+from world_models.options import VideoOptions
 
 PATCH = 4
 
@@ -150,7 +150,7 @@ class Video(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.net = Net(views, grid, options, s + options.chunk * (s + a) + 8)
-            self.heads = Heads(views, grid, s, a)
+            self.heads = Heads(views, grid, s, a + self.proprio.words.shape[1])
         self.register_buffer("rest", torch.ones(options.chunk, views))  # a pixel's mean square change, by frame of the chunk and
         self.register_buffer("moving", torch.zeros(options.chunk, views, s))  # view: at rest, and by the arm's squared motion
         self.register_buffer("shift", torch.zeros(2))  # log-odds by which events are commoner in training than in the data
@@ -201,7 +201,7 @@ class Video(nn.Module):
         return x
 
     def judged(self, last: Tensor, state: Tensor, action: Tensor) -> Tensor:
-        """Heads [B,3] of one step each."""
+        """Heads [B,3] of one step each; `action` as `Latent.commanded` gives it."""
         p = self.proprio
         return self.heads(last, ((state - p.mean) / p.std).clamp(-10, 10), action)
 
@@ -241,7 +241,8 @@ class Video(nn.Module):
         if not self.options.after:
             shown = torch.cat([last[:, None], frames[:, :-1]], 1)
             stood = torch.cat([before[:, None], states[:, :-1]], 1)
-        out = self.judged(shown.flatten(0, 1), stood.flatten(0, 1), actions.flatten(0, 1)).view(n, e, 3)
+        told = self.proprio.commanded(actions, carry["task"][:, None].expand(n, e) if "task" in carry else None)
+        out = self.judged(shown.flatten(0, 1), stood.flatten(0, 1), told.flatten(0, 1)).view(n, e, 3)
         chance = (out[..., 1:] - self.shift).sigmoid()
         obs = {"state": states} | {f"image/{v}": to_frames(x) for v, x in zip(views, frames.split(48, 2), strict=True)}
         return after | {"last": frames[:, -1]}, Prediction(obs, out[..., 0] * self.proprio.gain, chance[..., 1], chance[..., 0],
@@ -250,4 +251,4 @@ class Video(nn.Module):
 
 def build(spec: WorldSpec, options: dict) -> Video:
     """The untrained model of a folder's JSON."""
-    return Video(spec, VideoOptions(**dict[str, Any]({"after": False} | options, proprio=LatentOptions(**options["proprio"]))))
+    return Video(spec, VideoOptions(**dict[str, Any]({"after": False} | options, proprio=latent_options(options["proprio"]))))

@@ -48,6 +48,8 @@ class VideoFitter:
         heads[torch.from_numpy(ends[data.success]), 1] = 1
         heads[torch.from_numpy(ends[data.terminated]), 2] = 1
         self.heads, self.state, self.action = heads, torch.from_numpy(self.data.state), torch.from_numpy(self.data.action)
+        episode = np.repeat(np.arange(len(self.data)), self.data.lengths)
+        self.told = model.proprio.commanded(self.action, torch.from_numpy(self.data.task[episode]))
         rare = heads[self.any, 1:].mean(0).clamp(1e-6, 1 - 1e-6)
         often = (2 * rare + (heads[self.events, 1:].mean(0) if len(self.events) else rare)) / 3
         model.shift.copy_(torch.logit(often.clamp(max=1 - 1e-6)) - torch.logit(rare))
@@ -111,7 +113,7 @@ class VideoFitter:
         after = int(m.options.after)  # the frame and state that tell of step `at` are in row at + after
         at = torch.cat([rows + k + 1 - after, some])
         shown = torch.cat([seen, self.patches(some[:, None] + after)[:, 0]])
-        out, want = m.judged(shown, self.state[at + after], self.action[at]), self.heads[at]
+        out, want = m.judged(shown, self.state[at + after], self.told[at]), self.heads[at]
         reward = (out[:, 0] - want[:, 0]).square().mean()
         events = F.binary_cross_entropy_with_logits(out[:, 1:], want[:, 1:])
         return frames + 0.1 * reward + 0.5 * events, {"frames": frames.detach(), "reward": reward.detach(), "success": events.detach()}

@@ -39,13 +39,13 @@ class Windows:
 def pick_starts(first: np.ndarray, last: np.ndarray, count: int, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """(episode int64[B], first row int64[B]) of `count` windows over the episodes with rows first[e] .. last[e].
 
-    One window in two begins with its episode; the others anywhere that leaves `steps` rows, or as many as there are.
+    One window in two begins with its episode; the others anywhere that leaves `steps` rows, or in its first half where that is later.
     """
     rng = np.random.default_rng([seed, 23])
     if not len(first):
         raise UserError("no episodes to evaluate on: record some the model has not seen, with another --seed of robo_rl collect")
     episode = rng.permutation(np.resize(rng.permutation(len(first)), count))
-    room = np.maximum(last[episode] - first[episode] - steps, 0)
+    room = np.maximum(last[episode] - first[episode] - steps, (last - first)[episode] // 2)
     offset = np.where(np.arange(count) % 2 == 0, 0, rng.integers(0, room + 1))
     return episode, first[episode] + offset
 

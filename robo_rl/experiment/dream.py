@@ -177,6 +177,7 @@ class DreamFeed:
         from world_models import recorded
         from world_models.calibrate import TOLERANCE
         from world_models.fit import FitOptions, Fitter
+        from world_models.instructions import reads_text
         from world_models.latent import Latent, LatentOptions
         from world_models.learning import calibrated, read, world_spec
 
@@ -184,6 +185,10 @@ class DreamFeed:
         data, first = read([str(self.folder / "data")]), self.collector is None
         recorded.check(data, str(self.folder / "data"))
         before, held = getattr(self, "model", None), min(HORIZON, int(data.lengths.max()) - 1)
+        if before is not None:
+            data = data.in_terms_of(before.spec.tasks)
+            if data.tasks != before.spec.tasks and reads_text(before.options):
+                before = None  # an instruction that it was never taught: its inputs are too few
         if before is None:
             options = LatentOptions(members=4, hidden=128)
             model = Latent(world_spec(data, "latent", "the run"), options, self.config.seed)
