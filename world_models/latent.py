@@ -130,7 +130,7 @@ class Latent(nn.Module):
         member = (hashed(keys, 3) % np.uint64(self.options.members)).astype(np.int64)
         task = np.zeros(len(keys), np.int64)
         if self.words.shape[1]:
-            task = instructions.places(self.spec.tasks, obs.get("task"), "the world model")
+            task = instructions.places(self.spec.tasks, np.asarray(obs["task"]) if "task" in obs else None, "the world model")
         return {"state": state, "before": state.clone(), "task": torch.from_numpy(task), "spread": torch.zeros(len(keys)),
                 "member": torch.from_numpy(member), "key": torch.from_numpy(keys.copy()),
                 "t": torch.zeros(len(keys), dtype=torch.int64)}
