@@ -44,7 +44,8 @@ def coverage_chart(bound: dict, title: str = "Bound on the error") -> str:
     x = np.array([int(h) for h in bound["covered"]], float)
     lines = [interval_series("within the bound", bound["covered"], 1), Series("promised", x, np.full(len(x), bound["promised"]), 6)]
     what = f"share of episodes whose error is below its bound, made {bound['made']}; bands: 95 % bootstrap over episodes"
-    return chart(title, what, lines, percent=True, y_range=(0.5, 1.0), x_name="control steps ahead",
+    least = min((i["low"] for i in bound["covered"].values()), default=1.0)
+    return chart(title, what, lines, percent=True, y_range=(0.5 if least > 0.5 else 0.0, 1.0), x_name="control steps ahead",
                  missing="Too few episodes for a bound.")
 
 
@@ -185,7 +186,8 @@ def page(doc: dict, clips: list[tuple[str, Path]]) -> str:
                      ("windows", "windows"), ("seed", "seed"))
                     if doc.get(v) not in (None, ""))
     s, u, b = doc["success"], doc["uncertainty"], doc["baselines"]
-    said = f'<section class="card pad verdict"><p><b>{esc(doc["verdict"])}</b></p></section>' if "verdict" in doc else ""
+    said = (f'<section class="card pad"><p style="max-width: none; margin: 10px 14px"><b>{esc(doc["verdict"])}</b></p></section>'
+            if "verdict" in doc else "")
     notes = ('<section class="card notes"><ul>' + "".join(f"<li>{esc(n)}</li>"
                                                           for n in doc["notes"]) + "</ul></section>") if doc["notes"] else ""
     against, moved = doc.get("against"), {n: r for n, r in b["rows"].items() if n != "standing still"}
