@@ -61,7 +61,8 @@ def budget(argv: list[str]) -> list[str]:
     if argv[:2] == ["wm", "tune"]:
         return [*argv, "--fit.updates", "2", "--fit.batch", "2", "--fit.inverse", "5", "--windows", "4"]
     if argv[:2] == ["wm", "eval"]:
-        return [*argv, "--windows", "8", "--horizon", "16", "--episodes", "4", "--inverse", "5"]
+        probed = "2" if "--policies" in argv else "0"
+        return [*argv, "--windows", "8", "--horizon", "16", "--episodes", "4", "--inverse", "5", "--probe", probed]
     if argv[0] == "collect" and "--policy" in argv:
         at = argv.index("--episodes")
         return [*argv[:at], "--episodes", "40", *argv[at + 2:], "--threads", "1"]

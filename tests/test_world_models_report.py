@@ -282,13 +282,14 @@ GOOD = {"finite": True, "baselines": {"best": {1: {"name": "ridge", "better": Tr
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({}, "up to 8 steps; nothing measured speaks against"),
+    ({}, "after 1 and 8 steps; nothing measured speaks against"),
     ({"finite": False}, "Do not use this model: it predicts numbers that are not finite"),
-    ({"baselines": {"best": {1: {"name": "ridge", "better": False}}}}, "not surely better than ridge"),
+    ({"baselines": {"best": {1: {"name": "ridge", "better": False}}}}, "at no horizon is it surely better than ridge"),
     ({"alarm": {"over": ["a/1", "b/2"], "under": ["c/3"]}}, r"overrates a/1 and b/2 \(1 more below\); record episodes of a/1 next"),
     ({"alarm": {"over": [], "under": ["c/3"]}}, "underrates c/3; record episodes of c/3, the successful ones"),
     ({"probe": {"searches": [{"side": "over", "model": 0.9, "real": 0.1, "gap": {"value": 0.8}}]}},
      "succeeds in 90 % of episodes in it and in 10 % for real"),
+    ({"probe": {"alarm": {"over": [], "under": ["clone"]}}}, r"underrates policies unlike the data \(clone\); record successes of"),
     ({"uncertainty": {"bound": {"broken": [1, 2, 4]}}}, "covers less than it promises after 1, 2 and 4 steps"),
     ({"success": GOOD["success"] | {"recall": 0.5, "fn": 9}}, "misses 9 of 18 successes; record more successful"),
     ({"success": GOOD["success"] | {"precision": 0.5, "fp": 9}}, "9 of its 18 successes are none; record failures"),

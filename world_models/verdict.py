@@ -9,27 +9,17 @@ def verdict(doc: dict) -> str:
     """What the model may be used for, the first thing that speaks against more, and the recording that would help most."""
     if not doc["finite"]:
         return "Do not use this model: it predicts numbers that are not finite; train it again with a smaller --fit.lr."
-    good = better_until(doc)
+    good = [int(h) for h, best in doc["baselines"]["best"].items() if best["better"]]
     if not good:
-        name = next(iter(doc["baselines"]["best"].values()), {"name": "standing still"})["name"]
-        return (f"Do not use this model: from the first step on it is not surely better than {name}; record more episodes of the same "
-                "kind and train it again.")
-    use = f"Better than every simple predictor up to {good} steps"
+        names = dict.fromkeys(best["name"] for best in doc["baselines"]["best"].values())
+        return (f"Do not use this model: at no horizon is it surely better than {' or '.join(names) or 'standing still'}; record more "
+                "episodes of the same kind, or train it longer.")
+    use = f"Surely better than every simple predictor after {listed(good)} step{'s' if good != [1] else ''}"
     against, record = objections(doc)
     use += f", and it ranks {doc['ranking']['policies']} policies as the {doc['ranking']['real']} does" if ranks_well(doc) else ""
     if not against:
         return f"{use}; nothing measured speaks against using it, and more episodes of the policies that it shall judge help most."
     return f"{use}, but {against[0]}{more(against)}; record {record[0]} next."
-
-
-def better_until(doc: dict) -> int:
-    """The last horizon up to which the model is surely better than the best simple predictor."""
-    good = 0
-    for h, best in sorted(doc["baselines"]["best"].items(), key=lambda item: int(item[0])):
-        if not best["better"]:
-            break
-        good = int(h)
-    return good
 
 
 def ranks_well(doc: dict) -> bool:
@@ -47,7 +37,7 @@ def objections(doc: dict) -> tuple[list[str], list[str]]:
 
     def add(said: str, record: str) -> None:
         found.append((said, record))
-    alarm, s = doc.get("alarm", {}), doc["success"]
+    alarm, unlike, s = doc.get("alarm", {}), doc.get("probe", {}).get("alarm", {}), doc["success"]
     overrated = [x for x in doc.get("probe", {}).get("searches", ()) if x.get("side") == "over"]
     if over := alarm.get("over"):
         add(f"it overrates {listed(over)}", f"episodes of {over[0]}")
@@ -57,6 +47,9 @@ def objections(doc: dict) -> tuple[list[str], list[str]]:
             f"{100 * search['real']:.0f} % for real", "failures: episodes of policies that it overrates")
     if under := alarm.get("under"):
         add(f"it underrates {listed(under)}", f"episodes of {under[0]}, the successful ones above all")
+    for side, words in (("over", "failures"), ("under", "successes")):
+        if names := unlike.get(side):
+            add(f"it {side}rates policies unlike the data ({listed(names)})", f"{words} of policies unlike the recorded ones")
     if broken := doc["uncertainty"]["bound"]["broken"]:
         add(f"its bound on the error covers less than it promises after {listed(broken)} steps",
             "episodes like these ones, and learn from them too")
