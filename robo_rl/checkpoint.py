@@ -2,7 +2,8 @@
 
 A checkpoint is a folder with `policy.safetensors` (weights and normaliser statistics, all that acting needs),
 `train.safetensors` (optimizers, critic, RNG and env state) and `meta.json` (policy description, counters, CRC-32 of the
-other files and of itself). It is made under a temporary name, fsynced and renamed.
+other files and of itself); of a vision-language-action model also its sizes, processor and tokeniser. It is made under a
+temporary name, fsynced and renamed.
 """
 
 import json
@@ -10,6 +11,7 @@ import math
 import os
 import shutil
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from safetensors.torch import load, save
 
 from robo_rl.errors import UserError
 from robo_rl.files import plain, read_json, sync_folder, write_json
-from robo_rl.options import PolicyOptions
+from robo_rl.options import VLAS, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.policy import describe
 
@@ -90,6 +92,8 @@ def save_checkpoint(path: Path, policy, train: dict, meta: dict) -> None:
     shutil.rmtree(temp, ignore_errors=True)
     try:
         temp.mkdir(parents=True)
+        if hasattr(policy, "save_files"):
+            policy.save_files(temp)
         for name, blob in blobs.items():
             with open(temp / name, "wb") as f:
                 f.write(blob)
@@ -162,7 +166,10 @@ def load_policy(path: Path):
     meta = read_meta(path)
     spec: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["policy"]["spec"].items()}
     try:
-        policy = make_policy(PolicyOptions(**meta["policy"]["options"]), ObsSpec(**spec), 0)
+        options = PolicyOptions(**meta["policy"]["options"])
+        if options.kind in VLAS:  # sizes and processor are the checkpoint's own, wherever it was copied to
+            options = replace(options, folder=str(path))
+        policy = make_policy(options, ObsSpec(**spec), 0)
         policy.load_state_dict(_read(path, "policy.safetensors", meta))
     except (RuntimeError, TypeError) as e:
         kind = meta["policy"]["options"].get("kind", "")

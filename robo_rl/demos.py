@@ -12,11 +12,11 @@ from robo_rl.algos.bc import demos_sampler
 from robo_rl.algos.onpolicy import Demos
 from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError
-from robo_rl.normalise import KINDS
+from robo_rl.normalise import KINDS, AxisNormaliser
 from robo_rl.options import DataOptions
 from robo_rl.policies import ObsSpec, obs_tensors
 from robo_rl.policies.images import fit_bytes
-from robo_rl.policies.nets import tokenize
+from robo_rl.policies.policy import words_of
 from robo_rl.policies.protocol import Obs
 
 DEMO_START = 1_500_000_000
@@ -152,7 +152,7 @@ def demo_sampler(dataset, spec: ObsSpec, horizon: int, data: DataOptions | None 
     if store.fits and tensors is None:
         obs = {"state": state[where]}
         if spec.language:
-            obs["tokens"] = torch.from_numpy(tokenize(dataset.tasks))[torch.from_numpy(dataset.task_index)[where]]
+            obs["tokens"] = torch.from_numpy(words_of(dataset.tasks, spec))[torch.from_numpy(dataset.task_index)[where]]
         for view, pictures in store.all().items():
             obs[f"image/{view}"] = torch.from_numpy(pictures if rows is None else pictures[where])
         return demos_sampler(obs, chunk[where], mask[where])
@@ -194,7 +194,7 @@ def fit_normalisers(policy, dataset, kind: str = "mean_std", rows: np.ndarray | 
     through. kind: mean_std, or quantiles, min_max, whose ends become -1 and 1.
     """
     state, action = (x if rows is None else x[rows] for x in (dataset.state, dataset.action))
-    if dataset.spec is not None and kind == "mean_std":
+    if isinstance(policy.obs_norm, AxisNormaliser) or dataset.spec is not None and kind == "mean_std":  # the former know their kind
         policy.obs_norm.fit(torch.from_numpy(state))
         policy.action_norm.fit(torch.from_numpy(action), floor=0.05)
         return

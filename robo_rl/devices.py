@@ -35,7 +35,7 @@ def check_device(name: str) -> torch.device:
 
 def device_of(policy) -> torch.device:
     """Where a policy's weights are."""
-    return policy.action_norm.mean.device
+    return policy.action_norm.device
 
 
 def slow_bf16() -> str:

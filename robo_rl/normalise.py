@@ -1,5 +1,6 @@
 """Normalisation that travels in the checkpoint: fixed statistics of demonstrations, or running ones."""
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +18,11 @@ class Normaliser(nn.Module):
         self.register_buffer("mean", torch.zeros(dim))
         self.register_buffer("std", torch.ones(dim))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @property
+    def device(self) -> torch.device:
+        """Where its statistics are."""
+        return self.mean.device
 
     def forward(self, x: Tensor) -> Tensor:
         return ((x - self.mean) / self.std).clamp_(-self.clip, self.clip)
@@ -78,11 +84,28 @@ class AxisNormaliser(nn.Module):
         self.register_buffer("shift", torch.zeros(dim))
         self.register_buffer("scale", torch.ones(dim))
 
+    @property
+    def device(self) -> torch.device:
+        """Where its statistics are."""
+        return self.shift.device
+
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.shift) / self.scale - self.offset
 
     def inverse(self, y: Tensor) -> Tensor:
         return (y + self.offset) * self.scale + self.shift
+
+    @torch.no_grad()
+    def fit(self, x: Tensor, floor: float = 1e-2) -> None:
+        """Take what this kind needs of `x[B, dim]`; a std, or half of a range, is at least `floor`."""
+        x = x.double()
+        if self.kind == "mean_std":
+            self.take(x.mean(0), x.std(0, unbiased=False).clamp(min=floor))
+        elif self.offset:
+            ends = (0.01, 0.99) if self.kind == "quantiles" else (0.0, 1.0)
+            low, high = torch.from_numpy(np.quantile(x.cpu().numpy(), ends, axis=0)).to(x.device)
+            middle, half = (low + high) / 2, ((high - low) / 2).clamp(min=floor)
+            self.take(middle - half, middle + half)
 
     @torch.no_grad()
     def take(self, first: Tensor, second: Tensor, eps: float | None = None, plus: bool = False) -> None:

@@ -46,7 +46,7 @@ def replay_observation(policy: Policy, raw: dict) -> dict[str, np.ndarray]:
     if not policy.spec.views:
         return {k: np.array(v) for k, v in obs.items()}
     with torch.no_grad():
-        return {"context": policy.encode(obs).numpy()}
+        return {k: v.numpy() for k, v in policy.encode(obs).columns().items()}
 
 
 class ReplayCollector:

@@ -127,8 +127,8 @@ def _array(x) -> np.ndarray:
 def to_policy(obs: Obs, policy: Policy) -> Obs:
     """Observations where the policy's weights are; as they are for one that has none, such as a script."""
     norm = getattr(policy, "action_norm", None)
-    return obs if norm is None or norm.mean.device.type == "cpu" else {
-        k: v.to(norm.mean.device, non_blocking=True) for k, v in obs.items()}
+    return obs if norm is None or norm.device.type == "cpu" else {
+        k: v.to(norm.device, non_blocking=True) for k, v in obs.items()}
 
 
 # ---- columns -----------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from robo_rl.options import (
     ReinFlowOptions,
 )
 from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.policies.context import Context
 from robo_rl.rollout import Collector
 
 SMALL = {"hidden": 64, "layers": 2, "horizon": 4, "execute": 4}
@@ -276,10 +277,10 @@ def test_reinflows_distance_to_the_old_policy_starts_at_zero_and_grows():
     policy = make_policy(policy_options, ObsSpec(state=4, action=2), 0)
     learner = reinflow.make(policy, ReinFlowOptions(**COMMON | {"w2_coef": 1.0}), 0)
     extra, rng = learner.rules(0.0).extra, torch.Generator().manual_seed(0)
-    assert float(extra(torch.randn(16, 4), rng).detach()) == 0.0
+    assert float(extra(Context(torch.randn(16, 4)), rng).detach()) == 0.0
     with torch.no_grad():
         policy.head.out.bias += 0.1
-    assert float(extra(torch.randn(16, 4), rng).detach()) > 0.01
+    assert float(extra(Context(torch.randn(16, 4)), rng).detach()) > 0.01
 
 
 def test_nft_samples_with_its_slow_copy_and_moves_it():

@@ -28,6 +28,7 @@ from robo_rl.options import (
     WsrlOptions,
 )
 from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.policies.context import Context
 from robo_rl.policies.offpolicy import (
     Ensemble,
     climb,
@@ -242,12 +243,12 @@ def test_rlpd_without_demonstrations_layer_norm_and_ensemble_is_sac():
     noise = torch.Generator()
     noise.set_state(g)
     with torch.no_grad():
-        mean, log_std = policy.actor(rows.next_context)
+        mean, log_std = policy.actor(rows.next_context.pooled)
         u = mean + log_std.exp() * torch.randn(mean.shape, generator=noise)
         a, logp = torch.tanh(u), torch.distributions.Normal(mean, log_std.exp()).log_prob(u).sum(1)
         logp = logp - torch.log(1 - a.square() + 1e-12).sum(1)
-        y = rows.rewards + rows.discounts * (target(rows.next_context, a).min(0).values - 0.2 * logp)
-    loss = ((q1(rows.context, rows.flat) - y) ** 2).mean()
+        y = rows.rewards + rows.discounts * (target(rows.next_context.pooled, a).min(0).values - 0.2 * logp)
+    loss = ((q1(rows.context.pooled, rows.flat) - y) ** 2).mean()
     torch.testing.assert_close(step["critic_loss"], loss.detach(), atol=1e-5, rtol=1e-5)
     assert not any(p.requires_grad for p in learner.critics.target.parameters())
     before = [p.detach().clone() for p in learner.critics.params]
@@ -282,12 +283,12 @@ def test_rlpd_is_the_papers_update_twenty_of_ten_critics_and_one_of_the_actor():
     for i, b in enumerate(batches):
         rows = tensors(learner.policy, b)
         with torch.no_grad():
-            a, logp = drawn(rows.next_context)
-            x = torch.cat([rows.next_context, a], 1)
+            a, logp = drawn(rows.next_context.pooled)
+            x = torch.cat([rows.next_context.pooled, a], 1)
             two = torch.randperm(10, generator=noise)[:2].tolist()
             v = torch.minimum(*(slow[j](x)[:, 0] for j in two)) - log_alpha.exp() * logp
             y = rows.rewards + rows.discounts * v
-        x = torch.cat([rows.context, rows.flat], 1)
+        x = torch.cat([rows.context.pooled, rows.flat], 1)
         opts[0].zero_grad()
         (torch.stack([(net(x)[:, 0] - y).square().mean() for net in nets]).mean()).backward()
         opts[0].step()
@@ -295,8 +296,8 @@ def test_rlpd_is_the_papers_update_twenty_of_ten_critics_and_one_of_the_actor():
             for p, q in zip(params, [p for net in slow for p in net.parameters()], strict=True):
                 q.lerp_(p, 0.005)
         if (i + 1) % 20 == 0:
-            a, logp = drawn(rows.context)
-            q = torch.stack([net(torch.cat([rows.context, a], 1))[:, 0] for net in nets]).mean(0)
+            a, logp = drawn(rows.context.pooled)
+            q = torch.stack([net(torch.cat([rows.context.pooled, a], 1))[:, 0] for net in nets]).mean(0)
             opts[1].zero_grad()
             (log_alpha.exp().detach() * logp - q).mean().backward()
             opts[1].step()
@@ -345,9 +346,9 @@ def test_with_a_teacher_the_better_of_two_acts_and_makes_the_target(name):
     assert torch.equal(policy.teacher[0].net[0].weight, policy.actor.net[0].weight)
     with torch.no_grad():
         policy.actor.net[-1].bias.add_(1.0)  # it has learnt something else
-    own = policy.commands_of(torch.tanh(policy.actor(rows.context)[0]), rows.context)
-    old = policy.commands_of(torch.tanh(policy.teacher[0](rows.context)[0]), rows.context, policy.teacher[-1])
-    q = torch.stack([policy.judge(rows.context, a.flatten(1)).min(0).values for a in (own, old)])
+    own = policy.commands_of(torch.tanh(policy.actor(rows.context.pooled)[0]), rows.context)
+    old = policy.commands_of(torch.tanh(policy.teacher[0](rows.context.pooled)[0]), rows.context, policy.teacher[-1])
+    q = torch.stack([policy.judge(rows.context.pooled, a.flatten(1)).min(0).values for a in (own, old)])
     assert 0 < (q[0] >= q[1]).sum() < len(own)  # both turn up
     want = torch.where((q[0] >= q[1])[:, None, None], own, old)
     assert torch.equal(policy.act(rows.obs, learner.generator, explore=False).actions, want)
@@ -359,9 +360,9 @@ def test_with_a_teacher_the_better_of_two_acts_and_makes_the_target(name):
     noise.set_state(g)
     with torch.no_grad():
         seen = rows.next_context
-        own = actor.commands_of(actor.actor.sample(seen, noise)[0], seen)
-        old = actor.commands_of(torch.tanh(actor.teacher[0](seen)[0]), seen, actor.teacher[-1])
-        v = torch.maximum(*(target(seen, a.flatten(1)).min(0).values for a in (own, old)))
+        own = actor.commands_of(actor.actor.sample(seen.pooled, noise)[0], seen)
+        old = actor.commands_of(torch.tanh(actor.teacher[0](seen.pooled)[0]), seen, actor.teacher[-1])
+        v = torch.maximum(*(target(seen.pooled, a.flatten(1)).min(0).values for a in (own, old)))
     torch.testing.assert_close(step["q_target"], (rows.rewards + rows.discounts * v).mean())
     before = copy.deepcopy(policy.teacher.state_dict())
     learner.actor_step(rows)
@@ -427,10 +428,10 @@ def test_the_gripper_learns_by_double_dqn_with_the_cost_of_changing():
         target[-1].bias.add_(torch.randn(2 * E))
         learner.grasp_target.load_state_dict(target.state_dict())
         commands = rows.actions[..., 1]
-        best = policy.grasp(rows.next_context).argmax(1)
-        y = rows.rewards + rows.discounts * target(rows.next_context)[torch.arange(32), best]
+        best = policy.grasp(rows.next_context.pooled).argmax(1)
+        y = rows.rewards + rows.discounts * target(rows.next_context.pooled)[torch.arange(32), best]
         y = y - 0.3 * hil_serl.changes(commands, rows.before[:, 1])
-        want = (policy.grasp(rows.context)[torch.arange(32), gripper_label(commands)] - y).square().mean()
+        want = (policy.grasp(rows.context.pooled)[torch.arange(32), gripper_label(commands)] - y).square().mean()
     torch.testing.assert_close(learner.grasp_step(rows)["grasp_loss"], want)
 
 
@@ -447,23 +448,23 @@ def test_expo_with_one_sample_and_no_edit_judges_the_flow():
     subset = learner.critics.subset(learner.generator)
     target, q = copy.deepcopy(learner.critics.target), copy.deepcopy(learner.critics.critic)
     a = flow_samples(learner.policy, rows.next_context, 1, learner.generator, learner.head)[:, 0]
-    y = rows.rewards + rows.discounts * target(rows.next_context, a)[subset].min(0).values
+    y = rows.rewards + rows.discounts * target(rows.next_context.pooled, a)[subset].min(0).values
     learner.generator.set_state(state)
-    torch.testing.assert_close(learner.critic_step(rows)["critic_loss"], td_loss(q(rows.context, rows.flat), y).detach())
+    torch.testing.assert_close(learner.critic_step(rows)["critic_loss"], td_loss(q(rows.context.pooled, rows.flat), y).detach())
 
 
 def test_expo_with_edits_of_no_reach_is_best_of_n():
     learner = build("expo", policy={"edit_scale": 1e-9, "candidates": 5})
-    context, g = torch.randn(20, S), torch.Generator().manual_seed(0)
+    context, g = Context(torch.randn(20, S)), torch.Generator().manual_seed(0)
     chosen, value = learner.policy.choose(context, g)
     plain = flow_samples(learner.policy, context, 5, torch.Generator().manual_seed(0))
-    q = learner.policy.judge.many(context, plain).mean(0)
+    q = learner.policy.judge.many(context.pooled, plain).mean(0)
     torch.testing.assert_close(value, q.max(1).values)
     torch.testing.assert_close(chosen, plain[torch.arange(20), q.argmax(1)], atol=1e-6, rtol=0)
 
 
 def test_the_first_sample_of_a_narrow_spread_is_the_same_whatever_the_noise_and_the_rest_lie_around_it():
-    policy, context = build("expo", policy={"spread": 0.1}).policy, torch.randn(9, S)
+    policy, context = build("expo", policy={"spread": 0.1}).policy, Context(torch.randn(9, S))
     one, two = (policy.flow(context, 3, torch.Generator().manual_seed(seed)) for seed in (0, 1))
     assert torch.equal(one[:, 0], two[:, 0]) and not torch.equal(one[:, 1], two[:, 1])
     wide = flow_samples(policy, context, 3, torch.Generator().manual_seed(0))
@@ -525,7 +526,7 @@ def test_optimised_actions_begin_at_the_nearest_candidate_move_to_the_best_and_s
 
 def test_pa_rl_with_one_sample_and_no_steps_is_the_flow_with_td_under_it():
     learner = build("pa_rl", policy={"candidates": 1, "local_steps": 0, "keep": 1}, options=PaRlOptions(**RL))
-    context = torch.randn(11, S)
+    context = Context(torch.randn(11, S))
     a, _ = learner.policy.choose(context, torch.Generator().manual_seed(1))
     assert torch.equal(a, flow_samples(learner.policy, context, 1, torch.Generator().manual_seed(1))[:, 0])
 

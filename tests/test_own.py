@@ -27,6 +27,7 @@ from robo_rl.experiment.methods import find_method
 from robo_rl.options import PolicyOptions, PpoOptions, RolloutOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.check import check_policy
+from robo_rl.policies.context import Context
 from robo_rl.policies.policy import GaussianPolicy
 from sims.mujoco.names import TASKS
 from sims.mujoco.own import check_task
@@ -299,7 +300,7 @@ class GlobalNoise(GaussianPolicy):
 
 class Rows(GaussianPolicy):
     def encode(self, obs):
-        return obs["context"] if "context" in obs else super().encode(obs) - super().encode(obs).mean(0)
+        return Context.of(obs) if "context" in obs else super().encode(obs).map(lambda x: x - x.mean(0))
 
 
 class Unsaved(GaussianPolicy):

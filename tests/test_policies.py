@@ -5,6 +5,7 @@ import torch
 from robo_rl.errors import UserError
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.policies.context import Context
 from robo_rl.policies.nets import ChunkHead, StateTrunk, time_features, tokenize
 from robo_rl.sampling import chunk_logp
 
@@ -155,7 +156,7 @@ def test_the_split_first_layer_is_one_matrix_on_the_concatenation():
     context, x, t = torch.randn(9, 4), torch.randn(9, 6), torch.rand(9)
     whole = torch.cat([head.from_context.weight, head.from_x.weight], 1)
     hidden = torch.relu(torch.cat([context, x], 1) @ whole.T + head.from_context.bias + head.from_time(time_features(t)))
-    assert torch.allclose(head(head.embed(context), x, head.time(t)), head.out(hidden), atol=1e-5)
+    assert torch.allclose(head(head.embed(Context(context)), x, head.time(t)), head.out(hidden), atol=1e-5)
 
 
 def test_flow_noise_in_one_step_with_constant_std_is_a_gaussian_policy():
@@ -301,11 +302,11 @@ def test_the_vision_language_policy_hears_the_instruction_and_sees_the_image():
     policy = build(spec=spec, width=32, depth=1)
     obs = {"state": torch.zeros(2, 5), "tokens": torch.from_numpy(tokenize(["pick the red cube", "pick the blue cube"])),
            "image/front": torch.zeros(2, 32, 32, 3, dtype=torch.uint8)}
-    a = policy.encode(obs)
+    a = policy.encode(obs).pooled
     assert not torch.allclose(a[0], a[1])
     obs["image/front"] = obs["image/front"].clone()
     obs["image/front"][0] = 200
-    assert not torch.allclose(policy.encode(obs)[0], a[0])
+    assert not torch.allclose(policy.encode(obs).pooled[0], a[0])
     chunk = policy.act(obs, torch.Generator().manual_seed(0), True)
     logp, _ = policy.score(policy.encode(obs), chunk.trace)
     assert float((logp - chunk.logp).abs().max()) < 1e-4
@@ -318,7 +319,7 @@ def test_padding_words_do_not_change_what_is_heard():
     both = torch.from_numpy(tokenize(["reach", "pick the very small red cube now please"]))
     alone = policy.encode({"state": torch.zeros(1, 5), "tokens": both[:1], "image/front": image[:1]})
     mixed = policy.encode({"state": torch.zeros(2, 5), "tokens": both, "image/front": image})
-    assert torch.allclose(alone[0], mixed[0], atol=1e-5)
+    assert torch.allclose(alone.pooled[0], mixed.pooled[0], atol=1e-5)
 
 
 def test_words_are_hashed_alike_everywhere_and_case_does_not_count():

@@ -28,7 +28,7 @@ class AloeLearner(OffPolicyLearner):
 
     def __init__(self, policy, options: AloeOptions, seed: int):
         super().__init__(policy, options, seed)
-        self.critics = CriticLearner(policy.trunk.size, policy.options.execute * policy.spec.action, options, seed)
+        self.critics = CriticLearner(policy.context_size, policy.options.execute * policy.spec.action, options, seed)
         self.head_params = list(policy.head.parameters())
         self.head_opt = make_adam(self.head_params, options.lr)
 
@@ -36,7 +36,7 @@ class AloeLearner(OffPolicyLearner):
         o = self.options
         with torch.no_grad():
             action = flow_samples(self.policy, rows.next_context, 1, self.generator)[:, 0]
-            v = self.critics.target(rows.next_context, action).min(0).values
+            v = self.critics.target(rows.next_context.pooled, action).min(0).values
         return self.critics.step(rows, td_target(rows, v, o))
 
     @torch.no_grad()
@@ -44,8 +44,8 @@ class AloeLearner(OffPolicyLearner):
         """A of the batch's own chunks [B], in units of its std over the batch."""
         critic = self.critics.target
         mine = flow_samples(self.policy, rows.context, self.options.samples, self.generator)
-        v = critic.many(rows.context, mine).min(0).values.mean(1)
-        adv = critic(rows.context, rows.flat).min(0).values - v
+        v = critic.many(rows.context.pooled, mine).min(0).values.mean(1)
+        adv = critic(rows.context.pooled, rows.flat).min(0).values - v
         return adv / adv.std().clamp(min=1e-6)
 
     def actor_step(self, rows: Rows) -> dict[str, Tensor]:

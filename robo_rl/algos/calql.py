@@ -34,12 +34,12 @@ class CalQlLearner(DemoSacLearner):
         """cql_alpha times the regulariser, on `cql_actions` fresh actions of the actor at s, at s', and uniform ones."""
         o, m, d = self.options, self.options.cql_actions, rows.flat.shape[1]
         with torch.no_grad():
-            wide = torch.cat([rows.context, rows.next_context]).repeat_interleave(m, 0)
+            wide = torch.cat([rows.context.pooled, rows.next_context.pooled]).repeat_interleave(m, 0)
             mine, logp = self.policy.actor.sample(wide, self.generator)
             mine = torch.cat(mine.view(2, -1, m, d).unbind(), 1)
             logp = torch.cat(logp.view(2, -1, m).unbind(), 1)
             box = torch.rand(len(mine), m, d, generator=self.generator) * 2 - 1
-        q = self.critics.critic.many(rows.context, torch.cat([mine, box], 1))
+        q = self.critics.critic.many(rows.context.pooled, torch.cat([mine, box], 1))
         return o.cql_alpha * cql_penalty(q[..., :2 * m], logp, q[..., 2 * m:], q_data, rows.bound, d, o.cql_temperature)
 
     def critic_step(self, rows: Rows) -> dict[str, Tensor]:

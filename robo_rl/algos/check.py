@@ -15,7 +15,7 @@ import torch
 from robo_rl.checkpoint import pack, unpack
 from robo_rl.files import FILE, parse_json
 from robo_rl.options import MethodOptions, OffPolicyOptions, RolloutOptions
-from robo_rl.policies.nets import tokenize
+from robo_rl.policies.policy import words_of
 from robo_rl.replay import EXPERT, POLICY, Batch
 from robo_rl.rollout import Collector, Rollout
 
@@ -62,9 +62,9 @@ def random_batch(policy, size: int, rng: np.random.Generator) -> Batch:
 
     def observed() -> dict[str, np.ndarray]:
         if spec.views:
-            return {"context": rng.standard_normal((size, policy.trunk.size)).astype(np.float32)}
+            return {"context": rng.standard_normal((size, policy.context_size)).astype(np.float32)}
         return {"state": rng.standard_normal((size, spec.state)).astype(np.float32)} | (
-            {"tokens": np.repeat(tokenize(["do it"]), size, 0)} if spec.language else {})
+            {"tokens": np.repeat(words_of(["do it"], spec), size, 0)} if spec.language else {})
     over = rng.random(size) < 0.2
     reward = (over & (rng.random(size) < 0.5)).astype(np.float32)
     return Batch(observed(), rng.uniform(-1, 1, (size, e, spec.action)).astype(np.float32), reward,

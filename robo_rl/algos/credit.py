@@ -83,7 +83,7 @@ class Credit:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + 1)
             p = policy.options
-            self.critic = Critic(policy.trunk.size, p.hidden, p.layers, p.activation, p.kind == "gaussian")
+            self.critic = Critic(policy.context_size, p.hidden, p.layers, p.activation, p.kind == "gaussian")
         self.critic.to(device_of(policy))
         self.params = list(self.critic.parameters())
         self.opt = make_adam(self.params, options.critic_lr)
@@ -102,7 +102,7 @@ class Credit:
     def values(self, policy, obs: Obs, size: int = 4096) -> Tensor:
         """V of observations [B,...] -> [B], in pieces that fit the cache."""
         n = len(next(iter(obs.values())))
-        return torch.cat([self.critic(policy.encode({k: v[i:i + size] for k, v in obs.items()}))
+        return torch.cat([self.critic(policy.encode({k: v[i:i + size] for k, v in obs.items()}).pooled)
                           for i in range(0, n, size)]) if n else torch.zeros(0, device=device_of(policy))
 
     def assign(self, r: Rollout, policy,
@@ -166,7 +166,7 @@ class Credit:
             adv = self.over_baseline(r, outcome, log_rho)
         elif kind == "poise":
             with torch.no_grad():
-                context = policy.encode(flat(r.obs)).view(*r.mask.shape, -1)
+                context = policy.encode(flat(r.obs)).pooled.view(*r.mask.shape, -1)
             adv = self.baseline.advantage(episode_features(context, r.mask), outcome)
         else:
             adv = group_advantage(outcome, kind)
@@ -196,7 +196,7 @@ class Credit:
         return r.rewards / max(float((self.scale[2] / self.scale[0]).sqrt()), 1e-4)
 
     def step(self, context: Tensor, returns: Tensor, values_old: Tensor) -> Tensor:
-        """One critic step on a detached context [B,C] -> the loss."""
+        """One critic step on a detached pooled context [B,C] -> the loss."""
         o = self.options
         loss = losses.value(self.critic(context), returns, values_old, o.value_clip, o.huber)
         descend(o.value_coef * loss, self.params, self.opt, o.max_grad_norm)

@@ -52,7 +52,7 @@ class DemoSacLearner(RlpdLearner):
             return 0.0
         worth = rows.worthy if o.imitate == "success" else rows.source > POLICY
         mask = (rows.own & worth[:, None]).float()
-        mean = torch.tanh(policy.actor(rows.context)[0]).view(len(mask), mask.shape[1], -1)
+        mean = torch.tanh(policy.actor(rows.context.pooled)[0]).view(len(mask), mask.shape[1], -1)
         err = (mean - policy.moves(rows.actions).view_as(mean)).square().mean(-1) * mask
         return o.bc_coef * err.sum() / mask.sum().clamp(min=1)
 

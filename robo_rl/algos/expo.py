@@ -40,7 +40,7 @@ class ExpoLearner(OffPolicyLearner):
 
     def __init__(self, policy: GuidedPolicy, options: ExpoOptions, seed: int):
         super().__init__(policy, options, seed)
-        self.critics = CriticLearner(policy.trunk.size, policy.size, options, seed, policy.judge)
+        self.critics = CriticLearner(policy.context_size, policy.size, options, seed, policy.judge)
         self.head = copy.deepcopy(policy.head)
         self.head_params = list(self.head.parameters())
         self.head_opt = make_adam(self.head_params, options.lr)
@@ -76,7 +76,7 @@ class ExpoLearner(OffPolicyLearner):
         """The edits' loss on the batch's actions, and the log-density [B] of the edits drawn."""
         edited, logp = self.policy.edited(rows.context, rows.flat[:, None], self.generator)
         with frozen(self.critics.params):
-            q = self.critics.critic(rows.context, edited[:, 0]).mean(0)
+            q = self.critics.critic(rows.context.pooled, edited[:, 0]).mean(0)
         logp = logp[:, 0]
         return (self.alpha.value * (logp - self.log_reach) - q).mean(), logp
 

@@ -54,11 +54,11 @@ class HilSerlLearner(DemoSacLearner):
         o, g = self.options, self.policy.gripper
         commands = rows.actions[..., g]
         with torch.no_grad():
-            best = self.policy.grasp(rows.next_context).argmax(1, keepdim=True)
-            v = self.grasp_target(rows.next_context).gather(1, best).squeeze(1)
+            best = self.policy.grasp(rows.next_context.pooled).argmax(1, keepdim=True)
+            v = self.grasp_target(rows.next_context.pooled).gather(1, best).squeeze(1)
             cost = o.grasp_penalty * changes(commands, rows.before[:, g])
             y = td_target(rows, v, o) - cost
-        q = self.policy.grasp(rows.context).gather(1, gripper_label(commands)[:, None]).squeeze(1)
+        q = self.policy.grasp(rows.context.pooled).gather(1, gripper_label(commands)[:, None]).squeeze(1)
         loss = (q - y).square().mean()
         descend(loss, self.grasp_params, self.grasp_opt, o.max_grad_norm)
         polyak(self.grasp_target, self.policy.grasp, o.tau)

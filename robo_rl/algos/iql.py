@@ -36,10 +36,10 @@ class IqlLearner(OffPolicyLearner):
 
     def __init__(self, policy, options: IqlOptions, seed: int):
         super().__init__(policy, options, seed)
-        self.critics = CriticLearner(policy.trunk.size, policy.options.execute * policy.spec.action, options, seed)
+        self.critics = CriticLearner(policy.context_size, policy.options.execute * policy.spec.action, options, seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + 3)
-            self.value = Critic(policy.trunk.size, options.critic_hidden, options.critic_layers, "relu")
+            self.value = Critic(policy.context_size, options.critic_hidden, options.critic_layers, "relu")
         self.value_params = list(self.value.parameters())
         self.value_opt = make_adam(self.value_params, options.critic_lr)
         self.head_params = list(policy.head.parameters())
@@ -48,21 +48,21 @@ class IqlLearner(OffPolicyLearner):
     @torch.no_grad()
     def judged(self, rows: Rows) -> Tensor:
         """min_i Q'_i of the batch's own actions [B]."""
-        return self.critics.target(rows.context, rows.flat).min(0).values
+        return self.critics.target(rows.context.pooled, rows.flat).min(0).values
 
     def critic_step(self, rows: Rows) -> dict[str, Tensor]:
         o = self.options
-        loss = expectile_loss(self.judged(rows) - self.value(rows.context), o.expectile)
+        loss = expectile_loss(self.judged(rows) - self.value(rows.context.pooled), o.expectile)
         descend(loss, self.value_params, self.value_opt, o.max_grad_norm)
         with torch.no_grad():
-            v = self.value(rows.next_context)
+            v = self.value(rows.next_context.pooled)
         return self.critics.step(rows, td_target(rows, v, o)) | {
             "value_loss": loss.detach()}
 
     def actor_step(self, rows: Rows) -> dict[str, Tensor]:
         o = self.options
         with torch.no_grad():
-            weight = advantage_weight(self.judged(rows) - self.value(rows.context), o.beta, o.max_weight)
+            weight = advantage_weight(self.judged(rows) - self.value(rows.context.pooled), o.beta, o.max_weight)
         loss = self.policy.imitation(rows.context, rows.actions, rows.own.float(), self.generator, weight=weight)
         descend(loss, self.head_params, self.head_opt, o.max_grad_norm)
         return {"flow_loss": loss.detach(), "weight": weight.mean()}
@@ -70,7 +70,7 @@ class IqlLearner(OffPolicyLearner):
 
 def check_flow(name: str, policy) -> None:
     """Raise UserError unless the policy is a flow."""
-    if policy.options.kind != "flow":
+    if not policy.options.is_flow:
         raise UserError(f"{name} needs --policy.kind flow, got {policy.options.kind}")
 
 

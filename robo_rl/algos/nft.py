@@ -71,6 +71,7 @@ class NftLearner:
                     with torch.no_grad():
                         v_old = self.old.velocity(self.old.encode(chosen), x_t, t)
                         v_ref = self.reference.velocity(self.reference.encode(chosen), x_t, t)
+                    v, v_old, v_ref, x_t, x0 = (x[..., :policy.spec.action] for x in (v, v_old, v_ref, x_t, x0))  # the rest is padding
                     loss = losses.nft(v, v_old, x_t, t, x0, r, mask, o.beta, o.negative_weight)
                     step["policy_loss"] = loss.detach()
                     drift = (v - v_ref).square().mean()
@@ -84,7 +85,7 @@ class NftLearner:
                 if o.advantage == "gae":
                     with torch.no_grad():
                         context = self.old.encode(chosen)
-                    step["value_loss"] = self.credit.step(context, returns[batch], values[batch])
+                    step["value_loss"] = self.credit.step(context.pooled, returns[batch], values[batch])
                 if "grad_norm" in step:
                     step["skipped_updates"] = (~torch.isfinite(step["grad_norm"])).float()
                 for key, val in step.items():
@@ -116,7 +117,7 @@ class NftLearner:
 
 def make(policy, options: NftOptions, seed: int, demos: Demos | None = None) -> NftLearner:
     """Learner for a flow policy; it samples without exploration noise."""
-    if policy.options.kind != "flow":
+    if not policy.options.is_flow:
         raise UserError(f"nft needs --policy.kind flow, got {policy.options.kind}")
     if options.trust_kl:
         raise UserError("nft has no likelihood whose KL could be measured: it needs --rl.trust-kl 0")

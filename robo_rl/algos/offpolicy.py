@@ -21,6 +21,7 @@ from robo_rl.algos.credit import descend
 from robo_rl.errors import UserError
 from robo_rl.optim import AdamW, Optimizer, kernels
 from robo_rl.options import OffPolicyOptions
+from robo_rl.policies.context import Context
 from robo_rl.policies.offpolicy import Ensemble
 from robo_rl.policies.policy import Obs
 from robo_rl.replay import POLICY, Batch
@@ -38,8 +39,8 @@ class Rows:
     """A Batch as tensors, with the contexts its observations encode to. actions[B,E,A], own[B,E], the rest [B]."""
 
     obs: Obs
-    context: Tensor
-    next_context: Tensor
+    context: Context
+    next_context: Context
     actions: Tensor
     rewards: Tensor
     discounts: Tensor
@@ -137,13 +138,13 @@ class CriticLearner:
         return torch.randperm(self.options.critics, generator=generator)[:self.options.subset]
 
     def least(self, context: Tensor, actions: Tensor, generator: torch.Generator) -> Tensor:
-        """min over a random subset of the averaged critics, [B]."""
+        """For pooled contexts [B,C]: min over a random subset of the averaged critics, [B]."""
         with torch.no_grad():
             return self.target(context, actions, self.subset(generator)).min(0).values
 
     def step(self, rows: Rows, y: Tensor, penalty: "Callable[[Tensor], Tensor] | None" = None) -> dict[str, Tensor]:
         """One step towards y [B]; `penalty(q_data[Q,B])` is added to the loss."""
-        q = self.critic(rows.context, rows.flat)
+        q = self.critic(rows.context.pooled, rows.flat)
         loss = td_loss(q, y)
         total = loss if penalty is None else loss + penalty(q)
         norm = descend(total, self.params, self.opt, self.options.max_grad_norm)

@@ -25,8 +25,10 @@ from robo_rl.algos.stale import Corrector
 from robo_rl.algos.trust import TrustRegion
 from robo_rl.corrections import ess
 from robo_rl.devices import device_of, moved
+from robo_rl.errors import UserError
 from robo_rl.optim import Optimizer
 from robo_rl.options import OnPolicyOptions, PolicyOptions
+from robo_rl.policies.context import PREFIX, Context
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
 from robo_rl.rollout import Rollout, one_thread
 
@@ -56,7 +58,7 @@ class Rules:
     clip_low: "Tensor | float" = 0.2
     clip_high: "Tensor | float" = 0.2
     weight: Tensor | None = None  # multiplies the advantage of each factor
-    extra: "Callable[[Tensor, torch.Generator], Tensor] | None" = None  # context, the learner's generator -> loss
+    extra: "Callable[[Context, torch.Generator], Tensor] | None" = None  # context, the learner's generator -> loss
 
 
 class OnPolicyLearner:
@@ -71,6 +73,8 @@ class OnPolicyLearner:
                  settle: Callable[[float], None] = lambda progress: None):
         self.policy, self.options, self.rules, self.demos, self.settle = policy, options, rules, demos, settle
         self.credit = Credit(policy, options, seed)
+        if options.normalise_obs and not hasattr(policy.obs_norm, "update"):
+            raise UserError(f"--rl.normalise-obs keeps running statistics, which --policy.kind {policy.options.kind} has none of")
         if options.freeze_trunk:
             policy.trunk.requires_grad_(False)
         self.actor_params = [p for p in policy.parameters() if p.requires_grad]
@@ -110,7 +114,8 @@ class OnPolicyLearner:
             return metrics | {"skipped": 1.0}
         with threads_for(policy, rollout):
             obs = encoded_once(policy, flat(rollout.obs))
-        fixed = "context" in obs
+        fixed = PREFIX in obs
+        pooled = fixed and len(obs) == 1  # permuted with the other columns; keys and values are picked, which moves them once
         actor_columns = flat(rollout.trace) | {"logp_old": rollout.logp.flatten(0, 1), "adv": adv} | corrected.columns
         critic_columns = {"returns": returns, "values": values}
         orders = [rows[torch.randperm(len(rows), generator=self.generator).to(rows.device)] for _ in range(o.epochs)]
@@ -124,9 +129,9 @@ class OnPolicyLearner:
         def actor() -> None:
             for epoch, order in enumerate(orders):
                 tails.clear()
-                for batch, row in minibatches(actor_columns | (obs if fixed else {}), order, o.minibatch, self.share,
+                for batch, row in minibatches(actor_columns | (obs if pooled else {}), order, o.minibatch, self.share,
                                               o.whiten == "minibatch"):
-                    context = policy.encode(row if fixed else pick(obs, batch))
+                    context = policy.encode(row if pooled else pick(obs, batch))
                     step, log_ratio = self.actor_step(context, row, rules)
                     if trust:
                         trust.stepped()
@@ -135,19 +140,19 @@ class OnPolicyLearner:
                     logs.append(step)
                     tails.append(log_ratio)
                     if gae and not fixed:
-                        value_losses.append(self.credit.step(context.detach(), returns[batch], values[batch]))
+                        value_losses.append(self.credit.step(context.pooled.detach(), returns[batch], values[batch]))
                     if o.target_kl and self.mean(step["kl"]) > o.target_kl:
                         metrics["epochs"] = epoch + 1.0
                         return
 
         def critic(most: float = float("inf")) -> None:
             for order in orders:
-                for batch, row in minibatches(critic_columns | (obs if fixed else {}), order, o.minibatch, self.share):
+                for batch, row in minibatches(critic_columns | ({PREFIX: obs[PREFIX]} if fixed else {}), order, o.minibatch, self.share):
                     if len(value_losses) >= most:
                         return
                     with torch.no_grad():
                         context = policy.encode(row if fixed else pick(obs, batch))
-                    value_losses.append(self.credit.step(context, row["returns"], row["values"]))
+                    value_losses.append(self.credit.step(context.pooled, row["returns"], row["values"]))
 
         metrics["epochs"] = float(o.epochs)
         with scaled_lr(self.actor_opt, 1.0 if trust else corrected.lr_scale * self.step_scale):
@@ -225,7 +230,7 @@ class OnPolicyLearner:
         metrics["first_log_ratio"] = float(torch.cat(tails).sum(-1).abs().max())
         return metrics | self.told([step | {"grad_norm": norm} for step in logs], tails) | {"epochs": 1.0}
 
-    def actor_step(self, context: Tensor, row: dict[str, Tensor], rules: Rules) -> tuple[dict[str, Tensor], Tensor]:
+    def actor_step(self, context: Context, row: dict[str, Tensor], rules: Rules) -> tuple[dict[str, Tensor], Tensor]:
         """One step on a minibatch -> metrics and the log ratios [B,F] before the step; arguments as `actor_loss`."""
         loss, step, log_ratio = self.actor_loss(context, row, rules)
         ramp = self.options.ramp
@@ -233,9 +238,9 @@ class OnPolicyLearner:
             step["grad_norm"] = descend(loss, self.actor_params, self.actor_opt, self.options.max_grad_norm, self.total_norm)
         return step, log_ratio
 
-    def actor_loss(self, context: Tensor, row: dict[str, Tensor],
+    def actor_loss(self, context: Context, row: dict[str, Tensor],
                    rules: Rules) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        """Loss of a minibatch: context [B,C], and in `row` its trace, `logp_old` [B,F] and `adv` [B], if corrected
+        """Loss of a minibatch: its context, and in `row` its trace, `logp_old` [B,F] and `adv` [B], if corrected
         also `weight` [B] or [B,F], or `alpha` [B]; with metrics and the log ratios [B,F]."""
         o, policy = self.options, self.policy
         new, entropy = policy.score(context, row)
@@ -278,22 +283,29 @@ class OnPolicyLearner:
 
 @torch.no_grad()
 def encoded_once(policy, obs: Obs, size: int = 512) -> Obs:
-    """Observations [B,...] as {"context": [B,C]} where nothing is learnt between the two, or as they are."""
-    if "context" in obs or any(p.requires_grad for p in policy.trunk.parameters()):
+    """Observations [B,...] as the columns of their context where nothing is learnt between the two, or as they are."""
+    if PREFIX in obs or any(p.requires_grad for p in policy.trunk.parameters()):
         return obs
     parts = torch.arange(len(obs["state"]), device=obs["state"].device).split(size)
-    return {"context": torch.cat([policy.encode(pick(obs, part)) for part in parts])}
+    return Context.cat([policy.encode(pick(obs, part)) for part in parts]).columns()
 
 
 def encoded_pictures(policy, r: Rollout) -> Rollout:
-    """A rollout of pictures whose encoder is frozen, with contexts in their place: every later use encodes nothing."""
-    dense = encoded_once(policy, flat(r.obs)) if policy.spec.views else {}
-    if "context" not in dense:
-        return r
-    obs = dense["context"].view(*r.mask.shape, -1)
-    last, final = (encoded_once(policy, o) if len(o["state"]) else {"context": obs.new_zeros(0, obs.shape[-1])}
+    """A rollout of pictures whose encoder is frozen, with contexts in their place: every later use encodes nothing.
+
+    Contexts that were kept with the decisions (`--policy.keep-prefix`) are taken as they are.
+    """
+    kept = {k: v for k, v in r.trace.items() if k.split("/")[0] == PREFIX}
+    trace = {k: v for k, v in r.trace.items() if k not in kept}
+    if kept and any(p.requires_grad for p in policy.trunk.parameters()):
+        kept = {}
+    dense = flat(kept) if kept else encoded_once(policy, flat(r.obs)) if policy.spec.views else {}
+    if PREFIX not in dense:
+        return replace(r, trace=trace) if len(trace) < len(r.trace) else r
+    obs = {k: v.unflatten(0, r.mask.shape) for k, v in dense.items()}
+    last, final = (encoded_once(policy, o) if len(o["state"]) else {k: v[:0] for k, v in dense.items()}
                    for o in (r.last_obs, r.final_obs))
-    return replace(r, obs={"context": obs}, last_obs=last, final_obs=final)
+    return replace(r, obs=obs, trace=trace, last_obs=last, final_obs=final)
 
 
 SMALL = 4096  # decisions of a rollout that one thread reads in some milliseconds

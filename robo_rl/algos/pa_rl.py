@@ -30,14 +30,14 @@ class PaRlLearner(OffPolicyLearner):
 
     def __init__(self, policy: GuidedPolicy, options: PaRlOptions, seed: int):
         super().__init__(policy, options, seed)
-        self.critics = CriticLearner(policy.trunk.size, policy.size, options, seed, policy.judge)
+        self.critics = CriticLearner(policy.context_size, policy.size, options, seed, policy.judge)
         self.head_params = list(policy.head.parameters())
         self.head_opt = make_adam(self.head_params, options.lr)
 
     def critic_step(self, rows: Rows) -> dict[str, Tensor]:
         o = self.options
         action, _ = self.policy.choose(rows.next_context, self.generator)
-        v = self.critics.least(rows.next_context, action, self.generator)
+        v = self.critics.least(rows.next_context.pooled, action, self.generator)
         y = td_target(rows, v, o)
         return self.critics.step(rows, y, (lambda q: self.penalty(rows, q)) if o.cql_alpha else None)
 
@@ -45,7 +45,7 @@ class PaRlLearner(OffPolicyLearner):
         """Cal-QL's, on the optimised actions, whose density nobody knows, and as many uniform ones."""
         actions = self.policy.candidates(rows.context, self.generator)
         box = torch.rand(actions.shape, generator=self.generator) * 2 - 1
-        q = self.critics.critic.many(rows.context, torch.cat([actions, box], 1))
+        q = self.critics.critic.many(rows.context.pooled, torch.cat([actions, box], 1))
         m = actions.shape[1]
         o = self.options
         return o.cql_alpha * cql_penalty(q[..., :m], None, q[..., m:], q_data, rows.bound, self.policy.size, o.cql_temperature)
@@ -64,7 +64,7 @@ class PaRlLearner(OffPolicyLearner):
         with torch.enable_grad():
             found = policy.candidates(rows.context, self.generator)
         found = torch.cat([found, rows.flat[:, None]], 1)
-        q = policy.judge.many(rows.context, found).mean(0)
+        q = policy.judge.many(rows.context.pooled, found).mean(0)
         own = found.shape[1] - 1
         if self.options.floor:  # as in the target: what the data's own action led to, it is worth
             q[:, own] = torch.maximum(q[:, own], rows.bound)

@@ -17,6 +17,7 @@ from torch import Tensor
 from robo_rl.algos.onpolicy import Demos, OnPolicyLearner, Rules
 from robo_rl.errors import UserError
 from robo_rl.options import ReinFlowOptions
+from robo_rl.policies.context import Context
 
 
 def noise_bound(start: float, progress: float, hold: float, end: float) -> float:
@@ -28,19 +29,19 @@ def noise_bound(start: float, progress: float, hold: float, end: float) -> float
 def make(policy, options: ReinFlowOptions, seed: int, demos: Demos | None = None) -> OnPolicyLearner:
     """Learner for a flow policy with learned noise at all steps."""
     p = policy.options
-    if p.kind != "flow" or p.noise != "learned" or p.noise_steps != "all":
+    if not p.is_flow or p.noise != "learned" or p.noise_steps != "all":
         raise UserError("reinflow needs --policy.kind flow --policy.noise learned --policy.noise-steps all, got "
                         f"{p.kind}, {p.noise}, {p.noise_steps}")
     old = copy.deepcopy(policy.head).requires_grad_(False)
 
-    def w2(context: Tensor, generator: torch.Generator) -> Tensor:
+    def w2(context: Context, generator: torch.Generator) -> Tensor:
         z = torch.randn(len(context), policy.chunk, generator=generator).to(policy.times.device)
         x_new, x_old = z, z
-        times = policy.head.time(policy.times)
+        times, old_times = policy.head.steps(policy.features), old.steps(policy.features)
         for k in range(p.denoise_steps):
             x_new = policy._mean(x_new, policy.head(policy.head.embed(context), x_new, times[k]), k, "quiet")
             with torch.no_grad():
-                x_old = policy._mean(x_old, old(old.embed(context), x_old, old.time(policy.times)[k]), k, "quiet")
+                x_old = policy._mean(x_old, old(old.embed(context), x_old, old_times[k]), k, "quiet")
         return options.w2_coef * (x_new - x_old).square().sum(-1).mean()
 
     def settle(progress: float) -> None:

@@ -20,6 +20,7 @@ from robo_rl.algos.credit import descend
 from robo_rl.algos.offpolicy import CriticLearner, OffPolicyLearner, Rows, Temperature, frozen, make_adam, td_target
 from robo_rl.errors import UserError
 from robo_rl.options import SacOptions
+from robo_rl.policies.context import Context
 from robo_rl.policies.offpolicy import SquashedPolicy
 
 
@@ -31,21 +32,21 @@ class RlpdLearner(OffPolicyLearner):
 
     def __init__(self, policy: SquashedPolicy, options: SacOptions, seed: int):
         super().__init__(policy, options, seed)
-        self.critics = CriticLearner(policy.trunk.size, policy.options.execute * policy.spec.action, options, seed, policy.judge)
+        self.critics = CriticLearner(policy.context_size, policy.options.execute * policy.spec.action, options, seed, policy.judge)
         self.actor_params = list(policy.actor.parameters())
         self.actor_opt = make_adam(self.actor_params, options.lr)
         self.alpha = Temperature(options.alpha, options.alpha_lr, -options.target_entropy * policy.size)
 
-    def next_action(self, context: Tensor) -> tuple[Tensor, Tensor]:
+    def next_action(self, context: Context) -> tuple[Tensor, Tensor]:
         """a' ~ pi [B,E,A] and log pi(a') [B]."""
         with torch.no_grad():
-            moves, logp = self.policy.actor.sample(context, self.generator)
+            moves, logp = self.policy.actor.sample(context.pooled, self.generator)
             return self.policy.commands_of(moves, context), logp
 
     def target(self, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
         """y [B], and what is told of it."""
         action, logp = self.next_action(rows.next_context)
-        v = self.critics.least(rows.next_context, action.flatten(1), self.generator)
+        v = self.critics.least(rows.next_context.pooled, action.flatten(1), self.generator)
         return self.backed_up(rows, v, logp), {}
 
     def backed_up(self, rows: Rows, v: Tensor, logp: Tensor) -> Tensor:
@@ -62,9 +63,9 @@ class RlpdLearner(OffPolicyLearner):
 
     def actor_step(self, rows: Rows) -> dict[str, Tensor]:
         o, policy = self.options, self.policy
-        moves, logp = policy.actor.sample(rows.context, self.generator)
+        moves, logp = policy.actor.sample(rows.context.pooled, self.generator)
         with frozen(self.critics.params):
-            q = self.critics.critic(rows.context, policy.commands_of(moves, rows.context).flatten(1)).mean(0)
+            q = self.critics.critic(rows.context.pooled, policy.commands_of(moves, rows.context).flatten(1)).mean(0)
         loss = (self.alpha.value * logp - q).mean() + self.imitation(rows)
         descend(loss, self.actor_params, self.actor_opt, o.max_grad_norm)
         self.alpha.step(logp)

@@ -5,8 +5,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from robo_rl.cli import parse_options
+from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.folder import newest_run
+from robo_rl.options.policy import POLICIES
+from robo_rl.plugins import is_object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,7 @@ def parse(argv: list[str]) -> TrainConfig:
             if arg.startswith(f"--{name}="):
                 return arg.split("=", 1)[1]
         return str(document.get(name, default))
+    argv = short_policy(argv)
     document: dict = {}
     if file := peek("config", ""):
         document = config_file.read_config(Path(file))
@@ -66,6 +70,29 @@ def parse(argv: list[str]) -> TrainConfig:
         from robo_rl.experiment.twin import twin
         return twin(config)
     return config
+
+
+def short_policy(argv: list[str]) -> list[str]:
+    """`--policy pi05`, `--policy module:function` and `--policy FOLDER` (of a vision-language-action model) as options of --policy.…"""
+    out: list[str] = []
+    rest = iter(argv)
+    for arg in rest:
+        name, sign, value = arg.partition("=")
+        if name != "--policy":
+            out.append(arg)
+            continue
+        value = value if sign else next(rest, "")
+        if value in POLICIES or is_object(value) and not Path(value).exists():
+            out += ["--policy.kind", value]
+            continue
+        if not value or not Path(value).exists():
+            raise UserError(f"--policy takes {', '.join(POLICIES)}, module:function, or the folder of a vision-language-action model, "
+                            f"got {value!r}")
+        if (Path(value) / "run.json").is_file() or (Path(value) / "meta.json").is_file():
+            raise UserError(f"--policy {value} is a run of robo_rl; begin with its policy by --init {value}")
+        from robo_rl.policies.vla.make import family_of
+        out += ["--policy.kind", family_of(value), "--policy.folder", str(Path(value).resolve())]
+    return out
 
 
 def run(config: TrainConfig, began: Callable[[Path], None] = lambda folder: None) -> int:

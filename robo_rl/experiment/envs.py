@@ -63,13 +63,14 @@ def task_names(env) -> tuple[str, ...]:
     return tuple(getattr(env, "task_names", (env.spec.task,)))
 
 
-def obs_spec(env, language: bool):
-    """What a policy for this env sees and commands; where it plays several tasks the instruction too."""
+def obs_spec(env, language: bool, text: int = 0):
+    """What a policy for this env sees and commands; where it plays several tasks the instruction too. `text`: bytes of the instruction
+    where it is read as text (`ObsSpec`)."""
     from robo_rl.policies import ObsSpec
     views = tuple(env.spec.views)
     size = env.single_observation_space[f"image/{views[0]}"].shape[0] if views else 0
     return ObsSpec(state=env.single_observation_space["state"].shape[0], action=env.single_action_space.shape[0],
-                   views=views, image_size=size, language=language or bool(views) or len(task_names(env)) > 1,
+                   views=views, image_size=size, language=language or bool(views or text) or len(task_names(env)) > 1, text=text,
                    action_names=env.spec.action_names)
 
 

@@ -134,7 +134,7 @@ class ReplayStage:
         config, o, spec = self.config, replay_options(self.config), self.run.policy.spec
         rows: dict[str, tuple[tuple[int, ...], np.dtype]] = {"state": ((spec.state,), np.dtype(np.float32))}
         if spec.views:
-            rows = {"context": ((self.run.policy.trunk.size,), np.dtype(np.float32))}
+            rows = {"context": ((self.run.policy.context_size,), np.dtype(np.float32))}
         if spec.language and not spec.views:
             rows["tokens"] = ((tokenize([""]).shape[1],), np.dtype(np.int64))
         e, n = config.policy.execute, self.run.env.num_envs

@@ -113,7 +113,8 @@ def sft_stage(run: Run) -> None:
     if config.init:
         run.policy = first_policy(config, run.env).to(config.device)
     elif demos is None:
-        run.policy = make_policy(config.policy, obs_spec(run.env, len(instructions(run.env)) > 1), config.seed).to(config.device)
+        spec = obs_spec(run.env, len(instructions(run.env)) > 1, config.policy.text)
+        run.policy = make_policy(config.policy, spec, config.seed).to(config.device)
         run.policy.freeze_base()
         return
     if demos is None or config.init and not config.bc.updates:
@@ -141,8 +142,9 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = 
     config, dataset = run.config, load(folder, label=run.config.data.label)
     if not config.init:
         fresh = replace(config.policy, lora=LoraOptions())  # adapters are for RL: of weights that know nothing all must learn
-        run.policy = make_policy(fresh, obs_spec(run.env, len(dataset.tasks) > 1), config.seed)
-        fit_normalisers(run.policy, dataset, config.data.normaliser)
+        run.policy = make_policy(fresh, obs_spec(run.env, len(dataset.tasks) > 1, config.policy.text), config.seed)
+        if not (config.policy.folder and config.policy.statistics == "folder"):
+            fit_normalisers(run.policy, dataset, config.data.normaliser)
         run.policy.to(config.device)
     out = np.arange(len(dataset)) % HOLD == HOLD - 1 if hold_out else np.zeros(len(dataset), bool)
 

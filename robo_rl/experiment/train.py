@@ -120,6 +120,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
                 if meta["finished"]:
                     report.say("this run is finished; nothing to resume")
                     return 0
+                keep_files(run)
                 run.forget_after(run.step)
                 report.open_log(folder, wandb_project=config.wandb, resume_step=run.step, resume_lines=meta.get("lines"))
                 return rl_stage(run, saved[-1])
@@ -133,9 +134,16 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
                     sft_stage(run)
             except Stopped:
                 return run.end(f"stopped in the supervised stage; start it again with: robo_rl train --resume {folder}", run.stop.code)
+            keep_files(run)
             finished = config.algo == "bc" or config.steps == 0
             run.save({}, finished)
             return run.end() if finished else rl_stage(run, None)
+
+
+def keep_files(run) -> None:
+    """What a worker needs beside options and weights to make the policy, below the run's folder."""
+    if hasattr(run.policy, "keep_files"):
+        run.policy.keep_files(run.folder / "policy")
 
 
 def rl_stage(run, checkpoint_folder: Path | None) -> int:
@@ -213,7 +221,7 @@ def check_method(config: TrainConfig, env) -> None:
     from robo_rl.policies import make_policy
     from robo_rl.policies.lora import adapted
 
-    first = first_policy(config, env) if config.init else make_policy(config.policy, obs_spec(env, language=False), 0)
+    first = first_policy(config, env) if config.init else make_policy(config.policy, obs_spec(env, False, config.policy.text), 0)
     if config.policy.lora.rank and not config.init and config.demos == "0":
         raise UserError("--policy.lora.rank adapts weights that know something: --init RUN, or --demos N")
     if config.algo == "bc":

@@ -246,7 +246,7 @@ def embed(policy, obs: dict, at_once: int = 4096) -> np.ndarray:
 
     from robo_rl.policies import obs_tensors
     with torch.no_grad():
-        return np.concatenate([policy.encode(obs_tensors({key: v[k:k + at_once] for key, v in obs.items()}, policy.spec)).numpy()
+        return np.concatenate([policy.encode(obs_tensors({key: v[k:k + at_once] for key, v in obs.items()}, policy.spec)).pooled.numpy()
                                for k in range(0, len(obs["state"]), at_once)])
 
 

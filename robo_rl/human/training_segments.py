@@ -18,7 +18,7 @@ from robo_rl.data.reader import Dataset
 from robo_rl.demos import check_fits
 from robo_rl.errors import UserError
 from robo_rl.policies import ObsSpec
-from robo_rl.policies.nets import tokenize
+from robo_rl.policies.policy import words_of
 
 TRAINED_SOURCES = ("expert", "human", "teacher")
 
@@ -80,7 +80,7 @@ def segment_sampler(parts: Sequence[Dataset], spec: ObsSpec, horizon: int, own: 
         chunk, mask = segment_chunks(dataset, horizon, rows)
         obs = {"state": torch.from_numpy(np.ascontiguousarray(dataset.state[rows]))}
         if spec.language:
-            obs["tokens"] = torch.from_numpy(tokenize(dataset.tasks))[torch.from_numpy(dataset.task_index[rows])]
+            obs["tokens"] = torch.from_numpy(words_of(dataset.tasks, spec))[torch.from_numpy(dataset.task_index[rows])]
         for view in spec.views:
             obs[f"image/{view}"] = torch.from_numpy(dataset.images(view)[rows])
         samplers.append(demos_sampler(obs, torch.from_numpy(chunk), torch.from_numpy(mask).float()))

@@ -7,7 +7,9 @@ from robo_rl.errors import UserError, choose, in_range
 from robo_rl.options.lora import LoraOptions
 from robo_rl.plugins import OWN, is_object
 
-POLICIES = ("flow", "diffusion", "gaussian", "squashed", "guided")
+VLAS = ("pi0", "pi05", "smolvla")
+POLICIES = ("flow", "diffusion", "gaussian", "squashed", "guided", *VLAS)
+TEXT = 256  # bytes of an instruction that a vision-language-action model is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +18,20 @@ class PolicyOptions:
 
     kind: str = "flow"
     """flow, diffusion, gaussian, squashed: tanh-Gaussian (SAC's), guided: a flow whose samples a critic chooses among (EXPO,
-    PA-RL), or module:function of your own."""
+    PA-RL), the vision-language-action models pi0, pi05 and smolvla (flows too), or module:function of your own."""
+    size: Literal["tiny", "small", "full"] = "tiny"
+    """pi0, pi05, smolvla: of a model with fresh weights. tiny: seconds, to see it move; small: trains on a CPU; full: the published one."""
+    folder: str = ""
+    """pi0, pi05, smolvla: folder of a model in a public layout (LeRobot, openpi), with what its inputs mean. --policy FOLDER finds kind."""
+    words: str = ""
+    """pi0, pi05, smolvla: the tokeniser, a file, a folder or words:N (hashed); empty: the folder's, without one hashed words."""
+    prompt: int = 0
+    """pi0, pi05, smolvla: most tokens of a prompt; 0: the model's own, 48, of pi05 200."""
+    statistics: Literal["demos", "folder"] = "demos"
+    """pi0, pi05, smolvla with a folder: what state and actions are normalised by, the supervised stage's data or what the folder has."""
+    keep_prefix: bool = False
+    """pi0, pi05, smolvla: the keys and values of a decision's prefix are kept with it, so that learning with a frozen trunk encodes
+    nothing; costs memory (small: half a megabyte per decision)."""
     horizon: int = 8
     """H: steps in a predicted chunk."""
     execute: int = 8
@@ -92,6 +107,16 @@ class PolicyOptions:
     lora: LoraOptions = field(default_factory=LoraOptions)
     """Low-rank adapters."""
 
+    @property
+    def is_flow(self) -> bool:
+        """Whether the policy is a flow chain: a small one, or a vision-language-action model's."""
+        return self.kind == "flow" or self.kind in VLAS
+
+    @property
+    def text(self) -> int:
+        """`ObsSpec.text` of its observations."""
+        return TEXT if self.kind in VLAS else 0
+
     def __post_init__(self) -> None:
         if not is_object(self.kind):
             choose("policy.kind", self.kind, (*POLICIES, OWN))
@@ -99,6 +124,11 @@ class PolicyOptions:
             object.__setattr__(self, "lora", LoraOptions(**self.lora))
         if self.lora.rank and self.kind in ("squashed", "guided"):
             raise UserError(f"policy.lora goes with flow, diffusion, gaussian and policies of your own, got policy.kind {self.kind}")
+        if self.kind in VLAS and self.predict != "velocity":
+            raise UserError(f"policy.kind {self.kind} predicts the velocity, got policy.predict {self.predict}")
+        choose("policy.size", self.size, ("tiny", "small", "full"))
+        choose("policy.statistics", self.statistics, ("demos", "folder"))
+        in_range("policy.prompt", self.prompt, 0, 4096)
         for name, low, high in (("horizon", 1, 256), ("denoise_steps", 1, 1000), ("hidden", 8, 8192),
                                 ("layers", 1, 32), ("noise_level", 0, 2), ("std_scale", 0, 1), ("width", 16, 4096),
                                 ("depth", 1, 48)):
@@ -111,7 +141,7 @@ class PolicyOptions:
                                 ("local_steps", 0, 1000), ("local_rate", 0, 10), ("spread", 0, 1)):
             in_range(f"policy.{name}", getattr(self, name), low, high)
         in_range("policy.softness", self.softness, 0, 1e6, open_low=True)
-        if self.kind == "flow" and self.noise == "cps":
+        if self.is_flow and self.noise == "cps":
             in_range("policy.noise_level (of noise cps)", self.noise_level, 0, 1)
         in_range("policy.noise_min (<= noise_max)", self.noise_min, 0, self.noise_max, open_low=True)
         in_range("policy.train_steps", self.train_steps, 1, 10_000)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from robo_rl.options import PolicyOptions
-from robo_rl.policies.nets import tokenize
-from robo_rl.policies.policy import Chunk, Obs, ObsSpec, Policy
+from robo_rl.policies.context import Context
+from robo_rl.policies.policy import Chunk, Obs, ObsSpec, Policy, words_of
 
 B = 5  # rows of the batches it is checked with
 METHODS = ("encode", "act", "score", "bc_loss", "commands", "freeze_base")
-VALUES = ("options", "spec", "factors", "noise_scale", "obs_norm", "action_norm", "trunk")
+VALUES = ("options", "spec", "factors", "noise_scale", "obs_norm", "action_norm", "trunk", "context_size")
 CLOSE = 1e-4  # of log-probs in batches of another size, whose products may be summed in another order
 
 
@@ -36,7 +36,7 @@ def observations(spec: ObsSpec, rows: int = B, seed: int = 0) -> Obs:
     g = torch.Generator().manual_seed(seed)
     out = {"state": torch.randn(rows, spec.state, generator=g)}
     if spec.language:
-        out["tokens"] = torch.from_numpy(tokenize(["pick up the cube", "open the drawer"] * rows)[:rows])
+        out["tokens"] = torch.from_numpy(words_of(["pick up the cube", "open the drawer"] * rows, spec)[:rows])
     for view in spec.views:
         out[f"image/{view}"] = torch.randint(0, 256, (rows, spec.image_size, spec.image_size, 3), generator=g, dtype=torch.uint8)
     return out
@@ -64,7 +64,7 @@ def _members(policy: Policy, make, options: PolicyOptions, spec: ObsSpec, atol: 
         assert hasattr(policy, name), f"the policy lacks {name!r} (robo_rl.policies.policy.Policy lists what it must have)"
     assert policy.options == options and policy.spec == spec, "policy.options and policy.spec must be those that it was made of"
     assert isinstance(policy.factors, int) and policy.factors >= 1, f"factors must be an int of at least 1, got {policy.factors!r}"
-    assert isinstance(getattr(policy.trunk, "size", None), int), "trunk.size must be the width of what encode gives, an int"
+    assert isinstance(policy.context_size, int), f"context_size must be the width of encode's pooled vector, got {policy.context_size!r}"
     float(policy.noise_scale)
 
 
@@ -82,7 +82,7 @@ def _acting(policy: Policy, make, options: PolicyOptions, spec: ObsSpec, atol: f
     assert torch.equal(before, torch.get_rng_state()), "act must draw from its generator alone, not from torch's global one"
     assert isinstance(chunk, Chunk), f"act must return a robo_rl.policies.policy.Chunk, got {type(chunk).__name__}"
     _shape("actions of act", chunk.actions, (B, options.execute, spec.action))
-    _shape("x0 of act", chunk.x0, (B, options.horizon, spec.action))
+    _shape("x0 of act", chunk.x0, (B, options.horizon, getattr(policy, "width", spec.action)))
     _shape("logp of act", chunk.logp, (B, policy.factors))
     assert isinstance(chunk.trace, dict) and chunk.trace, "trace of act must be a dict of tensors, what score needs beside the context"
     for name, x in chunk.trace.items():
@@ -106,9 +106,12 @@ def _ratio(policy: Policy, make, options: PolicyOptions, spec: ObsSpec, atol: fl
     obs = observations(spec)
     chunk = _act(policy, obs)
     context = policy.encode(obs)
-    assert isinstance(context, Tensor), f"encode must return a tensor, got {type(context).__name__}"
-    assert tuple(context.shape) == (B, policy.trunk.size), f"encode must give [B, trunk.size], got {tuple(context.shape)}"
-    assert policy.encode({"context": context}) is context, "encode of {'context': c} must be c"
+    assert isinstance(context, Context), f"encode must return a robo_rl.policies.context.Context, got {type(context).__name__}"
+    assert tuple(context.pooled.shape) == (B, policy.context_size), (
+        f"pooled of encode must be [B, context_size], {(B, policy.context_size)}, got {tuple(context.pooled.shape)}")
+    columns, again = context.columns(), policy.encode(context.columns()).columns()
+    assert columns.keys() == again.keys() and all(again[k] is v for k, v in columns.items()), (
+        "encode of a context's columns must be that context: `if 'context' in obs: return Context.of(obs)`")
     scored = policy.score(context, chunk.trace)
     assert isinstance(scored, tuple) and len(scored) == 2, "score must return (logp [B,F], entropy)"
     logp, entropy = scored

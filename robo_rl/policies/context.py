@@ -21,8 +21,8 @@ PREFIX = "context"  # of a context's columns among those of an observation
 class Context:
     """Rows of encoded observations; what a policy does not use is left out."""
 
-    pooled: Tensor | None = None
-    """[B,C]: what critics see."""
+    pooled: Tensor
+    """[B,C]: what critics see, and all that a small policy has."""
     kv: tuple[tuple[Tensor, Tensor], ...] = ()
     """Per layer, keys and values of the prefix [B,L,...]."""
     mask: Tensor | None = None
@@ -34,13 +34,13 @@ class Context:
 
     def __len__(self) -> int:
         """B."""
-        return len(next(self._tensors()))
+        return len(self.pooled)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Context":
         """The context with `change` done to each of its tensors."""
         def changed(x: Tensor | None) -> Tensor | None:
             return None if x is None else change(x)
-        return Context(changed(self.pooled), tuple((change(k), change(v)) for k, v in self.kv), changed(self.mask),
+        return Context(change(self.pooled), tuple((change(k), change(v)) for k, v in self.kv), changed(self.mask),
                        changed(self.length), changed(self.state))
 
     def repeat(self, n: int) -> "Context":
@@ -76,7 +76,7 @@ class Context:
         kv = tuple((torch.cat([_padded(p.kv[i][0], longest) for p in parts]),
                     torch.cat([_padded(p.kv[i][1], longest) for p in parts])) for i in range(len(parts[0].kv)))
         mask = None if parts[0].mask is None else torch.cat([_padded(p.mask, longest) for p in parts if p.mask is not None])
-        return Context(joined("pooled"), kv, mask, joined("length"), joined("state"))
+        return Context(torch.cat([p.pooled for p in parts]), kv, mask, joined("length"), joined("state"))
 
     def columns(self) -> dict[str, Tensor]:
         """The context as entries of an observation, a row per decision; `of` reads them. A pooled vector alone is one entry,
@@ -91,12 +91,7 @@ class Context:
         """The context in `columns`, among others."""
         layers = sum(name.startswith(f"{PREFIX}/k") for name in columns)
         kv = tuple((columns[f"{PREFIX}/k{i}"], columns[f"{PREFIX}/v{i}"]) for i in range(layers))
-        return Context(columns.get(PREFIX), kv, *(columns.get(f"{PREFIX}/{name}") for name in ("mask", "length", "state")))
-
-    def _tensors(self):
-        yield from (x for x in (self.pooled, self.mask, self.length, self.state) if x is not None)
-        for layer in self.kv:
-            yield from layer
+        return Context(columns[PREFIX], kv, *(columns.get(f"{PREFIX}/{name}") for name in ("mask", "length", "state")))
 
 
 def _padded(x: Tensor, length: int) -> Tensor:

@@ -5,14 +5,15 @@ from functools import cache
 import torch
 
 from robo_rl.errors import UserError
-from robo_rl.options import PolicyOptions
+from robo_rl.options import VLAS, PolicyOptions
 from robo_rl.plugins import check_call, is_object, load_object
 from robo_rl.policies.blocks import recompute
 from robo_rl.policies.lora import attach
 from robo_rl.policies.offpolicy import GuidedPolicy, SquashedPolicy
-from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, ObsSpec, Policy
+from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, ObsSpec, Policy, PolicyBase
 
-KINDS = {"squashed": SquashedPolicy, "guided": GuidedPolicy, "gaussian": GaussianPolicy}  # every other one is a chain
+KINDS: dict[str, type[PolicyBase]] = {
+    "squashed": SquashedPolicy, "guided": GuidedPolicy, "gaussian": GaussianPolicy}  # every other one is a chain
 WHAT = "--policy.kind"
 
 
@@ -26,7 +27,11 @@ def make_policy(options: PolicyOptions, spec: ObsSpec, seed: int) -> Policy:
         return attach(slimmed(_own(options, spec, seed)), options.lora, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return attach(slimmed(KINDS.get(options.kind, ChainPolicy)(options, spec)), options.lora, seed)
+        kind = KINDS.get(options.kind, ChainPolicy)
+        if options.kind in VLAS:  # its modules, and safetensors, are read where one is asked for
+            from robo_rl.policies.vla.policy import VlaPolicy
+            kind = VlaPolicy
+        return attach(slimmed(kind(options, spec)), options.lora, seed)
 
 
 def slimmed(policy):

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from robo_rl.errors import UserError
+from robo_rl.policies.context import Context
+
 TOKENS = 16  # longest instruction [words]
 VOCAB = 4096  # word ids by hash; 0 is padding
 
@@ -36,6 +39,22 @@ def tokenize(texts: "list[str] | np.ndarray") -> np.ndarray:
         row = known[text]
         out[i, :len(row)] = row
     return out
+
+
+def text_tokens(texts: "list[str] | np.ndarray", length: int) -> np.ndarray:
+    """Instructions -> uint8[B, length]: their UTF-8, zero padded, for policies with a tokeniser of their own. UserError: a longer one."""
+    out = np.zeros((len(texts), length), np.uint8)
+    for i, text in enumerate(texts):
+        data = str(text).encode()
+        if len(data) > length:
+            raise UserError(f"an instruction has {len(data)} bytes, policies read {length} at most: {str(text)[:60]!r}…; shorten it")
+        out[i, :len(data)] = np.frombuffer(data, np.uint8)
+    return out
+
+
+def text_of(tokens: Tensor) -> list[str]:
+    """The instructions of `text_tokens` [B,N]."""
+    return [bytes(row).rstrip(b"\0").decode() for row in tokens.cpu().numpy()]
 
 
 def time_features(t: Tensor) -> Tensor:
@@ -63,8 +82,40 @@ def orthogonal(net: nn.Sequential, last: float) -> None:
         nn.init.zeros_(layer.bias)
 
 
-class ChunkHead(nn.Module):
-    """v(context, x, t): context [B,C], x [B,D], t -> [B,D]; `layers` hidden layers of `hidden` units."""
+class VelocityNet(nn.Module):
+    """What a chain asks of the network of a policy: v(context, x, t) for chunks x [B,D].
+
+    What the steps of a chain share is made once: `embed` of a context, `features` of the chain's K times. Noised chunks at any other
+    time go through `time` and `forward`.
+    """
+
+    def embed(self, context: Context, repeats: int = 1) -> Any:
+        """What every step needs of the context; each row stands `repeats` times beside itself."""
+        raise NotImplementedError
+
+    def features(self, times: Tensor) -> Tensor:
+        """What a chain keeps of its times [K], float [K,...]."""
+        raise NotImplementedError
+
+    def steps(self, features: Tensor) -> tuple[Tensor, ...]:
+        """The `time` of each step of a chain."""
+        raise NotImplementedError
+
+    def time(self, t: Tensor) -> Tensor:
+        """What `forward` takes of times t [B]."""
+        raise NotImplementedError
+
+    def forward(self, embedded: Any, x: Tensor, time: Tensor) -> Tensor:
+        """v [B,D] for x [B,D] and the `time` of one step, or of a row each."""
+        raise NotImplementedError
+
+    def at_steps(self, embedded: Any, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """v [B,D] for rows x [B,D] at the steps k int64[B] of a chain, and the `time` of all its steps [K,...]."""
+        raise NotImplementedError
+
+
+class ChunkHead(VelocityNet):
+    """v(context, x, t): context of width C, x [B,D], t -> [B,D]; `layers` hidden layers of `hidden` units."""
 
     from_time: Any  # nn.Sequential of nn.Linear, an activation, nn.Linear
     body: Any  # nn.ModuleList of nn.Linear
@@ -84,9 +135,16 @@ class ChunkHead(nn.Module):
             self.out.weight.mul_(0.1)
             self.out.bias.zero_()
 
-    def embed(self, context: Tensor) -> Tensor:
-        """Context product `[B, hidden]`, made once per chain."""
-        return linear(context, self.from_context.weight, self.from_context.bias)
+    def embed(self, context: Context, repeats: int = 1) -> Tensor:
+        """Context product `[B * repeats, hidden]`."""
+        embedded = linear(context.pooled, self.from_context.weight, self.from_context.bias)
+        return embedded if repeats == 1 else embedded.repeat_interleave(repeats, 0)
+
+    def features(self, times: Tensor) -> Tensor:
+        return time_features(times)
+
+    def steps(self, features: Tensor) -> tuple[Tensor, ...]:
+        return self.time_product(features).unbind()
 
     def time(self, t: Tensor) -> Tensor:
         """Time product `[..., hidden]` of times `[...]`."""
@@ -101,9 +159,11 @@ class ChunkHead(nn.Module):
         """First-layer matrix `[D + K, hidden]` for x beside a one-hot of which of K times (their features) it is at."""
         return torch.cat([self.from_x.weight.t(), self.time_product(features)])
 
-    def at_steps(self, embedded: Tensor, table: Tensor, x_and_step: Tensor) -> Tensor:
-        """v for rows [x, one-hot step] `[B, D + K]` under a `table`: one product for x and time together."""
-        return self._rest(torch.addmm(embedded, x_and_step, table))
+    def at_steps(self, embedded: Tensor, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """One product for x and time together."""
+        table = self.table(features)
+        step = nn.functional.one_hot(k, len(features)).to(x.dtype)
+        return self._rest(torch.addmm(embedded, torch.cat([x, step], 1), table)), table[x.shape[1]:]
 
     def forward(self, embedded: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """v for x [B,D] and the time product of any times."""
@@ -244,10 +304,13 @@ class NoiseNet(nn.Module):
         self.low = low
         self.register_buffer("high", torch.tensor(high))  # annealed by ReinFlow's schedule
 
-    def forward(self, embedded: Tensor, time: Tensor) -> Tensor:
-        h = torch.tanh(self.net(torch.tanh(embedded.detach() + time.detach())))
+    def forward(self, embedded: Any, time: Tensor) -> Tensor:
+        return self.bounded(self.net(torch.tanh(embedded.detach() + time.detach())))
+
+    def bounded(self, h: Tensor) -> Tensor:
+        """Std in [low, high] of the network's numbers, of any size."""
         low = 2 * math.log(self.low)
-        logvar = low + (2 * torch.log(self.high) - low) * (h + 1) / 2
+        logvar = low + (2 * torch.log(self.high) - low) * (torch.tanh(h) + 1) / 2
         return torch.exp(0.5 * logvar)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, softplus
 
 from robo_rl.options import PolicyOptions
+from robo_rl.policies.context import Context
 from robo_rl.policies.nets import mlp
 from robo_rl.policies.policy import ChainPolicy, Chunk, Obs, ObsSpec, PolicyBase
 from robo_rl.sampling import Noise, randint, randn
@@ -141,13 +142,13 @@ class SquashedPolicy(PolicyBase):
         self.gripper = names.index("gripper") if options.gripper == "toggle" and "gripper" in names else -1
         self.axes = [i for i in range(spec.action) if i != self.gripper]
         self.size = e * len(self.axes)
-        self.actor = SquashedHead(self.trunk.size, self.size, options.hidden, options.layers, options.init_std)
+        self.actor = SquashedHead(self.context_size, self.size, options.hidden, options.layers, options.init_std)
         if self.gripper >= 0:
-            self.grasp = mlp([self.trunk.size] + [options.hidden] * options.layers + [2 * e], "relu")
+            self.grasp = mlp([self.context_size] + [options.hidden] * options.layers + [2 * e], "relu")
             self.register_buffer("sequences", gripper_options(e), persistent=False)
         self.judge = self.teacher = None
         if options.teacher:
-            self.judge = Ensemble(self.trunk.size, e * spec.action, options.critic_hidden, options.critic_layers, options.critics)
+            self.judge = Ensemble(self.context_size, e * spec.action, options.critic_hidden, options.critic_layers, options.critics)
             self.judge.requires_grad_(False)
             self.register_buffer("taught", torch.zeros((), dtype=torch.bool))
             self.remember()
@@ -181,17 +182,17 @@ class SquashedPolicy(PolicyBase):
         """Actions [B,E,A] -> the Gaussian's entries [B,size]."""
         return (actions if self.gripper < 0 else actions[..., self.axes]).flatten(1)
 
-    def commands_of(self, moves: Tensor, context: Tensor, grasp: "nn.Module | None" = None) -> Tensor:
+    def commands_of(self, moves: Tensor, context: Context, grasp: "nn.Module | None" = None) -> Tensor:
         """The Gaussian's entries [B,size] with the gripper as its critic (`grasp`: another one) has it -> [B,E,A]."""
         if self.gripper < 0:
             return self.whole(moves, None)
-        return self.whole(moves, self.sequences[(grasp or self.grasp)(context).argmax(1)])
+        return self.whole(moves, self.sequences[(grasp or self.grasp)(context.pooled).argmax(1)])
 
-    def better(self, context: Tensor, own: Tensor, heads: "Tensor | slice" = ALL) -> tuple[Tensor, Tensor, Tensor]:
+    def better(self, context: Context, own: Tensor, heads: "Tensor | slice" = ALL) -> tuple[Tensor, Tensor, Tensor]:
         """Own chunk [B,E,A] or the teacher's, by the least of the critics `heads` -> it, its value [B], whether it is own [B]."""
         assert self.teacher is not None and self.judge is not None
-        old = self.commands_of(torch.tanh(self.teacher[0](context)[0]), context, self.teacher[-1])
-        value = self.judge.many(context, torch.stack([own, old], 1).flatten(2), heads).min(0).values
+        old = self.commands_of(torch.tanh(self.teacher[0](context.pooled)[0]), context, self.teacher[-1])
+        value = self.judge.many(context.pooled, torch.stack([own, old], 1).flatten(2), heads).min(0).values
         mine = value[:, 0] >= value[:, 1]
         return torch.where(mine[:, None, None], own, old), value.amax(1), mine
 
@@ -199,26 +200,26 @@ class SquashedPolicy(PolicyBase):
     def act(self, obs: Obs, generator: Noise, explore: bool = True) -> Chunk:
         context = self.encode(obs)
         if explore:
-            moves, logp = self.actor.sample(context, generator)
+            moves, logp = self.actor.sample(context.pooled, generator)
         else:
-            moves, logp = torch.tanh(self.actor(context)[0]), context.new_empty(len(context), 0)
+            moves, logp = torch.tanh(self.actor(context.pooled)[0]), context.pooled.new_empty(len(context), 0)
         actions = self.commands_of(moves, context)
         if self.teacher is not None and self.taught:
             actions, _, _ = self.better(context, actions)
         return Chunk(actions, actions, logp[:, None] if explore else logp, {})
 
-    def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def score(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("off-policy methods re-score nothing")
 
     def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor:
         """Squared error of tanh(mean), and the cross-entropy of the gripper's option; no noise drawn, the std left to RL."""
         e, context = self.options.execute, self.encode(obs)
         chunk, mask = chunk[:, :e], mask[:, :e]
-        moves = torch.tanh(self.actor(context)[0]).view(len(chunk), e, -1)
+        moves = torch.tanh(self.actor(context.pooled)[0]).view(len(chunk), e, -1)
         err = (moves - (chunk if self.gripper < 0 else chunk[..., self.axes])).square().mean(-1) * mask
         loss = err.sum() / mask.sum().clamp(min=1)
         if self.gripper >= 0:
-            loss = loss + 0.1 * nn.functional.cross_entropy(self.grasp(context) / GRASP, gripper_label(chunk[..., self.gripper]))
+            loss = loss + 0.1 * nn.functional.cross_entropy(self.grasp(context.pooled) / GRASP, gripper_label(chunk[..., self.gripper]))
         return loss
 
 
@@ -237,45 +238,45 @@ class GuidedPolicy(ChainPolicy):
     def __init__(self, options: PolicyOptions, spec: ObsSpec):
         super().__init__(options, spec)
         self.size = options.execute * spec.action
-        self.judge = Ensemble(self.trunk.size, self.size, options.critic_hidden, options.critic_layers, options.critics)
+        self.judge = Ensemble(self.context_size, self.size, options.critic_hidden, options.critic_layers, options.critics)
         self.judge.requires_grad_(False)
-        self.edit = (SquashedHead(self.trunk.size + self.size, self.size, options.critic_hidden, options.critic_layers,
+        self.edit = (SquashedHead(self.context_size + self.size, self.size, options.critic_hidden, options.critic_layers,
                                   options.init_std) if options.edit_scale else None)
         self.register_buffer("steered", torch.zeros((), dtype=torch.bool))
 
-    def flow(self, context: Tensor, m: int, generator: Noise, head=None) -> Tensor:
-        """`m` samples of the flow per context [B,C]: [B,m,D]."""
+    def flow(self, context: Context, m: int, generator: Noise, head=None) -> Tensor:
+        """`m` samples of the flow per row of the context: [B,m,D]."""
         return flow_samples(self, context, m, generator, head, self.options.spread)
 
-    def edited(self, context: Tensor, actions: Tensor, generator: Noise) -> tuple[Tensor, Tensor]:
+    def edited(self, context: Context, actions: Tensor, generator: Noise) -> tuple[Tensor, Tensor]:
         """Edits of actions [B,m,D] -> edited actions, clipped, and the log-density of the edits [B,m]."""
-        x = torch.cat([context[:, None].expand(-1, actions.shape[1], -1), actions], -1)
+        x = torch.cat([context.pooled[:, None].expand(-1, actions.shape[1], -1), actions], -1)
         assert self.edit is not None
         move, logp = self.edit.sample(x, generator)
         return (actions + self.options.edit_scale * move).clamp(-1, 1), logp
 
     @torch.no_grad()
-    def proposals(self, context: Tensor, generator: Noise, head=None) -> Tensor:
+    def proposals(self, context: Context, generator: Noise, head=None) -> Tensor:
         """Samples of the flow and their edits: [B,M,D]."""
         out = self.flow(context, self.options.candidates, generator, head)
         return out if self.edit is None else torch.cat([out, self.edited(context, out, generator)[0]], 1)
 
-    def candidates(self, context: Tensor, generator: Noise, head=None) -> Tensor:
+    def candidates(self, context: Context, generator: Noise, head=None) -> Tensor:
         """Everything the critic may choose from: [B,M,D]."""
         out = self.proposals(context, generator, head)
         if self.options.local_steps:
-            out = climb(self.judge, context, out, self.options.keep, self.options.local_steps, self.options.local_rate)
+            out = climb(self.judge, context.pooled, out, self.options.keep, self.options.local_steps, self.options.local_rate)
         return out
 
-    def choose(self, context: Tensor, generator: Noise, head=None, heads: Tensor | None = None,
+    def choose(self, context: Context, generator: Noise, head=None, heads: Tensor | None = None,
                greedy: bool = True) -> tuple[Tensor, Tensor]:
         """-> the chosen actions [B,D] and their values [B]: least of the critics `heads` (None: the mean of all).
 
         Not `greedy`: a draw of softmax(value / softness)."""
         found = self.candidates(context, generator, head)
         with torch.no_grad():
-            value = self.judge.many(context, found).mean(0) if heads is None else \
-                self.judge.many(context, found, heads).min(0).values
+            value = self.judge.many(context.pooled, found).mean(0) if heads is None else \
+                self.judge.many(context.pooled, found, heads).min(0).values
             if greedy:
                 best = value.argmax(1)
             else:
@@ -300,20 +301,20 @@ class GuidedPolicy(ChainPolicy):
         return Chunk(actions, actions, actions.new_empty(len(actions), 0), {})
 
 
-def flow_samples(policy: ChainPolicy, context: Tensor, m: int, generator: Noise, head=None, spread: float = 1.0) -> Tensor:
-    """`m` samples of a flow policy per context [B,C], by its plain chain -> actions [B,m,D], clipped to the box.
+def flow_samples(policy: ChainPolicy, context: Context, m: int, generator: Noise, head=None, spread: float = 1.0) -> Tensor:
+    """`m` samples of a flow policy per row of the context, by its plain chain -> actions [B,m,D], clipped to the box.
 
     `head` may stand in for the policy's own. With `spread` s < 1 the noise is s eps, and none for the first sample, which
     is then near the mean of the demonstrated chunks: few updates teach a flow that long before they teach it to sample."""
     head = head or policy.head
     b, d = len(context), policy.chunk
-    embedded = head.embed(context).repeat_interleave(m, 0)
+    embedded = head.embed(context, m)
     x = randn(generator, b, m * d)
     if spread < 1:
         x *= spread
         x[:, :d] = 0
     x = x.view(b * m, d)
-    for (a, b_out), time in zip(policy.plain, head.time_product(policy.features).unbind(), strict=True):
+    for (a, b_out), time in zip(policy.plain, head.steps(policy.features), strict=True):
         x = a * x + b_out * head(embedded, x, time)
     return policy.commands(x).clamp(-1, 1).reshape(b, m, -1)
 

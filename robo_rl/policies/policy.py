@@ -17,16 +17,17 @@ from torch import Tensor, nn
 
 from robo_rl.normalise import Normaliser
 from robo_rl.options import PolicyOptions
+from robo_rl.policies.context import PREFIX, Context
 from robo_rl.policies.images import Fit, fit_bytes
 from robo_rl.policies.nets import (
     ChunkHead,
     NoiseNet,
     StateTrunk,
-    Trunk,
+    VelocityNet,
     VisionLanguageTrunk,
     mlp,
     orthogonal,
-    time_features,
+    text_tokens,
     tokenize,
 )
 from robo_rl.policies.protocol import Chunk, Obs, ObsSpec
@@ -44,11 +45,16 @@ from robo_rl.sampling import (
 )
 
 
+def words_of(texts: "list[str] | np.ndarray", spec: ObsSpec) -> np.ndarray:
+    """Instructions as the `tokens` of observations: hashed words int64[B,TOKENS], or text uint8[B,N]."""
+    return text_tokens(texts, spec.text) if spec.text else tokenize(texts)
+
+
 def obs_tensors(obs: dict, spec: ObsSpec) -> Obs:
     """Env observation (NumPy or torch, batch first) -> what the policy takes; copies nothing but the tokens."""
     out = {"state": torch.as_tensor(obs["state"])}
     if spec.language:
-        out["tokens"] = torch.from_numpy(tokenize(obs["task"]))
+        out["tokens"] = torch.from_numpy(words_of(obs["task"], spec))
     for view in spec.views:
         image = torch.as_tensor(obs[f"image/{view}"])
         out[f"image/{view}"] = fit_bytes(image, spec.image_size, cast(Fit, spec.fit)) if spec.fit else image
@@ -58,27 +64,37 @@ def obs_tensors(obs: dict, spec: ObsSpec) -> Obs:
 class PolicyBase(nn.Module):
     """What all policies share: normalisers, the trunk that encodes observations, and actions in the env's units.
 
-    `self.trunk.size` is C, the width of a context, and `self.chunk` D = H A.
+    `self.context_size` is C, the width of what a trunk pools, and `self.chunk` D = H W: W numbers of a step (`self.width`), of which
+    the first A are the env's. W is A but for models whose width is their own.
     """
 
-    trunk: Trunk
+    trunk: nn.Module
 
     def __init__(self, options: PolicyOptions, spec: ObsSpec):
         super().__init__()
         self.options, self.spec = options, spec
-        self.obs_norm, self.action_norm = Normaliser(spec.state), Normaliser(spec.action, clip=1e9)
-        if spec.views:
-            self.trunk = VisionLanguageTrunk(spec.state, spec.views, spec.image_size, options.width, options.depth)
-        else:
-            self.trunk = StateTrunk(spec.state, spec.language)
-        self.chunk = options.horizon * spec.action
+        self.width = spec.action
+        self.make_normalisers()
+        self.trunk, self.context_size = self.make_trunk()
+        self.chunk = options.horizon * self.width
 
-    def encode(self, obs: Obs) -> Tensor:
-        """Observation -> context [B,C]; one that was encoded already is {"context": [B,C]}."""
-        if "context" in obs:
-            return obs["context"]
+    def make_normalisers(self) -> None:
+        """`obs_norm` of the state and `action_norm` of actions, to be fitted to demonstrations."""
+        self.obs_norm, self.action_norm = Normaliser(self.spec.state), Normaliser(self.spec.action, clip=1e9)
+
+    def make_trunk(self) -> tuple[nn.Module, int]:
+        """The trunk, and C."""
+        o, spec = self.options, self.spec
+        trunk = (VisionLanguageTrunk(spec.state, spec.views, spec.image_size, o.width, o.depth) if spec.views
+                 else StateTrunk(spec.state, spec.language))
+        return trunk, trunk.size
+
+    def encode(self, obs: Obs) -> Context:
+        """Observation -> context; one that was encoded already is among `obs` as its columns."""
+        if PREFIX in obs:
+            return Context.of(obs)
         images = {v: obs[f"image/{v}"] for v in self.spec.views}
-        return self.trunk(self.obs_norm(obs["state"]), obs.get("tokens"), images)
+        return Context(self.trunk(self.obs_norm(obs["state"]), obs.get("tokens"), images))
 
     def commands(self, x: Tensor) -> Tensor:
         """Normalised chunk [B,D] or [B,H,A] -> executed actions [B,E,A] in the env's -1..1 units."""
@@ -108,14 +124,15 @@ class ChainPolicy(PolicyBase):
     loud_s: Tensor
     draws: Tensor
     drawn: Tensor  # where one step is drawn
-    base: ChunkHead | None
+    base: VelocityNet | None
+    head: VelocityNet
+    noise: NoiseNet | None
+    noisy: Tensor | None  # bool [D]: entries that exploration moves, the others follow the plain ODE; None: all
 
     def __init__(self, options: PolicyOptions, spec: ObsSpec):
         super().__init__(options, spec)
         o = options
-        self.head = ChunkHead(self.trunk.size, self.chunk, o.hidden, o.layers, o.activation)
-        self.noise = (NoiseNet(o.hidden, self.chunk, o.noise_min, o.noise_max)
-                      if o.kind == "flow" and o.noise == "learned" else None)
+        self.head, self.noise = self.make_head()
         self.diffusion, self.clean = o.kind == "diffusion", o.predict == "action"
         k = o.denoise_steps
         if self.diffusion:
@@ -135,7 +152,7 @@ class ChainPolicy(PolicyBase):
             for field in ("a", "b", "s"):
                 self.register_buffer(f"{name}_{field}", getattr(table, field), persistent=False)
         self.register_buffer("times", quiet.t, persistent=False)
-        self.register_buffer("features", time_features(quiet.t), persistent=False)
+        self.register_buffer("features", self.head.features(quiet.t), persistent=False)
         self.plain = list(zip(quiet.a.tolist(), quiet.b.tolist(), strict=True))  # a plain flow step is a x + b out
         self.one = o.noise_steps != "all" and not self.diffusion
         noisy = torch.ones(k, dtype=torch.bool) if self.noise is not None else loud.s > 0
@@ -147,6 +164,13 @@ class ChainPolicy(PolicyBase):
             self.register_buffer("drawn", _drawn_table(quiet, loud, self.noise is not None, self._entries()),
                                  persistent=False)
         self.factors = 1 if self.one else k - self.first
+        self.register_buffer("noisy", None, persistent=False)
+
+    def make_head(self) -> "tuple[VelocityNet, NoiseNet | None]":
+        """The network of the chain, and that of its std where it is learned."""
+        o = self.options
+        head = ChunkHead(self.context_size, self.chunk, o.hidden, o.layers, o.activation)
+        return head, NoiseNet(o.hidden, self.chunk, o.noise_min, o.noise_max) if o.kind == "flow" and o.noise == "learned" else None
 
     @property
     def noise_scale(self) -> float:
@@ -185,17 +209,19 @@ class ChainPolicy(PolicyBase):
         return self.loud_s[k].reshape(-1, 1)
 
     def _logp(self, x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        shape = (*x.shape[:-1], self.options.horizon, self.spec.action)
-        std = std.view(shape) if std.shape == x.shape else std.reshape(*std.shape[:-1], 1, 1)
-        return chunk_logp(x.view(shape), mean.view(shape), std, self.options.execute, self.options.logp_reduction)
+        shape, a = (*x.shape[:-1], self.options.horizon, self.width), self.spec.action
+        std = std.view(shape)[..., :a] if std.shape == x.shape else std.reshape(*std.shape[:-1], 1, 1)
+        x, mean = x.view(shape), mean.view(shape)
+        if a < self.width:
+            x, mean = x[..., :a], mean[..., :a]
+        return chunk_logp(x, mean, std, self.options.execute, self.options.logp_reduction)
 
     @torch.no_grad()
     def act(self, obs: Obs, generator: Noise, explore: bool = True) -> Chunk:
         context = self.encode(obs)
         b, d, steps, one = len(context), self.chunk, self.options.denoise_steps, self.one and explore
-        embedded, times = self.head.embed(context), self.head.time_product(self.features).unbind()
-        early, early_times = (None, ()) if self.base is None else \
-            (self.base.embed(context), self.base.time_product(self.features).unbind())
+        embedded, times = self.head.embed(context), self.head.steps(self.features)
+        early, early_times = (None, ()) if self.base is None else (self.base.embed(context), self.base.steps(self.features))
         chain = torch.empty(steps + 1, b, d, device=self.times.device)
         xs, outs, stds = chain.unbind(), [], []
         randn(generator, b, d, out=xs[0])
@@ -225,7 +251,9 @@ class ChainPolicy(PolicyBase):
             else:
                 a, b_out = self.plain[k]
                 torch.mul(x, a, out=after).add_(out, alpha=b_out)
-            if stds:
+            if explore and self.noisy is not None:
+                after.copy_(torch.where(self.noisy, after, self._mean(x, out, k, "quiet")))
+            if stds or one and self.noisy is not None:
                 outs.append(out)
         x0 = xs[steps].view(b, self.options.horizon, -1)
         if not explore:
@@ -235,11 +263,15 @@ class ChainPolicy(PolicyBase):
             states = chain.view(-1, d)
             x, x_next = states.index_select(0, rows), states[b:].index_select(0, rows)
             count, scale = self._entries()
-            if self.noise is not None:
-                own = learned.view(-1, d).index_select(0, rows)[:, :count]
-                constant = constant - scale * own.log().sum(1, keepdim=True)
-            # the drawn step is mean + std * noise, so (x_next - mean) / std is the noise itself
-            logp = torch.addcmul(constant, factor, noise[:, :count].square().sum(1, keepdim=True))
+            if self.noisy is not None:  # as `score` has it: a trace and its log-prob agree to the last bit
+                std = self._std(draw, embedded, torch.stack(times)[draw])
+                logp = self._logp(x_next, self._mean(x, torch.cat(outs).index_select(0, rows), draw, "loud"), std)[:, None]
+            else:
+                if self.noise is not None:
+                    own = learned.view(-1, d).index_select(0, rows)[:, :count]
+                    constant = constant - scale * own.log().sum(1, keepdim=True)
+                # the drawn step is mean + std * noise, so (x_next - mean) / std is the noise itself
+                logp = torch.addcmul(constant, factor, noise[:, :count].square().sum(1, keepdim=True))
             index, x, x_next = draw[:, None], x[:, None], x_next[:, None]
         else:
             index = torch.arange(self.first, steps, device=chain.device).expand(b, -1)
@@ -248,34 +280,30 @@ class ChainPolicy(PolicyBase):
                                 for k in range(self.first, steps)], 1)
         return Chunk(self.commands(xs[steps]), x0, logp, {"x": x, "x_next": x_next, "k": index})
 
-    def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Context [B,C], trace [B,F,..] -> logp [B,F] and the mean entropy per action entry of random steps, a scalar."""
+    def score(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Context of B rows, trace [B,F,..] -> logp [B,F] and the mean entropy per action entry of random steps, a scalar."""
         b, f, d = trace["x"].shape
         mean, std = self._steps(context, trace)
         return self._logp(trace["x_next"].reshape(b * f, d), mean, std).view(b, f), self._entropy(std)
 
-    def moments(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def moments(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and std of the executed entries n after each random step, given the x before it, [B,F,n] both."""
         b, f, _ = trace["x"].shape
         mean, std = self._steps(context, trace)
-        count, _ = self._entries()
+        return self._executed(mean).unflatten(0, (b, f)), self._executed(std.expand_as(mean)).unflatten(0, (b, f))
 
-        def executed(x: Tensor) -> Tensor:
-            return x.expand_as(mean)[:, :count].unflatten(0, (b, f))
-        return executed(mean), executed(std)
+    def _executed(self, x: Tensor) -> Tensor:
+        """Chunks [B,D] -> the entries that the env executes, [B,E*A]."""
+        e, a = self.options.execute, self.spec.action
+        return x[:, :e * a] if a == self.width else x.unflatten(1, (-1, self.width))[:, :e, :a].flatten(1)
 
-    def _steps(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _steps(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean [B*F,D] of the random steps of a trace and their std, [B*F,1] or [B*F,D]."""
         b, f, d = trace["x"].shape
         k = trace["k"].reshape(-1)
-        embedded = self.head.embed(context)
-        if f > 1:
-            embedded = embedded.repeat_interleave(f, 0)
-        x = trace["x"].reshape(b * f, d)
-        table = self.head.table(self.features)
-        step = torch.nn.functional.one_hot(k, len(self.times)).to(x.dtype)
-        mean = self._mean(x, self.head.at_steps(embedded, table, torch.cat([x, step], 1)), k, "loud")
-        return mean, self._std(k, embedded, table[d:][k] if self.noise is not None else table)
+        embedded, x = self.head.embed(context, f), trace["x"].reshape(b * f, d)
+        out, times = self.head.at_steps(embedded, self.features, x, k)
+        return self._mean(x, out, k, "loud"), self._std(k, embedded, times[k] if self.noise is not None else times)
 
     def _entropy(self, std: Tensor) -> Tensor:
         """Mean entropy per entry of the steps that are random; 0 where none is, for then there is no density."""
@@ -286,15 +314,15 @@ class ChainPolicy(PolicyBase):
         """Flow matching `E |v(x_t, t) - (eps - x0)|^2` with t ~ Beta(1.5, 1) as in pi0, or noise prediction on the K chain
         steps (DDPM), or with `predict` action `E |D(x_t, t) - x0|^2 / t` (diffusion: without / t) on the K steps, over `noises` draws
         of time and noise per row. chunk[B,H,A] in env units, mask[B,H]."""
-        context, chunk, mask = (x if noises == 1 else x.repeat_interleave(noises, 0)
-                                for x in (self.encode(obs), chunk, mask))
+        context = self.encode(obs).repeat(noises)
+        chunk, mask = (x if noises == 1 else x.repeat_interleave(noises, 0) for x in (chunk, mask))
         return self.imitation(context, chunk, mask, generator)
 
-    def imitation(self, context: Tensor, chunk: Tensor, mask: Tensor, generator: torch.Generator, head=None,
+    def imitation(self, context: Context, chunk: Tensor, mask: Tensor, generator: torch.Generator, head=None,
                   weight: Tensor | None = None) -> Tensor:
-        """`bc_loss` on contexts [B,C]; `head` may stand in for the policy's own, weight[B] scales samples."""
+        """`bc_loss` on a context of B rows; `head` may stand in for the policy's own, weight[B] scales samples."""
         head = head or self.head
-        x0 = self.action_norm(chunk).flatten(1)
+        x0 = self.clean_chunk(chunk)
         eps = torch.randn(x0.shape, generator=generator).to(x0.device)
         embedded = head.embed(context)
         if self.diffusion:
@@ -310,14 +338,18 @@ class ChainPolicy(PolicyBase):
         target = x0 if self.clean else target
         if self.clean and not self.diffusion:  # between errors of the chunk, and those of its velocity, which weigh 1/t^2
             weight = torch.as_tensor(1 / t) if weight is None else weight / t
-        shape = (len(x0), self.options.horizon, self.spec.action)
-        err = (out - target).view(shape).square().mean(-1) * mask
+        err = (out - target).view(len(x0), self.options.horizon, self.width)
+        err = (err if self.width == self.spec.action else err[..., :self.spec.action]).square().mean(-1) * mask
         if weight is not None:
             err = err * weight[:, None]
         return err.sum() / mask.sum().clamp(min=1)
 
-    def velocity(self, context: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """v(x_t, t) for chunks x [B,H,A], t [B] (flow only; predicting actions, t of `draw_times`)."""
+    def clean_chunk(self, chunk: Tensor) -> Tensor:
+        """Actions [B,H,A] in the env's units -> x0 of the chain, [B,D]."""
+        return self.action_norm(chunk).flatten(1)
+
+    def velocity(self, context: Context, x: Tensor, t: Tensor) -> Tensor:
+        """v(x_t, t) for chunks x [B,H,W], t [B] (flow only; predicting actions, t of `draw_times`)."""
         out = self.head(self.head.embed(context), x.flatten(1), self.head.time(t)).view_as(x)
         return (x - out) / t[:, None, None] if self.clean else out
 
@@ -350,7 +382,7 @@ class GaussianPolicy(PolicyBase):
 
     def __init__(self, options: PolicyOptions, spec: ObsSpec):
         super().__init__(options, spec)
-        self.net = mlp([self.trunk.size] + [options.hidden] * options.layers + [self.chunk], options.activation)
+        self.net = mlp([self.context_size] + [options.hidden] * options.layers + [self.chunk], options.activation)
         orthogonal(self.net, 0.01)
         self.log_std = nn.Parameter(torch.full((self.chunk,), float(np.log(options.init_std))))
 
@@ -361,20 +393,20 @@ class GaussianPolicy(PolicyBase):
 
     @torch.no_grad()
     def act(self, obs: Obs, generator: Noise, explore: bool = True) -> Chunk:
-        mean = self.net(self.encode(obs))
+        mean = self.net(self.encode(obs).pooled)
         shape = (len(mean), self.options.horizon, -1)
         if not explore:
             return Chunk(self.commands(mean), mean.view(shape), mean.new_empty(len(mean), 0), {})
         x = torch.addcmul(mean, self.log_std.exp(), randn(generator, *mean.shape).to(mean.device))
         return Chunk(self.commands(x), x.view(shape), self._density(x, mean)[:, None], {"x_next": x[:, None]})
 
-    def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return self._density(trace["x_next"][:, 0], self.net(context))[:, None], (self.log_std + 1.4189385).mean()
+    def score(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return self._density(trace["x_next"][:, 0], self.net(context.pooled))[:, None], (self.log_std + 1.4189385).mean()
 
-    def moments(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def moments(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and std of the executed entries n, [B,1,n] both."""
         d = self.options.execute * self.spec.action
-        mean = self.net(context)[:, None, :d]
+        mean = self.net(context.pooled)[:, None, :d]
         return mean, self.log_std[:d].exp().expand_as(mean)
 
     def _density(self, x: Tensor, mean: Tensor) -> Tensor:
@@ -388,7 +420,7 @@ class GaussianPolicy(PolicyBase):
 
     def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor:
         """Squared error of the mean, which draws no noise; the std is left to RL."""
-        err = (self.net(self.encode(obs)) - self.action_norm(chunk).flatten(1)).view(chunk.shape)
+        err = (self.net(self.encode(obs).pooled) - self.action_norm(chunk).flatten(1)).view(chunk.shape)
         return (err.square().mean(-1) * mask).sum() / mask.sum().clamp(min=1)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from robo_rl.normalise import Normaliser
 from robo_rl.options import PolicyOptions
-from robo_rl.policies.nets import Trunk
+from robo_rl.policies.context import Context
 from robo_rl.sampling import Noise
 
 Obs = dict[str, Tensor]  # state float32[B,S]; tokens int64[B,L]; image/<view> uint8[B,h,w,3]
@@ -24,6 +24,7 @@ class ObsSpec:
     views: tuple[str, ...] = ()
     image_size: int = 0
     language: bool = False
+    text: int = 0  # bytes of an instruction that is handed on as text, for a tokeniser of the policy's own; 0: its words are hashed
     action_names: tuple[str, ...] = ()
     fit: str = ""
     """How pictures of another size become square (`policies.images`); empty: they have `image_size`."""
@@ -53,10 +54,11 @@ class Policy(Protocol):
     spec: ObsSpec
     obs_norm: Normaliser  # fitted to the demonstrations' states
     action_norm: Normaliser  # and actions
-    trunk: Trunk  # observation -> context; `size` is C. A critic of the learner's own sees the context too
+    trunk: nn.Module  # observation -> context: what `encode` learns, or what stays as it is where that is frozen
+    context_size: int  # C, the width of `Context.pooled`, which critics of the learner's own see
 
-    def encode(self, obs: Obs) -> Tensor:
-        """Context [B,C]; of {"context": [B,C]} that."""
+    def encode(self, obs: Obs) -> Context:
+        """Observations, or the columns that a context was stored in (`Context.columns`), as a context of B rows."""
         ...
 
     def commands(self, x: Tensor) -> Tensor:
@@ -77,7 +79,7 @@ class Policy(Protocol):
         """A chunk for each row; not exploring: as it is evaluated, logp [B,0] and no trace."""
         ...
 
-    def score(self, context: Tensor, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def score(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """(logp [B,F], entropy per action entry, a scalar) of traces under the present weights."""
         ...
 

@@ -155,6 +155,11 @@ def _infer_xvla(at: Mapping[str, tuple[int, ...]], settings: Mapping[str, Any]) 
         raise UserError(f"weights of xvla without {e.args[0]}: its sizes cannot be told") from None
 
 
+def family_of(path: "str | Path") -> str:
+    """pi0, pi05 or smolvla, by the names of the weights of a file or folder alone. UserError: none is there, or it is none of these."""
+    return recognise(open_checkpoint(path).tensors).family
+
+
 def settings_of(path: Path) -> dict[str, Any]:
     """The config.json beside the weights; {} where there is none."""
     file = (path if path.is_dir() else path.parent) / "config.json"

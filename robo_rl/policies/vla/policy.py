@@ -1,0 +1,242 @@
+"""A vision-language-action model as a policy: pi0, pi0.5 or SmolVLA under the methods of the small flows.
+
+The chain is `ChainPolicy`'s, on x [B,D] with D = H W: W numbers of a step as the model has them, of which the env has the first A. The
+other entries, and steps that are not executed, are part of what the expert reads, so they follow the plain ODE from their own noise;
+exploration moves the executed entries of the env's axes alone, and the log-prob is theirs. The chain, its trace and its log-prob are
+float32 whatever the weights are.
+
+Instructions reach `encode` as text (`ObsSpec.text` bytes of it), where the processor makes the prompt: pi0.5's tells the state too.
+Flow-Noise: the std is a small network's of the pooled context and the time (pi_RL, arXiv 2510.25889, section 4.1).
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robo_rl.errors import UserError, choose
+from robo_rl.files import read_json, write_json
+from robo_rl.options import PolicyOptions
+from robo_rl.policies.context import PREFIX, Context
+from robo_rl.policies.nets import NoiseNet, VelocityNet, text_of, time_features
+from robo_rl.policies.policy import ChainPolicy
+from robo_rl.policies.protocol import Chunk, Obs, ObsSpec
+from robo_rl.policies.vla import tokeniser
+from robo_rl.policies.vla.blocks import even_rows
+from robo_rl.policies.vla.make import config_of, load_model, make_model, model_metadata, vla_config
+from robo_rl.policies.vla.network import VlaConfig, VlaModel
+from robo_rl.policies.vla.processor import NAME, Processor, of_family
+from robo_rl.policies.vla.processor_files import OPENPI, PRE, from_folder
+from robo_rl.policies.vla.smolvla import SmolVlaConfig
+from robo_rl.sampling import Noise
+
+CONFIG = "vla.json"  # of a checkpoint of ours: the model's sizes
+EARLIEST = 0.001  # times that a flow learns at lie between this and 1
+EVEN = 16  # rows from which a product's bits do not depend on how many they are
+PLAIN_PROMPT = 16  # words of an instruction where each is a token
+
+
+class ExpertHead(VelocityNet):
+    """The expert as the network of a chain; what the steps share is the context itself."""
+
+    def __init__(self, expert: nn.Module, width: int):
+        super().__init__()
+        self.expert, self.width = expert, width
+
+    def embed(self, context: Context, repeats: int = 1) -> Context:
+        return context.repeat(repeats)
+
+    def features(self, times: Tensor) -> Tensor:
+        return times
+
+    def steps(self, features: Tensor) -> tuple[Tensor, ...]:
+        return features.unbind()
+
+    def time(self, t: Tensor) -> Tensor:
+        return t
+
+    def forward(self, embedded: Context, x: Tensor, time: Tensor) -> Tensor:
+        """Products of fewer than 16 rows round differently (`blocks.even_rows`): a chunk alone has company of itself."""
+        rows, x, t = len(x), x.unflatten(1, (-1, self.width)), time.to(torch.float32).expand(len(x))
+        if rows * x.shape[1] < EVEN:
+            index = torch.arange(-(-EVEN // x.shape[1]), device=x.device) % rows
+            embedded, x, t = embedded.pick(index), x[index], t[index]
+        return self.expert(embedded, x, t)[:rows].flatten(1)
+
+    def at_steps(self, embedded: Context, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self(embedded, x, features[k]), features
+
+
+class ContextNoise(NoiseNet):
+    """Learned std of a chain step from the pooled context and the time; no gradient reaches the trunk."""
+
+    def __init__(self, context: int, chunk: int, low: float, high: float):
+        super().__init__(context + 32, chunk, low, high)
+
+    def forward(self, embedded: Context, time: Tensor) -> Tensor:
+        t = time_features(time.to(torch.float32).expand(len(embedded)))
+        return self.bounded(self.net(even_rows(torch.cat([embedded.pooled.detach(), t], 1)))[:len(t)])
+
+
+class VlaPolicy(ChainPolicy):
+    """See the module. `options.kind` is the family; weights are those of `options.folder`, or of a seed at `options.size`."""
+
+    noisy: Tensor
+    low = ("trunk", "head")  # what `--policy.dtype` is of
+
+    def __init__(self, options: PolicyOptions, spec: ObsSpec):
+        super().__init__(options, spec)
+        entries = torch.zeros(options.horizon, self.width, dtype=torch.bool)
+        entries[:options.execute, :spec.action] = True
+        self.noisy = entries.flatten()
+
+    # ---- parts
+
+    @property
+    def obs_norm(self):
+        """The processor's, of the state."""
+        return self.processor.state_norm
+
+    @property
+    def action_norm(self):
+        """The processor's, of actions."""
+        return self.processor.action_norm
+
+    def make_normalisers(self) -> None:
+        """They are the processor's."""
+
+    def make_trunk(self) -> tuple[nn.Module, int]:
+        o, spec = self.options, self.spec
+        if not spec.text:
+            raise UserError(f"a policy of kind {o.kind} reads the instruction as text: its ObsSpec needs text > 0")
+        model, processor = _model(o), None
+        if o.folder:
+            processor = _processor_of(o, spec, model.config)
+        self.config = model.config
+        self.processor = processor or Processor(_fitting(of_family(o.kind), o, spec, model.config), _words(o, model.config))
+        self.width, self.expert, p = model.action_width, model.expert, self.processor.options
+        merge = model.config.merge if isinstance(model.config, SmolVlaConfig) else 1
+        # one length for every batch: what a row's numbers are does not depend on the others' prompts, and stored contexts fit together
+        self.prefix_length = p.slots * model.config.vision.patches // merge**2 + p.prompt + (o.kind == "smolvla")
+        if self.processor.is_relative:
+            raise UserError(f"{o.folder}: its actions are relative to the state, those of this env are not; convert the data, or choose "
+                            "another model")
+        return model.trunk, model.context_size
+
+    def make_head(self) -> tuple[VelocityNet, NoiseNet | None]:
+        o, head = self.options, ExpertHead(self.expert, self.width)
+        del self.expert  # it is the head's
+        learned = ContextNoise(self.context_size, self.chunk, o.noise_min, o.noise_max) if o.noise == "learned" else None
+        return head, learned
+
+    # ---- the contract
+
+    def encode(self, obs: Obs) -> Context:
+        """Observation -> context: pictures and prompt through the trunk, once."""
+        if PREFIX in obs:
+            context = Context.of(obs)
+            return replace(context, kv=tuple((as_bf16(k), as_bf16(v)) for k, v in context.kv))
+        tensors = {k: v for k, v in obs.items() if k != "tokens"}
+        tensors["state"] = tensors["state"].float()
+        tensors["tokens"], tensors["token_mask"] = self.processor.prompts(text_of(obs["tokens"]), tensors["state"])
+        x = self.processor.model_inputs(tensors)
+        return self.trunk(x.images, x.image_mask, x.tokens, x.token_mask, x.state, length=self.prefix_length)
+
+    @torch.no_grad()
+    def act(self, obs: Obs, generator: Noise, explore: bool = True) -> Chunk:
+        """With `keep_prefix` the trace holds the context too, numbers of 16 bits as int16, for NumPy has no bfloat16."""
+        if not (explore and self.options.keep_prefix):
+            return super().act(obs, generator, explore)
+        columns = self.encode(obs).columns()
+        chunk = super().act(columns, generator, explore)
+        chunk.trace |= {k: x.view(torch.int16) if x.dtype == torch.bfloat16 else x for k, x in columns.items()}
+        return chunk
+
+    def commands(self, x: Tensor) -> Tensor:
+        """Clean chunk [B,D] or [B,H,W] -> executed actions [B,E,A] in the env's -1..1 units."""
+        x = x.view(len(x), self.options.horizon, self.width)[:, :self.options.execute, :self.spec.action]
+        return self.action_norm.inverse(x)
+
+    def clean_chunk(self, chunk: Tensor) -> Tensor:
+        return nn.functional.pad(self.action_norm(chunk), (0, self.width - self.spec.action)).flatten(1)
+
+    def draw_times(self, n: int, generator: torch.Generator) -> Tensor:
+        """Times [n]: 0.999 Beta(1.5, 1) + 0.001 (openpi, LeRobot)."""
+        return (1 - EARLIEST) * super().draw_times(n, generator) + EARLIEST
+
+    # ---- files of a checkpoint
+
+    def save_files(self, folder: Path) -> None:
+        """What `make_policy` needs beside options and weights, into the folder of a checkpoint."""
+        self.processor.save(folder)
+        write_json(folder / CONFIG, model_metadata(self.config))
+
+    def keep_files(self, folder: Path) -> None:
+        """`save_files` into the folder of a run, where its workers find them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.save_files(folder)
+        self.options = replace(self.options, folder=str(folder.resolve()))
+
+
+def as_bf16(x: Tensor) -> Tensor:
+    """bfloat16 that was stored as int16; anything else as it is."""
+    return x.view(torch.bfloat16) if x.dtype == torch.int16 else x
+
+
+def _model(o: PolicyOptions) -> VlaModel:
+    """The network of the options: of a checkpoint of ours (whose weights come later), of a public folder, or of a size."""
+    seed = int(torch.randint(2**31, ()))
+    if not o.folder:
+        return make_model(vla_config(o.kind, o.size), seed)
+    if (Path(o.folder) / CONFIG).is_file():
+        return make_model(config_of(read_json(Path(o.folder) / CONFIG)), seed)
+    model = load_model(o.folder, dtype=torch.float32)
+    if model.config.family != o.kind:
+        raise UserError(f"{o.folder} is a {model.config.family}, and --policy.kind says {o.kind}")
+    return model
+
+
+def _fitting(options: Any, o: PolicyOptions, spec: ObsSpec, config: VlaConfig) -> Any:
+    """Options of a processor for this env: its cameras in their order, its widths, the pictures and words of the model."""
+    if len(spec.views) > config.views:
+        raise UserError(f"the env has {len(spec.views)} cameras ({', '.join(spec.views)}), {o.kind} takes {config.views} at most")
+    for name, have, most in (("state", spec.state, config.state_width), ("action", spec.action, config.action_width)):
+        if have > most:
+            raise UserError(f"the env's {name} has {have} numbers, this {o.kind} takes {most} at most")
+    prompt = options.prompt
+    if not o.folder and not o.words:  # every word is a token: shorter than what sentence pieces need
+        prompt = PLAIN_PROMPT + (spec.state + 8 if "{state}" in options.template else 1)
+    return replace(options, views=spec.views, slots=max(1, len(spec.views)), image_size=config.vision.image, vocabulary=config.vocab,
+                   prompt=o.prompt or prompt, state=spec.state, action=spec.action, width=config.action_width)
+
+
+def _words(o: PolicyOptions, config: VlaConfig) -> tokeniser.Tokeniser:
+    """The tokeniser of the options, or hashed words for a model whose words are fresh."""
+    if o.folder and not o.words:
+        raise UserError(f"{o.folder} has weights and says nothing of what its model expects (no {NAME}, {PRE} or {OPENPI}): give at least "
+                        "its tokeniser, --policy.words FILE")
+    return tokeniser.load(o.words or f"words:{config.vocab}")
+
+
+def _processor_of(o: PolicyOptions, spec: ObsSpec, config: VlaConfig) -> "Processor | None":
+    """The processor in the folder, for this env: with its statistics where they are of as many numbers. None: the folder has none."""
+    folder = Path(o.folder)
+    if (folder / CONFIG).is_file() and not (folder / NAME).is_file():
+        raise UserError(f"{folder} has no {NAME}; copy the whole checkpoint")
+    if not any(path for name in (NAME, PRE, "config.json", f"**/{OPENPI}") for path in folder.glob(name)):
+        return None
+    found = from_folder(folder, o.words)
+    own = _fitting(found.options, o, spec, config)
+    if (folder / NAME).is_file() and found.options != own:
+        found.check_same(Processor(own, found.words), str(folder))
+    other = [f"{name} of {have}, the env's has {want}" for name, have, want in
+             (("state", found.options.state, spec.state), ("action", found.options.action, spec.action)) if have != want]
+    if other and choose("policy.statistics", o.statistics, ("demos", "folder")) == "folder":
+        raise UserError(f"{folder} has statistics of another robot ({'; '.join(other)} numbers); take them from this run's demonstrations "
+                        "with --policy.statistics demos")
+    made = Processor(own, found.words)
+    if not other:
+        made.load_state_dict(found.state_dict())
+    return made

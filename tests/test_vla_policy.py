@@ -1,0 +1,259 @@
+"""Vision-language-action models under the chain of the small flows: densities, noise, supervision, checkpoints, methods."""
+
+import copy
+import importlib
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from vla_goldens import FAMILIES, inputs, outputs, weights
+
+from robo_rl.algos import bc
+from robo_rl.algos.check import check_method, rollouts
+from robo_rl.algos.onpolicy import encoded_pictures
+from robo_rl.checkpoint import load_policy, save_checkpoint
+from robo_rl.cli.train import short_policy
+from robo_rl.errors import UserError
+from robo_rl.options import RL_OPTIONS, BcOptions, PiRlOptions, PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.policies.check import check_policy, observations
+from robo_rl.policies.context import Context
+
+SPEC = ObsSpec(state=7, action=4, views=("front", "wrist"), image_size=32, language=True, text=64)
+H, E, A, W = 6, 4, 4, 32
+NOISES = {"sde": {}, "sde-all": {"noise_steps": "all"}, "cps": {"noise": "cps"}, "learned": {"noise": "learned"},
+          "learned-all": {"noise": "learned", "noise_steps": "all"}}
+RL = {"decisions": 3, "minibatch": 4, "epochs": 2, "critic_warmup": 0}
+
+
+def build(kind="pi05", spec=SPEC, seed=0, **options):
+    return make_policy(PolicyOptions(kind=kind, **({"horizon": H, "execute": E, "hidden": 16, "layers": 1} | options)), spec, seed)
+
+
+def pick(obs, rows):
+    return {k: v[rows] for k, v in obs.items()}
+
+
+def draw(policy, rows=20, seed=1):
+    obs = observations(policy.spec, rows)
+    return obs, policy.act(obs, torch.Generator().manual_seed(seed), True)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_vla_keeps_the_contract_of_every_policy(kind):
+    options = PolicyOptions(kind=kind, horizon=H, execute=E)
+    assert "ratio" in check_policy(lambda seed: make_policy(options, SPEC, seed), options, SPEC, atol=0.0)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("kind", FAMILIES)
+@torch.no_grad()
+def test_the_first_ratio_is_one_to_the_last_bit_in_a_minibatch_of_any_size(kind, noise):
+    policy = build(kind, **NOISES[noise])
+    obs, chunk = draw(policy)
+    for rows in (1, 2, 3, 7, 20):
+        some = torch.randperm(20, generator=torch.Generator().manual_seed(rows))[:rows]
+        logp, _ = policy.score(policy.encode(pick(obs, some)), pick(chunk.trace, some))
+        assert torch.equal(logp, chunk.logp[some]), rows
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@torch.no_grad()
+def test_weights_of_16_bits_have_a_trace_of_32_and_the_same_exact_ratio(kind):
+    policy = build(kind)
+    policy.trunk.bfloat16()
+    policy.head.bfloat16()
+    obs, chunk = draw(policy)
+    assert all(x.dtype in (torch.float32, torch.int64) for x in chunk.trace.values()) and chunk.logp.dtype == torch.float32
+    for rows in (1, 5, 20):
+        logp, _ = policy.score(policy.encode(pick(obs, slice(rows))), pick(chunk.trace, slice(rows)))
+        assert torch.equal(logp, chunk.logp[:rows]), rows
+
+
+@pytest.mark.parametrize("noise", ["sde", "learned"])
+@torch.no_grad()
+def test_exploration_moves_the_executed_entries_of_the_envs_axes_and_the_rest_is_the_plain_ode(noise):
+    policy = build(noise=noise)
+    obs, chunk = draw(policy)
+    x, after, k = chunk.trace["x"][:, 0], chunk.trace["x_next"][:, 0], chunk.trace["k"][:, 0]
+    v, _ = policy.head.at_steps(policy.encode(obs), policy.features, x, k)
+    plain, after = (z.view(20, H, W) for z in (x - v / policy.options.denoise_steps, after))
+    moved = (plain - after).abs().amax(0) > 1e-3
+    assert moved[:E, :A].all() and moved.sum() == E * A
+    assert torch.allclose(plain[:, E:], after[:, E:], atol=1e-6) and torch.allclose(plain[:, :, A:], after[:, :, A:], atol=1e-6)
+
+
+@torch.no_grad()
+def test_the_log_prob_is_the_gaussian_of_the_drawn_step_over_the_executed_entries():
+    policy = build()
+    obs, chunk = draw(policy)
+    mean, std = policy.moments(policy.encode(obs), chunk.trace)
+    executed = chunk.trace["x_next"][:, 0].view(20, H, W)[:, :E, :A].flatten(1)
+    want = torch.distributions.Normal(mean[:, 0], std[:, 0]).log_prob(executed).sum(1)
+    assert mean.shape == (20, 1, E * A) and torch.allclose(chunk.logp[:, 0], want, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["pi0", "pi05"])
+def test_supervision_is_the_public_loss_over_the_axes_that_the_robot_has(kind):
+    """The golden loss map's mean over 7 of 32 entries, by the noise and the times that the generator draws."""
+    spec, io = ObsSpec(state=8, action=7, text=64, language=True), outputs(kind)
+    policy = build(kind, spec, horizon=10, folder=str(weights(kind)), words="words:512")
+    policy.draw_times = lambda n, generator: io["time"]
+    context = policy.trunk(**inputs(kind))
+    chunk, g = policy.action_norm.inverse(io["actions"][..., :7]), torch.Generator().manual_seed(0)
+    drawn = torch.randn(len(chunk), 320, generator=torch.Generator().manual_seed(0)).view(io["noise"].shape)
+    t = io["time"][:, None, None]
+    v = policy.velocity(context, (1 - t) * io["actions"] + t * drawn, io["time"])
+    want = (v - (drawn - io["actions"]))[..., :7].square().mean()
+    assert torch.allclose(policy.imitation(context, chunk, torch.ones(len(chunk), 10), g), want, rtol=1e-5)
+    at = t * io["noise"] + (1 - t) * io["actions"]
+    assert torch.allclose((policy.velocity(context, at, io["time"]) - (io["noise"] - io["actions"])).square(), io["loss_map"], atol=1e-4)
+
+
+def test_flow_times_are_beta_between_a_thousandth_and_one():
+    t = build().draw_times(20_000, torch.Generator().manual_seed(0))
+    assert float(t.min()) >= 0.001 and float(t.max()) <= 1
+    assert abs(float(t.mean()) - (0.999 * 0.6 + 0.001)) < 0.005  # of Beta(1.5, 1): 3/5
+
+
+def test_a_frozen_trunk_with_stored_contexts_has_the_gradients_of_recomputation():
+    policy = build()
+    policy.trunk.requires_grad_(False)
+    obs, chunk = draw(policy)
+    with torch.no_grad():
+        stored = policy.encode(obs).columns()
+    grads = []
+    for context in (policy.encode(obs), Context.of({k: v.clone() for k, v in stored.items()})):
+        policy.zero_grad()
+        policy.score(context, chunk.trace)[0].sum().backward()
+        grads.append([p.grad.clone() for p in policy.parameters() if p.grad is not None])
+    assert len(grads[0]) > 20 and all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+    assert all(p.grad is None for p in policy.trunk.parameters())
+
+
+def test_a_rollout_of_a_frozen_trunk_is_encoded_once_and_learnt_from_alike():
+    policy = build()
+    rollout, = rollouts(policy, PiRlOptions(**RL), 1)
+    made = []
+    for frozen in (True, False):
+        learner = importlib.import_module("robo_rl.algos.pi_rl").make(copy.deepcopy(policy), PiRlOptions(**RL, freeze_trunk=True), 0)
+        if frozen:
+            assert {"context", "context/k0", "context/v1", "context/mask"} <= encoded_pictures(learner.policy, rollout).obs.keys()
+        else:  # every pass reads the pictures
+            learner.policy.trunk.requires_grad_(True)
+        metrics = learner.update(rollout, 0.0, 0)
+        assert metrics["first_log_ratio"] == 0.0
+        made.append(learner.policy.state_dict())
+    differ = {k.split(".")[0] for k in made[0] if not torch.equal(made[0][k], made[1][k])}
+    assert not differ & {"trunk", "processor"}, "nothing that is not trained moves"
+    assert all(torch.allclose(made[0][k], made[1][k], atol=1e-3) for k in made[0])
+    assert any(not torch.equal(made[0][k], v) for k, v in policy.state_dict().items() if k.startswith("head."))
+
+
+@pytest.mark.parametrize("bits", [32, 16])
+def test_contexts_that_are_kept_with_decisions_are_learnt_from_as_if_encoded_again(bits):
+    made = []
+    for keep in (True, False):
+        policy = build("pi0", keep_prefix=keep)
+        if bits == 16:
+            policy.trunk.bfloat16()
+            policy.head.bfloat16()
+        learner = importlib.import_module("robo_rl.algos.pi_rl").make(policy, PiRlOptions(**RL, freeze_trunk=True), 0)
+        rollout, = rollouts(policy, PiRlOptions(**RL), 1)
+        assert ("context/k1" in rollout.trace) == keep
+        rollout.obs["image/front"][:] = 255 if keep else rollout.obs["image/front"]  # nobody looks again
+        assert learner.update(rollout, 0.0, 0)["first_log_ratio"] == 0.0
+        made.append(policy.state_dict())
+    assert all(torch.equal(made[0][k], made[1][k]) for k in made[0])
+
+
+@pytest.mark.parametrize(("algo", "options"), [("pi_rl", {}), ("reinflow", {"noise": "learned", "noise_steps": "all"}), ("nft", {})])
+def test_methods_for_flows_train_a_vla_and_resume_bit_for_bit(algo, options):
+    policy = build(horizon=4, **options)
+    policy.trunk.requires_grad_(False)
+    check_method(importlib.import_module(f"robo_rl.algos.{algo}").make, RL_OPTIONS[algo](**RL), policy)
+
+
+def test_supervised_learning_brings_the_loss_down_and_leaves_padding_out():
+    policy = build("pi05")
+    obs = observations(SPEC, 8)
+    chunk, mask = torch.rand(8, H, A) * 2 - 1, torch.ones(8, H)
+
+    def sample(size, generator):
+        rows = torch.randint(0, 8, (size,), generator=generator)
+        return pick(obs, rows), chunk[rows], mask[rows]
+    with torch.no_grad():
+        before = float(policy.bc_loss(obs, chunk, mask, torch.Generator().manual_seed(0), 8))
+    bc.train(policy, sample, BcOptions(updates=40, batch=8, noises=2, lr=2e-3, ema=0.5), 0)
+    with torch.no_grad():
+        assert float(policy.bc_loss(obs, chunk, mask, torch.Generator().manual_seed(0), 8)) < 0.7 * before
+
+
+def test_a_checkpoint_has_all_that_acting_needs_wherever_it_is_copied_to(tmp_path):
+    policy = build("pi05", folder=str(weights("pi05")), words="words:512", horizon=4, execute=2)
+    policy.obs_norm.fit(torch.randn(100, 7) * 3 + 1)
+    policy.action_norm.fit(torch.rand(100, 4))
+    save_checkpoint(tmp_path / "a", policy, {}, {"step": 0})
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    again, _ = load_policy(tmp_path / "b")
+    obs = observations(SPEC, 3)
+    for explore in (True, False):
+        a, b = (p.act(obs, torch.Generator().manual_seed(0), explore) for p in (policy, again))
+        assert torch.equal(a.actions, b.actions) and torch.equal(a.logp, b.logp)
+    assert again.options.folder == str(tmp_path / "b") and not (tmp_path / "b" / "tokenizer.model").exists()
+    (tmp_path / "b" / "processor.json").unlink()
+    with pytest.raises(UserError, match="no processor.json; copy the whole checkpoint"):
+        load_policy(tmp_path / "b")
+
+
+def test_the_words_of_an_instruction_reach_the_model():
+    policy = build("pi0")
+    obs = observations(SPEC, 2)
+    obs = {k: v[:1].repeat_interleave(2, 0) if k != "tokens" else v for k, v in obs.items()}
+    with torch.no_grad():
+        a = policy.encode(obs).pooled
+    assert not torch.allclose(a[0], a[1])
+
+
+def test_a_policy_is_named_by_its_kind_or_by_a_folder(tmp_path):
+    shutil.copy(weights("pi05"), tmp_path / "model.safetensors")
+    assert short_policy(["--policy", "smolvla", "--seed", "1"]) == ["--policy.kind", "smolvla", "--seed", "1"]
+    assert short_policy(["--policy=gauss:make"]) == ["--policy.kind", "gauss:make"]
+    assert short_policy(["--policy", str(tmp_path)]) == ["--policy.kind", "pi05", "--policy.folder", str(tmp_path)]
+    with pytest.raises(UserError, match="--policy takes flow, .*pi05.* got 'nowhere'"):
+        short_policy(["--policy", "nowhere"])
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UserError, match="--init"):
+        short_policy(["--policy", str(tmp_path)])
+
+
+@pytest.mark.parametrize(("change", "options", "line"), [
+    ({"views": ("a", "b", "c", "d")}, {}, "the env has 4 cameras .* takes 3 at most"),
+    ({"state": 33}, {}, "the env's state has 33 numbers, this pi05 takes 32 at most"),
+    ({"action": 40}, {}, "the env's action has 40 numbers"),
+    ({"text": 0}, {}, "reads the instruction as text"),
+    ({}, {"folder": "WEIGHTS"}, "give at least its tokeniser"),
+    ({}, {"folder": "WEIGHTS", "words": "words:4096"}, "words:4096 has 4096 tokens, the model has words for 512"),
+    ({}, {"kind": "pi0", "folder": "WEIGHTS", "words": "words:512"}, "is a pi05, and --policy.kind says pi0"),
+])
+def test_what_does_not_fit_is_one_line(change, options, line):
+    options = {k: str(weights("pi05")) if v == "WEIGHTS" else v for k, v in options.items()}
+    spec = ObsSpec(**({k: getattr(SPEC, k) for k in ("state", "action", "views", "image_size", "language", "text")} | change))
+    with pytest.raises(UserError, match=line):
+        build(options.pop("kind", "pi05"), spec, **options)
+
+
+def test_a_longer_instruction_and_a_longer_prompt_are_one_line():
+    from robo_rl.policies import obs_tensors
+    raw = {"state": np.zeros((1, 7), np.float32)} | {f"image/{v}": np.zeros((1, 32, 32, 3), np.uint8) for v in SPEC.views}
+    policy = build("pi0", prompt=6)
+    with pytest.raises(UserError, match="a prompt has 8 tokens, this policy takes 6 at most"):
+        policy.encode(obs_tensors(raw | {"task": ["one two three four five six seven"]}, SPEC))
+    with pytest.raises(UserError, match="an instruction has 99 bytes, policies read 64 at most"):
+        obs_tensors(raw | {"task": ["x" * 99]}, SPEC)
+
+
+def test_what_has_no_running_statistics_is_not_asked_for_them():
+    with pytest.raises(UserError, match="normalise-obs keeps running statistics"):
+        importlib.import_module("robo_rl.algos.pi_rl").make(build(), PiRlOptions(**RL, normalise_obs=True), 0)
