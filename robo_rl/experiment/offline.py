@@ -67,7 +67,8 @@ def spec_of(config: TrainConfig, data: "Dataset"):
     views = tuple(choose_views(config.data.cameras, data.views))
     own = need_units(data.meta).unit if data.spec is None else ()
     return ObsSpec(state=len(data.features.state), action=len(data.features.action), views=views,
-                   image_size=config.image_size if views else 0, language=bool(views) or len(data.tasks) > 1,
+                   image_size=config.image_size if views else 0, text=config.policy.text,
+                   language=bool(views or config.policy.text) or len(data.tasks) > 1,
                    action_names=data.features.action, fit=(config.data.fit or "pad") if views else "", units=own)
 
 

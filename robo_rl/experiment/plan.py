@@ -86,7 +86,7 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     torch.set_num_threads(config.torch_threads)
     env = probe_env(config) if env is None else env
     check(config, env)
-    spec = obs_spec(env, len(instructions(env)) > 1)
+    spec = obs_spec(env, len(instructions(env)) > 1, config.policy.text)
     settle(make_policy(config.policy, spec, config.seed), ROWS[0])  # kernels, threads and buffers that any run has
     parts = [Part("process: interpreter, torch, sim", resident())]
     free, policy = free_memory(), make_policy(config.policy, spec, config.seed).to(config.device)
