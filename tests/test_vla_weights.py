@@ -133,8 +133,10 @@ def test_a_policy_that_was_trained_here_is_checked_and_goes_to_a_public_layout(t
     done = convert(tmp_path, tmp_path / "public.safetensors", "lerobot")
     assert (done.came, done.zeros) == (OURS, 6)
     assert torch.equal(velocity(load_model(tmp_path / "public.safetensors"), "pi05"), velocity(model, "pi05"))
-    convert(tmp_path, tmp_path / "ours.safetensors", OURS)
-    assert set(load_file(tmp_path / "ours.safetensors")) == set(model.state_dict())
+    for name in ("processor.json", "tokenizer.json", "meta.json", "train.safetensors"):
+        (tmp_path / name).write_text("{}")
+    assert convert(tmp_path, tmp_path / "ours", OURS).copied == ("processor.json", "processor.safetensors", "tokenizer.json")
+    assert set(load_file(tmp_path / "ours" / SINGLE)) == set(model.state_dict()) and load_model(tmp_path / "ours").config == config
 
 
 def test_an_unknown_layout_names_the_nearest_and_counts_what_differs(tmp_path):

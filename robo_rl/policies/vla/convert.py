@@ -14,11 +14,14 @@ from pathlib import Path
 from robo_rl.errors import UserError, choose
 from robo_rl.files import replacing
 from robo_rl.policies.vla.keys import HEAD, KEPT, OURS, WORDS, KeyLayout, KeyMatch, carried, layout, layouts_of, plain, recognise, spelled
-from robo_rl.policies.vla.make import METADATA, check_match, model_metadata, read_config
+from robo_rl.policies.vla.make import CONFIG, METADATA, check_match, model_metadata, read_config
 from robo_rl.policies.vla.network import VlaConfig
+from robo_rl.policies.vla.processor import NAME, NUMBERS
+from robo_rl.policies.vla.tokeniser import FILES as TOKENISERS
 from robo_rl.policies.vla.weights import (
     INDEX,
     SINGLE,
+    TRAINED,
     Checkpoint,
     TensorInfo,
     Zeros,
@@ -110,12 +113,15 @@ def _turned(what: "TensorInfo | Zeros", name: str, shape: KeyLayout | None) -> "
 
 
 def _copy_beside(checkpoint: Checkpoint, out: Path) -> tuple[str, ...]:
-    """Copy the small files beside the weights (and those of assets/, where openpi has its statistics)."""
+    """Copy the small files beside the weights (and those of assets/, where openpi has its statistics); of a checkpoint of a run its
+    processor alone: optimizers and sizes of the policy are of that run."""
     if not checkpoint.path.is_dir():
         return ()
-    weights = {INDEX, *(f.name for f in checkpoint.files)}
+    weights = {INDEX, CONFIG, *(f.name for f in checkpoint.files)}
     found = [f for f in sorted([*checkpoint.path.glob("*"), *checkpoint.path.glob("assets/**/*")])
              if f.is_file() and f.name not in weights and f.stat().st_size <= BESIDE]
+    if TRAINED in weights:
+        found = [f for f in found if f.name in (NAME, NUMBERS, *TOKENISERS)]
     for file in found:
         place = out / file.relative_to(checkpoint.path)
         place.parent.mkdir(parents=True, exist_ok=True)
