@@ -10,7 +10,7 @@ from robo_rl.cli import main
 from robo_rl.cli.train import parse
 from robo_rl.devices import slow_bf16
 from robo_rl.experiment import plan as plans
-from robo_rl.experiment.plan import Part, Plan, extrapolated, kept, moments
+from robo_rl.experiment.plan import Plan, PlanPart, extrapolated, kept, moments
 from robo_rl.experiment.twin import twin
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -36,7 +36,7 @@ def test_moments_have_a_master_where_weights_are_in_bf16():
 
 
 def test_the_peak_is_that_of_the_largest_phase_and_says_what_is_too_large():
-    parts = (Part("process", 100), Part("weights", 10), Part("a", 50, "x"), Part("b", 30, "x"), Part("c", 70, "y"))
+    parts = (PlanPart("process", 100), PlanPart("weights", 10), PlanPart("a", 50, "x"), PlanPart("b", 30, "x"), PlanPart("c", 70, "y"))
     plan = Plan(parts, (("learner", 1.5),), 85, "cpu")
     assert plan.peak == 190 and plan.missing == 5
     assert plan.text().splitlines()[-1].startswith("does not fit") and "the largest part is c" in plan.text()

@@ -68,7 +68,7 @@ def constant_velocity(start: np.ndarray, before: np.ndarray, steps: int) -> np.n
 
 
 @dataclass(frozen=True, slots=True)
-class Units:
+class StepUnits:
     """Means and spreads that make features comparable, and the range of the states with a quarter beyond it on both sides."""
 
     mean: np.ndarray
@@ -81,14 +81,14 @@ class Units:
         return np.concatenate([(s - self.mean) / self.std, (s - b) / self.moved, a], 1)
 
 
-def units_of(t: RecordedSteps) -> Units:
+def units_of(t: RecordedSteps) -> StepUnits:
     low, high = t.state.min(0), t.state.max(0)
     room = 0.25 * (high - low) + 1e-3
     std = t.state.std(0).clip(min=1e-3)
-    return Units(t.state.mean(0), std, np.maximum((t.after - t.state).std(0), 0.02 * std), low - room, high + room)
+    return StepUnits(t.state.mean(0), std, np.maximum((t.after - t.state).std(0), 0.02 * std), low - room, high + room)
 
 
-def ridge_step(t: RecordedSteps, u: Units, penalty: float) -> Step:
+def ridge_step(t: RecordedSteps, u: StepUnits, penalty: float) -> Step:
     """Least squares of one step's change with a penalty on standardised weights."""
     def design(s: np.ndarray, b: np.ndarray, a: np.ndarray) -> np.ndarray:
         x = u.features(s, b, a)
@@ -100,7 +100,7 @@ def ridge_step(t: RecordedSteps, u: Units, penalty: float) -> Step:
     return lambda s, b, a: s + (design(s, b, a) @ weight) * u.moved
 
 
-def neighbour_step(t: RecordedSteps, u: Units, k: int, base: Step | None) -> Step:
+def neighbour_step(t: RecordedSteps, u: StepUnits, k: int, base: Step | None) -> Step:
     """The mean change of the k nearest transitions; with `base` what it predicts plus the mean of its errors there."""
     x = u.features(t.state, t.before, t.action).astype(np.float32)
     square = np.square(x).sum(1)
@@ -114,7 +114,7 @@ def neighbour_step(t: RecordedSteps, u: Units, k: int, base: Step | None) -> Ste
     return step
 
 
-def fit(t: RecordedSteps, seed: int = 0) -> tuple[dict[str, Step], Units, dict[str, str]]:
+def fit(t: RecordedSteps, seed: int = 0) -> tuple[dict[str, Step], StepUnits, dict[str, str]]:
     """({name: predictor}, their units, {name: the setting that was chosen}) of reference transitions.
 
     Settings are chosen by the mean error of AHEAD-step rollouts on one episode in five, then the predictor is learnt from all.

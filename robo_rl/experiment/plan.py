@@ -24,7 +24,7 @@ CLONES = 2  # a checkpoint holds its tensors twice: copied, and as the bytes of 
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlanPart:
     """One line of a plan. phase: "" for all of the run, or the phase that holds it."""
 
     what: str
@@ -36,7 +36,7 @@ class Part:
 class Plan:
     """Memory [bytes] and time [s per update] of a run."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[PlanPart, ...]
     seconds: tuple[tuple[str, float], ...]
     free: int  # bytes that may still be taken
     device: str
@@ -88,10 +88,10 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     check(config, env)
     spec = obs_spec(env, len(instructions(env)) > 1, config.policy.text)
     settle(make_policy(config.policy, spec, config.seed), ROWS[0])  # kernels, threads and buffers that any run has
-    parts = [Part("process: interpreter, torch, sim", resident())]
+    parts = [PlanPart("process: interpreter, torch, sim", resident())]
     free, policy = free_memory(), make_policy(config.policy, spec, config.seed).to(config.device)
     weights, learns = size_of(policy.state_dict().values()), [p for p in policy.parameters() if p.requires_grad]
-    parts.append(Part("weights", weights))
+    parts.append(PlanPart("weights", weights))
     if config.demos != "0" and config.bc.updates or config.algo == "bc":
         parts += supervised_parts(config, policy, learns)
     seconds: list[tuple[str, float]] = []
@@ -102,7 +102,7 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     env.close()
     if config.device != "cpu":
         free = torch.cuda.mem_get_info(torch.device(config.device))[0]
-        parts[0] = Part("process: counted on the host", 0)
+        parts[0] = PlanPart("process: counted on the host", 0)
     return Plan(tuple(parts), tuple(seconds), free, config.device)
 
 
@@ -116,12 +116,12 @@ def moments(params: list) -> int:
     return sum(p.numel() * (12 if p.dtype in (torch.bfloat16, torch.float16) else 2 * p.element_size()) for p in params)
 
 
-def supervised_parts(config: TrainConfig, policy, learns: list) -> list[Part]:
+def supervised_parts(config: TrainConfig, policy, learns: list) -> list[PlanPart]:
     """Memory of the supervised stage."""
     saved, _ = extrapolated(policy, supervised_loss(config, policy, config.bc.noises), config.bc.batch)
-    return [Part("average of the weights", size_of(policy.state_dict().values()), "supervised"),
-            Part("gradients", size_of(learns), "supervised"), Part("moments of AdamW", moments(learns), "supervised"),
-            Part("activations", saved, "supervised")]
+    return [PlanPart("average of the weights", size_of(policy.state_dict().values()), "supervised"),
+            PlanPart("gradients", size_of(learns), "supervised"), PlanPart("moments of AdamW", moments(learns), "supervised"),
+            PlanPart("activations", saved, "supervised")]
 
 
 def supervised_loss(config: TrainConfig, policy, noises: int = 1) -> Callable[[int], Tensor]:
@@ -135,7 +135,7 @@ def supervised_loss(config: TrainConfig, policy, noises: int = 1) -> Callable[[i
     return loss
 
 
-def rl_parts(config: TrainConfig, env, policy, learner, weights: int) -> tuple[list[Part], list[tuple[str, float]]]:
+def rl_parts(config: TrainConfig, env, policy, learner, weights: int) -> tuple[list[PlanPart], list[tuple[str, float]]]:
     """Memory of RL, and seconds of each part of an update."""
     from robo_rl.policies.check import observations
     from robo_rl.rollout import OBS, TRACE, layout
@@ -162,21 +162,21 @@ def rl_parts(config: TrainConfig, env, policy, learner, weights: int) -> tuple[l
     size = min(rl.minibatch, rows)
     saved, learning = extrapolated(policy, loss, size)
     frozen = not any(p.requires_grad for p in policy.trunk.parameters())
-    parts = [Part("critic", size_of(critic)), Part("gradients", size_of(learns)), Part("moments of AdamW", moments(learns)),
-             Part("rollouts", int(rollout)), Part("rows in the order of learning", int((learnt + seen * frozen) * rows), "update"),
-             Part("activations", saved + int(seen * size), "update")]
+    parts = [PlanPart("critic", size_of(critic)), PlanPart("gradients", size_of(learns)), PlanPart("moments of AdamW", moments(learns)),
+             PlanPart("rollouts", int(rollout)), PlanPart("rows in the order of learning", int((learnt + seen * frozen) * rows), "update"),
+             PlanPart("activations", saved + int(seen * size), "update")]
     if frozen and policy.spec.views:
         context = policy.encode(one)
         kept = context.columns().values() if hasattr(context, "columns") else [context]
-        parts.append(Part("contexts of a frozen trunk", int(size_of(kept) / ROWS[0] * rows * (2 + 1 / decisions)), "update"))
+        parts.append(PlanPart("contexts of a frozen trunk", int(size_of(kept) / ROWS[0] * rows * (2 + 1 / decisions)), "update"))
     if rl.bc_coef or config.starts in ("auto", "reverse"):
         more, _ = extrapolated(policy, supervised_loss(config, policy), size)
         beside = "update" if rl.bc_coef or config.starts == "reverse" else "update, only where supervision leaves no success"
-        parts.append(Part("supervision beside RL", more, beside))
+        parts.append(PlanPart("supervision beside RL", more, beside))
     state = 2 * size_of(critic) + moments(learns) + size_of(critic)
-    parts.append(Part("copies for a checkpoint", weights + CLONES * state + int(rollout), "checkpoint"))
+    parts.append(PlanPart("copies for a checkpoint", weights + CLONES * state + int(rollout), "checkpoint"))
     if n := workers(config):
-        parts.append(Part(f"weights in {n} workers", 2 * n * weights))
+        parts.append(PlanPart(f"weights in {n} workers", 2 * n * weights))
     acting = timed(lambda: policy.act(few, torch.Generator().manual_seed(0), True)) / ROWS[1] * min(config.envs, rows)
     actions = torch.zeros(env.num_envs, policy.spec.action).numpy()
     env.reset(seed=0)
