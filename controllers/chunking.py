@@ -56,6 +56,7 @@ class ChunkRunner:
         self.sum = np.zeros(len(self.scale))  # of all increments that ran
         self.asked: np.ndarray | None = None  # that sum when the chunk being thought about was asked for
         self.asked_at = -math.inf
+        self.rows = 0  # that ran since then
 
     def due(self, slot: float, blocks: bool = False) -> bool:
         """Whether to ask now: the rows that are left only just cover what inference has been taking, if the loop goes on meanwhile, or
@@ -76,7 +77,7 @@ class ChunkRunner:
 
     def ask(self, slot: float, now: float, blocks: bool = False) -> Prefix | None:
         """Note that a chunk is asked for -> what it must agree with; None: nothing. now [s]: the receiver's clock."""
-        self.asked, self.asked_at = self.sum.copy(), now
+        self.asked, self.asked_at, self.rows = self.sum.copy(), now, 0
         if self.chunking != "rtc" or self.schedule.chunk is None:
             return None
         horizon = len(self.schedule.chunk.rows)
@@ -89,7 +90,9 @@ class ChunkRunner:
         return Prefix(np.clip(rows, -1.0, 1.0), min(self.delay(blocks), real), real)
 
     def take(self, rows: np.ndarray, t0: float, slot: float, now: float) -> None:
-        """A chunk that has come, of the observation of time t0. UserError: it is none."""
+        """A chunk that has come, of the observation of time t0. UserError: it is none.
+
+        It begins as many rows in as ran since it was asked for: while none ran the target stood still, and nothing of it is missed."""
         width = len(self.scale)
         if rows.ndim != 2 or rows.shape[1] != width or not len(rows) or not np.isfinite(rows).all():
             raise UserError(f"the policy answered rows of shape {rows.shape}, or not finite ones; needed [E, {width}]")
@@ -98,11 +101,12 @@ class ChunkRunner:
         rows = np.clip(rows, -1, 1).astype(float)
         rows = np.where(self.increments, self.asked + np.cumsum(rows * self.scale, 0), rows)
         self.asked = None
-        self.schedule.add(ActionChunk(rows, t0), slot)
+        self.schedule.add(ActionChunk(rows, max(t0, slot - self.rows * self.period)), slot)
 
     def row(self, slot: float) -> np.ndarray | None:
         """The action [A] in the policy's units for the period that begins; None: there is none. It counts as run by `ran`."""
         row = self.schedule.row(slot)
+        self.rows += row is not None
         return None if row is None else np.where(self.increments, (row.values - self.sum) / self.scale, row.values)
 
     def ran(self, action: np.ndarray) -> None:

@@ -258,31 +258,44 @@ def chunk(n=8, step=0.5, grip=1.0):
     return np.tile([[step, grip]], (n, 1))
 
 
-def test_increments_that_never_ran_are_made_up_once_and_absolutes_are_taken_as_they_are():
+def test_a_chunk_that_found_the_robot_waiting_begins_at_its_first_row():
     r = runner()
     assert r.due(0.0) and r.ask(0.0, 0.0) is None and not r.due(0.0)
-    r.take(chunk(), 0.0, 0.04, 0.04)  # two periods late: two rows of half an action each are behind
-    action = r.row(0.04)
-    assert action == pytest.approx([1.5, 1.0])
-    r.ran(action)
-    action = r.row(0.06)
-    assert action == pytest.approx([0.5, 1.0])
-    r.ran(np.array([0.25, 1.0]))  # half of it was done
-    assert r.row(0.08) == pytest.approx([0.75, 1.0])
+    assert r.row(0.0) is None and r.row(0.02) is None
+    r.take(chunk(), 0.0, 0.04, 0.04)
+    assert r.row(0.04) == pytest.approx([0.5, 1.0]) and r.schedule.counts["late"] == 0
     assert r.latency.seen[0] == pytest.approx(0.04)
+
+
+def test_increments_that_did_not_run_are_made_up_once_and_absolutes_are_taken_as_they_are():
+    r = runner()
+    r.ask(0.0, 0.0)
+    r.take(chunk(), 0.0, 0.0, 0.0)
+    r.ran(r.row(0.0))
+    r.ask(0.02, 0.02)
+    for k in (1, 2):  # two rows run while the next chunk is thought about, of which one has no effect
+        action = r.row(0.02 * k)
+        if k == 1:
+            r.ran(action)
+    r.take(chunk(), 0.02, 0.06, 0.06)
+    assert r.row(0.06) == pytest.approx([1.0, 1.0])  # its third row, and what is behind
+    r.ran(np.array([1.0, 1.0]))
+    assert r.row(0.08) == pytest.approx([0.5, 1.0])
+    r.ran(np.array([0.25, 1.0]))  # half of it was done
+    assert r.row(0.10) == pytest.approx([0.75, 1.0])
 
 
 def test_a_chunk_is_asked_for_when_enough_rows_ran_less_the_time_of_inference_or_few_are_left():
     r = runner(every=4)
     r.ask(0.0, 0.0)
-    r.take(chunk(10), 0.0, 0.04, 0.04)  # inference takes two periods
+    r.take(chunk(10), 0.0, 0.04, 0.04)  # inference takes two periods, and began the robot
     asked = []
-    for k in range(2, 10):
+    for k in range(2, 12):
         if r.due(k * 0.02):
             asked.append(k)
         row = r.row(k * 0.02)
         r.ran(row)
-    assert asked[0] == 2 and r.delay() == 2 and r.delay(blocks=True) == 0  # at 2 rows used, 4 - 2
+    assert asked[0] == 4 and r.delay() == 2 and r.delay(blocks=True) == 0  # at 2 rows used, 4 - 2
     full = runner()
     full.ask(0.0, 0.0)
     full.take(chunk(4), 0.0, 0.0, 0.0)
@@ -297,8 +310,9 @@ def test_the_prefix_is_what_will_have_run_in_the_policys_own_units(chunking):
     r = runner(chunking)
     r.ask(0.0, 0.0)
     r.take(np.array([[0.1, -1], [0.2, -1], [0.3, 1], [0.4, 1], [0.5, 1]], float), 0.0, 0.02, 0.02)
-    r.ran(r.row(0.02))  # the first two rows at once
-    prefix = r.ask(0.04, 0.04)
+    for k in (1, 2):
+        r.ran(r.row(0.02 * k))
+    prefix = r.ask(0.06, 0.06)
     if chunking != "rtc":
         assert prefix is None
         return
@@ -315,6 +329,8 @@ def test_naive_jumps_where_blend_keeps_to_the_largest_step():
         r.take(chunk(20, 0.1), 0.0, 0.0, 0.0)
         r.ran(r.row(0.0))
         r.ask(0.02, 0.02)
+        for k in range(1, 10):
+            r.ran(r.row(0.02 * k))
         r.take(chunk(20, 1.0), 0.02, 0.2, 0.2)
         jumps[chunking] = r.row(0.2)[0]
     assert jumps["naive"] > 2 * 2.1 > 2 * jumps["blend"]
