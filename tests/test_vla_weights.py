@@ -16,7 +16,7 @@ from robo_rl.files import write_json
 from robo_rl.policies.vla.compare import compare, record
 from robo_rl.policies.vla.convert import convert
 from robo_rl.policies.vla.examine import examine
-from robo_rl.policies.vla.keys import HEAD, LAYOUTS, OURS, layouts_of, recognise
+from robo_rl.policies.vla.keys import HEAD, LAYOUTS, OURS, WORDS, layouts_of, recognise
 from robo_rl.policies.vla.make import config_of, empty_model, load_model, make_model, vla_config
 from robo_rl.policies.vla.weights import INDEX, SINGLE, open_checkpoint
 
@@ -55,6 +55,15 @@ def test_every_public_layout_is_recognised_and_loads_strictly(family, name, tmp_
     read = recognise(tensors)
     assert (read.family, read.name, read.unknown) == (family, name, ())
     assert torch.equal(velocity(load_model(tmp_path / "x.safetensors"), family), velocity(load_model(weights(family)), family))
+
+
+@pytest.mark.parametrize("shape", LAYOUTS, ids=lambda x: f"{x.family}-{x.name}")
+def test_every_name_of_ours_has_one_public_key_and_that_key_leads_back(shape):
+    names = list(empty_model(vla_config(shape.family, "tiny")).state_dict())
+    keys = [shape.theirs(name) for name in names]
+    assert len(set(keys)) == len(keys) and [shape.ours(key) for key in keys] == names
+    assert shape.theirs(WORDS).endswith("language_model.shared.weight" if shape.family == "xvla" and shape.name == "lerobot" else
+                                        "model.shared.weight" if shape.family == "xvla" else "embed_tokens.weight")
 
 
 @pytest.mark.parametrize(("family", "name"), EVERY)
