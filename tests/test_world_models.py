@@ -120,6 +120,9 @@ def _predicted(model, obs, keys, actions):
 def test_a_folder_that_is_missing_damaged_or_of_another_version_is_named(tmp_path, learnt):
     with pytest.raises(UserError, match="holds no world model"):
         worlds.load(tmp_path)
+    (tmp_path / "run.json").touch(), (tmp_path / "fit.safetensors").touch()
+    with pytest.raises(UserError, match="not learnt to its end; go on with: robo_rl wm train --resume"):
+        worlds.load(tmp_path)
     worlds.save(learnt, tmp_path)
     blob = (tmp_path / "weights.safetensors").read_bytes()
     (tmp_path / "weights.safetensors").write_bytes(blob[:-1] + bytes([blob[-1] ^ 1]))

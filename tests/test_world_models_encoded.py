@@ -15,6 +15,7 @@ from world_models.encoded import Encoded
 from world_models.encoded_fit import EncodedFitter
 from world_models.env import WorldEnv
 from world_models.options import EncodedFitOptions, EncodedOptions, FitOptions, LatentOptions
+from world_models.recorded import check_fits
 
 MINE = replace(SPEC, kind="encoded")
 OPTIONS = EncodedOptions(codes=4, width=16, dynamics=LatentOptions(members=3, hidden=64, layers=2))
@@ -146,3 +147,16 @@ def test_from_recordings_to_an_env_on_the_command_line(tmp_path):
     assert done.code == 0, done
     done = robo_rl(tmp_path, "wm", "train", "data", "--kind", "encodes")
     assert "encoded, video, latent" in done.mistake
+
+
+def test_cameras_are_known_by_name_in_whatever_order_they_were_recorded():
+    """A model of (left, right) reads a recording of (right, left) as the same pictures; one that lacks a camera is refused."""
+    data = squares(4)
+    two = {"left": data.images["top"], "right": 255 - data.images["top"]}
+    data = replace(data, images=two, control=replace(data.control, views=("left", "right")))
+    model = Encoded(replace(MINE, control=data.control, tasks=data.tasks), OPTIONS)
+    turned = dict(reversed(two.items()))
+    check_fits(model.spec, replace(data, images=turned, control=replace(data.control, views=("right", "left"))), "here")
+    assert torch.equal(model.codes(two), model.codes(turned))
+    with pytest.raises(UserError, match="cameras left, right in the model, left in the data"):
+        check_fits(model.spec, replace(data, images={"left": two["left"]}), "here")

@@ -216,7 +216,9 @@ def test_batches_of_another_size_meet_the_same_starts():
 def test_a_data_set_with_other_axes_or_another_rate_is_named(data):
     model = PointModel()
     for change, said in (({"period": 0.05}, "control rate"), ({"axes": model.spec.control.axes[:1]}, "action axes"),
-                         ({"views": ("front",)}, "camera front")):
+                         ({"views": ("front",)}, "camera front"),
+                         ({"axes": tuple(replace(a, unit="rad") for a in model.spec.control.axes)},
+                          "'x' means .* rad in the model, .* m in")):
         model.spec = replace(PointModel().spec, control=replace(model.spec.control, **change))
         with pytest.raises(UserError, match=said):
             measure(model, data, ARGS)
@@ -250,9 +252,12 @@ def test_play_ends_an_episode_at_its_success_and_counts_a_nan_as_lost():
 def test_the_page_holds_every_number_and_needs_no_network(data, tmp_path):
     doc, arrays = measure(PointModel(drift=0.01), data, ARGS)
     doc |= compare_policies(PointModel(generous=2.0), PointReach(50), walkers(), replace(ARGS, episodes=50))
+    doc |= {"verdict": "Of no use.", "objections": ["it is the first", "it is the second"]}
     html = wm_page.page(plain(doc), wm_page.side_by_side(tmp_path, arrays))
     assert "Open-loop error, state" in html and "run/7" in html and "alarm" in html and "{{" not in html
     assert "http://" not in html.replace("http://www.w3.org", "") and "https://" not in html
+    assert "Of no use." in html and "Against it too: it is the second." in html and "too: it is the first" not in html
+    assert table(doc).endswith("against it: it is the second\nOf no use.")
     assert "Spearman" in table(doc) and "ALARM" in table(doc)
 
 

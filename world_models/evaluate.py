@@ -210,7 +210,7 @@ def training_data(model: str) -> list[str]:
 
 def measure(model, dataset, config: WorldEvalConfig) -> tuple[dict, dict]:
     """Everything that recorded episodes alone can tell -> (document, arrays for page and videos)."""
-    check_dataset(model.spec, dataset.meta, config.dataset)
+    check_dataset(model.spec, dataset.meta, config.dataset, dataset.spec.axes if dataset.spec else ())
     recorded = [dataset.task(e) for e in range(len(dataset))]
     instructions.check_text(model.options, recorded, config.dataset)
     instructions.check_known(model.spec.tasks, recorded, config.dataset)

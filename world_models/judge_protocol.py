@@ -61,6 +61,8 @@ class Clips:
 
     def add(self, obs: Mapping[str, np.ndarray], steps: np.ndarray) -> None:
         """Step `steps` [N] of the episodes is about to be made from `obs` {key: [N,...]}."""
+        if not self.kept:
+            return
         rows = np.flatnonzero((steps % self.skip == 0) & (steps > 0))
         for k, v in self.kept.items():
             v[rows] = np.concatenate([v[rows, 1:], np.asarray(obs[k])[rows, None]], 1)

@@ -163,6 +163,8 @@ def find(folder: "str | Path") -> Path:
     for at in (Path(folder), Path(folder) / "model"):
         if (at / "world.json").is_file():
             return at
+    if (Path(folder) / "run.json").is_file() and (Path(folder) / "fit.safetensors").is_file():
+        raise UserError(f"{folder} holds a world model that is not learnt to its end; go on with: robo_rl wm train --resume {folder}")
     raise UserError(f"{folder} holds no world model (no world.json, nor model/world.json); make one: "
                     "robo_rl wm train DATASET")
 

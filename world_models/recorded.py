@@ -10,6 +10,7 @@ from robo_rl.errors import UserError
 from robo_rl.types import ActionAxis, ControlSpec
 from world_models.instructions import listed
 from world_models.model import Frames, WorldSpec
+from world_models.windows import units_differ
 
 LEAST_EPISODES, LEAST_FRAMES = 10, 200
 HELD = 10  # one episode in so many is held out
@@ -137,8 +138,7 @@ def differences(spec: WorldSpec, data: Recorded) -> list[str]:
     if a.action_names != b.action_names:
         out.append(f"action axes {', '.join(a.action_names)} in the model, {', '.join(b.action_names)} in the data")
     else:
-        out += [f"action {x.name!r} means {x.low:g} .. {x.high:g} {x.unit} in the model, {y.low:g} .. {y.high:g} {y.unit} "
-                "in the data" for x, y in zip(a.axes, b.axes, strict=True) if (x.low, x.high, x.unit) != (y.low, y.high, y.unit)]
+        out += units_differ(a.axes, b.axes)
     if not math.isclose(a.period, b.period, rel_tol=1e-3):
         out.append(f"{1 / a.period:g} steps per second in the model, {1 / b.period:g} in the data")
     if spec.state != data.state.shape[1]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from robo_rl.errors import UserError
+from robo_rl.types import ActionAxis
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,12 @@ class Windows:
         return len(self.actions)
 
 
+def units_differ(mine: tuple[ActionAxis, ...], theirs: tuple[ActionAxis, ...]) -> list[str]:
+    """Axes of the same names whose numbers mean something else, as words."""
+    return [f"action {x.name!r} means {x.low:g} .. {x.high:g} {x.unit} in the model, {y.low:g} .. {y.high:g} {y.unit} in the data"
+            for x, y in zip(mine, theirs, strict=False) if (x.low, x.high, x.unit) != (y.low, y.high, y.unit)]
+
+
 def pick_starts(first: np.ndarray, last: np.ndarray, count: int, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """(episode int64[B], first row int64[B]) of `count` windows over the episodes with rows first[e] .. last[e].
 
@@ -50,8 +57,9 @@ def pick_starts(first: np.ndarray, last: np.ndarray, count: int, steps: int, see
     return episode, first[episode] + offset
 
 
-def check_dataset(spec, meta, where: str) -> None:
-    """Raise UserError naming what differs between what a model stands for and recorded episodes."""
+def check_dataset(spec, meta, where: str, axes: tuple[ActionAxis, ...] = ()) -> None:
+    """Raise UserError naming what differs between what a model stands for and recorded episodes; `axes`: what their actions mean, where
+    that was recorded. Cameras are known by name, in any order."""
     f, control = meta.features, spec.control
     have = {v: (h, w) for v, h, w in f.views}
     for name, mine, theirs in (("action axes are", ", ".join(control.action_names), ", ".join(f.action)),
@@ -61,6 +69,8 @@ def check_dataset(spec, meta, where: str) -> None:
         if mine != theirs:
             raise UserError(f"{where}: the model's {name} {mine}, the data set's {theirs}. Record it with the sim, task, "
                             "control and obs of what the model learnt from")
+    if axes and (bad := units_differ(control.axes, axes)):
+        raise UserError(f"{where}: {bad[0]}. Record it with the control of what the model learnt from")
 
 
 def unseen(model, dataset) -> np.ndarray:

@@ -34,7 +34,9 @@ def table(doc: dict) -> str:
     if "probe" in doc:
         lines += probe_lines(doc["probe"])
     lines += [f"  note: {n}" for n in doc["notes"]]
-    return "\n".join([*lines, doc["verdict"]] if "verdict" in doc else lines)
+    if "verdict" in doc:
+        lines += [*(f"  against it: {o}" for o in doc["objections"]), doc["verdict"]]
+    return "\n".join(lines)
 
 
 def error_lines(doc: dict) -> list[str]:

@@ -24,7 +24,7 @@ from world_models.evaluate import compare_models, measure, measure_bound, measur
 from world_models.imagine import PlayedEpisodes, open_loop, play
 from world_models.model import load
 from world_models.options import WorldEvalConfig
-from world_models.verdict import verdict
+from world_models.verdict import objections, verdict
 from world_models.windows import Windows
 
 PROBED = 8  # policies of --probe by default, of a model without cameras
@@ -295,5 +295,5 @@ def evaluate_model(config: WorldEvalConfig) -> tuple[dict, dict]:
             doc["probe"] = probe_model(model, env, dataset, config)
     if env is not None:
         env.close()
-    doc["verdict"] = verdict(doc)
+    doc["verdict"], doc["objections"] = verdict(doc), objections(doc)[0]
     return doc, arrays

@@ -188,8 +188,10 @@ def page(doc: dict, clips: list[tuple[str, Path]]) -> str:
     s, u, b = doc["success"], doc["uncertainty"], doc["baselines"]
     said = (f'<section class="card pad"><p style="max-width: none; margin: 10px 14px"><b>{esc(doc["verdict"])}</b></p></section>'
             if "verdict" in doc else "")
+    against_it = doc.get("objections", [])[1:]  # the first is in the verdict
     notes = ('<section class="card notes"><ul>' + "".join(f"<li>{esc(n)}</li>"
-                                                          for n in doc["notes"]) + "</ul></section>") if doc["notes"] else ""
+                                                          for n in [*(f"Against it too: {o}." for o in against_it), *doc["notes"]])
+             + "</ul></section>") if doc["notes"] or against_it else ""
     against, moved = doc.get("against"), {n: r for n, r in b["rows"].items() if n != "standing still"}
     charts = "".join(open_loop_chart(n, t, {"name": against["model"], "model": against["open_loop"][n]["model"]}
                                      if against and n in against["open_loop"] else None, moved if n == "state" else None)
