@@ -46,7 +46,8 @@ class PlanOptions:
 
 
 class Planner:
-    """A policy that plans: called with an observation of N envs it gives actions [N,E,A]. `propose` is the policy below it (a sample at
+    """A policy that plans: called with an observation of N envs it gives actions [N,E,A]. `robo_rl.experiment.world_model.planner` makes
+    one of a policy of robo_rl. `propose` is the policy below it (a sample at
     every call), `plain` its own choice, the first candidate. Owns the generator of CEM's draws and the count `changed` of chunks that are
     not the policy's own, of `planned`."""
 
@@ -97,17 +98,3 @@ class Planner:
             lanes |= {key: v[:, -1].numpy() for key, v in p.obs.items()}
             actions = np.asarray(self.plain(lanes), np.float32).clip(-1, 1)
         return (best - doubt * 1e-3).reshape(n, k)
-
-
-def planner(model: WorldModel, policy, options: PlanOptions, seed: int = 0) -> Planner:
-    """A `Planner` over a policy of robo_rl (a torch module with `act`, or a `robo_rl.TrainedPolicy`)."""
-    from robo_rl.evaluation import decide
-    module = getattr(policy, "module", policy)
-    draws, fixed = torch.Generator().manual_seed(seed), torch.Generator()
-
-    def propose(obs: Mapping[str, np.ndarray]) -> np.ndarray:
-        return decide(module, dict(obs), draws)
-
-    def plain(obs: Mapping[str, np.ndarray]) -> np.ndarray:
-        return decide(module, dict(obs), fixed.manual_seed(seed))
-    return Planner(model, propose, plain, options, seed)

@@ -24,6 +24,7 @@ from world_models.evaluate import compare_models, measure, measure_bound, measur
 from world_models.imagine import PlayedEpisodes, open_loop, play
 from world_models.model import load
 from world_models.options import WorldEvalConfig
+from world_models.plan import Planner, PlanOptions
 from world_models.verdict import objections, verdict
 from world_models.windows import Windows
 
@@ -150,6 +151,19 @@ def evaluate_in_model(model, policy, starts: np.ndarray, seed: int, simulator=No
     tasks = np.array(model.spec.tasks)[f.task[at]]
     obs = {k: v[at] for k, v in f.obs.items()} | {"task": tasks}
     return play_in_model(model, policy, obs, 0, seed, judge=who), tasks
+
+
+def planner(model, policy, options: PlanOptions, seed: int = 0) -> Planner:
+    """A `Planner` over a policy of robo_rl: a torch module with `act`, or a `robo_rl.TrainedPolicy`."""
+    module = getattr(policy, "module", policy)
+    draws, fixed = torch.Generator().manual_seed(seed), torch.Generator()
+
+    def propose(obs: Mapping[str, np.ndarray]) -> np.ndarray:
+        return decide(module, dict(obs), draws)
+
+    def plain(obs: Mapping[str, np.ndarray]) -> np.ndarray:
+        return decide(module, dict(obs), fixed.manual_seed(seed))
+    return Planner(model, propose, plain, options, seed)
 
 
 def recorded_starts(model, count: int, seed: int) -> dict[str, np.ndarray]:
