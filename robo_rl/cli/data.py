@@ -129,8 +129,8 @@ def check(args: CheckDataOptions) -> list[str]:
     from robo_rl.data.check import check_data
     report = check_data(args.folder, args.pictures)
     wide = max(len(name) for name, *_ in report.axes)
-    rows = [f"  {name:<{wide}}  {unit:<12}" + "".join(f"{x:>10.4g}" for x in numbers) for name, unit, *numbers in report.axes]
-    head = f"  {'action':<{wide}}  {'unit':<12}" + "".join(f"{s:>10}" for s in ("min", "q01", "median", "q99", "max"))
+    rows = [f"  {name:<{wide}}  {unit:<12}" + "".join(f"{x:>11.4g}" for x in numbers) for name, unit, *numbers in report.axes]
+    head = f"  {'action':<{wide}}  {'unit':<12}" + "".join(f"{s:>11}" for s in ("min", "q01", "median", "q99", "max"))
     found = [f"note: {line}" for line in report.findings] or ["nothing to look after"]
     return [f"{args.folder} is sound", *(f"  {what:<17}{value}" for what, value in report.facts), head, *rows, *found]
 

@@ -3,6 +3,7 @@
 Damage raises `BrokenDataset` (the reader's). What is only suspicious is a finding, each with what to do.
 """
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from robo_rl.data import labels, layout, statistics
 from robo_rl.data.reader import Dataset, load
 from robo_rl.data.repair import decode_all
 
+SHORT = 0.2  # of the median length: an episode that is shorter was broken off
 JUMP = 20.0  # times the 95 % quantile of an axis' steps: more is no motion
 
 
@@ -26,7 +28,9 @@ class DataReport:
 
 def check_data(root: "Path | str", pictures: bool = True) -> DataReport:
     """Read a data set and look at it. pictures: decode every one. Raises BrokenDataset for damage."""
-    data = load(root)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of missing checksums: among the findings
+        data = load(root)
     if pictures:
         decode_all(data)
     units = labels.units_of(data.meta)
@@ -64,6 +68,8 @@ def findings_of(data: Dataset, units: labels.Units | None) -> list[str]:
         out.append(f"nobody stated the units of the actions; state them: robo_rl data label {root} --units …")
     if not data.is_judged:
         out.append(f"no episode is said to have succeeded or failed; bc does not need it, others do: robo_rl data label {root} --success …")
+    if data.meta.verifier.sums is None:
+        out.append(f"there are no checksums, so damage may go unseen; write them: robo_rl data repair {root} --accept")
     out += _statistics_findings(data)
     inside = np.ones(len(data.action) - 1, bool)
     inside[data.to[:-1] - 1] = False
@@ -79,9 +85,11 @@ def findings_of(data: Dataset, units: labels.Units | None) -> list[str]:
                 e = int(data.episode_index[row])
                 out.append(f"{what} axis {name!r} jumps by {steps[row, i]:.3g} at frame {row - data.from_[e]} of episode {e}, where 95 % "
                            f"of its steps are below {np.quantile(moved, 0.95):.3g}: look at it, robo_rl data view {root}")
-    short = np.flatnonzero(data.to - data.from_ < max(2, data.features.fps))
+    lengths = data.to - data.from_
+    short = np.flatnonzero(lengths < max(2, SHORT * np.median(lengths)))
     if len(short):
-        out.append(f"{len(short)} episodes are shorter than a second (the first is {short[0]}): leave them out with robo_rl data split")
+        out.append(f"{len(short)} episodes are far shorter than the others (the first is {short[0]}, of {lengths[short[0]]} frames): leave "
+                   "them out with robo_rl data split")
     return out
 
 

@@ -83,7 +83,7 @@ def split(data: "Dataset", share: float, seed: int) -> tuple[np.ndarray, np.ndar
 
 
 def learn(run: "Run") -> None:
-    """Make `run.policy` from the data set; evals/heldout.json says how far its actions are from those of held-out episodes.
+    """Make `run.policy` from the data set; heldout.json says how far its actions are from those of held-out episodes.
 
     Raises Stopped when a signal comes.
     """
@@ -157,20 +157,20 @@ class HeldOut:
         return far(made), far(torch.from_numpy(self.data.action.mean(0)).to(true.device))
 
     def report(self, run: "Run") -> None:
-        """Write evals/heldout.json and say it."""
+        """Write RUN/heldout.json and say it."""
         from robo_rl import files
         from robo_rl.data.labels import need_units
         loss, (error, still), names = self.loss(run.policy), self.errors(run.policy), self.data.features.action
         run.policy.eval()
         units = need_units(self.data.meta).unit
         episodes = sorted({int(e) for e in self.data.episode_index[self.rows]})
-        (run.folder / "evals").mkdir(exist_ok=True)
-        files.write_json(run.folder / "evals" / "heldout.json", {
+        files.write_json(run.folder / "heldout.json", {
             "episodes": episodes, "frames": len(self.chunk), "loss": loss,
             "axes": [{"name": n, "unit": u, "error": float(a), "error_of_mean": float(b)}
                      for n, u, a, b in zip(names, units, error, still, strict=True)]})
         ratio = float(np.mean(error / np.maximum(still, 1e-12)))
         run.report.log(run.config.bc.updates, {"heldout/loss": loss, "heldout/error": ratio}, stage="sft")
         worst = int(np.argmax(error / np.maximum(still, 1e-12)))
+        unit = "" if units[worst] == "1" else f" {units[worst]}"
         run.report.say(f"held out: {len(episodes)} of {len(self.data)} episodes, loss {loss:.3f}; mean error of an action "
-                       f"{ratio:.2f} of that of the mean action; largest at {names[worst]}: {error[worst]:.3g} {units[worst]}")
+                       f"{ratio:.2f} of that of the mean action; largest at {names[worst]}: {error[worst]:.3g}{unit}")
