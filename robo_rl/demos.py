@@ -146,8 +146,8 @@ def demo_sampler(dataset, spec: ObsSpec, horizon: int, data: DataOptions | None 
     state, chunk, pad = (torch.from_numpy(np.ascontiguousarray(x)) for x in chunks(dataset, horizon))
     mask = (~pad).float()
     views = {v: source for v, source in choose_views(data.cameras, dataset.views).items() if v in spec.views}
-    store = FrameStore(dataset, views, None if tensors else partial(_fitted, size=spec.image_size, how=spec.fit or data.fit or "pad"),
-                       data.cache_mb << 20, data.threads)
+    square = partial(_fitted, size=spec.image_size, how=spec.fit or data.fit or "pad")
+    store = FrameStore(dataset, views, None if tensors or spec.text else square, data.cache_mb << 20, data.threads)
     where = torch.arange(len(chunk)) if rows is None else torch.from_numpy(np.asarray(rows))
     if store.fits and tensors is None:
         obs = {"state": state[where]}
@@ -194,12 +194,17 @@ def fit_normalisers(policy, dataset, kind: str = "mean_std", rows: np.ndarray | 
     through. kind: mean_std, or quantiles, min_max, whose ends become -1 and 1.
     """
     state, action = (x if rows is None else x[rows] for x in (dataset.state, dataset.action))
-    if isinstance(policy.obs_norm, AxisNormaliser) or dataset.spec is not None and kind == "mean_std":  # the former know their kind
+    own_kind = isinstance(policy.obs_norm, AxisNormaliser)  # of a vision-language-action model
+    if dataset.spec is not None and (own_kind or kind == "mean_std"):
         policy.obs_norm.fit(torch.from_numpy(state))
         policy.action_norm.fit(torch.from_numpy(action), floor=0.05)
         return
     for norm, x in ((policy.obs_norm, state), (policy.action_norm, action)):
         own = _statistics(x.astype(np.float64))
+        if isinstance(norm, AxisNormaliser):
+            if pair := KINDS[norm.kind]:
+                norm.take(*(torch.from_numpy(own[s]) for s in pair))
+            continue
         centre, spread = own["mean"], own["std"]
         if kind != "mean_std":
             low, high = (own[s] for s in KINDS[kind])

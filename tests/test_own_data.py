@@ -228,6 +228,23 @@ def test_a_data_set_in_its_own_units_trains_without_an_env_and_is_judged_by_held
     assert actions.shape == (2, 8, 14)
 
 
+def test_a_vision_language_action_model_learns_from_it_with_its_own_pictures_and_units(sets, tmp_path):
+    out = tmp_path / "run"
+    assert run_command("train", "--algo", "bc", "--demos", str(sets["aloha"]), "--policy", "smolvla", "--policy.size", "tiny",
+                       "--policy.horizon", "10", "--policy.execute", "5", "--bc.updates", "2", "--bc.batch", "2", "--bc.noises", "1",
+                       "--data.cache-mb", "1", "--out", str(out)) == 0
+    policy, _ = checkpoint.load_policy(checkpoint.checkpoints(out)[-1])
+    data = load(sets["aloha"])
+    rows, _ = offline.split(data, 0.1, 0)
+    own = axis_statistics(data, rows=rows)["action"]
+    torch.testing.assert_close(policy.processor.action_norm.shift, torch.from_numpy(own["mean"]).float())
+    torch.testing.assert_close(policy.processor.action_norm.scale, torch.from_numpy(own["std"]).float())
+    obs = {"state": data.state[:2], "task": ["transfer the cube"] * 2, **{f"image/{v}": data.frames(v, 0)[:2] for v in data.views}}
+    kept = obs_tensors(obs, policy.spec)
+    assert kept["image/cam_high"].shape == (2, *SMALL, 3)  # as recorded: the model makes it square by its own rule
+    assert policy.act(kept, torch.Generator(), explore=False).actions.shape == (2, 5, 14)
+
+
 def test_it_learns_to_predict_the_actions_of_episodes_that_it_has_not_seen(sets, tmp_path):
     """Of joints that follow their own state; a state policy, so that it takes a second."""
     folder = datasets.write(tmp_path / "set", "so100", episodes=40, length=40, views=0)
@@ -287,14 +304,17 @@ def test_a_cut_video_is_named_with_its_bytes(sets, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_two_cameras_of_480_by_640_are_checked_and_learnt_from_in_two_gigabytes(tmp_path):
-    """The pictures are 3.7 GB decoded; both commands stay below 2 GB, torch and all."""
+    """The pictures are 3.7 GB decoded; every command stays below 2 GB, torch and all."""
     import resource
     import subprocess
     import sys
     folder = datasets.write(tmp_path / "aloha", "aloha", episodes=10, length=199)
     assert sum(h * w * 3 for h, w in load(folder).views.values()) * len(load(folder).action) > 3.6e9
     commands = [["data", "check", str(folder)],
-                ["train", "--algo", "bc", "--demos", str(folder), "--out", str(tmp_path / "run"), "--data.cache-mb", "1", *TINY]]
+                ["train", "--algo", "bc", "--demos", str(folder), "--out", str(tmp_path / "run"), "--data.cache-mb", "1", *TINY],
+                ["train", "--algo", "bc", "--demos", str(folder), "--policy", "smolvla", "--policy.size", "tiny", "--bc.updates", "5",
+                 "--bc.batch", "8", "--policy.horizon", "10", "--policy.execute", "5", "--data.cache-mb", "256",
+                 "--out", str(tmp_path / "vla")]]
     for argv in commands:
         subprocess.run([sys.executable, "-m", "robo_rl", *argv], check=True, cwd=Path(__file__).parent.parent)
         assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2 << 20, argv  # KiB, of the largest so far

@@ -18,6 +18,7 @@ from robo_rl.data.reader import Dataset
 from robo_rl.errors import UserError
 
 Pictures = dict[str, np.ndarray]
+PIECE = 16  # pictures that are decoded before they are changed
 OPEN = 8  # videos that a thread keeps open
 
 
@@ -112,11 +113,11 @@ class FrameStore:
                 parts.append(self._change(data.frames(source, e)[inside]))
                 continue
             path = data.sound_video(source, e)
+            numbers, reader = inside + int(data.meta.video_start[source][e]), self._reader(source, path)
             try:
-                frames = self._reader(source, path).read(inside + int(data.meta.video_start[source][e]))
+                parts += [self._change(reader.read(numbers[i:i + PIECE])) for i in range(0, len(numbers), PIECE)]
             except video.BrokenVideo as error:
                 raise BrokenDataset(path, f"episode {e}: {error}", data.meta.root, e) from None
-            parts.append(self._change(frames))
         return np.concatenate(parts)
 
     def _reader(self, source: str, path) -> video.VideoReader:

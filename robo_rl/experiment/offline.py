@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from robo_rl.experiment.run import Run
 
 LOOKS = 10  # at the held-out episodes over a run
-ROWS = 256  # frames of them that a look takes
+ROWS, FEW = 256, 32  # frames of them that a look takes; of a vision-language-action model, which keeps pictures as recorded
 
 
 def has_own_units(folder: Path) -> bool:
@@ -98,7 +98,8 @@ def learn(run: "Run") -> None:
     spec = spec_of(config, data)
     rows, held = split(data, config.data.held_out, config.seed)
     run.policy = make_policy(replace(config.policy, lora=LoraOptions()), spec, config.seed)
-    fit_normalisers(run.policy, data, config.data.normaliser, rows)
+    if not (config.policy.folder and config.policy.statistics == "folder"):
+        fit_normalisers(run.policy, data, config.data.normaliser, rows)
     run.policy.to(config.device)
     sample = sampled_on(device_of(run.policy), demo_sampler(data, spec, config.policy.horizon, config.data, rows=rows))
     judge = HeldOut(config, data, spec, held) if len(held) else None
@@ -130,7 +131,7 @@ class HeldOut:
         from robo_rl.demos import demo_sampler
         from robo_rl.devices import sampled_on
         self.seed, self.data, self.rows, self.execute = config.seed, data, rows, config.policy.execute
-        few = np.random.default_rng([config.seed, 13]).permutation(rows)[:ROWS]
+        few = np.random.default_rng([config.seed, 13]).permutation(rows)[:FEW if spec.text else ROWS]
         sample = demo_sampler(data, spec, config.policy.horizon, replace(config.data, cache_mb=1, threads=0), rows=np.sort(few))
         sample = sampled_on(torch.device(config.device), sample)
         self.obs, self.chunk, self.mask = sample(len(few), torch.Generator().manual_seed(config.seed))

@@ -51,13 +51,14 @@ def words_of(texts: "list[str] | np.ndarray", spec: ObsSpec) -> np.ndarray:
 
 
 def obs_tensors(obs: dict, spec: ObsSpec) -> Obs:
-    """Env observation (NumPy or torch, batch first) -> what the policy takes; copies nothing but the tokens."""
+    """Env observation (NumPy or torch, batch first) -> what the policy takes; copies nothing but the tokens, and pictures that it
+    makes square (`ObsSpec.fit`; a policy that reads text does so by itself)."""
     out = {"state": torch.as_tensor(obs["state"])}
     if spec.language:
         out["tokens"] = torch.from_numpy(words_of(obs["task"], spec))
     for view in spec.views:
         image = torch.as_tensor(obs[f"image/{view}"])
-        out[f"image/{view}"] = fit_bytes(image, spec.image_size, cast(Fit, spec.fit)) if spec.fit else image
+        out[f"image/{view}"] = fit_bytes(image, spec.image_size, cast(Fit, spec.fit)) if spec.fit and not spec.text else image
     return out
 
 
