@@ -254,6 +254,11 @@ def test_a_longer_instruction_and_a_longer_prompt_are_one_line():
         obs_tensors(raw | {"task": ["x" * 99]}, SPEC)
 
 
+def test_the_prompt_of_a_fresh_model_has_room_for_a_state_that_lies_below_its_range():
+    policy, obs = build("pi05"), observations(SPEC, 2)
+    policy.encode(obs | {"state": torch.full((2, SPEC.state), -9.0)})
+
+
 def test_what_has_no_running_statistics_is_not_asked_for_them():
     with pytest.raises(UserError, match="normalise-obs keeps running statistics"):
         importlib.import_module("robo_rl.algos.pi_rl").make(build(), PiRlOptions(**RL, normalise_obs=True), 0)

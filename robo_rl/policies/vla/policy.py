@@ -207,7 +207,7 @@ def _fitting(options: Any, o: PolicyOptions, spec: ObsSpec, config: VlaConfig) -
             raise UserError(f"the env's {name} has {have} numbers, this {o.kind} takes {most} at most")
     prompt = options.prompt
     if not o.folder and not o.words:  # every word is a token: shorter than what sentence pieces need
-        prompt = PLAIN_PROMPT + (spec.state + 8 if "{state}" in options.template else 1)
+        prompt = PLAIN_PROMPT + (2 * spec.state + 8 if "{state}" in options.template else 1)  # -1 is two
     return replace(options, views=spec.views, slots=max(1, len(spec.views)), image_size=config.vision.image, vocabulary=config.vocab,
                    prompt=o.prompt or prompt, state=spec.state, action=spec.action, width=config.action_width)
 
