@@ -3,22 +3,28 @@
 import copy
 import importlib
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from commands import robo_rl as command
 from vla_goldens import FAMILIES, inputs, outputs, weights
 
+import robo_rl
 from robo_rl.algos import bc
 from robo_rl.algos.check import check_method, rollouts
 from robo_rl.algos.onpolicy import encoded_pictures
 from robo_rl.checkpoint import load_policy, save_checkpoint
 from robo_rl.cli.train import short_policy
 from robo_rl.errors import UserError
+from robo_rl.experiment.evaluation import EvalConfig, evaluate_checkpoint
+from robo_rl.experiment.policy_server import load_actor
 from robo_rl.options import RL_OPTIONS, BcOptions, PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.check import check_policy, observations
 from robo_rl.policies.context import Context
+from robo_rl.policies.guided import guided_chunk, plain_chunk
 
 SPEC = ObsSpec(state=7, action=4, views=("front", "wrist"), image_size=32, language=True, text=64)
 H, E, A, W = 6, 4, 4, 32
@@ -207,6 +213,17 @@ def test_a_checkpoint_has_all_that_acting_needs_wherever_it_is_copied_to(tmp_pat
         load_policy(tmp_path / "b")
 
 
+def test_a_served_chunk_is_the_envs_axes_and_agrees_with_what_is_left_of_the_one_before():
+    policy = build("pi05")
+    obs, g = observations(SPEC, 1), torch.Generator()
+    plain = plain_chunk(policy, obs, g.manual_seed(0))
+    assert plain.shape == (H, A)
+    goal = plain.numpy() + 0.5
+    guided = guided_chunk(policy, obs, g.manual_seed(0), goal, np.array([1.0, 1.0, 1.0, 0, 0, 0]), [1.0] * 4)
+    near, far = ((guided - torch.from_numpy(goal)).abs().mean(1), (plain - torch.from_numpy(goal)).abs().mean(1))
+    assert guided.shape == (H, A) and (near[:3] < 0.7 * far[:3]).all()
+
+
 def test_the_words_of_an_instruction_reach_the_model():
     policy = build("pi0")
     obs = observations(SPEC, 2)
@@ -262,3 +279,45 @@ def test_the_prompt_of_a_fresh_model_has_room_for_a_state_that_lies_below_its_ra
 def test_what_has_no_running_statistics_is_not_asked_for_them():
     with pytest.raises(UserError, match="normalise-obs keeps running statistics"):
         importlib.import_module("robo_rl.algos.pi_rl").make(build(), PiRlOptions(**RL, normalise_obs=True), 0)
+
+
+# ---- whole runs
+
+RUN = {"sim": "mujoco", "task": "pick_by_name", "obs": "rgb", "image_size": 32, "envs": 4, "demos": "2", "demos_most": 0,
+       "eval_episodes": 2, "eval_envs": 2, "video": False, "bc": {"updates": 2, "batch": 8}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algo", "kind", "more"), [("pi_rl", "pi05", {}), ("nft", "smolvla", {}), ("pi_rl", "pi0", {"keep_prefix": True})])
+def test_a_run_of_a_vla_resumes_bit_for_bit_is_evaluated_and_served(algo, kind, more, tmp_path):
+    rl = {"decisions": 3, "minibatch": 6, "epochs": 1, "critic_warmup": 0}
+    config = robo_rl.recipe(**RUN, algo=algo, workers=0, steps=400, eval_every=200, policy={"kind": kind, **more}, rl=rl,
+                            out=str(tmp_path / "whole"))
+
+    def stop(event):
+        if event.kind == "checkpoint" and event.step:
+            raise KeyError("enough")
+    robo_rl.train(config, quiet=True)
+    with pytest.raises(KeyError, match="enough"):
+        robo_rl.train(replace(config, out=str(tmp_path / "parts")), stop, quiet=True)
+    robo_rl.resume(tmp_path / "parts", quiet=True)
+    whole, parts = (sorted((tmp_path / name / "checkpoints").iterdir())[-1] for name in ("whole", "parts"))
+    assert whole.name == parts.name != "step_000000000000"
+    assert (whole / "policy.safetensors").read_bytes() == (parts / "policy.safetensors").read_bytes()
+    shutil.move(tmp_path / "parts", tmp_path / "moved")
+    assert evaluate_checkpoint(tmp_path / "moved", EvalConfig(episodes=2))["n"] == 2
+    act, _, spec = load_actor(str(tmp_path / "moved"), "last", 0, "pick up the red cube")
+    rows = act({"state": np.zeros(spec.state, np.float32)} | {f"image/{v}": np.zeros((32, 32, 3), np.uint8) for v in spec.views})
+    assert rows.shape == (config.policy.horizon, spec.action) and np.isfinite(rows).all()
+
+
+@pytest.mark.slow
+def test_workers_collect_with_a_model_from_a_folder(tmp_path):
+    shutil.copy(weights("pi05"), tmp_path / "model.safetensors")
+    options = [w for k, v in RUN.items() if k not in ("bc", "video", "sim") for w in (f"--{k.replace('_', '-')}", v)]
+    done = command(tmp_path, "train", "--policy", ".", "--policy.words", "words:512", "--algo", "reinflow", "--workers", "1",
+                   "--steps", "200", "--rl.decisions", "3", "--rl.minibatch", "12", "--rl.critic-warmup", "0",
+                   "--bc.updates", "2", "--bc.batch", "8",
+                   "--no-video", "--out", "run", *options)
+    assert done.code == 0, done.err
+    assert command(tmp_path, "eval", "run", "--episodes", "2").code == 0

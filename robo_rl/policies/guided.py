@@ -25,9 +25,11 @@ def guided_chunk(policy, obs: Obs, generator: torch.Generator, actions: np.ndarr
         raise UserError(f"a prefix has {h} rows of {a} numbers and a weight each, got {actions.shape} and {weights.shape}")
     with torch.no_grad():
         context = policy.encode(obs)
-        embedded, times = policy.head.embed(context), policy.head.time_product(policy.features).unbind()
-        goal = policy.action_norm(torch.as_tensor(actions, dtype=torch.float32)[None]).flatten(1)
-    where = torch.as_tensor(weights, dtype=torch.float32).repeat_interleave(a)[None]
+        embedded, times = policy.head.embed(context), policy.head.steps(policy.features)
+        goal = policy.clean_chunk(torch.as_tensor(actions, dtype=torch.float32)[None])
+    where = torch.zeros(1, h, policy.width)
+    where[..., :a] = torch.as_tensor(weights, dtype=torch.float32)[:, None]
+    where = where.flatten(1)
     x = torch.randn(1, policy.chunk, generator=generator)
     for k, (keep, step) in enumerate(policy.plain):
         x = x.detach().requires_grad_()
@@ -36,10 +38,10 @@ def guided_chunk(policy, obs: Obs, generator: torch.Generator, actions: np.ndarr
             x0 = out if policy.clean else x - policy.times[k] * out
             [back] = torch.autograd.grad(x0, x, where * (goal - x0.detach()))
         x = keep * x.detach() + step * out.detach() + gains[k] / len(gains) * back
-    return policy.action_norm.inverse(x.view(h, a))
+    return policy.action_norm.inverse(x.view(h, policy.width)[:, :a])
 
 
 def plain_chunk(policy, obs: Obs, generator: torch.Generator) -> torch.Tensor:
     """Whole chunk [H, A] in the env's units, of one observation, without exploration."""
     with torch.no_grad():
-        return policy.action_norm.inverse(policy.act(obs, generator, explore=False).x0[0])
+        return policy.action_norm.inverse(policy.act(obs, generator, explore=False).x0[0, :, :policy.spec.action])
