@@ -2,7 +2,8 @@
 
     score of a chunk = max_t P(success at t) - [doubt > threshold],   t along the chunk and then `ahead` steps of the policy itself
 
-The first chunk is judged by where the policy itself gets from there, so a few steps of look-ahead are worth a whole episode's.
+The first chunk is judged by where the policy itself gets from there: `ahead` must reach as far as success may lie, or the chunks
+of an episode's beginning are all alike.
 CEM begins with the proposals, keeps the best, and draws new chunks about their mean; its result must be better than the policy's own
 first proposal in the model by `margin`, or that one is executed.
 
@@ -30,8 +31,8 @@ class PlanOptions:
 
     candidates: int = 16
     """K: chunks that are tried."""
-    ahead: int = 24
-    """Control steps of the policy itself after the chunk."""
+    ahead: int = 88
+    """Control steps of the policy itself after the chunk, about as many as an episode has."""
     rounds: int = 0
     """Of CEM; 0: the best of the proposals."""
     kept: int = 4
