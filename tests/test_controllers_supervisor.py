@@ -197,7 +197,8 @@ def test_the_supervisor_stands_above_the_governor_at_every_speed():
         assert o.tool_speed[0] > speed and o.tool_speed[1] > 4 * speed and o.joint_speed > joint
 
 
-@pytest.mark.parametrize("bad", [{"joint_speed": 0.0}, {"torque": math.inf}, {"torque": 100.5}, {"tool_speed": (0.0, 1.0)}, {"damping": -1.0}])
+@pytest.mark.parametrize("bad", [{"joint_speed": 0.0}, {"torque": math.inf}, {"torque": 100.5}, {"tool_speed": (0.0, 1.0)},
+                                 {"damping": -1.0}])
 def test_limits_that_are_none_are_refused(bad):
     with pytest.raises(UserError, match=next(iter(bad))):
         SupervisorLimits(**bad)
