@@ -66,6 +66,16 @@ def test_an_env_may_play_another_task_in_its_next_episode():
     assert (terminated | truncated).tolist() == [True, False, True]
 
 
+def test_an_episode_that_was_left_for_one_of_another_task_is_played_no_further():
+    env = make(3)
+    env.reset(options={"starts": np.array([0, 1, 2])})
+    env.step(np.zeros((3, 7), np.float32))
+    env.reset(options={"reset_mask": np.array([False, True, False]), "starts": np.array([0, 3, 0])})
+    for _ in range(2):
+        env.step(np.zeros((3, 7), np.float32))
+    assert [part.steps.tolist() for part in env.parts] == [[3, 2, 0], [0, 1, 0], [0, 0, 3]]
+
+
 def test_every_expert_acts_for_its_own_task():
     env = make(6, ("reach", "push_cube"))
     env.reset(options={"starts": np.arange(6)})
