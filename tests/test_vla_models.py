@@ -169,6 +169,13 @@ def test_weights_come_from_the_seed_alone(family):
     assert all(torch.equal(half[n], a[n].bfloat16()) or (half[n] - a[n]).abs().max() < 0.05 for n in a)
 
 
+def test_the_gates_of_a_model_of_a_seed_are_open():
+    """Closed ones (openpi, whose trunk is trained already) leave a fresh expert deaf at first."""
+    block = make_model(vla_config("pi05", "tiny"), 0).expert.layers[0]
+    scale, shift, gate = block.input_layernorm.dense.bias.chunk(3)
+    assert not scale.any() and not shift.any() and (gate == 1).all()
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_of_a_seed_listens_to_images_words_state_and_time(family):

@@ -125,6 +125,9 @@ def test_what_ours_never_had_is_zeros_in_a_public_layout(tmp_path):
     heads = {k for k in golden if "lm_head" in k}
     assert {k: x.shape for k, x in got.items()} == {k: x.shape for k, x in golden.items() if k not in heads}
     assert torch.equal(velocity(load_model(tmp_path / "public.safetensors"), "pi0"), velocity(model, "pi0"))
+    convert(tmp_path / "seed.safetensors", tmp_path / "openpi.safetensors", "openpi")
+    words = {k for k in load_file(tmp_path / "openpi.safetensors") if "embed_tokens" in k or "lm_head" in k}
+    assert words == {"paligemma_with_expert.paligemma.lm_head.weight"}  # where openpi's own files have them
 
 
 def test_a_policy_that_was_trained_here_is_checked_and_goes_to_a_public_layout(tmp_path):
