@@ -100,6 +100,7 @@ def result_file(args: Eval, result: dict) -> Path:
     where += f"{args.sim.split(':')[0]}-" if args.sim else ""
     where += f"{args.task.replace(':', '-')}-" if args.task else ""
     where += f"{args.chunking}-{1e3 * args.latency:g}-{1e3 * args.latency_jitter:g}-" if args.chunking else ""
+    where += "server-" if args.policy else ""
     folder, _ = pick_checkpoint(Path(args.run), args.checkpoint)
     return folder / f"eval-{where}{result['checkpoint']}-{args.seed}-{args.episodes}.json"
 
@@ -107,7 +108,7 @@ def result_file(args: Eval, result: dict) -> Path:
 def against(args: Eval, result: dict) -> dict:
     """The paired difference to the run --against."""
     from robo_rl.stats import paired_difference
-    other = watched(args.against, replace(args, envs=result["envs"]))
+    other = watched(args.against, replace(args, envs=result["envs"], policy=""))
     if other["sim"] != result["sim"]:
         raise UserError(f"--against: {args.against} is of {other['sim']}, {args.run} of {result['sim']}; only runs "
                         "of one task meet the same starts")
@@ -126,7 +127,8 @@ def record_video(args: Eval) -> None:
 
 def table(result: dict, other: dict | None) -> str:
     """The result for people."""
-    lines = [f"{result['run']} · {result['checkpoint']} · {result['n']} starts (list {result['seed']}{list_note(result)})"]
+    who = result.get("policy", result["checkpoint"])
+    lines = [f"{result['run']} · {who} · {result['n']} starts (list {result['seed']}{list_note(result)})"]
     width = max(len(t) for t in result["tasks"])
     lines.append(f"  {'task':<{width}}  success   95 % interval     n")
     for task, row in [*result["tasks"].items(), ("all", result)][: None if len(result["tasks"]) > 1 else 1]:

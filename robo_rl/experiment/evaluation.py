@@ -25,7 +25,7 @@ class EvalConfig:
     """How a checkpoint of a run is evaluated."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "What is evaluated": ("checkpoint", "task", "episodes", "seed", "against", "max_steps"),
+        "What is evaluated": ("checkpoint", "task", "policy", "execute", "episodes", "seed", "against", "max_steps"),
         "Where": ("sim", "envs", "threads", "on"),
         "Simulated real time (--on sim, arm)": ("chunking", "latency", "latency_jitter"),
         "On an arm (--on arm, dds)": ("controller", "speed", "domain", "namespace"),
@@ -44,6 +44,11 @@ class EvalConfig:
     """Envs in parallel; 0: as the run evaluated. Results are byte-identical for the same number."""
     threads: int = 0
     """Simulation threads; 0: the run's own."""
+    policy: str = ""
+    """ws://HOST:PORT of a policy server on openpi's wire that acts in place of the checkpoint, on the same starts; ROBO_RL_TOKEN
+    has its token, if it asks for one."""
+    execute: int = 0
+    """With --policy: rows of its chunks that are executed; 0: as many as the run's policy."""
     sim: str = ""
     """Another simulator than the run's own, for example mujoco for a policy that was trained in a world model."""
     on: str = "sim"
@@ -86,6 +91,11 @@ class EvalConfig:
         in_range("--envs", self.envs, 0, 10**6)
         in_range("--max-steps", self.max_steps, 0, 10**6)
         in_range("--threads", self.threads, 0, 4096)
+        in_range("--execute", self.execute, 0, 1024)
+        if self.policy and not self.policy.startswith(("ws://", "wss://")):
+            raise UserError(f"--policy is the ws://HOST:PORT of a server, got {self.policy!r}")
+        if self.policy and (self.on != "sim" or self.chunking):
+            raise UserError("--policy acts in the run's simulator: it goes without --on and --chunking")
 
 
 class Evaluator:
@@ -230,8 +240,9 @@ def evaluate_checkpoint(path: "str | Path", options: EvalConfig, tick: Callable[
             result = evaluate_late(env, act, act.execute, starts, latency=options.latency, jitter=options.latency_jitter,
                                    chunking=options.chunking, seed=options.seed, tick=lambda done: tick(done, len(starts)))
         else:
-            result = evaluate(env, policy, starts, options.seed, tick=lambda done: tick(done, len(starts)))
-    result |= close()
+            with acting(policy, options) as who:
+                result = evaluate(env, who, starts, options.seed, tick=lambda done: tick(done, len(starts)))
+    result |= close() | ({"policy": options.policy} if options.policy else {})
     rate, low, high = wilson(sum(result["success"]), len(starts))
     tasks = by_task(result["success"], starts, names) if len(names) > 1 else {}
     for task in () if tasks else sorted(set(result["task"])):
@@ -241,6 +252,18 @@ def evaluate_checkpoint(path: "str | Path", options: EvalConfig, tick: Callable[
     return {"run": run.name, "checkpoint": folder.name, "step": meta["step"], "sim": env.spec.id, "seed": options.seed,
             "chosen_on": CHOOSE if chosen else None, "n": len(starts), "envs": count, "success_rate": rate, "low": low,
             "high": high, "return_mean": sum(result["return"]) / len(starts), "tasks": tasks, "starts": starts.tolist(), **result}
+
+
+def acting(policy, options: EvalConfig):
+    """The context that gives who acts: the run's policy, or the server of --policy in its place."""
+    from contextlib import closing, nullcontext
+    if not options.policy:
+        return nullcontext(policy)
+    import os
+
+    from robo_rl.experiment.openpi import OpenpiPolicy
+    rows, token = options.execute or policy.options.execute, os.environ.get("ROBO_RL_TOKEN", "")
+    return closing(OpenpiPolicy(options.policy, policy.spec, rows, token))
 
 
 def changed(config: TrainConfig, options: EvalConfig) -> TrainConfig:

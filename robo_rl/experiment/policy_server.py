@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -25,12 +25,15 @@ class ServeOptions:
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
         "The policy": ("checkpoint", "task", "instruction", "seed"),
-        "The connection": ("host", "port", "token", "clients", "idle")}
+        "The connection": ("wire", "host", "port", "token", "clients", "idle", "batch", "deadline")}
 
     run: tyro.conf.Positional[str]
     """Run folder, or a checkpoint folder inside one."""
     checkpoint: str = "best"
     """best, last, sft, or the name of a folder below checkpoints/."""
+    wire: Literal["native", "openpi"] = "native"
+    """native: for robo_rl deploy; openpi: websocket and msgpack, for PyPI's openpi-client, which gives the token as its API key. Questions
+    of its clients are answered in batches."""
     host: str = "127.0.0.1"
     """Address to listen on; the default is reached from this machine alone."""
     port: int = 7447
@@ -47,12 +50,18 @@ class ServeOptions:
     """Seconds without a request, from 1, after which a connection is closed."""
     seed: int = 0
     """Seed of the policy's sampling, from 0."""
+    batch: int = 64
+    """With --wire openpi: most questions that are answered at once."""
+    deadline: float = 5.0
+    """With --wire openpi: seconds within which a question is answered or refused."""
 
     def __post_init__(self) -> None:
         in_range("--port", self.port, 0, 65535)
         in_range("--clients", self.clients, 1, 256)
         in_range("--idle", self.idle, 1, 1e6)
         in_range("--seed", self.seed, 0, 2**31)
+        in_range("--batch", self.batch, 1, 4096)
+        in_range("--deadline", self.deadline, 0.001, 600)
 
 
 class Actor:
@@ -182,6 +191,9 @@ def serve_policy(options: ServeOptions, on_ready: Callable[[ServedPolicy], None]
     """Answer requests for ever; on_ready is called once clients can connect, log(line) when a client leaves."""
     from robo_rl.experiment.folder import pick_checkpoint
     source, _ = pick_checkpoint(Path(options.run), options.checkpoint)  # reports a wrong name before torch is loaded
+    if options.wire == "openpi":
+        from robo_rl.experiment.openpi import serve_openpi
+        return serve_openpi(options, on_ready, log)
     from controllers.remote import read_token
     from controllers.serving import PolicyServer
     act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction, options.task)

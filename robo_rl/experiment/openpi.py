@@ -1,0 +1,259 @@
+"""openpi's websocket wire: a run's policy served on it, and a foreign server on it as a policy (`controllers.openpi` has the messages).
+
+Names of an observation: "state" or "observation/state"; "image/<view>", "observation/<view>" or "observation/image/<view>", the first
+view also "observation/image" and the second "observation/wrist_image"; "prompt". What a server of ours expects is in its first message.
+"""
+
+import contextlib
+import hmac
+import http
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from controllers.openpi import packb, unpackb
+from robo_rl.errors import MissingDependency, UserError
+from robo_rl.experiment.batching import Batcher
+
+if TYPE_CHECKING:
+    from robo_rl.experiment.policy_server import ServedPolicy, ServeOptions
+
+PICTURE = 4096  # most pixels of a side
+CONNECTIONS = 8  # that an evaluation asks over at once
+FIRST_VIEWS = ("observation/image", "observation/wrist_image")  # as openpi's environments name two cameras
+
+
+def names_of(spec) -> dict[str, tuple[str, ...]]:
+    """{our name: names that it may have on the wire}."""
+    out = {"state": ("state", "observation/state", "observation.state")}
+    for i, v in enumerate(spec.views):
+        out[f"image/{v}"] = (f"image/{v}", f"observation/image/{v}", f"observation/{v}", f"observation.images.{v}", *FIRST_VIEWS[i:i + 1])
+    return out
+
+
+def read_observation(message: Any, spec, instruction: str) -> dict[str, Any]:
+    """What a policy takes, of a message. UserError: what is missing, of another size or not finite."""
+    if not isinstance(message, dict):
+        raise UserError("an observation is a map of names")
+    out: dict[str, Any] = {}
+    for name, others in names_of(spec).items():
+        x = next((message[k] for k in others if k in message), None)
+        if not isinstance(x, np.ndarray):
+            raise UserError(f"the observation lacks {name} (or {', '.join(others[1:])})")
+        out[name] = read_state(x, spec.state) if name == "state" else read_picture(x, spec.image_size, name)
+    text = message.get("prompt", "") or instruction
+    if not isinstance(text, str) or len(text) > 4096:
+        raise UserError("the prompt is text of at most 4096 letters")
+    return out | {"task": text}
+
+
+def read_state(x: np.ndarray, size: int) -> np.ndarray:
+    """float32 [S]."""
+    if x.shape != (size,):
+        raise UserError(f"the run's state has {size} numbers, got shape {x.shape}")
+    x = x.astype(np.float32)
+    if not np.isfinite(x).all():
+        raise UserError("the state is not finite")
+    return x
+
+
+def read_picture(x: np.ndarray, size: int, name: str) -> np.ndarray:
+    """uint8 [size,size,3], of a square picture of any size."""
+    if x.dtype != np.uint8 or x.ndim != 3 or x.shape[2] != 3 or x.shape[0] != x.shape[1] or not 0 < x.shape[0] <= PICTURE:
+        raise UserError(f"{name} is a square picture uint8 [h, h, 3], got {x.dtype} of shape {x.shape}")
+    if x.shape[0] == size:
+        return x
+    import torch
+    pixels = torch.from_numpy(x).permute(2, 0, 1)[None].float()
+    small = torch.nn.functional.interpolate(pixels, (size, size), mode="bilinear", antialias=True, align_corners=False)
+    return small[0].permute(1, 2, 0).round().clamp(0, 255).to(torch.uint8).numpy()
+
+
+def batch_actor(folder: Path, seed: int) -> "tuple[Callable[[Sequence[dict]], list[np.ndarray]], Any]":
+    """(act: observations -> rows float32[E, A] of each, ObsSpec) of a checkpoint, warmed up."""
+    import torch
+
+    from robo_rl import checkpoint
+    from robo_rl.policies import obs_tensors
+    policy, _ = checkpoint.load_policy(folder)
+    generator, spec = torch.Generator().manual_seed(seed), policy.spec
+
+    def act(batch: Sequence[dict]) -> list[np.ndarray]:
+        obs = {k: np.stack([o[k] for o in batch]) for k in batch[0] if k != "task"} | {"task": np.array([o["task"] for o in batch])}
+        return list(policy.act(obs_tensors(obs, spec), generator, explore=False).actions.numpy())
+    blank = {"state": np.zeros(spec.state, np.float32), "task": "go"} | {
+        f"image/{v}": np.zeros((spec.image_size, spec.image_size, 3), np.uint8) for v in spec.views}
+    act([blank])
+    act([blank, blank])
+    generator.manual_seed(seed)
+    return act, spec
+
+
+def serve_openpi(options: "ServeOptions", on_ready: "Callable[[ServedPolicy], None]", log: Callable[[str], None]) -> None:
+    """Answer clients of openpi's wire for ever; arguments as `robo_rl.experiment.policy_server.serve_policy`."""
+    from controllers.remote import read_token
+    from robo_rl.experiment.config import load_config
+    from robo_rl.experiment.folder import pick_checkpoint
+    from robo_rl.experiment.policy_server import TOKEN_FILE, ServedPolicy, default_instruction
+    where, folder = pick_checkpoint(Path(options.run), options.checkpoint)
+    config = load_config(where)
+    if options.task:
+        raise UserError("--wire openpi takes the state of all of a run's tasks: it goes without --task")
+    act, spec = batch_actor(folder, options.seed)
+    instruction = options.instruction or (default_instruction(config) if spec.language else "")
+    token_file = Path(options.token) if options.token else where / TOKEN_FILE
+    token = read_token(token_file, make=True)
+    batcher = Batcher(act, options.batch).start()
+    server = open_server(options, token, batcher, spec, instruction, log)
+    host, port = server.socket.getsockname()[:2]
+    on_ready(ServedPolicy(f"{host}:{port}", host in ("127.0.0.1", "::1"), token_file, config))
+    try:
+        server.serve_forever()
+    finally:
+        server.shutdown()
+        batcher.close()
+
+
+def open_server(options: "ServeOptions", token: bytes, batcher: Batcher, spec, instruction: str, log: Callable[[str], None]):
+    """A websocket server that listens; `serve_forever` answers. UserError: the address is taken."""
+    try:
+        from websockets.exceptions import ConnectionClosed
+        from websockets.sync.server import serve
+    except ImportError:
+        raise MissingDependency("--wire openpi needs websockets: pip install 'robo_rl[console]'") from None
+    about = {"state": spec.state, "views": list(spec.views), "image_size": spec.image_size, "action": spec.action,
+             "action_names": list(spec.action_names), "prompt": spec.language, "instruction": instruction}
+    here: set = set()
+
+    def admit(connection, request):
+        """None, or the response that refuses."""
+        said = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(said.encode(errors="replace"), b"Api-Key " + token):
+            return connection.respond(http.HTTPStatus.UNAUTHORIZED, "give the server's token as the API key\n")
+        if len(here) >= options.clients:
+            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"all {options.clients} seats are taken\n")
+        return None
+
+    def talk(connection) -> None:
+        here.add(connection)
+        count = 0
+        try:
+            connection.send(packb(about))
+            while True:
+                message = connection.recv(timeout=options.idle)
+                began = time.perf_counter()
+                try:
+                    obs = read_observation(unpackb(message if isinstance(message, bytes) else b""), spec, instruction)
+                    rows = batcher.ask(obs, options.deadline)
+                    timing = {"infer_ms": 1e3 * (time.perf_counter() - began)}
+                    connection.send(packb({"actions": rows, "server_timing": timing}))
+                    count += 1
+                except UserError as e:
+                    connection.send(str(e))
+        except TimeoutError:
+            log(f"{connection.remote_address[0]}: {count} chunks, it asked nothing for {options.idle:g} s")
+        except ConnectionClosed:
+            log(f"{connection.remote_address[0]}: {count} chunks")
+        finally:
+            here.discard(connection)
+    need = 4 * spec.state + len(spec.views) * 3 * max(spec.image_size, 512) ** 2
+    try:
+        return serve(talk, options.host, options.port, process_request=admit, compression=None, max_size=max(1 << 20, 2 * need),
+                     logger=quiet())
+    except OSError as e:
+        raise UserError(f"cannot listen on {options.host}:{options.port} ({e.strerror}); choose another --host or --port") from None
+
+
+def quiet():
+    """A logger that writes nothing: whatever strangers send is no reason for a traceback."""
+    import logging
+    logger = logging.getLogger("robo_rl.openpi")
+    logger.propagate, logger.disabled = False, True
+    return logger
+
+
+# ---- a foreign server as a policy --------------------------------------------------------------------------------
+
+class OpenpiPolicy:
+    """Actions [N, E, A] of a server at `url` for the observations of N envs, asked over several connections at once.
+
+    A server of ours says which names it takes; another is asked with openpi's own. `execute`: rows of a chunk that are executed.
+    """
+
+    def __init__(self, url: str, spec, execute: int, key: str = "", timeout: float = 60.0):
+        self.url, self.spec, self.execute, self.key, self.timeout = url, spec, execute, key, timeout
+        self.wires: list = []
+        self.about = self._connect()
+        self.ours = isinstance(self.about, dict) and "views" in self.about
+        self.most = CONNECTIONS
+        if self.ours and (self.about["state"], self.about["action"]) != (spec.state, spec.action):
+            self.close()
+            raise UserError(f"{url} takes a state of {self.about['state']} numbers and gives {self.about['action']}, the env has "
+                            f"{spec.state} and {spec.action}")
+
+    def _connect(self) -> Any:
+        try:
+            from websockets.exceptions import InvalidHandshake, InvalidURI
+            from websockets.sync.client import connect
+        except ImportError:
+            raise MissingDependency("--policy ws://… needs websockets: pip install 'robo_rl[console]'") from None
+        headers = {"Authorization": f"Api-Key {self.key}"} if self.key else None
+        try:
+            wire = connect(self.url, compression=None, max_size=1 << 26, additional_headers=headers, open_timeout=10)
+            about = unpackb(wire.recv(timeout=self.timeout))
+        except (OSError, TimeoutError, InvalidHandshake, InvalidURI) as e:
+            raise UserError(f"no policy answers at {self.url} ({e}); start its server, and give its token as ROBO_RL_TOKEN") from None
+        self.wires.append(wire)
+        return about
+
+    def message(self, obs: dict, i: int) -> bytes:
+        """What env i is asked with."""
+        spec = self.spec
+        views = [f"image/{v}" for v in spec.views]
+        names = dict(zip(views, views if self.ours else [*FIRST_VIEWS, *(f"observation/{v}" for v in spec.views[2:])], strict=False))
+        out = {"state" if self.ours else "observation/state": np.asarray(obs["state"][i], np.float32), "prompt": str(obs["task"][i])}
+        return packb(out | {names[v]: np.asarray(obs[v][i]) for v in views})
+
+    def __call__(self, obs: dict) -> np.ndarray:
+        n = len(obs["state"])
+        while len(self.wires) < min(n, self.most):
+            try:
+                self._connect()
+            except UserError:  # it has no more seats: those that are had serve all
+                self.most = len(self.wires)
+        with ThreadPoolExecutor(len(self.wires)) as pool:
+            parts = pool.map(lambda k: [(i, self._ask(self.wires[k], obs, i)) for i in range(k, n, len(self.wires))],
+                             range(len(self.wires)))
+            rows = dict(pair for part in parts for pair in part)
+        return np.stack([rows[i] for i in range(n)])
+
+    def _ask(self, wire, obs: dict, i: int) -> np.ndarray:
+        from websockets.exceptions import ConnectionClosed
+        try:
+            wire.send(self.message(obs, i))
+            said = wire.recv(timeout=self.timeout)
+        except (ConnectionClosed, TimeoutError, OSError) as e:
+            raise UserError(f"the policy at {self.url} is lost ({e})") from None
+        if isinstance(said, str):
+            raise UserError(f"the policy at {self.url} refuses: {said[-300:]}")
+        answer = unpackb(said)
+        actions = answer.get("actions") if isinstance(answer, dict) else None
+        if not isinstance(actions, np.ndarray) or actions.ndim != 2 or actions.shape[1] < self.spec.action or not len(actions):
+            raise UserError(f"the policy at {self.url} gives no actions [H, {self.spec.action}]")
+        rows = actions[:self.execute, :self.spec.action].astype(np.float32)
+        if len(rows) < self.execute:
+            raise UserError(f"the policy at {self.url} gives chunks of {len(rows)} steps, the run executes {self.execute}: "
+                            f"--execute {len(rows)}")
+        if not np.isfinite(rows).all():
+            raise UserError(f"the policy at {self.url} gives actions that are not finite")
+        return rows
+
+    def close(self) -> None:
+        """Hang up."""
+        for wire in self.wires:
+            with contextlib.suppress(OSError):
+                wire.close()

@@ -1,0 +1,219 @@
+"""openpi's wire: its messages, the server that batches, and a foreign server that is evaluated on our starts."""
+
+import contextlib
+import random
+import struct
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_deploy import write_run
+from toys import PointReach
+
+from controllers.openpi import packb, unpackb
+from robo_rl.errors import UserError
+from robo_rl.evaluation import eval_starts, evaluate
+from robo_rl.experiment.batching import Batcher
+from robo_rl.experiment.evaluation import EvalConfig, evaluate_checkpoint
+from robo_rl.experiment.openpi import OpenpiPolicy, batch_actor, open_server, read_observation
+from robo_rl.experiment.policy_server import ServeOptions
+from robo_rl.options import PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+
+TOKEN = b"0123456789abcdef"
+SPEC = ObsSpec(state=4, action=2, action_names=("x", "y"))
+SEEN = ObsSpec(state=4, action=2, views=("front", "wrist"), image_size=16, language=True)
+OPTIONS = ServeOptions(run="x", port=0, wire="openpi", clients=4, idle=30.0)
+VALUES = st.recursive(st.none() | st.booleans() | st.integers(-2**63, 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=40) |
+                      st.binary(max_size=40), lambda x: st.lists(x, max_size=4) | st.dictionaries(st.text(max_size=8), x, max_size=4),
+                      max_leaves=12)
+
+
+def same(a, b) -> bool:
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(v, b[k]) for k, v in a.items())
+    return type(a) is type(b) and a == b
+
+
+# ---- messages ----------------------------------------------------------------------------------------------------
+
+@settings(max_examples=60, deadline=None)
+@given(VALUES)
+def test_a_message_comes_back_as_it_was(x):
+    assert same(unpackb(packb(x)), x)
+
+
+@pytest.mark.parametrize("kind", ["f4", "f8", "u1", "i8", "?"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3, 4)])
+def test_an_array_comes_back_bit_for_bit(kind, shape):
+    x = np.random.default_rng(0).integers(0, 2, shape).astype(kind)
+    assert same(unpackb(packb({"a": x, "n": np.float32(1.5)})), {"a": x, "n": 1.5})
+
+
+def test_messages_are_msgpack_as_the_field_writes_it():
+    """Bytes of the specification, in the short forms that msgpack-python writes."""
+    array = b"\x84\xc4\x0b__ndarray__\xc3\xc4\x04data\xc4\x08" + np.array([1, 2], "<f4").tobytes() + \
+        b"\xc4\x05dtype\xa3<f4\xc4\x05shape\x91\x02"
+    assert same(unpackb(b"\x82\xa5state" + array + b"\xa6prompt\xa2go"), {"state": np.array([1, 2], "f4"), "prompt": "go"})
+    assert unpackb(b"\x93\x01\xff\xcb" + struct.pack(">d", 0.5)) == [1, -1, 0.5]
+
+
+@pytest.mark.parametrize("data", [
+    b"", b"\xc1", b"\xdb\xff\xff\xff\xff", b"\x91" * 20 + b"\x00", b"\xdd\x00\x10\x00\x00", b"\x01\x01", b"\xa2\xff\xff",
+    packb({b"__ndarray__": True, b"data": b"abc", b"dtype": "<f4", b"shape": [1]}),
+    packb({b"__ndarray__": True, b"data": b"abcdefgh", b"dtype": "O", b"shape": [1]}),
+    packb({b"__ndarray__": True, b"data": b"abcd", b"dtype": "<f4", b"shape": [-1]}), b"\x81\x90\x01"], ids=str)
+def test_what_is_no_message_is_refused_in_one_line(data):
+    with pytest.raises(UserError, match="no message of openpi"):
+        unpackb(data)
+
+
+def test_no_bytes_end_a_reader():
+    rng = random.Random(0)
+    whole = packb({"state": np.ones(4, "f4"), "prompt": "go", "l": [1, 2.5, None]})
+    for i in range(4000):
+        data = bytearray(whole if i % 2 else rng.randbytes(rng.randrange(60)))
+        for _ in range(rng.randrange(1, 6)):
+            if data:
+                data[rng.randrange(len(data))] = rng.randrange(256)
+        with contextlib.suppress(UserError):
+            unpackb(bytes(data[:rng.randrange(len(data) + 1)]))
+
+
+# ---- observations ------------------------------------------------------------------------------------------------
+
+def test_an_observation_is_read_under_openpis_names_and_ours_and_pictures_of_any_size_fit():
+    state, picture = np.arange(4.0), np.full((64, 64, 3), 200, np.uint8)
+    ours = {"state": state, "image/front": picture, "image/wrist": picture[:16, :16], "prompt": "go"}
+    theirs = {"observation/state": state.astype("f4"), "observation/image": picture, "observation/wrist_image": picture, "prompt": "go"}
+    for message in (ours, theirs):
+        obs = read_observation(message, SEEN, "")
+        assert obs["task"] == "go" and obs["state"].dtype == np.float32 and obs["image/front"].shape == (16, 16, 3)
+        assert (obs["image/front"] == 200).all()
+    assert read_observation({"state": state}, SPEC, "reach")["task"] == "reach"
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"state": np.zeros(3)}, "has 4 numbers, got shape"), ({"state": np.full(4, np.nan)}, "not finite"), ({"state": 3}, "lacks state"),
+    ({"image/front": np.zeros((4, 4, 3))}, "square picture uint8"), ({"image/front": np.zeros((4, 6, 3), np.uint8)}, "square picture"),
+    ({"prompt": 5}, "prompt is text")], ids=str)
+def test_an_observation_that_does_not_fit_is_one_line(change, said):
+    good = {"state": np.zeros(4), "image/front": np.zeros((16, 16, 3), np.uint8), "image/wrist": np.zeros((16, 16, 3), np.uint8)}
+    with pytest.raises(UserError, match=said):
+        read_observation(good | change, SEEN, "")
+    with pytest.raises(UserError, match="a map of names"):
+        read_observation([1], SEEN, "")
+
+
+# ---- batches -----------------------------------------------------------------------------------------------------
+
+def test_questions_that_wait_are_answered_together_the_most_urgent_first_and_late_ones_refused():
+    now, sizes, gate, told = [0.0], [], threading.Event(), {}
+
+    def act(batch):
+        sizes.append(list(batch))
+        return [x * 10 for x in batch]
+    b = Batcher(act, 2, lambda: now[0])
+
+    def ask(x, patience):
+        try:
+            told[x] = b.ask(x, patience)
+        except UserError as e:
+            told[x] = str(e)
+        gate.set()
+    threads = [threading.Thread(target=ask, args=(x, p)) for x, p in ((1, 30.0), (2, 10.0), (3, 20.0), (4, 1.0))]
+    for t in threads:
+        t.start()
+    while len(b.waiting) < 4:
+        gate.wait(0.001)
+    now[0] = 5.0
+    assert b.turn() == 2 and b.turn() == 1 and b.turn() == 0
+    for t in threads:
+        t.join(10)
+    assert sizes == [[2, 3], [1]] and told[1] == 10 and told[2] == 20 and told[3] == 30 and told[4].startswith("too late")
+    assert (b.batches, b.answered, b.late) == (2, 3, 1)
+    b.close()
+    with pytest.raises(UserError, match="the server ends"):
+        b.ask(1, 1.0)
+
+
+# ---- a server ----------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def served(tmp_path):
+    """A server of a small policy for the point env: where it is, and its batcher."""
+    pytest.importorskip("websockets", reason="needs robo_rl[console]")
+    run = write_run(tmp_path / "run", state=36)
+    act, spec = batch_actor(run / "checkpoints" / "step_000000000000", 0)
+    batcher, lines = Batcher(act, 64).start(), []
+    server = open_server(OPTIONS, TOKEN, batcher, spec, "", lines.append)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield SimpleNamespace(url=f"ws://127.0.0.1:{server.socket.getsockname()[1]}", batcher=batcher, run=run, spec=spec, lines=lines)
+    server.shutdown()
+    batcher.close()
+    thread.join(10)
+
+
+def test_a_client_that_knows_the_token_gets_chunks_and_others_nothing(served):
+    from websockets.exceptions import InvalidStatus
+    from websockets.sync.client import connect
+    with pytest.raises(InvalidStatus, match="401"):
+        connect(served.url, additional_headers={"Authorization": "Api-Key wrong"})
+    with pytest.raises(InvalidStatus, match="401"):
+        connect(served.url)
+    with connect(served.url, compression=None, additional_headers={"Authorization": f"Api-Key {TOKEN.decode()}"}) as wire:
+        about = unpackb(wire.recv(timeout=10))
+        assert about["state"] == 36 and about["action"] == 7 and about["views"] == []
+        for message in (b"\xc1", packb({"state": np.zeros(3)}), "text", packb([1])):  # nothing of this ends the connection
+            wire.send(message)
+            assert isinstance(wire.recv(timeout=10), str)
+        wire.send(packb({"observation/state": np.zeros(36)}))
+        answer = unpackb(wire.recv(timeout=10))
+        assert answer["actions"].shape == (8, 7) and answer["server_timing"]["infer_ms"] > 0
+
+
+def test_pypis_openpi_client_drives_the_server(served):
+    client = pytest.importorskip("openpi_client.websocket_client_policy", reason="needs openpi-client of PyPI")
+    policy = client.WebsocketClientPolicy(host=served.url, api_key=TOKEN.decode())
+    assert policy.get_server_metadata()["state"] == 36
+    actions = policy.infer({"observation/state": np.zeros(36, np.float32), "prompt": "pick up the cube"})["actions"]
+    assert actions.shape == (8, 7) and np.isfinite(actions).all()
+
+
+def test_a_run_is_evaluated_with_a_server_in_place_of_its_policy_on_the_same_starts(served, monkeypatch):
+    monkeypatch.setenv("ROBO_RL_TOKEN", TOKEN.decode())
+    options = EvalConfig(episodes=3, envs=3, max_steps=16, threads=1)
+    there = evaluate_checkpoint(served.run, replace(options, policy=served.url))
+    here = evaluate_checkpoint(served.run, options)
+    assert there["starts"] == here["starts"] and there["policy"] == served.url and len(there["success"]) == 3
+    assert served.batcher.answered >= 6 and served.batcher.batches <= served.batcher.answered
+    with contextlib.closing(OpenpiPolicy(served.url, served.spec, 9, TOKEN.decode())) as policy, \
+            pytest.raises(UserError, match="--execute 8"):
+        policy({"state": np.zeros((1, 36)), "task": ["x"]})
+    with pytest.raises(UserError, match="no policy answers at ws://127.0.0.1:9"):
+        OpenpiPolicy("ws://127.0.0.1:9", SPEC, 8)
+    with pytest.raises(UserError, match="takes a state of 36 numbers"):
+        OpenpiPolicy(served.url, SPEC, 8, TOKEN.decode())
+    with pytest.raises(UserError, match="ws://HOST:PORT"):
+        EvalConfig(policy="localhost:8000")
+
+
+def test_a_batch_gives_each_what_it_would_get_alone_and_a_served_expert_succeeds(tmp_path):
+    policy = make_policy(PolicyOptions(kind="gaussian", hidden=16, layers=1), SPEC, 0)
+    from robo_rl.checkpoint import save_checkpoint
+    save_checkpoint(tmp_path / "c", policy, {}, {})
+    act, spec = batch_actor(tmp_path / "c", 0)
+    many = [read_observation({"state": np.full(4, float(i))}, spec, "") for i in range(5)]
+    for one, rows in zip(many, act(many), strict=True):
+        np.testing.assert_allclose(act([one])[0], rows, atol=1e-6)
+
+    def expert(obs):
+        return np.clip(obs["state"][:, 2:] / 0.2 * 0.7, -1, 1).astype(np.float32)
+    assert np.mean(evaluate(PointReach(4), expert, eval_starts(4))["success"]) == 1.0
