@@ -20,5 +20,9 @@ def run(options: ServeOptions) -> int:
             port = at.address.rpartition(":")[2]
             print(f"warning: other machines reach {at.address} and nothing is encrypted; keep --host 127.0.0.1 and go through "
                   f"ssh -L {port}:127.0.0.1:{port} MACHINE", file=sys.stderr, flush=True)
-    serve_policy(options, on_ready)
+    if options.wire == "openpi":
+        from robo_rl.experiment.openpi import serve_openpi
+        serve_openpi(options, on_ready)
+    else:
+        serve_policy(options, on_ready)
     return 0

@@ -7,6 +7,7 @@ view also "observation/image" and the second "observation/wrist_image"; "prompt"
 import contextlib
 import hmac
 import http
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -93,7 +94,8 @@ def batch_actor(folder: Path, seed: int) -> "tuple[Callable[[Sequence[dict]], li
     return act, spec
 
 
-def serve_openpi(options: "ServeOptions", on_ready: "Callable[[ServedPolicy], None]", log: Callable[[str], None]) -> None:
+def serve_openpi(options: "ServeOptions", on_ready: "Callable[[ServedPolicy], None]",
+                 log: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)) -> None:
     """Answer clients of openpi's wire for ever; arguments as `robo_rl.experiment.policy_server.serve_policy`."""
     from controllers.remote import read_token
     from robo_rl.experiment.config import load_config

@@ -101,7 +101,7 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
         parts += more
         if config.device == "cpu":  # glibc keeps what was freed in pieces of less than 32 MB, and other batches need other pieces
             freed = sum(p.size for p in parts if (p.what, p.phase) == ("activations", "supervised"))
-            parts.append(Part("freed, kept by the allocator", freed, "update"))
+            parts.append(PlanPart("freed, kept by the allocator", freed, "update"))
     env.close()
     if config.device != "cpu":
         free = torch.cuda.mem_get_info(torch.device(config.device))[0]

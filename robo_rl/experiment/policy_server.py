@@ -191,9 +191,6 @@ def serve_policy(options: ServeOptions, on_ready: Callable[[ServedPolicy], None]
     """Answer requests for ever; on_ready is called once clients can connect, log(line) when a client leaves."""
     from robo_rl.experiment.folder import pick_checkpoint
     source, _ = pick_checkpoint(Path(options.run), options.checkpoint)  # reports a wrong name before torch is loaded
-    if options.wire == "openpi":
-        from robo_rl.experiment.openpi import serve_openpi
-        return serve_openpi(options, on_ready, log)
     from controllers.remote import read_token
     from controllers.serving import PolicyServer
     act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction, options.task)
