@@ -10,7 +10,7 @@ from robo_rl.errors import UserError
 
 
 @dataclass(slots=True, eq=False)
-class PendingRequest:
+class BatchRequest:
     """An observation that waits. until: monotonic time [s] after which nobody wants the answer."""
 
     obs: Any
@@ -29,7 +29,7 @@ class Batcher:
 
     def __init__(self, act: Callable[[Sequence[Any]], Sequence[Any]], most: int, clock: Callable[[], float] = time.monotonic):
         self.act, self.most, self.clock = act, most, clock
-        self.waiting: list[PendingRequest] = []
+        self.waiting: list[BatchRequest] = []
         self.more = threading.Condition()
         self.batches, self.answered, self.late, self.ended = 0, 0, 0, False
 
@@ -40,7 +40,7 @@ class Batcher:
 
     def ask(self, obs: Any, patience: float) -> Any:
         """The answer to `obs`. UserError: it was not there within `patience` [s], or the policy refuses it."""
-        q = PendingRequest(obs, self.clock() + patience)
+        q = BatchRequest(obs, self.clock() + patience)
         with self.more:
             if self.ended:
                 raise UserError("the server ends")
@@ -82,7 +82,7 @@ class Batcher:
             self._end(q, error="the server ends")
 
     @staticmethod
-    def _end(q: PendingRequest, answer: Any = None, error: str = "") -> None:
+    def _end(q: BatchRequest, answer: Any = None, error: str = "") -> None:
         q.answer, q.error = answer, error
         q.done.set()
 

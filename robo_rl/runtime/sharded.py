@@ -70,7 +70,8 @@ def gather(policy: nn.Module, changed: bool = False) -> dict[str, Tensor]:
     """Whole weights of a sharded policy on rank 0, {} on the others, which hold one at a time (a collective call). `changed`: those
     alone that learning changes (with adapters not the frozen ones)."""
     out = {}
-    for k, v in (moving(policy) if changed else policy.state_dict()).items():
+    weights: dict[str, Any] = moving(policy) if changed else policy.state_dict()
+    for k, v in weights.items():
         whole = v.full_tensor() if hasattr(v, "full_tensor") else v
         if dist.get_rank() == 0:
             out[k] = whole
