@@ -731,7 +731,6 @@ TOY = {"batch": 128, "critics": 3, "critic_hidden": 64, "gamma": 0.95, "max_targ
 HEADS = {"horizon": 2, "execute": 2, "hidden": 64, "layers": 2}
 GUIDED = {"kind": "guided", "critics": 3, "critic_hidden": 64}
 LEARNS = {
-    "rlpd": ({"kind": "squashed", "init_std": 1.0}, RlpdOptions(batch=128, critic_hidden=64, gamma=0.95, warmup=600, entropy_backup=False)),
     "demo_sac": ({"kind": "squashed", "init_std": 0.5}, DemoSacOptions(**TOY)),
     "hil_serl": ({"kind": "squashed", "init_std": 0.5}, HilSerlOptions(**TOY)),
     "calql": ({"kind": "squashed", "init_std": 0.5}, CalQlOptions(**TOY)),
@@ -764,19 +763,19 @@ def improve(name: str, seed: int, updates: int = 1200, envs: int = 16, limit: in
     policy.obs_norm.fit(torch.from_numpy(np.concatenate(states)))
     policy.action_norm.fit(torch.from_numpy(np.concatenate(actions)), floor=0.05)
     opt, rng = torch.optim.Adam(policy.parameters(), 1e-3), np.random.default_rng(seed)
-    for _ in range(0 if name == "rlpd" else 60):  # as in the paper its actor begins from nothing
+    for _ in range(60):
         b = tensors(policy, demos.sample(64, rng))
         opt.zero_grad()
         policy.bc_loss(b.obs, b.actions, b.own.float(), torch.Generator().manual_seed(int(rng.integers(1 << 30)))).backward()
         opt.step()
     before = np.mean(evaluate(PointReach(200, limit), policy, eval_starts(200))["success"])
     learner: OffPolicyLearner = importlib.import_module(f"robo_rl.algos.{name}").make(policy, o, seed)
-    learner.update(lambda n: demos.sample(n, rng), 200 if o.pretrain else 0, actor=learner.offline_actor)
+    learner.update(lambda n: demos.sample(n, rng), 200, actor=learner.offline_actor)
     learner.begin_online()
     collector = ReplayCollector(env, policy, online, demos, seed)
     collector.run(policy, -(-o.warmup // envs))
     mixture = Mixture({"demos": (demos, o.demo_share), "online": (online, 1 - o.demo_share)})
-    made = int(o.utd) * 4 * envs // HEADS["execute"]  # of decisions
+    made = 4 * envs // HEADS["execute"]  # UTD 1: as many updates as decisions
     for _ in range(-(-updates // made)):
         collector.run(policy, 4)
         learner.update(lambda n: mixture.sample(n, rng), made)
@@ -784,8 +783,7 @@ def improve(name: str, seed: int, updates: int = 1200, envs: int = 16, limit: in
     return before, after
 
 
-UPDATES = {"wsrl": 2500,  # without demonstrations online, it first loses and then regains what it had
-           "rlpd": 24_000}  # of as many decisions as the others' 1200
+UPDATES = {"wsrl": 2500}  # without demonstrations online, it first loses and then regains what it had
 
 
 @pytest.mark.learning
