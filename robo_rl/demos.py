@@ -203,7 +203,8 @@ def fit_normalisers(policy, dataset, kind: str = "mean_std", rows: np.ndarray | 
         own = _statistics(x.astype(np.float64))
         if isinstance(norm, AxisNormaliser):
             if pair := KINDS[norm.kind]:
-                norm.take(*(torch.from_numpy(own[s]) for s in pair))
+                first, second = (torch.from_numpy(own[s]) for s in pair)
+                norm.take(first, second)
             continue
         centre, spread = own["mean"], own["std"]
         if kind != "mean_std":
