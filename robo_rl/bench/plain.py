@@ -46,16 +46,18 @@ class PlainChain(nn.Module):
             policy.first,
         )
         self.chunk, self.mean = policy.chunk, o.logp_reduction == "mean"
-        self.net, self.time = _as_one(policy, policy.head), _time_net(policy.head)
+        head, base = policy.head, policy.base
+        assert isinstance(head, ChunkHead)
+        self.net, self.time = _as_one(policy, head), _time_net(head)
         self.base: nn.Module | None = None
         self.base_time: nn.Module | None = None
-        if policy.base is not None:
-            self.base, self.base_time = _as_one(policy, policy.base), _time_net(policy.base)
+        if isinstance(base, ChunkHead):
+            self.base, self.base_time = _as_one(policy, base), _time_net(base)
         self.noise = copy.deepcopy(policy.noise)
         if self.noise is not None:
             self.embed, self.time_out = (
-                copy.deepcopy(policy.head.from_context),
-                copy.deepcopy(policy.head.from_time[2]),
+                copy.deepcopy(head.from_context),
+                copy.deepcopy(head.from_time[2]),
             )
         self.register_buffer("t", policy.times.clone())
         self.diffusion = policy.diffusion

@@ -10,9 +10,9 @@ from robo_rl.plugins import check_call, is_object, load_object
 from robo_rl.policies.blocks import recompute
 from robo_rl.policies.lora import attach
 from robo_rl.policies.offpolicy import GuidedPolicy, SquashedPolicy
-from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, ObsSpec, Policy, PolicyBase
+from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, ObsSpec, Policy
 
-KINDS: dict[str, type[PolicyBase]] = {
+KINDS: dict[str, type[ChainPolicy] | type[GaussianPolicy] | type[SquashedPolicy]] = {
     "squashed": SquashedPolicy, "guided": GuidedPolicy, "gaussian": GaussianPolicy}  # every other one is a chain
 WHAT = "--policy.kind"
 
