@@ -30,7 +30,7 @@ FIRST_VIEWS = ("observation/image", "observation/wrist_image")  # as openpi's en
 
 def names_of(spec) -> dict[str, tuple[str, ...]]:
     """{our name: names that it may have on the wire}."""
-    out = {"state": ("state", "observation/state", "observation.state")}
+    out: dict[str, tuple[str, ...]] = {"state": ("state", "observation/state", "observation.state")}
     for i, v in enumerate(spec.views):
         out[f"image/{v}"] = (f"image/{v}", f"observation/image/{v}", f"observation/{v}", f"observation.images.{v}", *FIRST_VIEWS[i:i + 1])
     return out
@@ -206,7 +206,8 @@ class OpenpiPolicy:
         headers = {"Authorization": f"Api-Key {self.key}"} if self.key else None
         try:
             wire = connect(self.url, compression=None, max_size=1 << 26, additional_headers=headers, open_timeout=10)
-            about = unpackb(wire.recv(timeout=self.timeout))
+            said = wire.recv(timeout=self.timeout)
+            about = unpackb(said if isinstance(said, bytes) else b"")
         except (OSError, TimeoutError, InvalidHandshake, InvalidURI) as e:
             raise UserError(f"no policy answers at {self.url} ({e}); start its server, and give its token as ROBO_RL_TOKEN") from None
         self.wires.append(wire)

@@ -1,6 +1,7 @@
 """A fresh policy of any kind, ours or the user's own."""
 
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ def make_policy(options: PolicyOptions, spec: ObsSpec, seed: int) -> Policy:
         return attach(slimmed(_own(options, spec, seed)), options.lora, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        kind = KINDS.get(options.kind, ChainPolicy)
+        kind: Any = KINDS.get(options.kind, ChainPolicy)
         if options.kind in VLAS:  # its modules, and safetensors, are read where one is asked for
             from robo_rl.policies.vla.policy import VlaPolicy
             kind = VlaPolicy
