@@ -20,13 +20,13 @@ from typing import Protocol
 
 import numpy as np
 
+from controllers.arm_topics import EXTERNAL_WRENCH, GRIPPER_STATE
 from controllers.chunking import ChunkRunner, Prefix
 from controllers.contracts import Command, State
 from controllers.estop import EmergencyStop
 from controllers.governor import ACTIVE, ARMED, Governor
 from controllers.limits import Limits
 from controllers.model import ArmModel
-from controllers.node import EXTERNAL_WRENCH, GRIPPER_STATE
 from controllers.output import Output
 from controllers.robot import Robot, by_name
 from controllers.transport import (

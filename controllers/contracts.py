@@ -4,7 +4,7 @@ A command is judged by the contracts in the order of CONTRACTS; its verdict name
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from controllers.limits import Limits, box, near, upright
@@ -64,6 +64,11 @@ ALLOW = Verdict("allow")
 # ---- of a measured state ---------------------------------------------------------------------------------------------
 
 
+def fields_of(x: "State | Command") -> dict:
+    """For a trace: the fields by name, as they are."""
+    return {f.name: getattr(x, f.name) for f in fields(x)}
+
+
 def state_fault(s: State, joints: int) -> tuple[str, str] | None:
     """The contract by which a measured state of an arm of so many joints is unusable, and a sentence; None: it may be used."""
     if (len(s.q), len(s.dq), len(s.pos), len(s.quat), len(s.twist)) != (joints, joints, 3, 4, 6) or \
@@ -73,6 +78,15 @@ def state_fault(s: State, joints: int) -> tuple[str, str] | None:
     if total - total != 0 or not 0.9 < math.hypot(*s.quat) < 1.1:
         return "state_finite", "the measured state is not finite or its quaternion not unit"
     return None
+
+
+def arming_fault(s: State, limits: Limits) -> str:
+    """Why an arm in this measured state is not armed; "" where it may be."""
+    if math.hypot(*s.twist[:3]) > 0.02 or math.hypot(*s.twist[3:]) > 0.1:
+        return "the tool moves"
+    if math.dist(box(s.pos, limits), s.pos) > limits.measured_margin:
+        return f"the tool at {[round(x, 3) for x in s.pos]} m is outside the workspace"
+    return ""
 
 
 def measured_fault(s: State, limits: Limits, robot: Robot) -> tuple[str, str] | None:

@@ -28,12 +28,14 @@ from controllers.contracts import (
     State,
     Verdict,
     allowed_joints,
+    arming_fault,
     command_fault,
+    fields_of,
     measured_fault,
     nearest_allowed,
     state_fault,
 )
-from controllers.limits import Limits, at_most, box, moved_within, pursue, share_of_way, slower, upright
+from controllers.limits import Limits, at_most, box, joint_step, moved_within, pursue, slower, upright
 from controllers.robot import Robot
 from controllers.trace import Trace
 from robo_rl.errors import UserError
@@ -95,13 +97,11 @@ class Governor:
             raise UserError(f"stopped ({self.reason}): reset first, then arm")
         if self.state in (ARMED, ACTIVE):
             raise UserError(f"already {self.state}")
-        if self.measured is None or now - self._state_at > self.limits.state_timeout:
-            raise UserError(f"cannot arm: no measured state for {self.limits.state_timeout:g} s")
         m = self.measured
-        if math.hypot(*m.twist[:3]) > 0.02 or math.hypot(*m.twist[3:]) > 0.1:
-            raise UserError("cannot arm: the tool moves")
-        if math.dist(box(m.pos, self.limits), m.pos) > self.limits.measured_margin:
-            raise UserError(f"cannot arm: the tool at {[round(x, 3) for x in m.pos]} m is outside the workspace")
+        if m is None or now - self._state_at > self.limits.state_timeout:
+            raise UserError(f"cannot arm: no measured state for {self.limits.state_timeout:g} s")
+        if fault := arming_fault(m, self.limits):
+            raise UserError(f"cannot arm: {fault}")
         self.pos, self.quat = box(m.pos, self.limits), upright(unit(m.quat), self.limits)
         self.target = self.pos, self.quat
         self.joints, self.joint_target, self._pace = None, None, 0.0
@@ -160,8 +160,7 @@ class Governor:
     def measure(self, state: State, now: float) -> Verdict:
         """A measured state came in."""
         if self.trace:
-            self._log("state", now, {"q": state.q, "dq": state.dq, "pos": state.pos, "quat": state.quat,
-                                     "twist": state.twist, "wrench": state.wrench})
+            self._log("state", now, fields_of(state))
         self._clock(now)
         if unusable := state_fault(state, len(self.robot.joints)):
             return self._count("block", *unusable)
@@ -174,8 +173,7 @@ class Governor:
     def command(self, c: Command, now: float) -> Verdict:
         """A command came in."""
         if self.trace:
-            self._log("command", now, {"source": c.source, "stamp": c.stamp, "frame": c.frame, "pos": c.pos,
-                                       "quat": c.quat, "joints": c.joints, "stream": c.stream})
+            self._log("command", now, fields_of(c))
         self._clock(now)
         if self.state not in (ARMED, ACTIVE):
             return self._said(Verdict("block", "state", "commander", f"{self.state}: {self.reason or 'not armed'}"))
@@ -229,8 +227,9 @@ class Governor:
         elif self.state == HOLD and now - self._changed_at > o.give_up:
             self._trip(STOPPED, "command_age" if "command" in self.reason else "violations",
                        f"held for {o.give_up:g} s after: {self.reason}")
-        if self.state == ACTIVE and self.joint_target is not None:
-            self._joint_step(dt)
+        if self.state == ACTIVE and self.pos is not None and self.joints is not None and self.joint_target is not None:
+            self.joints, self._v, self._w, self._pace = joint_step(
+                (self.pos, self.quat, self.joints), (*self.target, self.joint_target), self._pace, self.robot.velocity, o, dt)
         elif self.state == ACTIVE and self.pos is not None:
             goal, facing = self.target
             (a, b, c), (x, y, z) = goal, self.pos
@@ -247,22 +246,8 @@ class Governor:
         out = Setpoint(self.state, self.pos, self.quat, self._rebased, self.joints if self.state == ACTIVE else None)
         self._rebased = False
         if self.trace:
-            self._log("tick", now, {"dt": dt, "out": [out.state, self.reason, out.pos, out.quat, out.rebased,
-                                                           out.joints]})
+            self._log("tick", now, {"dt": dt, "out": [out.state, self.reason, out.pos, out.quat, out.rebased, out.joints]})
         return out
-
-    def _joint_step(self, dt: float) -> None:
-        """Joints and tool together, by one share of the way that is left: within the tool's speed and acceleration and
-        the joints' speeds. (Along so short a way the tool moves in a straight line, near enough.)"""
-        o, (goal, facing) = self.limits, self.target
-        assert self.pos is not None and self.joints is not None and self.joint_target is not None
-        turn = turn_between(facing, self.quat)
-        way = max(math.dist(goal, self.pos), o.speed[0] / o.speed[1] * math.hypot(*turn))  # turns as the way they take
-        share = share_of_way(way, self._pace, self.joint_target, self.joints, self.robot.velocity, o, dt)
-        self._pace = share * way / dt
-        self.joints = tuple(b + share * (a - b) for a, b in zip(self.joint_target, self.joints, strict=True))
-        self._v = tuple(share * (a - b) / dt for a, b in zip(goal, self.pos, strict=True))
-        self._w = tuple(share * x / dt for x in turn)
 
     # ---- inside ---------------------------------------------------------------------------------------------------
 

@@ -162,3 +162,18 @@ def share_of_way(way: float, pace: float, goal: Floats, joints: Floats, fastest:
         if abs(a - b) * share > JOINT_SHARE * most * dt:
             share = JOINT_SHARE * most * dt / abs(a - b)
     return share
+
+
+def joint_step(at: tuple[Floats, Floats, Floats], goal: tuple[Floats, Floats, Floats], pace: float, fastest: Floats, limits: Limits,
+               dt: float) -> tuple[Floats, Floats, Floats, float]:
+    """One period of dt [s] from `at` to `goal`, (tool position [m], its quaternion, joints [rad]) both: the joints after it, the tool's
+    velocity [m/s] and rate of turn [rad/s] in it, and the pace [m/s].
+
+    Joints and tool go together, by one share of the way that is left: within the tool's speed and acceleration and the joints' speeds.
+    (Along so short a way the tool moves in a straight line, near enough.)"""
+    (pos, quat, joints), (to, facing, joint_goal) = at, goal
+    turn = turn_between(facing, quat)
+    way = max(math.dist(to, pos), limits.speed[0] / limits.speed[1] * math.hypot(*turn))  # turns as the way they take
+    share = share_of_way(way, pace, joint_goal, joints, fastest, limits, dt)
+    return (tuple(b + share * (a - b) for a, b in zip(joint_goal, joints, strict=True)),
+            tuple(share * (a - b) / dt for a, b in zip(to, pos, strict=True)), tuple(share * x / dt for x in turn), share * way / dt)

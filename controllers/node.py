@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from controllers.arm import SimArm, govern
+from controllers.arm_topics import ArmTopics
 from controllers.contracts import Command
 from controllers.estop import SERVICE, EmergencyStop
 from controllers.governor import ACTIVE, ARMED, HOLD, STOPPED, Governor, Setpoint
@@ -31,17 +32,12 @@ from controllers.transport import (
     PoseStamped,
     Received,
     Text,
-    Transforms,
     Transport,
-    TwistStamped,
     WrenchStamped,
 )
 from robo_rl.errors import UserError, choose
 
-GRIPPER_STATE = "gripper/joint_states"
-EXTERNAL_WRENCH = "external_wrench"  # estimated, where the arm has an observer
 SAFETY_STATE = "safety_state"
-TF_EVERY = 5  # of the publications of poses
 SERVE_EVERY = 10  # ticks between two looks for calls of services
 ORDERS = ("arm", "disarm", "reset", "stop")
 LEASED = ("arm", "reset")  # orders that belong to the lease's holder; whoever is afraid may disarm and stop
@@ -64,22 +60,14 @@ class ArmNode:
         nothing passes it.
         pose_every: ticks between two publications of pose, twist, gripper and objects; joints_every: of joint states."""
         self.arm, self.transport, self.governor, self.count = arm, transport, governor, 0
-        self.pose_every, self.joints_every, self.said = pose_every, joints_every, ""
+        self.said = ""
         self.clock = transport.publisher("clock", Clock) if clock else None
-        self.tf = transport.publisher("tf", Transforms)
         self.diagnostics = transport.publisher("diagnostics", Diagnostics)
-        if places := tuple((c.frame, f"{view}_camera", c.pos, c.quat) for view, c in arm.robot.cell.cameras.items()):
-            transport.publisher("tf_static", Transforms, "latched").publish(Transforms(self._stamp(), places))
+        self.published = ArmTopics(arm, transport, self._stamp(), joints_every, pose_every)
         names = arm.robot.topics
         self.refused: Counter[str] = Counter()
         self.on_refusal: Callable[[str], None] = lambda line: None
         self._told: dict[str, float] = {}  # when a refusal was last published
-        self.joints = transport.publisher(names["joint_states"], JointState)
-        self.pose = transport.publisher(names["current_pose"], PoseStamped)
-        self.twist = transport.publisher(names["current_twist"], TwistStamped)
-        self.felt = transport.publisher(EXTERNAL_WRENCH, WrenchStamped) if arm.observer else None
-        self.gripper = transport.publisher(GRIPPER_STATE, JointState) if arm.opening is not None else None
-        self.objects = {n: transport.publisher(f"objects/{n}", PoseStamped) for n in arm.objects()}
         followed = [(names["target_pose"], PoseStamped, self._pose), (names["gripper"], Numbers, self._grip)]
         if governor is None:
             followed += [(names["target_joint"], JointState, self._joint),
@@ -126,32 +114,11 @@ class ArmNode:
             self.clock.publish(Clock(arm.t))
         if self.count % round(1 / arm.dt) == 0:
             self.diagnostics.publish(self._diagnostics())
-        self._publish()
+        self.published.publish(self._stamp(), self.count)
 
     def _stamp(self) -> float:
         """The simulated time where it is published, for those who run on it; else the system's."""
         return self.transport.stamp() if self.clock is None else self.arm.t
-
-    def _publish(self) -> None:
-        """The arm's state and the scene's."""
-        arm = self.arm
-        m, stamp, frame = arm.model, self._stamp(), arm.robot.base_frame
-        if self.count % self.joints_every == 0:
-            self.joints.publish(JointState(stamp, m.joints, tuple(m.q.tolist()), tuple(m.dq.tolist()),
-                                           tuple(arm.torque.tolist())))
-        if self.count % self.pose_every == 0:
-            self.pose.publish(PoseStamped(stamp, frame, tuple(m.pos), tuple(m.quat)))
-            self.twist.publish(TwistStamped(stamp, frame, tuple(arm.twist().tolist())))
-            if self.felt is not None and arm.observer is not None:
-                self.felt.publish(WrenchStamped(stamp, frame, arm.observer.wrench()))
-            if self.gripper is not None and (opening := arm.opening) is not None:
-                self.gripper.publish(JointState(stamp, ("gripper",), (opening,)))
-            for name, sender in self.objects.items():
-                body = arm.data.body(name)
-                sender.publish(PoseStamped(stamp, frame, tuple(body.xpos.tolist()), tuple(body.xquat.tolist())))
-        if self.count % (TF_EVERY * self.pose_every) == 0:
-            bodies = ((frame, n, tuple(arm.data.body(n).xpos.tolist()), tuple(arm.data.body(n).xquat.tolist())) for n in self.objects)
-            self.tf.publish(Transforms(stamp, ((frame, arm.robot.site, tuple(m.pos), tuple(m.quat)), *bodies)))
 
     def _diagnostics(self) -> Diagnostics:
         """What /diagnostics says of the arm, once a second."""

@@ -168,8 +168,7 @@ class OnPolicyLearner:
         self.iteration += 1
         self.settle(progress)
         with threads_for(policy, rollout):
-            if value_losses:
-                metrics |= value_metrics(value_losses)
+            metrics |= value_metrics(value_losses) if value_losses else {}
             if logs:
                 metrics |= self.told(logs, tails) | {"ess": effective(tails, rules.joint, policy.options, policy.spec.action)}
         if logs and "active" in logs[0]:

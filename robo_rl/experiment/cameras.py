@@ -59,8 +59,8 @@ class SceneCameras:
     """Renders a scene from the poses that the arm's topics carry. `render` draws, `publish` sends."""
 
     def __init__(self, transport, scene: str, views: tuple[str, ...], size: int, *, form: str = "png", robot: str = "sim"):
+        from controllers.arm_topics import GRIPPER_STATE
         from controllers.bridge import camera_topic
-        from controllers.node import GRIPPER_STATE
         from controllers.robot import load_robot
         from controllers.transport import CompressedImage, JointState, PoseStamped
         from sims.mujoco.scene_view import SceneView

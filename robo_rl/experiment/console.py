@@ -47,7 +47,7 @@ class PoseReader:
     """() -> (position [3] [m], quaternion wxyz [4], gripper -1 .. 1) that an arm published last; None: it is silent."""
 
     def __init__(self, wire):
-        from controllers.node import GRIPPER_STATE
+        from controllers.arm_topics import GRIPPER_STATE
         from controllers.transport import JointState, PoseStamped
         self.wire = wire
         self.pose = wire.subscription("current_pose", PoseStamped)

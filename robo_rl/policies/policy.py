@@ -285,7 +285,7 @@ class ChainPolicy(PolicyBase):
         """Context of B rows, trace [B,F,..] -> logp [B,F] and the mean entropy per action entry of random steps, a scalar."""
         b, f, d = trace["x"].shape
         mean, std = self._steps(context, trace)
-        return self._logp(trace["x_next"].reshape(b * f, d), mean, std).view(b, f), self._entropy(std)
+        return self._logp(trace["x_next"].reshape(b * f, d), mean, std).view(b, f), _entropy(std[std > 0] if self.still else std)
 
     def moments(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and std of the executed entries n after each random step, given the x before it, [B,F,n] both."""
@@ -305,11 +305,6 @@ class ChainPolicy(PolicyBase):
         embedded, x = self.head.embed(context, f), trace["x"].reshape(b * f, d)
         out, times = self.head.at_steps(embedded, self.features, x, k)
         return self._mean(x, out, k, "loud"), self._std(k, embedded, times[k] if self.noise is not None else times)
-
-    def _entropy(self, std: Tensor) -> Tensor:
-        """Mean entropy per entry of the steps that are random; 0 where none is, for then there is no density."""
-        std = std[std > 0] if self.still else std
-        return (torch.log(std) + 0.5 * (LOG_2PI + 1)).mean() if len(std) else std.new_zeros(())
 
     def bc_loss(self, obs: Obs, chunk: Tensor, mask: Tensor, generator: torch.Generator, noises: int = 1) -> Tensor:
         """Flow matching `E |v(x_t, t) - (eps - x0)|^2` with t ~ Beta(1.5, 1) as in pi0, or noise prediction on the K chain
@@ -359,6 +354,11 @@ class ChainPolicy(PolicyBase):
         if self.clean:
             return self.times[torch.randint(0, len(self.times), (n,), generator=generator).to(self.times.device)]
         return torch.rand(n, generator=generator).to(self.times.device) ** (1 / 1.5)
+
+
+def _entropy(std: Tensor) -> Tensor:
+    """Mean entropy per entry of the steps that are random; 0 where none is, for then there is no density."""
+    return (torch.log(std) + 0.5 * (LOG_2PI + 1)).mean() if len(std) else std.new_zeros(())
 
 
 def _drawn_table(quiet: ChainTable, loud: ChainTable, learned: bool, entries: tuple[int, float]) -> Tensor:
