@@ -225,7 +225,7 @@ def rows(sim: str, task: str, algo: str, obs: str, preset: str, reward: str = ""
     """The rows of a run, in the order in which they count."""
     choose("preset", preset, PRESETS)
     if preset == "paper" and algo not in PAPERS:
-        raise UserError(f"--preset paper is there for {' and '.join(PAPERS)}, got --algo {algo}; use quick or full")
+        raise UserError(f"--preset paper is there for {', '.join(PAPERS)}, got --algo {algo}; use quick or full")
     options = method_options(algo)
     replays = issubclass(options, OffPolicyOptions)
     own, kind = is_object(algo), sim.split(":")[0]
