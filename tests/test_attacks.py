@@ -538,7 +538,8 @@ def test_nothing_runs_or_unpickles_what_a_file_or_a_socket_says(sources):
         assert name not in ("json.load", "json.loads") or where == "robo_rl/files.py", f"{where}: use files.parse_json"
 
 
-LISTENERS = {"robo_rl/experiment/policy_server.py", SERVER, "robo_rl/human/console/server.py"}
+LISTENERS = {"robo_rl/experiment/policy_server.py", SERVER, "robo_rl/human/console/server.py",
+             "robo_rl/experiment/openpi.py"}  # the last in test_openpi
 
 
 def test_every_listener_is_attacked_here_or_beside_the_console(sources):

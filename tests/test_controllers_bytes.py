@@ -16,6 +16,7 @@ from controllers.transport import (
     CompressedImage,
     Flag,
     JointState,
+    JointTrajectory,
     LoopbackTransport,
     Numbers,
     PoseStamped,
@@ -30,7 +31,8 @@ SAMPLES = {
     PoseStamped: PoseStamped(1.5, "base_link", (0.1, 0.2, 0.3), (1.0, 0.0, 0.0, 0.0)),
     TwistStamped: TwistStamped(0.0, "base_link", (1.0,) * 6), WrenchStamped: WrenchStamped(0.0, "base_link", (1.0,) * 6),
     JointState: JointState(1.0, ("joint1", "joint2"), (1.0, 2.0), (0.0, 0.0), (0.5, 0.25)), Numbers: Numbers((1.0, 2.0)),
-    Flag: Flag(True), Text: Text("hello"), CompressedImage: CompressedImage(2.0, "front", "jpeg", bytes(range(64)))}
+    JointTrajectory: JointTrajectory(0.0, ("joint1", "joint2"), ((0.5, (1.0, 2.0)),)), Flag: Flag(True), Text: Text("hello"),
+    CompressedImage: CompressedImage(2.0, "front", "jpeg", bytes(range(64)))}
 LIST = "controller_manager_msgs/srv/ListControllers"
 DROPPED = "could not be decoded or answered and were dropped"
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import socket
 import struct
 import threading
 from dataclasses import replace
@@ -177,6 +178,39 @@ def test_a_client_that_knows_the_token_gets_chunks_and_others_nothing(served):
         wire.send(packb({"observation/state": np.zeros(36)}))
         answer = unpackb(wire.recv(timeout=10))
         assert answer["actions"].shape == (8, 7) and answer["server_timing"]["infer_ms"] > 0
+
+
+def test_hostile_connections_neither_end_the_server_nor_keep_a_client_out(served):
+    """Hundreds that say nothing or half a request, bytes that are no websocket, and frames that are damaged or too long."""
+    from websockets.exceptions import ConnectionClosed
+    from websockets.sync.client import connect
+    rng, key = random.Random(0), {"Authorization": f"Api-Key {TOKEN.decode()}"}
+    address = ("127.0.0.1", int(served.url.rsplit(":", 1)[1]))
+    good = packb({"observation/state": np.zeros(36)})
+
+    def chunk():
+        with connect(served.url, compression=None, additional_headers=key) as wire:
+            wire.recv(timeout=10)
+            wire.send(good)
+            return unpackb(wire.recv(timeout=10))["actions"].shape
+    with contextlib.ExitStack() as held:
+        for k in range(300):
+            s = held.enter_context(socket.create_connection(address, timeout=10))
+            with contextlib.suppress(OSError):  # it was turned away
+                s.sendall((b"", b"GET / HTTP/1.1\r\nHost: x\r\n", rng.randbytes(60) + b"\r\n\r\n")[k % 3])
+        assert chunk() == (8, 7)
+    for _ in range(40):
+        with connect(served.url, compression=None, additional_headers=key) as wire:
+            wire.recv(timeout=10)
+            bad = bytearray(good)
+            bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+            wire.send(bytes(bad[:rng.randrange(len(bad) + 1)]) if rng.random() < 0.5 else bytes(bad))
+            wire.recv(timeout=10)
+    with connect(served.url, compression=None, additional_headers=key) as wire, pytest.raises(ConnectionClosed):
+        wire.recv(timeout=10)
+        wire.send(bytes(1 << 21))
+        wire.recv(timeout=10)
+    assert chunk() == (8, 7)
 
 
 def test_pypis_openpi_client_drives_the_server(served):

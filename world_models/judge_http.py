@@ -278,9 +278,9 @@ def read_choices(text: bytes, criteria: int, url: str) -> tuple[list[tuple[bool,
     for words in said:
         found = re.search(r"\{.*\}", words, re.S)
         try:
-            answer = json.loads(found[0]) if found else {}
+            answer = files.parse_json(found[0], "an answer") if found else {}
             won, met = answer["success"], answer.get("criteria", [])
-        except (ValueError, KeyError, TypeError):
+        except (UserError, KeyError, TypeError):
             unread = words
             continue
         if isinstance(won, bool) and (not criteria or (len(met) == criteria and all(isinstance(m, bool) for m in met))):

@@ -12,6 +12,7 @@ from pathlib import Path
 from robo_rl import old_names
 from robo_rl.errors import UserError
 from robo_rl.experiment.correct_options import CorrectOptions
+from robo_rl.options import BcOptions
 from robo_rl.selection import CHOOSE, REPORT
 
 
@@ -107,6 +108,8 @@ class CorrectionRounds:
             if not isinstance(before, dict):
                 raise UserError(f"--out: {self.out} holds a run that is not of robo_rl correct; choose another folder")
             had = old_names.options(before["options"], old_names.CORRECT)
+            if isinstance(had.get("bc"), dict):  # an option that was not there then is at its default
+                had["bc"] = files.plain(asdict(BcOptions())) | had["bc"]
             differ = [k for k, v in files.plain(mine["options"]).items() if had.get(k) != v
                       and k not in ("rounds", "json", "out", "run")]
             if differ:

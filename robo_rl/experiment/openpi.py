@@ -5,9 +5,12 @@ view also "observation/image" and the second "observation/wrist_image"; "prompt"
 """
 
 import contextlib
+import errno
 import hmac
 import http
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +22,7 @@ import numpy as np
 from controllers.openpi import packb, unpackb
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.experiment.batching import Batcher
+from robo_rl.human.console.access import BoundedListener
 
 if TYPE_CHECKING:
     from robo_rl.experiment.policy_server import ServedPolicy, ServeOptions
@@ -120,6 +124,32 @@ def serve_openpi(options: "ServeOptions", on_ready: "Callable[[ServedPolicy], No
         batcher.close()
 
 
+class PatientListener(BoundedListener):
+    """For a server with a thread per connection: strangers who are turned away, or descriptors that run out, do not end its loop."""
+
+    def __init__(self, address: tuple[str, int]):
+        super().__init__(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+        self.lock = threading.Lock()
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.bind(address)
+        self.settimeout(0.2)  # so that nobody who came and went holds the lock
+        self.listen()
+
+    def accept(self):
+        while True:
+            try:
+                with self.lock:
+                    return super().accept()
+            except OSError as e:  # too many connections, too many files, or nobody after all
+                if not isinstance(e, (ConnectionAbortedError, TimeoutError)) and e.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                time.sleep(0.01)
+
+    def vouch(self, descriptor: int) -> None:
+        with self.lock:
+            super().vouch(descriptor)
+
+
 def open_server(options: "ServeOptions", token: bytes, batcher: Batcher, spec, instruction: str, log: Callable[[str], None]):
     """A websocket server that listens; `serve_forever` answers. UserError: the address is taken."""
     try:
@@ -138,6 +168,7 @@ def open_server(options: "ServeOptions", token: bytes, batcher: Batcher, spec, i
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "give the server's token as the API key\n")
         if len(here) >= options.clients:
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"all {options.clients} seats are taken\n")
+        listener.vouch(connection.socket.fileno())
         return None
 
     def talk(connection) -> None:
@@ -164,8 +195,8 @@ def open_server(options: "ServeOptions", token: bytes, batcher: Batcher, spec, i
             here.discard(connection)
     need = 4 * spec.state + len(spec.views) * 3 * max(spec.image_size, 512) ** 2
     try:
-        return serve(talk, options.host, options.port, process_request=admit, compression=None, max_size=max(1 << 20, 2 * need),
-                     logger=quiet())
+        listener = PatientListener((options.host, options.port))
+        return serve(talk, sock=listener, process_request=admit, compression=None, max_size=max(1 << 20, 2 * need), logger=quiet())
     except OSError as e:
         raise UserError(f"cannot listen on {options.host}:{options.port} ({e.strerror}); choose another --host or --port") from None
 

@@ -8,10 +8,10 @@ from robo_rl.runtime.ledger import Ledger
 
 
 class Bounded(Protocol):
-    """A feed whose ledger has a bound on staleness."""
+    """A feed whose ledger has a bound on staleness; None: its data are never stale."""
 
     @property
-    def ledger(self) -> Ledger: ...
+    def ledger(self) -> Ledger | None: ...
 
 
 class StalenessGuard:
@@ -22,11 +22,13 @@ class StalenessGuard:
 
     def begin(self, feed: Bounded) -> None:
         """Bring the bound that was reached before a resume to a new feed."""
-        if 0 <= self.bound < feed.ledger.staleness:
+        if feed.ledger is not None and 0 <= self.bound < feed.ledger.staleness:
             feed.ledger.bound(self.bound)
 
     def after(self, feed: Bounded, metrics: dict[str, float]) -> None:
         """An update with these metrics is published."""
+        if feed.ledger is None:
+            return
         bound = self.rule.observe(metrics.get("ess_frac"), feed.ledger.staleness)
         if bound < feed.ledger.staleness:
             self.say(f"the effective sample size of stale data was below {self.rule.least:g} of the samples for {self.rule.patience} "

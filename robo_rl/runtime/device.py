@@ -132,6 +132,8 @@ class DeviceFeed:
     """A synchronous feed of one `DeviceCollector`: collect, update, collect. The sim has no snapshots, so what is in flight is lost
     with the process; a run goes on with new episodes."""
 
+    ledger = None  # nothing is in flight while the learner learns
+
     def __init__(self, collector: DeviceCollector, policy: Policy, decisions: int, group: int, explore: bool):
         self.collector, self.policy, self.decisions, self.group, self.explore = collector, policy, decisions, group, explore
         self.version = 0

@@ -32,7 +32,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from robo_rl.algos.onpolicy import MAXIMA
 from robo_rl.checkpoint import pack, unpack
 from robo_rl.errors import UserError
-from robo_rl.files import private_folder
+from robo_rl.files import parse_json, private_folder
 from robo_rl.options import MethodOptions, OnPolicyOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.blocks import blocks_of
@@ -313,7 +313,7 @@ def to_bytes(what: str, args: tuple) -> bytes:
 def from_bytes(message: bytes) -> tuple[str, list]:
     """The inverse of `to_bytes` -> (method, arguments)."""
     end = 8 + int.from_bytes(message[:8], "little")
-    what, args = unpack(json.loads(message[8:end]), load(message[end:]))
+    what, args = unpack(parse_json(message[8:end], "a message between ranks", list, limit=end, nan=True), load(message[end:]))
     return what, [Rollout(**x["rollout"]) if "rollout" in x else x["value"] for x in args]
 
 
