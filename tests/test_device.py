@@ -137,6 +137,24 @@ def test_a_run_on_a_simulator_of_tensors_learns_from_its_own_device():
         DeviceFeed(DeviceCollector(TensorReach(6, torch.device("cpu")), make_policy(PLAIN, SPEC, 0), 0.99, 1), policy, 2, 4, True)
 
 
+class TensorsHere(TensorReach):
+    """A user's own simulator of tensors, as `--sim module:class` makes it."""
+
+    def __init__(self, num_envs: int):
+        super().__init__(num_envs, torch.device("cpu"))
+
+    def step(self, actions):
+        return super().step(torch.as_tensor(actions))
+
+
+def test_a_whole_run_on_a_simulator_of_tensors_ends(tmp_path):
+    argv = ("train --sim test_device:TensorsHere --demos 0 --algo ppo --envs 8 --steps 640 --workers 0 --eval-episodes 4 --no-video "
+            "--policy.hidden 16 --rl.decisions 4 --rl.minibatch 16 --max-staleness 0 --starts uniform --threads 1")
+    with pytest.raises(SystemExit) as end:
+        main([*argv.split(), "--out", str(tmp_path / "run")])
+    assert not end.value.code and (tmp_path / "run" / "evals" / "final.json").exists()
+
+
 class TensorEvaluation(TensorReach):
     """As Isaac: one seed for all envs, no starts, and actions from anywhere."""
 
