@@ -150,7 +150,7 @@ def test_every_number_of_a_recipe_that_is_not_the_default_has_a_row_with_a_reaso
 
 def test_no_row_is_left_over_and_each_sets_what_the_options_know():
     used = {row.name for chosen, _ in every_recipe() for row in recipes.rows(*chosen)}
-    assert {row.name for row in recipes.ROWS} - used == {"own_method/on_policy"}  # needs a method of the user's own
+    assert {row.name for row in recipes.ROWS} - used == {"own_method/on_policy", "data"}  # these need a method, and data, of the user's own
 
 
 def test_of_two_rows_the_later_counts_and_a_paper_has_its_numbers_on_any_simulator():

@@ -201,7 +201,7 @@ def test_a_picture_of_another_size_is_cut_to_its_middle():
 
 @pytest.mark.parametrize(("make", "argv", "says"), [
     ({}, ["--robot", "fr4"], "unknown robot 'fr4'; did you mean 'fr3'?"),
-    ({}, ["--robot", "ur5e"], "the run knows 7 joints, robot ur5e has 6"),
+    ({}, ["--robot", "ur5e"], "robot ur5e ships no model: give the path of its MJCF or URDF"),
     ({}, ["--robot", "fr3"], "robot fr3 ships no model: give the path of its MJCF or URDF"),
     ({}, ["--transport", "ddz"], "unknown transport 'ddz'; did you mean 'dds'?"),
     ({}, ["--speed", "0"], "--speed must be in (0, 1.5]"),

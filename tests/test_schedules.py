@@ -144,7 +144,7 @@ def test_a_run_that_begins_with_an_old_policy_explores_within_its_own_bounds(tmp
         single_action_space = Box(-1, 1, (2,))
 
         class spec:
-            views, action_names = (), ("x", "y")
+            views, action_names, task = (), ("x", "y"), "reach"
     new = first_policy(TrainConfig(init=str(tmp_path / "c"), policy=replace(options, noise_max=0.16)), Env)
     assert float(new.noise.high) == pytest.approx(0.16)
     assert torch.equal(new.head.out.weight, old.head.out.weight)
