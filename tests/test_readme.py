@@ -198,6 +198,7 @@ def test_the_cells_of_a_notebook_run_in_order(path, tmp_path, monkeypatch):
 def test_every_metric_of_the_runs_above_is_explained(workplace):
     page = (ROOT / "docs/reference/metrics.md").read_text()
     known = {*re.findall(r"`([a-z]+/[\w*]+(?:/<task>)?)`", page)}
-    told = {re.sub(r"^(\w+/\w+)/\w+$", r"\1/<task>", k) for p in workplace.rglob("metrics.jsonl") for line in p.read_text().splitlines() for k in json.loads(line) if "/" in k}
+    told = {re.sub(r"^(\w+/\w+)/\w+$", r"\1/<task>", k)
+            for p in workplace.rglob("metrics.jsonl") for line in p.read_text().splitlines() for k in json.loads(line) if "/" in k}
     assert told
     assert not {k for k in told if k not in known and f"{k.split('/')[0]}/*" not in known and not k.startswith("staleness/hist_")}
