@@ -6,7 +6,7 @@ name until the lease ends. `ArmLease` is the arm's side, `LeaseClient` a command
 `safety_command` (claim NAME SECONDS, release NAME, arm NAME, reset NAME), `safety_lease` (latched: "NAME SOURCE", "" for
 nobody) and `safety_refused` (what was refused, and why).
 
-A name is no secret: it keeps apart people who mean well. DDS Security keeps out the others.
+A name is no secret: it keeps apart people who mean well, and keeps nobody out who does not.
 """
 
 import math

@@ -315,6 +315,26 @@ def test_a_broken_measurement_counts_as_none(bad):
     assert it.measure(bad, 1.01).action == "block" and it.measured.pos == AT
 
 
+def test_broken_measurements_are_no_violations_of_the_commander():
+    it = active()
+    for k in range(2 * LIMITS.violations + 2):
+        t = 1.0 + k * DT
+        assert it.measure(state(pos=(math.nan, 0, 0)), t).action == "block"
+        it.measure(state(pos=it.pos), t)
+    assert it.state == ACTIVE and it.counts["state_finite"] == 2 * LIMITS.violations + 2
+
+
+@pytest.mark.parametrize(("late", "from_there"), [(-0.01, True), (0.01, False)])
+def test_a_stop_goes_on_from_the_measured_pose_only_while_that_is_fresh(late, from_there):
+    it = active()
+    it.tick(1.0, DT)
+    it.measure(state(pos=(0.51, 0.01, 0.29)), 1.0)
+    t = 1.0 + LIMITS.state_timeout + late
+    it.stop(t)
+    out = it.tick(t, DT)
+    assert out.rebased == from_there and (out.pos == (0.51, 0.01, 0.29)) == from_there and (from_there or out.pos == AT)
+
+
 def test_a_tool_that_does_not_follow_holds():
     it = active(replace(LIMITS, step=(1.0, 1.0)))
     run(it, 1.0, 0.8, state(), lambda t: it.command(command(t, (0.6, 0, 0.3)), t))
