@@ -313,7 +313,7 @@ def to_bytes(what: str, args: tuple) -> bytes:
 def from_bytes(message: bytes) -> tuple[str, list]:
     """The inverse of `to_bytes` -> (method, arguments)."""
     end = 8 + int.from_bytes(message[:8], "little")
-    what, args = unpack(parse_json(message[8:end], "a message between ranks", list, limit=end, nan=True), load(message[end:]))
+    what, args = unpack(parse_json(message[8:end], "a message between ranks", limit=end, nan=True), load(message[end:]))
     return what, [Rollout(**x["rollout"]) if "rollout" in x else x["value"] for x in args]
 
 
