@@ -23,7 +23,7 @@ Uncertainty is that of the ensemble, and the greatest error of a frame, in std o
 Departures: own convolutional net instead of parts of `diffusers` (the same blocks, a fifth of the import, runs without it).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -188,6 +188,19 @@ def outcomes(model, carry: Carry, actions: Tensor, shown: Tensor, stood: Tensor,
     return out, spread + most, {"doubt": most[:, -1]}
 
 
+@torch.no_grad()
+def in_chunks(chunk: Callable[[Carry, Tensor], tuple[Carry, Prediction]], most: int, carry: Carry, actions: Tensor
+              ) -> tuple[Carry, Prediction]:
+    """`WorldModel.step` by actions [N,E,A] of a model that makes up to `most` frames at once: `chunk` after `chunk`."""
+    parts = []
+    for part in actions.to(torch.float32).split(most, 1):
+        carry, p = chunk(carry, part)
+        parts.append(p)
+    obs = {k: torch.cat([p.obs[k] for p in parts], 1) for k in parts[0].obs}
+    return carry, Prediction(obs, *(torch.cat([getattr(p, k) for p in parts], 1)
+                                    for k in ("reward", "terminal", "success", "uncertainty")))
+
+
 class Video(nn.Module):
     """The model; see the module."""
 
@@ -316,17 +329,10 @@ class Video(nn.Module):
         carry = self.proprio.start(obs, keys) | kept
         return carry | ({"doubt": torch.zeros(len(keys))} if self.doubt is not None else {})
 
-    @torch.no_grad()
     def step(self, carry: Carry, actions: Tensor) -> tuple[Carry, Prediction]:
-        parts = []
-        for part in actions.to(torch.float32).split(self.options.chunk, 1):
-            carry, p = self._chunk(carry, part)
-            parts.append(p)
-        obs = {k: torch.cat([p.obs[k] for p in parts], 1) for k in parts[0].obs}
-        return carry, Prediction(obs, *(torch.cat([getattr(p, k) for p in parts], 1)
-                                        for k in ("reward", "terminal", "success", "uncertainty")))
+        return in_chunks(self.chunk, self.options.chunk, carry, actions)
 
-    def _chunk(self, carry: Carry, actions: Tensor) -> tuple[Carry, Prediction]:
+    def chunk(self, carry: Carry, actions: Tensor) -> tuple[Carry, Prediction]:
         e, c, views = actions.shape[1], self.options.chunk, self.spec.control.views
         before, last = carry["state"], carry["last"]
         arm = {k: v for k, v in carry.items() if k not in OF_FRAMES}

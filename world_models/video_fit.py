@@ -18,6 +18,28 @@ from world_models.video import Video, patches_of
 from world_models.video_heads import HeadFitter
 
 
+def chunk_rows(data: Recorded, last: np.ndarray, held: np.ndarray, chunk: int) -> tuple[Tensor, Tensor]:
+    """Rows that a chunk may begin in, and those of them that a second one may follow; `last` [E]: the last row that one may end in.
+
+    UserError: no episode that is learnt from is long enough."""
+    spans = [(a, b) for a, b, h in zip(data.first, last, held, strict=True) if not h and b - a >= chunk]
+    if not spans:
+        raise UserError(f"no recorded episode is longer than {chunk} steps, the frames a video model makes at once; record longer ones")
+    once, twice = (np.concatenate([np.arange(a, b - n * chunk + 1) for a, b in spans]) for n in (1, 2))
+    return torch.from_numpy(once), torch.from_numpy(twice)
+
+
+def drawn_ages(most: Tensor, generator: torch.Generator) -> Tensor:
+    """Ages [B] of episodes that are at most `most` [B] steps old: one in four is new, one in two as old as can be, the others between."""
+    u = torch.rand(len(most), generator=generator)
+    return torch.where(u < 0.25, 0, torch.where(u < 0.75, most, ((u - 0.75) * 4 * (most + 1)).long().clamp(max=most)))
+
+
+def pixel_spread(frames: Tensor) -> Tensor:
+    """Std [V] of a pixel over frames [B,1,V 48,g,g], root mean square over a camera's."""
+    return frames.unflatten(2, (-1, 48)).std(0).square().mean((0, 2, 3, 4)).sqrt().clamp(min=1e-2)
+
+
 class VideoFitter:
     """A model being learnt: owns the optimizer, the averaged weights, the generator and the count of updates.
 
@@ -33,14 +55,10 @@ class VideoFitter:
         if not fresh:
             self.arm.update = options.arm
             model.proprio.requires_grad_(False)
-        self.generator, self.seed = torch.Generator().manual_seed(seed), seed
+        self.generator = torch.Generator().manual_seed(seed)
         self.update, c = 0, model.options.chunk
         last = self.data.end - 1 - ~(data.known & after)  # the last row that a chunk may end in
-        spans = [(a, b) for a, b, h in zip(self.data.first, last, data.held, strict=True) if not h and b - a >= c]
-        if not spans:
-            raise UserError(f"no recorded episode is longer than {c} steps, the frames a video model makes at once; record longer ones")
-        self.rows = torch.from_numpy(np.concatenate([np.arange(a, b - c + 1) for a, b in spans]))
-        self.twice = torch.from_numpy(np.concatenate([np.arange(a, b - 2 * c + 1) for a, b in spans]))  # that a second chunk follows
+        self.rows, self.twice = chunk_rows(self.data, last, data.held, c)
         self.state, self.action = torch.from_numpy(self.data.state), torch.from_numpy(self.data.action)
         self.begins = torch.from_numpy(np.repeat(self.data.first, self.data.lengths))
         self.task = torch.from_numpy(np.repeat(self.data.task, self.data.lengths))
@@ -67,8 +85,7 @@ class VideoFitter:
             more, less = torch.einsum("bcv,bcs->cvs", square / told.square(), x), torch.einsum("bcv,bcs->cvs", 1 / told, x)
             w = w * (more / less.clamp(min=1e-12)).sqrt()
         if m.options.doubt:
-            frames = self.patches(rows[:, None]).unflatten(2, (views, 48))
-            m.pixel.copy_(frames.std(0).square().mean((0, 2, 3, 4)).sqrt().clamp(min=1e-2))
+            m.pixel.copy_(pixel_spread(self.patches(rows[:, None])))
         m.moving.copy_(w[..., :-1])
         m.rest.copy_(w[..., -1].clamp(min=1e-4))
 
@@ -95,9 +112,7 @@ class VideoFitter:
 
     def ages(self, rows: Tensor) -> Tensor:
         """How long ago each of the rows [B] began: one in four just now, one in two with its episode, the others in between."""
-        most = rows - self.begins[rows]
-        u = torch.rand(len(rows), generator=self.generator)
-        return torch.where(u < 0.25, 0, torch.where(u < 0.75, most, ((u - 0.75) * 4 * (most + 1)).long().clamp(max=most)))
+        return drawn_ages(rows - self.begins[rows], self.generator)
 
     @torch.no_grad()
     def led(self, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -65,14 +65,13 @@ class HeadFitter:
         self.any = torch.from_numpy(steps[~np.repeat(data.held, data.lengths)])
         ends = steps[data.end - 1]
         self.events = torch.from_numpy(ends[~data.held & (data.success | data.terminated)])
-        self.success, self.terminated = data.success, data.terminated
         self.labels = torch.zeros(len(longer.state), 3)
         self.labels[torch.from_numpy(ends[data.success]), 1] = 1
         self.labels[torch.from_numpy(ends[data.terminated]), 2] = 1
         self.state, self.action = torch.from_numpy(longer.state), torch.from_numpy(longer.action)
         self.task = torch.from_numpy(np.repeat(longer.task, longer.lengths))
         self.told = model.proprio.commanded(self.action, self.task)
-        self.last = torch.from_numpy(np.repeat(longer.end - 2, longer.lengths))  # the last step of each row's episode
+        self.first, self.last = (torch.from_numpy(np.repeat(x, longer.lengths)) for x in (longer.first, longer.end - 2))  # of each row's
 
     def begin(self, model: "Video | WanVideo") -> None:
         """Learn the heads of `model`, whose arm and frames stay as they are."""
@@ -112,7 +111,7 @@ class HeadFitter:
         if len(self.events):
             end = self.events[torch.randint(0, len(self.events), (n // 2,), generator=generator)]
             rows[:n // 2] = end - torch.randint(0, steps, (n // 2,), generator=generator)
-            rows[:n // 2] = torch.maximum(rows[:n // 2], torch.from_numpy(np.repeat(self.data.first, self.data.lengths))[end])
+            rows[:n // 2] = torch.maximum(rows[:n // 2], self.first[end])
         return self.roll(rows, steps)
 
     # ---- learning

@@ -37,7 +37,7 @@ from robo_rl.options.lora import LoraOptions
 from robo_rl.sampling import flow_table
 from world_models.latent import Latent, latent_options
 from world_models.model import Carry, Frames, Prediction, WorldSpec, pictures_of
-from world_models.video import PATCH, Heads, lane_noise, outcomes, padded, patches_of, standard, to_frames
+from world_models.video import PATCH, Heads, in_chunks, lane_noise, outcomes, padded, patches_of, standard, to_frames
 from world_models.wan_options import DiffusersOptions
 
 TIME = 1000.0  # what the transformer calls t = 1
@@ -235,17 +235,10 @@ class WanVideo(nn.Module):
         kept = self.begin(patches_of(pictures_of(obs, self.spec), self.spec.control.views))
         return self.proprio.start(obs, keys) | kept | {"doubt": torch.zeros(len(keys))}
 
-    @torch.no_grad()
     def step(self, carry: Carry, actions: Tensor) -> tuple[Carry, Prediction]:
-        parts = []
-        for part in actions.to(torch.float32).split(self.options.chunk, 1):
-            carry, p = self._chunk(carry, part)
-            parts.append(p)
-        obs = {k: torch.cat([p.obs[k] for p in parts], 1) for k in parts[0].obs}
-        return carry, Prediction(obs, *(torch.cat([getattr(p, k) for p in parts], 1)
-                                        for k in ("reward", "terminal", "success", "uncertainty")))
+        return in_chunks(self.chunk, self.options.chunk, carry, actions)
 
-    def _chunk(self, carry: Carry, actions: Tensor) -> tuple[Carry, Prediction]:
+    def chunk(self, carry: Carry, actions: Tensor) -> tuple[Carry, Prediction]:
         e, c, views = actions.shape[1], self.options.chunk, self.spec.control.views
         arm, p = self.proprio.step({k: v for k, v in carry.items() if k not in OF_FRAMES}, actions)
         tokens = self.told(carry["state"], padded(p.obs["state"], c), padded(actions, c), carry.get("task"))

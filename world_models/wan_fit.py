@@ -15,6 +15,7 @@ from world_models.fit import Fitter, descend, pace, smooth
 from world_models.options import FitOptions
 from world_models.recorded import Recorded
 from world_models.video import patches_of
+from world_models.video_fit import chunk_rows, drawn_ages, pixel_spread
 from world_models.video_heads import HeadFitter
 from world_models.wan import FACTOR, WanVideo, pictures
 from world_models.wan_options import DiffusersFitOptions
@@ -33,15 +34,11 @@ class WanFitter:
         self.pictures, self.update, c = 0, 0, model.options.chunk
         self.vae_updates = 0 if model.options.folder else options.vae
         last = self.data.end - 1 - ~data.known
-        spans = [(a, b) for a, b, h in zip(self.data.first, last, data.held, strict=True) if not h and b - a >= c]
-        if not spans:
-            raise UserError(f"no recorded episode is longer than {c} steps, the frames this model makes at once; record longer ones")
-        self.rows = torch.from_numpy(np.concatenate([np.arange(a, b - c + 1) for a, b in spans]))
-        self.twice = torch.from_numpy(np.concatenate([np.arange(a, b - 2 * c + 1) for a, b in spans]))
+        self.rows, self.twice = chunk_rows(self.data, last, data.held, c)
         self.state, self.action = torch.from_numpy(self.data.state), torch.from_numpy(self.data.action)
         self.begins, self.task = (torch.from_numpy(np.repeat(x, self.data.lengths)) for x in (self.data.first, self.data.task))
         frames = self.patches(self.rows[torch.randint(0, len(self.rows), (min(256, len(self.rows)),), generator=self.generator), None])
-        model.pixel.copy_(frames.unflatten(2, (-1, 48)).std(0).square().mean((0, 2, 3, 4)).sqrt().clamp(min=1e-2))
+        model.pixel.copy_(pixel_spread(frames))
         self.heads = HeadFitter(model, data, self.data, steps, options, seed)
         self.average = copy.deepcopy(model)
         self.mine = [p for m in (model.trunk, model.tokens) for p in m.parameters() if p.requires_grad]
@@ -84,8 +81,7 @@ class WanFitter:
     def recalled(self, rows: Tensor) -> dict[str, Tensor]:
         """What a model keeps of frames at rows [B]: of episodes that began at a row drawn between their own first and these."""
         most, back = rows - self.begins[rows], torch.arange(self.model.options.past - 1, -1, -1)
-        u = torch.rand(len(rows), generator=self.generator)
-        age = torch.where(u < 0.25, 0, torch.where(u < 0.75, most, ((u - 0.75) * 4 * (most + 1)).long().clamp(max=most)))
+        age = drawn_ages(most, self.generator)
         every = self.patches(torch.cat([(rows - age)[:, None], rows[:, None] - torch.minimum(back, age[:, None])], 1))
         return {"first": every[:, 0], "past": every[:, 1:]}
 

@@ -8,7 +8,7 @@
     flow matching on (o_t, I_t, a_t); a share of the rows is not told I_t              eq. 3, by dropout
     acting: v = v(o) + beta (v(o, I = 1) - v(o))                                       eq. 2, classifier-free guidance
 
-The last line is the policy's (`policies.guided.Guidance`): `--policy.guidance` is beta, and 1 is the conditional policy alone.
+The last line is the policy's (`policies.guidance.Guidance`): `--policy.guidance` is beta, and 1 is the conditional policy alone.
 
 Where we differ: values of an episode come from a function that did not learn from it (`folds`), for with few episodes a value function
 knows the return of each; it is a small network on what the supervised policy's trunk pools, not a language model of its own. The

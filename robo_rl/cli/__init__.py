@@ -89,7 +89,20 @@ def parse_arguments(argv: list[str]):
     module = importlib.import_module(f"robo_rl.cli.{name.replace('-', '_')}")
     if hasattr(module, "parse"):
         return module, module.parse(argv[1:])
+    if hasattr(module, "SUBCOMMANDS"):
+        sub = choose_subcommand(name, module.SUBCOMMANDS, argv[1:])
+        return module, parse_options(module.SUBCOMMANDS[sub][0], f"{name} {sub}", argv[2:])
     return module, parse_options(getattr(module, COMMANDS[name][0]), name, argv[1:])
+
+
+def choose_subcommand(command: str, subcommands: dict[str, tuple], argv: list[str]) -> str:
+    """Which of `subcommands` {name: (options, what it does)} argv begins with; without one, or asked for help, they are listed."""
+    if not argv or argv[0] in ("-h", "--help"):
+        width = max(9, *(len(name) + 2 for name in subcommands))
+        print(f"usage: robo_rl {command} COMMAND [options]   (robo_rl {command} COMMAND --help lists them)\n")
+        print("\n".join(f"  {name:<{width}}{text}" for name, (_, text) in subcommands.items()))
+        raise SystemExit(0)
+    return choose(f"{command} command", argv[0], subcommands)
 
 
 def parse_options(cls, command: str, argv: list[str], **default):

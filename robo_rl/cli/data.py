@@ -6,8 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from robo_rl.cli import parse_options
-from robo_rl.errors import UserError, choose, in_range
+from robo_rl.errors import UserError, in_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,16 +104,6 @@ SUBCOMMANDS = {
     "stats": (StatsDataOptions, "make the statistics anew from all frames"),
     "view": (ViewDataOptions, "a page with episodes, curves and videos"),
 }
-
-
-def parse(argv: list[str]):
-    """The options of the subcommand argv[0]."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print("usage: robo_rl data COMMAND [options]   (robo_rl data COMMAND --help lists them)\n")
-        print("\n".join(f"  {name:<9}{text}" for name, (_, text) in SUBCOMMANDS.items()))
-        raise SystemExit(0)
-    name = choose("data command", argv[0], SUBCOMMANDS)
-    return parse_options(SUBCOMMANDS[name][0], f"data {name}", argv[1:])
 
 
 def run(args) -> int:

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import tyro
 
-from robo_rl.errors import choose
-
 
 @dataclass(frozen=True, kw_only=True)
 class AddOptions:
@@ -33,17 +31,6 @@ class PageOptions:
 
 
 SUBCOMMANDS = {"add": (AddOptions, "add the final evaluation of a run"), "page": (PageOptions, "write docs/results.md")}
-
-
-def parse(argv: list[str]):
-    """The options of the subcommand argv[0]."""
-    from robo_rl.cli import parse_options
-    if not argv or argv[0] in ("-h", "--help"):
-        print("usage: robo_rl results COMMAND [options]   (robo_rl results COMMAND --help lists them)\n")
-        print("\n".join(f"  {name:<9}{text}" for name, (_, text) in SUBCOMMANDS.items()))
-        raise SystemExit(0)
-    name = choose("results command", argv[0], SUBCOMMANDS)
-    return parse_options(SUBCOMMANDS[name][0], f"results {name}", argv[1:])
 
 
 def run(args: "AddOptions | PageOptions") -> int:

@@ -4,8 +4,7 @@ import math
 import signal
 import sys
 
-from robo_rl.cli import parse_options
-from robo_rl.errors import UserError, choose
+from robo_rl.errors import UserError
 from robo_rl.experiment.calibrate import CalibrateOptions, calibrate
 from robo_rl.experiment.robot_check import Question, RobotOptions, check_robot, read_answer
 from robo_rl.experiment.robot_drive import DriveOptions, drive_robot
@@ -21,16 +20,6 @@ SUBCOMMANDS = {
     "calibrate": (CalibrateOptions, "where a camera is, from poses of tool and target, written into the robot's file"),
     "drive": (DriveOptions, "put an arm of serial servos (SO-101) on the network"),
 }
-
-
-def parse(argv: list[str]):
-    """The options of the subcommand argv[0]."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print("usage: robo_rl robot COMMAND [options]   (robo_rl robot COMMAND --help lists them)\n")
-        print("\n".join(f"  {name:<11}{text}" for name, (_, text) in SUBCOMMANDS.items()))
-        raise SystemExit(0)
-    name = choose("robot command", argv[0], SUBCOMMANDS)
-    return parse_options(SUBCOMMANDS[name][0], f"robot {name}", argv[1:])
 
 
 def run(options: "RobotOptions | HomeOptions | TeleopOptions | CalibrateOptions | DriveOptions") -> int:

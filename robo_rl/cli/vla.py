@@ -6,7 +6,7 @@ from typing import Literal
 
 import tyro
 
-from robo_rl.errors import UserError, choose, in_range
+from robo_rl.errors import UserError, in_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +58,6 @@ class CompareOptions:
 SUBCOMMANDS = {"check": (CheckVlaOptions, "say what a checkpoint is and what is missing"),
                "convert": (ConvertOptions, "write a checkpoint in another layout of keys"),
                "compare": (CompareOptions, "differences from a golden file or another checkpoint")}
-
-
-def parse(argv: list[str]):
-    """The options of the subcommand argv[0]."""
-    from robo_rl.cli import parse_options
-    if not argv or argv[0] in ("-h", "--help"):
-        print("usage: robo_rl vla COMMAND [options]   (robo_rl vla COMMAND --help lists them)\n")
-        print("\n".join(f"  {name:<9}{text}" for name, (_, text) in SUBCOMMANDS.items()))
-        raise SystemExit(0)
-    name = choose("vla command", argv[0], SUBCOMMANDS)
-    return parse_options(SUBCOMMANDS[name][0], f"vla {name}", argv[1:])
 
 
 def run(args: "CheckVlaOptions | ConvertOptions | CompareOptions") -> int:

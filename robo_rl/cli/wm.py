@@ -6,7 +6,6 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-from robo_rl.errors import choose
 from world_models.options import (
     EncodedConfig,
     JudgeConfig,
@@ -25,13 +24,9 @@ KINDS = {"encoded": EncodedConfig, "video": VideoConfig, "diffusers": DiffusersC
 
 
 def parse(argv: list[str]):
-    """The options of the subcommand argv[0]."""
-    from robo_rl.cli import parse_options
-    if not argv or argv[0] in ("-h", "--help"):
-        print("usage: robo_rl wm COMMAND [options]   (robo_rl wm COMMAND --help lists them)\n")
-        print("\n".join(f"  {name:<9}{text}" for name, (_, text) in SUBCOMMANDS.items()))
-        raise SystemExit(0)
-    name = choose("wm command", argv[0], SUBCOMMANDS)
+    """The options of the subcommand argv[0]; those of train are the kind's."""
+    from robo_rl.cli import choose_subcommand, parse_options
+    name = choose_subcommand("wm", SUBCOMMANDS, argv)
     config = SUBCOMMANDS[name][0]
     if name == "train":
         kind = [b for a, b in pairwise(argv) if a == "--kind"] + [a.removeprefix("--kind=") for a in argv if a.startswith("--kind=")]

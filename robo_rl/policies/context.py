@@ -37,7 +37,7 @@ class Context:
     committed: Tensor | None = None
     """float [B,H]: 1 for the first rows of a chunk, where those are given (`ChainPolicy.commit`)."""
     plain: "Context | None" = None
-    """The same rows without what guidance leads towards (`policies.guided.Guidance`)."""
+    """The same rows without what guidance leads towards (`policies.guidance.Guidance`)."""
 
     def __len__(self) -> int:
         """B."""

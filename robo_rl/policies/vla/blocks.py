@@ -74,6 +74,29 @@ class DecoderVlaConfig:
         return self.vision.patches
 
 
+class WriterVlaConfig:
+    """What a configuration says of a model whose language model reads the prefix and writes or fills in the actions as well."""
+
+    vision: VisionSize
+    trunk: DecoderSize
+    state_width: int
+
+    @property
+    def expert(self) -> DecoderSize:
+        """What makes the actions: the language model."""
+        return self.trunk
+
+    @property
+    def view_tokens(self) -> int:
+        """Tokens of a picture in the prefix."""
+        return self.vision.patches
+
+    @property
+    def context_size(self) -> int:
+        """Of the pooled vector: mean picture token, mean word and state."""
+        return 2 * self.trunk.width + self.state_width
+
+
 def parts_of(vision: tuple[int, ...], trunk: tuple[int, ...],
              expert: tuple[int, int]) -> tuple[VisionSize, DecoderSize, DecoderSize]:
     """Vision, trunk and expert of a configuration from (width, depth, mlp, heads, patch, image), (width, depth, mlp, heads, kv_heads,
@@ -347,6 +370,11 @@ def pack(x: Tensor, mask: Tensor, length: int | None) -> tuple[Tensor, Tensor, T
     if length is not None and length > keep:
         x = F.pad(x, (0, 0, 0, length - keep))
     return x, torch.arange(x.shape[1], device=x.device) < count[:, None], count
+
+
+def mean_token(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of the tokens [B,L,W] that are there, float32 [B,W]."""
+    return (x.float() * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
 
 def read_prefix(layers: nn.ModuleList, norm: nn.Module, x: Tensor, turn: Tensor, sees: Tensor, mask: Tensor,

@@ -25,13 +25,14 @@ from robo_rl.policies.vla.blocks import (
     DecoderSize,
     RmsNorm,
     VisionSize,
+    WriterVlaConfig,
     even_rows,
+    mean_token,
     pack,
     parts_of,
     picture_tokens,
     rotation,
 )
-from robo_rl.policies.vla.pi_fast import mean_token
 from robo_rl.policies.vla.xvla import MEAN, STD, FusedAttention, PlainMlp
 
 HEADS = ("tokens", "l1")
@@ -39,7 +40,7 @@ EVEN = 16  # rows from which a product's bits do not depend on how many they are
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenVlaConfig:
+class OpenVlaConfig(WriterVlaConfig):
     """Sizes of an OpenVLA-OFT; `OPENVLA_SIZES` has some. `trunk` is the language model, which the model has as its `expert`."""
 
     vision: VisionSize
@@ -71,24 +72,9 @@ class OpenVlaConfig:
         choose("head of openvla_oft", self.head, HEADS)
 
     @property
-    def expert(self) -> DecoderSize:
-        """What fills in the actions: the language model."""
-        return self.trunk
-
-    @property
-    def view_tokens(self) -> int:
-        """Tokens of a picture in the prefix."""
-        return self.vision.patches
-
-    @property
     def more_tokens(self) -> int:
         """Of the prefix beside pictures and prompt: the state and the word after the prompt."""
         return 1 + self.has_state
-
-    @property
-    def context_size(self) -> int:
-        """Of the pooled vector: mean picture token, mean word and state."""
-        return 2 * self.trunk.width + self.state_width
 
 
 class LayerScale(nn.Module):

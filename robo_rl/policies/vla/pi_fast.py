@@ -23,6 +23,8 @@ from robo_rl.policies.vla.blocks import (
     RmsNorm,
     VisionSize,
     VisionTower,
+    WriterVlaConfig,
+    mean_token,
     pack,
     parts_of,
     picture_tokens,
@@ -33,7 +35,7 @@ Past = tuple[tuple[Tensor, Tensor], ...]  # per layer, keys and values [B,L,M,d]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PiFastConfig:
+class PiFastConfig(WriterVlaConfig):
     """Sizes of a pi0-FAST; `PI_FAST_SIZES` has some. `trunk` is the language model, which the model has as its `expert`."""
 
     vision: VisionSize
@@ -56,21 +58,6 @@ class PiFastConfig:
     def __post_init__(self):
         if self.actions + self.skip >= self.vocab:
             raise ValueError(f"{self.actions} action tokens and {self.skip} words behind them must be fewer than the {self.vocab} words")
-
-    @property
-    def expert(self) -> DecoderSize:
-        """What writes: the language model."""
-        return self.trunk
-
-    @property
-    def view_tokens(self) -> int:
-        """Tokens of a picture in the prefix."""
-        return self.vision.patches
-
-    @property
-    def context_size(self) -> int:
-        """Of the pooled vector: mean picture token, mean word and state."""
-        return 2 * self.trunk.width + self.state_width
 
 
 class EmbeddedPrefix(nn.Module):
@@ -99,11 +86,6 @@ class EmbeddedPrefix(nn.Module):
         else:
             count = mask.sum(1)
         return Context(pooled, ((x, mask[..., None]),), mask, count, state)
-
-
-def mean_token(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of the tokens [B,L,W] that are there, float32 [B,W]."""
-    return (x.float() * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
 
 class TokenWriter(nn.Module):
