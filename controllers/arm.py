@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from controllers.contracts import State
-from controllers.governor import STOPPED, Governor, Setpoint
+from controllers.governor import STOPPED, Governor
 from controllers.law import Law, LawOptions, vector
 from controllers.model import ArmModel, add_payload, add_tool, arm_model, read_spec
 from controllers.robot import Robot
 from controllers.servo import JointServo
+from controllers.setpoint import Setpoint
 from controllers.supervisor import Supervisor
 from controllers.wrench import Observer
 from robo_rl.errors import UserError, choose, in_range

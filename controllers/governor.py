@@ -16,8 +16,7 @@ Ages are measured on the receiver's monotonic clock, `now`; the sender's stamps 
 """
 
 import math
-from collections import Counter, deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Literal
 
 from controllers.contracts import (
@@ -35,55 +34,37 @@ from controllers.contracts import (
     nearest_allowed,
     state_fault,
 )
-from controllers.limits import Limits, at_most, box, joint_step, moved_within, pursue, slower, upright
+from controllers.limits import Limits
 from controllers.robot import Robot
+from controllers.setpoint import Setpoint, SetpointMotion
 from controllers.trace import Trace
+from controllers.violations import Violations
 from robo_rl.errors import UserError
-from robo_rl.geometry import Floats, turn_between, turned, unit
+from robo_rl.geometry import Floats, unit
 
 DISARMED, ARMED, ACTIVE, HOLD, STOPPED = "DISARMED", "ARMED", "ACTIVE", "HOLD", "STOPPED"
 COUNTED = tuple(c for c in CONTRACTS if c != "commander")  # towards `violations`: a stranger holds nobody's arm
 
 
-@dataclass(frozen=True, slots=True)
-class Setpoint:
-    """What may go onto the wire. pos is None while nothing is asked of the arm: it stays where its law holds it.
-    `rebased`: the setpoint starts anew from the measured pose, springs must let go."""
-
-    state: str
-    pos: Floats | None
-    quat: Floats
-    rebased: bool = False
-    joints: Floats | None = None  # where joint targets are commanded
-
-
 class Governor:
     """One owner of the state machine. Every method takes `now` [s], monotonic; `tick` once per period.
 
-    counts: how often each contract was violated. first: the first violation of all, with its time.
+    counts: how often each contract was violated. motion: the setpoint's.
     """
 
     def __init__(self, limits: Limits, robot: Robot, trace: Trace | None = None):
         self.limits, self.robot, self.trace = limits, robot, trace
         self.state = DISARMED
-        self.counts: Counter[str] = Counter()
-        self.first: tuple[float, Verdict] | None = None
+        self.violations = Violations(limits)
+        self.counts = self.violations.counts
         self.reason = ""
         self.measured: State | None = None
         self.now = self._state_at = self._command_at = self._changed_at = -math.inf
-        self.pos: Floats | None = None
-        self.quat: Floats = (1.0, 0.0, 0.0, 0.0)
-        self._v = self._w = (0.0, 0.0, 0.0)  # of the setpoint [m/s], [rad/s]
-        self.target: tuple[Floats, Floats] = (0.0, 0.0, 0.0), self.quat
-        self.joints: Floats | None = None  # the setpoint and
-        self.joint_target: Floats | None = None  # its goal, while joints are commanded
-        self._u: Floats = ()  # of the joints' setpoint [rad/s]
-        self._braking = 0.0, 0.0  # [m/s^2], [rad/s^2]
+        self.motion = SetpointMotion(limits, robot)
         self.commander: str | None = None
         self.stopped_by: set[str] = set()  # sources of the e-stop that say stop
         self._stamps: dict[tuple[str, str], tuple[float, float]] = {}  # source, stream -> (last stamp, least delay)
-        self._recent: deque[float] = deque()
-        self._apart_since, self._rebased = math.inf, False
+        self._rebased = False
         if trace:
             trace.add("config", 0.0, {"limits": asdict(limits), "robot": robot.name})
 
@@ -91,8 +72,7 @@ class Governor:
 
     def arm(self, now: float) -> None:
         """Allow commands. UserError says why not."""
-        self._log("arm", now, {})
-        self._clock(now)
+        self._begin("arm", now)
         self._no_stop()
         if self.state == STOPPED:
             raise UserError(f"stopped ({self.reason}): reset first, then arm")
@@ -103,20 +83,16 @@ class Governor:
             raise UserError(f"cannot arm: no measured state for {self.limits.state_timeout:g} s")
         if fault := arming_fault(m, self.limits):
             raise UserError(f"cannot arm: {fault}")
-        self.pos, self.quat = box(m.pos, self.limits), upright(unit(m.quat), self.limits)
-        self.target = self.pos, self.quat
-        self.joints, self.joint_target = None, None
-        self._v = self._w = (0.0, 0.0, 0.0)
-        self.commander, self._apart_since = None, math.inf
+        self.motion.stand(m)
+        self.commander = None
         self._stamps.clear()
-        self._recent.clear()
+        self.violations.forgive()
         self._rebased = True
         self._go(ARMED, now, "")
 
     def disarm(self, now: float) -> None:
         """Take no more commands; STOPPED stays."""
-        self._log("disarm", now, {})
-        self._clock(now)
+        self._begin("disarm", now)
         if self.state in (ARMED, ACTIVE):
             self._rest()
         if self.state != STOPPED:
@@ -124,52 +100,45 @@ class Governor:
 
     def stop(self, now: float, reason: str = "e-stop", source: str = "") -> Verdict:
         """Emergency stop, from anyone, at any time. It latches; of a `source`, nothing arms until that lets go."""
-        self._log("stop", now, {"reason": reason, "source": source})
-        self._clock(now)
+        self._begin("stop", now, {"reason": reason, "source": source})
         if source:
             self.stopped_by.add(source)
         return self._trip(STOPPED, "estop", reason)
 
     def let_go(self, now: float, source: str) -> None:
         """A source of the e-stop no longer says stop; STOPPED stays."""
-        self._log("let_go", now, {"source": source})
-        self._clock(now)
+        self._begin("let_go", now, {"source": source})
         self.stopped_by.discard(source)
 
     def hold(self, now: float, contract: str, reason: str) -> Verdict:
         """Brake and stand until somebody arms, for a reason outside: whoever drove gave up."""
-        self._log("hold", now, {"contract": contract, "reason": reason})
-        self._clock(now)
+        self._begin("hold", now, {"contract": contract, "reason": reason})
         return self._trip(HOLD, contract, reason)
 
     def finish(self, now: float) -> None:
         """Whoever commanded is done: brake, stand there ARMED, and follow the next that commands."""
         if self.state != ACTIVE:
             return
-        self._log("finish", now, {})
-        self._clock(now)
+        self._begin("finish", now)
         if self.state == ACTIVE:
-            self.joints, self.joint_target, self._braking = None, None, (0.0, 0.0)
-            self.commander, self._apart_since = None, math.inf
+            self.motion.drop_joints()
+            self.commander = None
             self._go(ARMED, now, "")
 
     def rebase(self, now: float) -> None:
         """Another law takes the armed arm, at rest: stand where it is measured and follow the next that commands. UserError: it moves."""
-        self._log("rebase", now, {})
-        self._clock(now)
+        self._begin("rebase", now)
         if self.state not in (ARMED, ACTIVE):
             return
         if self.measured is not None and (fault := arming_fault(self.measured, self.limits)):
             raise UserError(f"the arm is {self.state} and {fault}")
         self.finish(now)
         self._rest()
-        self.target = self.pos or self.target[0], self.quat
-        self._v = self._w = (0.0, 0.0, 0.0)
+        self.motion.stay()
 
     def reset(self, now: float) -> None:
         """Out of STOPPED, to DISARMED."""
-        self._log("reset", now, {})
-        self._clock(now)
+        self._begin("reset", now)
         self._no_stop()
         if self.state != STOPPED:
             raise UserError(f"nothing to reset: {self.state}")
@@ -177,10 +146,9 @@ class Governor:
 
     def moved(self, now: float) -> None:
         """Someone put the disarmed arm elsewhere: where it braked before is nothing to it."""
-        self._log("moved", now, {})
-        self._clock(now)
+        self._begin("moved", now)
         if self.state == DISARMED:
-            self.pos, self._v, self._w = None, (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)
+            self.motion.forget()
 
     def measure(self, state: State, now: float) -> Verdict:
         """A measured state came in."""
@@ -210,13 +178,13 @@ class Governor:
             return self._said(self._count("block", *broken))
         self._stamps[c.source, c.stream] = c.stamp, min(stamps[1] if stamps else math.inf, now - c.stamp)
         self.commander, self._command_at = c.source, now
-        verdict, pos, quat = nearest_allowed(tuple(c.pos), unit(tuple(c.quat)), self.target, self.limits)
+        verdict, pos, quat = nearest_allowed(tuple(c.pos), unit(tuple(c.quat)), self.motion.target, self.limits)
         if c.joints:
             verdict = self._joint_command(c, verdict, pos, quat)
             if verdict.action == "block":
                 return self._said(self._count("block", verdict.contract, verdict.text))
         else:
-            self.target, self.joints, self.joint_target = (pos, quat), None, None
+            self.motion.aim((pos, quat))
         if self.state == ARMED:
             self._go(ACTIVE, now, "")
         if verdict is not ALLOW:
@@ -228,11 +196,10 @@ class Governor:
         if verdict.contract in ("workspace", "orientation"):
             return Verdict("block", verdict.contract, "commander", verdict.text)
         assert self.measured is not None  # `arm` needs one
-        now = self.joint_target if self.joint_target is not None else self.measured.q
-        verdict, allowed = allowed_joints(c, verdict, now, self.target, self.limits, self.robot)
-        if self.joints is None:
-            self.joints, self._u = self.measured.q, (0.0,) * len(self.robot.joints)
-        self.target, self.joint_target = (pos, quat), allowed
+        m, q = self.motion, self.measured.q
+        now = m.joint_target if m.joint_target is not None else q
+        verdict, allowed = allowed_joints(c, verdict, now, m.target, self.limits, self.robot)
+        m.aim_joints((pos, quat), allowed, q)
         return verdict
 
     def tick(self, now: float, dt: float) -> Setpoint:
@@ -242,47 +209,41 @@ class Governor:
         if self.state in (ARMED, ACTIVE, HOLD) and now - self._state_at > o.state_timeout:
             self._trip(STOPPED, "state_age", f"no measured state for {now - self._state_at:.3f} s")
         if self.state == ACTIVE:
-            assert self.pos is not None and self.measured is not None  # since `arm`
+            assert self.measured is not None  # since `arm`
             if now - self._command_at > o.command_timeout:
                 self._trip(HOLD, "command_age", f"no command for {now - self._command_at:.3f} s")
-            elif math.dist(self.pos, self.measured.pos) > o.tracking[0]:
-                self._apart_since = min(self._apart_since, now)
-                if now - self._apart_since > o.tracking[1]:
-                    self._trip(HOLD, "tracking", f"the tool is {math.dist(self.pos, self.measured.pos):.3f} m off")
-            else:
-                self._apart_since = math.inf
+            elif apart := self.motion.tracking_fault(self.measured, now):
+                self._trip(HOLD, "tracking", apart)
         elif self.state == HOLD and now - self._changed_at > o.give_up:
             self._trip(STOPPED, "command_age" if "command" in self.reason else "violations",
                        f"held for {o.give_up:g} s after: {self.reason}")
-        if self.state == ACTIVE and self.pos is not None and self.joints is not None and self.joint_target is not None:
-            self.joints, (self._v, self._w, self._u) = joint_step(
-                (self.pos, self.quat, self.joints), (*self.target, self.joint_target), (self._v, self._w, self._u),
-                self.robot.velocity, o, dt)
-        elif self.state == ACTIVE and self.pos is not None:
-            goal, facing = self.target
-            (a, b, c), (x, y, z) = goal, self.pos
-            self._v = pursue((a - x, b - y, c - z), self._v, o.speed[0], o.accel[0], dt)
-            self._w = pursue(turn_between(facing, self.quat), self._w, o.speed[1], o.accel[1], dt)
+        m = self.motion
+        if self.state == ACTIVE:
+            m.pursue(dt)
         else:
-            linear, angular = self._braking
-            self._v, linear = slower(self._v, linear, o.brake[0], o.brake_jerk[0], dt)
-            self._w, angular = slower(self._w, angular, o.brake[1], o.brake_jerk[1], dt)
-            self._braking = linear, angular
-            if self.state == DISARMED and not any((*self._v, *self._w)):
-                self.pos = None
-            elif self.state == ARMED and self.pos is not None:
-                self.target = self.pos, self.quat
-        if self.pos is not None and any(self._v):
-            self.pos, self._v = moved_within(self.pos, self._v, dt, o)
-        if any(self._w):
-            self.quat = upright(turned(self.quat, *(x * dt for x in self._w)), o)
-        out = Setpoint(self.state, self.pos, self.quat, self._rebased, self.joints if self.state == ACTIVE else None)
+            m.brake(dt)
+            if self.state == DISARMED and not any((*m.v, *m.w)):
+                m.pos = None
+            elif self.state == ARMED and m.pos is not None:
+                m.target = m.pos, m.quat
+        m.advance(dt)
+        out = Setpoint(self.state, m.pos, m.quat, self._rebased, m.joints if self.state == ACTIVE else None)
         self._rebased = False
         if self.trace:
             self._log("tick", now, {"dt": dt, "out": [out.state, self.reason, out.pos, out.quat, out.rebased, out.joints]})
         return out
 
+    @property
+    def first(self) -> tuple[float, Verdict] | None:
+        """The first violation of all, with its time."""
+        return self.violations.first
+
     # ---- inside ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, kind: str, now: float, data: dict | None = None) -> None:
+        """What every input begins with: the trace, then the clock."""
+        self._log(kind, now, data or {})
+        self._clock(now)
 
     def _clock(self, now: float) -> None:
         if not now >= self.now:  # NaN too
@@ -298,12 +259,9 @@ class Governor:
         self.state, self.reason, self._changed_at = state, reason, now
 
     def _rest(self) -> None:
-        """Let the setpoint go on from the measured pose at the measured velocity, within the limits, braking."""
+        """Let the setpoint go on from where the arm is measured, braking; not from a state that is too old."""
         if self.measured is not None and self.now - self._state_at <= self.limits.state_timeout:
-            m, o = self.measured, self.limits
-            self.pos, self.quat = box(m.pos, o), upright(unit(m.quat), o)
-            self.joints, self.joint_target, self._braking = None, None, (0.0, 0.0)
-            self._v, self._w = at_most(m.twist[:3], o.speed[0]), at_most(m.twist[3:], o.speed[1])
+            self.motion.brake_from(self.measured)
             self._rebased = True
 
     def _trip(self, to: str, contract: str, text: str) -> Verdict:
@@ -319,18 +277,10 @@ class Governor:
 
     def _count(self, action: Literal["rewrite", "block", "hold", "stop"], contract: str, text: str) -> Verdict:
         verdict = Verdict(action, contract, BLAME.get(contract, "commander"), text)
-        self.counts[contract] += 1
-        if self.first is None:
-            self.first = self.now, verdict
-        if action in ("rewrite", "block") and contract in COUNTED and self.state in (ARMED, ACTIVE):
-            recent, now = self._recent, self.now
-            recent.append(now)
-            while recent[0] < now - self.limits.window:
-                recent.popleft()
-            if len(recent) > self.limits.violations:
-                recent.clear()
-                self._trip(HOLD, "violations", f"more than {self.limits.violations} commands refused or changed in "
-                           f"{self.limits.window:g} s, the last by {contract}: {text}")
+        changed = action in ("rewrite", "block") and contract in COUNTED and self.state in (ARMED, ACTIVE)
+        if self.violations.add(verdict, self.now, changed):
+            self._trip(HOLD, "violations", f"more than {self.limits.violations} commands refused or changed in "
+                       f"{self.limits.window:g} s, the last by {contract}: {text}")
         return verdict
 
     def _said(self, verdict: Verdict) -> Verdict:

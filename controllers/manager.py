@@ -141,7 +141,9 @@ class Manager:
             self.node.governor.rebase(self.node.transport.now())
         new = self.controllers[wanted[0]]
         self.node.arm.use(Law(new.options, new.robot), new.servo)
-        self.active, self.node.streamed = wanted[0], new.streamed
+        self.active = wanted[0]
+        if self.node.governed is not None:
+            self.node.governed.streamed = new.streamed
 
     # ---- parameters -------------------------------------------------------------------------------------------------
 

@@ -9,32 +9,16 @@ reason and has no effect: it must not take the arm's loop down. What it serves i
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
-
-import numpy as np
 
 from controllers.arm import SimArm, govern
+from controllers.arm_commands import GovernedCommands, LawCommands
 from controllers.arm_topics import ArmTopics
-from controllers.contracts import Command
 from controllers.estop import SERVICE, EmergencyStop
-from controllers.governor import ACTIVE, ARMED, HOLD, STOPPED, Governor, Setpoint
+from controllers.governor import ACTIVE, ARMED, HOLD, STOPPED, Governor
 from controllers.law import vector
 from controllers.lease import SAFETY_COMMAND, SAFETY_LEASE, SAFETY_REFUSED, ArmLease, number
-from controllers.model import ArmModel
-from controllers.robot import by_name
-from controllers.transport import (
-    Clock,
-    Diagnostics,
-    Flag,
-    JointState,
-    JointTrajectory,
-    Numbers,
-    PoseStamped,
-    Received,
-    Text,
-    Transport,
-    WrenchStamped,
-)
+from controllers.setpoint import Setpoint
+from controllers.transport import Clock, Diagnostics, Flag, Numbers, Received, Text, Transport
 from robo_rl.errors import UserError, choose
 
 SAFETY_STATE = "safety_state"
@@ -44,7 +28,6 @@ LEASED = ("arm", "reset")  # orders that belong to the lease's holder; whoever i
 DEPTH = 16  # messages of a command topic in a tick: a stranger's do not hide the holder's
 KINDS = 200  # of refusals that are told apart
 REFUSED_EVERY = 1.0  # s between two publications of one refusal
-FRESH = 0.1  # s since joint targets of a commander, in which its poses are another stream of the same motion
 
 
 class ArmNode:
@@ -60,7 +43,7 @@ class ArmNode:
         nothing passes it.
         pose_every: ticks between two publications of pose, twist, gripper and objects; joints_every: of joint states."""
         self.arm, self.transport, self.governor, self.count = arm, transport, governor, 0
-        self.said, self.streamed = "", True  # streamed: whether the law that holds the arm follows target_pose and target_joint
+        self.said = ""
         self.hardware_active = True  # else nobody arms it
         self.before_governor: list[Callable[[float], None]] = []  # called once a tick with the time
         self.clock = transport.publisher("clock", Clock) if clock else None
@@ -70,21 +53,14 @@ class ArmNode:
         self.refused: Counter[str] = Counter()
         self.on_refusal: Callable[[str], None] = lambda line: None
         self._told: dict[str, float] = {}  # when a refusal was last published
-        followed = [(names["target_pose"], PoseStamped, self._pose), (names["gripper"], Numbers, self._grip)]
-        if governor is None:
-            followed += [(names["target_joint"], JointState, self._joint),
-                         (names["target_wrench"], WrenchStamped, self._wrench),
-                         (names["target_stiffness"], Numbers, self._stiffness)]
-        else:
+        self.governed = GovernedCommands(arm, governor, transport) if governor else None
+        followed = [*(self.governed or LawCommands(arm)).topics(), (names["gripper"], Numbers, self._grip)]
+        if governor is not None:
             self.safety = transport.publisher(SAFETY_STATE, Text, "latched")
             self.leased = transport.publisher(SAFETY_LEASE, Text, "latched")
             self.refusals = transport.publisher(SAFETY_REFUSED, Text, "command")
             self.lease, self.lease_said, self.armed_by = ArmLease(), "?", ""  # armed_by: the holder for whom it was armed
-            followed += [(names["target_joint"], JointState, self._governed_joint), (SAFETY_COMMAND, Text, self._order)]
-            followed += [(names[n], kind, follow) for n, kind, follow in (
-                ("forward_position", Numbers, self._positions), ("joint_trajectory", JointTrajectory, self._trajectory)) if n in names]
-            self.meant = ArmModel(arm.model.spec, arm.robot.joints, arm.robot.site)  # what joint targets mean
-            self.joints_at = -math.inf  # when joint targets were last followed
+            followed.append((SAFETY_COMMAND, Text, self._order))
             self.estop = EmergencyStop(transport.subscription(names["estop"], Flag, "latched", depth=64))
         self.commands = [(transport.subscription(topic, kind, "command", depth=1 if governor is None else DEPTH), topic, follow)
                          for topic, kind, follow in followed]
@@ -134,76 +110,6 @@ class ArmNode:
                   ("e-stop", ", ".join(sorted(g.stopped_by)))]
         lines += [(f"contract {name}", str(n)) for name, n in sorted(g.counts.items())]
         return Diagnostics(self.stamp(), (({HOLD: 1, STOPPED: 2}.get(g.state, 0), "governor", f"{g.state}: {g.reason}", tuple(lines)),))
-
-    def _frame(self, frame: str, allowed: tuple[str, ...]) -> str:
-        if frame not in allowed:
-            raise UserError(f"frame must be {' or '.join(map(repr, allowed))}, got {frame!r}")
-        return frame
-
-    def _pose(self, got: Received) -> None:
-        m = got.message
-        if self.governor is not None:
-            now = self.transport.now()
-            if not self.streamed:
-                return  # a client that streams goes on while its trajectory runs
-            if now - self.joints_at < FRESH and got.source == self.governor.commander:
-                return  # CRISP's client streams both; the law that follows joints takes those
-            self._govern(Command(got.source, m.stamp, m.frame, m.pos, m.quat, stream="pose"), now)
-            return
-        self._frame(m.frame, (self.arm.robot.base_frame,))
-        self.arm.law.set_target(np.array(m.pos), np.array(m.quat))
-
-    def _joint(self, got: Received) -> None:
-        m, joints = got.message, self.arm.robot.joints
-        velocity = by_name(joints, m.names, m.velocity, "velocity") if m.velocity else None
-        self.arm.law.set_joints(by_name(joints, m.names, m.position), velocity)
-
-    def _governed_joint(self, got: Received) -> None:
-        """Joint targets, judged with the pose that they mean; for the law that follows joints."""
-        assert self.governor is not None  # else nobody subscribed
-        m, joints = got.message, self.arm.robot.joints
-        if not self.streamed:
-            return
-        if self.arm.servo is None:
-            if got.source == self.governor.commander and self.governor.state == ACTIVE:
-                return  # the other stream of the client whose poses are followed
-            raise UserError("joint targets need joint_impedance_controller: switch to it, or command target_pose")
-        q = by_name(joints, m.names, m.position)
-        if np.isfinite(q).all():
-            self.meant.place(q)
-        now = self.transport.now()
-        self._govern(Command(got.source, m.stamp, self.governor.limits.frame, tuple(self.meant.pos), tuple(self.meant.quat),
-                             tuple(q.tolist()), "joints"), now)
-        if got.source == self.governor.commander:
-            self.joints_at = now
-
-    def _positions(self, got: Received) -> None:
-        """What ros2_control's forward_position_controller takes: angles in the order of the joints, no stamp."""
-        joints = self.arm.robot.joints
-        q = tuple(vector("joint positions", got.message.data, len(joints)).tolist())
-        self._governed_joint(replace(got, message=JointState(got.at, joints, q)))
-
-    def _trajectory(self, got: Received) -> None:
-        """What joint_trajectory_controller takes on its topic, streamed: one point in a message, from when it comes."""
-        if len(got.message.points) != 1:
-            raise UserError(f"a streamed trajectory has one point, got {len(got.message.points)}")
-        [(_, position)] = got.message.points
-        self._governed_joint(replace(got, message=JointState(got.at, got.message.names, position)))
-
-    def _govern(self, command: Command, now: float) -> None:
-        """UserError: another's command. All else that the governor refuses it counts."""
-        assert self.governor is not None
-        verdict = self.governor.command(command, now)
-        if verdict.contract == "commander":
-            raise UserError(verdict.text)
-
-    def _wrench(self, got: Received) -> None:
-        m, robot = got.message, self.arm.robot
-        frame = self._frame(m.frame, (robot.base_frame, robot.site))
-        self.arm.law.set_wrench(np.array(m.wrench), "base" if frame == robot.base_frame else "tool")
-
-    def _stiffness(self, got: Received) -> None:
-        self.arm.law.set_stiffness(np.array(got.message.data))
 
     def _grip(self, got: Received) -> None:
         opening = vector("gripper opening", got.message.data, 1)

@@ -8,10 +8,11 @@ governor's pose there too: nobody on the arm's side brakes.
 from typing import Any
 
 from controllers.cell import COMMANDS
-from controllers.governor import ACTIVE, HOLD, Setpoint
+from controllers.governor import ACTIVE, HOLD
 from controllers.model import ArmModel
 from controllers.robot import Robot
 from controllers.servo import JointServo
+from controllers.setpoint import Setpoint
 from controllers.transport import JointState, JointTrajectory, Numbers, PoseStamped, Transport
 from robo_rl.errors import choose
 

@@ -3,10 +3,10 @@
 import mujoco
 import numpy as np
 
-from controllers.governor import Setpoint
 from controllers.limits import JOINT_SHARE
 from controllers.model import ArmModel
 from controllers.robot import Robot
+from controllers.setpoint import Setpoint
 from robo_rl.geometry import turn_between
 
 FADE = 0.06  # s in which what was asked for before goes to where it is asked for anew: as long as braking from 0.25 m/s takes

@@ -39,8 +39,8 @@ class TrajectoryController:
     """`tick` before the governor's tick. is_active: whether this controller holds the arm."""
 
     def __init__(self, node: ArmNode, is_active: Callable[[], bool]):
-        assert node.governor is not None  # without one nobody limits it
-        self.node, self.governor, self.is_active = node, node.governor, is_active
+        assert node.governor is not None and node.governed is not None  # without one nobody limits it
+        self.node, self.governor, self.meant, self.is_active = node, node.governor, node.governed.meant, is_active
         self.follower: TrajectoryFollower | None = None
         self.began = 0.0  # when the trajectory begins
         self.server = ActionServer(node.transport, f"{NAME}/follow_joint_trajectory", TRAJECTORY, TrajectoryFeedback, self.accept,
@@ -57,8 +57,8 @@ class TrajectoryController:
         if governor.commander not in (None, source or "action"):
             raise UserError(f"{governor.commander} commands")
         made = read_trajectory(goal, node.arm.robot, np.array(node.arm.model.q), node.stamp(), REACHED)
-        check_tool(made, node.meant, governor.limits)
-        self.follower, self.began = TrajectoryFollower(governor, node.meant, made, source or "action"), node.transport.now() + made.delay
+        check_tool(made, self.meant, governor.limits)
+        self.follower, self.began = TrajectoryFollower(governor, self.meant, made, source or "action"), node.transport.now() + made.delay
 
     def tick(self, now: float) -> None:
         """The next joint target, or the end of the goal."""

@@ -26,7 +26,7 @@ class TrajectoryFollower:
 
     def step(self, now: float, dt: float, q: np.ndarray) -> None:
         """Command the joints of the period of dt [s] that begins now. q [n] [rad]: measured."""
-        at = self.governor.joints if self.governor.joints is not None else q
+        at = self.governor.motion.joints if self.governor.motion.joints is not None else q
         if float(np.abs(self.q - at).max()) < BEHIND:
             self.passed = min(self.passed + dt, self.made.duration)
             self.q = self.made.at(self.passed)
@@ -36,6 +36,6 @@ class TrajectoryFollower:
 
     def is_there(self, q: np.ndarray, dq: np.ndarray) -> bool:
         """Whether the governor's joints are at the last point, and the measured ones [rad], [rad/s] rest near it."""
-        last, at = self.made.points[-1], self.governor.joints
+        last, at = self.made.points[-1], self.governor.motion.joints
         return (self.passed >= self.made.duration and at is not None and float(np.abs(last - at).max()) < THERE
                 and bool((np.abs(last - q) <= self.made.tolerance["goal"]).all()) and float(np.abs(dq).max()) < REST)

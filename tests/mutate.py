@@ -42,6 +42,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "controllers/contracts.py": ("test_controllers_governor_limits", "test_controllers_governor"),
     "controllers/limits.py": ("test_controllers_governor_limits", "test_controllers_governor"),
     "controllers/governor.py": ("test_controllers_governor_limits", "test_controllers_governor"),
+    "controllers/setpoint.py": ("test_controllers_governor_limits", "test_controllers_governor"),
+    "controllers/violations.py": ("test_controllers_governor_limits", "test_controllers_governor"),
     "controllers/law.py": ("test_controllers_options", "test_controllers_tick", "test_controllers_law"),
     "controllers/tick.py": ("test_controllers_tick", "test_controllers_options"),
     "controllers/memory.py": ("test_controllers_tick", "test_controllers_options"),

@@ -14,13 +14,14 @@ from ur_like import JOINTS, xml
 
 from controllers.bridge import InProcessPolicy, ObservationBuffer
 from controllers.cell import NEEDED, Cell, CellCamera, Payload
-from controllers.governor import ACTIVE, HOLD, Setpoint
+from controllers.governor import ACTIVE, HOLD
 from controllers.law import LawOptions
 from controllers.limits import JOINT_SHARE
 from controllers.model import ArmModel, arm_model
 from controllers.output import POSITIONS, Output
 from controllers.readback import STIFFNESS, gain_faults
 from controllers.robot import PRESETS, load_robot, presets
+from controllers.setpoint import Setpoint
 from controllers.transport import Bus, JointTrajectory, LoopbackTransport, Numbers, WrenchStamped
 from controllers.twin import Twin, apart, same_joints
 from robo_rl.errors import UserError

@@ -63,7 +63,7 @@ def run(it, begin, seconds, measured=None, every=None):
         t = begin + k * DT
         if every:
             every(t)
-        it.measure(measured or state(pos=it.pos, quat=it.quat, twist=(*it._v, *it._w)), t)
+        it.measure(measured or state(pos=it.motion.pos, quat=it.motion.quat, twist=(*it.motion.v, *it.motion.w)), t)
         out.append(it.tick(t, DT))
     return out
 
@@ -155,10 +155,10 @@ def test_time_running_backwards_stops():
 def test_a_command_that_breaks_a_contract_is_blocked_with_its_name(contract, bad):
     it = active()
     it.measure(state(), 1.01)
-    before = it.target
+    before = it.motion.target
     verdict = it.command(command(1.01, **{"pos": (0.51, 0, 0.3)} | bad), 1.01)
     assert (verdict.action, verdict.contract) == ("block", contract) and verdict.text and "\n" not in verdict.text
-    assert it.target == before and it.counts[contract] >= 1 and it.first[1].contract == contract
+    assert it.motion.target == before and it.counts[contract] >= 1 and it.first[1].contract == contract
 
 
 def test_a_late_command_is_stale_on_the_senders_own_clock():
@@ -178,7 +178,7 @@ def test_a_second_commander_is_refused_by_name_and_the_first_goes_on():
         assert said.contract == "commander" and "'intruder' commands while 'policy' does" in said.text
     it.measure(state(), 1.1)
     assert it.command(command(1.1), 1.1).action == "allow" and it.state == ACTIVE and it.counts["commander"] == 100
-    assert it.target[0] == AT
+    assert it.motion.target[0] == AT
 
 
 def test_two_streams_of_one_commander_keep_stamps_of_their_own():
@@ -236,7 +236,7 @@ def test_defect_4_a_table_at_height_zero_is_a_limit():
     """`min_z or -inf` switches the limit off when it is 0.0."""
     it = active(replace(LIMITS, step=(1.0, 3.0)))
     verdict = it.command(command(1.01, (0.5, 0, -0.2)), 1.01)
-    assert (verdict.action, verdict.contract) == ("rewrite", "workspace") and it.target[0] == (0.5, 0.0, 0.0)
+    assert (verdict.action, verdict.contract) == ("rewrite", "workspace") and it.motion.target[0] == (0.5, 0.0, 0.0)
     assert lim.box((9.0, 9.0, -9.0), Limits(low=(None, None, None))) == (9.0, 9.0, -9.0)
     zero = (0.0, 0.0, 0.0)
     assert lim.box((-1.0, -1.0, -1.0), Limits(low=zero)) == lim.box((1.0, 1.0, 1.0), Limits(low=(None,) * 3, high=zero)) == zero
@@ -255,13 +255,13 @@ def test_rewriting_gives_an_allowed_pose_and_is_idempotent():
         t = 1.0 + (k + 1) * DT
         it.measure(state(), t)
         pos, quat = tuple(rng.uniform(-2, 2, 3)), tuple(g.normalise(rng.standard_normal(4)))
-        last = it.target
+        last = it.motion.target
         it.command(command(t, pos, quat), t)
-        p, q = it.target
+        p, q = it.motion.target
         assert lim.box(p, LIMITS) == p
         assert tilt(q) <= 0.5 + 1e-9
         assert math.dist(p, last[0]) <= LIMITS.step[0] + 1e-9
-        again = nearest_allowed(p, q, it.target, it.limits)
+        again = nearest_allowed(p, q, it.motion.target, it.limits)
         assert math.dist(again[1], p) < 1e-12 and g.angle_between(np.array(again[2]), np.array(q)) < 1e-9
 
 
@@ -277,7 +277,7 @@ def test_an_upside_down_tool_is_turned_back_to_the_cone():
 def test_a_tilt_a_little_too_large_is_reduced_to_the_cone():
     it = active(replace(LIMITS, step=(1.0, 3.0)))
     verdict = it.command(command(1.01, quat=g.multiply(g.exp(np.array([0.55, 0, 0])), np.array(DOWN))), 1.01)
-    assert (verdict.action, verdict.contract) == ("rewrite", "orientation") and tilt(it.target[1]) == pytest.approx(0.5)
+    assert (verdict.action, verdict.contract) == ("rewrite", "orientation") and tilt(it.motion.target[1]) == pytest.approx(0.5)
 
 
 def test_repeated_violations_hold():
@@ -320,7 +320,7 @@ def test_broken_measurements_are_no_violations_of_the_commander():
     for k in range(2 * LIMITS.violations + 2):
         t = 1.0 + k * DT
         assert it.measure(state(pos=(math.nan, 0, 0)), t).action == "block"
-        it.measure(state(pos=it.pos), t)
+        it.measure(state(pos=it.motion.pos), t)
     assert it.state == ACTIVE and it.counts["state_finite"] == 2 * LIMITS.violations + 2
 
 
@@ -393,10 +393,10 @@ def traced(path=None):
     it = armed(trace=trace)
     for k in range(300):
         t = 1.0 + k * DT
-        it.measure(state(pos=it.pos, quat=it.quat, twist=(*it._v, *it._w)), t)
+        it.measure(state(pos=it.motion.pos, quat=it.motion.quat, twist=(*it.motion.v, *it.motion.w)), t)
         if k % 10 == 0:
             bad = {} if rng.random() < 0.7 else {"frame": "x"} if rng.random() < 0.5 else {"pos": (math.nan, 0, math.inf)}
-            it.command(command(t, **{"pos": tuple(np.array(it.pos) + rng.normal(0, 0.01, 3))} | bad), t)
+            it.command(command(t, **{"pos": tuple(np.array(it.motion.pos) + rng.normal(0, 0.01, 3))} | bad), t)
         it.tick(t, DT)
     it.stop(2.0, "key")
     for call in (it.arm, it.reset):
@@ -470,7 +470,7 @@ def fuzz(n, seed=0, per_tick=20, share=0.02):
         if it.state in (ARMED, ACTIVE) and rng.random() < 0.0002:
             it.stop(arm.t)
         for u in rng.random(per_tick).tolist():
-            t, pos, quat, extra = arm.t + sent % per_tick * 1e-6, goal, np.array(it.quat), {}
+            t, pos, quat, extra = arm.t + sent % per_tick * 1e-6, goal, np.array(it.motion.quat), {}
             bad = u < share
             if u > 1 - 0.01 / per_tick:
                 goal = rng.uniform(low - 0.3, high + 0.3)
@@ -496,9 +496,9 @@ def fuzz(n, seed=0, per_tick=20, share=0.02):
             elif kind == 8:
                 quat = g.normalise(rng.standard_normal(4))
             else:  # good: a step to the goal
-                way = goal - np.array(it.target[0])
+                way = goal - np.array(it.motion.target[0])
                 far = np.linalg.norm(way)
-                pos = it.target[0] + way * min(1.0, 0.001 / max(far, 1e-9))
+                pos = it.motion.target[0] + way * min(1.0, 0.001 / max(far, 1e-9))
             it.command(command(t, pos, quat, **extra), t)
             sent += 1
         arm.t += per_tick * 1e-6
@@ -660,18 +660,18 @@ def test_joint_targets_that_break_a_contract_do_not_move_the_setpoint(q, verdict
     it = jointed()
     pos, quat = meaning(ROBOT.home if len(q) != 7 or not np.isfinite(q).all() else q)
     said = it.command(Command("policy", 1.0, "base", pos, quat, tuple(q)), 1.0)
-    assert (said.action, said.contract) == (verdict, contract) and it.joint_target is None
+    assert (said.action, said.contract) == (verdict, contract) and it.motion.joint_target is None
 
 
 def test_a_joint_step_too_far_is_taken_part_of_the_way_and_limits_are_kept():
     it, far = jointed(), np.array(ROBOT.home) + [0.3, 0, 0, 0, 0, 0, 0]
     assert it.command(joints(1.0, far), 1.0).contract == "step"
-    share = (it.joint_target[0] - ROBOT.home[0]) / 0.3
-    assert 0 < share < 0.5 and math.dist(it.target[0], meaning(ROBOT.home)[0]) == pytest.approx(0.02, rel=0.01)
+    share = (it.motion.joint_target[0] - ROBOT.home[0]) / 0.3
+    assert 0 < share < 0.5 and math.dist(it.motion.target[0], meaning(ROBOT.home)[0]) == pytest.approx(0.02, rel=0.01)
     it = jointed()
     beyond = [*ROBOT.home[:6], ROBOT.upper[6] + 1.0]
     near = replace(joints(1.0, ROBOT.home), joints=tuple(beyond))  # a commander who lies about the pose gains nothing
-    assert it.command(near, 1.0).contract == "joint_range" and it.joint_target[6] == pytest.approx(ROBOT.upper[6] - 0.02)
+    assert it.command(near, 1.0).contract == "joint_range" and it.motion.joint_target[6] == pytest.approx(ROBOT.upper[6] - 0.02)
 
 
 def test_holding_and_a_pose_end_the_joint_targets():
@@ -679,7 +679,7 @@ def test_holding_and_a_pose_end_the_joint_targets():
     it.command(joints(1.0, ROBOT.home), 1.0)
     assert it.tick(1.001, DT).joints is not None
     it.stop(1.002)
-    assert it.tick(1.002, DT).joints is None and it.joint_target is None
+    assert it.tick(1.002, DT).joints is None and it.motion.joint_target is None
     it = jointed()
     it.command(joints(1.0, ROBOT.home), 1.0)
     pos, quat = meaning(ROBOT.home)

@@ -323,7 +323,7 @@ def test_an_arm_may_be_armed_up_to_its_limits(kw, refused):
         assert it.state == DISARMED
     else:
         it.arm(1.0)
-        assert it.state == ARMED and it.pos == lim.box(kw.get("pos", HOME), EXACT)
+        assert it.state == ARMED and it.motion.pos == lim.box(kw.get("pos", HOME), EXACT)
 
 
 def test_a_state_may_be_as_old_as_allowed_when_arming():
@@ -428,9 +428,9 @@ def test_a_held_setpoint_goes_on_from_the_measured_motion_within_its_limits_and_
         assert not it.tick(1.0 + TICK, TICK).rebased
         for k in range(2, 22):
             it.tick(1.0 + k * TICK, TICK)
-        before = it._v[1], it._w[2]
+        before = it.motion.v[1], it.motion.w[2]
         it.tick(1.0 + 22 * TICK, TICK)
-        assert before[0] - it._v[1] == pytest.approx(4.0 * TICK) and before[1] - it._w[2] == pytest.approx(16.0 * TICK)
+        assert before[0] - it.motion.v[1] == pytest.approx(4.0 * TICK) and before[1] - it.motion.w[2] == pytest.approx(16.0 * TICK)
 
 
 def test_a_stop_goes_on_from_what_is_measured_until_it_is_followed():
@@ -447,7 +447,7 @@ def test_at_a_face_of_the_box_only_what_points_out_of_it_stops():
     it.measure(state(pos=(less(0.75), 0.0, 0.5), twist=(0.2, 0.1, 0.0, 0, 0, 0)), 1.0)
     it.stop(1.0)
     out = it.tick(1.0, TICK)
-    assert out.pos[0] == 0.75 and out.pos[1] > 0 and it._v[0] == 0.0 and it._v[1] > 0 and it._v[2] == 0.0
+    assert out.pos[0] == 0.75 and out.pos[1] > 0 and it.motion.v[0] == 0.0 and it.motion.v[1] > 0 and it.motion.v[2] == 0.0
 
 
 def test_disarmed_at_rest_there_is_no_setpoint_and_moving_by_hand_forgets_the_braking():
@@ -456,10 +456,10 @@ def test_disarmed_at_rest_there_is_no_setpoint_and_moving_by_hand_forgets_the_br
     it.disarm(1.0)
     assert it.state == DISARMED and it.tick(1.0, TICK).pos is not None
     it.moved(1.0)
-    assert it.pos is None and it._v == it._w == (0.0, 0.0, 0.0)
+    assert it.motion.pos is None and it.motion.v == it.motion.w == (0.0, 0.0, 0.0)
     it = begun(replace(EXACT, state_timeout=10.0))
     it.moved(1.0)
-    assert it.pos == HOME  # an armed arm is not moved by hand
+    assert it.motion.pos == HOME  # an armed arm is not moved by hand
     it.disarm(1.0)
     for k in range(4):
         out = it.tick(1.0 + k * TICK, TICK)
@@ -476,9 +476,9 @@ def test_a_joint_setpoint_follows_its_equations_step_by_step():
     share = min(1.0, o.step[0] / math.dist(goal, start[0]), o.step[1] / np.linalg.norm(turn))
     assert said.contract == "step" and share < 1
     wanted = np.array(ROBOT.home) + share * (target - ROBOT.home)
-    assert np.allclose(it.joint_target, wanted, atol=1e-12)
+    assert np.allclose(it.motion.joint_target, wanted, atol=1e-12)
     q, pos, quat, dt = np.array(ROBOT.home), np.array(start[0]), start[1], 1e-3
-    (goal, facing), scale = it.target, 0.25 / (0.97 * np.array(ROBOT.velocity))
+    (goal, facing), scale = it.motion.target, 0.25 / (0.97 * np.array(ROBOT.velocity))
 
     def size(x):
         return max(np.linalg.norm(x[:3]), 0.25 * np.linalg.norm(x[3:6]), np.abs(scale * x[6:]).max())
@@ -489,9 +489,9 @@ def test_a_joint_setpoint_follows_its_equations_step_by_step():
         if k % 50 == 49:
             it._command_at = t  # the commander goes on; what it says stays
         if k == 150:  # back again: it brakes first
-            it.joint_target = tuple(wanted - 0.05)
+            it.motion.joint_target = tuple(wanted - 0.05)
         out = it.tick(t, dt)
-        error = np.concatenate([np.array(goal) - pos, g.turn_between(facing, quat), np.array(it.joint_target) - q])
+        error = np.concatenate([np.array(goal) - pos, g.turn_between(facing, quat), np.array(it.motion.joint_target) - q])
         far = size(error)
         go = min(0.25, b * (math.sqrt(0.25 + 2 * far / (b * dt)) - 0.5), far / dt) / far if far else 0.0
         change = go * error - motion
@@ -508,7 +508,7 @@ def test_a_second_joint_target_is_measured_from_the_first():
     first = np.array(ROBOT.home) + 0.01 * turn
     it.command(joints(1.0, first), 1.0)
     it.command(joints(1.01, first + 0.5 * turn), 1.01)
-    moved = np.array(it.joint_target) - first
+    moved = np.array(it.motion.joint_target) - first
     far = math.dist(meaning(first + 0.5 * turn)[0], meaning(first)[0])
     assert moved[0] == pytest.approx(0.5 * min(0.02 / far, 0.105 / 0.5), rel=1e-6) and not moved[1:].any()
 
@@ -522,7 +522,7 @@ def test_a_joint_target_stays_a_margin_inside_its_limits(j):
         q[j] = beyond
         t = it.now + 0.01
         said = it.command(replace(command(t, pos, quat), joints=tuple(q)), t)
-        assert said.contract == "joint_range" and it.joint_target[j] == pytest.approx(want, abs=1e-12)
+        assert said.contract == "joint_range" and it.motion.joint_target[j] == pytest.approx(want, abs=1e-12)
 
 
 def test_a_governor_that_has_measured_nothing_asks_for_nothing_and_its_trace_begins_at_0():

@@ -49,14 +49,14 @@ class Drive:
     def command(self, to):
         it, t = self.governor, self.arm.t
         if self.joints:  # joints 1, 2 and 6 take the tool about as far along y, x and z
-            now = np.array(it.joint_target if it.joint_target is not None else self.arm.model.q)
+            now = np.array(it.motion.joint_target if it.motion.joint_target is not None else self.arm.model.q)
             way = np.array(ROBOT.home) + np.array([2.0 * to[1], 2.0 * to[0], 0, 0, 0, 2.0 * to[2], 0]) - now
             q = now + way * min(1.0, 0.05 / max(np.abs(way).max(), 1e-9))
             MEANT.place(q)
             it.command(Command("one", t, "base", tuple(MEANT.pos), tuple(MEANT.quat), tuple(q.tolist())), t)
         else:
-            way = self.home[0] + to - it.target[0]
-            pos = it.target[0] + way * min(1.0, 0.0355 / max(np.linalg.norm(way), 1e-9))
+            way = self.home[0] + to - it.motion.target[0]
+            pos = it.motion.target[0] + way * min(1.0, 0.0355 / max(np.linalg.norm(way), 1e-9))
             it.command(Command("one", t, "base", tuple(pos), self.home[1]), t)
 
     def begin(self):
