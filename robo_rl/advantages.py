@@ -47,6 +47,29 @@ def group_advantage(outcome: Tensor, kind: str = "grpo", eps: float = 1e-6) -> T
     return torch.where(flat, torch.zeros_like(adv), adv)
 
 
+def ragged_advantage(outcome: Tensor, group: Tensor, kind: str = "grpo", eps: float = 1e-6) -> Tensor:
+    """`group_advantage` of groups of any sizes: `outcome[N]` of episodes of the groups `group[N]` (ids, in any order) -> [N].
+
+    Exact zeros in a flat group, and where an episode is alone in its group. kind: grpo, dr_grpo or rloo.
+    """
+    _, at, n = group.unique(return_inverse=True, return_counts=True)
+
+    def total(x: Tensor) -> Tensor:
+        return torch.zeros(len(n), dtype=x.dtype, device=x.device).index_add(0, at, x)
+
+    def extreme(how: str) -> Tensor:
+        return torch.zeros(len(n), dtype=outcome.dtype, device=outcome.device).scatter_reduce(0, at, outcome, how, include_self=False)
+    flat = (extreme("amin") == extreme("amax"))[at]
+    adv = outcome - (total(outcome) / n)[at]
+    if kind == "grpo":
+        adv = adv / ((total(adv**2) / (n - 1).clamp(min=1)).sqrt()[at] + eps)
+    elif kind == "rloo":
+        adv = adv * (n / (n - 1).clamp(min=1))[at]
+    elif kind != "dr_grpo":
+        raise ValueError(f"the advantage of groups of different sizes must be one of grpo, dr_grpo, rloo, got {kind!r}")
+    return torch.where(flat, torch.zeros_like(adv), adv)
+
+
 def median_advantage(outcome: Tensor, most: float = 5.0) -> tuple[Tensor, Tensor]:
     """MC-GRPO's advantage of `outcome[Q,G]`, G odd -> (adv [Q,G], kept [Q,G] bool: every member but the median).
 

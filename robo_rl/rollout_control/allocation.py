@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robo_rl.errors import UserError
+from robo_rl.starts import hashed
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -71,6 +72,41 @@ def ada_advantage(outcome: Floats, picked: Ints) -> Floats:
     return outcome[picked] - outcome.mean()
 
 
+def ada_picks(outcome: Floats, group: Ints, n: int) -> tuple[Floats, Bools]:
+    """`ada_pick` and `ada_advantage` of all pools at once -> (outcome less its pool's mean [N], which are picked [N]).
+
+    `outcome` [N] of episodes of the pools `group` [N], in any order; which of equal ones are picked follows from (pool, place in it).
+    """
+    _, pool, size = np.unique(group, return_inverse=True, return_counts=True)
+    good = outcome > 0.5
+    won = np.bincount(pool, good, len(size)).astype(np.int64)
+    quota = np.minimum(won, np.maximum(n // 2, n - (size - won)))
+    quota = np.where(good, quota[pool], (n - quota)[pool])
+    by_pool = np.argsort(pool, kind="stable")
+    place = np.empty(len(pool), np.int64)
+    place[by_pool] = np.arange(len(pool)) - (np.cumsum(size) - size)[pool[by_pool]]
+    order = np.lexsort((hashed(group, place), good, pool))
+    kind = 2 * pool[order] + good[order]
+    first = np.searchsorted(kind, kind)  # of the same pool and outcome
+    picked = np.zeros(len(pool), bool)
+    picked[order] = np.arange(len(pool)) - first < quota[order]
+    return outcome - (np.bincount(pool, outcome, len(size)) / size)[pool], picked
+
+
+@dataclass(frozen=True, slots=True)
+class AdaRounds:
+    """The rounds of one start: `n` episodes each, until `rule` says that it is finished or `most` were played."""
+
+    rule: str
+    n: int
+    most: int
+
+    def more(self, outcome: Floats) -> int:
+        """Further episodes after those with `outcome` [M]; 0: none."""
+        won, made = np.array([(outcome > 0.5).sum()]), np.array([len(outcome)])
+        return 0 if ada_finished(won, made, self.n, self.rule)[0] else min(self.n, self.most - len(outcome))
+
+
 # ---- XRPO -----------------------------------------------------------------------------------------------------------
 
 
@@ -95,11 +131,13 @@ def xrpo_priority(std: Floats, n: Ints, total: int, lam: float = 1.0) -> Floats:
     return half(n) - half(n + 1) + lam * np.sqrt(np.log(total) / n)
 
 
-def xrpo_allocate(std: Floats, n: Ints, budget: int, lam: float = 1.0) -> Ints:
-    """Where `budget` more episodes go [Q], one after another to the greatest priority; the deviations stay as they are."""
+def xrpo_allocate(std: Floats, n: Ints, budget: int, lam: float = 1.0, most: int = 0) -> Ints:
+    """Where `budget` more episodes go [Q], one after another to the greatest priority; the deviations stay as they are. No task gets
+    beyond `most` episodes in all (0: any number)."""
     more = np.zeros(len(n), np.int64)
     for _ in range(budget):
-        more[xrpo_priority(std, n + more, int((n + more).sum()), lam).argmax()] += 1
+        priority = xrpo_priority(std, n + more, int((n + more).sum()), lam)
+        more[np.where(n + more < most, priority, -np.inf).argmax() if most else priority.argmax()] += 1
     return more
 
 

@@ -68,9 +68,10 @@ class RolloutGdro:
         pi = (1 - gamma) softmax(log-weights) + gamma / arms
         mu <- max(0, mu + 0.05 (spent mean - mean)),    the spent mean an average with weight `ema`
 
-    The plan takes log pi as the worth of an arm, so that the budget is met exactly in every round. Source: arXiv 2601.19280.
-    Where we differ: `ix` of EXP3-IX bounds the estimate in place of EXP3.P's bonus, and the plan maximises log pi
-    instead of drawing and repairing.
+    The plan has the greatest sum over bins of log pi + Gumbel noise: without a budget a draw from pi (Gumbel-max), with one it is met
+    exactly in every round. Source: arXiv 2601.19280.
+    Where we differ: `ix` of EXP3-IX bounds the estimate in place of EXP3.P's bonus, and the noise takes the place of drawing and
+    repairing.
     """
 
     bins: int
@@ -102,8 +103,8 @@ class RolloutGdro:
         """Episodes a group [B] for `groups` [B] groups of each bin: sum groups_b n_b = mean sum groups_b, exactly where it can be."""
         rng = draws(self.seed, self.calls)
         self.calls += 1
-        worth = np.log(self.chances()) + 1e-6 * rng.random(self.log_weights.shape)
-        return best_plan(worth, groups, self.mean * int(groups.sum()), self.low)
+        drawn = (np.log(self.chances()) + rng.gumbel(size=self.log_weights.shape)) / np.maximum(groups, 1)[:, None]
+        return best_plan(drawn, groups, self.mean * int(groups.sum()), self.low)
 
     def observe(self, n: Ints, worth: Floats, groups: Ints) -> None:
         """`worth` [B]: what the n [B] episodes of a group of each bin were worth (J in [0, 1], such as the mean |A| of the group)."""
