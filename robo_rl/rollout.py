@@ -25,7 +25,7 @@ from robo_rl.starts import Ended, StartChooser, StartSource
 Columns = dict[str, np.ndarray]
 Layout = dict[str, tuple[tuple[int, ...], np.dtype]]  # column -> shape of one decision's row, dtype
 OBS, FINAL, TRACE, TREE = "obs/", "final/", "trace/", "tree/"  # prefixes of columns
-REPEATED = ("returns", "lengths", "success", "version", "start", "task_id")  # columns that stay as they were after the last decision
+REPEATED = ("returns", "lengths", "success", "version", "start", "task_id", "group")  # columns that stay as they were at the last decision
 
 
 @dataclass(slots=True)
@@ -57,6 +57,7 @@ class Rollout:
     start: Tensor | None = None  # int [T,N] start of the episode (robo_rl.starts), where a sampler chooses starts
     ended: Ended | None = None  # the episodes that ended, there too
     tree: dict[str, Tensor] = field(default_factory=dict)  # [T,N] each, where episodes fork (robo_rl.runtime.branches)
+    group: Tensor | None = None  # int [T,N] group of the episode, where the sizes of groups are decided (robo_rl.runtime.planned)
 
 
 @dataclass(slots=True)
@@ -205,7 +206,7 @@ def rollout_of(parts: Sequence[tuple[Columns, int]]) -> Rollout:
         rewards=tensor["rewards"], discounts=tensor["discounts"], done=tensor["done"], executed=tensor["executed"],
         mask=tensor["mask"], version=tensor["version"],
         gains=tensor["gains"], outcome=tensor["returns"][-1].float(), stats=stats, start=tensor.get("start"),
-        ended=ended_episodes, tree=group(TREE, lambda v: v))
+        ended=ended_episodes, tree=group(TREE, lambda v: v), group=tensor.get("group"))
 
 
 def think(policy: Policy, parts: "Sequence[tuple[Columns, int]]", generator, version: int = 0,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robo_rl import losses
-from robo_rl.advantages import gae, group_advantage, median_advantage, whiten
+from robo_rl.advantages import gae, group_advantage, median_advantage, ragged_advantage, whiten
 from robo_rl.algos.poise import CrossedBaseline, episode_features
 from robo_rl.corrections import opob, vtrace
 from robo_rl.devices import device_of
@@ -18,6 +18,7 @@ from robo_rl.options import OnPolicyOptions
 from robo_rl.policies.nets import Critic
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
 from robo_rl.rollout import Rollout
+from robo_rl.rollout_control.allocation import ada_picks
 from robo_rl.tree_credit import Branches, credit
 
 
@@ -116,6 +117,8 @@ class Credit:
         live = r.mask.flatten()
         if o.advantage == "tree":
             return self.over_trees(r)
+        if o.advantage != "gae" and o.allocate not in ("fixed", "refill"):
+            return self.over_groups(r)
         if o.advantage != "gae":
             outcome = r.outcome.view(-1, o.group)
             relative, kept = self.relative(r, policy, outcome, log_rho)
@@ -137,6 +140,21 @@ class Credit:
                    "explained_variance": explained(values[r.mask], returns[r.mask])}
         return (whiten(adv, r.mask).flatten(), returns.flatten(), values.flatten(), live.nonzero().squeeze(1),
                 metrics)
+
+    def over_groups(self, r: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, float]]:
+        """`assign` of groups of different sizes."""
+        o, (t, n) = self.options, r.rewards.shape
+        assert r.group is not None, "the feed plans no groups"
+        group = r.group[0]
+        if o.allocate == "ada":
+            a, picked = ada_picks(r.outcome.double().cpu().numpy(), group.cpu().numpy(), o.group)
+            adv = (torch.from_numpy(a).float() * torch.from_numpy(picked)).to(r.outcome.device)
+        else:
+            adv = ragged_advantage(r.outcome, group, o.advantage)
+        live = r.mask & (adv != 0)
+        taught = len(group[adv != 0].unique()) / len(group.unique())
+        zero = torch.zeros(t * n, device=adv.device)
+        return adv.expand(t, n).flatten(), zero, zero, live.flatten().nonzero().squeeze(1), {"flat_groups": 1 - taught}
 
     def over_trees(self, r: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, float]]:
         """`assign` of groups that are trees: each decision's advantage times its weight, over the mean weight."""

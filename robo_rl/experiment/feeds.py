@@ -13,18 +13,21 @@ from robo_rl.experiment.parallel import batch, cores, episode_slots, group_size,
 
 if TYPE_CHECKING:
     from robo_rl.rollout_control import StartControl
+    from robo_rl.runtime.planned import PlannedGroups
 
 
-def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | None, build=None, control: "StartControl | None" = None):
+def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | None, build=None, control: "StartControl | None" = None,
+              planned: "PlannedGroups | None" = None):
     """(feed, whether it goes on exactly) for a run; `saved` is `feed.state()` of its checkpoint.
 
-    `build(number of envs)` makes a worker's env, if not `make_env`; `control` decides where episodes begin.
+    `build(number of envs)` makes a worker's env, if not `make_env`; `control` decides where episodes begin, `planned` how many.
     """
     from robo_rl.rollout import Collector
     from robo_rl.runtime.branches import make_control, tree_layout
     from robo_rl.runtime.device import on_device
     from robo_rl.runtime.episode_slots import EpisodeSlots
     from robo_rl.runtime.in_process import InProcessFeed
+    from robo_rl.runtime.planned import group_layout
     from robo_rl.runtime.worker import Job, Worker
 
     if on_device(env):
@@ -32,27 +35,30 @@ def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | Non
     n, group, o, eta, free = workers(config), group_size(config), rollout_options(config), staleness(config), episode_slots(config)
     policy, explore, seed = learner.sampler, config.algo != "nft", config.seed + 1
     tree = o if group and o.advantage == "tree" else None
+    shape = planned.shape if planned else None
+    width = shape.most if shape else group  # members that fit a slot
     if n == 0:
         def make(i, refresh):
             collector = Collector(env, policy, o.gamma, seed, i, control)
-            return EpisodeSlots(i, collector, policy, refresh, group, explore, make_control(tree, collector)) if free else \
+            return EpisodeSlots(i, collector, policy, refresh, width, explore, make_control(tree, collector), shape) if free else \
                 Worker(i, collector, policy, refresh, eta, explore, group)
-        feed = InProcessFeed(1, make, batch(config), eta, o.decisions, seed)
+        feed = InProcessFeed(1, make, batch(config), eta, o.decisions, seed, planned)
         return feed, feed.load_state(saved) if saved else True
     from robo_rl.runtime.worker_pool import WorkerPoolFeed
     probe = Collector(env, policy, o.gamma, seed, starts=control)
     rows = probe.layout(policy, explore)
     sizes = shares(config.envs, n, group)
     leased = [group] * n if free else sizes  # envs of a fragment
-    layouts = [{k: ((m, *row[1:]), d) for k, (row, d) in rows.items()} | (tree_layout(m) if tree else {}) for m in leased]
+    layouts = [{k: ((m, *row[1:]), d) for k, (row, d) in rows.items()} | (tree_layout(m) if tree else group_layout(m) if shape else {})
+               for m in ([width] * n if free else sizes)]
     decisions = probe.longest() if group else o.decisions
     env.close()
     flight = folder / "flight"
     if control is not None:
         publish_control(control, flight)
     build = build or functools.partial(make_env, replace(config, threads=config.threads or max(1, cores() // n)))
-    jobs = [Job(i, build, m, policy.options, policy.spec, o.gamma, seed, eta, explore, group, flight,
-                flight / "weights.bin", served=config.server, episode_slots=free, starts=control is not None, tree=tree)
+    jobs = [Job(i, build, m, policy.options, policy.spec, o.gamma, seed, eta, explore, width, flight,
+                flight / "weights.bin", served=config.server, episode_slots=free, starts=control is not None, tree=tree, shape=shape)
             for i, m in enumerate(sizes)]
     if config.backend == "ray":
         from robo_rl.runtime.ray_pool import RayPool
@@ -60,7 +66,8 @@ def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | Non
     else:
         from robo_rl.runtime.process_pool import ProcessPool
         pool = ProcessPool(jobs, policy, config.hang)
-    return WorkerPoolFeed(flight, pool, leased, layouts, batch(config), decisions, eta, saved, group, bool(config.periodic)), True
+    return WorkerPoolFeed(flight, pool, leased, layouts, batch(config), decisions, eta, saved, group, bool(config.periodic),
+                          planned), True
 
 
 def device_feed(config: TrainConfig, env, learner, saved: dict | None, control: "StartControl | None"):
@@ -70,7 +77,7 @@ def device_feed(config: TrainConfig, env, learner, saved: dict | None, control: 
     o, group = rollout_options(config), group_size(config)
     if workers(config) or staleness(config) or config.periodic or control is not None or group and o.advantage == "tree":
         raise UserError(f"--sim {config.sim} computes on {env.device}, in this process alone: it goes with --workers 0 and without "
-                        "--max-staleness, --periodic, --rl.advantage tree and samplers of starts (--starts uniform)")
+                        "--max-staleness, --periodic, --rl.advantage tree, --rl.allocate and samplers of starts (--starts uniform)")
     feed = DeviceFeed(DeviceCollector(env, learner.sampler, o.gamma, config.seed + 1), learner.sampler, o.decisions, group,
                       config.algo != "nft")
     return feed, feed.load_state(saved) if saved else True

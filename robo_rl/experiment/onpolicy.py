@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from robo_rl.experiment import feeds
+from robo_rl.experiment import allocation, feeds
 from robo_rl.experiment.config import TrainConfig, on_policy_options, rollout_options
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import cores, workers
@@ -16,6 +16,7 @@ from robo_rl.experiment.staleness_guard import StalenessGuard
 from robo_rl.experiment.starts import BESIDE, make_control, supervision
 from robo_rl.experiment.tasks import task_metrics
 from robo_rl.rollout_control import StartControl
+from robo_rl.runtime.planned import PlannedGroups
 from robo_rl.types import task_names
 
 SAVE_EVERY = 20.0  # s
@@ -63,6 +64,7 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
     run.policy.train()
     state = checkpoint.load_train(checkpoint_folder, split(config))[0] if checkpoint_folder is not None else {}
     saved, control = state.get("feed"), make_control(run, state.get("starts"))
+    planned = allocation.make_planned(config, control, state.get("groups"))
     learner = make_learner(run, 0.0 if supervision(control) is None else BESIDE)
     supervise(learner, control)
     if state:
@@ -74,7 +76,7 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
         from robo_rl.experiment import dream
         feed, exact = dream.make_feed(config, run.folder, run.env, learner, saved, run.report.say, control)
     else:
-        feed, exact = feeds.make_feed(config, run.folder, run.env, learner, saved, control=control)
+        feed, exact = feeds.make_feed(config, run.folder, run.env, learner, saved, control=control, planned=planned)
     n = workers(config)
     if n > cores():
         run.report.say(f"{n} workers on {cores()} cores: sims that compute will share them and gain nothing; "
@@ -83,7 +85,7 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
         run.report.say("this sim has no snapshots: episodes in flight start anew")
     try:
         guard.begin(feed)
-        return improve(run, learner, feed, guard, control)
+        return improve(run, learner, feed, guard, control, planned)
     finally:
         feed.close()
         close()
@@ -133,7 +135,8 @@ def go_back(run: Run, learner) -> bool:
     return True
 
 
-def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartControl | None = None) -> int:
+def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartControl | None = None,
+            planned: PlannedGroups | None = None) -> int:
     """Learn until the steps are made, the looks say stop or a signal comes -> the exit status."""
     from robo_rl import health
 
@@ -144,7 +147,8 @@ def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartContro
 
     def save(finished: bool = False) -> None:
         run.save({"learner": learner.state_dict(), "feed": feed.state(), "guard": guard.state_dict()} |
-                 ({} if control is None else {"starts": control.state_dict()}), finished)
+                 ({} if control is None else {"starts": control.state_dict()}) |
+                 ({} if planned is None else {"groups": planned.state_dict()}), finished)
         feed.commit()
 
     def looked() -> None:
@@ -159,6 +163,8 @@ def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartContro
                 control.observe(episodes)
             control.renew()
             supervise(learner, control)
+        if planned is not None:
+            planned.observe(ended)
         update = time.perf_counter() - begin - waited
         clock += 0 if config.periodic else int(waited * 1e9)
         feed.publish()
@@ -170,6 +176,8 @@ def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartContro
                 "rate/steps_per_s": stats["env_steps"] / seconds} | feed.stats()
         if control is not None:
             row |= {f"starts/{k}": v for k, v in control.metrics().items()} | task_metrics(task_names(run.env), ended)
+        if planned is not None:
+            row |= {f"groups/{k}": v for k, v in planned.metrics().items()}
         if run.returns:
             row["train/returns"] = len(run.returns)
         if beside:

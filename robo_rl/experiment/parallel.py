@@ -18,6 +18,11 @@ def group_size(config: TrainConfig) -> int:
     return o.group if o.advantage != "gae" else 0
 
 
+def allocates(config: TrainConfig) -> bool:
+    """Whether the episodes of a round are shared out among its starts, other than alike."""
+    return isinstance(config.rl, RolloutOptions) and config.rl.allocate != "fixed"
+
+
 def workers(config: TrainConfig) -> int:
     """Worker processes of this run; 0: everything in one process."""
     if config.workers is not None:
@@ -35,9 +40,10 @@ def staleness(config: TrainConfig) -> int:
 
 
 def episode_slots(config: TrainConfig) -> bool:
-    """Whether episodes of groups wait for no other: trees, and with staleness, on this machine, each worker deciding for itself."""
+    """Whether episodes of groups wait for no other: trees, groups whose sizes are decided, and with staleness, on this machine, each
+    worker deciding for itself."""
     free = staleness(config) > 0 and not config.server and config.backend == "processes"
-    return bool(group_size(config)) and (free or rollout_options(config).advantage == "tree")
+    return bool(group_size(config)) and (free or rollout_options(config).advantage == "tree" or allocates(config))
 
 
 def batch(config: TrainConfig) -> int:

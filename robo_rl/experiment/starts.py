@@ -7,6 +7,7 @@ from robo_rl.errors import UserError
 from robo_rl.experiment import start_pool, tasks
 from robo_rl.experiment.config import POOL_STARTS, TrainConfig
 from robo_rl.experiment.envs import make_env
+from robo_rl.experiment.parallel import allocates
 from robo_rl.experiment.robot_names import ROBOTS
 from robo_rl.experiment.run import Run
 from robo_rl.experiment.sft import demo_folder
@@ -58,6 +59,8 @@ def make_control(run: Run, saved: "dict | None") -> "StartControl | None":
     if len(names) > 1 and config.backend != "ray":
         sampler = TaskSampler(names, tasks.make_arms(config, len(names)), control.sampler if control is not None else Uniform())
         control = StartControl(sampler, config.seed, None if control is None else control.stored)
+    if control is None and allocates(config):
+        control = StartControl(Uniform(), config.seed)
     if saved and control is not None:
         control.load_state_dict(saved)
     return control

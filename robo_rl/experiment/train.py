@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from robo_rl.errors import MissingDependency, UserError
-from robo_rl.experiment import parallel, starts
+from robo_rl.experiment import allocation, parallel, starts
 from robo_rl.experiment.config import TrainConfig, load_config, rollout_options
 from robo_rl.experiment.envs import NONE, check_names, obs_spec, probe_env
 from robo_rl.experiment.reporting import Event, Reporter
@@ -176,6 +176,7 @@ def check(config: TrainConfig, env) -> None:
         recap.check(config, env)
     elif config.algo != "bc":
         parallel.check(config)
+        allocation.check(config)
     if config.obs == "rgb":
         env.reset(seed=config.seed)  # draws
     check_demos(config, env)

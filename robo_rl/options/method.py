@@ -3,7 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from robo_rl.errors import UserError, in_range
+from robo_rl.errors import UserError, choose, in_range
+
+ANY_SIZE = ("grpo", "dr_grpo", "rloo")  # advantages of groups of different sizes
+ALLOCATIONS: dict[str, tuple[str, ...]] = {  # rl.allocate -> the advantages it goes with; (): any
+    "fixed": (), "refill": (*ANY_SIZE, "mc_grpo", "opob"), "ada": ("dr_grpo",),
+    **dict.fromkeys(("xrpo", "dars", "broad", "gdro"), ANY_SIZE)}
+BY_ARM = ("xrpo", "dars", "gdro")  # decide by the success of a start of a pool, or of a task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +31,14 @@ class RolloutOptions(MethodOptions):
     of the group's other episodes predict; tree: episodes of a group share beginnings, as simulators fork."""
     group: int = 8
     """G: episodes per start with a group advantage, at most with tree."""
+    allocate: Literal["fixed", "refill", "ada", "xrpo", "dars", "broad", "gdro"] = "fixed"
+    """How many episodes a start gets (robo_rl/rollout_control/group_plan.py). fixed: --rl.group; refill (DAPO): a flat group is replaced
+    by another; ada (Reinforce-Ada): rounds until a start has shown both outcomes; xrpo, dars, gdro: by the success of its pool or task
+    so far, which --starts pool and its like, or several tasks, make known; broad (BroRL): large groups where success no longer rises."""
+    allocate_most: int = 4
+    """Most episodes of a start, in multiples of --rl.group; refill: most groups played for each that is learnt from."""
+    ada_rule: Literal["balance", "positive"] = "balance"
+    """ada goes on until half of --rl.group succeeded and as many failed, or until one succeeded."""
     tree_roots: int = 4
     """Episodes of a tree that begin at the start."""
     tree_width: int = 2
@@ -50,6 +64,11 @@ class RolloutOptions(MethodOptions):
         if self.advantage == "mc_grpo" and self.group % 2 == 0:
             raise UserError(f"rl.advantage mc_grpo has a median for baseline: rl.group must be odd, got {self.group}; use "
                             f"{self.group - 1 if self.group > 2 else 3} or {self.group + 1 if self.group > 2 else 5}")
+        in_range("rl.allocate_most", self.allocate_most, 2, 10**4)
+        choose("rl.ada_rule", self.ada_rule, ("balance", "positive"))
+        kinds = ALLOCATIONS[choose("rl.allocate", self.allocate, tuple(ALLOCATIONS))]
+        if kinds and self.advantage not in kinds:
+            raise UserError(f"rl.allocate {self.allocate} goes with rl.advantage {' or '.join(kinds)}, got {self.advantage}")
         in_range("rl.bc_coef", self.bc_coef, 0, 1e6)
         in_range("rl.gamma", self.gamma, 0, 1, open_low=True)
         for name, low, high in (("tree_width", 2, 100), ("tree_forks", 0, 1000), ("tree_prior", 0, 1e6), ("prune", 0, 1),

@@ -19,7 +19,7 @@ from robo_rl.log import si
 from robo_rl.report.charts import whisker
 from robo_rl.report.data import NAMES, Evaluation, RunRecord, difference, totals
 from robo_rl.report.people import people
-from robo_rl.report.starts import start_map, task_map
+from robo_rl.report.starts import group_map, start_map, task_map
 from robo_rl.report.text import change, duration, esc, flat, interval, pct, points
 from robo_rl.report.training import asynchrony, health, sft_chart, success_chart, throughput, watched
 from robo_rl.selection import CHOOSE, REPORT
@@ -220,7 +220,7 @@ they say nothing about other training seeds.</p>
 <h2>Training</h2>
 {training}
 {watched(run)}
-{task_map(run)}{start_map(run)}{asynchrony(run)}{people(run)}
+{task_map(run)}{start_map(run)}{group_map(run)}{asynchrony(run)}{people(run)}
 <h2>Throughput</h2>
 {throughput(run)}
 <h2>Configuration</h2>

@@ -55,3 +55,20 @@ def start_map(run: RunRecord) -> str:
         means = np.stack([share[:, p].mean(1) for p in pieces], 1)
         charts.append(stacked(title, what, edges, [(name, i + 1, means[i]) for i, name in enumerate(FIFTHS)], x_name="environment steps"))
     return f'<h2>Where rollouts went</h2><div class="grid">{"".join(charts)}</div>'
+
+
+def group_map(run: RunRecord) -> str:
+    """Two charts, the sizes of groups and their episodes by predicted success; "" where every start has the same number
+    (`--rl.allocate`)."""
+    m = run.metrics
+    rows, pieces, edges = pieces_of(run, "groups/size_mean")
+    if not pieces:
+        return ""
+    step = m["step"][rows].astype(float)
+    sizes = [Series(name, step, m[f"groups/size_{name}"][rows], i + 1) for i, name in enumerate(("min", "mean", "max"))]
+    share = np.stack([m[f"groups/played_{i}"][rows] for i in range(len(FIFTHS))])
+    bars = [(name, i + 1, np.array([share[i, p].mean() for p in pieces])) for i, name in enumerate(FIFTHS)]
+    charts = [chart("Episodes of a start", "episodes planned for the starts of a round: least, mean, most", sizes),
+              stacked("Episodes by success of their start", "share of the planned episodes, by the success that was expected", edges, bars,
+                      x_name="environment steps")]
+    return f'<h2>How many episodes</h2><div class="grid">{"".join(charts)}</div>'

@@ -8,6 +8,7 @@ unfinished then simply goes on under newer weights: every chunk carries the vers
 The noise of decision t of member m of group u is drawn from (seed, worker, u, m, t) alone: it depends on no other env.
 
 With `control` a group is a tree: only its roots begin at the start, the other members where one forks (`robo_rl.runtime.branches`).
+With `shape` the size of a group comes with its lease, and may grow by rounds (`robo_rl.rollout_control.group_plan`).
 
 Source: APRIL (arXiv 2509.18521), over-provisioned groups and recycled partial episodes. Where we differ: a simulator need
 not be interrupted to change its weights, so nothing is cut and put back; groups finished beyond a batch are in the next.
@@ -23,8 +24,10 @@ import xxhash
 from robo_rl.noise import mix, seed_noise
 from robo_rl.policies import Policy
 from robo_rl.rollout import FINAL, OBS, REPEATED, Collector, Columns, new_columns, think
+from robo_rl.rollout_control.group_plan import GroupShape
 from robo_rl.rollout_control.trees import TreeControl
 from robo_rl.runtime.branches import Branch, GroupTree, grow, put, tree_layout, tree_of, write_branches
+from robo_rl.runtime.planned import GROUP, group_layout
 from robo_rl.runtime.rollout_buffer import Lease
 
 
@@ -52,11 +55,15 @@ class Group:
 
 
 class EpisodeSlots:
-    """The envs of one collector, each on its own. `refresh()` makes the newest weights the policy's -> their version."""
+    """The envs of one collector, each on its own. `refresh()` makes the newest weights the policy's -> their version.
+
+    `group` members fit a slot; `shape`: how many of them a group has is said by its lease."""
 
     def __init__(self, index: int, collector: Collector, policy: Policy, refresh: Callable[[], int], group: int,
-                 explore: bool = True, control: TreeControl | None = None):
-        self.control, self.roots = control, control.roots if control else group
+                 explore: bool = True, control: TreeControl | None = None, shape: GroupShape | None = None):
+        self.control, self.shape = control, shape
+        self.size = shape.group if shape else group  # samples of a batch that a group is, on average
+        self.roots = control.roots if control else self.size
         self.index, self.collector, self.policy, self.refresh = index, collector, policy, refresh
         self.group, self.explore = group, explore
         self.groups: dict[int, Group] = {}
@@ -69,7 +76,8 @@ class EpisodeSlots:
     def layout(self) -> dict:
         """Rows of one group's columns."""
         rows = self.collector.layout(self.policy, self.explore)
-        return {k: ((self.group, *row[1:]), dtype) for k, (row, dtype) in rows.items()} | (tree_layout(self.group) if self.control else {})
+        return {k: ((self.group, *row[1:]), dtype) for k, (row, dtype) in rows.items()} | (
+            tree_layout(self.group) if self.control else group_layout(self.group) if self.shape else {})
 
     @property
     def waiting(self) -> int:
@@ -87,9 +95,10 @@ class EpisodeSlots:
     def begin(self, lease: Lease, columns: Columns) -> None:
         """Take up a group; its members start as envs become idle."""
         key, chooser = mix(self.collector.seed, 5, self.index, lease.uid, 0), self.collector.chooser
-        start = key >> 32 if chooser is None else int(chooser.draw(key, 1)[0])
+        start = lease.start if self.shape else key >> 32 if chooser is None else int(chooser.draw(key, 1)[0])
+        tree = GroupTree([Branch() for _ in range(self.roots)]) if self.control else None
         self.groups[lease.uid] = Group(lease, columns, start, 0, np.zeros(self.group, np.int64), np.zeros(self.group, bool),
-                                       self.roots, GroupTree([Branch() for _ in range(self.roots)]) if self.control else None)
+                                       lease.members or self.roots, tree)
 
     def decide(self) -> list[tuple[int, int, int]]:
         """One decision in every env that plays -> the groups that are whole now: (uid, rows, oldest version)."""
@@ -107,7 +116,7 @@ class EpisodeSlots:
                 self._keep(g, envs)
                 if self.control:
                     self._grow(uid, g, envs)
-            if g.over[:g.members()].all():
+            if g.over[:g.members()].all() and not self._another_round(g):
                 rows = int(g.made.max())
                 fill(g.columns, g.made, rows)
                 whole.append((uid, rows, int(g.columns["version"][:rows, g.made > 0].min())))
@@ -126,7 +135,7 @@ class EpisodeSlots:
                 self.uid[env], self.member[env], self.row[env] = uid, member, 0
                 lanes.append(env)
                 snapshots.append(g.tree.waiting.pop(member))
-            while idle and g.begun < self.roots:
+            while idle and g.begun < g.roots:
                 env = idle.pop(0)
                 self.uid[env], self.member[env], self.row[env] = uid, g.begun, 0
                 starts[env], mask[env] = g.start, True
@@ -135,6 +144,15 @@ class EpisodeSlots:
             self.collector.begin(starts, mask)
         if lanes:
             put(self.collector, lanes, snapshots)
+
+    def _another_round(self, g: Group) -> bool:
+        """Whether a start whose episodes are over is to be played again; then its group grows."""
+        if self.shape is None or self.shape.rounds is None:
+            return False
+        last = g.made[:g.roots] - 1
+        more = self.shape.rounds.more(g.columns["returns"][last, np.arange(g.roots)])
+        g.roots += more
+        return more > 0
 
     def _grow(self, uid: int, g: Group, envs: np.ndarray) -> None:
         """Tell the control which of the branches that `envs` played ended, and let it stop and fork the others."""
@@ -170,6 +188,8 @@ class EpisodeSlots:
                 g.columns[k][rows + 1, members] = v[1, envs]
         if g.tree:
             write_branches(g.tree, g.columns, rows, members)
+        if self.shape:
+            g.columns[GROUP][rows, members] = g.lease.uid + 1
         self.row[envs] += 1
         g.made[members] += 1
         g.over[members[done]] = True
@@ -182,7 +202,7 @@ class EpisodeSlots:
         state = self.collector.state()
         return {"collector": state, "uid": self.uid.copy(), "member": self.member.copy(), "row": self.row.copy(),
                 "groups": [[uid, g.start, g.begun, g.made.tolist(), g.over.tolist(), digest(g.columns, g.made),
-                            g.tree and g.tree.state()] for uid, g in self.groups.items()],
+                            g.tree and g.tree.state(), g.roots] for uid, g in self.groups.items()],
                 "control": self.control and self.control.state()} if state else {}
 
     def resume(self, state: dict, leases: list[tuple[Lease, Columns]]) -> None:
@@ -204,6 +224,7 @@ class EpisodeSlots:
                 g = self.groups[lease.uid]
                 g.start, g.begun, made, over, _, *tree = known[lease.uid]
                 g.tree = tree_of(tree[0]) if self.control else None
+                g.roots = tree[1] if len(tree) > 1 else g.roots  # not in states of before it
                 g.made, g.over = np.array(made, np.int64), np.array(over, bool)
         gone = ~np.isin(self.uid, whole)  # handed over since, or never, or torn
         self.uid[gone], self.collector.alive[gone] = -1, False

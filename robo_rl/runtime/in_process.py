@@ -14,6 +14,7 @@ from robo_rl.rollout import Columns, Layout, Rollout, new_columns
 from robo_rl.runtime.episode_slots import EpisodeSlots
 from robo_rl.runtime.feed import make_batch
 from robo_rl.runtime.ledger import Fragment, Ledger
+from robo_rl.runtime.planned import PlannedGroups, make_batch_of
 from robo_rl.runtime.rollout_buffer import Lease, finite
 from robo_rl.runtime.worker import Worker
 
@@ -22,16 +23,17 @@ class InProcessFeed:
     """A feed of workers that are stepped in turn. `make(index, refresh)` builds one, or one's `EpisodeSlots`; weights are the
     learner's own, so they are always new.
 
-    `batch` samples an update, `decisions` a fragment; slots live in memory, and a checkpoint carries those in flight.
+    `batch` samples an update, `decisions` a fragment; slots live in memory, and a checkpoint carries those in flight. `planned`: the
+    groups of episode slots have sizes that are decided.
     """
 
     def __init__(self, workers: int, make: "Callable[[int, Callable[[], int]], Worker | EpisodeSlots]", batch: int, staleness: int,
-                 decisions: int, seed: int):
-        self.seed, self.moves = seed, 0
+                 decisions: int, seed: int, planned: PlannedGroups | None = None):
+        self.seed, self.moves, self.planned = seed, 0, planned
         self.workers = [make(i, lambda: self.version) for i in range(workers)]
         self.whole = bool(self.workers[0].group)
         self.rows = self.workers[0].collector.longest() if self.whole else decisions
-        shares = {w.index: (1 if self.whole else decisions, w.group if isinstance(w, EpisodeSlots) else w.collector.n)
+        shares = {w.index: (1 if self.whole else decisions, w.size if isinstance(w, EpisodeSlots) else w.collector.n)
                   for w in self.workers}
         per_batch = max(workers, -(-batch // min(n for _, n in shares.values())) if self.whole else 0)
         self.ledger = Ledger(batch, staleness, 2 * per_batch * (staleness + 2), shares)
@@ -50,7 +52,8 @@ class InProcessFeed:
         """One decision of a worker -> False where it must wait."""
         if isinstance(worker, EpisodeSlots):
             for _ in range(worker.wants()):
-                if (f := self.ledger.lease(worker.index, more=True)) is None:
+                f = self.planned.lease(self.ledger, worker.index, True) if self.planned else self.ledger.lease(worker.index, more=True)
+                if f is None:
                     break
                 worker.begin(*self._work(f, worker.layout()))
             if not worker.busy():
@@ -71,11 +74,15 @@ class InProcessFeed:
 
     def _work(self, f: Fragment, rows: Layout) -> tuple[Lease, Columns]:
         """A new lease and the columns to write to."""
-        if f.slot not in self.columns or self.columns[f.slot]["done"].shape[1] != f.envs:
+        if f.slot not in self.columns or self.columns[f.slot]["done"].shape[1:] != rows["done"][0]:
             self.columns[f.slot] = new_columns(rows, self.rows)
         for column in self.columns[f.slot].values():
             column.fill(0)  # what a checkpoint has of it depends on nothing that was here before
-        return Lease(f.uid, f.slot, self.rows if self.whole else f.decisions, 0, f.due), self.columns[f.slot]
+        return self._lease(f), self.columns[f.slot]
+
+    def _lease(self, f: Fragment) -> Lease:
+        return Lease(f.uid, f.slot, self.rows if self.whole else f.decisions, 0, f.due, members=f.envs if self.planned else 0,
+                     start=f.start)
 
     def _seal(self, uid: int, rows: int, oldest: int) -> None:
         f = self.ledger.fragments[uid]
@@ -83,6 +90,8 @@ class InProcessFeed:
         self.ledger.seal(uid, min(1, rows) if self.whole else rows, oldest)
         if rows and finite(self.columns[f.slot], rows):
             self.ledger.refuse(uid)
+        elif rows and self.planned and not self.planned.keeps(self.columns[f.slot], rows):
+            self.ledger.refuse(uid, broken=False)
 
     def next(self) -> Rollout:
         """The next batch; with staleness, workers have by then run ahead by a number of decisions that is drawn."""
@@ -105,7 +114,7 @@ class InProcessFeed:
                 waiting.add(i)
         chosen = self.ledger.take()
         assert chosen is not None  # there is enough
-        return make_batch([(self.columns[f.slot], f.rows) for f in chosen], self.version, self.ledger.staleness)
+        return make_batch_of(self.planned, [(self.columns[f.slot], f.rows) for f in chosen], self.version, self.ledger.staleness)
 
     def stream(self) -> Iterator[Rollout]:
         """The next synchronous batch, fragment by fragment."""
@@ -161,8 +170,7 @@ class InProcessFeed:
         self.columns = {s: {k: np.array(v) for k, v in c.items()} for s, c in state["columns"].items()}
         for w, saved in zip(self.workers, state["workers"], strict=True):
             if isinstance(w, EpisodeSlots):
-                w.resume(saved, [(Lease(f.uid, f.slot, self.rows, 0, f.due), self.columns[f.slot])
-                                 for f in self.ledger.held(w.index)])
+                w.resume(saved, [(self._lease(f), self.columns[f.slot]) for f in self.ledger.held(w.index)])
                 exact = exact and bool(saved)
                 continue
             w.last = saved["last"]

@@ -17,6 +17,7 @@ then has a fixed share of every batch. Fragments are taken oldest first as they 
 bound itself is kept by the learner, which trains on no decision more than eta versions old (`robo_rl.runtime.feed`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from robo_rl.errors import in_range
@@ -40,6 +41,12 @@ class Fragment:
     rows: int = 0  # rows of its slot that are filled (whole episodes count as one decision of many rows)
     oldest: int = 0  # least version in it
     batch: int = -1
+    start: int = 0  # of a group whose size is decided (`robo_rl.runtime.planned`)
+
+    @property
+    def samples(self) -> int:
+        """What it counts: granted, or made once it is finished."""
+        return (self.decisions if self.state == LEASED else self.made) * self.envs
 
 
 class Ledger:
@@ -65,19 +72,22 @@ class Ledger:
         """What the worker has not finished."""
         return list(self.leased.get(worker, {}).values())
 
-    def lease(self, worker: int, more: bool = False) -> Fragment | None:
-        """The worker's unfinished fragment, else a new one, else None: it must wait. `more`: one beside those it has."""
+    def lease(self, worker: int, more: bool = False, group: "Callable[[int], tuple[int, int]] | None" = None) -> Fragment | None:
+        """The worker's unfinished fragment, else a new one, else None: it must wait. `more`: one beside those it has. `group(room)` says
+        where a group begins and of how many episodes it is; such fragments are nobody's fixed share."""
         if not more and (held := self.held(worker)):
             return held[0]
         decisions, envs = self.shares[worker]
         room = self.learnt + (self.staleness + 1) * self.batch - self.admitted
-        if self.staleness == 0 and (rounds := self.rounds()):
+        if self.staleness == 0 and group is None and (rounds := self.rounds()):
             room = min(room, rounds * decisions * envs - self.used.get(worker, 0))
         if room <= 0 or not self.free:
             return None
+        start, envs = (0, envs) if group is None else group(room)
+        self.widest = max(self.widest, envs)
         decisions = min(decisions, -(-room // envs))
         due = self.version + (self.admitted - self.learnt) // self.batch
-        f = Fragment(self.next_uid, self.free.pop(), worker, decisions, envs, due)
+        f = Fragment(self.next_uid, self.free.pop(), worker, decisions, envs, due, start=start)
         self.next_uid += 1
         self.admitted += decisions * envs
         self.used[worker] = self.used.get(worker, 0) + decisions * envs
@@ -117,11 +127,11 @@ class Ledger:
         self.round_samples += share[0] * share[1] - before[0] * before[1]
         self.widest = max(self.widest, share[1])
 
-    def refuse(self, uid: int) -> None:
-        """A finished fragment is unusable (not finite, wrong shape): its samples are collected anew."""
+    def refuse(self, uid: int, broken: bool = True) -> None:
+        """A finished fragment is unusable (not finite, wrong shape), or teaches nothing (not `broken`): its samples are collected anew."""
         f = self.fragments[uid]
         assert f.state == READY, f
-        self.refused += f.made * f.envs
+        self.refused += f.made * f.envs * broken
         self._give_back(f, f.made)
         self._drop(f)
 
@@ -215,7 +225,7 @@ class Ledger:
         for f in live:
             f.batch = 10**18 if f.state == TAKEN else -1  # none of them counts as taken yet
         self._index()
-        self.admitted = taken + sum((f.decisions if f.state == LEASED else f.made) * f.envs for f in live)
+        self.admitted = taken + sum(f.samples for f in live)
         self._reckon()
         used = {f.slot for f in live}
         self.free = [s for s in self.free if s not in used]
@@ -250,8 +260,7 @@ class Ledger:
         self.used.clear()
         for f in self.fragments.values():
             if f.state != TAKEN:
-                n = (f.decisions if f.state == LEASED else f.made) * f.envs
-                self.used[f.worker] = self.used.get(f.worker, 0) + n
+                self.used[f.worker] = self.used.get(f.worker, 0) + f.samples
 
     def _drop(self, f: Fragment) -> None:
         del self.fragments[f.uid]
@@ -261,8 +270,7 @@ class Ledger:
 
     def check(self) -> None:
         """Assert what must always hold: every sample in one state, every slot free or in use, the admission bound."""
-        live = {s: sum((f.decisions if s == LEASED else f.made) * f.envs for f in self.fragments.values() if f.state == s)
-                for s in (LEASED, READY, TAKEN)}
+        live = {s: sum(f.samples for f in self.fragments.values() if f.state == s) for s in (LEASED, READY, TAKEN)}
         assert live[READY] == self.samples == sum(f.made * f.envs for f in self.finished.values())
         assert {u for held in self.leased.values() for u in held} == {u for u, f in self.fragments.items() if f.state == LEASED}
         assert self.round_samples == sum(d * n for d, n in self.shares.values())

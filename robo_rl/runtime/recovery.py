@@ -28,15 +28,17 @@ def recover_fragments(buffer: RolloutBuffer, ledger: Ledger, state: dict, envs_o
         if kind == LEASED:
             if worker not in ledger.shares or not (0 <= rows <= buffer.decisions and granted > 0):
                 continue  # begun by one that has left since, or torn
+            if not 0 <= int(head["members"][slot]) <= buffer.columns(slot, worker)["done"].shape[1]:
+                continue
             head["rows"][slot] = rows = buffer.sound(slot, worker, rows)
         elif worker < 0 or not buffer.is_sealed_whole(slot, worker):
             continue
         taken = led.READY if streams and int(head["batch"][slot]) >= state["next_batch"] else led.TAKEN
         found.append(Fragment(
-            uid, slot, worker, granted, envs_of(worker),
+            uid, slot, worker, granted, int(head["members"][slot]) or envs_of(worker),
             int(head["due"][slot]), {LEASED: led.LEASED, SEALED: led.READY, TAKEN: taken}[kind],
             int(head["attempt"][slot]), int(head["made"][slot]), rows, int(head["oldest"][slot]),
-            int(head["batch"][slot])))
+            int(head["batch"][slot]), int(head["start"][slot])))
     found = list({f.uid: f for f in found}.values())
     for slot in ledger.recover(found, state["version"], state["next_batch"], state["taken"], state["next_uid"]):
         head["state"][slot] = EMPTY

@@ -29,11 +29,11 @@ from robo_rl.files import private_file, private_folder, read_json
 from robo_rl.rollout import FINAL, OBS, Columns, Layout, column_shape
 
 FIELDS = ("uid", "worker", "attempt", "granted", "made", "oldest", "state", "batch", "due", "rows", "beat", "sim_ns",
-          "policy_ns", "wait_ns", "begin", "end", "salt", "since", "place", "checksum")
-SEALED_FIELDS = ("uid", "worker", "granted", "made", "oldest", "due", "rows", "salt")  # what a seal vouches for
+          "policy_ns", "wait_ns", "begin", "end", "salt", "since", "place", "checksum", "members", "start")
+SEALED_FIELDS = ("uid", "worker", "granted", "made", "oldest", "due", "rows", "salt", "members", "start")  # what a seal vouches for
 EMPTY, LEASED, SEALED, TAKEN = range(4)  # header state
 ALIGN, PAGE = 64, 4096
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ class Lease:
     made: int
     due: int
     salt: int = 0  # of the checksums of its decisions
+    members: int = 0  # of a group whose size is decided; 0: as many as every group has
+    start: int = 0  # of such a group
 
 
 def slot_bytes(rows: Layout, decisions: int) -> int:
@@ -165,12 +167,12 @@ class RolloutBuffer:
         self._views[slot, worker] = out, RowSums(out), self.bytes[at:at + 8 * self.decisions].view(np.int64)
         return self._views[slot, worker]
 
-    def begin(self, slot: int, uid: int, worker: int, granted: int, due: int) -> None:
+    def begin(self, slot: int, uid: int, worker: int, granted: int, due: int, members: int = 0, start: int = 0) -> None:
         """The header of a new lease, with a salt of its own."""
         for name, value in (("rows", 0), ("oldest", -1), ("made", 0), ("uid", uid), ("worker", worker),
                             ("granted", granted), ("due", due), ("batch", -1), ("sim_ns", 0), ("policy_ns", 0),
                             ("wait_ns", 0), ("begin", 0), ("salt", secrets.randbits(62)), ("since", -1),
-                            ("state", LEASED)):
+                            ("members", members), ("start", start), ("state", LEASED)):
             self.head[name][slot] = value  # the state last
 
     def sums(self, slot: int, worker: int) -> np.ndarray:

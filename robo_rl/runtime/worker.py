@@ -18,6 +18,7 @@ from robo_rl.noise import mix
 from robo_rl.options import PolicyOptions, RolloutOptions
 from robo_rl.policies import ObsSpec, Policy
 from robo_rl.rollout import Collector, Columns
+from robo_rl.rollout_control.group_plan import GroupShape
 from robo_rl.runtime import snapshot
 from robo_rl.runtime.branches import make_control
 from robo_rl.runtime.episode_slots import EpisodeSlots
@@ -123,6 +124,7 @@ class Job:
     threads: int = 1
     episode_slots: bool = False  # groups whose episodes wait for no other (robo_rl.runtime.episode_slots)
     tree: RolloutOptions | None = None  # groups are trees (robo_rl.runtime.branches)
+    shape: GroupShape | None = None  # the sizes of groups are decided (robo_rl.runtime.planned)
     served: bool = False  # a policy server decides
     starts: bool = False  # the learner says where episodes begin (robo_rl.runtime.start_file)
 
@@ -167,7 +169,8 @@ def _loop(job: Job, connection) -> None:
     collector = Collector(env, policy, job.gamma, seed, job.index, StartFile(job.folder) if job.starts else None)
     buffer = RolloutBuffer.open(job.folder / "slots.bin")
     if job.episode_slots:
-        slots = EpisodeSlots(job.index, collector, policy, refresh, job.group, job.explore, make_control(job.tree, collector))
+        slots = EpisodeSlots(job.index, collector, policy, refresh, job.group, job.explore, make_control(job.tree, collector),
+                             job.shape)
         return _play(slots, connection, buffer, where, saved, orphaned)
     worker = Worker(job.index, collector, policy, refresh, job.staleness, job.explore, job.group, remote and remote.ask)
     if not saved:

@@ -19,6 +19,7 @@ from robo_rl.runtime import ledger as led
 from robo_rl.runtime.batches import BatchBuilder
 from robo_rl.runtime.feed import WorkIntervals, make_batch
 from robo_rl.runtime.ledger import Fragment, Ledger
+from robo_rl.runtime.planned import PlannedGroups, make_batch_of
 from robo_rl.runtime.recovery import checkpoint_state, recover_fragments
 from robo_rl.runtime.rollout_buffer import (
     EMPTY,
@@ -76,10 +77,11 @@ class WorkerPool(Protocol):
 
 
 class WorkerPoolFeed:
-    """`envs` of each worker, their `layouts`; `group` > 0: fragments are whole episodes; `streams`: batches come by `stream`."""
+    """`envs` of each worker, their `layouts`; `group` > 0: fragments are whole episodes; `streams`: batches come by `stream`;
+    `planned`: fragments are groups whose sizes are decided, `envs` on average."""
 
     def __init__(self, folder: Path, pool: WorkerPool, envs: list[int], layouts: list[Layout], batch: int, decisions: int,
-                 staleness: int, resume: "dict | None" = None, group: int = 0, streams: bool = False):
+                 staleness: int, resume: "dict | None" = None, group: int = 0, streams: bool = False, planned: PlannedGroups | None = None):
         self.folder, self.pool, self.whole, self.rows, self.envs, self.streams = folder, pool, bool(group), decisions, envs, streams
         private_folder(folder)
         if not resume:
@@ -95,9 +97,9 @@ class WorkerPoolFeed:
         lock = threading.RLock()
         self.condition = threading.Condition(lock)  # for the learner
         self.busy, self.sums, self.failure, self.stopping = WorkIntervals(), {}, "", False
-        self.useless, self.stale, self.staging = 0, 0.0, None
+        self.useless, self.stale, self.staging, self.planned = 0, 0.0, None, planned
         self.room = 0  # counts whenever somebody who was refused a lease may ask again
-        if self.per_batch > 1 and not streams:  # a single fragment is a batch as it lies in its slot
+        if self.per_batch > 1 and not streams and not planned:  # a single fragment is a batch as it lies in its slot
             width = self.per_batch * envs[0] if len(set(envs)) == 1 else -(-batch // shares[0][0])
             self.staging = Staging(self.buffer.columns(0, 0), decisions, width)
         self.batches = BatchBuilder(self.ledger, self.buffer, lambda worker: self.share(worker)[1], self.staging, lock)
@@ -141,7 +143,7 @@ class WorkerPoolFeed:
             for i, f in enumerate(chosen):
                 head["batch"][f.slot], head["place"][f.slot], head["state"][f.slot] = f.batch, i, TAKEN  # the state last
         self.count("time/rollouts", time.perf_counter() - begin)
-        rollout = make_batch(parts, self.version, self.ledger.staleness)
+        rollout = make_batch_of(self.planned, parts, self.version, self.ledger.staleness)
         self.stale = 0.8 * self.stale + 0.2 * rollout.stats["staleness/mean"]
         return rollout
 
@@ -198,10 +200,7 @@ class WorkerPoolFeed:
             out, self.sums = self.sums, {}
             spent = sum(out.get(f"workers/{k}", 0.0) for k in ("sim", "policy", "wait"))
             out |= {k: v / spent for k, v in out.items() if k.startswith("workers/") and spent}
-            kinds = [f.state for f in self.ledger.fragments.values()]
-            out |= {"queue/leased": kinds.count(led.LEASED), "queue/ready": kinds.count(led.READY),
-                    "queue/taken": kinds.count(led.TAKEN), "queue/free": len(self.ledger.free),
-                    "queue/workers": len(self.ledger.shares), "health/restarts": self.pool.restarts, "health/refused": self.ledger.refused}
+            out |= depths(self.ledger) | {"health/restarts": self.pool.restarts, "health/refused": self.ledger.refused}
         return {k: float(v) for k, v in out.items()}
 
     def spans(self) -> list[tuple[str, int, int]]:
@@ -212,10 +211,9 @@ class WorkerPoolFeed:
     def note(self) -> str:
         """A few words for the progress line: how many versions behind the data are, restarts."""
         n = self.pool.restarts
-        words = [f"{self.stale:.1f} behind"] if self.ledger.staleness else []
-        words += [f"{self.workers} workers"] if self.workers != len(self.envs) else []
-        words += [f"{n} restart{'s' * (n > 1)}"] if n else []
-        return " · ".join(words)
+        words = (f"{self.stale:.1f} behind" * bool(self.ledger.staleness), f"{self.workers} workers" * (self.workers != len(self.envs)),
+                 f"{n} restart{'s' * (n > 1)}" * bool(n))
+        return " · ".join(filter(None, words))
 
     def close(self) -> None:
         """Stop the workers; their decisions stay in the rollout buffer."""
@@ -228,7 +226,7 @@ class WorkerPoolFeed:
     def lease(self, worker: int, more: bool = False) -> Lease | None:
         """Lease a fragment to a worker, perhaps one that its predecessor began; None: it must wait. `more`: beside those it has."""
         with self.condition:
-            f = self.ledger.lease(worker, more)
+            f = self.planned.lease(self.ledger, worker, more) if self.planned else self.ledger.lease(worker, more)
             return f and self._lease(f)
 
     def held(self, worker: int) -> list[Lease]:
@@ -240,10 +238,11 @@ class WorkerPoolFeed:
         head, s = self.buffer.head, f.slot
         again = int(head["state"][s]) == LEASED and int(head["uid"][s]) == f.uid
         if not again:
-            self.buffer.begin(s, f.uid, f.worker, f.decisions, f.due)
+            self.buffer.begin(s, f.uid, f.worker, f.decisions, f.due, f.envs if self.planned else 0, f.start)
         head["attempt"][s], head["beat"][s] = f.attempt, time.monotonic_ns()
         made = int(head["rows"][s]) if again else 0
-        return Lease(f.uid, s, self.rows if self.whole else f.decisions, made, f.due, int(head["salt"][s]))
+        return Lease(f.uid, s, self.rows if self.whole else f.decisions, made, f.due, int(head["salt"][s]), int(head["members"][s]),
+                     int(head["start"][s]))
 
     def sealed(self, worker: int, name: str, uid: int, rows: int, oldest: int, cut: bool, bad: str) -> bool:
         """A fragment is finished (`cut`: not whole, its sim was lost; `bad`: a column that is not finite, or "") -> whether
@@ -260,7 +259,9 @@ class WorkerPoolFeed:
                 self.useless += 1
                 if self.useless >= USELESS:
                     self.give_up(f"{name} keeps giving numbers that are not finite (column {bad}): lower --rl.lr, or look at the sim")
-            good = uid in self.ledger.fragments
+            useful = good = uid in self.ledger.fragments
+            if good and self.planned and not (good := self.planned.keeps(self.buffer.columns(f.slot, worker), rows)):
+                self.ledger.refuse(uid, broken=False)
             self.room += self.ledger.admitted < admitted  # something was given back
             if good:
                 head["rows"][f.slot], head["oldest"][f.slot], head["made"][f.slot] = rows, oldest, f.made
@@ -275,7 +276,7 @@ class WorkerPoolFeed:
                 self.batches.finished(f)
             if self.streams or self.failure or self.ledger.samples >= self.ledger.batch:
                 self.condition.notify_all()
-            return good
+            return useful
 
     def lost(self, worker: int) -> None:
         """Record that a worker died; its successor gets the same lease."""
@@ -325,6 +326,13 @@ class WorkerPoolFeed:
             self.give_up(f"the broker failed: {e!r}\n{traceback.format_exc(limit=-4)}")
         finally:
             self.pool.end()
+
+
+def depths(ledger: Ledger) -> dict[str, float]:
+    """Fragments by state, free slots and workers, for the log."""
+    kinds = [f.state for f in ledger.fragments.values()]
+    return {"queue/leased": kinds.count(led.LEASED), "queue/ready": kinds.count(led.READY), "queue/taken": kinds.count(led.TAKEN),
+            "queue/free": len(ledger.free), "queue/workers": len(ledger.shares)}
 
 
 def requested_workers(folder: Path) -> int:
