@@ -351,7 +351,7 @@ def test_from_demonstrations_that_go_two_ways_a_flow_succeeds_where_a_gaussian_o
     for kind in ("flow", "gaussian"):
         options = replace(config.policy, kind=kind)
         data = load(tmp_path / "demos")
-        policy = make_policy(options, obs_spec(env), seed)
+        policy = make_policy(options, obs_spec(env, False), seed)
         fit_normalisers(policy, data)
         bc.train(policy, demo_sampler(data, policy.spec, options.horizon), replace(config.bc, updates=1800), seed)
         success[kind] = np.mean(evaluate(env, policy, eval_starts(200))["success"])

@@ -174,7 +174,9 @@ def join(address: str, cpus: int):
     check(address)
     for left in reversed(range(1 if address else STARTS)):
         try:
-            options: dict[str, Any] = {"address": address} if address else {"address": "local", "num_cpus": cpus}
+            # Ray's own workers would run at niceness 15: on a busy machine they starve where the process pool's do not.
+            options: dict[str, Any] = {"address": address} if address else {
+                "address": "local", "num_cpus": cpus, "_system_config": {"worker_niceness": 0}}
             options["logging_level"] = "ERROR"
             ray.init(include_dashboard=False, log_to_driver=False, **options)
             break
