@@ -30,10 +30,11 @@ class OpenLoop:
     uncertainty: np.ndarray
 
 
-def open_loop(model: WorldModel, data: Recorded, horizon: int, most: int = 400, seed: int = 0) -> OpenLoop:
-    """Roll the model out along the recorded actions of held-out episodes, from their beginnings and, as far as `most`
-    windows allow, from random steps at least 8 before the end."""
-    held = np.flatnonzero(data.held)
+def open_loop(model: WorldModel, data: Recorded, horizon: int, most: int = 400, seed: int = 0,
+              episodes: np.ndarray | None = None) -> OpenLoop:
+    """Roll the model out along the recorded actions of held-out episodes (`episodes` of them; None: all), from their beginnings and,
+    as far as `most` windows allow, from random steps at least 8 before the end."""
+    held = np.flatnonzero(data.held) if episodes is None else episodes
     rng = np.random.default_rng([seed, 19])
     begin = [(e, data.first[e]) for e in held if data.lengths[e] > 1]
     while begin and len(begin) < most and data.lengths[held].max() > 8:
@@ -41,7 +42,7 @@ def open_loop(model: WorldModel, data: Recorded, horizon: int, most: int = 400, 
         if data.lengths[e] > 8:
             begin.append((e, data.first[e] + rng.integers(0, data.lengths[e] - 8)))
     episode, rows = np.array(begin[:most], np.int64).reshape(-1, 2).T
-    predicted, truth, there, uncertainty = _along(model, data, episode, rows, horizon)
+    predicted, truth, there, uncertainty = along_recorded(model, data, episode, rows, horizon)
     std = data.state.std(0).clip(min=1e-3)
 
     def rms(x: np.ndarray) -> np.ndarray:
@@ -49,14 +50,14 @@ def open_loop(model: WorldModel, data: Recorded, horizon: int, most: int = 400, 
     return OpenLoop(rms(predicted), rms(data.state[rows][:, None]), uncertainty)
 
 
-def _along(model: WorldModel, data: Recorded, episode: np.ndarray, rows: np.ndarray, horizon: int):
+def along_recorded(model: WorldModel, data: Recorded, episode: np.ndarray, rows: np.ndarray, horizon: int):
     """The model from rows [W] of episodes [W] along what was done: (predicted, true states [W,H,S], where they are known bool[W,H],
     uncertainty [W,H], nan elsewhere)."""
     last = data.end[episode] - 1
     at = np.minimum(rows[:, None] + np.arange(horizon), last[:, None])  # [W,H]
     obs = {"state": data.state[rows], "task": np.array(data.tasks)[data.task[episode]]}
     obs |= {f"image/{v}": x[rows] for v, x in data.images.items()}
-    carry = _in_motion(model.start(obs, rows.astype(np.int64)), data, rows)
+    carry = in_motion(model.start(obs, rows.astype(np.int64)), data, rows)
     _, p = model.step(carry, torch.from_numpy(data.action[at]))
     truth = data.after[at]
     there = (rows[:, None] + np.arange(horizon) <= last[:, None]) & np.isfinite(truth).all(-1)
@@ -69,22 +70,24 @@ def spread(data: Recorded) -> tuple[float, ...]:
     return tuple(float(x) for x in np.where(std > 1e-5, std, 0))
 
 
-def promised(model: WorldModel, data: Recorded, horizon: int, per_episode: int = 8, seed: int = 0) -> tuple[float, ...]:
+def promised(model: WorldModel, data: Recorded, horizon: int, per_episode: int = 8, seed: int = 0,
+             episodes: np.ndarray | None = None) -> tuple[float, ...]:
     """The conformal factor of each of `horizon` steps on held-out episodes, in units of `spread`; infinite where too few last so long.
 
     `per_episode` windows of each, as `wm eval` draws them (`windows.pick_starts`): half from its beginning, half from anywhere.
     """
-    held = np.flatnonzero(data.held & (data.lengths > 1))
+    held = np.flatnonzero(data.held) if episodes is None else episodes
+    held = held[data.lengths[held] > 1]
     if not len(held):
         return ()
     which, rows = pick_starts(data.first[held], data.end[held] - 1, min(per_episode * len(held), 4000), horizon, seed)
-    predicted, truth, there, uncertainty = _along(model, data, held[which], rows, horizon)
+    predicted, truth, there, uncertainty = along_recorded(model, data, held[which], rows, horizon)
     error = state_error(predicted, np.where(there[..., None], truth, predicted), np.array(spread(data)))
     score = conformal.scores_of(error, np.where(there, uncertainty, 1))
     return tuple(float(q) for q in conformal.factors(score, there, held[which]))
 
 
-def _in_motion(carry: dict, data: Recorded, rows: np.ndarray) -> dict:
+def in_motion(carry: dict, data: Recorded, rows: np.ndarray) -> dict:
     """A window that begins inside an episode knows the state before it, where the model keeps one."""
     if "before" not in carry:
         return carry

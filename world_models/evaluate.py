@@ -9,7 +9,7 @@ import torch
 
 from robo_rl import files
 from robo_rl.data.reader import load as load_data
-from world_models import baselines, conformal, eva, instructions, trust
+from world_models import baselines, conformal, eva, gate_report, instructions, trust
 from world_models.calibrate import spread
 from world_models.imagine import CHUNK, open_loop
 from world_models.model import WorldSpec
@@ -53,13 +53,13 @@ def table_of(rows: dict) -> dict[int, dict]:
     return {h: i._asdict() for h, i in rows.items()}
 
 
-def measure_baselines(mine: np.ndarray, w, scale: np.ndarray, reference: baselines.RecordedSteps, seed: int) -> dict:
-    """Errors of the model, [B,T], beside those of simple predictors (`world_models.baselines`); "best": that with the least error at
+def measure_baselines(mine: np.ndarray, w, scale: np.ndarray, predicted: dict[str, np.ndarray], settings: dict[str, str],
+                      transitions: int) -> dict:
+    """Errors of the model, [B,T], beside those of what `baselines.predict` gave; "best": that with the least error at
     each horizon, standing still among them, and whether the model is surely better than it."""
-    predicted, settings = baselines.predict(reference, w, seed)
-    predicted["standing still"] = trust.hold_last(w.start["state"], mine.shape[1])
-    out: dict = {"settings": settings, "transitions": len(reference.episode), "rows": {}, "best": {}}
-    for name, states in predicted.items():
+    still = {"standing still": trust.hold_last(w.start["state"], mine.shape[1])}
+    out: dict = {"settings": settings, "transitions": transitions, "rows": {}, "best": {}}
+    for name, states in (predicted | still).items():
         own, other, less = compare_errors(mine, trust.state_error(states, w.state, scale), w.seen)
         ratio = {h: own[h]["value"] / other[h]["value"] if other[h]["value"] > 0 else None for h in own}
         out["rows"][name] = {"error": other, "ratio": ratio} | less
@@ -226,7 +226,12 @@ def measure(model, dataset, config: WorldEvalConfig) -> tuple[dict, dict]:
     error = arrays["errors"]["state"][0]
     foreign = bool(foreign_to(model, dataset)[w.episode].all())
     doc["uncertainty"] = measure_doubt(arrays["predicted"].uncertainty, error, w, model, foreign)
-    doc["baselines"] = measure_baselines(error, w, scale, reference_of(model, dataset, w, config), config.seed)
+    reference = reference_of(model, dataset, w, config)
+    predicted, settings = baselines.predict(reference, w, config.seed)
+    doc["baselines"] = measure_baselines(error, w, scale, predicted, settings, len(reference.episode))
+    remembered = trust.state_error(predicted["neighbours"], w.state, scale) if "neighbours" in predicted else None
+    doc["gate"] = gate_report.compare(w, arrays["predicted"].state, arrays["predicted"].uncertainty, error, remembered, reference,
+                                      config.seed)
     doc["following"] = measure_following(model, w, config)
     doc["eva"] = measure_executability(model, dataset, w, arrays["predicted"], config)
     if not doc["finite"]:

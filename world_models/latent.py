@@ -10,7 +10,8 @@ The heads see the state twice, for a goal is a small place: in units of the data
 step's change (offsets to a goal are such numbers); with the squares "near" is a plane.
 The difference to the state before stands for the velocities a state leaves out (it is 0 where an episode begins).
 A lane follows one member, drawn from its key, or the members' mean. Uncertainty is the members' disagreement on the
-followed state, in units of the state's std, summed along the episode.
+followed state, in units of the state's std, summed along the episode; with a gate (`world_models.gate`) the error that is expected
+from that disagreement and the distance to what was recorded.
 
 Refinement after PDE-Refiner (Lippe et al. 2023, eq. 5-8), of each member's change of one step, y_0 = delta:
     for k = 1 .. K:   y_k = y_(k-1) - sigma_k net_r(s, s - s_before, a, y_(k-1), k),   sigma_k = sigma_min^(k/K)
@@ -33,6 +34,7 @@ from torch.nn import functional as F
 
 from robo_rl.starts import hashed
 from world_models import instructions
+from world_models.gate import Gate
 from world_models.model import Carry, Frames, Prediction, WorldSpec
 from world_models.options import LatentOptions
 
@@ -84,6 +86,7 @@ class Latent(nn.Module):
         self.net = MlpEnsemble(o.members, 2 * s + a, o.hidden, o.layers, s, generator)
         self.heads = MlpEnsemble(o.members, 5 * s + a, max(o.hidden // 2, 8), 2, HEADS, generator)
         self.refiner = MlpEnsemble(o.members, 3 * s + a + o.refine, o.hidden, o.layers, s, generator) if o.refine else None
+        self.gate = Gate(2 * s + a) if spec.gate else None
         for name, value in (("mean", 0.0), ("std", 1.0), ("scale", 1.0), ("low", -np.inf), ("high", np.inf)):
             self.register_buffer(name, torch.full((s,), value))
         self.register_buffer("words", words, persistent=False)
@@ -131,27 +134,36 @@ class Latent(nn.Module):
         task = np.zeros(len(keys), np.int64)
         if self.words.shape[1]:
             task = instructions.places(self.spec.tasks, np.asarray(obs["task"]) if "task" in obs else None, "the world model")
-        return {"state": state, "before": state.clone(), "task": torch.from_numpy(task), "spread": torch.zeros(len(keys)),
+        doubt = {} if self.gate is None else {"far": torch.zeros(len(keys)), "doubt": torch.zeros(len(keys))}
+        return {"state": state, "before": state.clone(), "task": torch.from_numpy(task), "spread": torch.zeros(len(keys)), **doubt,
                 "member": torch.from_numpy(member), "key": torch.from_numpy(keys.copy()),
                 "t": torch.zeros(len(keys), dtype=torch.int64)}
 
     @torch.no_grad()
     def step(self, carry: Carry, actions: Tensor) -> tuple[Carry, Prediction]:
         s, before, spread, t = carry["state"], carry["before"], carry["spread"], carry["t"]
+        far, doubt = carry.get("far", spread), carry.get("doubt", spread)
         lanes, weight, rows = torch.arange(len(s)), self.scale / self.std, []
         for a in (self.commanded(a, carry.get("task")) for a in actions.to(torch.float32).unbind(1)):
             inputs = self.inputs(s, before, a)
             deltas = self.refined(inputs, self.net(inputs))[-1]
             mean = deltas.mean(0)
             delta = mean if self.options.follow == "mean" else deltas[carry["member"], lanes]
-            spread = spread + ((deltas - mean) * weight).square().mean((0, 2)).sqrt()  # of one member: 0
+            grown = ((deltas - mean) * weight).square().mean((0, 2)).sqrt()  # of one member: 0
+            spread = spread + grown
+            if self.gate is not None:
+                near = self.gate.distance(inputs)
+                far = far + near
+                q = self.gate.quantities(spread, grown, near, far, (t + 1).float())
+                doubt = torch.maximum(doubt, self.gate.law(q))
             after = self.clip(s + delta * self.scale)
             heads = self.outcome(after, s, a)
             s, before, t = after, s, t + 1
             chance = (heads[..., 1:] - self.balance.log()).sigmoid().mean(0)  # learnt with that weight: taken off again
-            rows.append((s, heads[..., 0].mean(0) * self.gain, chance[:, 0], chance[:, 1], spread))
+            rows.append((s, heads[..., 0].mean(0) * self.gain, chance[:, 0], chance[:, 1], spread if self.gate is None else doubt))
         state, reward, success, terminal, spreads = (torch.stack(x, 1) for x in zip(*rows, strict=True))
-        carry = carry | {"state": s, "before": before, "spread": spread, "t": t}
+        carry = carry | {"state": s, "before": before, "spread": spread, "t": t} | (
+            {} if self.gate is None else {"far": far, "doubt": doubt})
         return carry, Prediction({"state": state}, reward, terminal, success, spreads)
 
     def sigmas(self) -> list[float]:

@@ -76,6 +76,8 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
     data = read(config.data, images)
     recorded.check(data, " ".join(config.data))
     check_text(config.net, (data.tasks[i] for i in data.task), " ".join(config.data))
+    if config.gate:
+        check_gate(data)
     if images and not data.images:
         raise UserError(f"data set {' '.join(config.data)} has no cameras; record them with robo_rl collect --obs rgb, or train "
                         "--kind latent")
@@ -167,7 +169,7 @@ def latent_job(config: WorldModelConfig, data: "Recorded") -> FitJob:
 
     fitter = Fitter(Latent(world_spec(data, config.kind, " ".join(config.data)), config.net, config.seed), data, config.fit, config.seed)
     return FitJob(fitter=fitter, updates=config.fit.updates, done=lambda: fitter.update, every=50,
-               finish=lambda: calibrated(fitter.result(), data, config.horizon, config.tolerance),
+               finish=lambda: calibrated(fitter.result(), data, config.horizon, config.tolerance, gate=config.gate),
                row=lambda parts: {"sft/loss": parts["state"]} | {f"wm/{k}": v for k, v in parts.items()},
                note=lambda parts: f"state {parts['state']:.4f} success {parts['success']:.5f}")
 
@@ -280,14 +282,21 @@ def world_spec(data, kind: str, where: str):
                      data=f"{where}: {len(data)} episodes, {len(data.action)} frames, {int(data.success.sum())} successful")
 
 
-def calibrated(model, data, horizon: int, tolerance: float, most: int = 400, per_episode: int = 8):
-    """(the model with its horizon and threshold, the numbers behind them), from `most` windows, and `per_episode` for the bounds."""
+def calibrated(model, data, horizon: int, tolerance: float, most: int = 400, per_episode: int = 8, gate: bool = False):
+    """(the model with its horizon and threshold, the numbers behind them), from `most` windows, and `per_episode` for the bounds.
+
+    `gate`: a latent model's uncertainty is a gate learnt on every second held-out episode; the others calibrate it.
+    """
     from world_models.calibrate import calibrate, open_loop, promised
-    run = open_loop(model, data, min(horizon, int(data.lengths.max()) - 1), most)
+    episodes = np.flatnonzero(data.held)
+    if gate:
+        check_gate(data)
+        model, episodes = gated(model, data, episodes[::2], horizon), episodes[1::2]
+    run = open_loop(model, data, min(horizon, int(data.lengths.max()) - 1), most, episodes=episodes)
     steps, threshold = calibrate(run, tolerance)
     if data.control.max_steps - steps <= 1 and steps >= data.lengths.max() - 1:
         steps = max(steps, min(data.control.max_steps, horizon))  # no longer episode exists
-    bounds = promised(model, data, min(horizon, int(data.lengths.max())), per_episode)
+    bounds = promised(model, data, min(horizon, int(data.lengths.max())), per_episode, episodes=episodes)
     model.spec = model.spec.calibrated(steps, threshold, bounds)
     with np.errstate(invalid="ignore"):
         n = (~np.isnan(run.error)).sum(0).clip(1)
@@ -297,6 +306,45 @@ def calibrated(model, data, horizon: int, tolerance: float, most: int = 400, per
         "windows": n.tolist(), "horizon": steps, "threshold": threshold, "tolerance": tolerance, "bounds": bounds,
         "within": float((run.uncertainty[seen] <= threshold).mean())}
     return model, report
+
+
+def check_gate(data) -> None:
+    """Raise UserError for data too few to learn a gate from and calibrate it."""
+    if data.held.sum() < 4:
+        raise UserError(f"--gate is learnt on half of the held-out episodes, one in twenty of all: record at least 40, got {len(data)}")
+
+
+def gated(model, data, episodes: np.ndarray, horizon: int, seed: int = 0):
+    """A latent model with a gate that is learnt on held-out `episodes`; its memory is of those the model learnt from."""
+    import torch
+
+    from world_models.calibrate import along_recorded
+    from world_models.gate import Gate, before_steps
+    from world_models.trust import state_error
+    from world_models.windows import pick_starts
+    model.gate, model.spec = None, replace(model.spec, gate=True)
+    steps = min(horizon, int(data.lengths[episodes].max()))
+    which, rows = pick_starts(data.first[episodes], data.end[episodes] - 1, min(16 * len(episodes), 2000), steps, seed)
+    predicted, truth, there, u = along_recorded(model, data, episodes[which], rows, steps)
+    error = state_error(predicted, np.where(there[..., None], truth, predicted), np.array(model.spec.scale))
+
+    def inputs(s: np.ndarray, before: np.ndarray, at: np.ndarray) -> torch.Tensor:
+        task = torch.from_numpy(np.repeat(data.task, data.lengths)[at])
+        return model.inputs(*map(torch.from_numpy, (s, before)), model.commanded(torch.from_numpy(data.action[at]), task))
+    learnt = np.flatnonzero(~np.repeat(data.held, data.lengths))
+    known = inputs(data.state[learnt], data.state[previous(data, learnt)], learnt)
+    gate = Gate(known.shape[1]).remember(known, seed)
+    at = np.minimum(rows[:, None] + np.arange(steps), data.end[episodes[which]][:, None] - 1)
+    s, before = before_steps(data.state[rows], data.state[previous(data, rows)], predicted)
+    q = gate.along(inputs(s, before, at), torch.from_numpy(np.nan_to_num(u)).float())
+    gate.law.fit(q[there], torch.from_numpy(error[there]).float())
+    model.gate = gate
+    return model
+
+
+def previous(data, rows: np.ndarray) -> np.ndarray:
+    """The row before each, or itself where an episode begins."""
+    return np.where(np.isin(rows, data.first), rows, rows - 1)
 
 
 def save_fit(fitter, path: Path, frames: int) -> None:

@@ -52,6 +52,7 @@ class WorldSpec:
     bounds: tuple[float, ...] = ()  # by control step: nine in ten new episodes err by less than this factor times the uncertainty
     scale: tuple[float, ...] = ()  # std of each state dimension in the data it learnt from (0: it never changes), the errors' unit
     data: str = ""  # what it learnt from, as words
+    gate: bool = False  # the uncertainty is that of a learnt gate (`world_models.gate`)
 
     def __post_init__(self) -> None:
         choose("kind of world model", self.kind, KINDS)

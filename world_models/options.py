@@ -209,7 +209,7 @@ class WorldModelConfig:
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
         "What is learnt": ("kind", "seed", "torch_threads"),
-        "How far it is trusted": ("horizon", "tolerance"),
+        "How far it is trusted": ("horizon", "tolerance", "gate"),
         "The run": ("out", "resume")}
 
     data: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -227,6 +227,9 @@ class WorldModelConfig:
     """Control steps to which the error of the state (video: the arm's; encoded: the codes' too) is measured on held-out episodes."""
     tolerance: float = 0.75
     """Error [std of the data] that the calibrated threshold of the uncertainty keeps nine in ten predictions below."""
+    gate: bool = False
+    """With latent: the uncertainty is the error that a law learnt on held-out episodes expects of the ensemble's disagreement, the steps
+    made and the distance to the nearest recorded step."""
     torch_threads: int = 1
     """Threads of torch."""
     net: LatentOptions = field(default_factory=LatentOptions)
@@ -239,6 +242,8 @@ class WorldModelConfig:
         for name, low, high in (("seed", 0, 2**31 - 1), ("horizon", 2, 10**4), ("torch_threads", 1, 4096)):
             in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         in_range("--tolerance", self.tolerance, 0, 100, open_low=True)
+        if self.gate and self.kind != "latent":
+            raise UserError(f"--gate goes with --kind latent, got --kind {self.kind}")
 
 
 @dataclass(frozen=True, kw_only=True)

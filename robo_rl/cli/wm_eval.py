@@ -87,7 +87,7 @@ def head_lines(doc: dict) -> list[str]:
     lines.append(f"  success: {s['tp']} true, {s['fp']} false alarms, {s['fn']} missed, {s['tn']} rightly denied; "
                  f"accuracy {s['accuracy']['value']:.3f} [{s['accuracy']['low']:.3f}, {s['accuracy']['high']:.3f}]")
     lines += [f"  uncertainty: rank correlation with the error {u['spearman']:.2f}, AUROC of the worst tenth {u['auroc_worst_tenth']:.2f}",
-              *bound_lines(u["bound"], "  ")]
+              *bound_lines(u["bound"], "  "), *gate_lines(doc.get("gate"))]
     if v["model"] is not None:
         lines.append(f"  executability (EVA, 10 is best): imagined {v['model']:.2f}, recorded {v['recorded']:.2f}; beyond the limits "
                      f"{100 * v['model_violations']:.1f} % of steps, recorded {100 * v['recorded_violations']:.1f} % "
@@ -99,6 +99,27 @@ def bound_lines(b: dict, indent: str) -> list[str]:
     """Coverage of the bound on the error, by horizon."""
     said = ", ".join(f"{100 * i['value']:.0f} [{100 * i['low']:.0f}, {100 * i['high']:.0f}] after {h}" for h, i in b["covered"].items())
     return [f"{indent}bound on the error, made {b['made']}: promised {100 * b['promised']:.0f} % of episodes, covers {said or 'unknown'}"]
+
+
+def gate_lines(g: dict | None) -> list[str]:
+    """The learnt gate beside a threshold on the uncertainty, and its choice between model and memory."""
+    if g is None:
+        return []
+    said = [f"{name} {100 * g[key]['kept']:.0f} % ({off_share(g[key]['off'])}, AUROC {g[key]['auroc']:.2f})"
+            for name, key in (("a learnt gate", "gate"), ("a threshold on the uncertainty", "threshold"))]
+    more = g["more"]
+    rule = f"at most {100 * g['allowed']:.0f} % of them to be off by more than {g['tolerance']:g} std"
+    lines = [f"  steps trusted, {rule}: {', '.join(said)}",
+             f"    gate less threshold {100 * more['value']:+.1f} [{100 * more['low']:+.1f}, {100 * more['high']:+.1f}] points, by episode"]
+    if m := g["memory"]:
+        lines.append("  model or memory, by the gate: " + "; ".join(
+            f"{m['chosen'][h]['value']:.3f} after {h} (model {m['model'][h]['value']:.3f}, memory {m['memory'][h]['value']:.3f}, "
+            f"the model in {100 * m['share'][h]:.0f} %)" for h in m["model"]))
+    return lines
+
+
+def off_share(share: float | None) -> str:
+    return "none" if share is None else f"{100 * share:.1f} % off"
 
 
 def policy_lines(doc: dict, indent: str = "  ") -> list[str]:

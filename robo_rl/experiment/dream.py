@@ -195,7 +195,7 @@ class DreamFeed:
             model = Latent(world_spec(data, "latent", "the run"), options, self.config.seed)
         else:
             model = copy.deepcopy(before)
-            model.spec = world_spec(data, "latent", "the run")
+            model.spec, model.gate = world_spec(data, "latent", "the run"), None  # a gate would be of the dynamics before
         fit = FitOptions(updates=self.config.dream_updates * (3 if before is None else 1), batch=128, unroll=6,
                          lr=1e-3 if before is None else 3e-4)
         fitter = Fitter(model, data, fit, self.config.seed + self.since, fresh=before is None)
@@ -203,7 +203,7 @@ class DreamFeed:
         model = fitter.result()
         if before is not None and mean_error(before, data, held) <= mean_error(model, data, held):
             model, self.kept = copy.deepcopy(before), self.kept + 1  # what was learnt last made it worse
-            model.spec = fitter.model.spec
+            model.spec, model.gate = fitter.model.spec, None
         model, report = calibrated(model, data, held, TOLERANCE)
         model.frames = data.frames()
         steps = data.control.max_steps  # an episode may be longer than what was measured: the threshold cuts it

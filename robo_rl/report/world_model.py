@@ -179,6 +179,17 @@ def films(clips: list[tuple[str, Path]]) -> str:
             f'actions alone.</p><div class="grid wide">{figures}</div>') if clips else ""
 
 
+def gate_section(g: dict) -> str:
+    """What a learnt gate trusts beside what a threshold on the uncertainty does."""
+    rows = "".join(f'<tr><td class="name">{name}</td><td class="n">{100 * g[key]["kept"]:.1f} %</td><td class="n">'
+                   f'{"" if g[key]["off"] is None else format(100 * g[key]["off"], ".1f") + " %"}</td>'
+                   f'<td class="n">{number(g[key]["auroc"])}</td></tr>'
+                   for name, key in (("threshold on the uncertainty", "threshold"), ("learnt gate", "gate")))
+    return (f'<h2>When to trust a rollout</h2><p>Steps trusted by rules that other episodes made, where one in ten may be off by more than '
+            f'{g["tolerance"]:g} std; {100 * g["off"]:.1f} % of all are.</p><div class="card scroll pad"><table><tr><th>Rule</th>'
+            '<th class="n">Trusted</th><th class="n">Of these off</th><th class="n">AUROC of "off"</th></tr>' + rows + "</table></div>")
+
+
 def page(doc: dict, clips: list[tuple[str, Path]]) -> str:
     """The whole page from eval.json's document."""
     facts = "".join(f"<li><span>{esc(k)}</span>{esc(doc[v])}</li>" for k, v in
@@ -212,6 +223,7 @@ def page(doc: dict, clips: list[tuple[str, Path]]) -> str:
 <h2>Calibration</h2><p>A threshold on the uncertainty cuts imagined episodes; at {number(u["threshold"], 3)} it cuts
 {100 * u["steps_cut"]:.1f} % of these steps,
 where the mean error is {number(u["error_cut"], 3)} (kept steps: {number(u["error_kept"], 3)}).</p><div class="grid">{calibration}</div>
+{gate_section(doc["gate"]) if doc.get("gate") else ""}
 <footer>Made by <code>robo_rl wm eval</code>. Intervals: percentile bootstrap over windows, Newcombe's method 10 for gaps.</footer>"""
     template = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
     return template.replace("{{title}}", esc(f"{doc['model']} · world model")).replace("{{body}}", body)
