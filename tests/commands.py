@@ -2,6 +2,7 @@
 
 import functools
 import importlib.abc
+import importlib.util
 import multiprocessing
 import os
 import signal
@@ -86,6 +87,15 @@ class Command:
 
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)
+
+
+def launch_script(name: str):
+    """The module of a script in launch/."""
+    spec = importlib.util.spec_from_file_location(name, TESTS.parent / f"launch/{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def robo_rl(cwd: Path, *argv: object, absent: Sequence[str] = (), env: "dict[str, str] | None" = None,
