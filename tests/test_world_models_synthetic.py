@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from commands import launch_script
 
 from robo_rl.errors import UserError
 from robo_rl.experiment.synthetic import SOURCE, Synthetic
@@ -311,3 +312,32 @@ def test_sampled_windows_give_transitions_up_to_their_first_end():
     assert t.terminated.tolist() == [False, False, False, False, True] and t.source == "synthetic"
     with pytest.raises(UserError, match="windows must have shape"):
         Guided(w, 3, 1, GuideOptions(window=4), FRESH)
+
+
+# ---- offline -----------------------------------------------------------------------------------------------------
+
+def test_transitions_of_one_law_are_alike_and_shuffled_ones_are_told_by_correlations_and_dynamics():
+    a, b = linear(3000), linear(3000, seed=1)
+    same = synther.quality(b, a)
+    assert same["marginals"] < 0.1 and same["correlations"] < 0.05 and abs(same["dynamics"]) < 0.3
+    order = np.random.default_rng(0).permutation(3000)
+    torn = synther.quality(synther.Transitions(b.obs, b.action, b.reward, b.next_obs[order], b.terminated), a)
+    assert torn["marginals"] == pytest.approx(same["marginals"]) and torn["correlations"] > 3 * same["correlations"]
+    assert torn["dynamics"] > 2
+    moved = synther.quality(synther.Transitions(b.obs + 1, b.action, b.reward, b.next_obs + 1, b.terminated), a)
+    assert moved["marginals"] > 0.3 and moved["correlations"] == pytest.approx(same["correlations"], abs=1e-3)
+
+
+def test_the_script_learns_offline_from_few_topped_up_and_many(tmp_path, capsys):
+    keep = tmp_path / "found.jsonl"
+    given = ["--task", "reach", "--few", "300", "--many", "500", "--episodes", "30", "--seeds", "1", "--updates", "4", "--upsample", "3",
+             "--starts", "10", "--keep", str(keep)]
+    main = launch_script("compare_synthetic").main
+    main(given)
+    said = capsys.readouterr().out
+    assert all(f"reach, {name}" in said for name in ("few", "topped up", "many")) and "less few" in said and "marginals" in said
+    kept = keep.read_text()
+    main(given)
+    assert keep.read_text() == kept, "what is kept is not run again"
+    with pytest.raises(SystemExit, match="fewer than 50000: give --episodes"):
+        main(["--task", "reach", "--few", "300", "--many", "50000", "--episodes", "10", "--seeds", "1"])

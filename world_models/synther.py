@@ -268,6 +268,50 @@ def dynamics_error(made: Transitions, near: Transitions, scale: np.ndarray) -> f
     return float(torch.cdist(a, b).amin(1).mean() / math.sqrt(a.shape[1]))
 
 
+def quality(made: Transitions, real: Transitions, most: int = 4000, seed: int = 0) -> dict[str, float]:
+    """How like real transitions made ones are, as three figures that are 0 where they are the same distribution's.
+
+    marginals: mean over [s, a, r, s'] of Wasserstein's distance in units of the real std; correlations: mean absolute difference of
+    their off-diagonal entries; dynamics: root mean square of s' less what ridge regression on (s, a) with squares and products of the
+    real ones says, over that of the real ones, less 1 (s' - s in units of its std).
+    """
+    rng = np.random.default_rng([seed, 79])
+    a, b = (rows_of(t)[rng.permutation(len(t))[:most], :-1] for t in (made, real))
+    std = b.std(0)
+    moves = std > 1e-6
+    q = np.linspace(0.005, 0.995, 100)
+    far = np.abs(np.quantile(a, q, axis=0) - np.quantile(b, q, axis=0)).mean(0)
+    both = moves & (a.std(0) > 1e-6)
+    off = ~np.eye(int(both.sum()), dtype=bool)
+    differ = np.abs(np.corrcoef(a[:, both].T) - np.corrcoef(b[:, both].T))[off]
+    held, taught = np.split(rng.permutation(len(real)), [len(real) // 5])
+    law = dynamics_law(real, taught)
+    return {"marginals": float((far / np.where(moves, std, 1))[moves].mean()), "correlations": float(differ.mean()),
+            "dynamics": law(made, rng.permutation(len(made))[:most]) / max(law(real, held[:most]), 1e-9) - 1}
+
+
+def dynamics_law(t: Transitions, rows: np.ndarray) -> Callable[[Transitions, np.ndarray], float]:
+    """Learn s' - s from `rows` of t by ridge regression on (s, a) with squares and products -> (transitions, rows) to its error."""
+    x = np.concatenate([t.obs, t.action], 1)[rows].astype(np.float64)
+    change = (t.next_obs - t.obs)[rows].astype(np.float64)
+    mean, std = x.mean(0), np.maximum(x.std(0), 1e-6)
+    scale = change.std(0)
+    used = scale > 1e-6
+
+    def design(x: np.ndarray) -> np.ndarray:
+        z = ((x - mean) / std).clip(-5, 5)
+        i, j = np.triu_indices(z.shape[1])
+        return np.concatenate([z, z[:, i] * z[:, j], np.ones((len(z), 1))], 1)
+    d = design(x)
+    weight = np.linalg.solve(d.T @ d + 1e-3 * len(d) * np.eye(d.shape[1]), d.T @ (change[:, used] / scale[used]))
+
+    def error(other: Transitions, rows: np.ndarray) -> float:
+        x = np.concatenate([other.obs, other.action], 1)[rows].astype(np.float64)
+        y = (other.next_obs - other.obs)[rows][:, used] / scale[used]
+        return float(np.sqrt(np.square(design(x) @ weight - y).mean()))
+    return error
+
+
 def fill(replay, t: Transitions, source: int = 0) -> None:
     """Put transitions into a `robo_rl.replay.Replay` of states as episodes of one step each, `replay.lanes` at a time.
 

@@ -1,0 +1,134 @@
+"""SynthER offline: IQL on few transitions, on the same topped up by diffusion, and on as many real ones.
+
+    python launch/compare_synthetic.py                                  # push_cube, three seeds
+    python launch/compare_synthetic.py --task reach --few 1000 --many 4000 --seeds 1 --updates 200 --upsample 100
+
+Episodes are recorded once per seed (the expert and random actions, with noise on what is executed; all outcomes), and cut into single
+control steps. IQL (`robo_rl/algos/iql.py`, chunks of one step) then learns offline from the first `--few` of them, from these and the
+rest up to `--many` made by SynthER (`world_models/synther.py`), and from `--many` real ones, with equal updates. Printed:
+success in the simulator on the same starts, the paired differences with 95 % intervals, and how like the real ones the made ones
+are (marginals, correlations, dynamics; the few real ones beside them). `--keep FILE` holds every result; what it has is not run again.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+import robo_rl
+from robo_rl.algos import iql
+from robo_rl.demos import fit_normalisers
+from robo_rl.evaluation import eval_starts, evaluate
+from robo_rl.files import parse_json
+from robo_rl.options import IqlOptions, PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.replay import Replay
+from robo_rl.stats import paired_difference, wilson
+from world_models.synther import SynthOptions, Transitions, Upsampler, fill, quality
+
+LANES = 500
+
+
+def transitions_of(data) -> Transitions:
+    """Every control step whose next state was recorded."""
+    at = np.flatnonzero(np.isfinite(data.after).all(1))
+    over = np.zeros(len(data.state), bool)
+    over[data.to[data.terminated] - 1] = True
+    return Transitions(data.state[at], data.action[at], data.reward[at], data.after[at], over[at])
+
+
+def first(t: Transitions, n: int) -> Transitions:
+    return Transitions(t.obs[:n], t.action[:n], t.reward[:n], t.next_obs[:n], t.terminated[:n], t.source)
+
+
+def joined(a: Transitions, b: Transitions) -> Transitions:
+    return Transitions(*(np.concatenate([getattr(a, k), getattr(b, k)]) for k in ("obs", "action", "reward", "next_obs", "terminated")),
+                       source="synthetic")
+
+
+def learn(t: Transitions, data, rows: int, args, seed: int):
+    """A policy that IQL learnt from transitions alone; its scales are those of the first `rows` recorded ones."""
+    s, a = t.obs.shape[1], t.action.shape[1]
+    policy = make_policy(PolicyOptions(horizon=1, execute=1), ObsSpec(state=s, action=a, action_names=data.features.action), seed)
+    fit_normalisers(policy, data, rows=np.arange(rows))
+    options = IqlOptions(critics=2, subset=2, max_target=1.0)
+    replay = Replay({"state": ((s,), np.dtype(np.float32))}, a, 1, options.gamma, 2 * len(t) + 6 * LANES, LANES)
+    fill(replay, t)
+    rng, learner = np.random.default_rng([seed, 83]), iql.make(policy, options, seed)
+    policy.train()
+    learner.update(lambda n: replay.sample(n, rng), args.updates)
+    return policy.eval()
+
+
+def one(seed: int, args) -> dict:
+    """{condition: 0/1 per start} and the figures of the made transitions."""
+    with TemporaryDirectory() as folder:
+        episodes = args.episodes or -(-args.many // 20)
+        robo_rl.collect(Path(folder) / "d", task=args.task, episodes=episodes, policy=args.policy, noise=args.noise, seed=seed, envs=16)
+        data = robo_rl.load_dataset(Path(folder) / "d")
+        every = transitions_of(data)
+        if len(every) < args.many:
+            raise SystemExit(f"{episodes} episodes gave {len(every)} transitions, fewer than {args.many}: give --episodes")
+        few, many = first(every, args.few), first(every, args.many)
+        made = Upsampler(few, SynthOptions(updates=args.upsample), seed).sample(args.many - args.few, seed)
+        found: dict = {"quality": {"made": quality(made, many), "few": quality(few, many)}, "success": {}}
+        env = robo_rl.make_env("mujoco", args.task, num_envs=50)
+        starts = eval_starts(args.starts, seed)
+        for name, t, rows in (("few", few, args.few), ("topped up", joined(few, made), args.few), ("many", many, args.many)):
+            torch.manual_seed(seed)
+            policy = learn(t, data, rows, args, seed)
+            found["success"][name] = evaluate(env, policy, starts, seed)["success"]
+            print(f"  seed {seed}, {name}: {np.mean(found['success'][name]):.3f}", flush=True)
+        env.close()
+        return found
+
+
+def say(rows: list[dict], args) -> None:
+    """Success of each condition, pooled over seeds, and the differences to the few."""
+    for r in rows:
+        print(f"seed {r['seed']}: " + "; ".join(f"{kind}: " + ", ".join(f"{k} {v:.3f}" for k, v in q.items())
+                                               for kind, q in r["quality"].items()))
+    pooled = {name: [x for r in rows for x in r["success"][name]] for name in rows[0]["success"]}
+    for name, won in pooled.items():
+        i = wilson(sum(won), len(won))
+        d = paired_difference(won, pooled["few"])
+        each = ", ".join(f"{np.mean(r['success'][name]):.3f}" for r in rows)
+        print(f"{args.task}, {name:<10} {i.value:.3f} [{i.low:.3f}, {i.high:.3f}] ({each})" + (
+            f"   less few {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" if name != "few" else ""))
+
+
+def main(given: list[str] | None = None) -> None:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--task", default="push_cube")
+    p.add_argument("--policy", default="expert,random", help="who recorded, as in robo_rl collect")
+    p.add_argument("--noise", type=float, default=0.6)
+    p.add_argument("--few", type=int, default=5000)
+    p.add_argument("--many", type=int, default=50_000)
+    p.add_argument("--episodes", type=int, default=0, help="to record; 0: as many as surely give --many")
+    p.add_argument("--seeds", type=int, default=3)
+    p.add_argument("--updates", type=int, default=6000, help="of IQL")
+    p.add_argument("--upsample", type=int, default=6000, help="updates of SynthER")
+    p.add_argument("--starts", type=int, default=200)
+    p.add_argument("--keep", type=Path)
+    args = p.parse_args(given)
+    torch.set_num_threads(1)
+    lines = args.keep.read_text().splitlines() if args.keep and args.keep.exists() else []
+    kept = [parse_json(line, str(args.keep), (list, dict)) for line in lines]
+    want = {k: v for k, v in vars(args).items() if k not in ("seeds", "keep")}
+    rows = []
+    for seed in range(args.seeds):
+        found = next((r for r in kept if r["with"] == want and r["seed"] == seed), None)
+        if found is None:
+            found = one(seed, args) | {"seed": seed, "with": want}
+            if args.keep:
+                with args.keep.open("a") as f:
+                    f.write(json.dumps(found) + "\n")
+        rows.append(found)
+    say(rows, args)
+
+
+if __name__ == "__main__":
+    main()
