@@ -69,7 +69,7 @@ def solve(trajectories: int, steps: int, dt: float, length: float = 32.0, points
 
 # ---- the networks ------------------------------------------------------------------------------------------------
 
-class Block(nn.Module):
+class WaveBlock(nn.Module):
     """Residual, of circular convolutions, told the level k: [B,C,X] -> [B,C,X]."""
 
     def __init__(self, width: int):
@@ -96,7 +96,7 @@ class UNet(nn.Module):
             self.level = nn.Embedding(levels + 1, width)
             self.down = nn.ModuleList(nn.Conv1d(width, width, 2, stride=2) for _ in range(2))
             self.up = nn.ModuleList(nn.Conv1d(2 * width, width, 1) for _ in range(2))
-            self.blocks = nn.ModuleList(Block(width) for _ in range(7))
+            self.blocks = nn.ModuleList(WaveBlock(width) for _ in range(7))
         nn.init.zeros_(self.leave.weight)
 
     def forward(self, y: Tensor, u: Tensor, k: Tensor) -> Tensor:
