@@ -11,7 +11,6 @@ episodes. Printed: errors after 1 to 64 steps in std of the data, the ratio of t
 """
 
 import argparse
-import copy
 import json
 import time
 from pathlib import Path
@@ -95,7 +94,7 @@ def measured(model, ensemble: mbpo.Mbpo, data, new, args) -> dict:
 
 def with_gate(model, data):
     """The same dynamics with the gate of `robo_rl wm train --gate`."""
-    return calibrated(copy.deepcopy(model), data, 64, TOLERANCE, gate=True)[0]
+    return calibrated(model, data, 64, TOLERANCE, gate=True)[0]
 
 
 def trusted(model, w, error: np.ndarray) -> dict:

@@ -14,7 +14,7 @@ from robo_rl.cli.wm_eval import gate_lines
 from robo_rl.errors import UserError
 from robo_rl.report.world_model import gate_section
 from sims.check import check_env
-from world_models import gate_report
+from world_models import calibrate, gate_report, learning
 from world_models import model as worlds
 from world_models.env import WorldEnv
 from world_models.gate import ErrorLaw, Gate, before_steps, nearest
@@ -153,15 +153,17 @@ def test_a_model_with_a_gate_survives_its_folder(gated, tmp_path):
     assert torch.equal(one, two) and again.spec.gate and again.spec.threshold == gated.spec.threshold
 
 
-def test_the_gate_learns_from_one_half_of_the_held_out_episodes_and_the_other_calibrates(data):
-    model = latent(data)
-    one = calibrated(model, data, LIMIT - 1, 0.75, gate=True)[0]
-    held = np.flatnonzero(data.held)
-    state = data.state.copy()
-    for e in held[1::2]:
-        state[data.first[e]:data.end[e]] += 3
-    two = calibrated(latent(data), replace(data, state=state), LIMIT - 1, 0.75, gate=True)[0]
-    assert torch.equal(one.gate.law.weight, two.gate.law.weight) and one.spec.threshold != two.spec.threshold
+def test_no_gate_is_calibrated_on_episodes_that_it_learnt_from(data, gated):
+    halves = np.flatnonzero(data.held)[::2], np.flatnonzero(data.held)[1::2]
+    plain = copy.deepcopy(gated)
+    plain.gate = None
+    two = [(learning.gated(plain, data, mine, LIMIT - 1), other) for mine, other in (halves, halves[::-1])]
+    run = calibrate.joined([calibrate.open_loop(m, data, LIMIT - 1, 200, episodes=e) for m, e in two])
+    bounds = calibrate.factors_of([calibrate.scores_on(m, data, LIMIT - 1, e) for m, e in two])
+    assert gated.spec.threshold == calibrate.calibrate(run)[1] and gated.spec.bounds[:5] == bounds[:5]
+    assert not torch.equal(two[0][0].gate.law.weight, two[1][0].gate.law.weight)
+    whole = learning.gated(plain, data, np.flatnonzero(data.held), LIMIT - 1)
+    assert torch.equal(whole.gate.law.weight, gated.gate.law.weight) and torch.equal(whole.gate.memory, gated.gate.memory)
 
 
 def test_a_gate_is_refused_where_it_cannot_be_learnt(data):

@@ -6,6 +6,7 @@ is off by more than `tolerance`; the horizon the most steps to which the mean er
 still (copy-last). `promised` gives the factors of `world_models.conformal`, by which an uncertainty becomes a bound on the error.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,21 +71,33 @@ def spread(data: Recorded) -> tuple[float, ...]:
     return tuple(float(x) for x in np.where(std > 1e-5, std, 0))
 
 
-def promised(model: WorldModel, data: Recorded, horizon: int, per_episode: int = 8, seed: int = 0,
-             episodes: np.ndarray | None = None) -> tuple[float, ...]:
-    """The conformal factor of each of `horizon` steps on held-out episodes, in units of `spread`; infinite where too few last so long.
+def joined(runs: Sequence[OpenLoop]) -> OpenLoop:
+    """Runs of the same horizon as one."""
+    return OpenLoop(*(np.concatenate([getattr(r, k) for r in runs]) for k in ("error", "copied", "uncertainty")))
 
-    `per_episode` windows of each, as `wm eval` draws them (`windows.pick_starts`): half from its beginning, half from anywhere.
-    """
-    held = np.flatnonzero(data.held) if episodes is None else episodes
-    held = held[data.lengths[held] > 1]
+
+def promised(model: WorldModel, data: Recorded, horizon: int, per_episode: int = 8, seed: int = 0) -> tuple[float, ...]:
+    """The conformal factor of each of `horizon` steps on held-out episodes, in units of `spread`; infinite where too few last so long."""
+    return factors_of([scores_on(model, data, horizon, np.flatnonzero(data.held), per_episode, seed)])
+
+
+def factors_of(parts: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tuple[float, ...]:
+    """The conformal factors of what `scores_on` gave for some episodes each."""
+    score, there, episode = (np.concatenate(x) for x in zip(*parts, strict=True))
+    return tuple(float(q) for q in conformal.factors(score, there, episode)) if len(episode) else ()
+
+
+def scores_on(model: WorldModel, data: Recorded, horizon: int, episodes: np.ndarray, per_episode: int = 8,
+              seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(error / uncertainty [W,H], where it is known bool[W,H], episode int64[W]) of `per_episode` windows of each of `episodes`, as
+    `wm eval` draws them (`windows.pick_starts`): half from its beginning, half from anywhere."""
+    held = episodes[data.lengths[episodes] > 1]
     if not len(held):
-        return ()
+        return np.zeros((0, horizon)), np.zeros((0, horizon), bool), held
     which, rows = pick_starts(data.first[held], data.end[held] - 1, min(per_episode * len(held), 4000), horizon, seed)
     predicted, truth, there, uncertainty = along_recorded(model, data, held[which], rows, horizon)
     error = state_error(predicted, np.where(there[..., None], truth, predicted), np.array(spread(data)))
-    score = conformal.scores_of(error, np.where(there, uncertainty, 1))
-    return tuple(float(q) for q in conformal.factors(score, there, held[which]))
+    return conformal.scores_of(error, np.where(there, uncertainty, 1)), there, held[which]
 
 
 def in_motion(carry: dict, data: Recorded, rows: np.ndarray) -> dict:

@@ -285,18 +285,22 @@ def world_spec(data, kind: str, where: str):
 def calibrated(model, data, horizon: int, tolerance: float, most: int = 400, per_episode: int = 8, gate: bool = False):
     """(the model with its horizon and threshold, the numbers behind them), from `most` windows, and `per_episode` for the bounds.
 
-    `gate`: a latent model's uncertainty is a gate learnt on every second held-out episode; the others calibrate it.
+    `gate`: a latent model's uncertainty is a gate learnt on the held-out episodes. Two gates, learnt on half of them each, calibrate it
+    on the other half.
     """
-    from world_models.calibrate import calibrate, open_loop, promised
+    from world_models.calibrate import calibrate, factors_of, joined, open_loop, scores_on
     episodes = np.flatnonzero(data.held)
+    asked = [(model, episodes)]  # who is calibrated on which episodes
     if gate:
         check_gate(data)
-        model, episodes = gated(model, data, episodes[::2], horizon), episodes[1::2]
-    run = open_loop(model, data, min(horizon, int(data.lengths.max()) - 1), most, episodes=episodes)
+        halves = episodes[::2], episodes[1::2]
+        asked = [(gated(model, data, mine, horizon), other) for mine, other in (halves, halves[::-1])]
+        model = gated(model, data, episodes, horizon)
+    run = joined([open_loop(m, data, min(horizon, int(data.lengths.max()) - 1), most // len(asked), episodes=e) for m, e in asked])
     steps, threshold = calibrate(run, tolerance)
     if data.control.max_steps - steps <= 1 and steps >= data.lengths.max() - 1:
         steps = max(steps, min(data.control.max_steps, horizon))  # no longer episode exists
-    bounds = promised(model, data, min(horizon, int(data.lengths.max())), per_episode, episodes=episodes)
+    bounds = factors_of([scores_on(m, data, min(horizon, int(data.lengths.max())), e, per_episode) for m, e in asked])
     model.spec = model.spec.calibrated(steps, threshold, bounds)
     with np.errstate(invalid="ignore"):
         n = (~np.isnan(run.error)).sum(0).clip(1)
@@ -311,17 +315,21 @@ def calibrated(model, data, horizon: int, tolerance: float, most: int = 400, per
 def check_gate(data) -> None:
     """Raise UserError for data too few to learn a gate from and calibrate it."""
     if data.held.sum() < 4:
-        raise UserError(f"--gate is learnt on half of the held-out episodes, one in twenty of all: record at least 40, got {len(data)}")
+        raise UserError(f"--gate is learnt on one half of the held-out episodes, one in ten of all, and calibrated on the other: record at "
+                        f"least 40, got {len(data)}")
 
 
 def gated(model, data, episodes: np.ndarray, horizon: int, seed: int = 0):
-    """A latent model with a gate that is learnt on held-out `episodes`; its memory is of those the model learnt from."""
+    """A copy of a latent model with a gate that is learnt on held-out `episodes`; its memory is of those the model learnt from."""
+    import copy
+
     import torch
 
     from world_models.calibrate import along_recorded
     from world_models.gate import Gate, before_steps
     from world_models.trust import state_error
     from world_models.windows import pick_starts
+    model = copy.deepcopy(model)
     model.gate, model.spec = None, replace(model.spec, gate=True)
     steps = min(horizon, int(data.lengths[episodes].max()))
     which, rows = pick_starts(data.first[episodes], data.end[episodes] - 1, min(16 * len(episodes), 2000), steps, seed)
