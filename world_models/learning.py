@@ -345,7 +345,7 @@ def gated(model, data, episodes: np.ndarray, horizon: int, seed: int = 0):
     at = np.minimum(rows[:, None] + np.arange(steps), data.end[episodes[which]][:, None] - 1)
     s, before = before_steps(data.state[rows], data.state[previous(data, rows)], predicted)
     q = gate.along(inputs(s, before, at), torch.from_numpy(np.nan_to_num(u)).float())
-    gate.law.fit(q[there], torch.from_numpy(error[there]).float())
+    gate.law.fit(q[torch.from_numpy(there)], torch.from_numpy(error[there]).float())
     model.gate = gate
     return model
 
