@@ -70,6 +70,27 @@ def ragged_advantage(outcome: Tensor, group: Tensor, kind: str = "grpo", eps: fl
     return torch.where(flat, torch.zeros_like(adv), adv)
 
 
+def pool_advantage(outcome: Tensor, group: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Reinforce-Ada: `outcome[N]` of episodes of the pools `group[N]` (ids) -> (outcome less its pool's mean [N], picked [N] bool).
+
+    n of a pool are picked, half successes (above 1/2) and half failures as far as there are any; which of those that are alike is
+    drawn from the ids. Of one pool: `ada_pick` and `ada_advantage` of
+    robo_rl/rollout_control/allocation.py. Source: arXiv 2510.04996.
+    """
+    _, pool, size = group.unique(return_inverse=True, return_counts=True)
+    good = outcome > 0.5
+    kind = 2 * pool + good
+    count = torch.bincount(kind, minlength=2 * len(size))
+    won = torch.minimum(count[1::2], (n - count[::2]).clamp(min=n // 2))
+    quota = torch.stack([n - won, won], 1).flatten()
+    draw = torch.randperm(len(group), generator=torch.Generator().manual_seed(int(group.max()))).to(group.device)
+    order = draw[kind[draw].argsort(stable=True)]
+    picked = torch.zeros_like(good)
+    picked[order] = torch.arange(len(order), device=group.device) - (count.cumsum(0) - count)[kind[order]] < quota[kind[order]]
+    mean = torch.zeros(len(size), dtype=outcome.dtype, device=outcome.device).index_add(0, pool, outcome) / size
+    return outcome - mean[pool], picked
+
+
 def median_advantage(outcome: Tensor, most: float = 5.0) -> tuple[Tensor, Tensor]:
     """MC-GRPO's advantage of `outcome[Q,G]`, G odd -> (adv [Q,G], kept [Q,G] bool: every member but the median).
 

@@ -10,7 +10,7 @@ from commands import TINY, robo_rl
 from test_episode_slots import E, N, build, train_under_kills
 from test_runtime import SPEC, train, weights
 
-from robo_rl.advantages import group_advantage, ragged_advantage
+from robo_rl.advantages import group_advantage, pool_advantage, ragged_advantage
 from robo_rl.algos import pi_rl
 from robo_rl.options import PiRlOptions, PolicyOptions
 from robo_rl.options.method import ALLOCATIONS
@@ -191,7 +191,7 @@ def test_reinforce_ada_picks_of_every_pool_what_it_picks_of_one():
     sizes = rng.integers(1, 33, 40)
     group = rng.permutation(np.repeat(np.arange(40) * 3, sizes))
     outcome = (rng.random(len(group)) < 0.3).astype(float)
-    adv, picked = allocation.ada_picks(outcome, group, 4)
+    adv, picked = (x.numpy() for x in pool_advantage(torch.from_numpy(outcome), torch.from_numpy(group), 4))
     for g in range(40):
         mine = outcome[group == 3 * g]
         one = allocation.ada_pick(mine, 4, rng)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robo_rl import losses
-from robo_rl.advantages import gae, group_advantage, median_advantage, ragged_advantage, whiten
+from robo_rl.advantages import gae, group_advantage, median_advantage, pool_advantage, ragged_advantage, whiten
 from robo_rl.algos.poise import CrossedBaseline, episode_features
 from robo_rl.corrections import opob, vtrace
 from robo_rl.devices import device_of
@@ -18,7 +18,6 @@ from robo_rl.options import OnPolicyOptions
 from robo_rl.policies.nets import Critic
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
 from robo_rl.rollout import Rollout
-from robo_rl.rollout_control.allocation import ada_picks
 from robo_rl.tree_credit import Branches, credit
 
 
@@ -147,8 +146,8 @@ class Credit:
         assert r.group is not None, "the feed plans no groups"
         group = r.group[0]
         if o.allocate == "ada":
-            a, picked = ada_picks(r.outcome.double().cpu().numpy(), group.cpu().numpy(), o.group)
-            adv = (torch.from_numpy(a).float() * torch.from_numpy(picked)).to(r.outcome.device)
+            adv, picked = pool_advantage(r.outcome, group, o.group)
+            adv = adv * picked
         else:
             adv = ragged_advantage(r.outcome, group, o.advantage)
         live = r.mask & (adv != 0)

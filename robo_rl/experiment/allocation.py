@@ -1,13 +1,16 @@
 """`--rl.allocate`: whether a run's episodes are shared out among its starts, and the planner that does it."""
 
+from typing import TYPE_CHECKING
+
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import POOL_STARTS, TrainConfig, rollout_options
 from robo_rl.experiment.envs import task_count
 from robo_rl.experiment.parallel import allocates, batch, group_size
 from robo_rl.options.method import BY_ARM
 from robo_rl.rollout_control import StartControl
-from robo_rl.rollout_control.group_plan import GroupPlanner, no_arms, pool_arms, shape_of, task_arms
-from robo_rl.runtime.planned import PlannedGroups
+
+if TYPE_CHECKING:
+    from robo_rl.runtime.planned import PlannedGroups  # torch comes with it
 
 
 def check(config: TrainConfig) -> None:
@@ -27,7 +30,9 @@ def make_planned(config: TrainConfig, control: "StartControl | None", saved: "di
     """The planner of a run, as it was where `saved`, its state in a checkpoint, is given; None: every group has --rl.group episodes."""
     if not allocates(config):
         return None
+    from robo_rl.rollout_control.group_plan import GroupPlanner, no_arms, pool_arms, shape_of, task_arms
     from robo_rl.rollout_control.pool import PoolSampler
+    from robo_rl.runtime.planned import PlannedGroups
     assert control is not None  # `starts.make_control` sees to it
     o, count = rollout_options(config), task_count(config)
     sampler = getattr(control.sampler, "inner", control.sampler)

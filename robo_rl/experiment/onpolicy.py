@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from robo_rl.experiment import allocation, feeds
 from robo_rl.experiment.config import TrainConfig, on_policy_options, rollout_options
@@ -16,8 +17,10 @@ from robo_rl.experiment.staleness_guard import StalenessGuard
 from robo_rl.experiment.starts import BESIDE, make_control, supervision
 from robo_rl.experiment.tasks import task_metrics
 from robo_rl.rollout_control import StartControl
-from robo_rl.runtime.planned import PlannedGroups
 from robo_rl.types import task_names
+
+if TYPE_CHECKING:
+    from robo_rl.runtime.planned import PlannedGroups
 
 SAVE_EVERY = 20.0  # s
 RETURNS = 4  # most that a run that fell below its supervised policy goes back to its best checkpoint
@@ -136,7 +139,7 @@ def go_back(run: Run, learner) -> bool:
 
 
 def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartControl | None = None,
-            planned: PlannedGroups | None = None) -> int:
+            planned: "PlannedGroups | None" = None) -> int:
     """Learn until the steps are made, the looks say stop or a signal comes -> the exit status."""
     from robo_rl import health
 

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robo_rl.errors import UserError
-from robo_rl.starts import hashed
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -67,30 +66,9 @@ def ada_advantage(outcome: Floats, picked: Ints) -> Floats:
     """Advantage of the picked members: outcome less the mean of the *whole pool* [M], without a deviation.
 
     The mean of the picked ones would be near 1/2 by construction. The rule that stops a pool looks at outcomes, so the pool's
-    mean is not unbiased either: it lowers the bias, it does not remove it.
+    mean is not unbiased either: it lowers the bias, it does not remove it. Of many pools: `robo_rl.advantages.pool_advantage`.
     """
     return outcome[picked] - outcome.mean()
-
-
-def ada_picks(outcome: Floats, group: Ints, n: int) -> tuple[Floats, Bools]:
-    """`ada_pick` and `ada_advantage` of all pools at once -> (outcome less its pool's mean [N], which are picked [N]).
-
-    `outcome` [N] of episodes of the pools `group` [N], in any order; which of equal ones are picked follows from (pool, place in it).
-    """
-    _, pool, size = np.unique(group, return_inverse=True, return_counts=True)
-    good = outcome > 0.5
-    won = np.bincount(pool, good, len(size)).astype(np.int64)
-    quota = np.minimum(won, np.maximum(n // 2, n - (size - won)))
-    quota = np.where(good, quota[pool], (n - quota)[pool])
-    by_pool = np.argsort(pool, kind="stable")
-    place = np.empty(len(pool), np.int64)
-    place[by_pool] = np.arange(len(pool)) - (np.cumsum(size) - size)[pool[by_pool]]
-    order = np.lexsort((hashed(group, place), good, pool))
-    kind = 2 * pool[order] + good[order]
-    first = np.searchsorted(kind, kind)  # of the same pool and outcome
-    picked = np.zeros(len(pool), bool)
-    picked[order] = np.arange(len(pool)) - first < quota[order]
-    return outcome - (np.bincount(pool, outcome, len(size)) / size)[pool], picked
 
 
 @dataclass(frozen=True, slots=True)
