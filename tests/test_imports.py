@@ -18,7 +18,7 @@ LAYERS = (
     "old_names",
     "files compiled options contract starts stats advantages corrections losses optim sampling noise normalise allocate tree_credit",
     "lora",
-    "policies data rewards log journal selection health provenance signals stored",
+    "policies data rewards log journal selection health provenance signals child stored",
     "checkpoint rollout replay results",
     "devices",
     "evaluation algos replay_collector",

@@ -14,11 +14,13 @@ from typing import Annotated, ClassVar, Literal
 
 import tyro
 
+from robo_rl.child import end, line_with
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment.deploy_recorder import DeployRecorder
 
 TRAINED = "sim"  # the robot whose joints a run's state has
 WAIT = 5.0  # s for the arm's topics
+SERVER_STARTS = 300.0  # s for a policy in a process of its own: a large one is read from disk
 BRAKE_PERIODS = 25  # control periods after the end, to brake
 
 
@@ -132,10 +134,9 @@ def open_policy(options: DeployOptions, act, period: float):
     server = subprocess.Popen([sys.executable, "-m", "robo_rl", "serve", options.run, "--port", "0", "--seed", str(options.seed),
                                "--checkpoint", options.checkpoint, "--instruction", options.instruction, "--task", options.task],
                               stdout=subprocess.PIPE, text=True, start_new_session=True, env=os.environ | {"ROBO_RL_TOKEN": token})
-    assert server.stdout is not None  # a pipe, above
-    line = server.stdout.readline()
-    if " on " not in line:
-        server.wait()
+    line = line_with(server, " on ", SERVER_STARTS)
+    if not line:
+        end(server)
         raise UserError("the policy's process did not start; try: robo_rl serve " + options.run)
     return RemotePolicyClient(line.rsplit(" on ", 1)[1].strip(), token.encode(), PATIENCE * period), server
 
@@ -168,8 +169,7 @@ def deploy(options: DeployOptions, log: Callable[[str], None] = print, warn: Cal
     finally:
         client.close()
         if server:
-            server.terminate()
-            server.wait()
+            end(server)
         recorder.close()
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar
 
 import tyro
 
+from robo_rl.child import end
 from robo_rl.errors import UserError, in_range
 
 
@@ -202,5 +203,4 @@ def run_sim_arm(options: SimArmOptions, on_start: Callable[[], None] = lambda: N
             signal.signal(number, handler)
         node.transport.close()
         if cameras is not None:
-            cameras.terminate()
-            cameras.wait()
+            end(cameras)
