@@ -16,7 +16,7 @@ COMMANDS = {
     "collect": ("CollectOptions", "record demonstrations of the scripted expert as a LeRobot v3 data set"),
     "data": ("CheckDataOptions", "look at a data set of any robot, mend, merge, split and label it"),
     "wm": ("WorldModelConfig", "world models: learn one from recorded episodes (train), and how far to trust it (eval)"),
-    "vla": ("CheckVlaOptions", "checkpoints of pi0, pi0.5, SmolVLA, X-VLA: what one is (check), its keys (convert), differences (compare)"),
+    "vla": ("CheckVlaOptions", "checkpoints of pi0, SmolVLA, X-VLA, GR00T, …: what one is (check), its keys (convert), differences"),
     "sim-arm": ("SimArmOptions", "a simulated torque-controlled arm on the ROS 2 wire, like a CRISP robot"),
     "cameras": ("CameraOptions", "what the simulated arm's cameras see, as CompressedImage"),
     "deploy": ("DeployOptions", "run a run's policy on an arm, governed; --dry-run commands nothing"),

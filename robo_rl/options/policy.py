@@ -7,7 +7,7 @@ from robo_rl.errors import UserError, choose, in_range
 from robo_rl.options.lora import LoraOptions
 from robo_rl.plugins import OWN, is_object
 
-FLOWS = ("pi0", "pi05", "smolvla", "xvla")
+FLOWS = ("pi0", "pi05", "smolvla", "xvla", "groot", "groot_n17")
 TOKENS = ("pi0_fast", "openvla_oft")
 VLAS = (*FLOWS, *TOKENS)
 POLICIES = ("flow", "diffusion", "gaussian", "squashed", "guided", *VLAS)
@@ -20,8 +20,8 @@ class PolicyOptions:
 
     kind: str = "flow"
     """flow, diffusion, gaussian, squashed: tanh-Gaussian (SAC's), guided: a flow whose samples a critic chooses among (EXPO,
-    PA-RL), the vision-language-action models pi0, pi05, smolvla and xvla (flows too), pi0_fast and openvla_oft (tokens), or module:function
-    of your own."""
+    PA-RL), the vision-language-action models pi0, pi05, smolvla, xvla, groot (N1.5) and groot_n17 (flows too), pi0_fast and openvla_oft
+    (tokens), or module:function of your own."""
     size: Literal["tiny", "small", "full"] = "tiny"
     """pi0, pi05, smolvla: of a model with fresh weights. tiny: seconds, to see it move; small: trains on a CPU; full: the published one."""
     folder: str = ""

@@ -110,11 +110,13 @@ def parts_of(vision: tuple[int, ...], trunk: tuple[int, ...],
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderKind:
-    """What Gemma and Llama do differently: the activation of the gate, and a norm's weight as an offset to 1 or as it is."""
+    """What Gemma, Llama and Qwen3 do differently: the activation of the gate, a norm's weight as an offset to 1 or as it is, and whether
+    the queries and keys of a head are normalised."""
 
     activation: str
     eps: float
     offset: float
+    head_norms: bool = False
 
 
 GEMMA = DecoderKind(activation="gelu", eps=1e-6, offset=1.0)
@@ -153,10 +155,10 @@ def _rms(x: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
-def rotation(position: Tensor, head_dim: int) -> Tensor:
+def rotation(position: Tensor, head_dim: int, base: float = ROPE_BASE) -> Tensor:
     """Positions int64 [B,L] -> cosines and sines float32 [2,B,L,1,d/2] of `rotate`; made once for all layers."""
     half = head_dim // 2
-    rate = ROPE_BASE ** (torch.arange(half, device=position.device, dtype=torch.float32) / half)
+    rate = base ** (torch.arange(half, device=position.device, dtype=torch.float32) / half)
     angle = (position[..., None].float() / rate)[:, :, None]
     return torch.stack([angle.cos(), angle.sin()])
 
@@ -185,10 +187,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 class SelfAttention(nn.Module):
     """Grouped-query attention with rotary positions to a prefix (if any) and to its own tokens."""
 
-    def __init__(self, size: DecoderSize, source: int = 0, last: bool = False):
-        """`source`: width of the prefix' flattened keys that `CrossBlock` projects, 0: keys are made of the own tokens."""
+    def __init__(self, size: DecoderSize, source: int = 0, last: bool = False, norm: "DecoderKind | None" = None):
+        """`source`: width of the prefix' flattened keys that `CrossBlock` projects, 0: keys are made of the own tokens. `norm`: of the
+        queries and keys of each head."""
         super().__init__()
         self.head_dim = size.head_dim
+        self.q_norm, self.k_norm = (RmsNorm(size.head_dim, norm) if norm else None for _ in range(2))
         if not last:
             self.q_proj = nn.Linear(size.width, size.heads * size.head_dim, bias=False)
         self.k_proj = nn.Linear(source or size.width, size.kv_heads * size.head_dim, bias=False)
@@ -201,7 +205,8 @@ class SelfAttention(nn.Module):
 
     def keys(self, h: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
         """h [B,L,W] -> keys, rotated, and values [B,L,M,d]."""
-        return rotate(self._heads(self.k_proj(h)), turn), self._heads(self.v_proj(h))
+        k = self._heads(self.k_proj(h))
+        return rotate(k if self.k_norm is None else self.k_norm(k)[0], turn), self._heads(self.v_proj(h))
 
     def forward(self, h: Tensor, turn: Tensor, mask: Tensor,
                 past: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -209,7 +214,8 @@ class SelfAttention(nn.Module):
         own = k, v = self.keys(h, turn)
         if past is not None:
             k, v = torch.cat([past[0], k], 1), torch.cat([past[1], v], 1)
-        q = rotate(self._heads(self.q_proj(h)), turn)
+        q = self._heads(self.q_proj(h))
+        q = rotate(q if self.q_norm is None else self.q_norm(q)[0], turn)
         return self.o_proj(attend(q, k, v, mask)), own
 
     def across(self, h: Tensor, turn: Tensor, mask: Tensor, past: tuple[Tensor, Tensor]) -> Tensor:
@@ -244,7 +250,7 @@ class DecoderBlock(nn.Module):
         def norm() -> nn.Module:
             return AdaRmsNorm(size.width, cond, kind) if cond else RmsNorm(size.width, kind)
         self.input_layernorm = norm()
-        self.self_attn = SelfAttention(size, source, last)
+        self.self_attn = SelfAttention(size, source, last, kind if kind.head_norms else None)
         if not last:
             self.post_attention_layernorm = norm()
             self.mlp = GatedMlp(size, kind)

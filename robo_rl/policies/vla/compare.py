@@ -21,6 +21,8 @@ from torch import Tensor
 from robo_rl.errors import UserError
 from robo_rl.policies.context import Context
 from robo_rl.policies.vla.blocks import DecoderBlock, VisionBlock
+from robo_rl.policies.vla.groot import MixerBlock, TimedBlock
+from robo_rl.policies.vla.groot_n17 import TurnedBlock
 from robo_rl.policies.vla.keys import KeyMatch, recognise
 from robo_rl.policies.vla.make import load_model
 from robo_rl.policies.vla.network import OneStepVlaModel, TokenVlaModel, VlaModel
@@ -33,7 +35,7 @@ INPUTS = (*PREFIX, "noise", "time")
 WRITTEN = (*PREFIX, "action_tokens", "action_mask")
 SOME = 16  # one of so many words has its logits in a golden file
 LAYER = "layer/"
-LAYERS = (DecoderBlock, VisionBlock, DavitBlock, TextBlock, SoftBlock, ScaledBlock)
+LAYERS = (DecoderBlock, VisionBlock, DavitBlock, TextBlock, SoftBlock, ScaledBlock, MixerBlock, TimedBlock, TurnedBlock)
 STEPS = 4
 
 
@@ -179,7 +181,7 @@ def _weights(ours: Checkpoint, here: KeyMatch, other: Checkpoint, there: KeyMatc
     """Per layer, the weight that differs most; names that one of them lacks."""
     groups: dict[str, list[str]] = {}
     for name in sorted({*here.found, *there.found}, key=_in_order):
-        groups.setdefault(re.sub(r"(layers\.\d+|norm|vision\.\w+)\..*|\.(weight|bias)$", r"\1", name), []).append(name)
+        groups.setdefault(re.sub(r"((?:layers|decoder|mixer)\.\d+|norm|vision\.\w+)\..*|\.(weight|bias)$", r"\1", name), []).append(name)
     for group, names in groups.items():
         absent = [n for n in names if n not in here.found or n not in there.found]
         both = [n for n in names if n not in absent]

@@ -4,9 +4,10 @@ A public layout is a list of prefixes, one of ours beside one of theirs; below a
 (output heads, the last trunk layer after its keys and values, normaliser statistics of older LeRobot files) is told apart from what
 is unknown. Layouts of pi0 and pi0.5: LeRobot >= 0.4 (`lerobot`), openpi's PyTorch files (`openpi`, the same without `model.`), and
 both with the names of transformers <= 4.51 (`lerobot-old`, `openpi-old`). Of SmolVLA: LeRobot (`lerobot`). Of X-VLA: LeRobot 0.6
-(`lerobot`) and before (`lerobot-old`). Of pi0-FAST: LeRobot 0.6 (`lerobot`); openpi has it in JAX alone. Of OpenVLA-OFT: its own
-(`openvla`); head and state projector, which its training leaves in files of their own, below `action_head.` and `proprio_projector.`,
-as the modules are called there.
+(`lerobot`) and before (`lerobot-old`). Of GR00T: NVIDIA's files (`gr00t`) and LeRobot, 0.4 of N1.5,
+0.6 of N1.7 (`lerobot`). Of pi0-FAST: LeRobot 0.6
+(`lerobot`); openpi has it in JAX alone. Of OpenVLA-OFT: its own (`openvla`); head and state projector, which its training leaves in
+files of their own, below `action_head.` and `proprio_projector.`, as the modules are called there.
 """
 
 import re
@@ -19,7 +20,7 @@ OURS = "robo_rl"
 KEPT = "kept."  # before the name of a tensor that no model reads and ours carries along, so that a checkpoint goes back as it came
 TRAINED_EXPERT = "head.expert."  # before the expert's names in a policy that was trained here
 HEAD = f"{KEPT}head"  # the output head of a file that has it beside the word embedding
-FAMILIES = ("pi0", "pi05", "pi0_fast", "smolvla", "xvla", "openvla_oft")
+FAMILIES = ("pi0", "pi05", "pi0_fast", "smolvla", "xvla", "groot", "groot_n17", "openvla_oft")
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,13 @@ class KeyLayout:
     unused: str
     """Pattern of public names that no model of ours reads."""
     inside: tuple[tuple[str, str], ...] = ()
-    """(ours, theirs) of parts of names below `trunk.vision.`; the first that is there is replaced."""
+    """(ours, theirs) of parts of names below `within`; the first that is there is replaced."""
     turned: tuple[str, ...] = ()
     """Our names of matrices that are stored transposed."""
     stacks: tuple[str, ...] = ()
     """Our names before the number of a block, where the last block is one that nothing reads."""
+    within: tuple[str, ...] = ("trunk.vision.",)
+    """Our names before those that `inside` is of."""
 
     def ours(self, key: str) -> str | None:
         """Our name of a public key, None where we have none."""
@@ -49,7 +52,7 @@ class KeyLayout:
         if key in self.words:
             return WORDS
         name = next((a + key[len(b):] for a, b in self.prefixes if key.startswith(b)), None)
-        if name and name.startswith("trunk.vision."):
+        if name and name.startswith(self.within):
             a, b = next(((a, b) for a, b in self.inside if b in name), ("", ""))
             name = name.replace(b, a, 1) if b else name
         return name
@@ -58,7 +61,7 @@ class KeyLayout:
         """The public key of our name."""
         if name == WORDS:
             return self.words[0]
-        if name.startswith("trunk.vision."):
+        if name.startswith(self.within):
             a, b = next(((a, b) for a, b in self.inside if a in name), ("", ""))
             name = name.replace(a, b, 1) if a else name
         return next(b + name[len(a):] for a, b in self.prefixes if name.startswith(a))
@@ -140,6 +143,39 @@ def _xvla(name: str, old: bool) -> KeyLayout:
                      _DAVIT_OLD if old else _DAVIT, () if old else ("trunk.projector.weight",))
 
 
+_GROOT = (("trunk.seen_norm.", "vlln."), ("trunk.mixer.", "vl_self_attention.transformer_blocks."),
+          ("expert.layers.", "model.transformer_blocks."), ("expert.time_in.", "model.timestep_encoder.timestep_embedder.linear_1."),
+          ("expert.time_out.", "model.timestep_encoder.timestep_embedder.linear_2."), ("expert.last_time.", "model.proj_out_1."),
+          ("expert.out.", "model.proj_out_2."), ("expert.future.", "future_tokens."), ("expert.places.", "position_embedding."),
+          *((f"expert.{x}.", f"{x}.") for x in ("state_encoder", "action_encoder", "action_decoder")))
+_DIFFUSERS = ((".attention.out.", ".attn1.to_out.0."), (".attention.", ".attn1."), (".ff.fc1.", ".ff.net.0.proj."),
+              (".ff.fc2.", ".ff.net.2."), (".time.", ".norm1.linear."))
+
+
+def _groot(name: str, front: str) -> KeyLayout:
+    eagle = f"{front}backbone.eagle_model."
+    text = f"{eagle}language_model."
+    prefixes = (*((f"trunk.vision.{a}", f"{eagle}vision_model.vision_model.{b}") for a, b in _SIGLIP),
+                ("trunk.projector.", f"{eagle}mlp1.0."), ("trunk.decoder.", f"{text}model.layers."), ("trunk.norm.", f"{text}model.norm."),
+                *((a, f"{front}action_head.{b}") for a, b in _GROOT))
+    unused = rf"{re.escape(eagle)}vision_model\.vision_model\.head\.|.*\.embeddings\.position_ids$|.*rotary_emb\.inv_freq$"
+    return KeyLayout("groot", name, front, prefixes, (f"{text}model.embed_tokens.weight", f"{text}lm_head.weight"), unused,
+                     _DIFFUSERS, within=("trunk.mixer.", "expert.layers."))
+
+
+def _groot_n17(name: str, front: str) -> KeyLayout:
+    qwen = f"{front}backbone.model.model."
+    text = f"{qwen}language_model."
+    parts = (("patch.", "patch_embed.proj."), ("place.", "pos_embed."), ("blocks.", "blocks."), ("merger.", "merger."),
+             ("deep_mergers.", "deepstack_merger_list."))
+    prefixes = (*((f"trunk.vision.{a}", f"{qwen}visual.{b}") for a, b in parts), ("trunk.decoder.", f"{text}layers."),
+                *((a, f"{front}action_head.{b}") for a, b in _GROOT))
+    words, unused = f"{text}embed_tokens.weight", rf"{re.escape(text)}norm\.|.*rotary_(pos_)?emb\.inv_freq$"
+    return KeyLayout("groot_n17", name, front, prefixes, (words, f"{front}backbone.model.lm_head.weight"), unused,
+                     (*_DIFFUSERS, (".fc1.", ".linear_fc1."), (".fc2.", ".linear_fc2.")),
+                     within=("trunk.mixer.", "expert.layers.", "trunk.vision."))
+
+
 def _openvla() -> KeyLayout:
     eyes = (("first", "vision_backbone.featurizer."), ("second", "vision_backbone.fused_featurizer."))
     prefixes = (*((f"trunk.vision.{x}.{a}", y + b) for x, y in eyes
@@ -156,7 +192,8 @@ def _openvla() -> KeyLayout:
 LAYOUTS = (*(_pi(family, name, front, old) for family in ("pi05", "pi0")
              for name, front, old in (("lerobot", "model.", False), ("openpi", "", False),
                                       ("lerobot-old", "model.", True), ("openpi-old", "", True))), _pi_fast(), _smolvla(),
-           _xvla("lerobot", False), _xvla("lerobot-old", True), _openvla())
+           _xvla("lerobot", False), _xvla("lerobot-old", True), _groot("gr00t", ""), _groot("lerobot", "_groot_model."),
+           _groot_n17("gr00t", ""), _groot_n17("lerobot", "_groot_model."), _openvla())
 
 
 def plain(key: str) -> str:
@@ -262,6 +299,9 @@ def match_ours(keys: Iterable[str]) -> KeyMatch:
     adaptive, merged = any(".dense." in k for k in found), "trunk.projector.proj.weight" in found
     if "trunk.vision.second.pos_embed" in found:
         return KeyMatch(None, "openvla_oft", found, tuple(spare), tuple(k for k in rest if k not in spare))
+    if "expert.action_encoder.W1.W" in found:
+        family = "groot_n17" if "trunk.vision.merger.fc1.weight" in found else "groot"
+        return KeyMatch(None, family, found, tuple(spare), tuple(k for k in rest if k not in spare))
     writes = "expert.action_in.weight" not in found and "expert.norm.weight" in found
     family = "xvla" if "expert.places" in found else "smolvla" if merged else "pi05" if adaptive else "pi0_fast" if writes else "pi0"
     return KeyMatch(None, family, found, tuple(spare), tuple(k for k in rest if k not in spare))

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.files import read_json
+from robo_rl.policies.vla import groot_n17
 from robo_rl.policies.vla.blocks import AdaRmsNorm, DecoderSize, RmsNorm, VisionSize
+from robo_rl.policies.vla.groot import EMBODIMENTS, GROOT_SIZES, EmbodiedLinear, GrootConfig, GrootExpert, TimedBlock
+from robo_rl.policies.vla.groot_n17 import GROOT_N17_SIZES, GrootN17Config
 from robo_rl.policies.vla.keys import FAMILIES, KeyMatch, recognise, trunk_depth
 from robo_rl.policies.vla.network import VlaConfig, VlaModel, network_of
 from robo_rl.policies.vla.openvla import OPENVLA_SIZES, LayerScale, OpenVlaConfig
@@ -24,12 +27,14 @@ from robo_rl.policies.vla.smolvla import SMOLVLA_SIZES, PatchMerger, SmolVlaConf
 from robo_rl.policies.vla.weights import Checkpoint, TensorInfo, metadata_json, open_checkpoint
 from robo_rl.policies.vla.xvla import XVLA_SIZES, DavitSize, DomainLinear, XVlaConfig
 
-SIZES: dict[str, dict[str, VlaConfig]] = {**PI_SIZES, "smolvla": SMOLVLA_SIZES, "xvla": XVLA_SIZES, "pi0_fast": PI_FAST_SIZES,
+SIZES: dict[str, dict[str, VlaConfig]] = {**PI_SIZES, "smolvla": SMOLVLA_SIZES, "xvla": XVLA_SIZES, "groot": GROOT_SIZES,
+                                         "groot_n17": GROOT_N17_SIZES, "pi0_fast": PI_FAST_SIZES,
                                          "openvla_oft": OPENVLA_SIZES}  # pyright: ignore[reportAssignmentType]
 CONFIG = "vla.json"  # beside the weights of a policy that was trained here: the model's configuration
 METADATA = "vla"  # of a safetensors file of ours: the model's configuration
+GROOT_INPUTS = ("groot_pack_inputs", "groot_n1_7_pack_inputs")  # steps of LeRobot's preprocessor that know the embodiment
 DRAWN = (nn.Linear, nn.Conv2d, nn.Embedding, nn.LayerNorm)
-ENDS_A_BRANCH = ("o_proj", "down_proj", "out_proj", "fc2")
+ENDS_A_BRANCH = ("o_proj", "down_proj", "out_proj", "fc2", "attention.out")
 
 
 def vla_config(family: str, size: str) -> VlaConfig:
@@ -94,6 +99,12 @@ def initialise(model: VlaModel, seed: int) -> None:
         elif isinstance(module, DomainLinear):
             _draw(module.fc.weight, module.inputs**-0.5, seed, name)
             module.bias.weight.zero_()
+        elif isinstance(module, TimedBlock | GrootExpert):
+            last = module.time if isinstance(module, TimedBlock) else module.last_time
+            _draw(last.weight, 0.1 * last.in_features**-0.5, seed, f"{name}.time")
+        elif isinstance(module, EmbodiedLinear):
+            _draw(module.W, module.W.shape[1]**-0.5, seed, name)
+            module.b.zero_()
         elif not isinstance(module, (*DRAWN, RmsNorm)):
             for leaf, p in module.named_parameters(recurse=False):
                 _draw(p, p[0].numel() ** -0.5 if p.dim() > 1 else 0.0, seed, f"{name}.{leaf}")
@@ -106,11 +117,12 @@ def _draw(weight: Tensor, std: float, seed: int, name: str) -> None:
 
 def config_of(entries: Mapping[str, Any]) -> VlaConfig:
     """The configuration that `asdict` made `entries` of; UserError where they are of none."""
-    kind = {"smolvla": SmolVlaConfig, "xvla": XVlaConfig, "pi0_fast": PiFastConfig,
-            "openvla_oft": OpenVlaConfig}.get(str(entries.get("family")), PiConfig)
+    kind = {"smolvla": SmolVlaConfig, "xvla": XVlaConfig, "groot": GrootConfig, "groot_n17": GrootN17Config,
+            "pi0_fast": PiFastConfig, "openvla_oft": OpenVlaConfig}.get(str(entries.get("family")), PiConfig)
     try:
         entries, vision = _tuples(entries), _tuples(entries["vision"])
         decoders = ("trunk",) if kind in (PiFastConfig, OpenVlaConfig) else ("trunk", "expert")
+        decoders = (*decoders, "mixer") if issubclass(kind, GrootConfig) else decoders
         parts: dict[str, Any] = {name: DecoderSize(**entries[name]) for name in decoders}
         parts["vision"] = (DavitSize if kind is XVlaConfig else VisionSize)(**vision)
         if kind is OpenVlaConfig:
@@ -133,6 +145,8 @@ def infer_config(read: KeyMatch, tensors: Mapping[str, TensorInfo], settings: Ma
     at = {name: tensors[key].shape for name, key in read.found.items()}
     if read.family == "xvla":
         return _infer_xvla(at, settings)
+    if read.family in ("groot", "groot_n17"):
+        return _infer_groot(read.family, at, settings)
     if read.family == "pi0_fast":
         return _infer_pi_fast(at, settings)
     if read.family == "openvla_oft":
@@ -183,6 +197,34 @@ def _infer_xvla(at: Mapping[str, tuple[int, ...]], settings: Mapping[str, Any]) 
             grippers={"ee6d": (9, 19), "joint": (6, 13)}.get(mode, ()))
     except KeyError as e:
         raise UserError(f"weights of xvla without {e.args[0]}: its sizes cannot be told") from None
+
+
+def _infer_groot(family: str, at: Mapping[str, tuple[int, ...]], settings: Mapping[str, Any]) -> GrootConfig:
+    """As `infer_config`; NVIDIA's settings know the horizon (`action_horizon`), of LeRobot's (`chunk_size`) the model's own is the most."""
+    try:
+        (vocab, width), (v_width, *_, patch) = at["trunk.words.weight"], at["trunk.vision.patch.weight"]
+        _, state, hidden = at["expert.state_encoder.layer1.W"]
+        embodiments, action, e_width = at["expert.action_encoder.W1.W"]
+        sizes: Mapping[str, GrootConfig] = GROOT_SIZES if family == "groot" else GROOT_N17_SIZES
+        like = next((c for c in sizes.values() if (c.vision.width, c.trunk.width, c.expert.width) == (v_width, width, e_width)), None)
+        if like is None:
+            raise UserError(f"{family} with a vision of {v_width}, a trunk of {width} and an expert of {e_width}: shapes do not tell "
+                            "the heads")
+        side, vision = math.isqrt(at["trunk.vision.place.weight"][0]), replace(like.vision, patch=patch)
+        if isinstance(like, GrootN17Config):  # places are interpolated: a picture may be of any size
+            like, vision = replace(like, grid=side), replace(vision, depth=_count(at, "trunk.vision.blocks."))
+        else:
+            vision, more = replace(vision, image=side * patch, depth=_count(at, "trunk.vision.layers.")), at["expert.future.weight"][0]
+            like = replace(like, future=more)
+        return replace(
+            like, vision=vision, vocab=vocab, hidden=hidden, embodiments=embodiments, action_width=action, state_width=state,
+            embodiment=int(settings.get("embodiment", min(like.embodiment, embodiments - 1))),
+            places=at["expert.places.weight"][0],
+            horizon=int(settings.get("action_horizon", min(int(settings.get("chunk_size", like.horizon)), like.horizon))),
+            trunk=replace(like.trunk, depth=_count(at, "trunk.decoder.")), mixer=replace(like.mixer, depth=_count(at, "trunk.mixer.")),
+            expert=replace(like.expert, depth=_count(at, "expert.layers.")))
+    except KeyError as e:
+        raise UserError(f"weights of {family} without {e.args[0]}: its sizes cannot be told") from None
 
 
 def _domain(settings: Mapping[str, Any], usual: int, domains: int) -> int:
@@ -248,13 +290,17 @@ def family_of(path: "str | Path") -> str:
 
 
 def settings_of(path: Path) -> dict[str, Any]:
-    """The config.json beside the weights, {} where there is none; with the embodiment that an X-VLA's preprocessor names, as "domain"."""
+    """The config.json beside the weights, {} where there is none; with the embodiment that the preprocessor names, of an X-VLA as "domain",
+    of a GR00T as "embodiment"."""
     folder = path if path.is_dir() else path.parent
     file, steps = folder / "config.json", folder / "policy_preprocessor.json"
     settings = dict(read_json(file)) if file.is_file() else {}
     for step in read_json(steps).get("steps", []) if steps.is_file() else []:
         if step.get("registry_name") == "xvla_add_domain_id":
             settings["domain"] = step.get("config", {}).get("domain_id", 0)
+        elif (name := str(step.get("registry_name"))).startswith(GROOT_INPUTS):
+            known, usual = step.get("config", {}), EMBODIMENTS if name.startswith(GROOT_INPUTS[0]) else groot_n17.EMBODIMENTS
+            settings["embodiment"] = known.get("embodiment_mapping", usual).get(known.get("embodiment_tag"), 0)
     return settings
 
 

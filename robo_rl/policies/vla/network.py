@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from robo_rl.policies.context import Context
+from robo_rl.policies.vla.groot import GrootConfig, GrootExpert, GrootTrunk
+from robo_rl.policies.vla.groot_n17 import GrootN17Config, GrootN17Trunk
 from robo_rl.policies.vla.openvla import Filler, OpenVlaConfig, OpenVlaTrunk, filled
 from robo_rl.policies.vla.pi import PiConfig, PiExpert, PiTrunk
 from robo_rl.policies.vla.pi_fast import EmbeddedPrefix, PiFastConfig, TokenWriter, logits
@@ -17,7 +19,7 @@ from robo_rl.policies.vla.smolvla import SmolVlaConfig, SmolVlaExpert, SmolVlaTr
 from robo_rl.policies.vla.xvla import XVlaConfig, XVlaExpert, XVlaTrunk
 from robo_rl.sampling import time_grid
 
-VlaConfig = PiConfig | SmolVlaConfig | XVlaConfig | PiFastConfig | OpenVlaConfig
+VlaConfig = PiConfig | SmolVlaConfig | XVlaConfig | GrootConfig | PiFastConfig | OpenVlaConfig
 
 
 class VlaModel(nn.Module):
@@ -37,6 +39,9 @@ class VlaModel(nn.Module):
             self.trunk, self.expert = PiTrunk(config), PiExpert(config)
         elif isinstance(config, XVlaConfig):
             self.trunk, self.expert = XVlaTrunk(config), XVlaExpert(config)
+        elif isinstance(config, GrootConfig):
+            self.trunk = GrootN17Trunk(config) if isinstance(config, GrootN17Config) else GrootTrunk(config)
+            self.expert = GrootExpert(config)
         elif isinstance(config, PiFastConfig):
             self.trunk, self.expert = EmbeddedPrefix(config), TokenWriter(config)
         elif isinstance(config, OpenVlaConfig):

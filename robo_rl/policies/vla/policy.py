@@ -1,4 +1,4 @@
-"""A vision-language-action model as a policy: pi0, pi0.5, SmolVLA or X-VLA under the methods of the small flows.
+"""A vision-language-action model as a policy: pi0, pi0.5, SmolVLA, X-VLA or GR00T under the methods of the small flows.
 
 The chain is `ChainPolicy`'s, on x [B,D] with D = H W: W numbers of a step as the model has them, of which the env has the first A. The
 other entries, and steps that are not executed, are part of what the expert reads, so they follow the plain ODE from their own noise;
@@ -26,12 +26,13 @@ from robo_rl.policies.policy import ChainPolicy, PolicyBase
 from robo_rl.policies.protocol import Chunk, Obs, ObsSpec
 from robo_rl.policies.vla import tokeniser
 from robo_rl.policies.vla.blocks import even_rows
+from robo_rl.policies.vla.groot import GrootConfig
 from robo_rl.policies.vla.make import config_of, load_model, make_model, model_metadata, vla_config
 from robo_rl.policies.vla.network import VlaConfig, VlaModel
 from robo_rl.policies.vla.openvla import OpenVlaConfig
 from robo_rl.policies.vla.pi_fast import PiFastConfig
 from robo_rl.policies.vla.processor import NAME, Processor, of_family
-from robo_rl.policies.vla.processor_files import OPENPI, OPENVLA, PRE, from_folder
+from robo_rl.policies.vla.processor_files import OPENPI, OPENVLA, PRE, from_folder, is_bare
 from robo_rl.policies.vla.xvla import XVlaConfig, clean_loss
 from robo_rl.sampling import Noise
 
@@ -277,8 +278,10 @@ def _fitting(options: Any, o: PolicyOptions, spec: ObsSpec, config: VlaConfig) -
         if have > most:
             raise UserError(f"the env's {name} has {have} numbers, this {o.kind} takes {most} at most")
     prompt = options.prompt
+    if isinstance(config, GrootConfig) and (o.words.startswith("words:") or not (o.words or o.folder)):
+        options = replace(options, template="{task}")  # none of hashed words is a picture's place
     if not o.folder and not o.words:  # every word is a token: shorter than what sentence pieces need
-        around = len(tokeniser.load("words:512").encode(options.template.format(task="", state="")))
+        around = len(tokeniser.load("words:512").encode(options.template.format(task="", state="", pictures="")))
         prompt = PLAIN_PROMPT + (2 * spec.state + 8 if "{state}" in options.template else around) + 4 * o.advantage  # -1 is two
     if isinstance(config, XVlaConfig):
         prompt = min(prompt, config.prompt)
@@ -297,6 +300,8 @@ def _words(o: PolicyOptions, config: VlaConfig) -> tokeniser.Tokeniser:
         kept = config.actions + config.skip
     elif isinstance(config, OpenVlaConfig):
         kept = config.vocab - config.words + config.bins
+    elif isinstance(config, GrootConfig):
+        kept = config.vocab - config.picture_word
     return tokeniser.load(o.words or f"words:{config.vocab - kept}")
 
 
@@ -305,7 +310,7 @@ def _processor_of(o: PolicyOptions, spec: ObsSpec, config: VlaConfig) -> "Proces
     folder = Path(o.folder)
     if (folder / CONFIG).is_file() and not (folder / NAME).is_file():
         raise UserError(f"{folder} has no {NAME}; copy the whole checkpoint")
-    if not any(path for name in (NAME, PRE, "config.json", OPENVLA, f"**/{OPENPI}") for path in folder.glob(name)):
+    if is_bare(folder) or not any(path for name in (NAME, PRE, "config.json", OPENVLA, f"**/{OPENPI}") for path in folder.glob(name)):
         return None
     found = from_folder(folder, o.words)
     own = _fitting(found.options, o, spec, config)

@@ -28,6 +28,9 @@ from robo_rl.policies.vla.tokeniser import Tokeniser
 Statistics = Mapping[str, Mapping[str, Any]]  # "state" and "action" -> mean std min max q01 q99 -> numbers of every axis
 NAME, NUMBERS = "processor.json", "processor.safetensors"
 STATE_TEXT = np.linspace(-1, 1, 257)[:-1]  # left ends of the 256 bins of a state in a prompt (openpi)
+CHAT = ("<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\n{pictures}['{task}']<|im_end|>\n<|im_start|>assistant\n")
+SHORT_CHAT = "<|im_start|>user\n{pictures}{task}<|im_end|>\n"
 TEMPLATES = ("{task}\n", "Task: {task}, State: {state};\nAction: ", "Task: {task}, State: {state};\n",
              "In: What action should the robot take to {task}?\nOut:")
 
@@ -37,7 +40,7 @@ class ProcessorOptions:
     """What a model expects, beside the statistics and the tokeniser."""
 
     family: str = "pi0"
-    """pi0, pi05, pi0_fast, smolvla, xvla or openvla_oft: where the other defaults come from (`of_family`)."""
+    """pi0, pi05, pi0_fast, smolvla, xvla, groot, groot_n17 or openvla_oft: where the other defaults come from (`of_family`)."""
     views: tuple[str, ...] = ()
     """Cameras of the observation in the order of the model's views; those that the model has beyond them are masked."""
     slots: int = 3
@@ -47,7 +50,7 @@ class ProcessorOptions:
     fit: Fit = "pad"
     """How a picture of another size becomes one: pad, pad_top_left, crop or stretch."""
     template: str = TEMPLATES[0]
-    """Of the prompt: {task}, and {state} where the state is told in words."""
+    """Of the prompt: {task}, {state} where the state is told in words, {pictures} where pictures have their places among the words."""
     lower: bool = False
     """Whether the instruction is put in small letters."""
     prompt: int = 48
@@ -100,7 +103,11 @@ FAMILIES: dict[str, dict[str, Any]] = {  # of the public checkpoints
                     "action_kind": "quantiles"},
     "xvla": {"template": "{task}", "prompt": 64, "fit": "stretch", "state_kind": "identity", "action_kind": "identity"},
     "smolvla": {"image_size": 512, "fit": "pad_top_left"},
+    "groot": {"template": CHAT, "prompt": 128, "fit": "stretch", "width": 64, "state_kind": "min_max", "action_kind": "min_max"},
+    "groot_n17": {"template": SHORT_CHAT, "lower": True, "prompt": 96, "image_size": 256, "fit": "stretch", "width": 132,
+                  "state_kind": "min_max", "action_kind": "min_max"},
 }
+PICTURES = {"groot": "<image {n}><img><IMG_CONTEXT></img>", "groot_n17": "<|vision_start|><|image_pad|><|vision_end|>"}  # of {pictures}
 
 
 def of_family(family: str, **changes: Any) -> ProcessorOptions:
@@ -210,6 +217,7 @@ class Processor(nn.Module):
         """Tokens int64 [B,P] and which of them are there, bool [B,P]; on the state's device."""
         o, told = self.options, "{state}" in self.options.template
         bins = np.empty((len(state), 0), np.int64)
+        pictures = "".join(PICTURES.get(o.family, "").format(n=i + 1) for i in range(len(o.views)))
         if told:
             normal = self.state_norm(state).cpu().numpy()
             normal = np.pad(normal, ((0, 0), (0, o.width - o.state))) if o.padded_state_text else normal
@@ -218,7 +226,7 @@ class Processor(nn.Module):
         for i, task in enumerate(tasks):
             task = task.strip().replace("_", " ").replace("\n", " ")
             task = task.lower() if o.lower else task
-            text = o.template.format(task=task, state=" ".join(map(str, bins[i]))) if told else o.template.format(task=task)
+            text = o.template.format(task=task, pictures=pictures, state=" ".join(map(str, bins[i])))
             ids = self.words.encode(text)
             if len(ids) > o.prompt:
                 raise UserError(f"a prompt has {len(ids)} tokens, this policy takes {o.prompt} at most: {text[:60]!r}…; "

@@ -21,6 +21,7 @@ from robo_rl.policies.vla.processor import FAMILIES, NAME, Processor, Statistics
 PRE, CONFIG, OPENPI, OPENVLA = "policy_preprocessor.json", "config.json", "norm_stats.json", "dataset_statistics.json"
 KIND = {"MEAN_STD": "mean_std", "QUANTILES": "quantiles", "MIN_MAX": "min_max", "IDENTITY": "identity"}
 LEROBOT_EPS, OPENPI_EPS = 1e-8, 1e-6
+GROOT = ("groot_pack_inputs", "groot_n1_7_pack_inputs")  # steps of LeRobot's preprocessor of a GR00T that normalise
 SPLIT = {"observation.state": "state", "action": "action", "actions": "action", "state": "state"}
 
 
@@ -44,6 +45,12 @@ def from_folder(folder: "str | Path", words: "str | Path" = "", **changes: Any) 
         return _openvla(folder, words or folder, changes)
     raise UserError(f"{folder} does not say what its model expects: it has no {NAME} (ours), no {CONFIG} with {PRE} (LeRobot), "
                     f"no {OPENPI} (openpi) and no {OPENVLA} (OpenVLA)")
+
+
+def is_bare(folder: Path) -> bool:
+    """Whether the folder is NVIDIA's of a GR00T: a config.json of the network alone, which says nothing of cameras and statistics."""
+    kind = read_json(folder / CONFIG).get("model_type", "") if (folder / CONFIG).is_file() else ""
+    return str(kind).lower().startswith("gr00t")
 
 
 def read_openpi(path: Path) -> Statistics:
@@ -106,6 +113,7 @@ def _openvla(folder: Path, words: "str | Path", changes: Mapping[str, Any]) -> P
 def _lerobot(folder: Path, words: "str | Path", changes: Mapping[str, Any]) -> Processor:
     config = read_json(folder / CONFIG)
     family = str(config["type"])
+    family = "groot_n17" if family == "groot" and "1.7" in str(config.get("model_version", "")) else family
     if family not in FAMILIES:
         raise UserError(f"{folder / CONFIG} is of a policy of type {config['type']!r}; processors are known for "
                         f"{', '.join(FAMILIES)}")
@@ -131,7 +139,8 @@ def _settings(config: Mapping[str, Any], features: Mapping[str, Any]) -> dict[st
         "state": int(features["observation.state"]["shape"][0]), "action": int(features["action"]["shape"][0]),
         "width": max(int(config.get(key, 32)) for key in ("max_action_dim", "max_state_dim")),
         "padded_state_text": config["type"] == "pi05"}
-    out |= {f"{k.lower()}_kind": kinds[k] for k in ("STATE", "ACTION") if k in kinds}
+    if config["type"] != "groot":  # whose preprocessor normalises by itself, whatever is said here
+        out |= {f"{k.lower()}_kind": kinds[k] for k in ("STATE", "ACTION") if k in kinds}
     if size := config.get("resize_imgs_with_padding") or config.get("image_resolution"):
         out["image_size"] = int(size[0])
     if length := config.get("tokenizer_max_length"):
@@ -149,6 +158,10 @@ def _steps(steps: list[dict], settings: Mapping[str, Any]) -> dict[str, Any]:
         elif name == "normalizer_processor":
             kinds = {k: KIND[str(v)] for k, v in config["norm_map"].items()}
             out |= {f"{k.lower()}_kind": kinds[k] for k in ("STATE", "ACTION") if k in kinds}
+        elif str(name).startswith(GROOT):
+            if "relative" in str(config.get("modality_config", "")).lower():
+                raise UserError(f"{name} makes actions relative to the state by groups of axes, which is not read here")
+            out |= {} if config.get("normalize_min_max", True) else {"state_kind": "identity", "action_kind": "identity"}
         elif name == "relative_actions_processor" and config.get("enabled"):
             names, kept = config.get("action_names"), [str(x).lower() for x in config.get("exclude_joints") or ()]
             n = settings["action"]
@@ -176,7 +189,7 @@ def _lerobot_statistics(folder: Path, steps: list[dict]) -> Statistics:
         if key in SPLIT:
             out.setdefault(SPLIT[key], {})[stat] = np.asarray(value, np.float64)
 
-    step = next((s for s in steps if s.get("registry_name") == "normalizer_processor"), {})
+    step = next((s for s in steps if str(s.get("registry_name")).startswith(("normalizer_processor", *GROOT))), {})
     path = folder / Path(str(step.get("state_file", "model.safetensors"))).name
     try:
         with safe_open(str(path), "numpy") as f:
