@@ -318,7 +318,8 @@ RUN = {"sim": "mujoco", "task": "pick_by_name", "obs": "rgb", "image_size": 32, 
 @pytest.mark.parametrize(("algo", "kind", "more"), [("pi_rl", "pi05", {}), ("nft", "smolvla", {}), ("pi_rl", "pi0", {"keep_prefix": True}),
                                                  ("ppo", "pi0_fast", {"action_words": "train:64", "horizon": 4, "execute": 4}),
                                                  ("ppo", "openvla_oft", {"action_head": "l1", "horizon": 4, "execute": 4}),
-                                                 ("pi_rl", "xvla", {})])
+                                                 ("pi_rl", "xvla", {}), ("pi_rl", "groot", {}),
+                                                 ("nft", "groot_n17", {"keep_prefix": True})])
 def test_a_run_of_a_vla_resumes_bit_for_bit_is_evaluated_and_served(algo, kind, more, tmp_path):
     rl = {"decisions": 3, "minibatch": 6, "epochs": 1, "critic_warmup": 0}
     config = robo_rl.recipe(**RUN, algo=algo, workers=0, steps=400, eval_every=200, policy={"kind": kind, **more}, rl=rl,
