@@ -217,6 +217,10 @@ def follow(law: Law, model: ArmModel, out: Setpoint) -> None:
         law.rebase(model)
     if out.pos is not None:
         law.reference.aim(out.pos, out.quat)
+    if out.compliance is not None:
+        law.comply(out.compliance)
+    elif law.complies:
+        law.stop_complying()
 
 
 def simulated(source: "str | Path", robot: Robot, dt: float, disturbance: Disturbance) -> mujoco.MjModel:

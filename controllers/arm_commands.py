@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from controllers.arm import SimArm
+from controllers.compliance import ComplianceCommand
 from controllers.contracts import Command
 from controllers.governor import ACTIVE, Governor
 from controllers.law import vector
@@ -74,6 +75,7 @@ class GovernedCommands:
         """(topic, type, what takes its messages)."""
         names = self.arm.robot.topics
         kinds = {"target_pose": (PoseStamped, self.pose), "target_joint": (JointState, self.joint),
+                 "target_wrench": (WrenchStamped, self.wrench), "target_stiffness": (Numbers, self.stiffness),
                  "forward_position": (Numbers, self.positions), "joint_trajectory": (JointTrajectory, self.trajectory)}
         return [(names[name], kind, follow) for name, (kind, follow) in kinds.items() if name in names]
 
@@ -115,6 +117,23 @@ class GovernedCommands:
             raise UserError(f"a streamed trajectory has one point, got {len(got.message.points)}")
         [(_, position)] = got.message.points
         self.joint(replace(got, message=JointState(got.at, got.message.names, position)))
+
+    def wrench(self, got: Received) -> None:
+        """A force and a moment at the tool, as one stream of the commander."""
+        m = got.message
+        self.comply(ComplianceCommand(got.source, "wrench", tuple(m.wrench), m.frame, m.stamp))
+
+    def stiffness(self, got: Received) -> None:
+        """Sent once, it holds while its sender commands."""
+        self.comply(ComplianceCommand(got.source, "stiffness", tuple(got.message.data)))
+
+    def comply(self, command: ComplianceCommand) -> None:
+        """UserError: it has no effect. (A wrench to an arm that is not armed is silent, as a pose is: whoever streams goes on.)"""
+        if self.arm.servo is not None or self.arm.law.options.task != "impedance" or not any(self.arm.law.options.stiffness):
+            raise UserError(f"a {command.stream} needs a controller of Cartesian impedance: switch to cartesian_impedance_controller")
+        verdict = self.governor.comply(command, self.transport.now())
+        if verdict.action == "block" and (verdict.contract != "state" or command.stream == "stiffness"):
+            raise UserError(verdict.text)
 
     def govern(self, command: Command, now: float) -> None:
         """UserError: another's command. All else that the governor refuses it counts."""

@@ -4,14 +4,15 @@ A command is judged by the contracts in the order of CONTRACTS; its verdict name
 """
 
 import math
+from collections import Counter, deque
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 from controllers.limits import Limits, box, near, upright
 from controllers.robot import Robot
 from robo_rl.geometry import Floats, turn_between, unit
 
-REWRITE = ("workspace", "orientation", "step", "joint_range")
+REWRITE = ("workspace", "orientation", "step", "joint_range", "wrench_range", "stiffness_range")
 CONTRACTS = ("dimensions", "finite", "quaternion", "frame", "commander", "order", "future", "stale", *REWRITE)
 """Of a command."""
 STATE_CONTRACTS = ("state_dimensions", "state_finite", "joint_limit", "joint_speed", "tool_speed", "tool_place",
@@ -34,6 +35,25 @@ class Command:
     quat: tuple[float, ...]  # (w, x, y, z)
     joints: tuple[float, ...] = ()  # targets [rad] whose tool pose pos and quat are; (): a pose alone
     stream: str = ""  # of the source's, where it has several: stamps rise within each
+
+    def fault(self, now: float, limits: Limits, robot: Robot, commander: str | None, stamps: tuple[float, float] | None
+              ) -> tuple[str, str] | None:
+        """The first contract that makes it unusable, and a sentence; None: it may be used.
+
+        commander: who commands at present; stamps: (last stamp, least delay) of its source and stream.
+        """
+        if len(self.pos) != 3 or len(self.quat) != 4:
+            return "dimensions", f"a pose has 3 + 4 numbers, got {len(self.pos)} + {len(self.quat)}"
+        if self.joints and len(self.joints) != len(robot.joints):
+            return "dimensions", f"the arm has {len(robot.joints)} joints, got {len(self.joints)}"
+        if not all(math.isfinite(x) for x in (*self.pos, *self.quat, *self.joints, self.stamp)):
+            return "finite", "the command has a number that is not finite"
+        length = math.hypot(*self.quat)
+        if abs(length - 1) > 1e-2:
+            return "quaternion", f"the quaternion must have length 1 within 0.01, got {length:.4g}"
+        if self.frame != limits.frame:
+            return "frame", f"commands must be in frame {limits.frame!r}, got {self.frame!r}"
+        return sender_fault(self.source, self.stamp, now, limits, commander, stamps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +84,7 @@ ALLOW = Verdict("allow")
 # ---- of a measured state ---------------------------------------------------------------------------------------------
 
 
-def fields_of(x: "State | Command") -> dict:
+def fields_of(x: Any) -> dict:
     """For a trace: the fields by name, as they are."""
     return {f.name: getattr(x, f.name) for f in fields(x)}
 
@@ -112,33 +132,19 @@ def measured_fault(s: State, limits: Limits, robot: Robot) -> tuple[str, str] | 
 # ---- of a command ----------------------------------------------------------------------------------------------------
 
 
-def command_fault(c: Command, now: float, limits: Limits, joints: int, commander: str | None,
-                  stamps: tuple[float, float] | None) -> tuple[str, str] | None:
-    """The first contract that makes the command unusable, and a sentence; None: it may be used.
-
-    joints: of the arm; commander: who commands at present; stamps: (last stamp, least delay) of the command's source.
-    """
-    if len(c.pos) != 3 or len(c.quat) != 4:
-        return "dimensions", f"a pose has 3 + 4 numbers, got {len(c.pos)} + {len(c.quat)}"
-    if c.joints and len(c.joints) != joints:
-        return "dimensions", f"the arm has {joints} joints, got {len(c.joints)}"
-    if not all(math.isfinite(x) for x in (*c.pos, *c.quat, *c.joints, c.stamp)):
-        return "finite", "the command has a number that is not finite"
-    length = math.hypot(*c.quat)
-    if abs(length - 1) > 1e-2:
-        return "quaternion", f"the quaternion must have length 1 within 0.01, got {length:.4g}"
-    if c.frame != limits.frame:
-        return "frame", f"commands must be in frame {limits.frame!r}, got {c.frame!r}"
-    if commander is not None and c.source != commander:
-        return "commander", f"{c.source!r} commands while {commander!r} does"
-    if stamps is not None:
+def sender_fault(source: str, stamp: float | None, now: float, limits: Limits, commander: str | None,
+                 stamps: tuple[float, float] | None) -> tuple[str, str] | None:
+    """The contract that a command's sender or its time [s] violates, and a sentence. stamp: None where the message has none."""
+    if commander is not None and source != commander:
+        return "commander", f"{source!r} commands while {commander!r} does"
+    if stamps is not None and stamp is not None:
         last, least = stamps
-        if c.stamp <= last:
-            return "order", f"stamp {c.stamp:.4f} s is not after {last:.4f} s: repeated, reordered or time ran back"
-        if now - c.stamp < least - limits.stale:
-            return "future", f"the stamp is {least - now + c.stamp:.2f} s ahead of its sender's others"
-        if now - c.stamp > least + limits.stale:
-            return "stale", f"the command is {now - c.stamp - least:.2f} s late"
+        if stamp <= last:
+            return "order", f"stamp {stamp:.4f} s is not after {last:.4f} s: repeated, reordered or time ran back"
+        if now - stamp < least - limits.stale:
+            return "future", f"the stamp is {least - now + stamp:.2f} s ahead of its sender's others"
+        if now - stamp > least + limits.stale:
+            return "stale", f"the command is {now - stamp - least:.2f} s late"
     return None
 
 
@@ -162,7 +168,10 @@ def nearest_allowed(pos: Floats, quat: Floats, target: tuple[Floats, Floats], li
 
 def allowed_joints(c: Command, verdict: Verdict, now: Floats, target: tuple[Floats, Floats], limits: Limits, robot: Robot
                    ) -> tuple[Verdict, Floats]:
-    """Joint targets within the joints' range, as far on the way from `now` as the tool may go, and the verdict with them."""
+    """Joint targets within the joints' range, as far on the way from `now` as the tool may go, and the verdict with them: a place or a tilt
+    outside blocks them."""
+    if verdict.contract in ("workspace", "orientation"):
+        return Verdict("block", verdict.contract, "commander", verdict.text), now
     margin, share = limits.joint_margin, 1.0
     if verdict.contract == "step":  # as far as the tool may go
         (p, q), o = target, limits.step
@@ -174,3 +183,38 @@ def allowed_joints(c: Command, verdict: Verdict, now: Floats, target: tuple[Floa
     if allowed != wanted and verdict is ALLOW:
         verdict = Verdict("rewrite", "joint_range", "commander", "a joint target is beyond its limits")
     return verdict, allowed
+
+
+# ---- what became of all of them --------------------------------------------------------------------------------------
+
+
+class Violations:
+    """The record of a governor's verdicts. counts: how often each contract was violated. first: the first violation of all, with its
+    time [s]."""
+
+    def __init__(self, limits: Limits):
+        self.limits = limits
+        self.counts: Counter[str] = Counter()
+        self.first: tuple[float, Verdict] | None = None
+        self._recent: deque[float] = deque()  # times of those that count towards the limit
+
+    def add(self, verdict: Verdict, now: float, counted: bool) -> str:
+        """Keep one; counted: it counts towards the limit -> a sentence when more than `violations` of those came within `window`."""
+        self.counts[verdict.contract] += 1
+        if self.first is None:
+            self.first = now, verdict
+        if not counted:
+            return ""
+        recent = self._recent
+        recent.append(now)
+        while recent[0] < now - self.limits.window:
+            recent.popleft()
+        if len(recent) <= self.limits.violations:
+            return ""
+        recent.clear()
+        return (f"more than {self.limits.violations} commands refused or changed in {self.limits.window:g} s, the last by "
+                f"{verdict.contract}: {verdict.text}")
+
+    def forgive(self) -> None:
+        """Count towards the limit from now on."""
+        self._recent.clear()

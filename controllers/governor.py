@@ -19,6 +19,7 @@ import math
 from dataclasses import asdict
 from typing import Literal
 
+from controllers.compliance import CommandedCompliance, ComplianceCommand
 from controllers.contracts import (
     ALLOW,
     BLAME,
@@ -26,9 +27,9 @@ from controllers.contracts import (
     Command,
     State,
     Verdict,
+    Violations,
     allowed_joints,
     arming_fault,
-    command_fault,
     fields_of,
     measured_fault,
     nearest_allowed,
@@ -36,20 +37,20 @@ from controllers.contracts import (
 )
 from controllers.limits import Limits
 from controllers.robot import Robot
-from controllers.setpoint import Setpoint, SetpointMotion
+from controllers.setpoint import Setpoint, SetpointMotion, traced
 from controllers.trace import Trace
-from controllers.violations import Violations
 from robo_rl.errors import UserError
-from robo_rl.geometry import Floats, unit
+from robo_rl.geometry import unit
 
 DISARMED, ARMED, ACTIVE, HOLD, STOPPED = "DISARMED", "ARMED", "ACTIVE", "HOLD", "STOPPED"
+UNTOLD = {DISARMED: "not armed", ARMED: "nobody commands it yet", HOLD: "", STOPPED: ""}  # why a command has no effect there
 COUNTED = tuple(c for c in CONTRACTS if c != "commander")  # towards `violations`: a stranger holds nobody's arm
 
 
 class Governor:
     """One owner of the state machine. Every method takes `now` [s], monotonic; `tick` once per period.
 
-    counts: how often each contract was violated. motion: the setpoint's.
+    counts: how often each contract was violated (`violations` has the first of all). motion: the setpoint's.
     """
 
     def __init__(self, limits: Limits, robot: Robot, trace: Trace | None = None):
@@ -60,7 +61,7 @@ class Governor:
         self.reason = ""
         self.measured: State | None = None
         self.now = self._state_at = self._command_at = self._changed_at = -math.inf
-        self.motion = SetpointMotion(limits, robot)
+        self.motion, self.compliance = SetpointMotion(limits, robot), CommandedCompliance(limits)
         self.commander: str | None = None
         self.stopped_by: set[str] = set()  # sources of the e-stop that say stop
         self._stamps: dict[tuple[str, str], tuple[float, float]] = {}  # source, stream -> (last stamp, least delay)
@@ -167,40 +168,52 @@ class Governor:
 
     def command(self, c: Command, now: float) -> Verdict:
         """A command came in."""
-        if self.trace:
-            self._log("command", now, fields_of(c))
-        self._clock(now)
-        if self.state not in (ARMED, ACTIVE):
-            return self._said(Verdict("block", "state", "commander", f"{self.state}: {self.reason or 'not armed'}"))
-        stamps = self._stamps.get((c.source, c.stream))
-        broken = command_fault(c, now, self.limits, len(self.robot.joints), self.commander, stamps)
-        if broken:
-            return self._said(self._count("block", *broken))
-        self._stamps[c.source, c.stream] = c.stamp, min(stamps[1] if stamps else math.inf, now - c.stamp)
-        self.commander, self._command_at = c.source, now
-        verdict, pos, quat = nearest_allowed(tuple(c.pos), unit(tuple(c.quat)), self.motion.target, self.limits)
+        if refused := self._refused("command", c, now, (ARMED, ACTIVE)):
+            return refused
+        m = self.motion
+        verdict, pos, quat = nearest_allowed(tuple(c.pos), unit(tuple(c.quat)), m.target, self.limits)
         if c.joints:
-            verdict = self._joint_command(c, verdict, pos, quat)
+            assert self.measured is not None  # `arm` needs one
+            at = m.joint_target if m.joint_target is not None else self.measured.q
+            verdict, joints = allowed_joints(c, verdict, at, m.target, self.limits, self.robot)
             if verdict.action == "block":
                 return self._said(self._count("block", verdict.contract, verdict.text))
+            m.aim_joints((pos, quat), joints, self.measured.q)
         else:
-            self.motion.aim((pos, quat))
+            m.aim((pos, quat))
+        return self._followed(verdict, now)
+
+    def comply(self, c: ComplianceCommand, now: float) -> Verdict:
+        """A wrench came in, a command as any other, or a stiffness, of whoever commands already."""
+        if refused := self._refused("comply", c, now, (ARMED, ACTIVE) if c.stream == "wrench" else (ACTIVE,)):
+            return refused
+        assert self.measured is not None  # `arm` needs one
+        return self._followed(self.compliance.take(c, unit(self.measured.quat), now), now)
+
+    def _followed(self, verdict: Verdict, now: float) -> Verdict:
+        """After a command that has its effect, whole or in part."""
         if self.state == ARMED:
             self._go(ACTIVE, now, "")
         if verdict is not ALLOW:
             self._count("rewrite", verdict.contract, verdict.text)
         return self._said(verdict)
 
-    def _joint_command(self, c: Command, verdict: Verdict, pos: Floats, quat: Floats) -> Verdict:
-        """Take joint targets, whole or part of the way -> the verdict; "block" leaves everything as it was."""
-        if verdict.contract in ("workspace", "orientation"):
-            return Verdict("block", verdict.contract, "commander", verdict.text)
-        assert self.measured is not None  # `arm` needs one
-        m, q = self.motion, self.measured.q
-        now = m.joint_target if m.joint_target is not None else q
-        verdict, allowed = allowed_joints(c, verdict, now, m.target, self.limits, self.robot)
-        m.aim_joints((pos, quat), allowed, q)
-        return verdict
+    def _refused(self, kind: str, c: Command | ComplianceCommand, now: float, states: tuple[str, ...]) -> Verdict | None:
+        """The verdict on a command that has no effect; None: its source is the commander, and is heard of now."""
+        if self.trace:
+            self._log(kind, now, fields_of(c))
+        self._clock(now)
+        if self.state not in states:
+            return self._said(Verdict("block", "state", "commander", f"{self.state}: {self.reason or UNTOLD[self.state]}"))
+        key = c.source, c.stream
+        stamps = self._stamps.get(key)
+        if broken := c.fault(now, self.limits, self.robot, self.commander, stamps):
+            return self._said(self._count("block", *broken))
+        if c.stamp is not None:
+            self._stamps[key] = c.stamp, min(stamps[1] if stamps else math.inf, now - c.stamp)
+        if c.stream != "stiffness":
+            self.commander, self._command_at = c.source, now
+        return None
 
     def tick(self, now: float, dt: float) -> Setpoint:
         """The setpoint for the period of dt [s] that begins now."""
@@ -221,22 +234,14 @@ class Governor:
         if self.state == ACTIVE:
             m.pursue(dt)
         else:
-            m.brake(dt)
-            if self.state == DISARMED and not any((*m.v, *m.w)):
-                m.pos = None
-            elif self.state == ARMED and m.pos is not None:
-                m.target = m.pos, m.quat
+            m.brake(dt, ends=self.state == DISARMED, aims=self.state == ARMED)
         m.advance(dt)
-        out = Setpoint(self.state, m.pos, m.quat, self._rebased, m.joints if self.state == ACTIVE else None)
+        self.compliance.ramp(now, dt, self.state == ACTIVE)
+        out = Setpoint(self.state, m.pos, m.quat, self._rebased, m.joints if self.state == ACTIVE else None, self.compliance.now())
         self._rebased = False
         if self.trace:
-            self._log("tick", now, {"dt": dt, "out": [out.state, self.reason, out.pos, out.quat, out.rebased, out.joints]})
+            self._log("tick", now, {"dt": dt, "out": traced(out, self.reason)})
         return out
-
-    @property
-    def first(self) -> tuple[float, Verdict] | None:
-        """The first violation of all, with its time."""
-        return self.violations.first
 
     # ---- inside ---------------------------------------------------------------------------------------------------
 
@@ -257,6 +262,8 @@ class Governor:
 
     def _go(self, state: str, now: float, reason: str) -> None:
         self.state, self.reason, self._changed_at = state, reason, now
+        if state not in (ARMED, ACTIVE):
+            self.compliance.drop()
 
     def _rest(self) -> None:
         """Let the setpoint go on from where the arm is measured, braking; not from a state that is too old."""
@@ -278,9 +285,8 @@ class Governor:
     def _count(self, action: Literal["rewrite", "block", "hold", "stop"], contract: str, text: str) -> Verdict:
         verdict = Verdict(action, contract, BLAME.get(contract, "commander"), text)
         changed = action in ("rewrite", "block") and contract in COUNTED and self.state in (ARMED, ACTIVE)
-        if self.violations.add(verdict, self.now, changed):
-            self._trip(HOLD, "violations", f"more than {self.limits.violations} commands refused or changed in "
-                       f"{self.limits.window:g} s, the last by {contract}: {text}")
+        if too_often := self.violations.add(verdict, self.now, changed):
+            self._trip(HOLD, "violations", too_often)
         return verdict
 
     def _said(self, verdict: Verdict) -> Verdict:

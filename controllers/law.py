@@ -10,7 +10,8 @@ In base axes, with e = (p_d - p, log(R_d R^T)), twist v = J dq, reference (p_d, 
 
 The reference follows the target on the geodesic: first at a limited speed, then through a low pass of time constant T,
 keep = exp(-dt/T), so that behaviour does not depend on the rate of the loop. Its velocity and acceleration are fed
-forward: damping brakes deviations, not the motion that was asked for. W is regularised, (J M^-1 J^T + eps I)^-1. In the
+forward: damping brakes deviations, not the motion that was asked for. W is regularised, (J M^-1 J^T + eps I)^-1; impedance's
+projection corrects that, W (I + eps W + (eps W)^2), so that the posture pushes the tool nowhere and F = K e at rest. In the
 damping W_ii is at most 4/A_ii with A = J M^-1 J^T: at a singularity it would have no bound. In operational space the eigenvalues of
 A + eps I (a turn counts as motion at 0.2 m) are at least 1/`mass_limit` and K/(20 kN/m): the arm gives up those directions
 that a singularity takes from it, and no other.
@@ -29,6 +30,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from controllers.compliance import Compliance
 from controllers.memory import prepare, record
 from controllers.model import ArmModel
 from controllers.robot import Robot
@@ -228,7 +230,7 @@ class Law:
         self._change()
         self._arrive()
         self._lowest, self._highest = np.array(robot.lower), np.array(robot.upper)
-        self.activated = False
+        self.activated = self.complies = False  # complies: with what a governor allows of a commanded wrench or stiffness
         prepare(n)
 
     def _change(self) -> None:
@@ -283,6 +285,7 @@ class Law:
         m["masses"][:], m["gain"], m["stale"] = 1.0, 0.0 if self.options.ramp else 1.0, 1
         m["lag"], m["carry"], m["fade"], m["residual"][:] = m["filter_time"], torque is not None, 0.0, 0.0
         m["feed_age"] = m["dq_age"] = m["k_age"] = m["mass_age"] = math.inf
+        m["pull"][:], m["opens"], self.complies = math.inf, 0, False
         self.activated = True
 
     def stand(self) -> None:
@@ -330,6 +333,21 @@ class Law:
             raise UserError(f"stiffness must be at least 0, got {k.tolist()}")
         self._aim_stiffness(np.minimum(k, np.repeat(self.options.most_stiffness, 3)))
         self._m["k_age"] = 0.0
+
+    def comply(self, asked: Compliance) -> None:
+        """For a tick: wrench, stiffness and the largest static pull of the springs; again every tick, until `stop_complying`."""
+        self.set_wrench(np.array(asked.wrench))
+        if asked.stiffness is not None:
+            self.set_stiffness(np.array(asked.stiffness))
+        self._m["pull"][:], self._m["opens"], self.complies = asked.spring, 0, True
+
+    def stop_complying(self) -> None:
+        """No wrench from now on; the stiffness goes back to the configured one at the ramp's pace, and the springs' pull becomes free."""
+        m = self._m
+        if m["k_age"] < math.inf:
+            self._aim_stiffness(m["stiffness"])
+        m["feed_age"] = m["k_age"] = math.inf
+        m["opens"], self.complies = 1, False
 
     def set_options(self, options: LawOptions) -> None:
         """Go on with another stiffness, damping ratio, error clip or reference speed; the first three ramp.

@@ -41,6 +41,8 @@ class Limits:
     """A joint nearer to its limit than this and moving towards it holds the arm [rad]."""
     wrench: tuple[float, float] = (60.0, 20.0)
     """External force [N] and moment [N m], where the state carries them."""
+    max_stiffness: tuple[float, float] = (3000.0, 300.0)
+    """Of a commanded stiffness [N/m], [N m/rad]; the law's own bound holds too."""
     tracking: tuple[float, float] = (0.05, 0.2)
     """Setpoint and measured tool farther apart than this [m] for this time [s] hold the arm."""
     command_timeout: float = 0.1
@@ -65,7 +67,7 @@ class Limits:
             in_range("tilt", self.tilt, 0, math.pi / 2, open_high=True)
             if abs(math.dist(self.tilt_axis, (0, 0, 0)) - 1) > 1e-3:
                 raise UserError(f"tilt_axis must have length 1, got {self.tilt_axis}")
-        for name in ("step", "speed", "accel", "brake", "brake_jerk", "measured_speed", "wrench", "tracking"):
+        for name in ("step", "speed", "accel", "brake", "brake_jerk", "measured_speed", "wrench", "max_stiffness", "tracking"):
             for x in getattr(self, name):
                 in_range(name, x, 0, math.inf, open_low=True)
         for name in ("command_timeout", "give_up", "state_timeout", "stale", "window", "joint_speed"):

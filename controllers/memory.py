@@ -21,9 +21,10 @@ def record(n: int) -> np.ndarray:
         *((name, np.int64) for name in ("operational", "tool_axes", "damping_given", "friction", "nullspace", "rigid")),
         # memory: stiffness and damping, what was commanded, what the joints carry
         *((name, float, 6) for name in ("k", "k_target", "k_pace", "d", "masses", "feed")),
+        ("pull", float, 2),  # largest static force and moment of the springs [N], [N m]
         *((name, float) for name in ("gain", "k_age", "dq_age", "feed_age", "mass_age", "lag", "fade")),
         *((name, float, n) for name in ("q_ref", "q_target", "dq_ref", "tau", "residual")),
-        *((name, np.int64) for name in ("feed_tool_axes", "faults", "stale", "carry")),
+        *((name, np.int64) for name in ("feed_tool_axes", "faults", "stale", "carry", "opens")),
         # memory: the reference
         *((f"{name}{what}", float, size) for name in ("target_", "limited_", "") for what, size in (("pos", 3), ("quat", 4))),
         ("velocity", float, 6), ("acceleration", float, 6), ("axis", float, 3),

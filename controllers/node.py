@@ -39,8 +39,7 @@ class ArmNode:
     def __init__(self, arm: SimArm, transport: Transport, governor: Governor | None = None, *, pose_every: int = 10,
                  joints_every: int = 1, clock: bool = False):
         """clock: publish simulated time on `clock`, every millisecond of it. governor: the arm's own, between the
-        wire and the law; it gets poses and joint targets alone, so that
-        nothing passes it.
+        wire and the law; every target is a command to it, so that nothing passes it.
         pose_every: ticks between two publications of pose, twist, gripper and objects; joints_every: of joint states."""
         self.arm, self.transport, self.governor, self.count = arm, transport, governor, 0
         self.said = ""

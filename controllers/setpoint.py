@@ -1,8 +1,9 @@
 """The governor's setpoint: where it is, where it goes, and how it gets there within the limits of speed and acceleration, or brakes."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from controllers.compliance import Compliance
 from controllers.contracts import State
 from controllers.limits import Limits, at_most, box, joint_step, moved_within, pursue, slower, upright
 from controllers.robot import Robot
@@ -19,6 +20,12 @@ class Setpoint:
     quat: Floats
     rebased: bool = False
     joints: Floats | None = None  # where joint targets are commanded
+    compliance: Compliance | None = None  # where a wrench or a stiffness is commanded
+
+
+def traced(out: Setpoint, reason: str) -> list:
+    """As it stands in a trace."""
+    return [out.state, reason, out.pos, out.quat, out.rebased, out.joints, *([asdict(out.compliance)] if out.compliance else [])]
 
 
 class SetpointMotion:
@@ -89,12 +96,16 @@ class SetpointMotion:
             self.v = pursue((a - x, b - y, c - z), self.v, o.speed[0], o.accel[0], dt)
             self.w = pursue(turn_between(facing, self.quat), self.w, o.speed[1], o.accel[1], dt)
 
-    def brake(self, dt: float) -> None:
-        """Velocity on the way to rest."""
+    def brake(self, dt: float, *, ends: bool, aims: bool) -> None:
+        """Velocity on the way to rest. ends: at rest nothing is asked of the arm any more; aims: the target is where the setpoint is."""
         o, (linear, angular) = self.limits, self.braking
         self.v, linear = slower(self.v, linear, o.brake[0], o.brake_jerk[0], dt)
         self.w, angular = slower(self.w, angular, o.brake[1], o.brake_jerk[1], dt)
         self.braking = linear, angular
+        if ends and not any((*self.v, *self.w)):
+            self.pos = None
+        elif aims and self.pos is not None:
+            self.target = self.pos, self.quat
 
     def advance(self, dt: float) -> None:
         """Move by the velocity, inside the workspace."""

@@ -6,8 +6,7 @@ Compiled once per number of joints and kept on disk; the equations of turning ar
 
 import math
 
-from numba import njit
-
+from controllers.linear import cholesky, compiled, principal, solve
 from robo_rl.compiled import kept
 
 MASS_AGE = 0.02  # s between two looks at W_ii; joints turn 2 degrees in that time
@@ -17,9 +16,10 @@ LAG_PACE = 0.1  # s of lag that the low pass gets in a second, after a rebase to
 STIFFEST = 20_000.0  # N/m, of operational space in any direction: what torques that change at a limited rate can hold
 ARM = 0.2  # m: a turn counts as motion at this distance, where directions of both are compared
 TINY = 1e-8  # rad; below it sin(x)/x is 1 to the last bit
+OPENING = 5.0  # 1/s: how fast a bound of the springs' pull grows when it is no longer asked for
+UNBOUND = 1e5  # N, N m: from here on it is none
+REFINED = 2  # times that the projection corrects what its regularisation leaves: eps/(A + eps) of the posture to that power + 1
 FREE, KINEMATIC, DYNAMIC = range(3)  # the posture's projection
-
-compiled = njit(error_model="numpy")
 
 
 @kept()
@@ -51,15 +51,22 @@ def tick(memory, dt, state, jac, minv_jt, bias, pos, quat):
                 m.factor[i, j] = m.a[i, j]
             m.factor[i, i] += m.regularisation
             most = m.feed_linear if i < 3 else m.feed_angular
-            x = min(max(m.acceleration[i], -most), most)
+            x, felt_by_tool = min(max(m.acceleration[i], -most), most), 0.0
             if m.nullspace == DYNAMIC:
                 for k in range(n):
-                    x -= minv_jt[i, k] * m.posture[k]
-            m.move[i] = x + m.wrench[i] if m.operational else x
+                    felt_by_tool -= minv_jt[i, k] * m.posture[k]
+            m.along[i] = felt_by_tool
+            m.move[i] = x + felt_by_tool + m.wrench[i] if m.operational else x + felt_by_tool
         if m.operational:
             weighed(m)
         else:
             cholesky(m.factor, 1e-12)
+            if m.nullspace == DYNAMIC:
+                for _ in range(REFINED):
+                    solve(m.factor, m.along)
+                    for i in range(6):
+                        m.along[i] *= m.regularisation
+                        m.move[i] += m.along[i]
             solve(m.factor, m.move)
         for i in range(6):
             m.wrench[i] = m.move[i] if m.operational else m.wrench[i] + m.move[i]
@@ -127,6 +134,12 @@ def age(m, n, dt):
         m.k_age = math.inf
         for i in range(6):
             m.k_target[i], m.k_pace[i] = m.stiffness[i], max(m.stiffness[i], m.k[i])
+    if m.opens:
+        m.pull[0] *= 1 + OPENING * dt
+        m.pull[1] *= 1 + OPENING * dt
+        if min(m.pull[0], m.pull[1]) > UNBOUND:
+            m.opens = 0
+            fill(m.pull, math.inf)
     m.lag = nearer(m.lag, m.filter_time, LAG_PACE * dt)
     m.fade = 1.0 if m.carry else max(m.fade - dt / RELEASE, 0.0)
     part = dt / m.ramp if m.ramp > 0 else math.inf
@@ -226,47 +239,6 @@ def weighed(m):
 
 
 @compiled
-def principal(a, u, work):
-    """a <- u^T a u, diagonal, with u [n, n] turned by Jacobi's rotations into eigenvectors (its columns) from those given, orthonormal.
-
-    Near ones, of the tick before, need a sweep or two."""
-    n = len(a)
-    for i in range(n):
-        for j in range(n):
-            x = 0.0
-            for k in range(n):
-                x += a[i, k] * u[k, j]
-            work[i, j] = x
-    size = 0.0
-    for i in range(n):
-        for j in range(n):
-            x = 0.0
-            for k in range(n):
-                x += u[k, i] * work[k, j]
-            a[i, j] = x
-        size += abs(a[i, i])
-    for _ in range(12):
-        done = True
-        for p in range(n - 1):
-            for q in range(p + 1, n):
-                if abs(a[p, q]) > 1e-14 * size:
-                    done, h = False, 0.5 * (a[q, q] - a[p, p]) / a[p, q]
-                    t = (1.0 if h >= 0 else -1.0) / (abs(h) + math.sqrt(h * h + 1))
-                    c = 1 / math.sqrt(t * t + 1)
-                    s = t * c
-                    for k in range(n):
-                        x, y = a[k, p], a[k, q]
-                        a[k, p], a[k, q] = c * x - s * y, s * x + c * y
-                    for k in range(n):
-                        x, y = a[p, k], a[q, k]
-                        a[p, k], a[q, k] = c * x - s * y, s * x + c * y
-                        x, y = u[k, p], u[k, q]
-                        u[k, p], u[k, q] = c * x - s * y, s * x + c * y
-        if done:
-            break
-
-
-@compiled
 def follow(m, dt):
     """The reference goes on towards the target: at a limited speed, through the low pass, on the geodesic."""
     go, rate = 1 - (math.exp(-dt / m.lag) if m.lag > 0 else 0.0), 1 / dt
@@ -334,8 +306,11 @@ def spring(m, n, state, jac, pos, quat):
     if m.tool_axes:
         rotate(error, quat, -1)
         rotate(slip, quat, -1)
+    for first in (0, 3):
+        s = held(m, error, first)
+        for i in range(first, first + 3):
+            m.wrench[i] = s * m.k[i] * min(max(error[i], -m.error_clip[i]), m.error_clip[i]) + m.d[i] * slip[i]
     for i in range(6):
-        m.wrench[i] = m.k[i] * min(max(error[i], -m.error_clip[i]), m.error_clip[i]) + m.d[i] * slip[i]
         if error[i] != error[i]:
             m.wrench[i] = error[i]
     if m.tool_axes:
@@ -346,6 +321,16 @@ def spring(m, n, state, jac, pos, quat):
             rotate(m.move, quat, 1)
         for i in range(6):
             m.wrench[i] += m.move[i]
+
+
+@compiled
+def held(m, error, first):
+    """Share of the springs' pull along (first 0) or about (3) the axes that is within the largest; 1 where nothing bounds it."""
+    size, most = 0.0, m.pull[first // 3]
+    for i in range(first, first + 3):
+        x = m.k[i] * min(max(error[i], -m.error_clip[i]), m.error_clip[i])
+        size += x * x
+    return most / math.sqrt(size) if size > most * most else 1.0
 
 
 @compiled
@@ -379,35 +364,6 @@ def fill(x, value):
     """x[:] = value."""
     for i in range(len(x)):
         x[i] = value
-
-
-@compiled
-def cholesky(a, least):
-    """The lower factor of a symmetric matrix, in its place; pivots below `least` become it."""
-    for j in range(len(a)):
-        x = a[j, j]
-        for k in range(j):
-            x -= a[j, k] * a[j, k]
-        a[j, j] = math.sqrt(max(x, least) if x == x else x)
-        for i in range(j + 1, len(a)):
-            x = a[i, j]
-            for k in range(j):
-                x -= a[i, k] * a[j, k]
-            a[i, j] = x / a[j, j]
-
-
-@compiled
-def solve(factor, x):
-    """x <- (L L^T)^-1 x."""
-    n = len(x)
-    for i in range(n):
-        for k in range(i):
-            x[i] -= factor[i, k] * x[k]
-        x[i] /= factor[i, i]
-    for i in range(n - 1, -1, -1):
-        for k in range(i + 1, n):
-            x[i] -= factor[k, i] * x[k]
-        x[i] /= factor[i, i]
 
 
 # ---- rotations: quaternions are (w, x, y, z) ------------------------------------------------------------------------

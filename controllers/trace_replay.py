@@ -3,6 +3,7 @@
 from itertools import zip_longest
 from typing import Any
 
+from controllers.compliance import ComplianceCommand
 from controllers.contracts import Command, State
 from controllers.governor import Governor
 from controllers.limits import Limits
@@ -44,6 +45,9 @@ def replay(events: list[dict], robot: Robot) -> int | None:
                     governor.tick(now, d["dt"])
                 case "state":
                     governor.measure(State(**{k: _numbers(v) for k, v in d.items()}), now)
+                case "comply":
+                    governor.comply(ComplianceCommand(d["source"], d["stream"], _numbers(d["values"]), d["frame"],
+                                                      _numbers(d["stamp"])), now)
                 case "command":
                     governor.command(Command(d["source"], float(d["stamp"]), d["frame"], _numbers(d["pos"]),
                                              _numbers(d["quat"]), _numbers(d["joints"]), d.get("stream", "")), now)

@@ -39,13 +39,14 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "robo_rl/corrections.py": ("test_definitions", "test_corrections_functions"),
     "robo_rl/runtime/ledger.py": ("test_ledger",),
     "robo_rl/replay.py": ("test_replay_plain", "test_replay"),
-    "controllers/contracts.py": ("test_controllers_governor_limits", "test_controllers_governor"),
+    "controllers/contracts.py": ("test_controllers_governor_limits", "test_controllers_governor", "test_controllers_compliance"),
     "controllers/limits.py": ("test_controllers_governor_limits", "test_controllers_governor"),
-    "controllers/governor.py": ("test_controllers_governor_limits", "test_controllers_governor"),
+    "controllers/governor.py": ("test_controllers_governor_limits", "test_controllers_governor", "test_controllers_compliance"),
     "controllers/setpoint.py": ("test_controllers_governor_limits", "test_controllers_governor"),
-    "controllers/violations.py": ("test_controllers_governor_limits", "test_controllers_governor"),
+    "controllers/compliance.py": ("test_controllers_compliance",),
     "controllers/law.py": ("test_controllers_options", "test_controllers_tick", "test_controllers_law"),
     "controllers/tick.py": ("test_controllers_tick", "test_controllers_options"),
+    "controllers/linear.py": ("test_controllers_tick", "test_controllers_options"),
     "controllers/memory.py": ("test_controllers_tick", "test_controllers_options"),
     "controllers/servo.py": ("test_controllers_cell", "test_controllers_motion"),
     "controllers/supervisor.py": ("test_controllers_supervisor",),
@@ -54,7 +55,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "robo_rl/data/reader.py": ("test_data", "test_data_integrity"),
     "robo_rl/data/checksums.py": ("test_data_checksums",),
 }
-UNCOMPILED = ("controllers/tick.py", "controllers/memory.py")  # run as plain Python: compiling takes longer than all of their tests
+# Run as plain Python: compiling takes longer than all of their tests.
+UNCOMPILED = ("controllers/tick.py", "controllers/linear.py", "controllers/memory.py")
 COMPARE = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,

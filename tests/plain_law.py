@@ -125,7 +125,8 @@ class PlainLaw:
             ad = np.clip(self.acceleration, -most, most)
             f = f + w @ ad if o.task == "impedance" else w @ (f + ad)
             if o.nullspace == "dynamic":
-                f = f - w @ model.minv_jt @ t0
+                left = o.regularisation * w if o.task == "impedance" else 0.0 * eye
+                f = f - w @ (eye + left + left @ left) @ model.minv_jt @ t0
         if o.nullspace == "kinematic":
             f = f - np.linalg.inv(jac @ jac.T + 1e-6 * eye) @ jac @ t0
         t = jac.T @ f + t0 + model.bias

@@ -131,7 +131,7 @@ def test_a_lost_state_stops_even_while_commands_come():
         t = 1.0 + k * DT
         it.command(command(t), t)
         it.tick(t, DT)
-    assert it.state == STOPPED and it.first[1].contract == "state_age" and it.first[1].blame == "transport"
+    assert it.state == STOPPED and it.violations.first[1].contract == "state_age" and it.violations.first[1].blame == "transport"
 
 
 def test_time_running_backwards_stops():
@@ -158,7 +158,7 @@ def test_a_command_that_breaks_a_contract_is_blocked_with_its_name(contract, bad
     before = it.motion.target
     verdict = it.command(command(1.01, **{"pos": (0.51, 0, 0.3)} | bad), 1.01)
     assert (verdict.action, verdict.contract) == ("block", contract) and verdict.text and "\n" not in verdict.text
-    assert it.motion.target == before and it.counts[contract] >= 1 and it.first[1].contract == contract
+    assert it.motion.target == before and it.counts[contract] >= 1 and it.violations.first[1].contract == contract
 
 
 def test_a_late_command_is_stale_on_the_senders_own_clock():
@@ -444,7 +444,7 @@ def test_a_forged_output_is_found_by_replay_where_it_stands():
 def test_the_first_violation_is_the_earliest_that_any_prefix_shows():
     trace, it = traced()
     bad = [i for i, e in enumerate(trace.events) if e["kind"] == "verdict" and e["data"]["verdict"][0] in ("rewrite", "block")]
-    t, verdict = it.first
+    t, verdict = it.violations.first
     assert trace.events[bad[0]]["data"]["verdict"][1] == verdict.contract and trace.events[bad[0]]["t"] == t
 
 

@@ -46,8 +46,8 @@ def test_the_defaults_are_the_published_ones():
         "frame": "base", "low": (None, None, 0.0), "high": (None, None, None), "tilt": None,
         "tilt_axis": (0.0, 0.0, -1.0), "step": (0.02, 0.105), "speed": (0.25, 1.0), "accel": (2.5, 10.0),
         "brake": (4.0, 16.0), "brake_jerk": (200.0, 800.0), "measured_speed": (0.5, 2.5), "measured_margin": 0.03, "joint_speed": 1.0,
-        "joint_margin": 0.02, "wrench": (60.0, 20.0), "tracking": (0.05, 0.2), "command_timeout": 0.1, "give_up": 1.0,
-        "state_timeout": 0.05, "stale": 0.2, "violations": 20, "window": 1.0}
+        "joint_margin": 0.02, "wrench": (60.0, 20.0), "max_stiffness": (3000.0, 300.0), "tracking": (0.05, 0.2), "command_timeout": 0.1,
+        "give_up": 1.0, "state_timeout": 0.05, "stale": 0.2, "violations": 20, "window": 1.0}
     assert lim.JOINT_SHARE == 0.97
 
 
@@ -61,7 +61,7 @@ def test_a_time_must_be_above_0(name):
         Limits(**{name: 0.0})
 
 
-@pytest.mark.parametrize("name", ["step", "speed", "accel", "brake", "brake_jerk", "measured_speed", "wrench", "tracking"])
+@pytest.mark.parametrize("name", ["step", "speed", "accel", "brake", "brake_jerk", "measured_speed", "wrench", "max_stiffness", "tracking"])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_size_must_be_above_0(name, axis):
     pair = [1.0, 1.0]
@@ -534,9 +534,10 @@ def test_a_governor_that_has_measured_nothing_asks_for_nothing_and_its_trace_beg
 
 def test_a_stop_is_blamed_on_a_person_and_a_silent_network_on_the_transport():
     it = begun(replace(EXACT, state_timeout=10.0))
-    assert it.stop(1.0).blame == "person" and it.first[1].contract == "estop" and it.first[0] == 1.0
+    assert it.stop(1.0).blame == "person" and it.violations.first[1].contract == "estop" and it.violations.first[0] == 1.0
     it = begun()
     it.tick(1.5, TICK)
-    assert it.first[1].contract == "state_age" and it.first[1].blame == "transport" and it.first[1].action == "stop"
+    said = it.violations.first[1]
+    assert (said.contract, said.blame, said.action) == ("state_age", "transport", "stop")
     assert begun().command(command(1.1, HOME, frame="x"), 1.1).blame == "commander"
     assert begun().command(command(1.001, AT, stamp=0.5), 1.001).blame == "transport"

@@ -12,10 +12,14 @@ import pytest
 from numba import config
 from plain_law import PlainLaw
 
+from controllers.arm import follow
+from controllers.compliance import Compliance
 from controllers.law import Law, LawOptions, gravity_compensation, joint_impedance, operational_space
+from controllers.linear import cholesky, principal, solve
 from controllers.model import arm_model
 from controllers.robot import load_robot
-from controllers.tick import between, cholesky, friction, limit_torque, principal, rotate, solve, tick, turn, weighed, yielding
+from controllers.setpoint import Setpoint
+from controllers.tick import between, friction, limit_torque, rotate, tick, turn, weighed, yielding
 from robo_rl import geometry as g
 
 ROBOT = load_robot("sim")
@@ -160,7 +164,8 @@ def test_a_tick_is_the_equation_in_the_laws_docstring(task, frame):
         e, slip = g.pose_error(r.pos, r.quat, np.array(MODEL.pos), np.array(MODEL.quat)), r.velocity - MODEL.jac @ MODEL.dq
         f = axes @ (k * (axes.T @ e) + d * (axes.T @ slip)) + turn @ law.feed
         t0 = np.clip(5 * (law.q_ref - q) + 2 * math.sqrt(5) * (0.05 - MODEL.dq), -5, 5)
-        free = t0 - MODEL.jac.T @ w @ MODEL.minv_jt @ t0
+        left = eps * w if task == "impedance" else np.zeros((6, 6))
+        free = t0 - MODEL.jac.T @ w @ (np.eye(6) + left + left @ left) @ MODEL.minv_jt @ t0
         ad = np.clip(r.acceleration, [-4] * 3 + [-16] * 3, [4] * 3 + [16] * 3)
         task_torque = MODEL.jac.T @ (f + w @ ad if task == "impedance" else w @ (f + ad))
         assert np.allclose(torque, np.clip(task_torque + free + MODEL.bias, -0.8 * np.array(ROBOT.torque), 0.8 * np.array(ROBOT.torque)))
@@ -524,3 +529,70 @@ def test_exactly_half_a_turn_goes_the_way_that_geometry_takes(axis):
     for a, b in ((half, none), (none, half)):
         assert np.allclose(between(a, b), g.turn_between(tuple(a), tuple(b)), atol=1e-14)
     assert between(half, none) == pytest.approx(math.pi * np.array(axis))
+
+
+# ---- what a commander asks of the springs ------------------------------------------------------------------
+
+
+PRESSED = (1500.0, 1500.0, 400.0, 60.0, 60.0, 20.0)
+FREE_AXES = LawOptions(nullspace="none", posture_stiffness=0.0, error_clip=None, **AT_ONCE)
+
+
+def pull(law, delta):
+    """The springs' torque for a target that far from the tool, as force and moment."""
+    law.set_target(np.array(MODEL.pos) + delta[:3], g.multiply(g.exp(np.array(delta[3:])), np.array(MODEL.quat)))
+    law.tick(MODEL, 1e-3)
+    law.reference.velocity[:] = law.reference.acceleration[:] = 0.0
+    torque = law.tick(MODEL, 1e-3) - MODEL.bias
+    return np.linalg.lstsq(MODEL.jac.T, torque, rcond=None)[0]
+
+
+@pytest.mark.parametrize("frame", ["base", "tool"])
+def test_the_static_pull_of_the_springs_is_bounded_and_keeps_its_direction(frame):
+    law = law_at(HOME, LawOptions(nullspace="none", posture_stiffness=0.0, error_clip=None, frame=frame, **AT_ONCE))
+    far, held = np.array([0.03, -0.06, 0.06, 0.1, 0.0, 0.2]), Setpoint("ACTIVE", None, tuple(MODEL.quat))
+    free = pull(law, far)
+    assert np.allclose(free, np.array([600.0] * 3 + [30.0] * 3) * far, atol=1e-4)
+    for most in ((10.0, 100.0), (1e3, 2.0), (20.0, 3.0)):
+        law.comply(compliance(spring=most))
+        size = np.linalg.norm(free[:3]), np.linalg.norm(free[3:])
+        s = [min(1.0, m / x) for m, x in zip(most, size, strict=True)]
+        assert np.allclose(pull(law, far), np.repeat(s, 3) * free, atol=1e-4)
+    follow(law, MODEL, held)  # nothing is asked for any more: the bound opens, by a factor of e in 0.2 s
+    assert not law.complies
+    sizes = [np.linalg.norm(pull(law, far)[:3]) for _ in range(100)]  # 2 ticks each
+    assert np.all(np.diff(sizes[:50]) > 0) and sizes[49] == pytest.approx(20.0 * math.exp(5 * 0.1), rel=0.01)
+    for _ in range(2200):
+        law.tick(MODEL, 1e-3)
+    assert np.isinf(law._m["pull"]).all() and np.allclose(pull(law, far), free, atol=1e-4)
+
+
+def compliance(wrench=(0.0,) * 6, stiffness=None, spring=(21.0, 7.0)):
+    return Compliance(wrench, stiffness, spring)
+
+
+def test_a_bound_hides_no_error_that_is_not_a_number():
+    law = law_at(HOME, FREE_AXES)
+    law.comply(compliance())
+    law.reference.pos[0] = math.nan
+    before = law.tau.copy()
+    law.tick(MODEL, 1e-3)
+    assert law.faults == 1 and np.array_equal(law.tau, before)
+
+
+def test_the_law_takes_wrench_and_stiffness_for_as_long_as_the_setpoint_has_them():
+    law = law_at(HOME, LawOptions(nullspace="none", posture_stiffness=0.0))
+    for _ in range(600):
+        law.tick(MODEL, 1e-3)
+    asked, push = Setpoint("ACTIVE", None, tuple(MODEL.quat)), np.array([1.0, 2.0, 3.0, 0.1, 0.2, 0.3])
+    follow(law, MODEL, Setpoint("ACTIVE", None, tuple(MODEL.quat), compliance=compliance(tuple(push), PRESSED)))
+    assert law.fed and law.complies
+    follow(law, MODEL, asked)
+    assert not law.fed and not law.complies and law.k_target.tolist() == list(LawOptions().stiffness)
+    for k in range(600):
+        follow(law, MODEL, Setpoint("ACTIVE", None, tuple(MODEL.quat), compliance=compliance(tuple(push), PRESSED)))
+        torque = law.tick(MODEL, 1e-3)
+        assert k > 2 or law.k[0] < 620  # it ramps
+    assert law.k.tolist() == list(PRESSED) and np.allclose(torque - MODEL.bias, MODEL.jac.T @ push, atol=1e-6)
+    law.activate(MODEL)
+    assert not law.complies and np.isinf(law._m["pull"]).all() and not law._m["opens"]
