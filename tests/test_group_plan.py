@@ -357,7 +357,7 @@ def test_a_mistake_on_the_command_line_is_one_clear_line(argv, says, tmp_path):
     assert says in robo_rl(tmp_path, "train", "--task", "reach", *argv).mistake
 
 
-def test_a_run_says_where_its_episodes_went_and_goes_on_where_it_stopped(tmp_path):
+def test_a_run_says_where_its_episodes_went(tmp_path):
     tiny = [x for pair in zip(TINY[::2], TINY[1::2], strict=False) if pair[0] != "--rl.decisions" for x in pair]
     pool = ("--starts", "pool", "--start-pool", "16", "--start-rows", "8", "--rl.allocate", "dars")
     assert robo_rl(tmp_path, "train", *tiny, "--no-video", *GROUPS, *pool, "--out", "run").code == 0
