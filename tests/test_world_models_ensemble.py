@@ -63,6 +63,7 @@ def test_its_size_is_that_of_the_model_it_is_held_against():
     assert sum(p.numel() for p in model.net.parameters()) == pytest.approx(300_000, rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_script_compares_models_of_a_task_and_keeps_what_it_found(tmp_path, capsys):
     keep = tmp_path / "found.jsonl"
     given = ["--tasks", "reach", "--seeds", "1", "--episodes", "40", "--new", "20", "--windows", "40", "--updates", "6", "--hidden", "16",
