@@ -47,6 +47,7 @@ class TrainConfig:
         "Processes": ("device", "workers", "threads", "torch_threads", "max_staleness", "learners", "server", "backend", "ray_address",
                       "hang", "periodic", "over_provision"),
         "Where rollouts begin": ("tasks", "starts", "start_pool", "start_rows", "start_uniform"),
+        "Runs that share their episodes": ("share", "share_foreign", "share_keep"),
         "Rollouts in a learnt world model": ("dream", "dream_model", "dream_refit", "dream_updates", "dream_hard")}
 
     sim: str = "mujoco"
@@ -130,6 +131,12 @@ class TrainConfig:
     """Starts of the pool that are in play between two updates."""
     start_uniform: float = 0.25
     """Share of episodes that begin in any start of the task, beside those of the pool."""
+    share: str = ""
+    """Folder over which runs of the same task, observations and actions give each other groups of episodes (SAPO); it is made."""
+    share_foreign: int | None = None
+    """With --share: groups of other runs in an update, at most; 0: gives alone; None: as many as the run plays itself."""
+    share_keep: int = 256
+    """Groups of this run that stay in the folder; older ones go."""
     dream: float = 0.0
     """Share of every batch that is played in a world model learnt along the way; steps count the simulator's alone."""
     dream_model: str = ""
@@ -180,7 +187,7 @@ class TrainConfig:
                                 ("max_staleness", 0, 10**6), ("over_provision", 1, 1e6), ("periodic", 0, 10**6), ("hang", 1, 1e6),
                                 ("max_steps", 0, 10**7), ("image_size", 16, 1024),
                                 ("start_pool", 2, 65_536), ("start_rows", 1, 65_536), ("start_uniform", 0, 0.99),
-                                ("demos_most", 0, 900)):
+                                ("share_foreign", 0, 10**6), ("share_keep", 8, 4096), ("demos_most", 0, 900)):
             if getattr(self, name) is not None:
                 in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         if self.algo != "bc" and type(self.rl) is not own:

@@ -20,6 +20,7 @@ from robo_rl.rollout_control import StartControl
 from robo_rl.types import task_names
 
 if TYPE_CHECKING:
+    from robo_rl.experiment.share import ExperienceSharing
     from robo_rl.runtime.planned import PlannedGroups
 
 SAVE_EVERY = 20.0  # s
@@ -74,6 +75,10 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
         learner.load_state_dict(state["learner"])
     guard = StalenessGuard(run.report.say)
     guard.load_state_dict(state.get("guard"))
+    sharing = None
+    if config.share:
+        from robo_rl.experiment.share import make_sharing
+        sharing = make_sharing(run, run.env.spec, state.get("share"))
     close = getattr(learner, "close", lambda: None)
     if config.dream:
         from robo_rl.experiment import dream
@@ -88,13 +93,13 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
         run.report.say("this sim has no snapshots: episodes in flight start anew")
     try:
         guard.begin(feed)
-        return improve(run, learner, feed, guard, control, planned)
+        return improve(run, learner, feed, guard, control, planned, sharing)
     finally:
         feed.close()
         close()
 
 
-def learn(run: Run, learner, feed) -> tuple[dict[str, float], dict[str, float], float, list]:
+def learn(run: Run, learner, feed, sharing: "ExperienceSharing | None" = None) -> tuple[dict[str, float], dict[str, float], float, list]:
     """Take a batch and learn from it -> (its statistics, the update's metrics, seconds waited for it, its episodes that ended)."""
     from robo_rl.runtime.feed import merge_batch_stats
     config, rollouts, waited = run.config, [], 0.0
@@ -115,7 +120,8 @@ def learn(run: Run, learner, feed) -> tuple[dict[str, float], dict[str, float], 
         metrics = learner.accumulate(arriving(lambda: next(pieces, None)), min(1.0, run.step / config.steps))
     else:
         rollout = next(arriving(feed.next))
-        metrics = learner.update(rollout, min(1.0, run.step / config.steps), feed.version)
+        batch = rollout if sharing is None else sharing.mix(rollout, learner.policy, feed.version)
+        metrics = learner.update(batch, min(1.0, run.step / config.steps), feed.version)
     for rollout in rollouts:
         learner.after_collect(rollout)
     return merge_batch_stats([r.stats for r in rollouts]), metrics, waited, [r.ended for r in rollouts]
@@ -139,7 +145,7 @@ def go_back(run: Run, learner) -> bool:
 
 
 def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartControl | None = None,
-            planned: "PlannedGroups | None" = None) -> int:
+            planned: "PlannedGroups | None" = None, sharing: "ExperienceSharing | None" = None) -> int:
     """Learn until the steps are made, the looks say stop or a signal comes -> the exit status."""
     from robo_rl import health
 
@@ -151,7 +157,8 @@ def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartContro
     def save(finished: bool = False) -> None:
         run.save({"learner": learner.state_dict(), "feed": feed.state(), "guard": guard.state_dict()} |
                  ({} if control is None else {"starts": control.state_dict()}) |
-                 ({} if planned is None else {"groups": planned.state_dict()}), finished)
+                 ({} if planned is None else {"groups": planned.state_dict()}) |
+                 ({} if sharing is None else {"share": sharing.state_dict()}), finished)
         feed.commit()
 
     def looked() -> None:
@@ -160,7 +167,7 @@ def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartContro
     cadence = Cadence(run, save, SAVE_EVERY, looked)
     while run.goes_on():
         begin, clock = time.perf_counter(), time.monotonic_ns()
-        stats, metrics, waited, ended = learn(run, learner, feed)
+        stats, metrics, waited, ended = learn(run, learner, feed, sharing)
         if control is not None:
             for episodes in ended:
                 control.observe(episodes)
@@ -181,6 +188,7 @@ def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartContro
             row |= {f"starts/{k}": v for k, v in control.metrics().items()} | task_metrics(task_names(run.env), ended)
         if planned is not None:
             row |= {f"groups/{k}": v for k, v in planned.metrics().items()}
+        row |= {} if sharing is None else sharing.metrics()
         if run.returns:
             row["train/returns"] = len(run.returns)
         if beside:

@@ -168,6 +168,9 @@ def check(config: TrainConfig, env) -> None:
         from robo_rl.experiment import dream
         dream.check(config)
     starts.check(config)
+    if config.share or config.share_foreign is not None:
+        from robo_rl.experiment import share
+        share.check(config, env)
     if isinstance(config.rl, OffPolicyOptions) and config.algo != "bc":
         from robo_rl.experiment import replay
         replay.check(config, env)
@@ -237,6 +240,9 @@ def check_method(config: TrainConfig, env) -> None:
         raise UserError(f"a policy that is told the advantage learns by --algo recap or bc, not {config.algo}; with --policy.no-advantage "
                         "and without --init a policy begins anew")
     methods.check_method(config, first)
+    if config.share:
+        from robo_rl.algos import foreign
+        foreign.check_policy(first)
     if getattr(config.rl, "freeze_trunk", False) and any(name.startswith("trunk.") for name in adapted(first)):
         raise UserError("--rl.freeze-trunk would freeze the trunk's adapters: --rl.no-freeze-trunk, or other --policy.lora.targets")
     if isinstance(config.rl, (OffPolicyOptions, RecapOptions)):
