@@ -6,8 +6,9 @@ First either side proves that it knows the token, which itself never travels (fr
     server -> client   HMAC(token, "server" + s + c) [32], or 32 zeros: refused
 Then messages: 4 bytes length of a JSON header (little endian), the header, then the arrays it lists as [name, type, shape].
 Request: an observation ("state" [S], "image/<view>" [h, w, 3]) and "t0", for real-time chunking also "prefix" [H, A],
-"delay" and "end" (`chunking.Prefix`); answer: "rows" [H, A] and "t0", or {"error"}. A header is at most 64 KiB, an array
-has at most 4 dimensions, the arrays 8 MiB: what comes decides nothing else. Nothing is
+"delay" and "end" (`chunking.Prefix`); answer: "rows" [H, A] and "t0", or {"error"}. To a server that records: also "episode", "step",
+"start" and "request", and a message of "episode" and "outcome" or "success", answered with {"recorded"}. A header is at most 64 KiB,
+an array has at most 4 dimensions, the arrays 8 MiB: what comes decides nothing else. Nothing is
 encrypted: between machines go through ssh -L.
 """
 
@@ -211,11 +212,12 @@ class RemotePolicyClient:
             out += got
         return out
 
-    def ask(self, obs: dict[str, np.ndarray], t0: float, prefix: Prefix | None = None) -> None:
+    def ask(self, obs: dict[str, np.ndarray], t0: float, prefix: Prefix | None = None, **session: object) -> None:
+        """session: to a server that records, the episode and step of this question (`robo_rl serve --share`)."""
         if prefix is None:
-            self.out += pack(obs, t0=t0)
+            self.out += pack(obs, t0=t0, **session)
         else:
-            self.out += pack(obs | {"prefix": prefix.rows}, t0=t0, delay=prefix.delay, end=prefix.end)
+            self.out += pack(obs | {"prefix": prefix.rows}, t0=t0, delay=prefix.delay, end=prefix.end, **session)
         self.asked, self.since = t0, time.monotonic()
         end = self.since + self.patience
         self._write()
@@ -228,6 +230,19 @@ class RemotePolicyClient:
         out, self.answer = self.answer, None
         return out
 
+    def tell(self, **outcome: object) -> dict:
+        """How an episode went, to a server that records: episode, outcome or success, steps -> what it says. No question may be open.
+        UserError: it refuses, or does not answer in time."""
+        assert self.asked is None and self.answer is None
+        self.out += pack({}, **outcome)
+        self.since = time.monotonic()
+        while (message := self._message(0.1)) is None:
+            if time.monotonic() - self.since > self.timeout:
+                raise UserError(f"the policy at {self.where} does not say whether it recorded the outcome")
+        if "error" in message[0] or "recorded" not in message[0]:
+            raise UserError(f"the policy at {self.where}: {plain_text(message[0].get('error', 'it records nothing'))}")
+        return message[0]
+
     def _write(self) -> None:
         """Send as much of what is to be said as the connection takes now."""
         try:
@@ -239,24 +254,28 @@ class RemotePolicyClient:
         except OSError as e:
             raise UserError(f"the policy at {self.where} is lost ({e.strerror or e})") from None
 
-    def _read(self, wait: float) -> None:
+    def _message(self, wait: float) -> tuple[dict, dict[str, np.ndarray]] | None:
+        """The next message, if it is there within `wait` [s]; what is to be sent is sent meanwhile."""
         poll = select.poll()
         poll.register(self.wire, select.POLLIN | (select.POLLOUT if self.out else 0))
         events = poll.poll(1e3 * wait)
         if self.out:
             self._write()
         if not events or not events[0][1] & ~select.POLLOUT:
-            return
+            return None
         try:
             got = self.wire.recv(PIECE)
         except BlockingIOError:
-            return
+            return None
         except OSError:
             got = b""
         if not got:
             raise UserError(f"the policy at {self.where} is lost: it closed the connection")
         self.incoming.feed(got)
-        if (message := self.incoming.take()) is None:
+        return self.incoming.take()
+
+    def _read(self, wait: float) -> None:
+        if (message := self._message(wait)) is None:
             return
         head, arrays = message
         if "error" in head:

@@ -11,6 +11,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -43,6 +44,20 @@ def misfit(obs: dict, spec) -> str:
     return ""
 
 
+class Sessions(Protocol):
+    """Who keeps what clients do (`robo_rl.runtime.sessions`). who: a number of the connection; fields: of a message's header."""
+
+    def before(self, who: int, fields: dict) -> "dict | np.ndarray | None":
+        """What to answer with, fields or rows, without asking the policy; None: ask it. UserError: what is wrong with the fields."""
+        ...
+
+    def given(self, who: int, fields: dict, decision: Any) -> np.ndarray:
+        """The rows that the client gets, of what the policy decided."""
+        ...
+
+    def left(self, who: int) -> None: ...
+
+
 class ClientConnection:
     """One connection. known: it knows the token; since: when what we wait for began (0.0: nothing but a question)."""
 
@@ -51,6 +66,7 @@ class ClientConnection:
         self.incoming, self.out, self.known, self.closing = MessageParser(limit), bytearray(MAGIC + self.nonce), False, ""
         self.since = self.asked_at = now
         self.count = 0  # chunks answered
+        self.number = 0  # that the server knows it by
 
 
 class PolicyServer:
@@ -60,16 +76,22 @@ class PolicyServer:
     many: at most `most` observations -> the rows of each, for those that wait at the same time; None: `act` takes them one by one. say: a
     line about a client that has gone. `clients` may be there at once; each is closed after `idle` s without a question, `message` s into
     one that does not end, and who has not proved the token within `hello` s.
+
+    sessions: keeps what clients do (`Sessions`); `many` gives what it takes in place of rows, and a message is answered by it where it
+    knows the answer. There are then no prefixes.
     """
 
-    def __init__(self, listener: socket.socket, act: Callable[..., np.ndarray], spec, token: bytes, clients: int = 16,
+    def __init__(self, listener: socket.socket, act: Callable[..., Any], spec, token: bytes, clients: int = 16,
                  idle: float = 600.0, say: Callable[[str], None] = lambda line: None, hello: float = HELLO,
-                 message: float = MESSAGE, many: Callable[[list[dict]], list[np.ndarray]] | None = None, most: int = 64):
+                 message: float = MESSAGE, many: Callable[[list[dict]], list[Any]] | None = None, most: int = 64,
+                 sessions: "Sessions | None" = None):
+        self.sessions = sessions
         self.hello, self.message, self.most = hello, message, most
         self.many = many or (lambda batch: [act(obs) for obs in batch])
         self.act, self.spec, self.token, self.seats, self.idle, self.say = act, spec, token, clients, idle, say
         need = sum(int(np.prod(shape)) * np.dtype(kind).itemsize for shape, kind in wanted(spec).values())
         self.limit = max(1 << 20, 2 * need)
+        self.numbers = 0  # of clients so far
         self.listener, self.selector, self.visitors = listener, selectors.DefaultSelector(), set()
         self.quiet_until, self.unsaid = 0.0, 0
         self.last, self.patience = 0, 0.0  # questions of the last call, and how long to wait for as many again [s]
@@ -182,10 +204,11 @@ class PolicyServer:
         else:
             v.out += proof(self.token, b"server", v.nonce, nonce)
             v.known, v.since, v.asked_at = True, now, now
+            v.number = self.numbers = self.numbers + 1
 
     def _answer(self, now: float) -> None:
         """Answer the question of each client that has one, those without a prefix by calls of at most `most`."""
-        alike: list[tuple[ClientConnection, float, dict]] = []
+        alike: list[tuple[ClientConnection, dict, dict]] = []
         for v in self.visitors:
             if not v.known or v.out or v.closing:
                 continue
@@ -194,14 +217,18 @@ class PolicyServer:
                     continue
                 head, obs = message
                 v.asked_at = v.since = now
+                if self._known(v, head):
+                    continue
                 if bad := misfit(obs, self.spec):
                     v.out += pack({}, error=bad)
                     continue
                 seen, t0 = {name: obs[name] for name in wanted(self.spec)}, number(head.get("t0"))
+                if "prefix" in obs and self.sessions is not None:
+                    raise UserError("this server records what it decides: it takes no prefixes of real-time chunking")
                 if "prefix" in obs:
                     self._say(v, t0, self.act(seen, prefix_of(head, obs["prefix"])))
                 else:
-                    alike.append((v, t0, seen))
+                    alike.append((v, head, seen))
             except UserError as e:
                 self._refuse(v, e)
         for k in range(0, len(alike), self.most):
@@ -209,7 +236,19 @@ class PolicyServer:
         if alike:
             self.last, self.patience = len(alike), COMPANY * (time.monotonic() - now) / len(alike) if len(alike) > 1 else 0.0
 
-    def _call(self, part: list[tuple[ClientConnection, float, dict]]) -> None:
+    def _known(self, v: ClientConnection, head: dict) -> bool:
+        """Answer what the sessions know the answer to -> whether they do."""
+        try:
+            reply = None if self.sessions is None else self.sessions.before(v.number, head)
+        except UserError as e:
+            reply = {"error": plain_text(e)}
+        if isinstance(reply, dict):
+            v.out += pack({}, **reply)
+        elif reply is not None:
+            self._say(v, number(head.get("t0")), reply)
+        return reply is not None
+
+    def _call(self, part: list[tuple[ClientConnection, dict, dict]]) -> None:
         """One call of the policy; where it cannot take them, halves, so that who asks what it refuses is refused alone."""
         try:
             answers = self.many([seen for *_, seen in part])
@@ -218,8 +257,8 @@ class PolicyServer:
                 return self._refuse(part[0][0], e if isinstance(e, UserError) else f"the policy fails at it ({type(e).__name__}: {e})")
             self._call(part[:len(part) // 2])
             return self._call(part[len(part) // 2:])
-        for (v, t0, _), rows in zip(part, answers, strict=True):
-            self._say(v, t0, rows)
+        for (v, head, _), rows in zip(part, answers, strict=True):
+            self._say(v, head["t0"], rows if self.sessions is None else self.sessions.given(v.number, head, rows))
 
     @staticmethod
     def _say(v: ClientConnection, t0: float, rows: np.ndarray) -> None:
@@ -237,6 +276,8 @@ class PolicyServer:
         with contextlib.suppress(KeyError):
             self.selector.unregister(v.wire)
         v.wire.close()
+        if v.known and self.sessions is not None:
+            self.sessions.left(v.number)
         now = time.monotonic()
         if not v.known and now < self.quiet_until:
             self.unsaid += 1

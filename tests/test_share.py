@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
@@ -18,14 +19,15 @@ from robo_rl.algos import foreign
 from robo_rl.algos.stale import scores
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
-from robo_rl.experiment.share import ExperienceSharing, groups_of, space_of
+from robo_rl.experiment.share import ExperienceSharing, check, groups_of, space_of
 from robo_rl.journal import frame
-from robo_rl.options import RL_OPTIONS, PiRlOptions, PolicyOptions, PpoOptions
+from robo_rl.options import RL_OPTIONS, NftOptions, PiRlOptions, PolicyOptions, PpoOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import Collector, new_columns, rollout_of
 from robo_rl.runtime.share import MOST_BYTES, SharedGroup, ShareFolder, difference, draws, fault, pack_group, parse_group
 
 G, SPEC = 4, ObsSpec(state=4, action=2)
+OPTIONS = PpoOptions(advantage="grpo", group=G, decisions=0)
 KINDS = {"gaussian": {"kind": "gaussian"}, "flow, one step": {"noise": "sde", "noise_steps": "one"},
          "flow, all steps": {"noise": "cps", "noise_steps": "all"}, "learned noise": {"noise": "learned", "noise_steps": "all"},
          "flow that predicts actions": {"predict": "action", "noise": "cps", "noise_steps": "one"},
@@ -47,7 +49,7 @@ def group(seed=0, t=3, outcome=(1, 0, 0, 1), space=None, scale=0.5):
 def config(folder, seed=0, **kw):
     return TrainConfig(algo="ppo", task="point", share=str(folder), seed=seed, envs=4 * G, workers=0, max_staleness=0,
                        policy=PolicyOptions(kind="gaussian", horizon=4, execute=3),
-                       rl=PpoOptions(advantage="grpo", group=G, decisions=0), **kw)
+                       rl=OPTIONS, **kw)
 
 
 def episodes(policy, n=4 * G, seed=0, limit=12):
@@ -216,7 +218,7 @@ def test_drawn_steps_lie_on_chains_that_end_in_the_chunk(kind):
 def test_what_a_run_gives_another_with_its_weights_takes_as_it_was(kind):
     policy = make(kind)
     r = played(policy)
-    space = space_of(build(1).spec, policy, config("x"), r.obs)
+    space = space_of(build(1).spec, policy, "point", G, r.obs)
     for q, g in enumerate(groups_of(r, policy, space, np.arange(4))):
         assert not fault(g) and not difference(space, g.space)
         c = foreign.foreign_columns(policy, g.obs, g.actions, g.executed, g.outcome, 5, torch.Generator().manual_seed(0))
@@ -279,7 +281,7 @@ def test_flat_groups_are_neither_given_nor_taken_and_a_group_is_taken_once(tmp_p
     own.outcome[:2 * G] = 1
     first = sharing(tmp_path, "first", policy)
     assert first.mix(own, policy, 0) is own and first.counts["given"] == 2
-    space = space_of(build(1).spec, policy, config("x"), own.obs)
+    space = space_of(build(1).spec, policy, "point", G, own.obs)
     fill(tmp_path / "share", "flat", [group(outcome=(0, 0, 0, 0), space=space)])
     mine = sharing(tmp_path, "mine", policy)
     mine.mix(played(policy, 1), policy, 0)
@@ -290,7 +292,7 @@ def test_flat_groups_are_neither_given_nor_taken_and_a_group_is_taken_once(tmp_p
 def test_whoever_floods_the_folder_gets_no_more_than_the_share_of_foreign_groups(tmp_path):
     policy = make()
     own = played(policy)
-    space = space_of(build(1).spec, policy, config("x"), own.obs)
+    space = space_of(build(1).spec, policy, "point", G, own.obs)
     fill(tmp_path / "share", "flood", [group(i, space=space) for i in range(40)])
     mine = sharing(tmp_path, "mine", policy, share_foreign=1)
     for update in range(5):
@@ -314,7 +316,7 @@ def test_files_that_are_no_groups_are_counted_once_said_once_and_cost_a_bounded_
 
 def test_episodes_of_another_space_are_named_and_left_out(tmp_path):
     policy, said = make(), []
-    space = space_of(build(1).spec, policy, config("x"), played(policy).obs)
+    space = space_of(build(1).spec, policy, "point", G, played(policy).obs)
     fill(tmp_path / "share", "chunks", [group(space=space | {"policy.horizon": 8})])
     fill(tmp_path / "share", "liar", [group(space=space, t=3)])
     data = group(space=space)
@@ -339,7 +341,7 @@ def test_a_folder_that_cannot_be_written_costs_a_warning_and_not_the_run(tmp_pat
 
 def test_the_state_of_a_checkpoint_goes_on_where_it_was(tmp_path):
     policy = make()
-    space = space_of(build(1).spec, policy, config("x"), played(policy).obs)
+    space = space_of(build(1).spec, policy, "point", G, played(policy).obs)
     fill(tmp_path / "share", "other", [group(i, space=space) for i in range(20)])
     whole = sharing(tmp_path, "mine", policy, share_foreign=2)
     rollouts = []
@@ -388,15 +390,17 @@ def test_runs_share_and_one_that_takes_nothing_is_bit_for_bit_the_plain_run_and_
     assert len(given[0]) > 3 and given[0] == given[1]
 
 
-@pytest.mark.parametrize(("argv", "words"), [
-    (("--share", "x"), "group advantage"), (("--share-foreign", "1"), "--share FOLDER"),
-    (("--share", "x", "--rl.advantage", "grpo", "--share-foreign", "999"), "must be in [0, "),
-    (("--share", "x", "--rl.advantage", "grpo", "--share-keep", "1"), "--share-keep"),
-    (("--share", "file", "--rl.advantage", "grpo"), "is a file"),
-    (("--share", "x", "--algo", "nft", "--rl.advantage", "grpo"), "group advantage"),
-    (("--share", "x", "--rl.advantage", "grpo", "--rl.epochs", "1", "--max-staleness", "0", "--periodic", "2"), "--periodic"),
-    (("--share", "x", "--rl.advantage", "grpo", "--rl.proximal", "ewma", "--max-staleness", "1"), "ewma")])
-def test_a_run_that_cannot_share_says_so_in_one_line(argv, words, tmp_path):
-    (tmp_path / "file").touch()
-    assert words in robo_rl(tmp_path, "train", "--task", "reach", *argv).mistake
+@pytest.mark.parametrize(("options", "words"), [
+    ({"share": __file__}, "is a file"), ({"share_foreign": 9}, r"must be in \[0, 4\]"), ({"share_keep": 1}, "--share-keep"),
+    ({"algo": "nft", "rl": NftOptions(advantage="grpo", group=G, decisions=0)}, "advantage"), ({"rl": PpoOptions()}, "group advantage"),
+    ({"rl": replace(OPTIONS, epochs=1), "periodic": 2}, "--periodic"), ({"dream": 0.5}, "--dream"),
+    ({"rl": replace(OPTIONS, proximal="ewma"), "max_staleness": 1}, "ewma")], ids=str)
+def test_a_run_that_cannot_share_is_told_why(options, words):
+    with pytest.raises(UserError, match=words):
+        check(replace(config("x"), **options), build(1))
+
+
+def test_a_run_that_cannot_share_says_so_in_one_line_and_leaves_nothing_behind(tmp_path):
+    assert "group advantage" in robo_rl(tmp_path, "train", "--task", "reach", "--share", "x").mistake
+    assert "--share FOLDER" in robo_rl(tmp_path, "train", "--task", "reach", "--share-foreign", "1").mistake
     assert not (tmp_path / "runs").exists() and not (tmp_path / "x").exists()

@@ -14,8 +14,10 @@ they are drawn from the chains that end there (ours, derived):
 The gradient of log N(x'; mean_theta(x), std) is that of flow matching (or denoising) towards x0, as the method's own std weighs it.
 """
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,12 +31,15 @@ from robo_rl.policies.policy import ChainPolicy, GaussianPolicy
 from robo_rl.rollout import FINAL, OBS, TRACE, Columns, Rollout, rollout_of
 from robo_rl.sampling import randint, randn
 
+CHAIN = ("kind", "denoise_steps", "train_steps", "finetune_steps", "noise", "noise_steps", "predict", "logp_reduction")  # options
 
-def check_policy(policy) -> None:
-    """UserError: chunks of others have no log-prob under such a policy."""
+
+def check_policy(policy) -> "ChainPolicy | GaussianPolicy":
+    """The policy itself. UserError: chunks of others have no log-prob under it."""
     if type(policy) not in (ChainPolicy, GaussianPolicy):
         raise UserError("--share: episodes of other runs are learnt from by --policy.kind gaussian, flow or diffusion, which score any "
                         f"chunk, got {policy.options.kind}")
+    return policy
 
 
 @torch.no_grad()
@@ -60,11 +65,34 @@ def drawn_trace(policy: "ChainPolicy | GaussianPolicy", context: Context, x0: Te
     return trace | {"x_next": (mean + std * n).view(b, f, d)}
 
 
+def actor_of(policy: "ChainPolicy | GaussianPolicy") -> dict[str, Any]:
+    """What two policies must have in common for the trace of one to be a trace of the other: their chain and the units of a chunk."""
+    norm = policy.action_norm
+    units = zlib.crc32(torch.cat([norm.mean, norm.std]).cpu().numpy().tobytes())
+    return {name: getattr(policy.options, name) for name in CHAIN} | {"units": units}
+
+
+def is_trace(policy: "ChainPolicy | GaussianPolicy", told: dict[str, np.ndarray], like: dict[str, Tensor], t: int, n: int) -> bool:
+    """Whether `told` {logp, trace/<name>} [T,N,...] has names, shapes and types of `like` {name: [T*N,...]}, and steps that there are."""
+    trace = {k[6:]: v for k, v in told.items() if k.startswith("trace/")}
+    wanted = {k: (tuple(v.shape[1:]), v.cpu().numpy().dtype) for k, v in like.items()}
+    if {k: (v.shape[2:], v.dtype) for k, v in trace.items()} != wanted:
+        return False
+    if "k" in trace and not 0 <= trace["k"].min() <= trace["k"].max() < policy.options.denoise_steps:
+        return False
+    return "logp" in told and told["logp"].shape == (t, n, policy.factors) and told["logp"].dtype == np.float32
+
+
 @torch.no_grad()
 def foreign_columns(policy: "ChainPolicy | GaussianPolicy", obs: dict[str, np.ndarray], actions: np.ndarray, executed: np.ndarray,
-                    outcome: np.ndarray, version: int, generator: torch.Generator) -> Columns:
+                    outcome: np.ndarray, version: int, generator: torch.Generator,
+                    behaviour: "dict[str, np.ndarray] | None" = None) -> Columns:
     """Columns (`robo_rl.rollout`) of one group, its log-probs those of the policy now; `obs` [T+1,G,...], actions [T,G,H,A],
-    executed [T,G] and outcome [G] as `robo_rl.runtime.share.SharedGroup` has them."""
+    executed [T,G] and outcome [G] as `robo_rl.runtime.share.SharedGroup` has them.
+
+    behaviour: log-probs and trace of who acted, of `actor_of` this policy: they are kept, as data that is one version old, for the
+    correction of stale data to weigh. What does not fit is left alone.
+    """
     t, n = executed.shape
     made = executed > 0
     done = made & ~np.concatenate([made[1:], np.zeros((1, n), bool)])
@@ -73,6 +101,11 @@ def foreign_columns(policy: "ChainPolicy | GaussianPolicy", obs: dict[str, np.nd
     x0 = policy.clean_chunk(torch.from_numpy(actions.reshape(t * n, *actions.shape[2:]).copy()).to(device)).flatten(1)
     trace = drawn_trace(policy, policy.encode(seen), x0, generator)
     logp = scores(policy, seen, trace, torch.arange(t * n, device=device))
+
+    known = behaviour is not None and is_trace(policy, behaviour, trace, t, n)
+    if behaviour is not None and known:
+        trace = {k: torch.from_numpy(behaviour[f"trace/{k}"].reshape(t * n, *v.shape[1:]).copy()) for k, v in trace.items()}
+        logp, version = torch.from_numpy(behaviour["logp"].reshape(t * n, -1).copy()), version - 1
 
     def rows(x: Tensor) -> np.ndarray:
         return x.cpu().numpy().reshape(t, n, *x.shape[1:])

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import hmac
 import http
+import itertools
 import socket
 import sys
 import threading
@@ -119,12 +120,17 @@ def serve_openpi(options: "ServeOptions", on_ready: "Callable[[ServedPolicy], No
         raise UserError("--wire openpi takes the state of all of a run's tasks: it goes without --task")
     import torch
     torch.set_num_threads(options.threads or cores())
-    act, spec = batch_actor(folder, options.seed)
+    sessions = None
+    if options.share:
+        from robo_rl.experiment.policy_server import make_sessions
+        act, sessions, config, spec = make_sessions(options, log)
+    else:
+        act, spec = batch_actor(folder, options.seed)
     instruction = options.instruction or (default_instruction(config) if spec.language else "")
     token_file = Path(options.token) if options.token else where / TOKEN_FILE
     token = read_token(token_file, make=True)
     batcher = Batcher(act, options.batch).start()
-    server = open_server(options, token, batcher, spec, instruction, log)
+    server = open_server(options, token, batcher, spec, instruction, log, sessions)
     host, port = server.socket.getsockname()[:2]
     on_ready(ServedPolicy(f"{host}:{port}", host in ("127.0.0.1", "::1"), token_file, config))
     try:
@@ -132,6 +138,8 @@ def serve_openpi(options: "ServeOptions", on_ready: "Callable[[ServedPolicy], No
     finally:
         server.shutdown()
         batcher.close()
+        if sessions is not None:
+            sessions.close()
 
 
 class PatientListener(BoundedListener):
@@ -160,18 +168,28 @@ class PatientListener(BoundedListener):
             super().vouch(descriptor)
 
 
-def answer(message: "bytes | str", batcher: Batcher, spec, instruction: str, deadline: float) -> "bytes | str":
-    """What a client gets for what it sent: the bytes of a chunk, or a line that says why not."""
+def answer(message: "bytes | str", batcher: Batcher, spec, instruction: str, deadline: float, sessions=None, who: int = 0) -> "bytes | str":
+    """What a client gets for what it sent: the bytes of a chunk, or a line that says why not.
+
+    sessions: keeps what client `who` does (`controllers.serving.Sessions`).
+    """
     began = time.perf_counter()
     try:
-        obs = read_observation(unpackb(message if isinstance(message, bytes) else b""), spec, instruction)
-        rows = batcher.ask(obs, deadline)
+        told = unpackb(message if isinstance(message, bytes) else b"")
+        fields = told if isinstance(told, dict) else {}
+        known = None if sessions is None else sessions.before(who, fields)
+        if isinstance(known, dict):
+            return packb(known)
+        rows = known if known is not None else batcher.ask(read_observation(told, spec, instruction), deadline)
+        if sessions is not None and known is None:
+            rows = sessions.given(who, fields, rows)
         return packb({"actions": rows, "server_timing": {"infer_ms": 1e3 * (time.perf_counter() - began)}})
     except UserError as e:
         return plain_text(e)
 
 
-def open_server(options: "ServeOptions", token: bytes, batcher: Batcher, spec, instruction: str, log: Callable[[str], None]):
+def open_server(options: "ServeOptions", token: bytes, batcher: Batcher, spec, instruction: str, log: Callable[[str], None],
+                sessions=None):
     """A websocket server that listens; `serve_forever` answers. UserError: the address is taken."""
     try:
         from websockets.exceptions import ConnectionClosed
@@ -181,6 +199,7 @@ def open_server(options: "ServeOptions", token: bytes, batcher: Batcher, spec, i
     about = {"state": spec.state, "views": list(spec.views), "image_size": spec.image_size, "action": spec.action,
              "action_names": list(spec.action_names), "prompt": spec.language, "instruction": instruction}
     here: set = set()
+    numbers = itertools.count()
 
     def admit(connection, request):
         """None, or the response that refuses."""
@@ -194,11 +213,11 @@ def open_server(options: "ServeOptions", token: bytes, batcher: Batcher, spec, i
 
     def talk(connection) -> None:
         here.add(connection)
-        count = 0
+        count, who = 0, next(numbers)
         try:
             connection.send(packb(about))
             while True:
-                said = answer(connection.recv(timeout=options.idle), batcher, spec, instruction, options.deadline)
+                said = answer(connection.recv(timeout=options.idle), batcher, spec, instruction, options.deadline, sessions, who)
                 connection.send(said)
                 count += isinstance(said, bytes)
         except TimeoutError:
@@ -207,6 +226,8 @@ def open_server(options: "ServeOptions", token: bytes, batcher: Batcher, spec, i
             log(f"{connection.remote_address[0]}: {count} chunks")
         finally:
             here.discard(connection)
+            if sessions is not None:
+                sessions.left(who)
     need = 4 * spec.state + len(spec.views) * 3 * max(spec.image_size, 512) ** 2
     try:
         listener = PatientListener((options.host, options.port))

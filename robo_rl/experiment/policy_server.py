@@ -3,6 +3,7 @@
 import ipaddress
 import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from robo_rl.errors import UserError, choose, in_range
 
 if TYPE_CHECKING:
     from robo_rl.experiment.config import TrainConfig
+    from robo_rl.policies import ObsSpec
+    from robo_rl.runtime.sessions import ExploringActor, SessionRecorder
 
 TOKEN_FILE = "serve.token"  # in a run folder
 
@@ -25,6 +28,7 @@ class ServeOptions:
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
         "The policy": ("checkpoint", "task", "instruction", "seed"),
+        "Episodes of clients to learn from": ("share", "share_keep", "follow"),
         "The connection": ("wire", "host", "port", "token", "clients", "idle", "batch", "deadline", "threads")}
 
     run: tyro.conf.Positional[str]
@@ -56,6 +60,13 @@ class ServeOptions:
     """With --wire openpi: seconds within which a question is answered or refused."""
     threads: int = 0
     """CPU threads of the policy; 0: as many as cores."""
+    share: str = ""
+    """Folder in which the episodes of clients become groups for robo_rl train --share: chunks are then drawn with exploration and kept with
+    their log-probs, and clients tell outcomes."""
+    share_keep: int = 256
+    """With --share: groups that stay; older ones go."""
+    follow: float = 0.0
+    """With --share: seconds between looks for a newer checkpoint of the run, which is served from then on; 0: never."""
 
     def __post_init__(self) -> None:
         if self.wire == "lerobot":
@@ -68,6 +79,14 @@ class ServeOptions:
         in_range("--batch", self.batch, 1, 4096)
         in_range("--deadline", self.deadline, 0.001, 600)
         in_range("--threads", self.threads, 0, 4096)
+        in_range("--share-keep", self.share_keep, 8, 4096)
+        in_range("--follow", self.follow, 0, 1e6)
+        if self.follow and not self.share:
+            raise UserError("--follow serves newer checkpoints to clients whose episodes are learnt from: it goes with --share FOLDER")
+        if self.share and self.task:
+            raise UserError("--share keeps the observations of all of a run's tasks: it goes without --task")
+        if self.share and Path(self.share).exists() and not Path(self.share).is_dir():
+            raise UserError(f"--share {self.share} is a file; name a folder, which is made if it is not there")
 
 
 class Actor:
@@ -199,6 +218,64 @@ def default_instruction(config) -> str:
     return known[0]
 
 
+class NewestCheckpoint:
+    """A newer checkpoint of a run each time that there is one, looked for every `seconds`, by a clock [s]."""
+
+    def __init__(self, run: Path, name: str, at: Path, seconds: float, clock: Callable[[], float] = time.monotonic):
+        self.run, self.name, self.at, self.seconds, self.clock, self.looked = run, name, at, seconds, clock, clock()
+
+    def __call__(self) -> "tuple[Any, int] | None":
+        """(policy, version); None: there is none, or it is not time."""
+        from robo_rl import checkpoint
+        from robo_rl.experiment.folder import pick_checkpoint
+        if not self.seconds or self.clock() - self.looked < self.seconds:
+            return None
+        self.looked = self.clock()
+        try:
+            _, at = pick_checkpoint(self.run, self.name)
+            if at == self.at:
+                return None
+            policy, meta = checkpoint.load_policy(at)
+        except UserError:  # it went while we looked; the next one comes
+            return None
+        self.at = at
+        return policy, meta["step"]
+
+
+def make_sessions(options: ServeOptions, log: Callable[[str], None]) -> "tuple[ExploringActor, SessionRecorder, TrainConfig, ObsSpec]":
+    """(who decides, who records, the run's config, ObsSpec). UserError: a policy whose chunks no other run could learn from."""
+    import numpy as np
+    import torch
+
+    from robo_rl import checkpoint
+    from robo_rl.algos.foreign import actor_of, check_policy
+    from robo_rl.experiment.config import load_config
+    from robo_rl.experiment.envs import make_env, twin
+    from robo_rl.experiment.folder import pick_checkpoint
+    from robo_rl.experiment.parallel import cores
+    from robo_rl.experiment.share import part_of, space_of
+    from robo_rl.policies import obs_tensors
+    from robo_rl.runtime.sessions import ExploringActor, SessionRecorder
+    from robo_rl.runtime.share import ShareFolder
+
+    where, at = pick_checkpoint(Path(options.run), options.checkpoint)
+    config = load_config(where)
+    torch.set_num_threads(options.threads or cores())
+    loaded, meta = checkpoint.load_policy(at)
+    policy = check_policy(loaded)
+    spec, env = policy.spec, make_env(replace(config, sim=twin(config.sim)), 1)
+    instruction = options.instruction or (default_instruction(config) if spec.language else "")
+    blank = {"state": np.zeros((1, spec.state), np.float32), "task": np.array([instruction])} | {
+        f"image/{v}": np.zeros((1, spec.image_size, spec.image_size, 3), np.uint8) for v in spec.views}
+    seen = {k: v[None] for k, v in obs_tensors(blank, spec).items()}
+    space = space_of(env.spec, policy, config.task, getattr(config.rl, "group", 8), seen)
+    longest = -(-env.spec.max_steps // policy.options.execute)
+    env.close()
+    act = ExploringActor(policy, options.seed, meta["step"], instruction, NewestCheckpoint(where, options.checkpoint, at, options.follow))
+    folder = ShareFolder(options.share, part_of(where, "serve-"), options.share_keep)
+    return act, SessionRecorder(folder, space, actor_of(policy), longest, log), config, spec
+
+
 def open_listener(host: str, port: int) -> socket.socket:
     """A TCP socket that listens. UserError: the address is taken or not of this machine."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
@@ -230,15 +307,22 @@ def serve_policy(options: ServeOptions, on_ready: Callable[[ServedPolicy], None]
     from controllers.remote import read_token
     from controllers.serving import PolicyServer
     from robo_rl.experiment.parallel import cores
-    act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction, options.task,
-                                   threads=options.threads or cores())
+    sessions = None
+    if options.share:
+        many, sessions, config, spec = make_sessions(options, log)
+        act: Callable = many
+    else:
+        act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction, options.task,
+                                       threads=options.threads or cores())
+        many = act.many
     token_file = Path(options.token) if options.token else source / TOKEN_FILE
     token = read_token(token_file, make=True)
     with open_listener(options.host, options.port) as listener:
         ip, port = listener.getsockname()[:2]
         on_ready(ServedPolicy(f"{f'[{options.host}]' if ':' in options.host else options.host}:{port}",
                           ipaddress.ip_address(ip).is_loopback, token_file, config))
-        server = PolicyServer(listener, act, spec, token, options.clients, options.idle, log, many=act.many, most=options.batch)
+        server = PolicyServer(listener, act, spec, token, options.clients, options.idle, log, many=many, most=options.batch,
+                              sessions=sessions)
         try:
             while True:
                 server.turn()

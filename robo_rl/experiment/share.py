@@ -57,12 +57,19 @@ def check(config: TrainConfig, env) -> None:
         raise UserError(f"--share {config.share} is a file; name a folder, which is made if it is not there")
 
 
-def space_of(spec: ControlSpec, policy, config: TrainConfig, obs: dict[str, torch.Tensor]) -> dict:
+def space_of(spec: ControlSpec, policy, task: str, group: int, obs: dict[str, torch.Tensor]) -> dict:
     """What must be equal for runs to learn from each other, as plain JSON; obs {name: [T,N,...]}."""
-    return {"task": config.task or spec.task, "period": spec.period, "state": list(spec.state_names),
+    return {"task": task or spec.task, "period": spec.period, "state": list(spec.state_names),
             "axes": [[a.name, a.unit, a.low, a.high, a.kind, a.frame] for a in spec.axes],
             "observation": {k: [list(v.shape[2:]), str(v.dtype)[6:]] for k, v in sorted(obs.items())},
-            "policy.horizon": policy.options.horizon, "policy.execute": policy.options.execute, "rl.group": group_size(config)}
+            "policy.horizon": policy.options.horizon, "policy.execute": policy.options.execute, "rl.group": group}
+
+
+def part_of(folder: Path, prefix: str = "") -> str:
+    """The name of a run's own part of a shared folder."""
+    where = folder.resolve()
+    name = prefix + re.sub(r"[^A-Za-z0-9._-]", "-", where.name).lstrip("._-")[:60]
+    return f"{name or 'run'}-{zlib.crc32(f'{prefix}{where}'.encode()):08x}"
 
 
 def groups_of(r: Rollout, policy, space: dict, chosen: np.ndarray) -> list[SharedGroup]:
@@ -107,11 +114,9 @@ class ExperienceSharing:
         self.config, self.spec, self.say = config, spec, say
         self.group, self.own, self.most = group_size(config), own_groups(config), foreign_groups(config)
         self.longest = -(-spec.max_steps // config.policy.execute)
-        where = folder.resolve()
-        name = re.sub(r"[^A-Za-z0-9._-]", "-", where.name).lstrip("._-")[:60] or "run"
-        self.folder = ShareFolder(config.share, f"{name}-{zlib.crc32(str(where).encode()):08x}", config.share_keep)
+        self.folder = ShareFolder(config.share, part_of(folder), config.share_keep)
         self.update, self.taken = 0, set[str]()
-        self.counts = dict.fromkeys(COUNTS, 0)
+        self.counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
         self.told: set[str] = set()  # of whom something was said
         self.last = {"foreign": 0.0, "decisions": 0.0, "runs": 0.0}
         self.generator = torch.Generator()
@@ -128,7 +133,7 @@ class ExperienceSharing:
 
     def mix(self, own: Rollout, policy, version: int) -> Rollout:
         """Give of `own`, whole episodes in groups -> `own`, with groups of others behind it where there are any."""
-        space = space_of(self.spec, policy, self.config, own.obs)
+        space = space_of(self.spec, policy, self.config.task, self.group, own.obs)
         self.give(own, policy, space)
         parts = self.take(policy, space, version) if self.most else []
         self.update += 1
@@ -159,7 +164,7 @@ class ExperienceSharing:
         names = self.folder.foreign()
         self.taken &= set(names)
         self.last["runs"] = float(len({n.split("/")[0] for n in names}))
-        out: list[Columns] = []
+        out, actor = list[Columns](), foreign.actor_of(policy)
         for k, name in enumerate(draws(names, self.taken, self.config.seed, self.update)):
             if len(out) == self.most or k == READS * (self.most + 1):
                 break
@@ -176,7 +181,8 @@ class ExperienceSharing:
                 self.account(name, "flat", "")
             else:
                 seed_noise(self.generator, mix(self.config.seed, 71, self.update, k))
-                columns = foreign.foreign_columns(policy, g.obs, g.actions, g.executed, g.outcome, version, self.generator)
+                columns = foreign.foreign_columns(policy, g.obs, g.actions, g.executed, g.outcome, version, self.generator,
+                                                  g.behaviour if g.actor == actor else None)
                 if not foreign.is_sound(columns):
                     self.account(name, "refused", f"{name}: its actions have no finite log-prob here")
                     continue

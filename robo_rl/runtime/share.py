@@ -40,7 +40,8 @@ class SharedGroup:
     obs {name: [T+1,G,...]}, the last row of an episode is what its last decision led to, and stays; actions float32 [T,G,H,A] in units
     of the env's commands, as the policy drew them; executed int64 [T,G] control steps, 0 where the episode was over.
     outcome float32 [G]: undiscounted return.
-    behaviour: where it is known, `logp` float32 [T,G,F], `version` int64 [T,G] and the trace of who acted, {name: [T,G,...]}.
+    behaviour: where it is known, of who acted: `logp` float32 [T,G,F], `version` int64 [T,G] and `trace/<name>` [T,G,...]; actor: what a
+    policy must have in common with it for these to mean the same.
     """
 
     space: dict[str, Any]
@@ -51,6 +52,7 @@ class SharedGroup:
     executed: np.ndarray
     outcome: np.ndarray
     behaviour: dict[str, np.ndarray] = field(default_factory=dict)
+    actor: dict[str, Any] = field(default_factory=dict)
 
     @property
     def is_flat(self) -> bool:
@@ -62,7 +64,7 @@ class SharedGroup:
 
 def pack_group(g: SharedGroup, update: int) -> bytes:
     """The file of a group. UserError: it is larger than `MOST_BYTES`."""
-    meta = json.dumps({"format": FORMAT, "space": g.space, "task": g.task, "start": g.start}, allow_nan=False)
+    meta = json.dumps({"format": FORMAT, "space": g.space, "task": g.task, "start": g.start, "actor": g.actor}, allow_nan=False)
     arrays = {"meta": np.frombuffer(meta.encode(), np.uint8), "actions": g.actions, "executed": g.executed, "outcome": g.outcome}
     arrays |= {OBS + k: v for k, v in g.obs.items()} | {BEHAVIOUR + k: v for k, v in g.behaviour.items()}
     body = save({k: np.ascontiguousarray(v) for k, v in arrays.items()})
@@ -82,12 +84,12 @@ def parse_group(data: bytes, what: str) -> SharedGroup:
         raise UserError(f"{what} holds no arrays ({type(e).__name__})") from None
     meta = parse_json(arrays.pop("meta", np.zeros(0, np.uint8)).tobytes(), what)
     if meta.get("format") != FORMAT or not isinstance(meta.get("space"), dict) or not isinstance(meta.get("task"), str) or \
-            type(meta.get("start")) is not int:
+            type(meta.get("start")) is not int or not isinstance(meta.get("actor", {}), dict):
         raise UserError(f"{what} is of another version of robo_rl")
     obs, behaviour = ({k[len(p):]: arrays.pop(k) for k in list(arrays) if k.startswith(p)} for p in (OBS, BEHAVIOUR))
     if set(arrays) != {"actions", "executed", "outcome"}:
         raise UserError(f"{what} holds other arrays than a group of episodes")
-    g = SharedGroup(meta["space"], meta["task"], meta["start"], obs, **arrays, behaviour=behaviour)
+    g = SharedGroup(meta["space"], meta["task"], meta["start"], obs, **arrays, behaviour=behaviour, actor=meta.get("actor", {}))
     if why := fault(g):
         raise UserError(f"{what}: {why}")
     return g
@@ -140,20 +142,20 @@ class ShareFolder:
             data = pack_group(g, update)
             write_bytes(folder / f"u{update:08d}-{k:03d}.group", data)
             size += len(data)
-        for name in sorted(n for n in _entries(folder, FILE, 1 << 20, files=True))[:-self.keep]:
+        for name in sorted(n for n in entries(folder, FILE, 1 << 20, files=True))[:-self.keep]:
             (folder / name).unlink(missing_ok=True)
         return size
 
     def forget_after(self, update: int) -> None:
         """Withdraw groups of updates from `update` on, which a killed run makes again."""
-        for name in _entries(self.root / self.mine, FILE, 1 << 20, files=True):
+        for name in entries(self.root / self.mine, FILE, 1 << 20, files=True):
             if int(name[1:9]) >= update:
                 (self.root / self.mine / name).unlink(missing_ok=True)
 
     def foreign(self) -> list[str]:
         """`<run>/<file>` of every group of the others that is there now, sorted."""
-        runs = [r for r in _entries(self.root, RUN, MOST_RUNS, files=False) if r != self.mine]
-        return [f"{r}/{name}" for r in runs for name in _entries(self.root / r, FILE, MOST_FILES, files=True)]
+        runs = [r for r in entries(self.root, RUN, MOST_RUNS, files=False) if r != self.mine]
+        return [f"{r}/{name}" for r in runs for name in entries(self.root / r, FILE, MOST_FILES, files=True)]
 
     def read(self, name: str) -> "SharedGroup | None":
         """A group of the others; None: it has gone. UserError: it is none."""
@@ -166,7 +168,7 @@ class ShareFolder:
         return parse_group(data, name)
 
 
-def _entries(folder: Path, pattern: re.Pattern, most: int, files: bool) -> list[str]:
+def entries(folder: Path, pattern: re.Pattern, most: int, files: bool) -> list[str]:
     """Names in a folder that fit, at most the last `most`, sorted; no links. [] where there is no such folder."""
     try:
         with os.scandir(folder) as it:
