@@ -394,6 +394,7 @@ def test_runs_share_and_one_that_takes_nothing_is_bit_for_bit_the_plain_run_and_
     ({"share": __file__}, "is a file"), ({"share_foreign": 9}, r"must be in \[0, 4\]"), ({"share_keep": 1}, "--share-keep"),
     ({"algo": "nft", "rl": NftOptions(advantage="grpo", group=G, decisions=0)}, "advantage"), ({"rl": PpoOptions()}, "group advantage"),
     ({"rl": replace(OPTIONS, epochs=1), "periodic": 2}, "--periodic"), ({"dream": 0.5}, "--dream"),
+    ({"rl": replace(OPTIONS, allocate="refill")}, "--rl.allocate"),
     ({"rl": replace(OPTIONS, proximal="ewma"), "max_staleness": 1}, "ewma")], ids=str)
 def test_a_run_that_cannot_share_is_told_why(options, words):
     with pytest.raises(UserError, match=words):
