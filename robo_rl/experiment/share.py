@@ -212,10 +212,8 @@ class ExperienceSharing:
                 "counts": dict(self.counts)}
 
 
-def make_sharing(run, spec: ControlSpec, saved: "dict | None") -> "ExperienceSharing | None":
-    """The sharing that --share asks for; None: none."""
-    if not run.config.share:
-        return None
+def make_sharing(run, spec: ControlSpec, saved: "dict | None") -> ExperienceSharing:
+    """The sharing that --share asks for, as it was where `saved`, its state in a checkpoint, is given."""
     foreign.check_policy(run.policy)
     sharing = ExperienceSharing(run.config, run.folder, spec, run.report.say)
     sharing.begin(saved)
