@@ -40,13 +40,34 @@ def episode_means(sums: dict[str, float], judged: bool = False, helped: bool = F
     return out
 
 
+def keeps_context(policy: Policy) -> bool:
+    """Whether replay stores what the trunk makes of an observation: of pictures a small one's pooled vector, a tenth of them; of a
+    vision-language-action model its prefix, many times as much as the observation, only if asked (`keep_prefix`)."""
+    return policy.options.keep_prefix if policy.spec.text else bool(policy.spec.views)
+
+
 def replay_observation(policy: Policy, raw: dict) -> dict[str, np.ndarray]:
-    """What replay stores of an env's observation: the state and the instruction, or the context of a policy of pictures."""
+    """What replay stores of an env's observation: its tensors, or the context that the trunk makes of it (`keeps_context`), numbers of 16
+    bits as int16."""
     obs = obs_tensors(raw, policy.spec)
-    if not policy.spec.views:
+    if not keeps_context(policy):
         return {k: np.array(v) for k, v in obs.items()}
     with torch.no_grad():
-        return {k: v.numpy() for k, v in policy.encode(obs).columns().items()}
+        columns = policy.encode(obs).columns()
+    return {k: (v.view(torch.int16) if v.dtype == torch.bfloat16 else v).numpy() for k, v in columns.items()}
+
+
+def replay_rows(policy: Policy) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Shape and dtype of each entry of `replay_observation`, of one env."""
+    spec = policy.spec
+    blank = {"state": np.zeros((1, spec.state), np.float32), "task": np.array(["do"])} | {
+        f"image/{v}": np.zeros((1, spec.image_size, spec.image_size, 3), np.uint8) for v in spec.views}
+    return {k: (v.shape[1:], v.dtype) for k, v in replay_observation(policy, blank).items()}
+
+
+def seen_key(policy: Policy) -> str:
+    """The entry of those that a classifier of success looks at."""
+    return "context" if keeps_context(policy) else "state"
 
 
 class ReplayCollector:
@@ -65,7 +86,7 @@ class ReplayCollector:
         self.record, self.recorded, self.made = record, recorded, 0  # episodes recorded before, and made since the run began
         self.recordings: list[list[tuple]] = [[] for _ in range(env.num_envs)]
         self.pictures = tuple(f"image/{v}" for v in policy.spec.views)
-        self.key = "context" if self.pictures else "state"  # what a judge looks at
+        self.key = seen_key(policy)  # what a judge looks at
         self.spec, self.execute, self.n = policy.spec, policy.options.execute, env.num_envs
         self.timer, self.generator = Timer(), torch.Generator()
         self.trunk = policy  # what encodes pictures, which nothing here trains
@@ -265,7 +286,7 @@ def marked_episodes(env, policy: Policy, episodes: int, seed: int) -> Marked:
                 chunk, at = policy.act(obs_tensors(raw, spec), generator, True).actions.numpy(), 0
             raw, _, terminated, truncated, info = env.step(chunk[:, at])
             at += 1
-            states.append(next(iter(replay_observation(policy, raw).values())))
+            states.append(replay_observation(policy, raw)[seen_key(policy)])
             won.append(np.array(info["success"]))
             names.append(lane.copy())
             over = np.asarray(terminated | truncated)

@@ -13,6 +13,7 @@ succeeded (`imitate="all"`: the paper). No entropy in the target, as in the pape
 import copy
 import math
 
+import torch
 from torch import Tensor
 
 from robo_rl.algos.credit import descend
@@ -24,6 +25,7 @@ from robo_rl.algos.offpolicy import (
     check_judge,
     frozen,
     make_adam,
+    on_trunk,
     polyak,
     td_target,
 )
@@ -89,12 +91,14 @@ def make(policy, options: ExpoOptions, seed: int, demos=None) -> ExpoLearner:
     check_guided("expo", policy, options)
     if policy.options.local_steps:
         raise UserError("expo edits actions with a network: --policy.local-steps must be 0 (pa_rl climbs)")
+    if any(p.dtype != torch.float32 for p in policy.head.parameters()):
+        raise UserError("the flow of expo follows in steps of --rl.slow, which 16 bits round away: --policy.dtype fp32")
     return ExpoLearner(policy, options, seed)
 
 
 def check_guided(name: str, policy, options) -> None:
     """Raise UserError unless the policy is a guided flow with the critics of `options`."""
     p = policy.options
-    if p.kind != "guided":
-        raise UserError(f"{name} needs --policy.kind guided, got {p.kind}")
+    if p.acts != "guided":
+        raise UserError(f"{name} needs --policy.kind guided{on_trunk(p, 'guided')}, got {p.kind}")
     check_judge(name, policy, options)

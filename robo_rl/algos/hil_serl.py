@@ -22,7 +22,7 @@ from torch import Tensor
 
 from robo_rl.algos.credit import descend
 from robo_rl.algos.demo_sac import DemoSacLearner
-from robo_rl.algos.offpolicy import Rows, check_judge, make_adam, polyak, td_target
+from robo_rl.algos.offpolicy import Rows, check_judge, make_adam, on_trunk, polyak, td_target
 from robo_rl.errors import UserError
 from robo_rl.options import HilSerlOptions
 from robo_rl.policies.offpolicy import SquashedPolicy, gripper_label
@@ -70,7 +70,7 @@ class HilSerlLearner(DemoSacLearner):
 
 def make(policy, options: HilSerlOptions, seed: int, demos=None) -> HilSerlLearner:
     """Learner for a squashed Gaussian policy, with or without a discrete gripper."""
-    if policy.options.kind != "squashed":
-        raise UserError(f"hil_serl needs --policy.kind squashed, got {policy.options.kind}")
+    if policy.options.acts != "squashed":
+        raise UserError(f"hil_serl needs --policy.kind squashed{on_trunk(policy.options, 'squashed')}, got {policy.options.kind}")
     check_judge("hil_serl", policy, options)
     return HilSerlLearner(policy, options, seed)

@@ -42,7 +42,7 @@ class IqlLearner(OffPolicyLearner):
             self.value = Critic(policy.context_size, options.critic_hidden, options.critic_layers, "relu")
         self.value_params = list(self.value.parameters())
         self.value_opt = make_adam(self.value_params, options.critic_lr)
-        self.head_params = list(policy.head.parameters())
+        self.head_params = [p for p in policy.head.parameters() if p.requires_grad]  # all, or adapters
         self.head_opt = make_adam(self.head_params, options.lr)
 
     @torch.no_grad()

@@ -20,7 +20,7 @@ from robo_rl.algos import credit
 from robo_rl.algos.credit import descend
 from robo_rl.errors import UserError
 from robo_rl.optim import AdamW, Optimizer, kernels
-from robo_rl.options import OffPolicyOptions
+from robo_rl.options import FLOWS, VLAS, OffPolicyOptions
 from robo_rl.policies.context import Context
 from robo_rl.policies.offpolicy import Ensemble
 from robo_rl.policies.policy import Obs
@@ -216,6 +216,11 @@ def check_judge(name: str, policy, options) -> None:
     if policy.judge is not None and (here != there or not options.layer_norm):
         raise UserError(f"{name}: the policy carries its critics: --policy.critics, critic-hidden and critic-layers must equal "
                         f"those of --rl and --rl.layer-norm stay on, got {here} and {there}")
+
+
+def on_trunk(options, actor: str) -> str:
+    """Words for who gave a vision-language-action model to a method whose policy is to be `actor` on its trunk."""
+    return f" or {', '.join(FLOWS)} with --policy.actor {actor}" if options.kind in VLAS else ""
 
 
 class Temperature:

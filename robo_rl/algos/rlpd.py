@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from robo_rl.algos.credit import descend
-from robo_rl.algos.offpolicy import CriticLearner, OffPolicyLearner, Rows, Temperature, frozen, make_adam, td_target
+from robo_rl.algos.offpolicy import CriticLearner, OffPolicyLearner, Rows, Temperature, frozen, make_adam, on_trunk, td_target
 from robo_rl.errors import UserError
 from robo_rl.options import SacOptions
 from robo_rl.policies.context import Context
@@ -74,9 +74,10 @@ class RlpdLearner(OffPolicyLearner):
 
 def check_squashed(name: str, policy) -> None:
     """Raise UserError unless the policy is one squashed Gaussian over every axis."""
-    if policy.options.kind != "squashed" or policy.options.gripper != "continuous":
-        raise UserError(f"{name} needs --policy.kind squashed with --policy.gripper continuous, got "
-                        f"{policy.options.kind} with {policy.options.gripper}")
+    p = policy.options
+    if p.acts != "squashed" or p.gripper != "continuous":
+        raise UserError(f"{name} needs --policy.kind squashed{on_trunk(p, 'squashed')} with --policy.gripper continuous, got "
+                        f"{p.kind} with {p.gripper}")
 
 
 def make(policy, options: SacOptions, seed: int, demos=None) -> RlpdLearner:

@@ -54,6 +54,7 @@ def marks_of_data(folders: list[str], policy, hold: int) -> Marked:
     """The marks of these data sets. UserError: one does not fit the policy, or no failure or no success is among them."""
     from robo_rl.data.reader import load
     from robo_rl.demos import check_fits
+    from robo_rl.replay_collector import seen_key
     states, lengths, success, period = [], [], [], 0.0
     for folder in folders:
         if not (Path(folder) / "meta" / "info.json").exists():
@@ -61,7 +62,7 @@ def marks_of_data(folders: list[str], policy, hold: int) -> Marked:
                             "episodes in robo_rl console RUN (RUN/marks)")
         data = load(folder)
         check_fits(data.meta, policy.spec)
-        key = "context" if policy.spec.views else "state"
+        key = seen_key(policy)
         rows, (last, known) = seen_frames(policy, data)[key], seen_last(policy, data)
         for e in range(len(data)):
             own = rows[data.from_[e]:data.to[e]]

@@ -25,11 +25,13 @@ from robo_rl.errors import UserError, choose
 from robo_rl.experiment.config import EXPLORATION, RL_OPTIONS, TrainConfig, method_options
 from robo_rl.experiment.config_file import flat, merged
 from robo_rl.experiment.robot_names import ROBOTS
-from robo_rl.options import OffPolicyOptions, PolicyOptions, RolloutOptions
+from robo_rl.options import FLOWS, OffPolicyOptions, PolicyOptions, RolloutOptions
 from robo_rl.plugins import is_object
 
 PRESETS = ("quick", "full", "paper")
 ADVANTAGE = ("advantage", "guidance")  # of a policy that a method tells the advantage
+ACTING = ("actor", "critics", "critic_hidden", "critic_layers", "candidates", "spread", "softness", "edit_scale", "keep", "local_steps",
+          "local_rate", "hidden", "layers", "init_std", "teacher", "gripper")  # of what acts on the trunk of a vision-language-action model
 SHARED = {"rlpd": "sac", "demo_sac": "sac teacher", "hil_serl": "sac teacher", "calql": "sac", "wsrl": "sac", "expo": "guided",
           "pa_rl": "guided"}
 LOCOMOTION = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5")
@@ -135,11 +137,11 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     # ---- replay: policies
     ("replay", "small networks and many updates on every step learn most in a minute of one core; chunks of 4", {
         "policy": {"horizon": 4, "execute": 4, "hidden": 128, "layers": 2}}),
-    ("sac", "SAC's actor, narrow at first", {"policy": {"kind": "squashed", "init_std": 0.1}}),
+    ("sac", "SAC's actor, narrow at first", {"policy": {"kind": "squashed", "actor": "squashed", "init_std": 0.1}}),
     ("teacher", "the supervised actor stays beside the learning one, and two small critics choose (IBRL)",
         {"policy": {"teacher": True, "critics": 2, "critic_hidden": 128}}),
     ("guided", "a flow in two steps, judged by two small critics: cheap decisions",
-        {"policy": {"kind": "guided", "denoise_steps": 2, "critics": 2, "critic_hidden": 128}}),
+        {"policy": {"kind": "guided", "actor": "guided", "denoise_steps": 2, "critics": 2, "critic_hidden": 128}}),
     ("expo", "two candidates, not eight: cheap decisions; edits reach far",
         {"policy": {"candidates": 2, "edit_scale": 0.3, "init_std": 0.3}}),
     ("pa_rl", "four candidates, all of which climb three steps: cheap decisions", {"policy": {"candidates": 4, "local_steps": 3}}),
@@ -321,6 +323,8 @@ def begun(base: TrainConfig, init: Path) -> TrainConfig:
     from robo_rl import checkpoint
     had = checkpoint.read_meta(folder)["policy"]["options"]
     had |= {k: v for k, v in asdict(base.policy).items() if k in EXPLORATION or base.policy.advantage and k in ADVANTAGE}
+    if had["kind"] in FLOWS and had.get("actor", "own") != base.policy.actor:  # what acts on the trunk is the method's
+        had |= {k: getattr(base.policy, k) for k in ACTING}
     if isinstance(base.rl, OffPolicyOptions):
         had["execute"] = had["horizon"]  # their critics judge whole chunks
     base = replace(base, policy=PolicyOptions(**had))

@@ -37,8 +37,14 @@ SAVE_EVERY = 60.0  # s
 def check(config: TrainConfig, env) -> None:
     """Raise UserError for options that methods of replay do not take."""
     o = replay_options(config)
-    if config.obs != "state" and o.synthetic:
-        raise UserError("--rl.synthetic makes transitions of --obs state; with pictures leave it out")
+    if (config.obs != "state" or config.policy.text) and o.synthetic:
+        raise UserError("--rl.synthetic makes transitions of --obs state for small policies; with pictures or instructions in text "
+                        "leave it out")
+    if config.device != "cpu":
+        raise UserError(f"--algo {config.algo} learns on the CPU: leave --device {config.device} out")
+    if o.judge != "env" and config.obs != "state" and config.policy.text and not config.policy.keep_prefix:
+        raise UserError(f"--rl.judge {o.judge} looks at what the trunk makes of pictures, which replay keeps of a {config.policy.kind} "
+                        "with --policy.keep-prefix alone")
     if (config.workers or 0) > 1 or config.server or config.backend != "processes":
         raise UserError(f"--algo {config.algo} learns beside one actor with all --envs (--workers 1) or takes turns with it "
                         "(--workers 0): leave --server and --backend out")
@@ -52,6 +58,25 @@ def check(config: TrainConfig, env) -> None:
                         f"chunks of {config.policy.execute}, got {o.capacity}")
 
 
+def room(config: TrainConfig) -> int:
+    """Rows of a store: --rl.capacity, or as many as the run can write, a step and the end of an episode after each."""
+    e, n = config.policy.execute, config.envs
+    return min(replay_options(config).capacity, 2 * (config.steps + n * (e * 2 * ROUND + e + 2)))
+
+
+def check_memory(config: TrainConfig, policy) -> None:
+    """Raise UserError where the online store of a run with this policy will not fit into the memory that is free now."""
+    from robo_rl.files import free_memory
+    from robo_rl.replay_collector import keeps_context, replay_rows
+    each = sum(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in replay_rows(policy).values())
+    count = min(config.steps, room(config))
+    if (need := each * count) > (free := free_memory()):
+        less = "leave --policy.keep-prefix out, " if policy.spec.text and keeps_context(policy) else \
+            "a smaller --image-size, " if policy.spec.views else ""
+        raise UserError(f"replay of {count:,} control steps takes {need / 1e9:.1f} GB ({each / 1e3:,.0f} kB each), {free / 1e9:.1f} GB are "
+                        f"free: {less}a smaller --rl.capacity, or fewer --steps")
+
+
 class ReplayStage:
     """Online RL of one run; owns both replay stores, the actor and the learner."""
 
@@ -63,27 +88,24 @@ class ReplayStage:
         or, where the run repeats, what the checkpoint's `state` had."""
         from robo_rl.data.reader import load
         from robo_rl.journal import Journal
-        from robo_rl.policies.nets import tokenize
         from robo_rl.replay import EXPERT, HUMAN, POLICY, Replay, add_episodes
+        from robo_rl.replay_collector import replay_rows
 
         config, o, spec = self.config, replay_options(self.config), self.run.policy.spec
-        rows: dict[str, tuple[tuple[int, ...], np.dtype]] = {"state": ((spec.state,), np.dtype(np.float32))}
-        if spec.views:
-            rows = {"context": ((self.run.policy.context_size,), np.dtype(np.float32))}
-        if spec.language and not spec.views:
-            rows["tokens"] = ((tokenize([""]).shape[1],), np.dtype(np.int64))
+        rows = replay_rows(self.run.policy)
         e, n = config.policy.execute, self.run.env.num_envs
         folder = demo_folder(self.run)
         data = load(folder, label=config.data.label) if folder is not None else None
         size = 2 * (len(data.state) if data is not None else 0)
-        self.demos = Replay(rows, spec.action, e, o.gamma, o.capacity + size, n)
+        most = room(config)
+        self.demos = Replay(rows, spec.action, e, o.gamma, most + size, n)
         if data is not None:
             # without phases nobody intervened: a person's episode is a demonstration, as is one of which nothing is said
             codes = {"policy": POLICY} | ({"human": HUMAN} if data.features.phases else {})
             source = np.array([codes.get(name, EXPERT) for name in data.sources], np.uint8)[data.source]
             add_episodes(self.demos, seen_frames(self.run.policy, data), data.action, data.reward, data.from_, data.to, data.success,
                          source, data.phase, *seen_last(self.run.policy, data))
-        self.online = Replay(rows, spec.action, e, o.gamma, o.capacity, n)
+        self.online = Replay(rows, spec.action, e, o.gamma, most, n)
         self.journals: list[Journal] = []  # of corrections, and of what was collected
         self.kept, again = [], False
         marks = state.get("marks", [([0, 0], 0)] * 2)  # of a run that was not saved since it began to collect: nothing

@@ -11,7 +11,7 @@ from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.experiment.run import Run
-from robo_rl.options import LoraOptions
+from robo_rl.options import FLOWS, LoraOptions
 from robo_rl.types import task_names
 
 ENOUGH = 0.9  # success of the supervised policy from which no more demonstrations are asked for
@@ -40,6 +40,9 @@ def first_policy(config: TrainConfig, env):
     had = old.options.lora.merged(old.state_dict())
     if getattr(policy, "noise", None) is None:  # how the run before explored is not what it learnt
         had = {k: v for k, v in had.items() if not k.startswith("noise.")}
+    if config.policy.kind in FLOWS:  # nor is what acted on the trunk
+        own = {k.split(".")[0] for k in policy.state_dict()}
+        had = {k: v for k, v in had.items() if k.split(".")[0] in own}
     entry = "head.from_context.weight"
     if policy.options.advantage and not old.options.advantage and entry in had:  # it is told one number more, of which it knows nothing
         had[entry] = torch.nn.functional.pad(had[entry], (0, 1))

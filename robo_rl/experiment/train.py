@@ -245,6 +245,12 @@ def check_method(config: TrainConfig, env) -> None:
         foreign.check_policy(first)
     if getattr(config.rl, "freeze_trunk", False) and any(name.startswith("trunk.") for name in adapted(first)):
         raise UserError("--rl.freeze-trunk would freeze the trunk's adapters: --rl.no-freeze-trunk, or other --policy.lora.targets")
+    if isinstance(config.rl, OffPolicyOptions):
+        from robo_rl.experiment import replay
+        if any(name.startswith("trunk.") for name in adapted(first)):
+            raise UserError(f"--algo {config.algo} leaves the trunk as it is, so adapters there would learn nothing: --policy.lora.targets "
+                            "head")
+        replay.check_memory(config, first)
     if isinstance(config.rl, (OffPolicyOptions, RecapOptions)):
         return
     o = rollout_options(config)

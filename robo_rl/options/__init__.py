@@ -29,7 +29,7 @@ from robo_rl.options.onpolicy import (
     PpoOptions,
     ReinFlowOptions,
 )
-from robo_rl.options.policy import TOKENS, VLAS, BcOptions, PolicyOptions
+from robo_rl.options.policy import FLOWS, TOKENS, VLAS, BcOptions, PolicyOptions
 from robo_rl.options.recap import RecapOptions
 from robo_rl.options.scripted_operator import ScriptedOperatorOptions
 
@@ -43,7 +43,7 @@ ALGOS = (*RL_OPTIONS, "bc")
 
 __all__ = [
     "ALGOS", "AloeOptions", "BcOptions", "CORRECTIONS", "CalQlOptions", "DataOptions", "DemoSacOptions", "DppoOptions", "ExpoOptions",
-    "HilSerlOptions", "IqlOptions", "LoraOptions", "MethodOptions", "NftOptions", "OFFLINE", "OFF_POLICY", "OffPolicyOptions",
+    "FLOWS", "HilSerlOptions", "IqlOptions", "LoraOptions", "MethodOptions", "NftOptions", "OFFLINE", "OFF_POLICY", "OffPolicyOptions",
     "OnPolicyOptions",
     "PROXIMALS", "PaRlOptions", "PiRlOptions", "PolicyOptions", "PpoOptions",
     "RL_OPTIONS", "RecapOptions", "ReinFlowOptions", "RlpdOptions", "RolloutOptions", "SacOptions", "ScriptedOperatorOptions", "TOKENS",

@@ -42,7 +42,11 @@ class PolicyOptions:
     of init_std)."""
     keep_prefix: bool = False
     """pi0, pi05, smolvla: the keys and values of a decision's prefix are kept with it, so that learning with a frozen trunk encodes
-    nothing; costs memory (small: half a megabyte per decision)."""
+    nothing; costs memory (small: half a megabyte per decision). Methods that learn from replay keep one per control step; without it they
+    keep what was observed, and encode every batch again."""
+    actor: Literal["own", "guided", "squashed"] = "own"
+    """pi0, pi05, smolvla, xvla: what acts on their trunk. own: their expert; guided: their expert, among whose samples a critic chooses
+    (expo, pa_rl); squashed: a tanh-Gaussian on the pooled vector (hil_serl and other SAC), without the expert."""
     horizon: int = 8
     """H: steps in a predicted chunk."""
     execute: int = 8
@@ -127,9 +131,14 @@ class PolicyOptions:
     """Low-rank adapters."""
 
     @property
+    def acts(self) -> str:
+        """The kind of small policy that this one acts as: of a vision-language-action model that is a flow what `actor` says."""
+        return self.kind if self.kind not in FLOWS else "flow" if self.actor == "own" else self.actor
+
+    @property
     def is_flow(self) -> bool:
-        """Whether the policy is a flow chain: a small one, or a vision-language-action model's."""
-        return self.kind == "flow" or self.kind in FLOWS
+        """Whether the policy is a flow chain, a small one or a vision-language-action model's, that acts as it is."""
+        return self.acts == "flow"
 
     @property
     def text(self) -> int:
@@ -141,8 +150,10 @@ class PolicyOptions:
             choose("policy.kind", self.kind, (*POLICIES, OWN))
         if isinstance(self.lora, dict):  # of a checkpoint
             object.__setattr__(self, "lora", LoraOptions(**self.lora))
-        if self.lora.rank and self.kind in ("squashed", "guided"):
-            raise UserError(f"policy.lora goes with flow, diffusion, gaussian and policies of your own, got policy.kind {self.kind}")
+        choose("policy.actor", self.actor, ("own", "guided", "squashed"))
+        what = self.kind if self.acts == self.kind or self.acts == "flow" else f"{self.kind} and policy.actor {self.actor}"
+        if self.lora.rank and self.acts in ("squashed", "guided"):
+            raise UserError(f"policy.lora goes with flow, diffusion, gaussian and policies of your own, got policy.kind {what}")
         if self.kind in VLAS and self.predict != "velocity":
             raise UserError(f"policy.kind {self.kind} predicts the velocity, got policy.predict {self.predict}")
         if self.commit and self.kind != "flow":
@@ -151,8 +162,8 @@ class PolicyOptions:
             raise UserError(f"policy.kind {self.kind} has the log-prob of every token, got policy.logp_reduction {self.logp_reduction}")
         choose("policy.action_head", self.action_head, ("tokens", "l1"))
         in_range("policy.action_tokens", self.action_tokens, 0, 4096)
-        if self.advantage and self.kind in ("gaussian", "squashed", "guided", *TOKENS):
-            raise UserError(f"policy.advantage goes with flow, diffusion, {', '.join(FLOWS)}, got policy.kind {self.kind}")
+        if self.advantage and self.acts in ("gaussian", "squashed", "guided", *TOKENS):
+            raise UserError(f"policy.advantage goes with flow, diffusion, {', '.join(FLOWS)}, got policy.kind {what}")
         if self.advantage and self.commit:
             raise UserError("policy.advantage goes without policy.commit")
         if self.advantage and self.noise == "learned":

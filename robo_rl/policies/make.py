@@ -30,11 +30,12 @@ def make_policy(options: PolicyOptions, spec: ObsSpec, seed: int) -> Policy:
         torch.manual_seed(seed)
         kind: Any = KINDS.get(options.kind, ChainPolicy)
         if options.kind in VLAS:  # its modules, and safetensors, are read where one is asked for
+            from robo_rl.policies.vla.offpolicy import replay_policy
             from robo_rl.policies.vla.one_step_policy import OneStepPolicy
             from robo_rl.policies.vla.policy import VlaPolicy, XVlaPolicy
             from robo_rl.policies.vla.token_policy import TokenPolicy
             own = {"xvla": XVlaPolicy, "pi0_fast": TokenPolicy, "openvla_oft": OneStepPolicy}
-            kind = own.get(options.kind, VlaPolicy)
+            kind = replay_policy(options) if options.acts in ("guided", "squashed") else own.get(options.kind, VlaPolicy)
         return attach(slimmed(kind(options, spec)), options.lora, seed)
 
 

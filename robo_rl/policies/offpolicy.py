@@ -206,7 +206,7 @@ class SquashedPolicy(PolicyBase):
         actions = self.commands_of(moves, context)
         if self.teacher is not None and self.taught:
             actions, _, _ = self.better(context, actions)
-        return Chunk(actions, actions, logp[:, None] if explore else logp, {})
+        return Chunk(actions, self.action_norm(actions), logp[:, None] if explore else logp, {})
 
     def score(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("off-policy methods re-score nothing")
@@ -298,7 +298,7 @@ class GuidedPolicy(ChainPolicy):
             with torch.enable_grad():
                 actions, _ = self.choose(context, generator, heads=heads, greedy=not (explore and climbs))
         actions = actions.detach().view(len(context), self.options.execute, -1)
-        return Chunk(actions, actions, actions.new_empty(len(actions), 0), {})
+        return Chunk(actions, self.action_norm(actions), actions.new_empty(len(actions), 0), {})
 
 
 def flow_samples(policy: ChainPolicy, context: Context, m: int, generator: Noise, head=None, spread: float = 1.0) -> Tensor:
