@@ -68,7 +68,15 @@ class LabelDataOptions:
     """Of the action axes: rad, deg, m, mm, rad/s, deg/s, m/s, N, N m, %, 1 or 'as recorded', each times how many axes and with its kind,
     absolute (the default), delta, rate or effort: 'deg*5,%', 'm delta*3,rad delta*3,1'. One stands for all axes."""
     success: str = ""
-    """all, none, or a file with the numbers of the episodes that succeeded (JSON: or a truth for each)."""
+    """all, none, a file with the numbers of the episodes that succeeded (JSON: or a truth for each), or judge: as --judge says."""
+    judge: str = ""
+    """Who looks at the end of every episode: http://HOST:PORT/PATH (openai:http://… for OpenAI's protocol, options behind #), or the folder
+    of a classifier (robo_rl wm judge)."""
+
+    def __post_init__(self) -> None:
+        if self.judge and self.success != "judge":
+            raise UserError(f"--judge goes with --success judge, got --success {self.success!r}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class StatsDataOptions:
@@ -152,7 +160,13 @@ def label(args: LabelDataOptions) -> list[str]:
     out = []
     if args.units:
         out.append(f"{args.folder}: actions are {state_units(Path(args.folder), args.units)}")
-    if args.success:
+    if args.success == "judge":
+        from robo_rl.experiment.judge_episodes import label_by_judge
+        told = label_by_judge(Path(args.folder), args.judge)
+        agrees = f"; the data set itself agrees on {told.agrees}" if told.agrees is not None else ""
+        divided = f"; its answers are divided on {100 * told.divided:.0f} %" if told.divided is not None else ""
+        out.append(f"{args.folder}: {told.success.sum()} of {len(told.success)} episodes succeeded, as {args.judge} says{agrees}{divided}")
+    elif args.success:
         success = label_success(Path(args.folder), args.success)
         out.append(f"{args.folder}: {success.sum()} of {len(success)} episodes succeeded")
     return out

@@ -112,6 +112,9 @@ def parse_success(text: str, episodes: int) -> np.ndarray:
     if text in ("all", "none"):
         return np.full(episodes, text == "all")
     path = Path(text)
+    if text == "judge":
+        raise UserError("a judge looks at every episode once: robo_rl data label FOLDER --success judge --judge WHO writes what it says "
+                        "into the data set; then leave success=judge out")
     if not path.is_file():
         raise UserError(f"success must be all, none, or a file that names the episodes that succeeded, got {text!r}")
     try:
@@ -142,12 +145,18 @@ def parse_label(text: str, episodes: int) -> np.ndarray:
 
 def label_success(root: Path, text: str) -> np.ndarray:
     """Write which episodes of a data set succeeded -> bool[E]."""
+    success = parse_success(text, len(load_meta(root).lengths))
+    write_success(root, success)
+    return success
+
+
+def write_success(root: Path, success: np.ndarray) -> None:
+    """Write success bool[E] into a data set of E episodes."""
     meta = load_meta(root)
-    success = parse_success(text, len(meta.lengths))
+    assert len(success) == len(meta.lengths)
     with lock(root):
         put_text(root, meta.verifier.sums, root / layout.LABELS,
                  json.dumps({"frames": int(meta.lengths.sum()), "success": success.tolist()}) + "\n")
-    return success
 
 
 def read_success(meta: Meta) -> np.ndarray | None:
