@@ -195,13 +195,17 @@ def fit_normalisers(policy, dataset, kind: str = "mean_std", rows: np.ndarray | 
     through. kind: mean_std, or quantiles, min_max, whose ends become -1 and 1.
     """
     state, action = (x if rows is None else x[rows] for x in (dataset.state, dataset.action))
+    processor: Any = getattr(policy, "processor", None)
+    moved: dict[str, np.ndarray] = {}
+    if processor is not None and processor.is_relative:
+        moved = axis_statistics(dataset, processor.options.delta, policy.options.horizon, rows)["action"]
     own_kind = isinstance(policy.obs_norm, AxisNormaliser)  # of a vision-language-action model
     if dataset.spec is not None and (own_kind or kind == "mean_std"):
         policy.obs_norm.fit(torch.from_numpy(state))
         policy.action_norm.fit(torch.from_numpy(action), floor=0.05)
         return
     for norm, x in ((policy.obs_norm, state), (policy.action_norm, action)):
-        own = _statistics(x.astype(np.float64))
+        own = moved or _statistics(x.astype(np.float64)) if norm is policy.action_norm else _statistics(x.astype(np.float64))
         if isinstance(norm, AxisNormaliser):
             if pair := KINDS[norm.kind]:
                 first, second = (torch.from_numpy(own[s]) for s in pair)

@@ -146,12 +146,25 @@ def fresh_policy(config: TrainConfig, spec, dataset, rows: np.ndarray | None = N
     from robo_rl.policies import make_policy
 
     policy = make_policy(replace(config.policy, lora=LoraOptions()), spec, config.seed)
+    check_relative(policy, dataset)
     if not (config.policy.folder and config.policy.statistics == "folder"):
         fit_normalisers(policy, dataset, config.data.normaliser, rows)
     if learn := getattr(policy, "fit_actions", None):
         _, taught, _ = chunks(dataset, config.policy.horizon)
         learn(taught if rows is None else taught[rows])
     return policy.to(config.device)
+
+
+def check_relative(policy, dataset) -> None:
+    """Raise UserError where a model's actions are relative to the state and those of the data set are no positions."""
+    from robo_rl.data.labels import need_units
+    delta = getattr(getattr(policy, "processor", None), "options", None)
+    if delta is None or not any(delta.delta):
+        return
+    kinds, names = need_units(dataset.meta).kind, dataset.features.action
+    if wrong := [f"{name} ({kind})" for name, kind, moves in zip(names, kinds, delta.delta, strict=False) if moves and kind != "absolute"]:
+        raise UserError(f"{policy.options.folder}: its actions are positions relative to the state; of the data set {dataset.meta.root} "
+                        f"{', '.join(wrong)} are none. State what they are: robo_rl data label {dataset.meta.root} --units …")
 
 
 def imitate(run: Run, sample, updates: int, made: int = 0, look=None) -> None:

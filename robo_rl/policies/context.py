@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 PREFIX = "context"  # of a context's columns among those of an observation
-AFTER_MASK = ("length", "state", "committed")
+AFTER_MASK = ("length", "state", "committed", "origin")
 ADVANTAGE = "advantage"  # of an observation: how good the action is that follows, 1, -1 or 0 (not told), float [B]
 PLAIN = f"{PREFIX}/plain"  # in its place, of the columns of `Context.plain`
 
@@ -36,6 +36,8 @@ class Context:
     """[B,S]: the state, where the action expert reads it by itself."""
     committed: Tensor | None = None
     """float [B,H]: 1 for the first rows of a chunk, where those are given (`ChainPolicy.commit`)."""
+    origin: Tensor | None = None
+    """[B,A]: what the actions of a chunk are relative to, in their own units: the state that was observed, 0 for other axes."""
     plain: "Context | None" = None
     """The same rows without what guidance leads towards (`policies.guidance.Guidance`)."""
 
@@ -48,7 +50,7 @@ class Context:
         def changed(x: Tensor | None) -> Tensor | None:
             return None if x is None else change(x)
         return Context(change(self.pooled), tuple((change(k), change(v)) for k, v in self.kv), changed(self.mask),
-                       changed(self.length), changed(self.state), changed(self.committed),
+                       changed(self.length), changed(self.state), changed(self.committed), changed(self.origin),
                        None if self.plain is None else self.plain.map(change))
 
     def repeat(self, n: int) -> "Context":

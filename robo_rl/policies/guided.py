@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from robo_rl.errors import UserError
-from robo_rl.policies.policy import ChainPolicy
+from robo_rl.policies.policy import ChainPolicy, PolicyBase
 from robo_rl.policies.protocol import Obs
 
 
@@ -32,7 +32,7 @@ def guided_chunk(policy, obs: Obs, generator: torch.Generator, actions: np.ndarr
     with torch.no_grad():
         context = policy.encode(obs)
         embedded, times = policy.head.embed(context), policy.head.steps(policy.features)
-        goal = policy.clean_chunk(torch.as_tensor(actions, dtype=torch.float32)[None])
+        goal = policy.clean_chunk(_moved(torch.as_tensor(actions, dtype=torch.float32)[None], context))
     where = torch.zeros(1, h, policy.width)
     where[..., :a] = torch.as_tensor(weights, dtype=torch.float32)[:, None]
     where = where.flatten(1)
@@ -44,7 +44,8 @@ def guided_chunk(policy, obs: Obs, generator: torch.Generator, actions: np.ndarr
             x0 = out if policy.clean else x - policy.times[k] * out
             [back] = torch.autograd.grad(x0, x, where * (goal - x0.detach()))
         x = keep * x.detach() + step * out.detach() + gains[k] / len(gains) * back
-    return policy.action_norm.inverse(x.view(h, policy.width)[:, :a])
+    with torch.no_grad():
+        return policy.whole_chunk(x.view(1, h, policy.width), obs)[0]
 
 
 def committed_chunk(policy, obs: Obs, generator: torch.Generator, actions: np.ndarray, count: int) -> torch.Tensor:
@@ -59,15 +60,23 @@ def committed_chunk(policy, obs: Obs, generator: torch.Generator, actions: np.nd
     with torch.no_grad():
         context, given = policy.commit(policy.encode(obs), torch.tensor([count]))
         embedded, times = policy.head.embed(context), policy.head.steps(policy.features)
-        goal = policy.clean_chunk(torch.as_tensor(actions, dtype=torch.float32)[None])
+        goal = policy.clean_chunk(_moved(torch.as_tensor(actions, dtype=torch.float32)[None], context))
         x = torch.randn(1, policy.chunk, generator=generator)
         for (keep, step), time in zip(policy.plain, times, strict=True):
             x = torch.where(given, goal, x)
             x = keep * x + step * policy.head(embedded, x, time)
-        return policy.action_norm.inverse(torch.where(given, goal, x).view(h, a))
+        return policy.whole_chunk(torch.where(given, goal, x).view(1, h, a), obs)[0]
+
+
+def _moved(actions: torch.Tensor, context) -> torch.Tensor:
+    """Actions [1,H,A] as the chain has them: less what they are relative to."""
+    return actions if context.origin is None else actions - context.origin[:, None]
 
 
 def plain_chunks(policy, obs: Obs, generator: torch.Generator) -> torch.Tensor:
     """Whole chunks [B, H, A] in the env's units, without exploration."""
     with torch.no_grad():
-        return policy.action_norm.inverse(policy.act(obs, generator, explore=False).x0[..., :policy.spec.action])
+        x = policy.act(obs, generator, explore=False).x0
+        if isinstance(policy, PolicyBase):
+            return policy.whole_chunk(x, obs)
+        return policy.action_norm.inverse(x[..., :policy.spec.action])

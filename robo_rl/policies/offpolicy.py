@@ -122,7 +122,14 @@ def gripper_label(commands: Tensor) -> Tensor:
     return 2 * (first - 1) + (~closed[:, 0]).long()
 
 
-class SquashedPolicy(PolicyBase):
+class OwnUnits(PolicyBase):
+    """A policy whose `act` decides in the env's units: its clean chunk is those actions, normalised."""
+
+    def whole_chunk(self, x: Tensor, obs: Obs) -> Tensor:
+        return self.action_norm.inverse(x)
+
+
+class SquashedPolicy(OwnUnits):
     """tanh(N(mean, std^2)) over the executed entries of a chunk, as in SAC; std depends on the state.
 
     With `gripper "toggle"` a discrete critic of its own picks the gripper's commands among `gripper_options`
@@ -223,7 +230,7 @@ class SquashedPolicy(PolicyBase):
         return loss
 
 
-class GuidedPolicy(ChainPolicy):
+class GuidedPolicy(OwnUnits, ChainPolicy):
     """A flow policy whose samples a critic chooses among: the acting policy of EXPO and PA-RL.
 
         a_1..a_N ~ flow;   EXPO: also a_i + edit_scale * tanh-Gaussian(s, a_i), clipped;   act = argmax_a min_i Q_i(s, a)

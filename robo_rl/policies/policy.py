@@ -104,16 +104,18 @@ class PolicyBase(nn.Module):
 
     def commands(self, x: Tensor) -> Tensor:
         """Normalised chunk [B,D] or [B,H,A] -> executed actions [B,E,A] in the env's -1..1 units."""
-        x = x.view(len(x), self.options.horizon, self.spec.action)[:, :self.options.execute]
-        return self.action_norm.inverse(x)
+        return self.action_norm.inverse(x.view(len(x), self.options.horizon, self.spec.action)[:, :self.options.execute])
+
+    def whole_chunk(self, x: Tensor, obs: Obs) -> Tensor:
+        """Clean chunk [B,H,W] of these observations -> all of its actions [B,H,A] in the env's units."""
+        return self.action_norm.inverse(x[..., :self.spec.action])
 
     def freeze_base(self) -> None:
         """Nothing is frozen unless a policy says so."""
 
     def _entries(self) -> tuple[int, float]:
         """Executed entries of a chunk, which come first, and the weight of each in its log-density."""
-        count = self.options.execute * self.spec.action
-        return count, 1.0 if self.options.logp_reduction == "sum" else 1 / count
+        return (count := self.options.execute * self.spec.action), 1.0 if self.options.logp_reduction == "sum" else 1 / count
 
     def _executed(self, x: Tensor) -> Tensor:
         """Chunks [B,D] -> the entries that the env executes, [B,E*A]."""

@@ -3,7 +3,8 @@
 The chain is `ChainPolicy`'s, on x [B,D] with D = H W: W numbers of a step as the model has them, of which the env has the first A. The
 other entries, and steps that are not executed, are part of what the expert reads, so they follow the plain ODE from their own noise;
 exploration moves the executed entries of the env's axes alone, and the log-prob is theirs. The chain, its trace and its log-prob are
-float32 whatever the weights are.
+float32 whatever the weights are. Of a model whose actions are relative to the state the chain has those, and so has the log-prob; the
+state that was observed when the chunk began (`Context.origin`) is added to what it gives.
 
 Instructions reach `encode` as text (`ObsSpec.text` bytes of it), where the processor makes the prompt: pi0.5's tells the state too.
 Flow-Noise: the std is a small network's of the pooled context and the time (pi_RL, arXiv 2510.25889, section 4.1).
@@ -95,6 +96,8 @@ class VlaBase(PolicyBase):
     `options.kind` is the family; weights are those of `options.folder`, or of a seed at `options.size`.
     """
 
+    takes_relative = False  # whether its actions may be relative to the state
+
     # ---- parts
 
     @property
@@ -123,9 +126,10 @@ class VlaBase(PolicyBase):
         # one length for every batch: what a row's numbers are does not depend on the others' prompts, and stored contexts fit together
         more = getattr(model.config, "more_tokens", int(o.kind == "smolvla"))
         self.prefix_length = p.slots * model.config.view_tokens + p.prompt + more
-        if self.processor.is_relative:
-            raise UserError(f"{o.folder}: its actions are relative to the state, those of this env are not; convert the data, or choose "
-                            "another model")
+        if self.processor.is_relative and not (self.takes_relative and spec.units):
+            why = f"{o.kind} learns absolute ones alone" if spec.units else \
+                "an env takes commands of -1 to 1, to which no state can be added; from data in their own units it learns by --algo bc"
+            raise UserError(f"{o.folder}: its actions are positions relative to the state, and {why}")
         return model.trunk, model.context_size
 
     # ---- the contract
@@ -149,7 +153,12 @@ class VlaBase(PolicyBase):
         tensors["state"] = tensors["state"].float()
         tensors["tokens"], tensors["token_mask"] = self.processor.prompts(texts, tensors["state"])
         x = self.processor.model_inputs(tensors)
-        return self.trunk(x.images, x.image_mask, x.tokens, x.token_mask, x.state, length=self.prefix_length)
+        context = self.trunk(x.images, x.image_mask, x.tokens, x.token_mask, x.state, length=self.prefix_length)
+        return replace(context, origin=self.processor.origin(tensors["state"])) if self.processor.is_relative else context
+
+    def whole_chunk(self, x: Tensor, obs: Obs) -> Tensor:
+        out = super().whole_chunk(x, obs)
+        return out + self.processor.origin(obs["state"].float())[:, None] if self.processor.is_relative else out
 
     # ---- files of a checkpoint
 
@@ -170,6 +179,7 @@ class VlaPolicy(VlaBase, ChainPolicy):
 
     noisy: Tensor
     low = ("trunk", "head")  # what `--policy.dtype` is of
+    takes_relative = True
 
     def __init__(self, options: PolicyOptions, spec: ObsSpec):
         super().__init__(options, spec)
@@ -189,12 +199,24 @@ class VlaPolicy(VlaBase, ChainPolicy):
     @torch.no_grad()
     def act(self, obs: Obs, generator: Noise, explore: bool = True) -> Chunk:
         """With `keep_prefix` the trace holds the context too, numbers of 16 bits as int16, for NumPy has no bfloat16."""
-        if not (explore and self.options.keep_prefix):
+        keeps = explore and self.options.keep_prefix
+        if not (keeps or self.processor.is_relative):
             return super().act(obs, generator, explore)
-        columns = self.encode(obs).columns()
+        context = self.encode(obs)
+        columns = context.columns()
         chunk = super().act(columns, generator, explore)
-        chunk.trace |= {k: x.view(torch.int16) if x.dtype == torch.bfloat16 else x for k, x in columns.items()}
+        if context.origin is not None:
+            chunk.actions = chunk.actions + context.origin[:, None]
+        if keeps:
+            chunk.trace |= {k: x.view(torch.int16) if x.dtype == torch.bfloat16 else x for k, x in columns.items()}
         return chunk
+
+    def imitation(self, context: Context, chunk: Tensor, mask: Tensor, generator: torch.Generator, head=None,
+                  weight: Tensor | None = None) -> Tensor:
+        """See `ChainPolicy`; of relative actions the error is that of what is left of them."""
+        if context.origin is not None:
+            chunk = chunk - context.origin[:, None]
+        return super().imitation(context, chunk, mask, generator, head, weight)
 
     def commands(self, x: Tensor) -> Tensor:
         """Clean chunk [B,D] or [B,H,W] -> executed actions [B,E,A] in the env's -1..1 units."""
@@ -215,6 +237,8 @@ class XVlaPolicy(VlaPolicy):
     The chain is Euler's on v = (x - clean)/t; its last step gives the clean chunk, as X-VLA's own sampler does.
     """
 
+    takes_relative = False
+
     @property
     def grippers(self) -> list[int]:
         """The robot's axes that are openings of 0 to 1."""
@@ -223,10 +247,16 @@ class XVlaPolicy(VlaPolicy):
 
     def commands(self, x: Tensor) -> Tensor:
         """Clean chunk [B,D] or [B,H,W] -> executed actions [B,E,A] in the env's units."""
-        x = x.view(len(x), self.options.horizon, self.width)
-        if self.grippers:
-            x = x.index_copy(2, torch.tensor(self.grippers, device=x.device), x[..., self.grippers].sigmoid())
-        return super().commands(x)
+        return super().commands(self._opened(x.view(len(x), self.options.horizon, self.width)))
+
+    def whole_chunk(self, x: Tensor, obs: Obs) -> Tensor:
+        return super().whole_chunk(self._opened(x), obs)
+
+    def _opened(self, x: Tensor) -> Tensor:
+        """Chunks [B,H,W] with openings in the place of the grippers' logits."""
+        if not self.grippers:
+            return x
+        return x.index_copy(2, torch.tensor(self.grippers, device=x.device), x[..., self.grippers].sigmoid())
 
     def imitation(self, context: Context, chunk: Tensor, mask: Tensor, generator: torch.Generator, head=None,
                   weight: Tensor | None = None) -> Tensor:

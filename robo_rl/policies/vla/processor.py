@@ -246,18 +246,16 @@ class Processor(nn.Module):
         if actions.shape[-1] != self.options.action:
             raise UserError(f"actions have {actions.shape[-1]} numbers, this policy was trained on {self.options.action}"
                             f"{self._named(self.options.action_names)}")
-        return pad(self.action_norm(actions - self._offset(state)), (0, self.options.width - self.options.action))
+        return pad(self.action_norm(actions - self.origin(state)[:, None]), (0, self.options.width - self.options.action))
 
     def actions_out(self, x: Tensor, state: Tensor) -> Tensor:
         """The inverse of `actions_in`: [B,H,W] -> [B,H,A] in their own units."""
-        return self.action_norm.inverse(x[..., :self.options.action]) + self._offset(state)
+        return self.action_norm.inverse(x[..., :self.options.action]) + self.origin(state)[:, None]
 
-    def _offset(self, state: Tensor) -> "Tensor | float":
-        """[B,1,A]: the state that relative actions begin at."""
-        if not self.is_relative:
-            return 0.0
+    def origin(self, state: Tensor) -> Tensor:
+        """[B,A]: the state [B,S] that relative actions begin at, 0 for axes that are not relative."""
         n = len(self.options.delta)
-        return pad(state[:, :n], (0, self.options.action - n))[:, None] * self.relative
+        return pad(state[:, :n], (0, self.options.action - n)) * self.relative
 
     @staticmethod
     def _named(names: Sequence[str]) -> str:
