@@ -30,7 +30,8 @@ def evaluate(env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.nd
 
     Returns lists, one entry per start: success, return (undiscounted), length [steps], task. The chain's initial noise
     depends on (seed, batch, decision) alone, so two checkpoints meet the same noise at the same start. An env of `one_stream` takes no
-    starts: its batch is seeded by the first of them, so the same number of envs meets the same episodes.
+    starts: its batch is seeded by the first of them, so the same number of envs meets the same episodes. A function with a method
+    `reset` hears when episodes begin.
     """
     n = env.num_envs
     out: dict[str, list] = {"success": [], "return": [], "length": [], "task": []}
@@ -41,6 +42,8 @@ def evaluate(env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.nd
         raw, _ = env.reset(seed=int(ids[0]) & 0x7FFFFFFF) if getattr(env, "one_stream", False) else \
             env.reset(options={"reset_mask": np.ones(n, bool), "starts": padded})
         generator = torch.Generator().manual_seed(seed * 7919 + batch)
+        if (begin := getattr(policy, "reset", None)) is not None:
+            begin()
         over, success = np.zeros(n, bool), np.zeros(n, bool)
         total, length = np.zeros(n), np.zeros(n, np.int64)
         task = [str(t) for t in raw["task"]]

@@ -26,7 +26,8 @@ class EvalConfig:
     """How a checkpoint of a run is evaluated."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "What is evaluated": ("checkpoint", "task", "policy", "execute", "episodes", "seed", "against", "max_steps"),
+        "What is evaluated": ("checkpoint", "task", "policy", "lerobot_python", "lerobot_cameras", "execute", "episodes",
+                               "seed", "against", "max_steps"),
         "Where": ("sim", "envs", "threads", "on"),
         "Simulated real time (--on sim, arm)": ("chunking", "latency", "latency_jitter"),
         "On an arm (--on arm, dds)": ("controller", "speed", "domain", "namespace"),
@@ -46,10 +47,14 @@ class EvalConfig:
     threads: int = 0
     """Simulation threads; 0: the run's own."""
     policy: str = ""
-    """ws://HOST:PORT of a policy server on openpi's wire that acts in place of the checkpoint, on the same starts; ROBO_RL_TOKEN
-    has its token, if it asks for one."""
+    """Who acts in place of the checkpoint, on the same starts: ws://HOST:PORT of a policy server on openpi's wire (ROBO_RL_TOKEN has its
+    token, if it asks for one), or lerobot:FOLDER, a policy that LeRobot saved."""
     execute: int = 0
     """With --policy: rows of its chunks that are executed; 0: as many as the run's policy."""
+    lerobot_python: str = ""
+    """With --policy lerobot:FOLDER: the Python of an environment that has LeRobot; empty: ROBO_RL_LEROBOT_PYTHON."""
+    lerobot_cameras: str = ""
+    """With --policy lerobot:FOLDER: which of its cameras is which of ours, NAME=CAMERA with commas between, where names differ."""
     sim: str = ""
     """Another simulator than the run's own, for example mujoco for a policy that was trained in a world model."""
     on: str = "sim"
@@ -94,8 +99,11 @@ class EvalConfig:
         in_range("--max-steps", self.max_steps, 0, 10**6)
         in_range("--threads", self.threads, 0, 4096)
         in_range("--execute", self.execute, 0, 1024)
-        if self.policy and not self.policy.startswith(("ws://", "wss://")):
-            raise UserError(f"--policy is the ws://HOST:PORT of a server, got {self.policy!r}")
+        if self.policy and not self.policy.startswith(("ws://", "wss://", "lerobot:")):
+            raise UserError(f"--policy is the ws://HOST:PORT of a server or lerobot:FOLDER, got {self.policy!r}")
+        for name in ("lerobot_python", "lerobot_cameras"):
+            if getattr(self, name) and not self.policy.startswith("lerobot:"):
+                raise UserError(f"--{name.replace('_', '-')} goes with --policy lerobot:FOLDER")
         if self.policy and (self.on != "sim" or self.chunking):
             raise UserError("--policy acts in the run's simulator: it goes without --on and --chunking")
 
@@ -258,14 +266,17 @@ def evaluate_checkpoint(path: "str | Path", options: EvalConfig, tick: Callable[
 
 
 def acting(policy, options: EvalConfig):
-    """The context that gives who acts: the run's policy, or the server of --policy in its place."""
+    """The context that gives who acts: the run's policy, or the one of --policy in its place."""
     from contextlib import closing, nullcontext
     if not options.policy:
         return nullcontext(policy)
     import os
-
-    from robo_rl.experiment.openpi import OpenpiPolicy
     rows, token = options.execute or policy.options.execute, os.environ.get("ROBO_RL_TOKEN", "")
+    if options.policy.startswith("lerobot:"):
+        from robo_rl.experiment.lerobot_policy import LeRobotPolicy, find_python, parse_cameras
+        return closing(LeRobotPolicy(options.policy.removeprefix("lerobot:"), find_python(options.lerobot_python), policy.spec, rows,
+                                     options.seed, parse_cameras(options.lerobot_cameras)))
+    from robo_rl.experiment.openpi import OpenpiPolicy
     return closing(OpenpiPolicy(options.policy, policy.spec, rows, token))
 
 

@@ -1,0 +1,255 @@
+"""LeRobot's policies in our envs: the worker, what goes over its socket, mistakes, and LeRobot itself where it is installed."""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_openpi import write_run
+
+from robo_rl.errors import UserError
+from robo_rl.evaluation import evaluate
+from robo_rl.experiment.evaluation import EvalConfig, evaluate_checkpoint
+from robo_rl.experiment.lerobot_policy import VARIABLE, LeRobotPolicy, find_python, parse_cameras
+from robo_rl.experiment.lerobot_worker import FrameSocket, LeRobotModel, serve
+from robo_rl.policies import ObsSpec
+
+SPEC = ObsSpec(state=3, action=2, views=("front", "wrist"), image_size=8, language=True)
+ABOUT = {"type": "act", "state": 3, "action": 2, "views": ["front", "wrist"], "horizon": 5, "history": False}
+REAL = os.environ.get(VARIABLE, "")
+FAKE = {  # of LeRobot, what the worker asks for: a policy whose actions are sums of what it sees
+    "lerobot/__init__.py": "", "lerobot/configs/__init__.py": "", "lerobot/policies/__init__.py": "",
+    "lerobot/configs/policies.py": """
+import json, types
+class Feature:
+    def __init__(self, shape): self.shape = shape
+class PreTrainedConfig:
+    @classmethod
+    def from_pretrained(cls, folder):
+        print("this is printed on stdout")
+        made = types.SimpleNamespace(**json.load(open(folder + "/config.json")))
+        made.input_features = {k: Feature(v) for k, v in made.input_features.items()}
+        made.output_features = {"action": Feature([made.actions])}
+        return made
+""",
+    "lerobot/policies/factory.py": """
+import torch
+class Policy(torch.nn.Module):
+    @classmethod
+    def from_pretrained(cls, folder, config):
+        made = cls()
+        made.config, made.count = config, 0
+        return made
+    def reset(self): self.count = 0
+    def seen(self, batch):
+        words = torch.tensor([float(len(t)) for t in batch["task"]])
+        return batch["observation.state"].sum(1) + batch["observation.images.front"].sum((1, 2, 3)) * 255 + words
+    def predict_action_chunk(self, batch, noise=None):
+        rows = torch.arange(float(self.config.chunk_size))
+        out = (self.seen(batch)[:, None] + rows)[..., None].expand(-1, -1, self.config.actions)
+        return out + (torch.rand(1) if noise is None else noise[..., :self.config.actions])
+    def select_action(self, batch):
+        self.count += 1
+        return (self.seen(batch) + 100 * self.count)[:, None].expand(-1, self.config.actions)
+def get_policy_class(kind):
+    if kind == "gone":
+        raise ValueError("Policy type 'gone' is not available.")
+    return Policy
+def make_pre_post_processors(config, pretrained_path, preprocessor_overrides):
+    assert preprocessor_overrides == {"device_processor": {"device": "cpu"}}
+    def after(x):
+        assert x.ndim == 2
+        return x * 2
+    return (lambda batch: batch), after
+"""}
+
+
+def policy_folder(path: Path, **changes) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    config = {"type": "act", "n_obs_steps": 1, "chunk_size": 5, "actions": 2, "input_features": {
+        "observation.state": [3], "observation.images.front": [3, 8, 8], "observation.images.wrist": [3, 8, 8],
+        "observation.images.empty_camera_0": [3, 8, 8]}} | changes
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """A stand-in for LeRobot; a Python that has it."""
+    for name, text in FAKE.items():
+        (tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "site" / name).write_text(text)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "site"}:$PYTHONPATH exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    yield str(python)
+    for name in [m for m in sys.modules if m.split(".")[0] == "lerobot"]:
+        del sys.modules[name]
+
+
+def observation(n=3, seed=0):
+    rng = np.random.default_rng(seed)
+    return {"state": rng.normal(size=(n, 3)).astype(np.float32), "task": np.array(["push", "pull it", "push"])[:n]} | {
+        f"image/{v}": rng.integers(0, 256, (n, 8, 8, 3), dtype=np.uint8) for v in SPEC.views}
+
+
+def expected(obs):
+    """What the stand-in's policy makes of an observation, before its rows and noise."""
+    words = np.array([len(str(t)) for t in obs["task"]], np.float32)
+    return obs["state"].sum(1) + obs["image/front"].astype(np.float32).sum((1, 2, 3)) + words
+
+
+class BesideIt(LeRobotPolicy):
+    """A policy whose worker is a thread that serves `model`."""
+
+    def __init__(self, model, tmp_path, **changes):
+        self.model = model
+        super().__init__(str(policy_folder(tmp_path / "policy")), "python", **{"spec": SPEC, "execute": 4} | changes)
+
+    def _start(self):
+        ours, theirs = socket.socketpair()
+        (self.place / "stderr").write_text("last words\n")
+
+        def work():
+            with theirs:
+                serve(FrameSocket(theirs), self.model)
+        threading.Thread(target=work, daemon=True).start()
+        return FrameSocket(ours)
+
+
+class Says:
+    """A model that answers what it is told to."""
+
+    def __init__(self, answer=None, **about):
+        self.answer, self.about, self.begun, self.seeds = answer, ABOUT | about, 0, []
+
+    def reset(self):
+        self.begun += 1
+
+    def act(self, arrays, tasks, seed):
+        self.seeds.append(seed)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer if self.answer is not None else np.zeros((len(tasks), 5, 2), np.float32)
+
+
+def test_a_policy_in_another_python_sees_names_and_words_and_its_chunks_come_back_exactly(fake, tmp_path):
+    obs, noise = observation(), np.random.default_rng(1).normal(size=(3, 5, 4)).astype(np.float32)
+    with contextlib.closing(LeRobotPolicy(str(policy_folder(tmp_path / "p")), fake, SPEC, 4)) as policy:
+        assert policy.about["views"] == ["front", "wrist"] and policy.about["horizon"] == 5
+        want = 2 * (expected(obs)[:, None, None] + np.arange(5, dtype=np.float32)[:, None] + noise[..., :2])
+        np.testing.assert_allclose(policy.chunks(obs, noise), want, rtol=1e-5)
+        assert policy(obs).shape == (3, 4, 2) and not np.array_equal(policy(obs), policy(obs)), "each decision has noise of its own"
+        place = policy.place
+    assert policy.process.returncode == 0 and not place.exists()
+
+
+def test_the_models_side_by_itself_takes_what_the_socket_carries(fake, tmp_path):
+    model, obs = LeRobotModel(str(policy_folder(tmp_path / "p", n_obs_steps=2))), observation()
+    assert model.about["history"] and model.about["horizon"] == 1
+    arrays = {k: v for k, v in obs.items() if k != "task"}
+    for count in (1, 2):
+        got = model.act(arrays, list(map(str, obs["task"])), 0)
+        np.testing.assert_allclose(got[:, 0, 0], 2 * (expected(obs) + 100 * count), rtol=1e-5)
+    model.reset()
+    np.testing.assert_allclose(model.act(arrays, list(map(str, obs["task"])), 0)[:, 0, 1], 2 * (expected(obs) + 100), rtol=1e-5)
+
+
+def test_what_is_not_there_or_does_not_load_is_one_line(fake, tmp_path, monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(UserError, match="name its Python by --lerobot-python"):
+        find_python("")
+    with pytest.raises(UserError, match="there is no such program"):
+        find_python("/no/python")
+    with pytest.raises(UserError, match="no policy folder of LeRobot"):
+        LeRobotPolicy(str(tmp_path), fake, SPEC, 4)
+    with pytest.raises(UserError, match="policy .* in python: ValueError: Policy type 'gone' is not available"):
+        BesideIt(Says(error="ValueError: Policy type 'gone' is not available."), tmp_path)
+    with pytest.raises(ValueError, match="Policy type 'gone' is not available"):
+        LeRobotModel(str(policy_folder(tmp_path / "gone", type="gone")))
+    ends = tmp_path / "ends"
+    ends.write_text("#!/bin/sh\necho no module robo >&2\nexit 3\n")
+    ends.chmod(0o755)
+    with pytest.raises(UserError, match=r"ended \(no module robo\)"):
+        LeRobotPolicy(str(policy_folder(tmp_path / "p")), str(ends), SPEC, 4)
+
+
+@pytest.mark.parametrize(("about", "changes", "line"), [
+    ({"state": 4}, {}, "takes a state of 4 numbers and gives 2, the env has 3 and 2"),
+    ({"views": ["top"]}, {}, "looks through top, the env has front, wrist; say which is which: --lerobot-cameras"),
+    ({"views": ["top"]}, {"cameras": {"top": "left"}}, r"looks through top \(our left\)"),
+    ({"horizon": 3}, {}, "gives chunks of 3 steps, the run executes 4: --execute 3"),
+    ({"horizon": 1, "history": True}, {}, "looks back, so it decides every step, the run executes 4: --execute 1")])
+def test_a_policy_of_another_robot_is_one_line(about, changes, line, tmp_path):
+    with pytest.raises(UserError, match=line):
+        BesideIt(Says(**about), tmp_path, **changes)
+
+
+@pytest.mark.parametrize(("answer", "line"), [
+    (np.full((3, 5, 2), np.nan, np.float32), "actions that are not finite"),
+    (np.zeros((3, 2), np.float32), r"gives no actions \[3, H, 2\], got \(3, 2\)"),
+    (np.zeros((3, 2, 2), np.float32), "gives chunks of 2 steps, the run executes 4: --execute 2"),
+    (RuntimeError("out of\nmemory"), r"RuntimeError: out of\?memory"),
+])
+def test_what_a_policy_answers_is_looked_at(answer, line, tmp_path):
+    with contextlib.closing(BesideIt(Says(answer), tmp_path)) as policy, pytest.raises(UserError, match=line):
+        policy(observation())
+
+
+def test_a_worker_that_is_gone_is_one_line_with_its_last_words(tmp_path):
+    with contextlib.closing(BesideIt(Says(), tmp_path)) as policy:
+        policy.wire.wire.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(UserError, match=r"ended \(last words\)"):
+            policy(observation())
+
+
+def test_cameras_go_by_other_names_if_asked(tmp_path):
+    class Looks(Says):
+        def act(self, arrays, tasks, seed):
+            self.got = dict(arrays)
+            return super().act(arrays, tasks, seed)
+
+    model, obs = Looks(views=["top"]), observation()
+    assert parse_cameras("top=wrist,side=front") == {"top": "wrist", "side": "front"} and parse_cameras("") == {}
+    with pytest.raises(UserError, match="--lerobot-cameras names"):
+        parse_cameras("top")
+    with contextlib.closing(BesideIt(model, tmp_path, cameras={"top": "wrist"})) as policy:
+        policy(obs)
+    assert np.array_equal(model.got["image/top"], obs["image/wrist"]) and set(model.got) == {"state", "image/top"}
+
+
+def test_it_acts_in_the_place_of_a_runs_policy_and_hears_when_episodes_begin(tmp_path):
+    from toys import PointReach
+    spec = ObsSpec(state=4, action=2)
+    model = Says(state=4, views=[])
+    with contextlib.closing(BesideIt(model, tmp_path, spec=spec, seed=3)) as policy:
+        found = evaluate(PointReach(2, 6), policy, np.arange(4) + 2**31, 3)
+    assert model.begun == 2 and len(found["success"]) == 4 and model.seeds[0] == 3 * 1_000_003 + 1
+    assert len(set(model.seeds)) == len(model.seeds)
+
+
+@pytest.mark.slow
+def test_eval_takes_it_by_its_folder(fake, tmp_path):
+    run = write_run(tmp_path / "run", state=36)
+    folder = policy_folder(tmp_path / "p", actions=7, chunk_size=8, input_features={"observation.state": [36]})
+    options = EvalConfig(checkpoint="last", episodes=2, envs=2, max_steps=8, policy=f"lerobot:{folder}", lerobot_python=fake)
+    FAKE_IMAGES = 'batch["observation.images.front"].sum((1, 2, 3)) * 255'
+    path = tmp_path / "site" / "lerobot" / "policies" / "factory.py"
+    path.write_text(path.read_text().replace(FAKE_IMAGES, "0"))
+    found = evaluate_checkpoint(run, options)
+    assert found["policy"] == f"lerobot:{folder}" and len(found["success"]) == 2
+
+
+@pytest.mark.parametrize(("mistake", "line"), [
+    ({"lerobot_python": "python"}, "--lerobot-python goes with --policy lerobot:FOLDER"),
+    ({"policy": "model"}, "ws://HOST:PORT of a server or lerobot:FOLDER, got 'model'"),
+    ({"policy": "lerobot:p", "on": "arm"}, "goes without --on")])
+def test_options_that_say_nothing_are_one_line(mistake, line):
+    with pytest.raises(UserError, match=line):
+        EvalConfig(**mistake)
