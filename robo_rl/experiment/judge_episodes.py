@@ -67,9 +67,10 @@ def end_of(data: "Dataset", episodes: np.ndarray, judge):
     from world_models.judge_protocol import Seen, clip_rows
 
     frames, skip = getattr(judge, "frames", 1), getattr(judge, "skip", 1)
-    last, known = data.to[episodes] - 1, np.isfinite(data.final[episodes]).all(1)
+    last = data.to[episodes] - 1
     before: dict[str, np.ndarray] = {"state": data.state[last]}
-    after: dict[str, np.ndarray] = {"state": np.where(known[:, None], data.final[episodes], data.state[last])}
+    after: dict[str, np.ndarray] = {"state": np.where(np.isfinite(data.final[episodes]).all(1, keepdims=True), data.final[episodes],
+                                                        data.state[last])}
     clip: dict[str, np.ndarray] = {}
     rows = clip_rows(last, data.from_[episodes], max(2, frames), skip)[:, :-1] - data.from_[episodes][:, None]
     for view in getattr(judge, "views", data.views):
