@@ -22,6 +22,7 @@ from robo_rl.experiment.lerobot_worker import FrameSocket
 PREFIX, VARIABLE = "lerobot:", "ROBO_RL_LEROBOT_PYTHON"
 START = 900.0  # s; the first import of LeRobot takes minutes on a busy machine
 ANSWER = 600.0  # s
+LEAVE = 10.0  # s until a worker that does not end is killed
 MODULE = "robo_rl.experiment.lerobot_worker"
 
 
@@ -148,7 +149,7 @@ class LeRobotPolicy:
             self.wire.wire.close()
         if self.process is not None:
             try:
-                self.process.wait(5)
+                self.process.wait(LEAVE)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
