@@ -68,7 +68,7 @@ def weights(policy):
 
 @pytest.mark.parametrize(("algo", "kind"), [
     ("expo", "pi05"), ("pa_rl", "smolvla"), ("hil_serl", "pi0"), ("aloe", "pi05"), ("iql", "smolvla"), ("expo", "xvla"),
-    ("hil_serl", "xvla")])
+    ("hil_serl", "xvla"), ("pa_rl", "groot"), ("hil_serl", "groot_n17")])
 def test_a_method_of_replay_trains_what_acts_on_the_trunk_and_resumes_bit_for_bit(algo, kind):
     policy = build(kind, algo)
     store = filled(policy)
@@ -180,7 +180,7 @@ def test_the_recipe_of_a_method_says_what_acts_on_a_trunk():
 
 
 @pytest.mark.parametrize(("algo", "kind", "more", "line"), [
-    ("expo", "pi0_fast", {}, "expo needs --policy.kind guided or pi0, pi05, smolvla, xvla with --policy.actor guided, got pi0_fast"),
+    ("expo", "pi0_fast", {}, "expo needs --policy.kind guided or pi0, pi05, smolvla, .* with --policy.actor guided, got pi0_fast"),
     ("hil_serl", "openvla_oft", {}, "hil_serl needs --policy.kind squashed or pi0, .* --policy.actor squashed, got openvla_oft"),
     ("aloe", "pi05", {"actor": "guided"}, "aloe needs --policy.kind flow"),
     ("expo", "pi05", {"dtype": "bf16"}, "16 bits round away: --policy.dtype fp32")])

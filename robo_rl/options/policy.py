@@ -45,8 +45,8 @@ class PolicyOptions:
     nothing; costs memory (small: half a megabyte per decision). Methods that learn from replay keep one per control step; without it they
     keep what was observed, and encode every batch again."""
     actor: Literal["own", "guided", "squashed"] = "own"
-    """pi0, pi05, smolvla, xvla: what acts on their trunk. own: their expert; guided: their expert, among whose samples a critic chooses
-    (expo, pa_rl); squashed: a tanh-Gaussian on the pooled vector (hil_serl and other SAC), without the expert."""
+    """pi0, pi05, smolvla, xvla, groot, groot_n17: what acts on their trunk. own: their expert; guided: their expert, among whose samples
+    a critic chooses (expo, pa_rl); squashed: a tanh-Gaussian on the pooled vector (hil_serl and other SAC), without the expert."""
     horizon: int = 8
     """H: steps in a predicted chunk."""
     execute: int = 8
