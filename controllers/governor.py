@@ -262,11 +262,10 @@ class Governor:
 
     def _go(self, state: str, now: float, reason: str) -> None:
         self.state, self.reason, self._changed_at = state, reason, now
-        if state not in (ARMED, ACTIVE):
-            self.compliance.drop()
 
     def _rest(self) -> None:
-        """Let the setpoint go on from where the arm is measured, braking; not from a state that is too old."""
+        """Let the setpoint go on from where the arm is measured, braking; not from a state that is too old. No wrench, no stiffness."""
+        self.compliance.drop()
         if self.measured is not None and self.now - self._state_at <= self.limits.state_timeout:
             self.motion.brake_from(self.measured)
             self._rebased = True
