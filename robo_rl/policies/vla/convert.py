@@ -13,6 +13,8 @@ from pathlib import Path
 
 from robo_rl.errors import UserError, choose
 from robo_rl.files import replacing
+from robo_rl.policies.vla.groot import GrootConfig
+from robo_rl.policies.vla.groot_n17 import GrootN17Config
 from robo_rl.policies.vla.keys import HEAD, KEPT, OURS, WORDS, KeyLayout, KeyMatch, carried, layout, layouts_of, plain, recognise, spelled
 from robo_rl.policies.vla.make import CONFIG, METADATA, check_match, model_metadata, read_config
 from robo_rl.policies.vla.network import VlaConfig
@@ -74,7 +76,7 @@ def convert(source: "str | Path", out: "str | Path", to: str) -> Converted:
         write_checkpoint(target, named, {"format": "pt", **as_metadata(**{METADATA: model_metadata(config), SOURCE: came})})
         tensors, zeros = len(named), 0
     else:
-        filled = _fill(named, config)
+        filled = _fill(named, config, whole=bool(came))
         public = _public(filled, read, to, came)
         write_checkpoint(target, public, came.get("metadata", {}) if came.get("layout") == to else {"format": "pt"})
         tensors, zeros = len(public), len(filled) - len(named)
@@ -82,9 +84,14 @@ def convert(source: "str | Path", out: "str | Path", to: str) -> Converted:
     return Converted(target, read.family, read.name, to, tensors, zeros, copied)
 
 
-def _fill(named: Mapping[str, "TensorInfo | Zeros"], config: VlaConfig) -> dict[str, "TensorInfo | Zeros"]:
-    """The tensors with those of the last trunk layer that a public model has and ours has not: zeros in the shapes of layer 0."""
+def _fill(named: Mapping[str, "TensorInfo | Zeros"], config: VlaConfig, whole: bool) -> dict[str, "TensorInfo | Zeros"]:
+    """The tensors with those that a public model has and ours has not, as zeros: of the last trunk layer, in the shapes of layer 0, and
+    of a GR00T that was not made of a public file (`whole`)."""
     out: dict[str, TensorInfo | Zeros] = dict(named)
+    if isinstance(config, GrootConfig) and not whole:
+        words = named[WORDS]
+        dtype = words.dtype if isinstance(words, TensorInfo) else words[1]
+        out |= {KEPT + name: (shape, dtype) for name, shape in unread(config).items()}
     last = f"trunk.layers.{config.trunk.depth - 1}."
     for name, info in named.items():
         if name.startswith("trunk.layers.0.") and config.trunk.depth > 1:
@@ -92,6 +99,17 @@ def _fill(named: Mapping[str, "TensorInfo | Zeros"], config: VlaConfig) -> dict[
             if there not in named and KEPT + there not in named:
                 out[KEPT + there] = (info.shape, info.dtype) if isinstance(info, TensorInfo) else info
     return out
+
+
+def unread(config: GrootConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of what a public GR00T has and nothing reads: of N1.5 the pooling head of SigLIP, of N1.7 the language model's norm."""
+    if isinstance(config, GrootN17Config):
+        return {"backbone.model.model.language_model.norm.weight": (config.trunk.width,)}
+    w, m, front = config.vision.width, config.vision.mlp, "backbone.eagle_model.vision_model.vision_model.head."
+    shapes = {"probe": (1, 1, w), "attention.in_proj_weight": (3 * w, w), "attention.in_proj_bias": (3 * w,), "mlp.fc1.weight": (m, w),
+              "attention.out_proj.weight": (w, w), "mlp.fc1.bias": (m,), "mlp.fc2.weight": (w, m),
+              **dict.fromkeys(("attention.out_proj.bias", "layernorm.weight", "layernorm.bias", "mlp.fc2.bias"), (w,))}
+    return {front + name: shape for name, shape in shapes.items()}
 
 
 def _public(named: Mapping[str, "TensorInfo | Zeros"], read: KeyMatch, to: str, came: Mapping) -> dict[str, "TensorInfo | Zeros"]:
