@@ -45,6 +45,16 @@ class Disturbance:
         in_range("joint_friction", self.joint_friction, 0, 20)
 
 
+@dataclass(frozen=True, slots=True)
+class SceneShare:
+    """An arm's part of a scene that is another's to step: its names there begin with `prefix`, its base is turned by `turn` [3, 3]."""
+
+    mj: mujoco.MjModel
+    data: mujoco.MjData
+    prefix: str
+    turn: np.ndarray
+
+
 class SimArm:
     """The simulated arm; one `tick` is one control period. `t` is simulated time [s]
     since the last reset, `ticks` counts them all.
@@ -54,27 +64,30 @@ class SimArm:
 
     def __init__(self, robot: Robot, options: LawOptions | None = None, *, path: str = "", dt: float = DT,
                  q: np.ndarray | None = None, disturbance: Disturbance | None = None,
-                 servo: bool = False):
-        """servo: the law holds joints alone, and a governed arm follows tool poses by a `JointServo`."""
+                 servo: bool = False, share: SceneShare | None = None):
+        """servo: the law holds joints alone, and a governed arm follows tool poses by a `JointServo`. share: of a scene with other arms,
+        which `tick` then does not step."""
         disturbance = disturbance or Disturbance()
         if not (path or robot.model):
             raise UserError(f"robot {robot.name} ships no model: give the path of its MJCF or URDF")
         in_range("dt", dt, 1e-4, 0.01)
         self.robot, self.dt, self.t, self.ticks = robot, dt, 0.0, 0
-        self.mj = simulated(path or robot.model, robot, dt, disturbance)
-        self.data = mujoco.MjData(self.mj)
+        self.mj = share.mj if share else simulated(path or robot.model, robot, dt, disturbance)
+        self.data = share.data if share else mujoco.MjData(self.mj)
+        self.share, prefix = share, share.prefix if share else ""
         self.model = arm_model(robot, path, gravity=True)
         self.law = Law(options or LawOptions(), robot)
-        joints = [self.mj.joint(j) for j in robot.joints]
+        joints = [self.mj.joint(prefix + j) for j in robot.joints]
         self._qpos = np.array([j.qposadr[0] for j in joints])
         self._dof = np.array([j.dofadr[0] for j in joints])
-        self._ctrl = np.array([self.mj.actuator(f"torque {j}").id for j in robot.joints])
-        self._site = self.mj.site(robot.site).id
+        self._ctrl = np.array([self.mj.actuator(f"{prefix}torque {j}").id for j in robot.joints])
+        self._site = self.mj.site(prefix + robot.site).id
         self._body = self.mj.site_bodyid[self._site]
         self.servo = JointServo(robot, self.model, dt) if servo else None
         self.observer: Observer | None = None  # where the arm is to feel what pushes it
         self.supervisor: Supervisor | None = None  # between the law and the motors
-        self._fingers = np.array([i for i in range(self.mj.nu) if self.mj.actuator(i).name in FINGERS], int)
+        fingers = [prefix + name for name in FINGERS]
+        self._fingers = np.array([i for i in range(self.mj.nu) if self.mj.actuator(i).name in fingers], int)
         self._finger_q = self.mj.jnt_qposadr[self.mj.actuator_trnid[self._fingers, 0]]
         self._push, self._push_until = np.zeros(6), -math.inf
         self._late: deque[np.ndarray] = deque([np.zeros(len(joints))] * disturbance.torque_delay)  # `reset` fills it
@@ -85,7 +98,10 @@ class SimArm:
               opening: float = 0.0) -> None:
         """Put the arm at rest at joint angles q [n] [rad], with the gripper at `opening` (0 closed, 1 open) and free
         bodies at (pos [3] [m], quat [4]), under the law at full stiffness: nothing pulls there, so nothing jumps."""
-        mujoco.mj_resetData(self.mj, self.data)
+        if self.share:
+            self.data.qvel[self._dof] = 0.0
+        else:
+            mujoco.mj_resetData(self.mj, self.data)
         self.data.qpos[self._qpos] = vector("joint angles", q, len(self._qpos))
         self.data.qpos[self._finger_q] = opening * FINGER_TRAVEL
         self.grip(opening)
@@ -116,7 +132,9 @@ class SimArm:
             self.servo.rest(self.model)
 
     def objects(self) -> list[str]:
-        """Names of the bodies that move freely."""
+        """Names of the bodies that move freely; of a scene with other arms none."""
+        if self.share:
+            return []
         free = np.flatnonzero(self.mj.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
         return [self.mj.body(self.mj.jnt_bodyid[j]).name for j in free]
 
@@ -143,6 +161,8 @@ class SimArm:
     def push(self, wrench: ArrayLike, seconds: float = math.inf) -> None:
         """A force [N] and moment [N m] [6] from outside at the tool, in base axes, for a time."""
         self._push, self._push_until = vector("push", wrench, 6), self.t + seconds
+        if self.share:
+            self._push = (self._push.reshape(2, 3) @ self.share.turn.T).reshape(6)
 
     def tick(self) -> None:
         """Sense, compute torques, step the physics by dt."""
@@ -150,7 +170,7 @@ class SimArm:
         self.act()
 
     def act(self) -> None:
-        """The tick without `sense`."""
+        """The tick without `sense`; of a scene with other arms without the physics."""
         d, law = self.data, self.law
         torque = law.tick(self.model, self.dt)
         if self.supervisor:
@@ -170,7 +190,8 @@ class SimArm:
         elif self._push_until > -math.inf:
             d.xfrc_applied[self._body] = 0
             self._push_until = -math.inf
-        mujoco.mj_step(self.mj, d)
+        if not self.share:
+            mujoco.mj_step(self.mj, d)
         self.t += self.dt
         self.ticks += 1
 
@@ -224,6 +245,16 @@ def follow(law: Law, model: ArmModel, out: Setpoint) -> None:
 
 
 def simulated(source: "str | Path", robot: Robot, dt: float, disturbance: Disturbance) -> mujoco.MjModel:
+    """`simulated_spec`, compiled. UserError: it cannot be."""
+    try:
+        return simulated_spec(source, robot, dt, disturbance).compile()
+    except ValueError as e:
+        if isinstance(e, UserError):
+            raise
+        raise UserError(f"the model cannot be simulated: {' '.join(str(e).split())}") from None
+
+
+def simulated_spec(source: "str | Path", robot: Robot, dt: float, disturbance: Disturbance) -> mujoco.MjSpec:
     """The scene with a motor at each of the robot's joints, where it had other actuators before, and no gravity
     compensation. The tool carries the payload of the robot's file; the disturbance's is added at the tool's point."""
     spec = read_spec(source)
@@ -245,13 +276,9 @@ def simulated(source: "str | Path", robot: Robot, dt: float, disturbance: Distur
     add_tool(spec, robot.site)
     add_payload(spec, robot)
     spec.option.timestep = dt
-    try:
+    if disturbance.payload:
         model = spec.compile()
-        if disturbance.payload:
-            site = model.site(robot.site)
-            load = spec.body(model.body(site.bodyid[0]).name).add_body(name="payload", pos=site.pos)
-            load.mass, load.inertia, load.explicitinertial = disturbance.payload, (1e-4, 1e-4, 1e-4), True
-            model = spec.compile()
-        return model
-    except ValueError as e:
-        raise UserError(f"the model cannot be simulated: {' '.join(str(e).split())}") from None
+        site = model.site(robot.site)
+        load = spec.body(model.body(site.bodyid[0]).name).add_body(name="payload", pos=site.pos)
+        load.mass, load.inertia, load.explicitinertial = disturbance.payload, (1e-4, 1e-4, 1e-4), True
+    return spec

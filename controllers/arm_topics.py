@@ -79,7 +79,9 @@ class Link:
 
 
 def links_of(arm: SimArm) -> list[Link]:
-    """The arm's links from the base on, its tool last."""
+    """The arm's links from the base on, its tool last; none of a scene with other arms, whose frames are not the base's."""
+    if arm.share:
+        return []
     mj, base = arm.mj, arm.robot.base_frame
     site = mj.site(arm.robot.site)
     root, at = mj.body_rootid[mj.site_bodyid[site.id]], int(mj.site_bodyid[site.id])

@@ -16,12 +16,12 @@ REWRITE = ("workspace", "orientation", "step", "joint_range", "wrench_range", "s
 CONTRACTS = ("dimensions", "finite", "quaternion", "frame", "commander", "order", "future", "stale", *REWRITE)
 """Of a command."""
 STATE_CONTRACTS = ("state_dimensions", "state_finite", "joint_limit", "joint_speed", "tool_speed", "tool_place",
-                   "wrench", "tracking", "state_age", "command_age", "lease", "violations", "clock", "estop")
+                   "wrench", "tracking", "state_age", "command_age", "lease", "violations", "clock", "estop", "clearance", "pair")
 """Of the measured state and of time."""
 BLAME = {"joint_limit": "arm", "joint_speed": "arm", "tool_speed": "arm", "tool_place": "arm", "wrench": "environment",
          "tracking": "environment", "state_dimensions": "sensor", "state_finite": "sensor", "state_age": "transport",
          "command_age": "transport", "lease": "person", "clock": "governor", "estop": "person", "order": "transport",
-         "stale": "transport", "future": "transport"}  # everything else is the commander's
+         "stale": "transport", "future": "transport", "pair": "arm"}  # everything else is the commander's
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Protocol
 from controllers.transport import Mailbox
 
 SERVICE = "the estop service"  # as a source: it has no publisher
+OTHER_ARM = "the other arm"  # neither has the e-stop of an arm's companion, which `pair_governor` brings
 
 
 class Stoppable(Protocol):
@@ -54,6 +55,6 @@ class EmergencyStop:
             elif len(names) == 1:
                 governor.let_go(now, names[0])
         if governor.stopped_by and (there := self.box.sources()) is not None:
-            for name in governor.stopped_by - there - {SERVICE}:
+            for name in governor.stopped_by - there - {SERVICE, OTHER_ARM}:
                 governor.let_go(now, name)
         return new

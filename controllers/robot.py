@@ -72,6 +72,8 @@ def load_robot(name: str) -> Robot:
     if path.suffix != ".json":
         path = PRESETS / f"{choose('robot', name, presets())}.json"
     raw = read_json(path, limit=1 << 20, remedy=f"{PRESETS.name}/sim.json is an example")
+    if "arms" in raw:
+        raise UserError(f"{path} is a pair of arms, and this drives one arm: give the file of one, with its --namespace (docs: Two arms)")
     names = {f.name for f in fields(Robot)} - {"name", *OPTIONAL}
     if (got := set(raw) - OPTIONAL) != names:
         raise UserError(f"{path}: missing {sorted(names - got)}, unknown {sorted(got - names)}; "
