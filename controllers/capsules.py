@@ -158,9 +158,9 @@ def closest(a, b):
 def least_room(a, va, ra, b, vb, rb, brake_a, brake_b, reaction, grace):
     """(room, distance, i, j) [m] of the capsules of two arms with the least room: their distance less what it takes to stop.
 
-    a, b [k, 6] ends, va, vb [k, 6] their speeds, ra, rb [k] radii; brakes [m/s^2]; reaction [s]. An arm that goes towards the other at
-    v needs v reaction + v^2 / (2 brake); one that goes away needs nothing, and gives nothing. Where neither goes towards the other `grace` [m]
-    is added: what stands a little too near may stay. distance is of the nearest pair."""
+    a, b [k, 6] ends, va, vb [k, 6] their speeds, ra, rb [k] radii; brakes [m/s^2]; reaction [s]. An arm that goes towards the other
+    at v needs v reaction + v^2 / (2 brake); one that goes away needs nothing, and gives nothing. Where neither goes towards the other
+    `grace` [m] is added: what stands a little too near may stay. distance is of the nearest pair."""
     least, nearest, first, second = np.inf, np.inf, 0, 0
     for i in range(len(a)):
         for j in range(len(b)):

@@ -45,16 +45,18 @@ class ChunkRunner:
     """Chunks of one policy on one robot. Times in seconds of any clock; `slot`: when the control period began.
 
     increments [A]: which axes are increments, of `scale` [A] for an action of 1; the others are absolute. every: rows after which
-    the next chunk is to be there, 0: when they are all used. period: of a row.
+    the next chunk is to be there, 0: when they are all used. period: of a row. blend: rows over which a join is spread at least.
     """
 
-    def __init__(self, period: float, increments: np.ndarray, scale: np.ndarray, chunking: str = "blend", every: int = 0):
+    def __init__(self, period: float, increments: np.ndarray, scale: np.ndarray, chunking: str = "blend", every: int = 0,
+                 blend: int = 0):
         self.chunking, self.every, self.period = choose("--chunking", chunking, CHUNKING), every, period
         self.increments, self.scale = np.asarray(increments, bool), np.asarray(scale, float)
         in_range("every", every, 0, 10**6)
         # room for a whole action and what was lost
         step = np.where(self.increments, 2.1 * self.scale, math.inf) if chunking != "naive" else math.inf
-        self.schedule, self.latency = Schedule(period, len(self.scale), max_step=step), Latency(256)
+        blend = 0 if chunking == "naive" else blend
+        self.schedule, self.latency = Schedule(period, len(self.scale), max_step=step, blend=blend), Latency(256)
         self.sum = np.zeros(len(self.scale))  # of all increments that ran
         self.asked: np.ndarray | None = None  # that sum when the chunk being thought about was asked for
         self.asked_at = -math.inf

@@ -8,7 +8,8 @@
     least room (`capsules.least_room`) < clearance    -> HOLD of both
 
 The room between two links is their distance less what both need to stop, at the speeds at which they are measured to come nearer. Both
-brake therefore before the distance is below the clearance. Only who goes towards the other arm is held for it: apart they may go.
+brake therefore before the distance is below the clearance. Only who goes towards the other arm is held for it: apart they may go,
+unless they are nearer than the clearance by more than GRACE.
 """
 
 import math
@@ -20,16 +21,18 @@ from controllers.governor import ACTIVE, ARMED, DISARMED, HOLD, STOPPED, Governo
 from robo_rl.errors import UserError
 
 BRAKE_SHARE = 0.5  # of the governors' deceleration of the tool, for that of any point of a link
-LAG = 0.03  # s that an arm's law lets it go on before it brakes
-TOLERANCE = 0.005  # m below the clearance, where arms that stand are left alone and nothing moves nearer
+LAG = 0.075  # s that an arm goes on at its speed before it brakes, with joints as soft as those of a simulator
+GRACE = 0.002  # m below the clearance, where arms that stand may be armed, to go apart
+TOLERANCE = 0.005  # m below the clearance that no command brings them to
 WORST = {STOPPED: 3, HOLD: 2, DISARMED: 1, ARMED: 0, ACTIVE: 0}
 
 
 class Separation:
-    """How near two arms are. clearance [m]; period [s]: between two looks. distance [m]: at the last look."""
+    """How near two arms are. clearance [m]; period [s]: between two looks. distance, least [m]: at the last look, and of all."""
 
     def __init__(self, capsules: "list[LinkCapsules]", clearance: float, period: float):
-        self.capsules, self.clearance, self.reaction, self.distance = capsules, clearance, LAG + 2 * period, math.inf
+        self.capsules, self.clearance, self.reaction = capsules, clearance, LAG + 2 * period
+        self.distance = self.least = math.inf
 
     def fault(self, brakes: "list[float]") -> str:
         """Why both must brake; "" where they need not. brakes [m/s^2]: of the arms' governors. The models hold the measured state."""
@@ -37,17 +40,21 @@ class Separation:
             one.place()
         a, b = self.capsules
         room, self.distance, _, _ = least_room(a.ends, a.speeds, a.radii, b.ends, b.speeds, b.radii, BRAKE_SHARE * brakes[0],
-                                               BRAKE_SHARE * brakes[1], self.reaction, TOLERANCE)
+                                               BRAKE_SHARE * brakes[1], self.reaction, GRACE)
+        self.least = min(self.least, self.distance)
         if room >= self.clearance:
             return ""
+        if self.distance < self.clearance - GRACE:
+            return f"the arms are {1000 * self.distance:.0f} mm apart, allowed {1000 * self.clearance:.0f} mm: move one away by hand"
         return f"the arms are {1000 * self.distance:.0f} mm apart and come nearer, allowed {1000 * self.clearance:.0f} mm"
 
 
 class PairGovernor:
-    """Two governors by their arms' names. separation: None where the pair's file says why there is no clearance."""
+    """Two governors by their arms' names. separation: None where the pair's file says why there is no clearance; every: calls of `couple`
+    between two looks at it."""
 
-    def __init__(self, governors: dict[str, Governor], separation: Separation | None):
-        self.governors, self.separation = governors, separation
+    def __init__(self, governors: dict[str, Governor], separation: Separation | None, every: int = 1):
+        self.governors, self.separation, self.every, self.count = governors, separation, every, 0
         (a, left), (b, right) = governors.items()
         self._each = ((a, left, right), (b, right, left))
         self._seen = {name: g.state for name, g in governors.items()}
@@ -94,6 +101,7 @@ class PairGovernor:
 
     def couple(self, now: float) -> None:
         """Look at both and hold what must be held; every governor has its newest measured state."""
+        changed = any(g.state != self._seen[name] for name, g in self.governors.items())
         for name, other, mine in self._each:
             self._bring_estop(name, other, mine, now)
             state, reason = other.state, f"{name} arm: {other.reason or other.state}"
@@ -105,7 +113,13 @@ class PairGovernor:
                     mine.hold(now, "pair", reason)
             if mine.state == ACTIVE and other.state not in (ARMED, ACTIVE):
                 mine.hold(now, "pair", reason)
-        if self.separation is None or not any(g.state in (ARMED, ACTIVE) for g in self.governors.values()):
+        self._separate(now, changed)
+
+    def _separate(self, now: float, changed: bool) -> None:
+        """Hold both where they come too near; at once where a state changed."""
+        self.count += 1
+        moving = any(g.state in (ARMED, ACTIVE) for g in self.governors.values())
+        if self.separation is None or not moving or self.count % self.every and not changed:
             return
         if fault := self.separation.fault([g.limits.brake[0] for g in self.governors.values()]):
             for g in self.governors.values():

@@ -2,6 +2,7 @@
 
 import sys
 
+from controllers.pair import is_pair, load_pair
 from robo_rl.experiment.sim_arm import SimArmOptions, run_sim_arm, status_line
 
 CLEAR = "\r\x1b[2K"  # the line of a terminal
@@ -13,8 +14,9 @@ def run(options: SimArmOptions) -> int:
 
     def on_start() -> None:
         if not options.quiet:
-            topic = "/".join(filter(None, [options.namespace, "safety_command"]))
-            print(f"{options.robot} is on the wire; commands wait for 'claim NAME SECONDS' and 'arm NAME' on {topic}", flush=True)
+            arms = load_pair(options.robot).arms if is_pair(options.robot) else [""]
+            topics = " and ".join("/".join(filter(None, [options.namespace, arm, "safety_command"])) for arm in arms)
+            print(f"{options.robot} is on the wire; commands wait for 'claim NAME SECONDS' and 'arm NAME' on {topics}", flush=True)
 
     def on_refusal(line: str) -> None:
         print(f"{CLEAR if live else ''}refused: {line}", file=sys.stderr, flush=True)

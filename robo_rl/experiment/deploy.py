@@ -149,10 +149,14 @@ def deploy(options: DeployOptions, log: Callable[[str], None] = print, warn: Cal
     from robo_rl.experiment.folder import pick_checkpoint
     pick_checkpoint(Path(options.run), options.checkpoint)  # reports a wrong name before torch is loaded
     from controllers.model import arm_model
+    from controllers.pair import is_pair
     from controllers.robot import load_robot
     from robo_rl.experiment.arm import policy_interface
     from robo_rl.experiment.policy_server import load_actor
 
+    if is_pair(options.robot):
+        from robo_rl.experiment.deploy_pair import deploy_pair
+        return deploy_pair(options, log, warn)
     robot = load_robot(options.robot)
     check_speed(options.speed, robot)
     act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction, options.task)
@@ -268,7 +272,7 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, act, client, reco
         mode = "dry run: nothing is commanded" if options.dry_run else "commanding"
         pace = f", {bridge.slow} periods an action: slow motion for {options.speed:g} m/s" if bridge.slow > 1 else ""
         log(f"{options.run} on {robot.name} at {1 / task.period:.0f} Hz{pace}, {mode}")
-        seconds, timing = _real_time(options, task.period, bridge, wire, client, recorder, stop, lease if governed else None, warn)
+        seconds, timing = real_time_loop(options, task.period, bridge, wire, client, recorder, stop, lease if governed else None, warn)
         if governed and not options.dry_run:
             lease.orders.publish(Text("disarm"))
             lease.release()
@@ -284,7 +288,7 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, act, client, reco
         wire.close()
 
 
-def _real_time(options: DeployOptions, period: float, bridge, wire, client, recorder: DeployRecorder, stop: list[int], lease,
+def real_time_loop(options: DeployOptions, period: float, bridge, wire, client, recorder: DeployRecorder, stop: list[int], lease,
                warn) -> tuple[float, str]:
     """Tick the bridge at its period, then brake -> (seconds since the first tick, the loop's timing in words). lease: on the arm, None
     where it has none to give."""

@@ -50,6 +50,13 @@ QUESTIONS = (
 )
 
 
+PAIR_QUESTIONS = (
+    Question("bases_measured", LIMITS, "The bases' poses of the pair's file were measured on the cell, not taken from a drawing"),
+    Question("clearance_seen", DRY, "With both arms at rest the distance between them is the one that a ruler shows, within 20 mm"),
+    Question("stops_both", FIRST, "The e-stop topic of each arm stops both"),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RobotOptions:
     """Check a robot's file, and walk through the checklist of its first day. Exit code 1 while anything is open or says no."""
@@ -57,7 +64,7 @@ class RobotOptions:
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {"The robot": ("file", "model", "servos"), "The answers": ("answers", "out")}
 
     file: tyro.conf.Positional[str]
-    """Preset or JSON file."""
+    """Preset or JSON file, also of two arms."""
     model: str = ""
     """MJCF or URDF of a robot whose file names none: its joints and tool are then looked for in it."""
     servos: bool = False
@@ -107,6 +114,38 @@ def check_file(robot, model: str) -> list[CheckResult]:
         say("home", "The home pose lies in the box", home_fault(robot, made))
     except UserError as e:
         say("model", "The model has the joints and the tool", str(e))
+    return out
+
+
+def check_pair(pair, model: str) -> list[CheckResult]:
+    """`check_file` of each arm, and what a pair needs besides."""
+    import numpy as np
+
+    from controllers.model import arm_model
+    from robo_rl.experiment.sim_pair import separation_of
+    if model:
+        raise UserError("--model is for one arm: name each arm's MJCF or URDF as `model` in its own file")
+    out = [CheckResult(f"{name}_{f.key}", f.part, f"{name}: {f.text}", f.answer, f.good)
+           for name, robot in pair.arms.items() for f in check_file(robot, "")]
+
+    def say(key: str, text: str, fault: str) -> None:
+        out.append(CheckResult(key, "The file", text, fault or True, not fault))
+    lacks = pair.lacks()
+    say("bases", "The bases of both arms in one frame", "no bases" if "bases" in lacks else "")
+    say("clearance", "A clearance between the arms, or why there is none", "no clearance" if "clearance" in lacks else "")
+    for name, why in pair.without.items():
+        say(f"without_{name}", f"No {name}, because: {why}", "")
+    if pair.bases and pair.clearance is not None:
+        try:
+            models = {name: arm_model(robot) for name, robot in pair.arms.items()}
+            for made, robot in zip(models.values(), pair.arms.values(), strict=True):
+                made.update(np.array(robot.home), np.zeros(made.n))
+            apart = separation_of(pair, models, 0.0)
+            assert apart is not None  # there is a clearance
+            fault = apart.fault([1.0, 1.0])
+            say("homes_apart", "At their homes the arms are apart by the clearance", fault)
+        except UserError as e:
+            say("homes_apart", "At their homes the arms are apart by the clearance", str(e))
     return out
 
 
@@ -163,14 +202,14 @@ def read_answers(path: str) -> dict[str, object]:
     if isinstance(raw.get("findings"), list):
         raw = {f["key"]: f["answer"] for f in raw["findings"] if isinstance(f, dict) and f.get("part") != "The file"}
     for key in raw:
-        choose("answer", key, tuple(q.key for q in QUESTIONS))
+        choose("answer", key, tuple(q.key for q in (*QUESTIONS, *PAIR_QUESTIONS)))
     return raw
 
 
-def walk(answer: Callable[[Question], object]) -> list[CheckResult]:
+def walk(answer: Callable[[Question], object], questions: tuple[Question, ...] = QUESTIONS) -> list[CheckResult]:
     """Ask everything; answer(question) gives what was said."""
     out = []
-    for q in QUESTIONS:
+    for q in questions:
         said, good = read_answer(q, answer(q))
         out.append(CheckResult(q.key, q.part, q.text, said, good))
     return out
@@ -178,13 +217,21 @@ def walk(answer: Callable[[Question], object]) -> list[CheckResult]:
 
 def check_robot(options: RobotOptions, ask: Callable[[Question], object], say: Callable[[str], None]) -> bool:
     """Check, ask, write the record -> whether nothing is open and nothing says no. ask: for a person; say: one line each."""
+    from controllers.pair import is_pair, load_pair
     from controllers.robot import load_robot
-    robot = load_robot(options.file)
-    seen = check_file(robot, options.model) + (check_servos(robot) if options.servos else [])
+    questions = QUESTIONS
+    if is_pair(options.file):
+        if options.servos:
+            raise UserError("--servos is for one arm: check each arm's own file")
+        robot, questions = load_pair(options.file), (*QUESTIONS, *PAIR_QUESTIONS)
+        seen = check_pair(robot, options.model)
+    else:
+        robot = load_robot(options.file)
+        seen = check_file(robot, options.model) + (check_servos(robot) if options.servos else [])
     for f in seen:
         say(f"{'ok  ' if f.good else 'NO  '} {f.text}" + ("" if f.good else f": {f.answer}"))
     given = read_answers(options.answers) if options.answers else None
-    findings = seen + walk(ask if given is None else lambda q: given.get(q.key))
+    findings = seen + walk(ask if given is None else lambda q: given.get(q.key), questions)
     for f in findings[len(seen):]:
         if not f.good:
             say(f"{'open' if f.good is None else 'NO  '} {f.part}: {f.text}" + ("" if f.answer is None else f": {f.answer}"))

@@ -28,12 +28,12 @@ class SimArmOptions:
         "What goes wrong on purpose": ("payload", "joint_friction", "torque_delay", "push", "message_delay", "message_drop")}
 
     robot: str = "sim"
-    """Preset or JSON file (robo_rl sim-arm --robot list names them)."""
+    """Preset or JSON file, also of two arms (robo_rl sim-arm --robot list names the presets)."""
     scene: str = "pick_cube"
-    """pick_cube, or none: the robot's model alone."""
+    """pick_cube, or none: the robot's model alone. Two arms have the scene of their models, whatever is said here."""
     controller: str = ""
     """joint: stiff joints as in sims/mujoco, for policies trained there; cartesian: an impedance at the tool; "": joint for
-    --robot sim, cartesian for others."""
+    --robot sim and for two arms, cartesian for others."""
     start: int = 0
     """Start of the scene, from 0: where the cube lies."""
     seconds: float = math.inf
@@ -93,36 +93,54 @@ class SimArmOptions:
 
 
 def make_sim_arm(options: SimArmOptions, transport=None):
-    """(arm, node) of the options; the transport is DDS, or an in-process one with --lockstep or where it is given."""
-    from controllers.arm import Disturbance, SimArm
+    """(arm, node) of the options, twice the `SimPair` for the file of a pair; the transport is DDS, or an in-process one with --lockstep or
+    where it is given."""
+    from controllers.arm import SimArm
+    from controllers.pair import is_pair
+    from controllers.robot import load_robot
+    from controllers.transport import Bus, LoopbackTransport
+    from robo_rl.experiment.arm import WIRE_NAMES, law_options, make_controllers, scene_xml, start_placement, with_stiff_joints
+    from robo_rl.experiment.wire import connect
+
+    if is_pair(options.robot):
+        from robo_rl.experiment.sim_pair import make_sim_pair
+        made = make_sim_pair(options, transport)
+        return made, made
+    controller = options.controller or ("joint" if options.robot == "sim" else "cartesian")
+    robot = with_stiff_joints(load_robot(options.robot), controller)
+    arm = SimArm(robot, law_options(controller, options.speed), path=scene_xml(robot, options.scene), servo=controller == "joint",
+                 disturbance=disturbance_of(options))
+    if transport is None:
+        transport = LoopbackTransport(Bus(lambda: arm.ticks * arm.dt), "sim_arm") if options.lockstep and options.domain < 0 else \
+            connect("sim_arm", options.domain, options.interface, options.namespace)
+    node = make_node(options, arm, transport, make_controllers(load_robot(options.robot), options.speed), WIRE_NAMES[controller],
+                     lambda start: start_placement(robot, options.scene, start))
+    return arm, node
+
+
+def disturbance_of(options: SimArmOptions):
+    """What the options let go wrong in the arm itself."""
+    from controllers.arm import Disturbance
+    return Disturbance(payload=options.payload, torque_delay=options.torque_delay, joint_friction=options.joint_friction)
+
+
+def make_node(options: SimArmOptions, arm, transport, controllers: dict, active: str, place_at):
+    """The node of a simulated arm with its governor, supervisor and services, at the start of the options. controllers, active: of the
+    manager; place_at(start): (joint angles, bodies' poses)."""
     from controllers.governor import Governor
     from controllers.manager import Manager
     from controllers.manager import placed as from_row
     from controllers.node import ArmNode
     from controllers.pace import limits_at
-    from controllers.robot import load_robot
     from controllers.supervisor import Supervisor, supervised
-    from controllers.transport import Bus, LoopbackTransport, NetworkConditions
+    from controllers.transport import NetworkConditions
     from controllers.urdf import robot_description
     from controllers.wrench import Observer
-    from robo_rl.experiment.arm import (
-        ACTION_SCALE,
-        WIRE_NAMES,
-        law_options,
-        make_controllers,
-        scene_xml,
-        start_placement,
-        with_stiff_joints,
-    )
-    from robo_rl.experiment.wire import connect, degrade
+    from robo_rl.experiment.arm import ACTION_SCALE
+    from robo_rl.experiment.wire import degrade
 
-    controller = options.controller or ("joint" if options.robot == "sim" else "cartesian")
-    robot = with_stiff_joints(load_robot(options.robot), controller)
-    arm = SimArm(robot, law_options(controller, options.speed), path=scene_xml(robot, options.scene), servo=controller == "joint",
-              disturbance=Disturbance(payload=options.payload, torque_delay=options.torque_delay,
-                                      joint_friction=options.joint_friction))
-    joints, objects = start_placement(robot, options.scene, options.start)
-    arm.reset(joints, objects, opening=1.0)
+    robot = arm.robot
+    arm.reset(*place_at(options.start), opening=1.0)
     box = robot.cell.limits()
     if options.wrench:
         box |= {"wrench": (options.wrench, options.wrench / 3)}
@@ -131,9 +149,6 @@ def make_sim_arm(options: SimArmOptions, transport=None):
     governor = Governor(limits_at(options.speed, ACTION_SCALE, frame=robot.base_frame, **box), robot)
     arm.supervisor = Supervisor(robot, supervised(governor.limits))
     conditions = NetworkConditions(delay=options.message_delay, drop=options.message_drop)
-    if transport is None:
-        transport = LoopbackTransport(Bus(lambda: arm.ticks * arm.dt), "sim_arm") if options.lockstep and options.domain < 0 else \
-            connect("sim_arm", options.domain, options.interface, options.namespace)
     node = ArmNode(arm, degrade(transport, conditions), governor, clock=options.lockstep)
 
     def place(row: tuple[float, ...]) -> None:
@@ -141,13 +156,14 @@ def make_sim_arm(options: SimArmOptions, transport=None):
     described = ""
     with suppress(UserError):  # a model that URDF cannot say has no description
         described = robot_description(robot)
-    Manager(node, make_controllers(load_robot(options.robot), options.speed), WIRE_NAMES[controller], place,
-            lambda k: arm.reset(*start_placement(robot, options.scene, k), opening=1.0), described)
-    return arm, node
+    Manager(node, controllers, active, place, lambda k: arm.reset(*place_at(k), opening=1.0), described)
+    return node
 
 
 def status_line(arm, node, timing: str = "") -> str:
-    """One line: the governor's state, the tool's position, the objects' heights."""
+    """One line: the governor's state, the tool's position, the objects' heights; of a pair of arms for each."""
+    if arm is node:
+        return "; ".join(f"{name} {status_line(n.arm, n)}" for name, n in node.nodes.items()) + f" · {node.apart()}{timing}"
     g = node.governor
     tool = ", ".join(f"{x:.3f}" for x in arm.model.pos)
     bodies = "".join(f" · {n} {arm.data.body(n).xpos[2]:.3f} m high" for n in arm.objects())
