@@ -37,7 +37,7 @@ class BasePose:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class ArmPair:
     """Two arms. bases: {} where nobody said; clearance [m]: least distance between them, None where there is none."""
 
     name: str
@@ -90,7 +90,7 @@ def is_pair(path: str) -> bool:
     return Path(path).suffix == ".json" and Path(path).is_file() and "arms" in read_json(Path(path), limit=1 << 20)
 
 
-def load_pair(path: str) -> Pair:
+def load_pair(path: str) -> ArmPair:
     """From its JSON file; paths in it are relative to it. UserError names what is wrong."""
     where = Path(path)
     raw = read_json(where, limit=1 << 20, remedy="docs: Two arms")
@@ -108,7 +108,7 @@ def load_pair(path: str) -> Pair:
     made["arms"] = {name: load_robot(str(where.parent / file) if str(file).endswith(".json") else str(file))
                     for name, file in raw["arms"].items()}
     made["bases"] = {name: read_base(path, name, base) for name, base in raw.get("bases", {}).items()}
-    return Pair(name=where.stem, **made)
+    return ArmPair(name=where.stem, **made)
 
 
 def read_base(path: str, name: str, raw: Any) -> BasePose:

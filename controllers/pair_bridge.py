@@ -18,7 +18,7 @@ from controllers.governor import ACTIVE, ARMED
 from controllers.limits import Limits
 from controllers.model import ArmModel
 from controllers.node import SAFETY_STATE
-from controllers.pair import GRIPPER, Pair
+from controllers.pair import GRIPPER, ArmPair
 from controllers.pair_governor import PairGovernor, Separation
 from controllers.transport import CompressedImage, Text, Transport
 from robo_rl.errors import UserError, in_range
@@ -34,7 +34,7 @@ class PairInterface:
     """What a policy for two arms sees and commands. names: of the state's and the action's numbers, units: of each; period [s];
     views: cameras, whose pictures are cut to image_size x image_size pixels. UserError: names that the pair has not."""
 
-    pair: Pair
+    pair: ArmPair
     names: tuple[str, ...]
     units: tuple[str, ...]
     period: float

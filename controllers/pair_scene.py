@@ -4,13 +4,13 @@ import mujoco
 import numpy as np
 
 from controllers.arm import Disturbance, SceneShare, simulated_spec
-from controllers.pair import Pair
+from controllers.pair import ArmPair
 from robo_rl.errors import UserError
 
 OPTIONS = ("integrator", "cone", "iterations", "ls_iterations", "solver", "tolerance", "impratio", "gravity")
 
 
-def pair_scene(pair: Pair, dt: float, disturbance: Disturbance) -> dict[str, SceneShare]:
+def pair_scene(pair: ArmPair, dt: float, disturbance: Disturbance) -> dict[str, SceneShare]:
     """Each arm's part of the scene, by its name; whose physics options are the first arm's. UserError: no bases, no models."""
     if not pair.bases:
         raise UserError(f"pair {pair.name}: nobody said where the arms stand: give `bases` in its file (docs: Two arms)")

@@ -20,7 +20,7 @@ from controllers.governor import ACTIVE, ARMED, DISARMED, HOLD, STOPPED, Governo
 from controllers.limits import Limits
 from controllers.model import arm_model
 from controllers.node import SAFETY_STATE
-from controllers.pair import Pair, load_pair
+from controllers.pair import ArmPair, load_pair
 from controllers.pair_bridge import PairInterface
 from controllers.pair_governor import TOLERANCE, PairGovernor
 from controllers.pair_scene import pair_scene
@@ -31,8 +31,8 @@ from robo_rl.errors import UserError
 from robo_rl.experiment.deploy import DeployOptions
 from robo_rl.experiment.deploy_pair import PairRecorder, in_process, pair_interface
 from robo_rl.experiment.robot_check import RobotOptions, check_robot
-from robo_rl.experiment.sim_arm import SimArmOptions, make_sim_arm
-from robo_rl.experiment.sim_pair import stiff_law
+from robo_rl.experiment.sim_arm import SimArmOptions
+from robo_rl.experiment.sim_pair import make_sim_pair, stiff_law
 
 SIM = load_robot("sim")
 
@@ -274,7 +274,7 @@ class There:
     """The simulated pair and a client, on one wire in lockstep."""
 
     def __init__(self, path, **kw):
-        self.sim, _ = make_sim_arm(SimArmOptions(robot=path, lockstep=True, seconds=1e9, **kw))
+        self.sim, _ = make_sim_pair(SimArmOptions(robot=path, lockstep=True, seconds=1e9, **kw))
         self.wire = LoopbackTransport(self.sim.transport.bus, "client")
         self.orders = {n: self.wire.publisher(f"{n}/safety_command", Text, "command") for n in self.sim.nodes}
         self.said = {n: self.wire.subscription(f"{n}/{SAFETY_STATE}", Text, "latched") for n in self.sim.nodes}
@@ -441,7 +441,7 @@ def interface(path, names=None, units=None):
     return PairInterface(pair=made, names=names or made.axes, units=units or (("rad",) * 6 + ("1",)) * 2, period=0.02)
 
 
-def home(made: Pair):
+def home(made: ArmPair):
     return np.concatenate([[*r.home, 0.5] for r in made.arms.values()])
 
 

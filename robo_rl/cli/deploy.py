@@ -7,7 +7,11 @@ from robo_rl.experiment.deploy import DeployOptions, deploy
 
 def run(options: DeployOptions) -> int:
     """0: the deployment ran to its end; 1: a governor ended it."""
-    result = deploy(options, log=lambda line: print(line, flush=True), warn=_warn)
+    from controllers.pair import is_pair
+    run_on = deploy
+    if is_pair(options.robot):
+        from robo_rl.experiment.deploy_pair import deploy_pair as run_on
+    result = run_on(options, log=lambda line: print(line, flush=True), warn=_warn)
     if result.held:
         _warn(f"{result.state}: {result.reason}")
     return 1 if result.held else 0

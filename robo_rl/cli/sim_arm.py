@@ -2,32 +2,37 @@
 
 import sys
 
-from controllers.pair import is_pair, load_pair
-from robo_rl.experiment.sim_arm import SimArmOptions, run_sim_arm, status_line
+from robo_rl.experiment.sim_arm import SimArmOptions, make_sim_arm, run_sim_arm, status_line
 
 CLEAR = "\r\x1b[2K"  # the line of a terminal
 
 
 def run(options: SimArmOptions) -> int:
     """Until --seconds or Ctrl-C."""
+    from controllers.pair import is_pair, load_pair
+    from robo_rl.experiment.sim_pair import make_sim_pair, pair_status_line
+    two = is_pair(options.robot)
     live = sys.stderr.isatty() and not options.quiet
 
     def on_start() -> None:
         if not options.quiet:
-            arms = load_pair(options.robot).arms if is_pair(options.robot) else [""]
+            arms = load_pair(options.robot).arms if two else [""]
             topics = " and ".join("/".join(filter(None, [options.namespace, arm, "safety_command"])) for arm in arms)
             print(f"{options.robot} is on the wire; commands wait for 'claim NAME SECONDS' and 'arm NAME' on {topics}", flush=True)
 
     def on_refusal(line: str) -> None:
         print(f"{CLEAR if live else ''}refused: {line}", file=sys.stderr, flush=True)
 
+    def status(arm, node, timing: str = "") -> str:
+        return pair_status_line(node, timing) if two else status_line(arm, node, timing)
+
     def on_tick(arm, node) -> None:
         if live:
-            sys.stderr.write(f"{CLEAR}{status_line(arm, node)}")
-    arm, node, timing = run_sim_arm(options, on_start, on_tick, on_refusal)
+            sys.stderr.write(f"{CLEAR}{status(arm, node)}")
+    arm, node, timing = run_sim_arm(options, on_start, on_tick, on_refusal, make_sim_pair if two else make_sim_arm)
     if live:
         sys.stderr.write(CLEAR)
-    print(status_line(arm, node, f" · {timing}"))
+    print(status(arm, node, f" · {timing}"))
     for reason, count in node.refused.most_common(5):
         print(f"refused {count} times: {reason}", file=sys.stderr)
     for complaint in node.transport.complaints():

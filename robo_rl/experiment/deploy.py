@@ -149,14 +149,10 @@ def deploy(options: DeployOptions, log: Callable[[str], None] = print, warn: Cal
     from robo_rl.experiment.folder import pick_checkpoint
     pick_checkpoint(Path(options.run), options.checkpoint)  # reports a wrong name before torch is loaded
     from controllers.model import arm_model
-    from controllers.pair import is_pair
     from controllers.robot import load_robot
     from robo_rl.experiment.arm import policy_interface
     from robo_rl.experiment.policy_server import load_actor
 
-    if is_pair(options.robot):
-        from robo_rl.experiment.deploy_pair import deploy_pair
-        return deploy_pair(options, log, warn)
     robot = load_robot(options.robot)
     check_speed(options.speed, robot)
     act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction, options.task)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from controllers.model import arm_model
-from controllers.pair import Pair, load_pair
+from controllers.pair import ArmPair, load_pair
 from controllers.pair_bridge import PairBridge, PairInterface
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
@@ -30,7 +30,7 @@ SETTLE = 0.1  # s of simulated time for the first messages
 ENDS = ".pos"  # of LeRobot's names
 
 
-def pair_interface(config: TrainConfig, spec, pair: Pair) -> PairInterface:
+def pair_interface(config: TrainConfig, spec, pair: ArmPair) -> PairInterface:
     """What a run's policy for two arms sees and commands (its config, its ObsSpec). UserError: it is not for these."""
     if not spec.units:
         raise UserError("two arms take a policy that learnt joint angles from a data set in its own units (--sim none --algo bc); "

@@ -93,19 +93,13 @@ class SimArmOptions:
 
 
 def make_sim_arm(options: SimArmOptions, transport=None):
-    """(arm, node) of the options, twice the `SimPair` for the file of a pair; the transport is DDS, or an in-process one with --lockstep or
-    where it is given."""
+    """(arm, node) of the options; the transport is DDS, or an in-process one with --lockstep or where it is given."""
     from controllers.arm import SimArm
-    from controllers.pair import is_pair
     from controllers.robot import load_robot
     from controllers.transport import Bus, LoopbackTransport
     from robo_rl.experiment.arm import WIRE_NAMES, law_options, make_controllers, scene_xml, start_placement, with_stiff_joints
     from robo_rl.experiment.wire import connect
 
-    if is_pair(options.robot):
-        from robo_rl.experiment.sim_pair import make_sim_pair
-        made = make_sim_pair(options, transport)
-        return made, made
     controller = options.controller or ("joint" if options.robot == "sim" else "cartesian")
     robot = with_stiff_joints(load_robot(options.robot), controller)
     arm = SimArm(robot, law_options(controller, options.speed), path=scene_xml(robot, options.scene), servo=controller == "joint",
@@ -161,9 +155,7 @@ def make_node(options: SimArmOptions, arm, transport, controllers: dict, active:
 
 
 def status_line(arm, node, timing: str = "") -> str:
-    """One line: the governor's state, the tool's position, the objects' heights; of a pair of arms for each."""
-    if arm is node:
-        return "; ".join(f"{name} {status_line(n.arm, n)}" for name, n in node.nodes.items()) + f" · {node.apart()}{timing}"
+    """One line: the governor's state, the tool's position, the objects' heights."""
     g = node.governor
     tool = ", ".join(f"{x:.3f}" for x in arm.model.pos)
     bodies = "".join(f" · {n} {arm.data.body(n).xpos[2]:.3f} m high" for n in arm.objects())
@@ -183,15 +175,16 @@ def start_cameras(options: SimArmOptions) -> "subprocess.Popen | None":
 
 def run_sim_arm(options: SimArmOptions, on_start: Callable[[], None] = lambda: None,
                 on_tick: "Callable[[object, object], None]" = lambda arm, node: None,
-                on_refusal: Callable[[str], None] = lambda line: None):
+                on_refusal: Callable[[str], None] = lambda line: None, make=make_sim_arm):
     """Run the arm until its time is over or the user asks for the end -> (arm, node, the loop's timing in words).
 
+    make(options): (arm, node), or what does as both.
     on_start() is called before the first tick in real time, on_tick(arm, node) every quarter of a second of the arm's time,
     on_refusal(line) at the first refusal of each kind.
     """
     from controllers.loop import real_time, undisturbed
 
-    arm, node = make_sim_arm(options)
+    arm, node = make(options)
     node.on_refusal = on_refusal
     cameras = start_cameras(options)
     stop: list[int] = []

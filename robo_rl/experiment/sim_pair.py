@@ -15,14 +15,14 @@ from controllers.manager import Controller
 from controllers.model import ArmModel, arm_model
 from controllers.node import ArmNode
 from controllers.pace import joints_at
-from controllers.pair import Pair, load_pair
+from controllers.pair import ArmPair, load_pair
 from controllers.pair_governor import PairGovernor, Separation
 from controllers.pair_scene import pair_scene
 from controllers.robot import Robot
 from controllers.transport import Bus, LoopbackTransport, Transport
 from robo_rl.errors import UserError, choose
 from robo_rl.experiment.arm import CONTROLLERS, WIRE_NAMES, law_options, make_controllers
-from robo_rl.experiment.sim_arm import SimArmOptions, disturbance_of, make_node
+from robo_rl.experiment.sim_arm import SimArmOptions, disturbance_of, make_node, status_line
 from robo_rl.experiment.wire import NamespacedTransport, connect
 
 LOOK = 5  # ticks between two looks at how far the arms are apart
@@ -41,7 +41,7 @@ def stiff_law(robot: Robot) -> LawOptions:
     return joints_at(tuple(k.tolist()), tuple((LAG * k).tolist()))
 
 
-def separation_of(pair: Pair, models: dict[str, ArmModel], period: float) -> Separation | None:
+def separation_of(pair: ArmPair, models: dict[str, ArmModel], period: float) -> Separation | None:
     """How near the arms of a pair are, by these models; None where its file says why there is no clearance. period [s]: between looks."""
     if pair.clearance is None:
         return None
@@ -56,7 +56,7 @@ class SimPair:
 
     transport: None makes one, DDS or in-process, as `make_sim_arm` does; topics begin with the arms' names."""
 
-    def __init__(self, pair: Pair, options: SimArmOptions, transport: Transport | None = None):
+    def __init__(self, pair: ArmPair, options: SimArmOptions, transport: Transport | None = None):
         pair.need_limits()
         if options.cameras or options.payload:
             raise UserError(f"two arms have no {'--cameras' if options.cameras else '--payload'}: the scene is that of their models")
@@ -123,6 +123,12 @@ class SimPair:
         return "no clearance" if s is None else f"{1000 * s.distance:.0f} mm apart" if s.distance < np.inf else "not armed"
 
 
-def make_sim_pair(options: SimArmOptions, transport: Transport | None = None) -> SimPair:
-    """The simulated arms of a pair's file."""
-    return SimPair(load_pair(options.robot), options, transport)
+def make_sim_pair(options: SimArmOptions) -> tuple[SimPair, SimPair]:
+    """The simulated arms of a pair's file, for `run_sim_arm` as its arm and its node."""
+    made = SimPair(load_pair(options.robot), options)
+    return made, made
+
+
+def pair_status_line(pair: SimPair, timing: str = "") -> str:
+    """`status_line` of each arm, and how far they are apart."""
+    return "; ".join(f"{name} {status_line(n.arm, n)}" for name, n in pair.nodes.items()) + f" · {pair.apart()}{timing}"
