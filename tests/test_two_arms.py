@@ -275,7 +275,7 @@ class There:
 
     def __init__(self, path, **kw):
         self.sim, _ = make_sim_pair(SimArmOptions(robot=path, lockstep=True, seconds=1e9, **kw))
-        self.wire = LoopbackTransport(self.sim.transport.bus, "client")
+        self.wire = LoopbackTransport(self.sim.bus, "client")
         self.orders = {n: self.wire.publisher(f"{n}/safety_command", Text, "command") for n in self.sim.nodes}
         self.said = {n: self.wire.subscription(f"{n}/{SAFETY_STATE}", Text, "latched") for n in self.sim.nodes}
         self.joints = {n: self.wire.publisher(f"{n}/target_joint", JointState, "command") for n in self.sim.nodes}

@@ -284,8 +284,8 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, act, client, reco
         wire.close()
 
 
-def real_time_loop(options: DeployOptions, period: float, bridge, wire, client, recorder: DeployRecorder, stop: list[int], lease,
-               warn) -> tuple[float, str]:
+def real_time_loop(options: DeployOptions, period: float, bridge, wire, client, recorder, stop: list[int], lease,
+                   warn) -> tuple[float, str]:
     """Tick the bridge at its period, then brake -> (seconds since the first tick, the loop's timing in words). lease: on the arm, None
     where it has none to give."""
     from controllers.loop import real_time, undisturbed

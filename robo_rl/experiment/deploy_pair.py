@@ -177,7 +177,7 @@ def in_process(options: DeployOptions, task: PairInterface, act, client, recorde
     if task.views:
         raise UserError(f"the simulated pair has no cameras, and the policy sees {', '.join(task.views)}: run it on arms that have them")
     sim = SimPair(task.pair, SimArmOptions(robot=options.robot, speed=options.speed, lockstep=True, seconds=options.seconds + 1))
-    wire = recorder.wrap_transport(LoopbackTransport(sim.transport.bus, "bridge"))
+    wire = recorder.wrap_transport(LoopbackTransport(sim.bus, "bridge"))
     bridge = make_bridge(options, task, wire, simulated=True)
     bridge.every = act.execute
     orders = [wire.publisher(f"{name}/{SAFETY_COMMAND}", Text, "command") for name in task.pair.arms]

@@ -61,8 +61,9 @@ class SimPair:
         if options.cameras or options.payload:
             raise UserError(f"two arms have no {'--cameras' if options.cameras else '--payload'}: the scene is that of their models")
         self.pair, self.dt, self.ticks, self.count = pair, DT, 0, 0
+        self.bus = Bus(lambda: self.ticks * self.dt)  # where they are on no network
         self.transport = transport or (
-            LoopbackTransport(Bus(lambda: self.ticks * self.dt), "sim_arm") if options.lockstep and options.domain < 0 else
+            LoopbackTransport(self.bus, "sim_arm") if options.lockstep and options.domain < 0 else
             connect("sim_arm", options.domain, options.interface, options.namespace))
         shares = pair_scene(pair, DT, disturbance_of(options))
         self.mj, self.data = next((s.mj, s.data) for s in shares.values())
