@@ -160,6 +160,9 @@ def rl_stage(run, checkpoint_folder: Path | None) -> int:
 
 def check(config: TrainConfig, env) -> None:
     """Raise UserError now for what would fail later: images, demonstrations, method and policy, wandb."""
+    if config.share or config.share_foreign is not None:
+        from robo_rl.experiment import share
+        share.check(config, env)
     if env is None:
         from robo_rl.experiment import offline
         offline.check(config)
@@ -168,9 +171,6 @@ def check(config: TrainConfig, env) -> None:
         from robo_rl.experiment import dream
         dream.check(config)
     starts.check(config)
-    if config.share or config.share_foreign is not None:
-        from robo_rl.experiment import share
-        share.check(config, env)
     if isinstance(config.rl, OffPolicyOptions) and config.algo != "bc":
         from robo_rl.experiment import replay
         replay.check(config, env)

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from robo_rl.noise import mix
 FORMAT = 1
 MOST_BYTES = 64 << 20  # of a file
 MOST_RUNS, MOST_FILES = 256, 4096  # that are looked at in a folder, in a run's folder
+SCANNED = 16  # names that are read of a folder for each of these, at most
 LARGEST = 10.0  # of an action, in units of the env's commands of -1 .. 1
 RUN, FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"), re.compile(r"u(\d{8})-(\d{3})\.group")
 OBS, BEHAVIOUR = "obs/", "behaviour/"  # prefixes of arrays
@@ -172,7 +174,7 @@ def entries(folder: Path, pattern: re.Pattern, most: int, files: bool) -> list[s
     """Names in a folder that fit, at most the last `most`, sorted; no links. [] where there is no such folder."""
     try:
         with os.scandir(folder) as it:
-            found = [e.name for e in it if pattern.fullmatch(e.name) and
+            found = [e.name for e in islice(it, SCANNED * most) if pattern.fullmatch(e.name) and
                      (e.is_file if files else e.is_dir)(follow_symlinks=False)]
     except OSError:
         return []
