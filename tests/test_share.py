@@ -19,7 +19,7 @@ from robo_rl.algos import foreign
 from robo_rl.algos.stale import scores
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
-from robo_rl.experiment.share import ExperienceSharing, check, groups_of, space_of
+from robo_rl.experiment.share import ExperienceSharing, check, groups_of, space_of, unfit
 from robo_rl.journal import frame
 from robo_rl.options import RL_OPTIONS, NftOptions, PiRlOptions, PolicyOptions, PpoOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -264,6 +264,20 @@ def test_the_anchor_of_foreign_episodes_is_the_policy_that_learns_so_that_their_
     options = RL_OPTIONS.get(name, PiRlOptions)(advantage="grpo", group=G, decisions=0, epochs=1)
     metrics = import_module(f"robo_rl.algos.{name}").make(policy, options, 0).update(r, 0.0, 0)
     assert metrics["first_log_ratio"] < 2e-5 and "staleness_mean" not in metrics  # nothing is corrected
+
+
+def test_episodes_of_pictures_and_words_are_shared_too_and_words_that_there_are_not_are_left_out():
+    spec = ObsSpec(state=4, action=2, views=("front",), image_size=16, language=True)
+    policy = make_policy(PolicyOptions(kind="gaussian", horizon=4, execute=3, hidden=16, layers=2, width=16, depth=1), spec, 0)
+    rng, g = np.random.default_rng(0), group()
+    obs = g.obs | {"image/front": rng.integers(0, 256, (4, G, 16, 16, 3), np.uint8), "tokens": np.full((4, G, 16), 7)}
+    space = space_of(build(1).spec, policy, "point", G, {k: torch.from_numpy(v) for k, v in obs.items()})
+    again = parse_group(pack_group(replace(g, obs=obs, space=space), 0), "x")
+    assert not unfit(again, space, 4)
+    c = foreign.foreign_columns(policy, again.obs, again.actions, again.executed, again.outcome, 0, torch.Generator())
+    assert foreign.is_sound(c) and c["obs/image/front"].dtype == np.uint8 and foreign.foreign_rollout([c]).obs["tokens"].shape == (3, G, 16)
+    again.obs["tokens"] = again.obs["tokens"] + 4096
+    assert "words that there are not" in unfit(again, space, 4)
 
 
 def test_without_foreign_groups_a_rollout_goes_through_untouched(tmp_path):
