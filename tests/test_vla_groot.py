@@ -26,7 +26,7 @@ from robo_rl.policies.vla import processor_files
 from robo_rl.policies.vla.compare import compare, record
 from robo_rl.policies.vla.convert import convert
 from robo_rl.policies.vla.examine import examine
-from robo_rl.policies.vla.groot import in_order, ticks
+from robo_rl.policies.vla.groot import in_order, packed, ticks
 from robo_rl.policies.vla.keys import LAYOUTS, OURS, recognise
 from robo_rl.policies.vla.make import config_of, empty_model, load_model, make_model, settings_of, vla_config
 from robo_rl.policies.vla.processor import Processor, of_family
@@ -106,6 +106,9 @@ def test_pictures_come_in_the_places_of_their_words_and_before_all_words_without
     assert [[int(v) for v, m in zip(a[:, 0], b, strict=True) if m] for a, b in zip(x, mask, strict=True)] == \
         [[4, 5, 100, 0, 1, 102, 2, 3], [8, 9, 10, 11, 6, 7, 105, 106]]
     assert torch.equal(seen & mask, (x[..., 0] < 100) & mask)
+    mask[:, 0] = False
+    *_, sees = packed(x, mask, seen, drop=False, length=None)
+    assert sees.any(2).all() and not sees.triu(1).any() and torch.equal(sees[0, -1, :-1], mask[0, :-1])
 
 
 def test_the_network_is_told_whole_thousandths_of_the_time_from_noise():
@@ -300,13 +303,13 @@ def test_it_keeps_the_contract_of_every_policy(kind):
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_the_first_ratio_is_one_to_the_last_bit_in_a_minibatch_of_any_size(kind, bits):
-    policy, obs = build(kind), observations(SPEC, 12)
+    policy, obs = build(kind), observations(SPEC, 20)
     if bits == 16:
         policy.trunk.bfloat16()
         policy.head.bfloat16()
     chunk = policy.act(obs, torch.Generator().manual_seed(1), True)
-    for rows in (1, 2, 5, 12):
-        some = torch.randperm(12, generator=torch.Generator().manual_seed(rows))[:rows]
+    for rows in (1, 2, 5, 20):
+        some = torch.randperm(20, generator=torch.Generator().manual_seed(rows))[:rows]
         logp, _ = policy.score(policy.encode({k: v[some] for k, v in obs.items()}), {k: v[some] for k, v in chunk.trace.items()})
         assert torch.equal(logp, chunk.logp[some]), rows
 
@@ -315,7 +318,10 @@ def test_the_first_ratio_is_one_to_the_last_bit_in_a_minibatch_of_any_size(kind,
 def test_without_a_camera_it_acts_on_words_and_state():
     spec = ObsSpec(state=3, action=2, image_size=32, language=True, text=32)
     for kind in KINDS:
-        assert build(kind, spec).act(observations(spec, 2), torch.Generator().manual_seed(0), True).actions.isfinite().all()
+        policy, obs = build(kind, spec), observations(spec, 2)
+        assert policy.act(obs, torch.Generator().manual_seed(0), True).actions.isfinite().all()
+        assert all(mask.any(1).all() for mask in policy.head.expert._masks(policy.encode(obs)))  # nobody attends to nothing
+        assert policy.processor.words.size <= policy.config.picture_word  # no word of an instruction is a picture's place
 
 
 @pytest.mark.parametrize(("kind", "algo"), [("groot", "reinflow"), ("groot_n17", "pi_rl")])
