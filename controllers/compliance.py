@@ -96,7 +96,7 @@ class CommandedCompliance:
 
     def now(self) -> Compliance | None:
         """What is in force; None: nothing."""
-        if self.stiffness is None and not any(self.wrench) and not any(self.goal):
+        if self.stiffness is None and not any(self.wrench):
             return None
         return Compliance(self.wrench, self.stiffness, self.most)
 

@@ -41,7 +41,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "robo_rl/replay.py": ("test_replay_plain", "test_replay"),
     "controllers/contracts.py": ("test_controllers_governor_limits", "test_controllers_governor", "test_controllers_compliance"),
     "controllers/limits.py": ("test_controllers_governor_limits", "test_controllers_governor"),
-    "controllers/governor.py": ("test_controllers_governor_limits", "test_controllers_governor", "test_controllers_compliance"),
+    "controllers/governor.py": ("test_controllers_compliance", "test_controllers_governor_limits", "test_controllers_governor"),
     "controllers/setpoint.py": ("test_controllers_governor_limits", "test_controllers_governor"),
     "controllers/compliance.py": ("test_controllers_compliance",),
     "controllers/law.py": ("test_controllers_options", "test_controllers_tick", "test_controllers_law"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_controllers_governor import AT, DT, LIMITS, ROBOT, active, armed, command, state
 
-from controllers.compliance import RAMP, SHARE, ComplianceCommand, nearer
+from controllers.compliance import RAMP, SHARE, CommandedCompliance, ComplianceCommand, nearer
 from controllers.contracts import CONTRACTS
 from controllers.governor import ACTIVE, ARMED, DISARMED, HOLD, STOPPED, Governor
 from controllers.limits import Limits
@@ -128,6 +128,15 @@ def test_a_silent_stream_lets_its_wrench_go_down_the_ramp_while_poses_go_on():
     assert sizes[round(last / DT) - 25] == MOST[0]  # 20 ms between two messages
     assert np.diff(sizes).min() >= -MOST[0] * DT / RAMP - 1e-9 and it.state == ACTIVE
     assert sizes[round((last + RAMP) / DT) + 2] == 0.0 and out[-1] is None
+
+
+def test_a_wrench_is_silent_once_its_time_out_has_passed_not_at_it():
+    it = CommandedCompliance(Limits(command_timeout=0.125))
+    it.take(wrench(1.0, 1.0, 0, 0, 0, 0, 0), (1.0, 0.0, 0.0, 0.0), 1.0)
+    it.ramp(1.125, DT, True)
+    assert it.goal[0] == 1.0
+    it.ramp(math.nextafter(1.125, 2.0), DT, True)
+    assert it.goal == NONE
 
 
 @pytest.mark.parametrize("ends", ["silence", "stop", "disarm", "lease", "push"])
