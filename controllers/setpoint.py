@@ -46,9 +46,8 @@ class SetpointMotion:
     def stand(self, measured: State) -> None:
         """Be at the measured pose, or the nearest allowed one, at rest; that is the target too."""
         self._place(measured)
-        self.target = self.pos or self.target[0], self.quat
+        self.stay()
         self.joints, self.joint_target, self.apart_since = None, None, math.inf
-        self.v = self.w = (0.0, 0.0, 0.0)
 
     def brake_from(self, measured: State) -> None:
         """Go on from the measured pose at the measured velocity, within the limits, braking."""

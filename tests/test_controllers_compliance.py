@@ -1,5 +1,6 @@
 """A wrench and a stiffness that a commander asks for, as the governor judges them: bounds, ramps, silence. No physics."""
 
+import contextlib
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from controllers.limits import Limits
 from controllers.trace import Trace
 from controllers.trace_replay import replay
 from robo_rl import geometry as g
+from robo_rl.errors import UserError
 
 NONE = (0.0,) * 6
 MOST = (SHARE * 60.0, SHARE * 20.0)  # [N], [N m] of the default limits
@@ -183,7 +185,9 @@ def test_another_law_begins_without_the_wrench_of_the_one_before():
     it = active()
     it.comply(stiffness(*STIFF), 1.001)
     ticks(it, 1.001, 0.4, every=streamed(it, MOST[0], 0, 0, 0, 0, 0))
+    it.measure(state(twist=(0.01, 0, 0, 0, 0.02, 0)), 1.402)
     it.rebase(1.402)
+    assert it.motion.v == it.motion.w == (0.0, 0.0, 0.0) and it.motion.target == (it.motion.pos, it.motion.quat)
     assert it.state == ARMED and it.tick(1.402, DT).compliance is None
 
 
@@ -251,3 +255,26 @@ def test_nearer_is_the_goal_or_a_step_on_the_way_to_it():
     assert nearer((0.0, 0.0, 0.0), (3.0, 4.0, 0.0), 5.0) == (3.0, 4.0, 0.0)
     assert nearer((0.0, 0.0, 0.0), (3.0, 4.0, 0.0), 2.5) == pytest.approx((1.5, 2.0, 0.0))
     assert nearer((1.0, 1.0, 1.0), (1.0, 1.0, 1.0), 0.0) == (1.0, 1.0, 1.0)
+
+
+# ---- every input -------------------------------------------------------------------------------------------------------
+
+
+INPUTS = {"arm": lambda it, t: it.arm(t), "disarm": lambda it, t: it.disarm(t), "stop": lambda it, t: it.stop(t),
+          "let_go": lambda it, t: it.let_go(t, "a"), "hold": lambda it, t: it.hold(t, "lease", "a test"),
+          "finish": lambda it, t: it.finish(t),
+          "rebase": lambda it, t: it.rebase(t), "reset": lambda it, t: it.reset(t), "moved": lambda it, t: it.moved(t),
+          "state": lambda it, t: it.measure(state(), t), "command": lambda it, t: it.command(command(t), t),
+          "comply": lambda it, t: it.comply(stiffness(*STIFF), t), "tick": lambda it, t: it.tick(t, DT)}
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_every_input_is_in_the_trace_with_its_time_and_is_held_against_the_clock(kind):
+    for t, back in ((1.5, False), (0.5, True)):
+        trace = Trace()
+        it = armed(trace=trace)
+        it.command(command(1.0), 1.0)
+        with contextlib.suppress(UserError):  # out of order: it is an input all the same
+            INPUTS[kind](it, t)
+        assert [e["t"] for e in trace.events if e["kind"] == kind][-1] == t
+        assert it.counts["clock"] == back and it.now == (1.0 if back else 1.5)

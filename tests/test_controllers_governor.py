@@ -448,6 +448,21 @@ def test_the_first_violation_is_the_earliest_that_any_prefix_shows():
     assert trace.events[bad[0]]["data"]["verdict"][1] == verdict.contract and trace.events[bad[0]]["t"] == t
 
 
+def test_once_its_commander_is_done_the_target_goes_with_the_setpoint_that_brakes():
+    it = active()
+    for k in range(1, 6):
+        it.command(command(1.0 + 0.02 * k, pos=(AT[0], AT[1] + 0.015 * k, AT[2])), 1.0 + 0.02 * k)
+        run(it, 1.0 + 0.02 * k + DT, 0.019)
+    assert it.motion.target[0][1] - it.motion.pos[1] > 0.03 and it.motion.v[1] > 0.1
+    it.finish(1.13)
+    run(it, 1.131, 0.3)
+    assert it.state == ARMED and not any(it.motion.v) and it.motion.target == (it.motion.pos, it.motion.quat)
+    it.hold(1.44, "lease", "a test")
+    it.motion.target = AT, DOWN
+    run(it, 1.441, 0.01)
+    assert it.motion.target == (AT, DOWN)  # in HOLD nobody reads it
+
+
 # ---- with law and physics --------------------------------------------------------------------------------------------
 
 
