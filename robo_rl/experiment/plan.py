@@ -93,6 +93,7 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     env = probe_env(config) if env is None else env
     check(config, env)
     spec = obs_spec(env, len(instructions(env)) > 1, config.policy.text)
+    load_what_a_run_needs(env)
     settle(make_policy(config.policy, spec, config.seed), ROWS[0])  # kernels, threads and buffers that any run has
     parts = [PlanPart("process: interpreter, torch, sim", resident())]
     free, policy = free_memory(), make_policy(config.policy, spec, config.seed).to(config.device)
@@ -193,6 +194,16 @@ def rl_parts(config: TrainConfig, env, policy, learner, weights: int) -> tuple[l
     share = max(1, n)
     return parts, [("simulator", stepping * decisions / share), ("policy", acting * decisions / share),
                    ("learner", learning * -(-rows // size) * rl.epochs)]
+
+
+def load_what_a_run_needs(env) -> None:
+    """Draw once, and import what reads and writes demonstrations: libraries are a fifth of a small run's memory."""
+    import pyarrow.parquet
+    env.reset(seed=0)
+    if env.spec.views:
+        import av
+        assert av
+    assert pyarrow.parquet
 
 
 def settle(policy, rows: int) -> None:
