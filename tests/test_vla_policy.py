@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import json
 import shutil
 from dataclasses import replace
 
@@ -314,6 +315,13 @@ RUN = {"sim": "mujoco", "task": "pick_by_name", "obs": "rgb", "image_size": 32, 
        "eval_episodes": 2, "eval_envs": 2, "video": False, "bc": {"updates": 2, "batch": 8}}
 
 
+def told(run):
+    """(stage, step, name) -> number of all that a run logged, without times; what is logged twice counts as it was last."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {(row["stage"], row["step"], name): x for row in rows for name, x in row.items()
+            if name not in ("stage", "step", "time") and not name.startswith(("time/", "rate/"))}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "kind", "more"), [("pi_rl", "pi05", {}), ("nft", "smolvla", {}), ("pi_rl", "pi0", {"keep_prefix": True}),
                                                  ("ppo", "pi0_fast", {"action_words": "train:64", "horizon": 4, "execute": 4}),
@@ -332,6 +340,8 @@ def test_a_run_of_a_vla_resumes_bit_for_bit_is_evaluated_and_served(algo, kind, 
     with pytest.raises(KeyError, match="enough"):
         robo_rl.train(replace(config, out=str(tmp_path / "parts")), stop, quiet=True)
     robo_rl.resume(tmp_path / "parts", quiet=True)
+    once, again = told(tmp_path / "whole"), told(tmp_path / "parts")
+    assert not {k: (x, again.get(k)) for k, x in once.items() if again.get(k) != x and x == x}  # says what differs first
     whole, parts = (sorted((tmp_path / name / "checkpoints").iterdir())[-1] for name in ("whole", "parts"))
     assert whole.name == parts.name != "step_000000000000"
     assert (whole / "policy.safetensors").read_bytes() == (parts / "policy.safetensors").read_bytes()
