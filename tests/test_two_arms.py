@@ -2,13 +2,17 @@
 
 import json
 import math
+import os
 import re
+import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import mujoco
 import numpy as np
 import pytest
+from commands import Command as Started
 from commands import robo_rl
 from pairs import BASES, aloha, aloha_arm, near, pair, waving
 
@@ -25,7 +29,7 @@ from controllers.pair_bridge import PairInterface
 from controllers.pair_governor import TOLERANCE, PairGovernor
 from controllers.pair_scene import pair_scene
 from controllers.robot import load_robot
-from controllers.transport import Flag, JointState, LoopbackTransport, PoseStamped, Text
+from controllers.transport import Flag, JointState, LoopbackTransport, Text
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
 from robo_rl.experiment.deploy import DeployOptions
@@ -233,6 +237,12 @@ def test_what_holds_one_arm_holds_both_and_both_are_armed_again():
     assert states(both) == (DISARMED, STOPPED)  # one after the other
     both.right.reset(both.now)
     both.arm()
+    both.pair.disarm(both.now)
+    both.run(0.01)
+    both.pair.arm(both.now)
+    both.left.hold(both.now, "lease", "the lease of x ended")
+    both.run(0.01)
+    assert states(both) == (HOLD, HOLD)  # also who only stands
 
 
 def test_an_arm_whose_state_is_silent_stops_both():
@@ -279,7 +289,6 @@ class There:
         self.orders = {n: self.wire.publisher(f"{n}/safety_command", Text, "command") for n in self.sim.nodes}
         self.said = {n: self.wire.subscription(f"{n}/{SAFETY_STATE}", Text, "latched") for n in self.sim.nodes}
         self.joints = {n: self.wire.publisher(f"{n}/target_joint", JointState, "command") for n in self.sim.nodes}
-        self.poses = {n: self.wire.publisher(f"{n}/target_pose", PoseStamped, "command") for n in self.sim.nodes}
         self.run(0.02)
 
     def run(self, seconds, every=lambda: None):
@@ -340,6 +349,7 @@ def test_the_e_stop_of_one_arm_is_a_level_for_both(pair_file):
     there.order("claim me 3600")
     there.order("reset me")
     assert there.states() == [STOPPED, STOPPED]  # also the arm whose own e-stop nobody pressed
+    assert there.sim.nodes["right"].governor.counts["estop"] == 1  # told once, and it stays
     button.publish(Flag(False))
     there.run(0.003)
     there.order("claim me 3600")
@@ -386,12 +396,7 @@ def hostile(there, seconds, seed, speed):
                 goal[name] = np.clip(goal[name], np.array(SIM.lower) + 0.1, np.array(SIM.upper) - 0.1)
             if t >= seen.sent:
                 step = np.clip(goal[name] - arm.model.q, -0.06, 0.06)
-                if arm.servo is None:
-                    pos = np.array(arm.model.pos) + 0.03 * np.sign([goal[name][1], goal[name][0], goal[name][2]]) * [0.3, 1, 0.3]
-                    pose = PoseStamped(there.wire.now(), arm.robot.base_frame, tuple(pos.tolist()), tuple(arm.model.quat))
-                    there.poses[name].publish(pose)
-                else:
-                    there.joints[name].publish(JointState(there.wire.now(), arm.robot.joints, tuple((arm.model.q + step).tolist())))
+                there.joints[name].publish(JointState(there.wire.now(), arm.robot.joints, tuple((arm.model.q + step).tolist())))
         if t > seen.until:
             seen.until = t + rng.uniform(0.2, 1.5)
         if t >= seen.sent:
@@ -425,12 +430,13 @@ def test_hostile_targets_never_bring_the_arms_nearer_than_the_clearance_nor_fast
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 8))
-def test_hostile_targets_for_a_minute(tmp_path, seed):
-    speed = (0.25, 0.5, 1.5)[seed % 3]
+@pytest.mark.parametrize(("seed", "speed"), [(2, 0.25), (3, 0.5), (4, 1.5)])
+def test_hostile_targets_for_half_a_minute(tmp_path, seed, speed):
     there = There(near(tmp_path), speed=speed)
-    seen, held = hostile(there, 60.0, seed, speed)
-    assert held >= 10 and seen.least >= 0.05 - TOLERANCE
+    seen, held = hostile(there, 30.0, seed, speed)
+    print(f"{speed} m/s: {held} holds, least distance {1000 * there.sim.governor.separation.least:.1f} mm of the capsules, "
+          f"{1000 * seen.least:.1f} mm of the shapes, tool {seen.tool:.2f} m/s, joint {seen.joint:.2f}")
+    assert held >= 4 and min(seen.least, there.sim.governor.separation.least) >= 0.05 - TOLERANCE
 
 
 # ---- one policy ----------------------------------------------------------------------------------------------------------
@@ -483,6 +489,24 @@ def test_a_policy_that_sends_the_arms_into_each_other_is_held_before_they_touch(
     assert bridge.governor.state in (HOLD, STOPPED) and "mm apart and come nearer" in bridge.governor.reason
     assert bridge.governor.separation.least >= 0.05 - TOLERANCE
     assert sum(b.governor.counts["clearance"] for b in bridge.bridges.values()) == 2
+
+
+def test_an_arm_that_is_held_keeps_the_other_from_being_commanded_in_the_same_period(tmp_path):
+    task = interface(aloha(tmp_path))
+    at = home(task.pair)
+
+    class Once(PairRecorder):
+        def watch(self, bridge):
+            left, right = bridge.bridges.values()
+
+            def hold(*_):
+                if right.commands == 10:
+                    left.governor.hold(left.transport.now(), "lease", "the lease of x ended")
+            bridge.on_action = hold
+    options = DeployOptions(run="none", robot=aloha(tmp_path), transport="inprocess", seconds=1.0)
+    policy = InProcessPolicy(lambda obs, prefix=None: np.tile(at, (8, 1)))
+    bridge, _ = in_process(options, task, SimpleNamespace(execute=8), policy, Once(task, "", "", "", print), print, print)
+    assert [b.commands for b in bridge.bridges.values()] == [10, 10] and bridge.governor.reason == "left arm: the lease of x ended"
 
 
 def test_a_policy_that_is_lost_brakes_both_and_rows_that_are_none_are_refused(tmp_path):
@@ -551,3 +575,24 @@ def test_every_command_of_the_page_runs_on_the_pair_that_it_shows(tmp_path):
         done = robo_rl(tmp_path, *cut, *more[argv[0]])
         assert done.code == (1 if argv[0] == "robot" else 0), done  # the first day's questions are open
     assert load(tmp_path / "data/again").action.shape == (5, 16)
+
+
+@pytest.mark.slow
+def test_a_pair_is_driven_over_dds_and_a_bridge_that_is_killed_leaves_both_held(tmp_path):
+    pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
+    path, domain = aloha(tmp_path), 103 + os.getpid() % 100
+    deploy(path, waving(home(load_pair(path))), 0.4, str(tmp_path / "data"))
+    tiny = ["--bc.updates", "20", "--bc.batch", "8", "--policy.hidden", "16", "--data.held-out", "0"]
+    assert robo_rl(tmp_path, "train", "--sim", "none", "--algo", "bc", "--demos", "data", "--out", "run", *tiny).code == 0
+    arms = Started(tmp_path, ["sim-arm", "--robot", path, "--domain", domain, "--seconds", "120"])
+    arms.until(lambda: "left/safety_command and right/safety_command" in arms.out.read_text())
+    done = robo_rl(tmp_path, "deploy", "run", "--robot", path, "--domain", domain, "--seconds", "1", "--record", "again")
+    assert "commanding" in done.out and "contracts violated: none" in done.out and len(load(tmp_path / "again").action) > 30, done
+    bridge = Started(tmp_path, ["deploy", "run", "--robot", path, "--domain", domain, "--seconds", "60"])
+    bridge.until(lambda: "commanding" in bridge.out.read_text())
+    bridge.signal(signal.SIGKILL)
+    bridge.wait()
+    time.sleep(0.5)  # the arms' governors wait 0.1 s for a command, and 1 s before they give up
+    arms.signal(signal.SIGINT)
+    end = arms.wait()
+    assert end.code == 0 and len(re.findall("(left|right) (?:HOLD|STOPPED)", end.out)) == 2, end
