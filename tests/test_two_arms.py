@@ -590,6 +590,7 @@ def test_a_pair_is_driven_over_dds_and_a_bridge_that_is_killed_leaves_both_held(
     assert "commanding" in done.out and "contracts violated: none" in done.out and len(load(tmp_path / "again").action) > 30, done
     bridge = Started(tmp_path, ["deploy", "run", "--robot", path, "--domain", domain, "--seconds", "60"])
     bridge.until(lambda: "commanding" in bridge.out.read_text())
+    time.sleep(1.0)  # it says so before its first command
     bridge.signal(signal.SIGKILL)
     bridge.wait()
     time.sleep(0.5)  # the arms' governors wait 0.1 s for a command, and 1 s before they give up
