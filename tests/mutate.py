@@ -34,8 +34,8 @@ EQUIVALENT = Path(__file__).with_name("mutants_equivalent.tsv")
 # file -> the tests that must notice a fault in it, the quickest first
 TARGETS: dict[str, tuple[str, ...]] = {
     "robo_rl/sampling.py": ("test_definitions", "test_sampling", "test_trust"),
-    "robo_rl/losses.py": ("test_definitions", "test_credit", "test_rollout_control_estimators"),
-    "robo_rl/advantages.py": ("test_definitions", "test_credit", "test_rollout_control_estimators"),
+    "robo_rl/losses.py": ("test_definitions", "test_credit", "test_ragged_groups", "test_rollout_control_estimators"),
+    "robo_rl/advantages.py": ("test_definitions", "test_credit", "test_ragged_groups", "test_rollout_control_estimators"),
     "robo_rl/corrections.py": ("test_definitions", "test_corrections_functions"),
     "robo_rl/runtime/ledger.py": ("test_ledger",),
     "robo_rl/replay.py": ("test_replay_plain", "test_replay"),

@@ -1,6 +1,5 @@
 """`--rl.allocate`: sizes meet their budget, estimates of groups of different sizes have no bias, feeds play what is planned."""
 
-import itertools
 import json
 
 import numpy as np
@@ -10,7 +9,6 @@ from commands import TINY, robo_rl
 from test_episode_slots import E, N, build, train_under_kills
 from test_runtime import SPEC, train, weights
 
-from robo_rl.advantages import group_advantage, pool_advantage, ragged_advantage
 from robo_rl.algos import pi_rl
 from robo_rl.options import PiRlOptions, PolicyOptions
 from robo_rl.options.method import ALLOCATIONS
@@ -144,61 +142,6 @@ def test_a_planner_that_was_saved_plans_what_it_would_have_planned():
         assert len({g for _, g in first}) >= 1
         b.load_state_dict(a.state_dict())
         assert [a.next(16) for _ in range(20)] == [b.next(16) for _ in range(20)] and a.metrics() == b.metrics(), name
-
-
-# ---- estimates
-
-@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
-def test_groups_of_one_size_have_the_advantage_that_they_always_had_in_any_order(kind):
-    outcome = (torch.rand(6, 5, generator=torch.Generator().manual_seed(0)) < 0.4).float()
-    outcome[2] = 1
-    group = torch.arange(6).repeat_interleave(5)
-    order = torch.randperm(30, generator=torch.Generator().manual_seed(1))
-    got = ragged_advantage(outcome.flatten()[order], group[order], kind)
-    assert torch.allclose(got, group_advantage(outcome, kind).flatten()[order], atol=1e-6) and (got[group[order] == 2] == 0).all()
-
-
-@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
-def test_each_of_groups_of_different_sizes_has_the_advantage_that_it_has_alone(kind):
-    sizes = [2, 7, 1, 3, 5]
-    outcome = torch.rand(sum(sizes), generator=torch.Generator().manual_seed(2))
-    got = ragged_advantage(outcome, torch.repeat_interleave(torch.tensor([9, 2, 4, 1, 7]), torch.tensor(sizes)), kind)
-    for mine, whole in zip(got.split(sizes), outcome.split(sizes), strict=True):
-        assert torch.allclose(mine, group_advantage(whole[None], kind)[0] if len(whole) > 1 else torch.zeros(1), atol=1e-6)
-    with pytest.raises(ValueError, match="mc_grpo"):
-        ragged_advantage(outcome, torch.zeros(sum(sizes), dtype=torch.int64), "mc_grpo")
-
-
-def test_the_gradient_of_groups_of_different_sizes_is_the_exact_one_by_enumeration():
-    """Two starts, an action of two each, success with a probability of (start, action): E over all outcomes of rloo's estimate."""
-    theta, win, sizes = torch.tensor([0.3, -0.4], dtype=torch.float64), torch.tensor([[0.2, 0.7], [0.9, 0.5]]).double(), (2, 4)
-    p = torch.sigmoid(theta)
-    exact = p * (1 - p) * (win[:, 1] - win[:, 0])
-    group, total = torch.repeat_interleave(torch.arange(2), torch.tensor(sizes)), torch.zeros(2).double()
-    for action in itertools.product((0, 1), repeat=6):
-        a = torch.tensor(action)
-        acted = torch.where(a == 1, p[group], 1 - p[group]).prod()
-        for outcome in itertools.product((0.0, 1.0), repeat=6):
-            r = torch.tensor(outcome).double()
-            chance = torch.where(r == 1, win[group, a], 1 - win[group, a]).prod()
-            score = (a - p[group]) * ragged_advantage(r, group, "rloo")
-            total += acted * chance * torch.zeros(2).double().index_add(0, group, score) / torch.tensor(sizes)
-    assert torch.allclose(total, exact, atol=1e-12)
-
-
-def test_reinforce_ada_picks_of_every_pool_what_it_picks_of_one():
-    rng = np.random.default_rng(0)
-    sizes = rng.integers(1, 33, 40)
-    group = rng.permutation(np.repeat(np.arange(40) * 3, sizes))
-    outcome = (rng.random(len(group)) < 0.3).astype(float)
-    adv, picked = (x.numpy() for x in pool_advantage(torch.from_numpy(outcome), torch.from_numpy(group), 4))
-    for g in range(40):
-        mine = outcome[group == 3 * g]
-        one = allocation.ada_pick(mine, 4, rng)
-        assert picked[group == 3 * g].sum() == len(one) and outcome[picked & (group == 3 * g)].sum() == mine[one].sum()
-        assert np.allclose(np.sort(adv[picked & (group == 3 * g)]), np.sort(allocation.ada_advantage(mine, one)))
-    first = [np.flatnonzero(picked[group == 3 * g])[0] for g in range(40) if sizes[g] > 8]
-    assert len(set(first)) > 3  # not always the first
 
 
 # ---- feeds
