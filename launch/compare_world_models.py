@@ -137,7 +137,7 @@ def main(given: list[str] | None = None) -> None:
             want = {"task": task, "seed": seed, **{k: getattr(args, k) for k in ("episodes", "new", "updates", "hidden", "windows")}}
             found = next((r for r in rows if {k: r[k] for k in want} == want), None)
             if found is None:
-                found = json.loads(json.dumps(one(task, seed, args)))
+                found = parse_json(json.dumps(one(task, seed, args)), "the comparison", (list, dict))
                 if args.keep:
                     with args.keep.open("a") as f:
                         f.write(json.dumps(found) + "\n")

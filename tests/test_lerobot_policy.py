@@ -18,7 +18,7 @@ from robo_rl.errors import UserError
 from robo_rl.evaluation import evaluate
 from robo_rl.experiment.evaluation import EvalConfig, evaluate_checkpoint
 from robo_rl.experiment.lerobot_policy import VARIABLE, LeRobotPolicy, find_python, parse_cameras
-from robo_rl.experiment.lerobot_worker import FrameSocket, LeRobotModel, serve
+from robo_rl.experiment.lerobot_worker import FrameSocket, LeRobotModel, answer_questions
 from robo_rl.policies import ObsSpec
 
 SPEC = ObsSpec(state=3, action=2, views=("front", "wrist"), image_size=8, language=True)
@@ -120,7 +120,7 @@ class BesideIt(LeRobotPolicy):
 
         def work():
             with theirs:
-                serve(FrameSocket(theirs), self.model)
+                answer_questions(FrameSocket(theirs), self.model)
         threading.Thread(target=work, daemon=True).start()
         return FrameSocket(ours)
 

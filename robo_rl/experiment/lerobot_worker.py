@@ -85,7 +85,7 @@ class LeRobotModel:
             return torch.stack([self.after(chunk[:, i]) for i in range(chunk.shape[1])], 1).float().cpu().numpy()
 
 
-def serve(wire: FrameSocket, model) -> None:
+def answer_questions(wire: FrameSocket, model) -> None:
     """Say what the model takes, then answer questions until the other side goes; what fails is said and costs that question alone."""
     wire.send({}, **model.about)
     while (message := wire.receive()) is not None:
@@ -112,7 +112,7 @@ def main(argv: list[str]) -> int:
         traceback.print_exc()
         wire.send({}, error=f"{type(e).__name__}: {e}"[:2000])
         return 1
-    serve(wire, model)
+    answer_questions(wire, model)
     return 0
 
 
