@@ -204,6 +204,34 @@ raise SystemExit(guarded(run, None))
     process.stdout.close()
 
 
+def test_a_guard_that_is_told_before_it_listens_passes_it_on():
+    code = """
+import os, signal, time
+from robo_rl.experiment.supervise import guarded
+from robo_rl.signals import StopSignal
+
+fork = os.fork
+
+def late():  # a busy machine: the parent runs half a second after its child
+    child = fork()
+    if child:
+        time.sleep(0.5)
+    return child
+os.fork = late
+
+def run(tell):
+    with StopSignal() as stop:
+        os.kill(os.getppid(), signal.SIGTERM)
+        end = time.monotonic() + 20
+        while not stop.asked and time.monotonic() < end:
+            time.sleep(0.01)
+        raise SystemExit(stop.code)
+
+raise SystemExit(guarded(run, None))
+"""
+    assert subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, timeout=60).returncode == 128 + signal.SIGTERM
+
+
 def test_the_guard_gives_up_on_a_learner_that_dies_again_and_again_without_a_new_checkpoint(tmp_path):
     code = """
 import os, pathlib, signal, sys

@@ -19,6 +19,7 @@ from robo_rl.errors import LostDaemon
 RESTARTS = 20  # in a row without a new checkpoint
 DEADLY = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 PR_SET_PDEATHSIG = 1
+STOPS = (signal.SIGINT, signal.SIGTERM)
 BY_ITSELF = b"\0"  # the learner's last word to its parent
 
 
@@ -33,8 +34,10 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
         reader, writer = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until there is somebody to pass them on to
         child = os.fork()
         if child == 0:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(reader)
             _follow_parent()
             own, by_itself = os.getpid(), True
@@ -49,7 +52,8 @@ def guarded(first: Callable[[Callable[[Path], None]], int], again: Callable[[Pat
                     with contextlib.suppress(OSError):
                         os.write(writer, BY_ITSELF)
         os.close(writer)
-        before = {s: signal.signal(s, functools.partial(_pass_on, child)) for s in (signal.SIGINT, signal.SIGTERM)}
+        before = {s: signal.signal(s, functools.partial(_pass_on, child)) for s in STOPS}
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         try:
             told = b""
             while part := os.read(reader, 4096):
