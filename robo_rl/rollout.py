@@ -19,6 +19,7 @@ from torch import Tensor
 
 from robo_rl.noise import mix, seed_noise
 from robo_rl.policies import Policy, obs_tensors
+from robo_rl.policies.committed import ROWS, kept_rows, no_rows, rows_to_come
 from robo_rl.policies.policy import Obs
 from robo_rl.starts import Ended, StartChooser, StartSource
 
@@ -242,7 +243,7 @@ class Collector:
 
     def __init__(self, env, policy: Policy, gamma: float, seed: int, lane: int = 0, starts: StartSource | None = None):
         self.env, self.gamma, self.seed, self.lane = env, gamma, seed, lane
-        self.spec, self.execute = policy.spec, policy.options.execute
+        self.spec, self.execute, self.options = policy.spec, policy.options.execute, policy.options
         self.timer, self.generator = Timer(), torch.Generator()
         self.n, self.decision = env.num_envs, 0
         own = seed if lane == 0 else mix(seed, lane) >> 32
@@ -257,8 +258,16 @@ class Collector:
         self.watched = hasattr(env, "sources")  # a person may take over
         self.sources: Any = env.sources if self.watched else None
 
-    def _read(self, raw: dict) -> dict[str, np.ndarray]:
-        return {k: _array(v) for k, v in obs_tensors(raw, self.spec).items()}
+    def _read(self, raw: dict, given: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+        """`given`: rows of the running chunks, where the policy decides while they run; None: no chunk runs."""
+        obs = {k: _array(v) for k, v in obs_tensors(raw, self.spec).items()}
+        if not self.options.commit_least:
+            return obs
+        return obs | (no_rows(self.options, self.spec.action, self.n) if given is None else given)
+
+    def _kept(self, mask: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows that are given in the envs of `mask`; in the others no chunk runs."""
+        return kept_rows(self.obs, mask) if self.options.commit_least else {}
 
     def layout(self, policy: Policy, explore: bool = True) -> Layout:
         """Rows of this collector's columns."""
@@ -275,7 +284,7 @@ class Collector:
         mask = np.ones(self.n, bool) if mask is None else mask
         raw = self.env.reset(options={"reset_mask": mask, "starts": starts})[0] if self.chooser is None else \
             self.chooser.begin(starts, mask)
-        self.obs = self._read(raw)
+        self.obs = self._read(raw, self._kept(~mask))
         self.returns[mask], self.lengths[mask], self.gains[mask] = 0, 0, 0
         self.alive = self.alive | mask
 
@@ -311,7 +320,7 @@ class Collector:
         c["success"][t], c["returns"][t], c["lengths"][t] = success, self.returns, self.lengths
         c["gains"][t] = self.gains
         self.gains = np.where(done, np.float32(0), self.gains)  # not times 0: a number that is not finite ends with its episode
-        self.obs = self._read(raw)
+        self.obs = self._read(raw, rows_to_come(self.options, c["x0"][t], c[TRACE + ROWS][t]) if self.options.commit_least else {})
         if self.watched:  # what a person did is not the policy's to learn from, nor what came of it
             c["mask"][t] &= helped == 0
             c["cut"][t] = alive & ~done & (self.sources() != helped)
@@ -326,7 +335,7 @@ class Collector:
             else:
                 self.returns[done], self.lengths[done] = 0, 0
                 raw = self.env.reset(options={"reset_mask": done})[0] if self.chooser is None else self.chooser.next(done, known)
-                self.obs = self._read(raw)
+                self.obs = self._read(raw, self._kept(~done))
         for k, v in self.obs.items():
             c[OBS + k][t + 1] = v
         self.decision += 1

@@ -22,6 +22,7 @@ RUNS = {name: (*REPLAY, "--algo", name) for name in OFF_POLICY} | {
                      "--rl.judge", "classifier", "--rl.judge-episodes", 60, "--rl.judge-rate", 0.2),
     "synthetic": (*REPLAY, "--algo", "demo_sac", "--rl.synthetic", 0.25, "--rl.synthetic-every", 256, "--rl.synthetic-updates", 5,
                   "--rl.synthetic-rows", 300),
+    "latency": (*ROLLOUT, "--algo", "pi_rl", "--latency", 0.04, "--latency-jitter", 0.02),
     "bounded steps": (*ROLLOUT, "--algo", "pi_rl", "--rl.trust-kl", 0.002, "--rl.critic-ready", 0.2),
     "returns": (*ROLLOUT, "--algo", "pi_rl", "--rl.lr", 0.3, "--rl.trust-kl", 0, "--rl.critic-warmup", 0, "--demos", 20, "--bc.updates",
                 500, "--policy.hidden", 64, "--eval-episodes", 40, "--bc.batch", 256, "--bc.lr", 0.001),

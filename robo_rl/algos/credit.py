@@ -15,6 +15,8 @@ from robo_rl.corrections import opob, vtrace
 from robo_rl.devices import device_of
 from robo_rl.optim import AdamW, Optimizer, kernels
 from robo_rl.options import OnPolicyOptions
+from robo_rl.policies.committed import seen, seen_size
+from robo_rl.policies.context import PREFIX, Context
 from robo_rl.policies.nets import Critic
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
 from robo_rl.rollout import Rollout
@@ -69,6 +71,11 @@ def step_along(params: Sequence[Tensor], opt: Optimizer, max_norm: float,
     return norm
 
 
+def columns_seen(obs: Obs) -> Obs:
+    """Of encoded observations what critics see: a part of their columns."""
+    return {k: obs[k] for k in (PREFIX, f"{PREFIX}/given", f"{PREFIX}/committed") if k in obs}
+
+
 def explained(values: Tensor, returns: Tensor) -> float:
     """1 - Var(R - V)/Var(R); 0 where the returns are constant."""
     var = returns.var()
@@ -83,7 +90,7 @@ class Credit:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + 1)
             p = policy.options
-            self.critic = Critic(policy.context_size, p.hidden, p.layers, p.activation, p.kind == "gaussian")
+            self.critic = Critic(seen_size(policy), p.hidden, p.layers, p.activation, p.kind == "gaussian")
         self.critic.to(device_of(policy))
         self.params = list(self.critic.parameters())
         self.opt = make_adam(self.params, options.critic_lr)
@@ -102,7 +109,7 @@ class Credit:
     def values(self, policy, obs: Obs, size: int = 4096) -> Tensor:
         """V of observations [B,...] -> [B], in pieces that fit the cache."""
         n = len(next(iter(obs.values())))
-        return torch.cat([self.critic(policy.encode({k: v[i:i + size] for k, v in obs.items()}).pooled)
+        return torch.cat([self.critic(seen(policy.encode({k: v[i:i + size] for k, v in obs.items()})))
                           for i in range(0, n, size)]) if n else torch.zeros(0, device=device_of(policy))
 
     def assign(self, r: Rollout, policy,
@@ -212,9 +219,10 @@ class Credit:
                                   dtype=torch.float64)
         return r.rewards / max(float((self.scale[2] / self.scale[0]).sqrt()), 1e-4)
 
-    def step(self, context: Tensor, returns: Tensor, values_old: Tensor) -> Tensor:
-        """One critic step on a detached pooled context [B,C] -> the loss."""
+    def step(self, context: "Context | Tensor", returns: Tensor, values_old: Tensor) -> Tensor:
+        """One critic step on a context, which it leaves as it is, or a detached pooled one [B,C] -> the loss."""
         o = self.options
+        context = seen(context).detach() if isinstance(context, Context) else context
         loss = losses.value(self.critic(context), returns, values_old, o.value_clip, o.huber)
         descend(o.value_coef * loss, self.params, self.opt, o.max_grad_norm)
         return loss.detach()

@@ -119,6 +119,8 @@ def make(policy, options: NftOptions, seed: int, demos: Demos | None = None) -> 
     """Learner for a flow policy; it samples without exploration noise."""
     if not policy.options.is_flow:
         raise UserError(f"nft needs --policy.kind flow, got {policy.options.kind}")
+    if policy.options.commit_least:
+        raise UserError("nft has no log-prob to leave given rows out of: with --latency use pi_rl or reinflow")
     if options.trust_kl:
         raise UserError("nft has no likelihood whose KL could be measured: it needs --rl.trust-kl 0")
     return NftLearner(policy, options, seed, demos)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from robo_rl import losses
 from robo_rl.advantages import whiten
-from robo_rl.algos.credit import Credit, descend, flat, make_adam, pick, step_along
+from robo_rl.algos.credit import Credit, columns_seen, descend, flat, make_adam, pick, step_along
 from robo_rl.algos.stale import Corrector
 from robo_rl.algos.trust import TrustRegion
 from robo_rl.corrections import ess
@@ -140,19 +140,19 @@ class OnPolicyLearner:
                     logs.append(step)
                     tails.append(log_ratio)
                     if gae and not fixed:
-                        value_losses.append(self.credit.step(context.pooled.detach(), returns[batch], values[batch]))
+                        value_losses.append(self.credit.step(context, returns[batch], values[batch]))
                     if o.target_kl and self.mean(step["kl"]) > o.target_kl:
                         metrics["epochs"] = epoch + 1.0
                         return
 
         def critic(most: float = float("inf")) -> None:
             for order in orders:
-                for batch, row in minibatches(critic_columns | ({PREFIX: obs[PREFIX]} if fixed else {}), order, o.minibatch, self.share):
+                for batch, row in minibatches(critic_columns | (columns_seen(obs) if fixed else {}), order, o.minibatch, self.share):
                     if len(value_losses) >= most:
                         return
                     with torch.no_grad():
                         context = policy.encode(row if fixed else pick(obs, batch))
-                    value_losses.append(self.credit.step(context.pooled, row["returns"], row["values"]))
+                    value_losses.append(self.credit.step(context, row["returns"], row["values"]))
 
         metrics["epochs"] = float(o.epochs)
         with scaled_lr(self.actor_opt, 1.0 if trust else corrected.lr_scale * self.step_scale):

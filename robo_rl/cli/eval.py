@@ -12,7 +12,7 @@ import tyro
 
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import load_config
-from robo_rl.experiment.evaluation import EvalConfig, episode_count, evaluate_checkpoint, film_checkpoint
+from robo_rl.experiment.evaluation import EvalConfig, as_trained, episode_count, evaluate_checkpoint, film_checkpoint
 from robo_rl.experiment.folder import pick_checkpoint
 
 
@@ -38,6 +38,7 @@ def run(args: Eval) -> int:
 
     for name in (args.run, args.against) if args.against else (args.run,):
         load_config(pick_checkpoint(Path(name), args.checkpoint)[0])  # a typo or a damaged run shows before the work
+    args = as_trained(args, load_config(pick_checkpoint(Path(args.run), args.checkpoint)[0]))
     if args.on == "dds" and args.video:
         raise UserError("--on dds is an arm that does not wait for pictures: film it with robo_rl deploy --video")
     if args.video:

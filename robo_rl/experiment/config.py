@@ -24,8 +24,9 @@ POOL_STARTS = ("pool", "vade", "mopps", "dps", "sfl", "prompt_gdro", "dots", "v0
 TASK_MIXES = ("uniform", "rulereasoner", "prompt_gdro")  # of robo_rl/rollout_control/tasks.py
 STARTS = ("auto", "uniform", "reverse", *POOL_STARTS)  # who decides which start comes next, beside samplers named module:function
 WHAT = "--algo"
+# what of a policy's options is the method's affair, not that of weights learnt before
 EXPLORATION = ("noise", "noise_level", "noise_min", "noise_max", "noise_steps", "finetune_steps", "std_floor", "std_scale",
-               "logp_reduction", "teacher")  # what of a policy's options is the method's affair, not that of weights learnt before
+               "logp_reduction", "teacher", "commit_least")
 
 
 def method_options(algo: str) -> type[MethodOptions]:
@@ -44,6 +45,7 @@ class TrainConfig:
         "The run": ("out", "resume", "config", "print_config", "plan", "twin", "video", "wandb"),
         "Evaluation, and when to stop": ("eval_episodes", "eval_every", "eval_envs", "target", "patience"),
         "The environment": ("reward", "control", "max_steps", "randomise", "image_size", "judge"),
+        "Inference that takes time": ("latency", "latency_jitter"),
         "Processes": ("device", "workers", "threads", "torch_threads", "max_staleness", "learners", "server", "backend", "ray_address",
                       "hang", "periodic", "over_provision"),
         "Where rollouts begin": ("tasks", "starts", "start_pool", "start_rows", "start_uniform"),
@@ -112,6 +114,11 @@ class TrainConfig:
     """Episode limit [control steps]; 0: the task's own."""
     randomise: str = ""
     """Domain randomisation, for example mass,friction,latency:2."""
+    latency: float = 0.0
+    """Seconds that the policy takes to decide while its last chunk goes on: it is taught, and rollouts play, as if it did, and evaluations
+    are in simulated real time with --chunking trained. It sets --policy.commit."""
+    latency_jitter: float = 0.0
+    """With --latency: up to so many seconds more, at random."""
     image_size: int = 64
     """Height and width of camera pictures [pixels]."""
     judge: str = ""
@@ -185,7 +192,7 @@ class TrainConfig:
                                 ("eval_envs", 0, 10**6), ("target", 0, 1), ("patience", 0, 10**6),
                                 ("workers", 0, 4096), ("learners", 1, 64),
                                 ("max_staleness", 0, 10**6), ("over_provision", 1, 1e6), ("periodic", 0, 10**6), ("hang", 1, 1e6),
-                                ("max_steps", 0, 10**7), ("image_size", 16, 1024),
+                                ("max_steps", 0, 10**7), ("image_size", 16, 1024), ("latency", 0, 10), ("latency_jitter", 0, 10),
                                 ("start_pool", 2, 65_536), ("start_rows", 1, 65_536), ("start_uniform", 0, 0.99),
                                 ("share_foreign", 0, 10**6), ("share_keep", 8, 4096), ("demos_most", 0, 900)):
             if getattr(self, name) is not None:

@@ -69,11 +69,11 @@ class EvalConfig:
     chunking: str = ""
     """The robot goes on while inference takes its time, and where chunks meet: naive takes the new one as it is, blend spreads the step,
     rtc draws the new one to agree with what of the old one will have run (flow policies), trained likewise by a policy taught with
-    --policy.commit; "": the robot waits, as in training."""
-    latency: float = 0.0
-    """With --chunking: seconds that each inference takes, 0 to 10."""
-    latency_jitter: float = 0.0
-    """With --chunking: up to so many seconds more, at random."""
+    --policy.commit; "": as in training, trained where that was with --latency, else the robot waits."""
+    latency: float | None = None
+    """With --chunking: seconds that each inference takes, 0 to 10; None: as the run was trained. 0 without --chunking: the robot waits."""
+    latency_jitter: float | None = None
+    """With --chunking: up to so many seconds more, at random; None: as the run was trained, unless --latency is given."""
     max_steps: int = 0
     """Actions of an episode; 0: as the run was trained."""
     domain: int = -1
@@ -85,8 +85,8 @@ class EvalConfig:
         choose("--on", self.on, ("sim", "arm", "dds"))
         choose("--controller", self.controller, ("joint", "cartesian"))
         choose("--chunking", self.chunking, ("", "naive", "blend", "rtc", "trained"))
-        in_range("--latency", self.latency, 0, 10)
-        in_range("--latency-jitter", self.latency_jitter, 0, 10)
+        in_range("--latency", self.latency or 0.0, 0, 10)
+        in_range("--latency-jitter", self.latency_jitter or 0.0, 0, 10)
         if not self.chunking and (self.latency or self.latency_jitter):
             raise UserError("--latency needs --chunking naive, blend, rtc or trained: else the robot waits for the policy")
         if self.chunking and self.on == "dds":
@@ -128,7 +128,14 @@ class Evaluator:
             self.env = make_env(judged, env_count(judged, config.eval_episodes * count, config.eval_envs))
         policy.eval()
         starts = eval_starts(config.eval_episodes * count, which)
-        result = evaluate(self.env, policy, starts, which)
+        if config.latency:
+            from robo_rl.experiment.latency import evaluate_late
+            from robo_rl.experiment.policy_server import actor_of
+            act = actor_of(policy, which, config).choose("trained")
+            result = evaluate_late(self.env, act, act.execute, starts, latency=config.latency, jitter=config.latency_jitter,
+                                   chunking="trained", seed=which)
+        else:
+            result = evaluate(self.env, policy, starts, which)
         rate, low, high = wilson(sum(result["success"]), len(starts))
         gain = sum(result["return"]) / len(starts)
         if count > 1:
@@ -236,6 +243,8 @@ def evaluate_checkpoint(path: "str | Path", options: EvalConfig, tick: Callable[
 
     run, folder = pick_checkpoint(Path(path), options.checkpoint)
     config = changed(load_config(run), options)
+    options = as_trained(options, config)
+    assert options.latency is not None and options.latency_jitter is not None
     torch.set_num_threads(config.torch_threads)
     policy, meta = checkpoint.load_policy(folder)
     env, close = evaluation_env(config, policy.spec, options)
@@ -289,6 +298,15 @@ def changed(config: TrainConfig, options: EvalConfig) -> TrainConfig:
     if options.max_steps:
         config = replace(config, max_steps=options.max_steps)
     return config
+
+
+def as_trained(options: EvalConfig, config: TrainConfig) -> EvalConfig:
+    """The options with the run's own latency where they say none; over DDS, and with the policy of a server, time is what it is."""
+    latency, jitter = options.latency, options.latency_jitter
+    if config.latency and latency is None and options.on != "dds" and not options.policy:
+        return replace(options, chunking=options.chunking or "trained", latency=config.latency,
+                       latency_jitter=config.latency_jitter if jitter is None else jitter)
+    return replace(options, latency=latency or 0.0, latency_jitter=jitter or 0.0)
 
 
 def evaluation_env(config: TrainConfig, spec, options: EvalConfig):

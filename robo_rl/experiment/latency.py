@@ -5,12 +5,58 @@ until then the rows of the old chunk run, and where none is left the target stan
 `controllers.chunking`'s, the same that drives an arm.
 """
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from controllers.chunking import CHUNKING, ChunkRunner
 from robo_rl.errors import UserError, choose, in_range
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.envs import task_count
+from robo_rl.experiment.robot_names import ROBOTS
+
+TRAINED = ("pi_rl", "reinflow", "bc")  # methods that learn with --latency
+
+
+def periods(seconds: float, period: float) -> int:
+    """Control periods that begin within so many seconds, but for rounding."""
+    return math.ceil(seconds / period - 1e-9)
+
+
+def with_latency(config: TrainConfig, env) -> TrainConfig:
+    """The configuration of a run with its --latency as rows of a chunk in the options of its policy. env: the run's, None without one.
+
+    UserError: what does not go with a latency, or chunks that are too short for it."""
+    from robo_rl.runtime.device import on_device
+    policy = config.policy
+    if not config.latency:
+        if config.latency_jitter:
+            raise UserError("--latency-jitter goes with --latency above 0")
+        return config if not policy.commit_least else replace(config, policy=replace(policy, commit_least=0))
+    if config.algo not in TRAINED:
+        raise UserError(f"--latency goes with --algo {', '.join(TRAINED[:-1])} or {TRAINED[-1]}, got {config.algo}")
+    if env is None or config.sim.split(":")[0] in ROBOTS or on_device(env):
+        raise UserError(f"--latency is simulated between the steps of a simulator on the CPU, got --sim {config.sim} --device "
+                        f"{config.device}")
+    if task_count(config) > 1:
+        raise UserError(f"--latency goes with one task, got --task {config.task}")
+    for name in ("dream", "share"):
+        if getattr(config, name):
+            raise UserError(f"--latency goes without --{name}")
+    if config.learners > 1:
+        raise UserError("--latency goes with --learners 1")
+    if getattr(config.rl, "w2_coef", 0):
+        raise UserError("--latency goes with --rl.w2-coef 0: that loss compares chunks of which no row is given")
+    increments_of(env.spec)
+    least, most = (periods(x, env.spec.period) for x in (config.latency, config.latency + config.latency_jitter))
+    if most > min(policy.execute, policy.horizon - policy.execute):
+        both = f"{least} to {most}" if least < most else str(most)
+        raise UserError(f"--latency {config.latency:g} --latency-jitter {config.latency_jitter:g} is {both} control periods of "
+                        f"{1e3 * env.spec.period:g} ms: it needs --policy.execute of at least {most} and --policy.horizon of at least "
+                        f"--policy.execute + {most}, got {policy.execute} and {policy.horizon}")
+    return replace(config, policy=replace(policy, commit=most, commit_least=least))
 
 
 def increments_of(spec) -> np.ndarray:

@@ -81,6 +81,7 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     """The plan of a run that learns from fresh rollouts. UserError: options that do not fit, as `train` would say."""
     from robo_rl.errors import UserError
     from robo_rl.experiment.envs import obs_spec, probe_env
+    from robo_rl.experiment.latency import with_latency
     from robo_rl.experiment.methods import find_method
     from robo_rl.experiment.sft import instructions
     from robo_rl.experiment.train import check
@@ -91,6 +92,7 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
         raise UserError(f"--plan counts methods that learn from fresh rollouts, and bc, got --algo {config.algo}")
     torch.set_num_threads(config.torch_threads)
     env = probe_env(config) if env is None else env
+    config = with_latency(config, env)
     check(config, env)
     spec = obs_spec(env, len(instructions(env)) > 1, config.policy.text)
     load_what_a_run_needs(env)

@@ -16,6 +16,7 @@ from robo_rl.errors import UserError, choose, in_range
 if TYPE_CHECKING:
     from robo_rl.experiment.config import TrainConfig
     from robo_rl.policies import ObsSpec
+    from robo_rl.policies.numpy_actor import NumpyActor
     from robo_rl.runtime.sessions import ExploringActor, SessionRecorder
 
 TOKEN_FILE = "serve.token"  # in a run folder
@@ -129,9 +130,6 @@ def load_actor(run: str, checkpoint: str, seed: int, instruction: str = "", task
     are then; policy: that of the checkpoint, where it is loaded already. UserError: the policy needs an instruction and the task has
     several; the run has no such task.
     """
-    import numpy as np
-
-    from controllers.schedule import guidance_gain
     from robo_rl import checkpoint as checkpoints
     from robo_rl.experiment.config import load_config
     from robo_rl.experiment.folder import pick_checkpoint
@@ -147,30 +145,57 @@ def load_actor(run: str, checkpoint: str, seed: int, instruction: str = "", task
         config, spec, columns = one_task(config, spec, task)
     if spec.language and not instruction:
         instruction = default_instruction(config)
-    gains = [guidance_gain(1 - k / made["denoise_steps"]) for k in range(made["denoise_steps"])]
-    one_pass = not made.get("advantage") or made["guidance"] == 1
-    if made["kind"] == "flow" and not spec.views and not spec.language and one_pass:
-        net, rng = NumpyActor.load(folder), np.random.default_rng(seed)
-
-        def ask(obs, **agree):
-            return net.act(obs["state"], rng=rng, rows=net.horizon, **agree)
-        return Actor(net.execute, net.commit, lambda batch: [ask(obs) for obs in batch],
-                     lambda obs, prefix: ask(obs, prefix=(prefix.rows, prefix.weights, gains)),
-                     lambda obs, rows, count: ask(obs, committed=(rows, count))), config, spec
+    if in_numpy(made, spec):
+        return numpy_actor(NumpyActor.load(folder), seed), config, spec
     import torch
     torch.set_num_threads(threads)
     policy = checkpoints.load_policy(folder)[0] if policy is None else policy
-    return torch_actor(policy, seed, instruction, spec, gains, columns), config, spec
+    return torch_actor(policy, seed, instruction, spec, columns), config, spec
 
 
-def torch_actor(policy, seed: int, instruction: str, spec, gains: list[float], columns: "list[int] | None" = None) -> Actor:
+def actor_of(policy, seed: int, config: "TrainConfig") -> Actor:
+    """The Actor that `load_actor` makes of a checkpoint of `policy`, of a run over one task. UserError: as there."""
+    from dataclasses import asdict
+
+    from robo_rl.policies.numpy_actor import NumpyActor
+    if in_numpy(asdict(policy.options), policy.spec):
+        weights = {k: v.detach().cpu().numpy() for k, v in policy.state_dict().items()}
+        return numpy_actor(NumpyActor(weights, asdict(policy.options), asdict(policy.spec)), seed)
+    return torch_actor(policy, seed, default_instruction(config) if policy.spec.language else "", policy.spec)
+
+
+def in_numpy(options: dict, spec) -> bool:
+    """Whether NumPy can run the policy of these PolicyOptions, as a dict, and ObsSpec."""
+    one_pass = not options.get("advantage") or options["guidance"] == 1
+    return options["kind"] == "flow" and not spec.views and not spec.language and one_pass
+
+
+def guidance_gains(steps: int) -> list[float]:
+    """Gain of guidance at each of the denoise steps."""
+    from controllers.schedule import guidance_gain
+    return [guidance_gain(1 - k / steps) for k in range(steps)]
+
+
+def numpy_actor(net: "NumpyActor", seed: int) -> Actor:
+    """The policy on NumPy."""
+    import numpy as np
+    rng, gains = np.random.default_rng(seed), guidance_gains(net.steps)
+
+    def ask(obs, **agree):
+        return net.act(obs["state"], rng=rng, rows=net.horizon, **agree)
+    return Actor(net.execute, net.commit, lambda batch: [ask(obs) for obs in batch],
+                 lambda obs, prefix: ask(obs, prefix=(prefix.rows, prefix.weights, gains)),
+                 lambda obs, rows, count: ask(obs, committed=(rows, count)))
+
+
+def torch_actor(policy, seed: int, instruction: str, spec, columns: "list[int] | None" = None) -> Actor:
     """The policy on torch, warmed up. spec: what it is given; columns: where that belongs in the state of all tasks."""
     import numpy as np
     import torch
 
     from robo_rl.policies import obs_tensors
     from robo_rl.policies.guided import committed_chunk, guided_chunk, plain_chunks
-    generator = torch.Generator().manual_seed(seed)
+    generator, gains = torch.Generator().manual_seed(seed), guidance_gains(policy.options.denoise_steps)
 
     def tensors(*observations):
         batch = {k: np.stack([obs[k] for obs in observations]) for k in observations[0]}

@@ -13,6 +13,7 @@ from robo_rl.errors import MissingDependency, UserError
 from robo_rl.experiment import allocation, parallel, starts
 from robo_rl.experiment.config import TrainConfig, load_config, rollout_options
 from robo_rl.experiment.envs import NONE, check_names, obs_spec, probe_env
+from robo_rl.experiment.latency import with_latency
 from robo_rl.experiment.reporting import Event, Reporter
 from robo_rl.options import OffPolicyOptions, RecapOptions
 from robo_rl.provenance import git_hash, machine_name, versions
@@ -38,6 +39,7 @@ def train(config: TrainConfig, callback: Callable[[Event], None] | None = None, 
         from robo_rl.devices import check_device
         check_device(config.device)
         env = None if config.sim == NONE else probe_env(config)
+        config = with_latency(config, env)
         check(config, env)  # a mistake leaves no folder behind
     if config.algo != "bc":  # what was chosen for this machine stays, wherever the run is resumed
         config = replace(config, workers=parallel.workers(config), max_staleness=parallel.staleness(config))

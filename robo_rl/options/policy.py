@@ -55,7 +55,10 @@ class PolicyOptions:
     """K: denoise steps per chunk."""
     commit: int = 0
     """flow: the first rows of a chunk, up to so many, may be given, and half of supervision teaches to go on from them. For --chunking
-    trained: as many as the control periods that inference takes at most."""
+    trained: as many as the control periods that inference takes at most. --latency sets it."""
+    commit_least: int = 0
+    """RL: rollouts give a chunk so many rows to commit, at random, of the chunk that runs while it is decided on; 0: none. --latency
+    sets it."""
     predict: Literal["velocity", "action"] = "velocity"
     """What the network of a flow or a diffusion gives: the velocity (a diffusion: the noise), or action: the clean chunk, from which
     the velocity follows. A velocity is the noise minus the chunk, so its network must first learn to copy the noise."""
@@ -178,6 +181,11 @@ class PolicyOptions:
             in_range(f"policy.{name}", getattr(self, name), low, high)
         in_range("policy.execute (E <= H)", self.execute, 1, self.horizon)
         in_range("policy.commit (< H)", self.commit, 0, self.horizon - 1)
+        in_range("policy.commit_least (<= commit)", self.commit_least, 0, self.commit)
+        if self.commit_least and not self.commit <= min(self.execute, self.horizon - self.execute):
+            raise UserError(f"policy.commit_least: up to {self.commit} rows of a chunk run while the next one is decided on, so "
+                            f"policy.execute must be at least {self.commit} and policy.horizon at least policy.execute + {self.commit}, "
+                            f"got {self.execute} and {self.horizon}")
         for name in ("init_std", "std_floor", "noise_min", "noise_max"):
             in_range(f"policy.{name}", getattr(self, name), 0, 10, open_low=True)
         for name, low, high in (("critics", 1, 256), ("critic_hidden", 8, 8192), ("critic_layers", 1, 32),

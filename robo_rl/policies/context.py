@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 PREFIX = "context"  # of a context's columns among those of an observation
-AFTER_MASK = ("length", "state", "committed", "origin")
+AFTER_MASK = ("length", "state", "committed", "origin", "given")
 ADVANTAGE = "advantage"  # of an observation: how good the action is that follows, 1, -1 or 0 (not told), float [B]
+GIVEN, COUNT = "given", "given_count"  # of an observation: rows of the running chunk [B,c,A], normalised, and how many are given
 PLAIN = f"{PREFIX}/plain"  # in its place, of the columns of `Context.plain`
 
 
@@ -38,6 +39,8 @@ class Context:
     """float [B,H]: 1 for the first rows of a chunk, where those are given (`ChainPolicy.commit`)."""
     origin: Tensor | None = None
     """[B,A]: what the actions of a chunk are relative to, in their own units: the state that was observed, 0 for other axes."""
+    given: Tensor | None = None
+    """[B,c,A]: those rows, normalised, 0 after the last of them (`policies.committed`)."""
     plain: "Context | None" = None
     """The same rows without what guidance leads towards (`policies.guidance.Guidance`)."""
 
@@ -51,7 +54,7 @@ class Context:
             return None if x is None else change(x)
         return Context(change(self.pooled), tuple((change(k), change(v)) for k, v in self.kv), changed(self.mask),
                        changed(self.length), changed(self.state), changed(self.committed), changed(self.origin),
-                       None if self.plain is None else self.plain.map(change))
+                       changed(self.given), None if self.plain is None else self.plain.map(change))
 
     def repeat(self, n: int) -> "Context":
         """Each row n times, one after the other: [B n] rows. Once is the context itself."""

@@ -10,6 +10,7 @@ from robo_rl.lora import attach
 from robo_rl.options import VLAS, PolicyOptions
 from robo_rl.plugins import check_call, is_object, load_object
 from robo_rl.policies.blocks import recompute
+from robo_rl.policies.committed import CommittedPolicy
 from robo_rl.policies.offpolicy import GuidedPolicy, SquashedPolicy
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, ObsSpec, Policy
 
@@ -28,7 +29,7 @@ def make_policy(options: PolicyOptions, spec: ObsSpec, seed: int) -> Policy:
         return attach(slimmed(_own(options, spec, seed)), options.lora, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        kind: Any = KINDS.get(options.kind, ChainPolicy)
+        kind: Any = CommittedPolicy if options.commit_least else KINDS.get(options.kind, ChainPolicy)
         if options.kind in VLAS:  # its modules, and safetensors, are read where one is asked for
             from robo_rl.policies.vla.offpolicy import replay_policy
             from robo_rl.policies.vla.one_step_policy import OneStepPolicy
