@@ -100,7 +100,7 @@ def result_file(args: Eval, result: dict) -> Path:
     where = "" if args.on == "sim" else f"{args.on}-{'cartesian-' if args.controller == 'cartesian' else ''}"
     where += f"{args.sim.split(':')[0]}-" if args.sim else ""
     where += f"{args.task.replace(':', '-')}-" if args.task else ""
-    where += f"{args.chunking}-{1e3 * args.latency:g}-{1e3 * args.latency_jitter:g}-" if args.chunking else ""
+    where += f"{args.chunking}-{1e3 * (args.latency or 0):g}-{1e3 * (args.latency_jitter or 0):g}-" if args.chunking else ""
     where += "server-" if args.policy else ""
     folder, _ = pick_checkpoint(Path(args.run), args.checkpoint)
     return folder / f"eval-{where}{result['checkpoint']}-{args.seed}-{args.episodes}.json"

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment.config import TrainConfig, load_config
@@ -106,6 +106,9 @@ class EvalConfig:
                 raise UserError(f"--{name.replace('_', '-')} goes with --policy lerobot:FOLDER")
         if self.policy and (self.on != "sim" or self.chunking):
             raise UserError("--policy acts in the run's simulator: it goes without --on and --chunking")
+
+
+AnyEvalConfig = TypeVar("AnyEvalConfig", bound=EvalConfig)
 
 
 class Evaluator:
@@ -300,7 +303,7 @@ def changed(config: TrainConfig, options: EvalConfig) -> TrainConfig:
     return config
 
 
-def as_trained(options: EvalConfig, config: TrainConfig) -> EvalConfig:
+def as_trained(options: AnyEvalConfig, config: TrainConfig) -> AnyEvalConfig:
     """The options with the run's own latency where they say none; over DDS, and with the policy of a server, time is what it is."""
     latency, jitter = options.latency, options.latency_jitter
     if config.latency and latency is None and options.on != "dds" and not options.policy:
