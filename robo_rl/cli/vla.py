@@ -28,7 +28,10 @@ class ConvertOptions:
     out: tyro.conf.Positional[str]
     """A .safetensors file, or a folder that gets model.safetensors and the small files beside the source."""
     to: str = "robo_rl"
-    """Layout: robo_rl (ours), lerobot, openpi, lerobot-old or openpi-old (names of transformers up to 4.51)."""
+    """Layout: robo_rl (ours), lerobot, openpi, lerobot-old or openpi-old (names of transformers up to 4.51). A folder of pi0, pi0.5 or
+    SmolVLA that was trained here becomes one that LeRobot's evaluation loads: config, processors, statistics."""
+    instructions: str = ""
+    """With --to lerobot, of a policy of hashed words (words:N): the instructions that it will be given there, commas between."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +87,17 @@ def check(args: CheckVlaOptions) -> int:
 def convert(args: ConvertOptions) -> int:
     """Convert, and say what was written."""
     from robo_rl.policies.vla.convert import convert as write
-    done = write(args.source, args.out, args.to)
+    from robo_rl.policies.vla.policy import SAID
+    told = [text.strip() for text in args.instructions.split(",") if text.strip()]
+    done = write(args.source, args.out, args.to, told, SAID[1])
     zeros = f", {done.zeros} of them zeros that no model reads" if done.zeros else ""
     print(f"{done.family} from layout {done.came} to {done.to}: {done.tensors} tensors{zeros}, written to {done.path}")
     if done.copied:
         print(f"copied beside it: {', '.join(done.copied)}")
+    if done.made:
+        print(f"made beside it: {', '.join(done.made)}")
+    for note in done.notes:
+        print(f"note: {note}")
     return 0
 
 

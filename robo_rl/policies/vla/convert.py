@@ -7,18 +7,20 @@ trained policy), zeros are written.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from robo_rl.errors import UserError, choose
-from robo_rl.files import replacing
+from robo_rl.files import replacing, write_bytes
 from robo_rl.policies.vla.groot import GrootConfig
 from robo_rl.policies.vla.groot_n17 import GrootN17Config
 from robo_rl.policies.vla.keys import HEAD, KEPT, OURS, WORDS, KeyLayout, KeyMatch, carried, layout, layouts_of, plain, recognise, spelled
+from robo_rl.policies.vla.lerobot_folder import FOLDERS, VLM, facts_of, left_out, lerobot_files, smolvlm_files
 from robo_rl.policies.vla.make import CONFIG, METADATA, check_match, model_metadata, read_config
 from robo_rl.policies.vla.network import VlaConfig
-from robo_rl.policies.vla.processor import NAME, NUMBERS
+from robo_rl.policies.vla.processor import NAME, NUMBERS, Processor
+from robo_rl.policies.vla.smolvla import SmolVlaConfig
 from robo_rl.policies.vla.tokeniser import FILES as TOKENISERS
 from robo_rl.policies.vla.weights import (
     INDEX,
@@ -33,6 +35,7 @@ from robo_rl.policies.vla.weights import (
     write_checkpoint,
 )
 
+LEROBOT = "lerobot"
 SOURCE = "source"  # metadata of ours: where it came from, so that it goes back as it came
 BESIDE = 64 << 20  # bytes of a file beside the weights that is copied too, at most
 
@@ -51,13 +54,19 @@ class Converted:
     """Of these, how many no model reads and the source did not have."""
     copied: tuple[str, ...]
     """Files beside the weights that were copied."""
+    made: tuple[str, ...] = ()
+    """Files beside the weights that were made: LeRobot's, of a policy that was trained here."""
+    notes: tuple[str, ...] = ()
+    """What the other program cannot express, a line each."""
 
 
-def convert(source: "str | Path", out: "str | Path", to: str) -> Converted:
+def convert(source: "str | Path", out: "str | Path", to: str, instructions: Sequence[str] = (), said: str = "") -> Converted:
     """Write the checkpoint `source` (file or folder) in layout `to` at `out`: a .safetensors file, or a folder with model.safetensors
-    and the small files beside the source (config, processor, tokeniser).
+    and the small files beside the source (config, processor, tokeniser); of a processor of ours and `lerobot` those that LeRobot
+    reads (`lerobot_folder`, which takes `instructions`; said: what this policy has behind each if it is told the advantage).
 
-    UserError: keys of no known layout, a layout that the family does not have, `out` is there already, the disk is full.
+    UserError: keys of no known layout, a layout that the family does not have, `out` is there already, the disk is full, LeRobot
+    would do something else with it.
     """
     checkpoint, out = open_checkpoint(source), Path(out)
     read = recognise(checkpoint.tensors)
@@ -67,6 +76,7 @@ def convert(source: "str | Path", out: "str | Path", to: str) -> Converted:
     target = out if out.suffix == ".safetensors" else out / SINGLE
     if target.exists():
         raise UserError(f"{target} is there already; give another place or move it away")
+    made, notes = _lerobot_files(checkpoint, read, config, out, instructions, said) if to == LEROBOT else ({}, ())
     came = metadata_json(checkpoint.metadata, SOURCE) if read.layout is None else \
         {"layout": read.name, "words": read.layout.words.index(plain(read.found[WORDS])), "metadata": checkpoint.metadata}
     kept = [key for key in (*read.spare, *filter(None, [read.tied])) if read.layout or key.startswith(KEPT)]
@@ -80,8 +90,25 @@ def convert(source: "str | Path", out: "str | Path", to: str) -> Converted:
         public = _public(filled, read, to, came)
         write_checkpoint(target, public, came.get("metadata", {}) if came.get("layout") == to else {"format": "pt"})
         tensors, zeros = len(public), len(filled) - len(named)
-    copied = () if out.suffix == ".safetensors" else _copy_beside(checkpoint, out)
-    return Converted(target, read.family, read.name, to, tensors, zeros, copied)
+    for name, data in made.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(out / name, data)
+    copied = () if made or out.suffix == ".safetensors" else _copy_beside(checkpoint, out)
+    return Converted(target, read.family, read.name, to, tensors, zeros, copied, tuple(made), tuple(notes))
+
+
+def _lerobot_files(checkpoint: Checkpoint, read: KeyMatch, config: VlaConfig, out: Path, instructions: Sequence[str], said: str
+                   ) -> tuple[dict[str, bytes], list[str]]:
+    """(files that LeRobot reads beside the weights, notes): of a folder whose processor is ours."""
+    notes = [f"no part of LeRobot's policy: {parts}"] if read.layout is None and (parts := left_out(read.spare)) else []
+    if out.suffix == ".safetensors" or not (checkpoint.path / NAME).is_file():
+        return {}, notes
+    if read.family not in FOLDERS:
+        return {}, [*notes, f"keys alone: LeRobot's config.json and processors are written for {', '.join(FOLDERS)}"]
+    processor, dtype = Processor.load(checkpoint.path), checkpoint.tensors[read.found[WORDS]].dtype
+    facts = facts_of(checkpoint.path, config, processor.options.image_size, said)
+    files, more = lerobot_files(processor, config, facts, dtype, str((out / VLM).resolve()), instructions)
+    return files | (smolvlm_files(config) if isinstance(config, SmolVlaConfig) else {}), notes + more
 
 
 def _fill(named: Mapping[str, "TensorInfo | Zeros"], config: VlaConfig, whole: bool) -> dict[str, "TensorInfo | Zeros"]:

@@ -155,6 +155,8 @@ def _steps(steps: list[dict], settings: Mapping[str, Any]) -> dict[str, Any]:
         name, config = step.get("registry_name"), step.get("config", {})
         if name == "tokenizer_processor":
             out["prompt"] = int(config["max_length"])
+        elif name == "pi05_prepare_state_tokenizer_processor_step":  # a state of fewer numbers than the model's is told as it is
+            out["padded_state_text"] = int(config.get("max_state_dim", settings["width"])) > settings["state"]
         elif name == "normalizer_processor":
             kinds = {k: KIND[str(v)] for k, v in config["norm_map"].items()}
             out |= {f"{k.lower()}_kind": kinds[k] for k in ("STATE", "ACTION") if k in kinds}

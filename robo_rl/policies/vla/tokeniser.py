@@ -65,6 +65,11 @@ def load(where: "str | Path") -> Tokeniser:
     return (_json if path.suffix == ".json" else _sentencepiece)(path, data)
 
 
+def pieces_of(text: str) -> list[str]:
+    """The words of `words:N` that a text has."""
+    return re.findall(r"\w+|[^\w\s]|\n", text.lower())
+
+
 def _words(size: int) -> Tokeniser:
     """Numbers up to 255, the bins of a state in a prompt, have places of their own where there are as many others: two that shared one
     would be one state."""
@@ -72,9 +77,8 @@ def _words(size: int) -> Tokeniser:
     first = RESERVED + own
 
     def encode(text: str) -> list[int]:
-        words = re.findall(r"\w+|[^\w\s]|\n", text.lower())
         return [RESERVED + int(w) if w.isdecimal() and len(w) <= 3 and int(w) < own else first + zlib.crc32(w.encode()) % (size - first)
-                for w in words]
+                for w in pieces_of(text)]
     return Tokeniser(f"words:{size}", b"", size, encode)
 
 
