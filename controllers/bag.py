@@ -66,6 +66,14 @@ class BagWriter:
         self.draft.rmdir()
 
 
+def recorded(wire: Transport, bag: "BagWriter | None") -> Transport:
+    """The transport, with its messages written to the bag where there is one."""
+    if bag is None:
+        return wire
+    bag.began = time.time() - wire.now()
+    return RecordedTransport(wire, bag)
+
+
 class RecordedTransport:
     """A transport whose messages, both ways, go into a bag as well."""
 

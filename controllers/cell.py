@@ -22,6 +22,14 @@ def numbers(name: str, row: Any, count: int | None, low: float, high: float) -> 
         raise UserError(f"{name} needs {count or ''} numbers from {low:g} to {high:g}, got {row!r}")
 
 
+def check_pose(what: str, pos: Any, quat: Any) -> None:
+    """UserError: pos is no place within 100 m, or quat (w, x, y, z) no turn."""
+    numbers(f"{what}: pos", pos, 3, -100, 100)
+    numbers(f"{what}: quat", quat, 4, -1.01, 1.01)
+    if abs(math.hypot(*quat) - 1) > 1e-2:
+        raise UserError(f"{what}: quat must have length 1 within 0.01, got {list(quat)}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
     """What the tool carries besides the robot's own parts."""
@@ -46,10 +54,7 @@ class CellCamera:
     topic: str = ""  # of its CompressedImage; "": <name>/image_raw/compressed
 
     def __post_init__(self) -> None:
-        numbers("camera: pos", self.pos, 3, -100, 100)
-        numbers("camera: quat", self.quat, 4, -1.01, 1.01)
-        if abs(math.hypot(*self.quat) - 1) > 1e-2:
-            raise UserError(f"camera: quat must have length 1 within 0.01, got {list(self.quat)}")
+        check_pose("camera", self.pos, self.quat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

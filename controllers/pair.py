@@ -7,12 +7,11 @@
 The arms' names are the prefixes of their topics (`left/joint_states`) and of their axes (`left_joint1`), in the file's order.
 """
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from controllers.cell import numbers
+from controllers.cell import check_pose
 from controllers.robot import Robot, load_robot
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.files import read_json
@@ -30,10 +29,7 @@ class BasePose:
     quat: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0)
 
     def __post_init__(self) -> None:
-        numbers("base: pos", self.pos, 3, -100, 100)
-        numbers("base: quat", self.quat, 4, -1.01, 1.01)
-        if abs(math.hypot(*self.quat) - 1) > 1e-2:
-            raise UserError(f"base: quat must have length 1 within 0.01, got {list(self.quat)}")
+        check_pose("base", self.pos, self.quat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

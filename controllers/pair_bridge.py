@@ -103,6 +103,7 @@ class PairBridge:
         self.spare = {name: ArmModel(models[name].spec, robot.joints, robot.site, gravity=False, coriolis=False)
                       for name, robot in task.pair.arms.items()}
         self.middle, self.half = task.spans()
+        self.factors, self.columns = task.factors, {name: task.columns(name) for name in task.pair.arms}
         self.on_action: Callable[[np.ndarray, dict, np.ndarray], None] | None = None  # state, pictures, action: each that runs
         self.chunking, self.every, self.lost = "blend", 0, ""  # of `chunking.ChunkRunner`; to be set before `begin`
         self.slow = 1
@@ -154,13 +155,13 @@ class PairBridge:
         out = np.zeros(len(self.task.names))
         for name, bridge in self.bridges.items():
             measured = [*bridge.model.q.tolist(), bridge.observation_buffer.opening]
-            for k, x in zip(self.task.columns(name), measured, strict=False):
+            for k, x in zip(self.columns[name], measured, strict=False):
                 out[k] = x
         return out
 
     def observation(self) -> np.ndarray:
         """float32 [A] in the policy's units."""
-        return (self.row() / self.task.factors).astype(np.float32)
+        return (self.row() / self.factors).astype(np.float32)
 
     def pictures(self) -> dict[str, np.ndarray]:
         """The newest picture of each camera: image/<view> uint8 [h, w, 3]. UserError: one is missing or too old."""
@@ -176,15 +177,15 @@ class PairBridge:
         """One action [A] in -1 .. 1 of the axes' ranges, for the period that begins now."""
         self.target = self.middle + self.half * np.clip(action, -1, 1)
         if self.on_action:
-            self.on_action(self.observation(), self.pictures(), (self.target / self.task.factors).astype(np.float32))
+            self.on_action(self.observation(), self.pictures(), (self.target / self.factors).astype(np.float32))
         self.command(now)
 
     def command(self, now: float) -> None:
         """Bring both arms nearer to the target. What one governor does about it the other's arm knows before it is commanded."""
         for name, bridge in self.bridges.items():
-            columns, hand = self.task.columns(name), bridge.gripper_command
+            columns, hand = self.columns[name], bridge.gripper_command
             hand.joints = self._next(name, bridge, self.target[columns])
-            if self.task.has_gripper(name):
+            if len(columns) > bridge.model.n:
                 hand.grip = 2 * float(self.target[columns[-1]]) - 1
             bridge.command(now)
             self.governor.couple(now)
@@ -234,12 +235,12 @@ class PairBridge:
         if (got := policy.poll(slot)) is not None:
             rows, t0 = got
             if rows.ndim == 2 and rows.shape[1] == len(self.middle):
-                rows = (rows * self.task.factors - self.middle) / self.half
+                rows = (rows * self.factors - self.middle) / self.half
             self.chunks.take(rows, t0, slot, self.transport.now())
 
     def _units(self, prefix: Prefix | None) -> Prefix | None:
         """What the next chunk must agree with, in the policy's units."""
-        return None if prefix is None else replace(prefix, rows=(self.middle + self.half * prefix.rows) / self.task.factors)
+        return None if prefix is None else replace(prefix, rows=(self.middle + self.half * prefix.rows) / self.factors)
 
     def report(self) -> str:
         """One line: rows executed, times of inference, contracts that the governors enforced, how near the arms were."""

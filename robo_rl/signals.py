@@ -1,10 +1,24 @@
-"""How a signal stops long work: the first asks for a checkpoint, the second ends the process."""
+"""How a signal stops long work: as a flag that the work looks at."""
 
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[list[int]]:
+    """The numbers of the SIGINT and SIGTERM that came; empty until one does. In the main thread alone."""
+    came: list[int] = []
+    before = {s: signal.signal(s, lambda number, _: came.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class StopSignal:

@@ -1,7 +1,6 @@
 """`robo_rl robot check|home|teleop|calibrate|drive FILE`: first day, homing, a person's hand, cameras, serial servos."""
 
 import math
-import signal
 import sys
 
 from robo_rl.errors import UserError
@@ -10,6 +9,7 @@ from robo_rl.experiment.robot_check import Question, RobotOptions, check_robot, 
 from robo_rl.experiment.robot_drive import DriveOptions, drive_robot
 from robo_rl.experiment.robot_home import HomeOptions, home_robot
 from robo_rl.experiment.teleop import TeleopOptions, teleop
+from robo_rl.signals import asked_to_stop
 
 __all__ = ["CalibrateOptions", "DriveOptions", "HomeOptions", "RobotOptions", "TeleopOptions", "run"]
 
@@ -41,13 +41,8 @@ def run(options: "RobotOptions | HomeOptions | TeleopOptions | CalibrateOptions 
         if result.held:
             print(f"robo_rl: {result.state}: {result.reason}", file=sys.stderr)
         return 1 if result.held else 0
-    stop: list[int] = []
-    before = {s: signal.signal(s, lambda number, _: stop.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with asked_to_stop() as stop:
         home_robot(options, lambda line: print(line, flush=True), lambda line: print(f"robo_rl: {line}", file=sys.stderr), stop)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return 0
 
 

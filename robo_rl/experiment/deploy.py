@@ -2,12 +2,12 @@
 
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -17,6 +17,7 @@ import tyro
 from robo_rl.child import end, line_with
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment.deploy_recorder import DeployRecorder
+from robo_rl.signals import asked_to_stop
 
 TRAINED = "sim"  # the robot whose joints a run's state has
 WAIT = 5.0  # s for the arm's topics
@@ -239,10 +240,8 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, act, client, reco
     from controllers.transport import Text
     from robo_rl.experiment.wire import connect
 
-    wire = recorder.wrap_transport(connect("robo_rl_bridge", options.domain, options.interface, options.namespace))
-    stop: list[int] = []
-    before = {s: signal.signal(s, lambda number, _: stop.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with (closing(recorder.wrap_transport(connect("robo_rl_bridge", options.domain, options.interface, options.namespace))) as wire,
+          asked_to_stop() as stop):
         command = options.command or robot.cell.command or ("joint" if robot.name == "sim" else "pose")
         bridge = Bridge(robot, task, wire, model, limits_of(robot, options.speed), dry_run=options.dry_run, command=command,
                         twin=twin_of(robot, model, task, log))
@@ -278,10 +277,6 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, act, client, reco
                 warn(complaint)
         warn(timing)
         return bridge, seconds
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        wire.close()
 
 
 def real_time_loop(options: DeployOptions, period: float, bridge, wire, client, recorder, stop: list[int], lease,

@@ -1,10 +1,10 @@
 """Run a policy on two arms: over a transport in real time, or on a simulated pair in lockstep in this process; record what it did."""
 
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from controllers.model import arm_model
 from controllers.pair import ArmPair, load_pair
 from controllers.pair_bridge import PairBridge, PairInterface
+from robo_rl.child import end
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.deploy import (
@@ -25,6 +26,7 @@ from robo_rl.experiment.deploy import (
     open_policy,
     real_time_loop,
 )
+from robo_rl.signals import asked_to_stop
 
 SETTLE = 0.1  # s of simulated time for the first messages
 ENDS = ".pos"  # of LeRobot's names
@@ -73,11 +75,8 @@ class PairRecorder:
 
     def wrap_transport(self, wire):
         """The transport, with its messages written to the bag where one was asked for."""
-        if self.bag is None:
-            return wire
-        from controllers.bag import RecordedTransport
-        self.bag.began = time.time() - wire.now()
-        return RecordedTransport(wire, self.bag)
+        from controllers.bag import recorded
+        return recorded(wire, self.bag)
 
     def watch(self, bridge: PairBridge) -> None:
         """Record this bridge from now on."""
@@ -148,8 +147,7 @@ def deploy_pair(options: DeployOptions, log: Callable[[str], None], warn: Callab
     finally:
         client.close()
         if server:
-            server.terminate()
-            server.wait()
+            end(server)
         recorder.close()
 
 
@@ -205,10 +203,8 @@ def on_wire(options: DeployOptions, task: PairInterface, act, client, recorder: 
     from controllers.transport import Text
     from robo_rl.experiment.wire import NamespacedTransport, connect
 
-    wire = recorder.wrap_transport(connect("robo_rl_bridge", options.domain, options.interface, options.namespace))
-    stop: list[int] = []
-    before = {s: signal.signal(s, lambda number, _: stop.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with (closing(recorder.wrap_transport(connect("robo_rl_bridge", options.domain, options.interface, options.namespace))) as wire,
+          asked_to_stop() as stop):
         bridge = make_bridge(options, task, wire)
         bridge.every = act.execute
         if not options.dry_run:
@@ -245,7 +241,3 @@ def on_wire(options: DeployOptions, task: PairInterface, act, client, recorder: 
             warn(complaint)
         warn(timing)
         return bridge, seconds
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        wire.close()

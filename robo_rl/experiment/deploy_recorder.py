@@ -1,6 +1,5 @@
 """What a deployment leaves behind: an episode of a data set, a rosbag2, a film; and whether the task was done."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -60,11 +59,8 @@ class DeployRecorder:
 
     def wrap_transport(self, wire):
         """The transport, with its messages written to the bag where one was asked for."""
-        if self.bag is None:
-            return wire
-        from controllers.bag import RecordedTransport
-        self.bag.began = time.time() - wire.now()
-        return RecordedTransport(wire, self.bag)
+        from controllers.bag import recorded
+        return recorded(wire, self.bag)
 
     def watch(self, bridge, wire) -> None:
         """Record this bridge from now on."""

@@ -9,11 +9,13 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import tyro
 
 from robo_rl.errors import UserError, in_range
 from robo_rl.files import read_json
+from robo_rl.signals import asked_to_stop
 
 FIELDS = {"name": str, "command": list, "after": list, "ready": str, "ends": bool}
 GRACE = (5.0, 3.0)  # s after SIGINT until SIGTERM, and after that until SIGKILL
@@ -96,6 +98,12 @@ class ProcessGroup:
         self.lines: queue.Queue[tuple[str, str]] = queue.Queue()
         self.ready: set[str] = set()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.stop()
+
     def start(self, part: ProcessSpec) -> None:
         """Start a process. UserError: its program cannot be run."""
         command = [sys.executable, "-m", "robo_rl", *part.command[1:]] if part.command[0] == "robo_rl" else list(part.command)
@@ -138,9 +146,8 @@ class ProcessGroup:
 def run_processes(parts: list[ProcessSpec], wait: float = 30.0) -> int:
     """Run the processes until one of them ends or the user asks for the end -> exit status: of the process that `ends`; 1 where
     another one ended well or was not ready within `wait` [s]; 130 at Ctrl-C."""
-    group, stop, waiting, began = ProcessGroup(), [], list(parts), time.monotonic()
-    before = {s: signal.signal(s, lambda number, _: stop.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    waiting, began = list(parts), time.monotonic()
+    with asked_to_stop() as stop, ProcessGroup() as group:
         while not stop:
             while waiting and set(waiting[0].after) <= group.ready:
                 group.start(waiting.pop(0))
@@ -160,7 +167,3 @@ def run_processes(parts: list[ProcessSpec], wait: float = 30.0) -> int:
                 return 1
             time.sleep(0.02)
         return 130
-    finally:
-        group.stop()
-        for number, handler in before.items():
-            signal.signal(number, handler)

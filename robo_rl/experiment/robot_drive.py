@@ -1,7 +1,6 @@
 """An arm of serial servos as a node: joint states out, joint positions in, as with a vendor's forward_position_controller."""
 
 import math
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -9,6 +8,7 @@ from typing import Annotated, ClassVar
 import tyro
 
 from robo_rl.errors import UserError, in_range
+from robo_rl.signals import asked_to_stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +66,16 @@ def drive_robot(options: DriveOptions, log: Callable[[str], None], warn: Callabl
             log(f"{robot.name}: torque is off")
             return
         wire = connect("robo_rl_servos", options.domain, options.interface, options.namespace)
-        stop: list[int] = []
-        before = {s: signal.signal(s, lambda number, _: stop.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
         arm = ServoArm(robot, bus, wire, 1 / options.rate)
         try:
-            faults = [f"{text}: {fault}" for _, text, fault in arm.check() if fault]
-            if faults:
-                raise UserError("; ".join(faults))
-            log(f"{robot.name} is on the network at {options.rate:g} Hz; torque goes on with the first command")
-            timing = real_time(arm.step, 1 / options.rate, options.seconds, going=lambda: not stop)
-            log(timing.text())
+            with asked_to_stop() as stop:
+                faults = [f"{text}: {fault}" for _, text, fault in arm.check() if fault]
+                if faults:
+                    raise UserError("; ".join(faults))
+                log(f"{robot.name} is on the network at {options.rate:g} Hz; torque goes on with the first command")
+                timing = real_time(arm.step, 1 / options.rate, options.seconds, going=lambda: not stop)
+                log(timing.text())
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
             for what, count in [*arm.problems.most_common(), *bus.faults.most_common()]:
                 if count:
                     warn(f"{count} times: {what}")

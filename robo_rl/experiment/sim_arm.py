@@ -2,11 +2,10 @@
 
 import math
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -14,6 +13,7 @@ import tyro
 
 from robo_rl.child import end
 from robo_rl.errors import UserError, in_range
+from robo_rl.signals import asked_to_stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,15 +162,21 @@ def status_line(arm, node, timing: str = "") -> str:
     return f"{g.state}{f' ({g.reason})' if g.reason else ''} · tool {tool} m{bodies}{timing}"
 
 
-def start_cameras(options: SimArmOptions) -> "subprocess.Popen | None":
-    """The process that publishes the pictures; None without --cameras."""
+@contextmanager
+def cameras_beside(options: SimArmOptions) -> Iterator[None]:
+    """With the process that publishes the pictures, where --cameras asks for it."""
     if not options.cameras:
-        return None
+        yield
+        return
     command = [sys.executable, "-m", "robo_rl", "cameras", "--views", *options.cameras, "--size", str(options.image_size), "--scene",
                options.scene, "--robot", options.robot, "--domain", str(options.domain), "--parent", str(os.getpid())]
     for name in ("namespace", "interface"):
         command += [f"--{name}", getattr(options, name)] if getattr(options, name) else []
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    cameras = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        end(cameras)
 
 
 def run_sim_arm(options: SimArmOptions, on_start: Callable[[], None] = lambda: None,
@@ -186,9 +192,6 @@ def run_sim_arm(options: SimArmOptions, on_start: Callable[[], None] = lambda: N
 
     arm, node = make(options)
     node.on_refusal = on_refusal
-    cameras = start_cameras(options)
-    stop: list[int] = []
-    before = {s: signal.signal(s, lambda number, _: stop.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
 
     def tick() -> None:
         if options.push and node.count % 2000 == 0:
@@ -199,7 +202,7 @@ def run_sim_arm(options: SimArmOptions, on_start: Callable[[], None] = lambda: N
             node.governor.arm(node.transport.now())
         if node.count % 250 == 0:
             on_tick(arm, node)
-    try:
+    with cameras_beside(options), closing(node.transport), asked_to_stop() as stop:
         if options.lockstep:
             while arm.ticks * arm.dt < options.seconds - 1e-9 and not stop:
                 tick()
@@ -207,9 +210,3 @@ def run_sim_arm(options: SimArmOptions, on_start: Callable[[], None] = lambda: N
         on_start()
         with undisturbed():
             return arm, node, real_time(tick, arm.dt, options.seconds, going=lambda: not stop).text()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        node.transport.close()
-        if cameras is not None:
-            end(cameras)
