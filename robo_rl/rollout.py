@@ -19,7 +19,8 @@ from torch import Tensor
 
 from robo_rl.noise import mix, seed_noise
 from robo_rl.policies import Policy, obs_tensors
-from robo_rl.policies.committed import ROWS, kept_rows, no_rows, rows_to_come
+from robo_rl.policies.committed import ROWS, first_rows, first_waits, kept_rows, played, rows_to_come
+from robo_rl.policies.context import COUNT
 from robo_rl.policies.policy import Obs
 from robo_rl.starts import Ended, StartChooser, StartSource
 
@@ -244,6 +245,7 @@ class Collector:
     def __init__(self, env, policy: Policy, gamma: float, seed: int, lane: int = 0, starts: StartSource | None = None):
         self.env, self.gamma, self.seed, self.lane = env, gamma, seed, lane
         self.spec, self.execute, self.options = policy.spec, policy.options.execute, policy.options
+        self.late = self.options.commit_least > 0  # the policy decides while its last chunk runs
         self.timer, self.generator = Timer(), torch.Generator()
         self.n, self.decision = env.num_envs, 0
         own = seed if lane == 0 else mix(seed, lane) >> 32
@@ -251,23 +253,18 @@ class Collector:
         self.chooser = None if starts is None else StartChooser(env, starts, own)
         if self.chooser is not None:
             raw = self.chooser.next(np.ones(self.n, bool))
-        self.obs = self._read(raw)
+        waits = first_waits(self.options, [mix(own, i) for i in range(self.n)]) if self.late else np.zeros(0)
+        self.obs = self._read(raw, first_rows(self.options, self.spec.action, waits))
         self.returns, self.lengths = np.zeros(self.n), np.zeros(self.n, np.int64)
         self.alive, self.gains = np.ones(self.n, bool), np.zeros(self.n, np.float32)
         self._layouts: dict[bool, Layout] = {}
         self.watched = hasattr(env, "sources")  # a person may take over
         self.sources: Any = env.sources if self.watched else None
 
-    def _read(self, raw: dict, given: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-        """`given`: rows of the running chunks, where the policy decides while they run; None: no chunk runs."""
+    def _read(self, raw: dict, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """`given`: what a policy that decides while its last chunk runs is told of that."""
         obs = {k: _array(v) for k, v in obs_tensors(raw, self.spec).items()}
-        if not self.options.commit_least:
-            return obs
-        return obs | (no_rows(self.options, self.spec.action, self.n) if given is None else given)
-
-    def _kept(self, mask: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows that are given in the envs of `mask`; in the others no chunk runs."""
-        return kept_rows(self.obs, mask) if self.options.commit_least else {}
+        return obs | given if self.late else obs
 
     def layout(self, policy: Policy, explore: bool = True) -> Layout:
         """Rows of this collector's columns."""
@@ -284,7 +281,7 @@ class Collector:
         mask = np.ones(self.n, bool) if mask is None else mask
         raw = self.env.reset(options={"reset_mask": mask, "starts": starts})[0] if self.chooser is None else \
             self.chooser.begin(starts, mask)
-        self.obs = self._read(raw, self._kept(~mask))
+        self.obs = self._read(raw, kept_rows(self.obs, ~mask, first_waits(self.options, starts)) if self.late else {})
         self.returns[mask], self.lengths[mask], self.gains[mask] = 0, 0, 0
         self.alive = self.alive | mask
 
@@ -308,6 +305,7 @@ class Collector:
     def act(self, actions: np.ndarray, columns: Columns, t: int, whole: bool = False, known: np.ndarray | None = None) -> None:
         """Execute `actions[N,E,A]` and write what came of it into row t; `known` [N]: starts of the episodes that begin after it."""
         helped = self.sources() if self.watched else None
+        actions = played(actions, columns[OBS + COUNT][t]) if self.late else actions
         raw, reward, gain, terminated, truncated, success, steps = run_chunk(self.env, actions, self.gamma)
         alive = self.alive
         done = (terminated | truncated) & alive
@@ -320,7 +318,7 @@ class Collector:
         c["success"][t], c["returns"][t], c["lengths"][t] = success, self.returns, self.lengths
         c["gains"][t] = self.gains
         self.gains = np.where(done, np.float32(0), self.gains)  # not times 0: a number that is not finite ends with its episode
-        self.obs = self._read(raw, rows_to_come(self.options, c["x0"][t], c[TRACE + ROWS][t]) if self.options.commit_least else {})
+        self.obs = self._read(raw, rows_to_come(self.options, c["x0"][t], c[TRACE + ROWS][t], c[OBS + COUNT][t]) if self.late else {})
         if self.watched:  # what a person did is not the policy's to learn from, nor what came of it
             c["mask"][t] &= helped == 0
             c["cut"][t] = alive & ~done & (self.sources() != helped)
@@ -335,7 +333,7 @@ class Collector:
             else:
                 self.returns[done], self.lengths[done] = 0, 0
                 raw = self.env.reset(options={"reset_mask": done})[0] if self.chooser is None else self.chooser.next(done, known)
-                self.obs = self._read(raw, self._kept(~done))
+                self.obs = self._read(raw, kept_rows(self.obs, ~done, self.obs[COUNT]) if self.late else {})
         for k, v in self.obs.items():
             c[OBS + k][t + 1] = v
         self.decision += 1

@@ -47,7 +47,7 @@ def late_policy(**options):
     return policy
 
 
-def late_obs(n=64, least=0, seed=0):
+def late_obs(n=64, least=-MOST, seed=0):
     g = torch.Generator().manual_seed(seed)
     count = torch.randint(least, MOST + 1, (n,), generator=g)
     given = 0.5 * torch.randn(n, MOST, A, generator=g) * (torch.arange(MOST) < count[:, None])[..., None]
@@ -70,17 +70,21 @@ class SlowRobot:
     def __init__(self, late):
         self.late, self.row, self.chunk, self.coming, self.waits = late, 0, None, None, 0
 
-    def ask(self, chunk, given, first):
-        """chunk [H,A]; given: rows of the running one that it was told will run meanwhile; first: of an episode, the robot waits."""
-        self.coming, self.waits = chunk, 0 if first else int(self.late.integers(0, given + 1))
-        self.row = 0 if first else self.row
+    def ask(self, chunk, count):
+        """chunk [H,A]; count: rows of the running one that run meanwhile, at most, or minus the periods before there is one."""
+        if count < 0:
+            self.chunk, self.row = None, 0
+        self.coming, self.waits = chunk, -count if count < 0 else int(self.late.integers(0, count + 1))
+        self.ran = 0  # rows since it asked
 
     def act(self):
         if self.coming is not None and self.waits == 0:
-            self.chunk, self.row, self.coming = self.coming, self.row if self.chunk is None else self.row % E, None
+            self.chunk, self.row, self.coming = self.coming, self.ran, None
         self.waits -= 1
+        if self.chunk is None:
+            return np.zeros(A)
         action = self.chunk[self.row]
-        self.row += 1
+        self.row, self.ran = self.row + 1, self.ran + 1
         return action
 
 
@@ -95,11 +99,9 @@ def test_rollouts_play_what_a_robot_plays_that_goes_on_while_it_waits_for_each_a
     for t in range(24):
         assert np.array_equal(obs["state"], r.obs["state"][t])
         given = r.obs[COUNT][t].numpy()
-        assert (given[first] == 0).all() and (given[~first] >= LEAST).all() and (given <= MOST).all()
+        assert (given[first] < 0).all() and (given[~first] > 0).all() and set(np.abs(given)) <= {1, 2, 3}
         for i, robot in enumerate(robots):
-            if first[i]:
-                robot.chunk = None
-            robot.ask(commands[t, i], given[i], first[i])
+            robot.ask(commands[t, i], given[i])
             early += robot.waits < given[i]
         reward, over = np.zeros(3), np.zeros(3, bool)
         for j in range(E):
@@ -120,27 +122,30 @@ def test_given_rows_are_those_of_the_chunk_before_and_how_many_differs_from_deci
     seen_counts = set()
     for t in range(1, 20):
         count, going = r.obs[COUNT][t], ~r.done[t - 1]
-        assert torch.equal(r.trace[ROWS][t - 1][going][:, 1] - E, count[going]) and (count[~going] == 0).all()
-        assert torch.equal(r.trace[ROWS][t][:, 0], count)
+        ran = E + r.obs[COUNT][t - 1].clamp(max=0)  # rows of the chunk before, in E periods
+        assert torch.equal(r.trace[ROWS][t - 1][:, 1] - ran, count.abs()) and (count[going] > 0).all() and (count[~going] < 0).all()
+        assert torch.equal(r.trace[ROWS][t][:, 0], count.clamp(min=0)) and not r.obs[GIVEN][t][~going].any()
         for n in going.nonzero().squeeze(1).tolist():
-            c = int(count[n])
-            seen_counts.add(c)
-            rows = r.x0[t - 1, n, E:E + c]
+            c, first = int(count[n]), int(ran[n])
+            seen_counts.add((c, first))
+            rows = r.x0[t - 1, n, first:first + c]
             assert torch.equal(r.obs[GIVEN][t, n, :c], rows) and not r.obs[GIVEN][t, n, c:].any()
             assert torch.equal(r.x0[t, n, :c], rows.clamp(*bounds))  # as the env cuts commands at +-1
-    assert seen_counts == {1, 2, 3}
+    assert seen_counts == {(c, first) for c in (1, 2, 3) for first in (1, 2, 3, 4)}
 
 
-def test_whole_episodes_begin_with_nothing_given():
+def test_whole_episodes_begin_with_a_wait_that_their_start_decides():
     policy = late_policy()
     collector = Collector(PointReach(16, limit=20), policy, 0.9, 1)
     collector.collect(policy, 3)
-    assert collector.obs[COUNT].all()
-    mask = np.arange(16) < 4
+    assert (collector.obs[COUNT] > 0).any()
+    before, mask = collector.obs[COUNT].copy(), np.arange(16) < 4
     collector.begin(np.arange(16), mask)
-    assert not collector.obs[COUNT][:4].any() and not collector.obs[GIVEN][:4].any() and collector.obs[COUNT][4:].all()
-    r = collector.episodes(policy, np.arange(16))
-    assert not r.obs[COUNT][0].any() and r.obs[COUNT][1].all()
+    assert (collector.obs[COUNT][:4] < 0).all() and not collector.obs[GIVEN][:4].any() and (collector.obs[COUNT][4:] == before[4:]).all()
+    starts = np.repeat(np.arange(8), 2)
+    r = collector.episodes(policy, starts)
+    first = r.obs[COUNT][0].view(8, 2)
+    assert set(first.flatten().tolist()) == {-1, -2, -3} and torch.equal(first[:, 0], first[:, 1]) and (r.obs[COUNT][1] > 0).all()
 
 
 def test_without_given_rows_a_chunk_is_the_plain_one_and_with_them_that_of_deployment():
@@ -167,7 +172,7 @@ def test_without_given_rows_a_chunk_is_the_plain_one_and_with_them_that_of_deplo
 def test_the_ratio_is_exactly_one_under_the_weights_that_acted_however_many_rows_were_given(kind):
     policy = late_policy(**KINDS[kind])
     r = Collector(PointReach(32, limit=20), policy, 0.9, 2).collect(policy, 8)
-    assert len(r.obs[COUNT].unique()) == 4
+    assert set(r.obs[COUNT].unique().tolist()) == {-3, -2, -1, 1, 2, 3}
     for t in range(8):
         obs, trace = ({k: v[t] for k, v in group.items()} for group in (r.obs, r.trace))
         logp, _ = policy.score(policy.encode(obs), trace)
@@ -199,7 +204,7 @@ def test_the_log_prob_is_the_sum_over_rows_that_the_policy_chose_and_that_run(ki
     mean, std, x = mean.view(shape), std.expand_as(mean).reshape(shape), chunk.trace["x_next"].view(shape)
     for i in range(len(context)):
         first, end = chunk.trace[ROWS][i].tolist()
-        assert first == obs[COUNT][i] and E + LEAST <= end <= E + MOST
+        assert first == obs[COUNT][i].clamp(min=0) and LEAST <= end - E - obs[COUNT][i].clamp(max=0) <= MOST
         for j in range(f):
             own = [torch.distributions.Normal(mean[i, j, h], std[i, j, h]).log_prob(x[i, j, h]).sum() if (std[i, j, h] > 0).all() else
                    torch.zeros(()) for h in range(first, end)]
@@ -230,7 +235,7 @@ def test_what_moves_the_trust_region_is_the_rows_that_the_policy_chose():
         mean, std = policy.moments(policy.encode(obs), trace)
         whole, _ = policy._steps(policy.encode(obs), trace)
     assert mean.shape == std.shape == (64, 1, E * A)
-    for i, count in enumerate(obs[COUNT].tolist()):
+    for i, count in enumerate(obs[COUNT].clamp(min=0).tolist()):
         assert torch.equal(mean[i, 0], whole[i, count * A:(count + E) * A])
 
 

@@ -8,7 +8,8 @@ others. Of them run rows d .. E + d' - 1, d' being the d of the decision that fo
 
 So what was committed is part of the observation, as for the critic (`seen`), and no part of the action: it has no density, and no
 gradient. A policy that was taught with rows given cannot tell when within the d periods its chunk came, for until then either chunk
-says the same; d stands for any shorter time too. The first chunk of an episode follows none: d = 0.
+says the same; d stands for any shorter time too. The first chunk of an episode follows none: the robot stands still for d periods, and
+the chunk runs from its row 0 on, to row E - d - 1 at first.
 
 Source: training-time real-time chunking, arXiv 2512.05964, for supervised learning; that a committed prefix belongs to the observation
 of a policy gradient follows from what ran.
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robo_rl.noise import mix
 from robo_rl.options import PolicyOptions
 from robo_rl.policies.context import COUNT, GIVEN, PREFIX, Context
 from robo_rl.policies.policy import ChainPolicy
@@ -84,10 +86,10 @@ class CommittedPolicy(ChainPolicy):
         return Chunk(self.commands(x), x0, self.score(context, trace)[0], trace)
 
     def running(self, count: Tensor, generator: Noise) -> Tensor:
-        """`ROWS` of chunks of which `count` [B] rows are given; how many the next decision is given is drawn here."""
-        o = self.options
+        """`ROWS` of chunks of which `count` [B] rows are given, or which wait; how many the next decision is given is drawn here."""
+        o, wait = self.options, (-count).clamp(min=0)
         following = o.commit_least + randint(generator, o.commit - o.commit_least + 1, len(count)).to(count.device)
-        return torch.stack([count, o.execute + following], 1)
+        return torch.stack([count.clamp(min=0), o.execute - wait + following], 1)
 
     def score(self, context: Context, trace: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """As `ChainPolicy.score`, over the rows that the policy chose and that run."""
@@ -118,22 +120,36 @@ class CommittedPolicy(ChainPolicy):
 # ---- from one decision to the next -------------------------------------------------------------------------------
 
 
-def no_rows(options: PolicyOptions, action: int, n: int) -> dict[str, np.ndarray]:
-    """What n observations say where no chunk runs: `GIVEN` float32 [n,c,A] and `COUNT` int64 [n]."""
-    return {GIVEN: np.zeros((n, options.commit, action), np.float32), COUNT: np.zeros(n, np.int64)}
+def first_waits(options: PolicyOptions, keys) -> np.ndarray:
+    """Periods int64 [n] that robots stand still before the first chunk of an episode, each by its key, an integer, alone."""
+    span = options.commit - options.commit_least + 1
+    return np.array([options.commit_least + mix(3, int(key)) % span for key in keys], np.int64)
 
 
-def rows_to_come(options: PolicyOptions, x0: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """What the observations say after the first E rows of the chunks x0 [n,H,A] ran, whose `ROWS` are rows [n,2]."""
-    e, c = options.execute, options.commit
-    count = rows[:, 1] - e
-    there = np.arange(c) < count[:, None]
-    return {GIVEN: np.where(there[..., None], x0[:, e:e + c], np.float32(0)), COUNT: count}
+def first_rows(options: PolicyOptions, action: int, wait: np.ndarray) -> dict[str, np.ndarray]:
+    """What observations say where no chunk runs: `GIVEN` float32 [n,c,A] zeros, and `COUNT` int64 [n], minus the `wait` [n] to come."""
+    return {GIVEN: np.zeros((len(wait), options.commit, action), np.float32), COUNT: -wait}
 
 
-def kept_rows(obs: dict[str, np.ndarray], mask: np.ndarray) -> dict[str, np.ndarray]:
-    """What `obs` says of them in the envs of `mask` [n], and in the others that no chunk runs."""
-    return {k: np.where(mask.reshape(-1, *(1,) * (obs[k].ndim - 1)), obs[k], obs[k].dtype.type(0)) for k in (GIVEN, COUNT)}
+def played(actions: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """The actions [n,E,A] of E periods: where `COUNT` [n] says that the robot waits it stands still first."""
+    waits, out = np.flatnonzero(count < 0), actions.copy()
+    for i, wait in zip(waits, -count[waits], strict=True):
+        out[i, :wait], out[i, wait:] = 0, actions[i, :actions.shape[1] - wait]
+    return out
+
+
+def rows_to_come(options: PolicyOptions, x0: np.ndarray, rows: np.ndarray, count: np.ndarray) -> dict[str, np.ndarray]:
+    """What the observations say after E periods with the chunks x0 [n,H,A], whose `ROWS` are rows [n,2] and `COUNT` count [n]."""
+    first, steps = options.execute + np.minimum(count, 0), np.arange(options.commit)
+    following = rows[:, 1] - first
+    ahead = np.take_along_axis(x0, (first[:, None] + steps)[..., None], 1)
+    return {GIVEN: np.where((steps < following[:, None])[..., None], ahead, np.float32(0)), COUNT: following}
+
+
+def kept_rows(obs: dict[str, np.ndarray], mask: np.ndarray, wait: np.ndarray) -> dict[str, np.ndarray]:
+    """What `obs` says of them in the envs of `mask` [n], and in the others that no chunk runs, for `wait` [n] periods."""
+    return {GIVEN: np.where(mask[:, None, None], obs[GIVEN], np.float32(0)), COUNT: np.where(mask, obs[COUNT], -wait)}
 
 
 def seen(context: Context) -> Tensor:

@@ -17,7 +17,8 @@ from torch.nn.functional import pad
 PREFIX = "context"  # of a context's columns among those of an observation
 AFTER_MASK = ("length", "state", "committed", "origin", "given")
 ADVANTAGE = "advantage"  # of an observation: how good the action is that follows, 1, -1 or 0 (not told), float [B]
-GIVEN, COUNT = "given", "given_count"  # of an observation: rows of the running chunk [B,c,A], normalised, and how many are given
+GIVEN, COUNT = "given", "given_count"  # of an observation: rows of the running chunk [B,c,A], normalised; how many
+# of them are given, or minus the periods that the robot waits for its first chunk
 PLAIN = f"{PREFIX}/plain"  # in its place, of the columns of `Context.plain`
 
 
