@@ -16,7 +16,7 @@ import torch
 
 from robo_rl.data.episode import Episode
 from robo_rl.noise import mix, seed_noise
-from robo_rl.policies import Policy, obs_tensors
+from robo_rl.policies import Policy, blank_obs, obs_tensors
 from robo_rl.replay import HUMAN, PAUSE, ReplayWriter
 from robo_rl.rewards import Judge, Marked
 from robo_rl.rollout import Timer, one_thread
@@ -59,9 +59,7 @@ def replay_observation(policy: Policy, raw: dict) -> dict[str, np.ndarray]:
 
 def replay_rows(policy: Policy) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Shape and dtype of each entry of `replay_observation`, of one env."""
-    spec = policy.spec
-    blank = {"state": np.zeros((1, spec.state), np.float32), "task": np.array(["do"])} | {
-        f"image/{v}": np.zeros((1, spec.image_size, spec.image_size, 3), np.uint8) for v in spec.views}
+    blank = blank_obs(policy.spec, 1) | {"task": np.array(["do"])}
     return {k: (v.shape[1:], v.dtype) for k, v in replay_observation(policy, blank).items()}
 
 

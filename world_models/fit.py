@@ -104,6 +104,16 @@ def descend(value: Tensor, opt: AdamW, params, most: float, pairs: Sequence[tupl
         kernels._foreach_lerp_([a for a, _ in pairs], [p for _, p in pairs], 1 - decay)
 
 
+def warm_cosine(lr: float, update: int, updates: int) -> float:
+    """The learning rate of an update of states: 100 to warm up, then a cosine down to 0."""
+    return lr * min(1.0, (update + 1) / 100) * 0.5 * (1 + math.cos(math.pi * update / updates))
+
+
+def grown(ema: float, update: int) -> float:
+    """The decay of an average of weights, which starts short and grows to `ema`."""
+    return min(ema, (1 + update) / (10 + update))
+
+
 def pace(lr: float, update: int, updates: int) -> float:
     """The learning rate of an update of frames: 50 to warm up, then a cosine down to a fiftieth."""
     return lr * min(1.0, (update + 1) / 50) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * update / updates)))
@@ -141,9 +151,8 @@ class Fitter:
             batch = max(16, o.batch // o.unroll * 2) if late else o.batch
             rows = self.windows.rows[torch.randint(0, len(self.windows.rows), (m, batch), generator=self.generator)]
             value, parts = loss(self.model, self.windows, rows, o.unroll if late else 1)
-            lr = o.lr * min(1.0, (self.update + 1) / 100) * 0.5 * (1 + math.cos(math.pi * self.update / o.updates))
-            self.opt.param_groups[0]["lr"] = lr
-            descend(value, self.opt, self.model.parameters(), 10.0, pairs, min(o.ema, (1 + self.update) / (10 + self.update)))
+            self.opt.param_groups[0]["lr"] = warm_cosine(o.lr, self.update, o.updates)
+            descend(value, self.opt, self.model.parameters(), 10.0, pairs, grown(o.ema, self.update))
             self.update += 1
             smooth(recent, parts)
             if not tick(self.update, recent):

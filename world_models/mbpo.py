@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from robo_rl.optim import AdamW
 from world_models.baselines import StepUnits
-from world_models.fit import descend
+from world_models.fit import descend, grown, warm_cosine
 from world_models.latent import MlpEnsemble
 from world_models.options import FitOptions
 
@@ -90,9 +90,9 @@ def learn(model: Mbpo, x: np.ndarray, y: np.ndarray, held: np.ndarray, options: 
     params, pairs = list(model.parameters()), list(zip(average.parameters(), model.parameters(), strict=True))
     opt = AdamW(params, lr=options.lr, weight_decay=options.weight_decay, fused=False)
     for n in range(options.updates):
-        opt.param_groups[0]["lr"] = options.lr * min(1.0, (n + 1) / 100) * 0.5 * (1 + np.cos(np.pi * n / options.updates))
+        opt.param_groups[0]["lr"] = warm_cosine(options.lr, n, options.updates)
         at = rows[torch.randint(0, len(rows), (MEMBERS, options.batch), generator=generator)]
-        descend(model.loss(inputs[at], want[at]), opt, params, 10.0, pairs, min(options.ema, (1 + n) / (10 + n)))
+        descend(model.loss(inputs[at], want[at]), opt, params, 10.0, pairs, grown(options.ema, n))
     with torch.no_grad():
         tested = torch.from_numpy(held) if held.any() else ~torch.from_numpy(held)
         error = (average(inputs[tested])[0] - want[tested]).square().mean((1, 2))

@@ -15,7 +15,6 @@ Axes: `B` trajectories, `T` steps of time, `X` points.
 """
 
 import copy
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from robo_rl.optim import AdamW
-from world_models.fit import descend
+from world_models.fit import descend, grown, warm_cosine
 
 Net = Callable[[Tensor, Tensor, Tensor], Tensor]  # (y [B,X], u [B,X], k int64[B]) -> [B,X]
 
@@ -145,12 +144,12 @@ def learn(net: nn.Module, u: np.ndarray, scale: float, levels: list[float], upda
     pairs = list(zip(average.parameters(), net.parameters(), strict=True))
     opt = AdamW(params, lr=lr, weight_decay=1e-5, fused=False)
     for n in range(updates):
-        opt.param_groups[0]["lr"] = lr * min(1.0, (n + 1) / 100) * 0.5 * (1 + math.cos(math.pi * n / updates))
+        opt.param_groups[0]["lr"] = warm_cosine(lr, n, updates)
         i = torch.randint(0, len(rows), (batch,), generator=generator)
         t = torch.randint(0, rows.shape[1] - 1, (batch,), generator=generator)
         now = rows[i, t]
         loss = refiner_loss(net, now, (rows[i, t + 1] - now) / scale, levels, generator)
-        descend(loss, opt, params, 1.0, pairs, min(ema, (1 + n) / (10 + n)))
+        descend(loss, opt, params, 1.0, pairs, grown(ema, n))
     return average
 
 

@@ -92,14 +92,13 @@ def policy_actor(policy, seed: int) -> Callable[[Sequence[dict]], list[np.ndarra
     """Observations -> rows float32[E, A] of each, by one call of the policy; warmed up."""
     import torch
 
-    from robo_rl.policies import obs_tensors
+    from robo_rl.policies import blank_obs, obs_tensors
     generator, spec = torch.Generator().manual_seed(seed), policy.spec
 
     def act(batch: Sequence[dict]) -> list[np.ndarray]:
         obs = {k: np.stack([o[k] for o in batch]) for k in batch[0] if k != "task"} | {"task": np.array([o["task"] for o in batch])}
         return list(policy.act(obs_tensors(obs, spec), generator, explore=False).actions.numpy())
-    blank = {"state": np.zeros(spec.state, np.float32), "task": "go"} | {
-        f"image/{v}": np.zeros((spec.image_size, spec.image_size, 3), np.uint8) for v in spec.views}
+    blank = blank_obs(spec) | {"task": "go"}
     act([blank])
     act([blank, blank])
     generator.manual_seed(seed)

@@ -8,6 +8,7 @@ that of the largest. What is counted is one process, the learner's; workers are 
 import contextlib
 import ctypes
 import gc
+import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -200,12 +201,9 @@ def rl_parts(config: TrainConfig, env, policy, learner, weights: int) -> tuple[l
 
 def load_what_a_run_needs(env) -> None:
     """Draw once, and import what reads and writes demonstrations: libraries are a fifth of a small run's memory."""
-    import pyarrow.parquet
     env.reset(seed=0)
-    if env.spec.views:
-        import av
-        assert av
-    assert pyarrow.parquet
+    for name in ("pyarrow.parquet", "av") if env.spec.views else ("pyarrow.parquet",):
+        importlib.import_module(name)
 
 
 def settle(policy, rows: int) -> None:

@@ -193,7 +193,7 @@ def torch_actor(policy, seed: int, instruction: str, spec, columns: "list[int] |
     import numpy as np
     import torch
 
-    from robo_rl.policies import obs_tensors
+    from robo_rl.policies import blank_obs, obs_tensors
     from robo_rl.policies.guided import committed_chunk, guided_chunk, plain_chunks
     generator, gains = torch.Generator().manual_seed(seed), guidance_gains(policy.options.denoise_steps)
 
@@ -205,8 +205,7 @@ def torch_actor(policy, seed: int, instruction: str, spec, columns: "list[int] |
             state[:, columns] = batch["state"]
             batch["state"] = state
         return obs_tensors(batch, policy.spec)
-    blank = {"state": np.zeros(spec.state, np.float32)} | {
-        f"image/{v}": np.zeros((spec.image_size, spec.image_size, 3), np.uint8) for v in spec.views}
+    blank = blank_obs(spec)
     for _ in range(2):  # the first calls take ten times as long as all others
         plain_chunks(policy, tensors(blank), generator)
     generator.manual_seed(seed)
@@ -279,7 +278,7 @@ def make_sessions(options: ServeOptions, log: Callable[[str], None]) -> "tuple[E
     from robo_rl.experiment.folder import pick_checkpoint
     from robo_rl.experiment.parallel import cores
     from robo_rl.experiment.share import part_of, space_of
-    from robo_rl.policies import obs_tensors
+    from robo_rl.policies import blank_obs, obs_tensors
     from robo_rl.runtime.sessions import ExploringActor, SessionRecorder
     from robo_rl.runtime.share import ShareFolder
 
@@ -290,9 +289,7 @@ def make_sessions(options: ServeOptions, log: Callable[[str], None]) -> "tuple[E
     policy = check_policy(loaded)
     spec, env = policy.spec, make_env(replace(config, sim=twin(config.sim)), 1)
     instruction = options.instruction or (default_instruction(config) if spec.language else "")
-    blank = {"state": np.zeros((1, spec.state), np.float32), "task": np.array([instruction])} | {
-        f"image/{v}": np.zeros((1, spec.image_size, spec.image_size, 3), np.uint8) for v in spec.views}
-    seen = {k: v[None] for k, v in obs_tensors(blank, spec).items()}
+    seen = {k: v[None] for k, v in obs_tensors(blank_obs(spec, 1) | {"task": np.array([instruction])}, spec).items()}
     space = space_of(env.spec, policy, config.task, getattr(config.rl, "group", 8), seen)
     longest = -(-env.spec.max_steps // policy.options.execute)
     env.close()

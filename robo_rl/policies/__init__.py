@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from robo_rl.policies.make import make_policy
-    from robo_rl.policies.policy import Chunk, ObsSpec, Policy, obs_tensors
+    from robo_rl.policies.policy import Chunk, ObsSpec, Policy, blank_obs, obs_tensors
 
-__all__ = ["Chunk", "ObsSpec", "Policy", "make_policy", "obs_tensors"]
+__all__ = ["Chunk", "ObsSpec", "Policy", "blank_obs", "make_policy", "obs_tensors"]
 
 
 def __getattr__(name: str):

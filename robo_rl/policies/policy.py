@@ -51,6 +51,12 @@ def words_of(texts: "list[str] | np.ndarray", spec: ObsSpec) -> np.ndarray:
     return text_tokens(texts, spec.text) if spec.text else tokenize(texts)
 
 
+def blank_obs(spec: ObsSpec, *rows: int) -> dict[str, np.ndarray]:
+    """An observation of zeros [*rows, ...] without an instruction: what a policy tries itself on before anything is seen."""
+    pictures = {f"image/{v}": np.zeros((*rows, spec.image_size, spec.image_size, 3), np.uint8) for v in spec.views}
+    return {"state": np.zeros((*rows, spec.state), np.float32)} | pictures
+
+
 def obs_tensors(obs: dict, spec: ObsSpec) -> Obs:
     """Env observation (NumPy or torch, batch first) -> what the policy takes; copies nothing but the tokens, and pictures that it
     makes square (`ObsSpec.fit`; a policy that reads text does so by itself)."""

@@ -16,7 +16,8 @@ Axes: B rows, V views, n tokens of a picture, P words, L prefix tokens, C their 
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -296,16 +297,20 @@ def dit_size(width: int, depth: int, heads: int) -> DecoderSize:
     return DecoderSize(width=width, depth=depth, mlp=4 * width, heads=heads, kv_heads=heads, head_dim=width // heads)
 
 
-def _size(vision: tuple[int, ...], trunk: tuple[int, ...], mixer: tuple[int, int], expert: tuple[int, int, int],
-          **more: Any) -> GrootConfig:
+C = TypeVar("C", bound=GrootConfig)
+
+
+def sizes(config: type[C], vision: tuple[int, ...], trunk: tuple[int, ...], mixer: tuple[int, int], expert: tuple[int, int, int],
+          **more: Any) -> C:
     """vision: width, depth, mlp, heads, patch, image; trunk: width, depth, mlp, heads, kv_heads, head_dim; mixer: depth, heads; expert:
     width, depth, heads."""
     names = ("width", "depth", "mlp", "heads")
-    return GrootConfig(vision=VisionSize(**dict(zip((*names, "patch", "image"), vision, strict=True))),
-                       trunk=DecoderSize(**dict(zip((*names, "kv_heads", "head_dim"), trunk, strict=True))),
-                       mixer=dit_size(trunk[0], *mixer), expert=dit_size(*expert), **more)
+    return config(vision=VisionSize(**dict(zip((*names, "patch", "image"), vision, strict=True))),
+                  trunk=DecoderSize(**dict(zip((*names, "kv_heads", "head_dim"), trunk, strict=True))),
+                  mixer=dit_size(trunk[0], *mixer), expert=dit_size(*expert), **more)
 
 
+_size = partial(sizes, GrootConfig)
 GROOT_SIZES = {
     "tiny": _size((32, 2, 64, 4, 14, 56), (64, 2, 96, 4, 2, 16), (1, 4), (48, 4, 4), vocab=512, picture_word=511, embodiments=3,
                   embodiment=1, hidden=32, future=4, places=256, horizon=8, state_width=32),

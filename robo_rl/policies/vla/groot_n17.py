@@ -13,15 +13,15 @@ Axes: B rows, V views, n tokens of a picture, P words, L prefix tokens, C their 
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from robo_rl.policies.context import Context
-from robo_rl.policies.vla.blocks import ROPE_BASE, DecoderBlock, DecoderKind, DecoderSize, VisionSize, mean_token, picture_tokens, rotate
-from robo_rl.policies.vla.groot import GrootConfig, MixerBlock, dit_size, in_order, packed
+from robo_rl.policies.vla.blocks import ROPE_BASE, DecoderBlock, DecoderKind, VisionSize, mean_token, picture_tokens, rotate
+from robo_rl.policies.vla.groot import GrootConfig, MixerBlock, in_order, packed, sizes
 from robo_rl.policies.vla.xvla import FusedAttention, PlainMlp
 
 TEXT_ROPE_BASE = 5_000_000.0
@@ -197,16 +197,7 @@ class GrootN17Trunk(nn.Module):
         return torch.stack([angle.cos(), angle.sin()])
 
 
-def _size(vision: tuple[int, ...], trunk: tuple[int, ...], mixer: tuple[int, int], expert: tuple[int, int, int],
-          **more: Any) -> GrootN17Config:
-    """vision: width, depth, mlp, heads, patch, image; trunk: width, depth, mlp, heads, kv_heads, head_dim; mixer: depth, heads; expert:
-    width, depth, heads."""
-    names = ("width", "depth", "mlp", "heads")
-    return GrootN17Config(vision=VisionSize(**dict(zip((*names, "patch", "image"), vision, strict=True))),
-                          trunk=DecoderSize(**dict(zip((*names, "kv_heads", "head_dim"), trunk, strict=True))),
-                          mixer=dit_size(trunk[0], *mixer), expert=dit_size(*expert), **more)
-
-
+_size = partial(sizes, GrootN17Config)
 GROOT_N17_SIZES = {
     "tiny": _size((24, 3, 64, 2, 8, 64), (64, 3, 96, 4, 2, 16), (1, 4), (48, 4, 4), vocab=512, picture_word=511, embodiments=3,
                   embodiment=1, hidden=32, places=256, grid=6, deep=(0, 1), sections=(2, 2), horizon=8, action_width=32, state_width=32),
