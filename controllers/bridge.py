@@ -16,7 +16,7 @@ import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -41,6 +41,9 @@ from controllers.transport import (
 from controllers.twin import Twin
 from robo_rl.errors import UserError, in_range
 from robo_rl.geometry import turn_between, turned
+
+if TYPE_CHECKING:
+    from controllers.data_interface import DataInterface
 
 AXES = ("dx", "dy", "dz", "rx", "ry", "rz", "gripper")
 LEAD, JOINT_LEAD = 0.06, 0.25  # of the hand's target before the tool [m], of joint targets before the joints [rad]
@@ -75,6 +78,44 @@ class PolicyInterface:
         if self.views:
             in_range("image size", self.image_size, 16, 1024)
         objects_of(self.state_names)
+
+    @property
+    def increments(self) -> np.ndarray:
+        """bool [7], which columns of an action add up; the others are absolute."""
+        return np.arange(7) < 6
+
+    @property
+    def cut(self) -> int:
+        """Pixels of each side that pictures are cut to."""
+        return self.image_size
+
+    blend = 0  # rows over which two chunks are joined at least
+    has_gripper = True
+    fit = None  # what else is done to pictures
+
+    def periods(self, limits: Limits) -> int:
+        """Control periods of an action."""
+        return slowness(self, limits)
+
+    def observe(self, buffer: "ObservationBuffer", model: ArmModel, command, slow: int) -> np.ndarray:
+        """float32 [S]."""
+        return buffer.observation(model, command, slow)
+
+    def command(self, model: ArmModel, limits: Limits) -> "GripperCommand":
+        """What the actions of one deployment are told to."""
+        return GripperCommand(model, self.scale)
+
+    def shares(self, rows: np.ndarray) -> np.ndarray:
+        """Rows [E, 7] of the policy as shares of the columns' ranges: they are that."""
+        return rows
+
+    def numbers(self, shares: np.ndarray) -> np.ndarray:
+        """The inverse of `shares`."""
+        return shares
+
+    def prefix(self, prefix: Prefix | None) -> Prefix | None:
+        """What the next chunk must agree with, in the policy's numbers."""
+        return prefix
 
 
 Observation = dict[str, np.ndarray]  # state float32 [S], image/<view> uint8 [h, w, 3]
@@ -167,16 +208,16 @@ def within(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 class GripperCommand:
     """The commanded pose of the gripper, its opening, and the joint targets that follow from them. scale [6]: metres and
-    radians of an action of 1."""
+    radians of an action of 1; low, high [3]: where the target may be [m]."""
 
-    def __init__(self, model: ArmModel, scale: tuple[float, ...]):
-        self.scale, self.grip = np.array(scale), 1.0
+    def __init__(self, model: ArmModel, scale: tuple[float, ...], low: np.ndarray = LOW, high: np.ndarray = HIGH):
+        self.scale, self.grip, self.low, self.high = np.array(scale), 1.0, low, high
         self.pos, self.quat, self.joints = np.array(model.pos), tuple(model.quat), model.q.copy()
 
-    def move(self, action: np.ndarray, model: ArmModel, speed: np.ndarray, period: float) -> None:
-        """Apply one action [7] at the measured state in `model`."""
+    def move(self, action: np.ndarray, model: ArmModel, speed: np.ndarray, period: float, left: int = 1) -> None:
+        """Apply one action [7] at the measured state in `model`. left: periods of it, this one too, of which each has its part."""
         tool = np.array(model.pos)
-        self.pos = within(within(self.pos + self.scale[:3] * action[:3], tool - LEAD, tool + LEAD), LOW, HIGH)
+        self.pos = within(within(self.pos + self.scale[:3] * action[:3], tool - LEAD, tool + LEAD), self.low, self.high)
         self.quat = turned(self.quat, *(self.scale[3:] * action[3:6]).tolist())
         self.grip = float(action[6])
         jac, turn = model.jac, turn_between(self.quat, tuple(model.quat))
@@ -191,13 +232,13 @@ class GripperCommand:
 class ObservationBuffer:
     """Buffers the newest message of each of the arm's topics -> measured state and observation.
 
-    names: of the state's entries; views: cameras, whose pictures are cut to size x size pixels; joints: of the arm whose joints the
-    state has. UserError: a name that no topic carries, or joints that this arm does not have."""
+    names: of the state's entries; views: cameras, whose pictures are cut to size x size pixels (0: as they are), then go through `fit`;
+    joints: of the arm whose joints the state has. UserError: a name that no topic carries, or joints that this arm does not have."""
 
     def __init__(self, robot: Robot, transport: Transport, names: tuple[str, ...], views: tuple[str, ...] = (), size: int = 0,
-                 joints: int = 0):
+                 joints: int = 0, fit: "Callable[[np.ndarray], np.ndarray] | None" = None):
         topics = robot.topics
-        self.size = size
+        self.size, self.fit = size, fit or np.asarray
         self.camera_topics = {v: topic_of(robot, v) for v in views}
         self.cameras = {v: transport.subscription(topic, CompressedImage) for v, topic in self.camera_topics.items()}
         self.robot, self.names, self.objects = robot, names, objects_of(names)
@@ -270,7 +311,7 @@ class ObservationBuffer:
             if got is None or self.seen - got.at > STALE_PICTURE:
                 age = "none ever came" if got is None else f"the last is {self.seen - got.at:.2f} s old"
                 raise UserError(f"no picture on {self.camera_topics[view]}: {age}")
-            out[f"image/{view}"] = picture(got.message, self.size)
+            out[f"image/{view}"] = self.fit(picture(got.message, self.size))
         return out
 
 
@@ -283,7 +324,7 @@ def slowness(task: PolicyInterface, limits: Limits) -> int:
 class Bridge:
     """One policy on one arm. `begin` when the arm's topics are there, then `tick` every control period."""
 
-    def __init__(self, robot: Robot, task: PolicyInterface, transport: Transport, model: ArmModel, limits: Limits, *,
+    def __init__(self, robot: Robot, task: "PolicyInterface | DataInterface", transport: Transport, model: ArmModel, limits: Limits, *,
                  dry_run: bool = False, command: str = "pose", twin: Twin | None = None):
         """command: one of `cell.COMMANDS`; joint targets are followed by an arm of stiff joints as sims/mujoco's does. twin: the arm whose
         joints the run's state has, where that is another."""
@@ -291,18 +332,19 @@ class Bridge:
         self.topics = robot.topics
         self.goal = ArmModel(model.spec, robot.joints, robot.site)
         self.twin, self.known = twin, twin.model if twin else model  # known: the arm that the policy sees
-        self.observation_buffer = ObservationBuffer(robot, transport, task.state_names, task.views, task.image_size, self.known.n)
+        self.observation_buffer = ObservationBuffer(robot, transport, task.state_names, task.views, task.cut, self.known.n,
+                                                    task.fit)
         self.on_action: Callable[[np.ndarray, dict, np.ndarray], None] | None = None  # state, pictures, action: each that runs
         if dry_run:  # the arm does not follow, and need not
             limits = replace(limits, tracking=(math.inf, math.inf))
         self.governor = Governor(limits, robot)
         self.estop = EmergencyStop(transport.subscription(self.topics["estop"], Flag, "latched", depth=64))
-        self.slow = slowness(task, limits)
+        self.slow = task.periods(limits)
         self.output = Output(command, robot, transport, model, task.period, dry_run)
-        self.gripper = None if dry_run else transport.publisher(self.topics["gripper"], Numbers, "command")
+        self.gripper = None if dry_run or not task.has_gripper else transport.publisher(self.topics["gripper"], Numbers, "command")
         self.speed = SHARE * np.array(robot.velocity)
         self.chunking, self.every, self.lost = "blend", 0, ""  # of `chunking.ChunkRunner`; to be set before `begin`
-        self.commands = 0
+        self.commands = self.cut = 0  # cut: rows that asked for more than the columns' ranges
 
     def measure(self, now: float) -> bool:
         """Read new messages and give the state to the governor -> whether a new one came."""
@@ -333,32 +375,33 @@ class Bridge:
         self.governor.arm(now)
         if self.twin is not None:
             self.twin.begin(self.model)
-        self.gripper_command = GripperCommand(self.model, self.task.scale)
-        self.twin_command = None if self.twin is None else GripperCommand(self.twin.model, self.task.scale)
-        self.chunks = ChunkRunner(self.slow * self.task.period, np.arange(7) < 6, np.array([*self.task.scale, 1.0]), self.chunking,
-                                  self.every)
+        task, limits = self.task, self.governor.limits
+        self.gripper_command = task.command(self.model, limits)
+        self.twin_command = None if self.twin is None else task.command(self.twin.model, limits)
+        scale = np.where(task.increments, np.resize(task.scale, len(task.increments)), 1.0)
+        self.chunks = ChunkRunner(self.slow * task.period, task.increments, scale, self.chunking, self.every, task.blend)
         self.schedule, self.latency = self.chunks.schedule, self.chunks.latency
-        self._action, self._left = np.zeros(7), 0  # what one period of the row that runs does, and periods it has left
+        self._action, self._left = np.zeros(len(scale)), 0  # what one period of the row that runs does, and periods it has left
         self._ran, self._began = -math.inf, now
 
     def observation(self) -> np.ndarray:
-        return self.observation_buffer.observation(self.known, self.twin_command or self.gripper_command, self.slow)
+        return self.task.observe(self.observation_buffer, self.known, self.twin_command or self.gripper_command, self.slow)
 
     def act(self, action: np.ndarray, now: float) -> None:
-        """One action [7] in [-1, 1] for the `slow` periods that begin now; `go_on` in those after the first."""
+        """One action [A] in [-1, 1] for the `slow` periods that begin now; `go_on` in those after the first."""
         action = np.clip(action, -1, 1)
         if self.on_action:
-            self.on_action(self.observation(), self.observation_buffer.pictures(), action)
-        self._action, self._left = np.append(action[:6] / self.slow, action[6]), self.slow
+            self.on_action(self.observation(), self.observation_buffer.pictures(), self.task.numbers(action))
+        self._action, self._left = np.where(self.task.increments, action / self.slow, action), self.slow
         self.go_on(now)
 
     def go_on(self, now: float) -> None:
         """The next period of the action: move the target, ask the governor, publish."""
-        self._left -= 1
+        left, self._left = self._left, self._left - 1
         self.chunks.ran(self._action)
-        self.gripper_command.move(self._action, self.model, self.speed, self.task.period)
+        self.gripper_command.move(self._action, self.model, self.speed, self.task.period, left)
         if self.twin is not None and self.twin_command is not None:
-            self.twin_command.move(self._action, self.twin.model, np.array(self.twin.robot.velocity), self.task.period)
+            self.twin_command.move(self._action, self.twin.model, np.array(self.twin.robot.velocity), self.task.period, left)
         self.command(now)
 
     def command(self, now: float) -> None:
@@ -387,7 +430,7 @@ class Bridge:
             try:
                 self._take(policy, slot)
                 if not self._left and self.chunks.due(slot, policy.blocks):
-                    prefix = self.chunks.ask(slot, now, policy.blocks)
+                    prefix = self.task.prefix(self.chunks.ask(slot, now, policy.blocks))
                     policy.ask({"state": self.observation()} | self.observation_buffer.pictures(), slot, prefix)
                     self._take(policy, slot)
             except UserError as e:
@@ -407,7 +450,9 @@ class Bridge:
     def _take(self, policy: PolicyClient, slot: float) -> None:
         """A chunk that has come goes into the schedule."""
         if (got := policy.poll(slot)) is not None:
-            self.chunks.take(*got, slot, self.transport.now())
+            rows, t0 = self.task.shares(got[0]), got[1]
+            self.cut += int((np.abs(rows) > 1 + 1e-6).any(-1).sum())
+            self.chunks.take(rows, t0, slot, self.transport.now())
 
     def report(self) -> str:
         """One line: rows executed, times of inference, contracts that the governor enforced."""
@@ -416,4 +461,5 @@ class Bridge:
             "no inference"
         rows = ", ".join(f"{c[k]} {k}" for k in ("executed", "late", "superseded", "starved", "cut"))
         broken = ", ".join(f"{n} {k}" for k, n in sorted(self.governor.counts.items())) or "none"
-        return f"{seen['count']} chunks, {times}; rows {rows}; {self.commands} commands; contracts violated: {broken}"
+        beyond = f", {self.cut} beyond the axes' ranges" if self.cut else ""
+        return f"{seen['count']} chunks, {times}; rows {rows}{beyond}; {self.commands} commands; contracts violated: {broken}"

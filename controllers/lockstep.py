@@ -7,6 +7,7 @@ import numpy as np
 
 from controllers.arm import SimArm
 from controllers.bridge import Bridge, PolicyClient, PolicyInterface
+from controllers.data_interface import DataInterface
 from controllers.governor import Governor
 from controllers.law import LawOptions
 from controllers.lease import LONGEST, SAFETY_COMMAND
@@ -23,7 +24,7 @@ SETTLE = 0.02  # s of simulated time before an episode, for the first messages
 class LockstepArm:
     """One arm in its scene, commanded over an in-process transport: a body for an env, or for a deployment without real time."""
 
-    def __init__(self, robot: Robot, task: PolicyInterface, path: str, law: LawOptions, limits: Limits, model: ArmModel,
+    def __init__(self, robot: Robot, task: PolicyInterface | DataInterface, path: str, law: LawOptions, limits: Limits, model: ArmModel,
                  conditions: NetworkConditions | None = None, dry_run: bool = False, servo: bool = False,
                  wrap_transport: Callable[[Transport], Transport] = lambda wire: wire, command: str = "pose"):
         """path: the scene as MJCF; model: the bridge's own; limits: of the bridge's governor and of the arm's; wrap_transport: wraps

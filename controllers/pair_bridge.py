@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from controllers.bridge import AXES, JOINT_LEAD, STALE_PICTURE, Bridge, PolicyClient, PolicyInterface, camera_topic, picture
+from controllers.bridge import AXES, STALE_PICTURE, Bridge, PolicyClient, PolicyInterface, camera_topic, picture
 from controllers.chunking import ChunkRunner, Prefix
+from controllers.data_interface import BLEND, TURNS, next_joints
 from controllers.governor import ACTIVE, ARMED
 from controllers.limits import Limits
 from controllers.model import ArmModel
@@ -23,9 +24,6 @@ from controllers.pair_governor import PairGovernor, Separation
 from controllers.transport import CompressedImage, Text, Transport
 from robo_rl.errors import UserError, in_range
 
-TURNS = 4 * math.pi  # rad: range of a joint that turns without end
-STEP_SHARE = 0.9  # of the governor's largest step, for the tool
-BLEND = 4  # rows over which two chunks are joined
 UNITS = {"rad": 1.0, "deg": math.pi / 180, "1": 1.0, "%": 0.01}
 
 
@@ -192,15 +190,9 @@ class PairBridge:
 
     def _next(self, name: str, bridge: Bridge, target: np.ndarray) -> np.ndarray:
         """Joint targets [n] of this period on the way to those of the policy, which the governor lets pass whole."""
-        m, now, spare = bridge.model, bridge.gripper_command.joints, self.spare[name]
-        wanted = np.clip(target[:m.n], m.q - JOINT_LEAD, m.q + JOINT_LEAD)
-        most = bridge.speed * self.task.period
-        step = wanted - now
-        step = step / max(1.0, float((np.abs(step) / most).max()))
-        spare.place(now)
-        turn = np.linalg.norm((spare.jac @ step).reshape(2, 3), axis=1)  # of the tool [m], [rad], near enough
-        far = float((turn / (STEP_SHARE * np.array(bridge.governor.limits.step))).max())
-        return now + step / max(1.0, far)
+        m = bridge.model
+        return next_joints(bridge.gripper_command.joints, target[:m.n], m.q, bridge.speed * self.task.period, self.spare[name],
+                           bridge.governor.limits.step)
 
     def publish(self, now: float) -> None:
         """Publish both governors' set points."""

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from controllers.cell import Cell, read_cell
+from controllers.data_columns import RobotData, read_data
 from controllers.servo_file import Driver, read_driver
 from robo_rl.errors import UserError, choose
 from robo_rl.files import read_json
 
-OPTIONAL = {"cell", "sources", "driver"}  # of the file's fields
+OPTIONAL = {"cell", "sources", "driver", "data"}  # of the file's fields
 PRESETS = Path(__file__).parent / "presets"
 
 
@@ -40,6 +41,7 @@ class Robot:
     cell: Cell = Cell()
     driver: Driver | None = None
     """Its servos, where `robo_rl robot drive` is to put it on the network."""
+    data: RobotData = RobotData()
 
     def __post_init__(self) -> None:
         n = len(self.joints)
@@ -84,8 +86,9 @@ def load_robot(name: str) -> Robot:
         raw["model"] = str(path.parent / raw["model"])
     cell = read_cell(raw.pop("cell", {}))
     driver = read_driver(raw.pop("driver", None), tuple(raw["joints"]), path.parent)
+    data = read_data(raw.pop("data", {}))
     read: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
-    return Robot(name=path.stem, cell=cell, driver=driver, **read)
+    return Robot(name=path.stem, cell=cell, driver=driver, data=data, **read)
 
 
 def presets() -> list[str]:

@@ -225,8 +225,8 @@ def test_joints_stay_below_their_speed_whatever_is_commanded():
     assert not body.governor.counts["joint_speed"]
 
 
-def test_stiff_joints_are_the_simulated_arms_alone():
-    with pytest.raises(UserError, match="--controller joint is for the simulator's own arm"):
+def test_stiff_joints_need_a_model_and_a_controller_has_a_known_name():
+    with pytest.raises(UserError, match="robot fr3 ships no model"):
         make_sim_arm(SimArmOptions(lockstep=True, seconds=1, robot="fr3", controller="joint", scene="none"))
     with pytest.raises(UserError, match="unknown controller 'carthesian'"):
         make_sim_arm(SimArmOptions(lockstep=True, seconds=1, controller="carthesian"))

@@ -32,11 +32,12 @@ from controllers.robot import load_robot
 from controllers.transport import Flag, JointState, LoopbackTransport, Text
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
+from robo_rl.experiment.arm import stiff_law
 from robo_rl.experiment.deploy import DeployOptions
 from robo_rl.experiment.deploy_pair import PairRecorder, in_process, pair_interface
 from robo_rl.experiment.robot_check import RobotOptions, check_robot
 from robo_rl.experiment.sim_arm import SimArmOptions
-from robo_rl.experiment.sim_pair import make_sim_pair, stiff_law
+from robo_rl.experiment.sim_pair import make_sim_pair
 
 SIM = load_robot("sim")
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from controllers.bridge import PolicyInterface
-from controllers.law import gravity_compensation
+from controllers.data_interface import DataInterface
+from controllers.law import LawOptions, gravity_compensation
 from controllers.live import LiveArm
 from controllers.lockstep import LockstepArm
 from controllers.manager import Controller
@@ -20,6 +21,8 @@ from robo_rl.experiment.robot_names import twin
 CONTROLLERS = ("cartesian", "joint")
 SCENES = ("pick_cube", "none")
 ACTION_SCALE = (0.036, 0.18)  # of one command [m], [rad]: one whole action of ee_delta
+RATE = 30.0  # rad/s: how fast stiff joints of an arm would swing without damping
+LAG = 0.075  # s by which they lag behind their targets, as those of sims/mujoco do
 TRAINING_SPEED = 1.5  # m/s, what the joints of sims/mujoco can do
 
 
@@ -87,13 +90,24 @@ def law_options(controller: str, speed: float):
     return joints_at(STIFFNESS, DAMPING)
 
 
+def stiff_law(robot: Robot) -> LawOptions:
+    """Joints held as stiffly as those of sims/mujoco, for any arm: k = M_ii RATE^2 and d = LAG k, at its home."""
+    if robot.name == "sim":
+        return law_options("joint", 0.25)
+    model = arm_model(robot)
+    model.update(np.array(robot.home), np.zeros(model.n))
+    k = np.diag(model.inertia()) * RATE**2
+    return joints_at(tuple(k.tolist()), tuple((LAG * k).tolist()))
+
+
 def make_controllers(robot: Robot, speed: float) -> dict[str, Controller]:
     """The simulated arm's controllers by their names on the wire."""
+    stiff = with_stiff_joints(robot, "joint")
     out = {"cartesian_impedance_controller": Controller(options=law_options("cartesian", speed), robot=robot),
            "gravity_compensation": Controller(options=gravity_compensation(), robot=robot)}
+    if robot.model:
+        out["joint_impedance_controller"] = Controller(options=stiff_law(robot), robot=stiff, servo=True)
     if robot.name == "sim":
-        stiff = with_stiff_joints(robot, "joint")
-        out["joint_impedance_controller"] = Controller(options=law_options("joint", speed), robot=stiff, servo=True)
         out["joint_trajectory_controller"] = Controller(options=law_options("joint", speed), robot=stiff, servo=True, streamed=False,
                                                         kind="joint_trajectory_controller/JointTrajectoryController")
     return out
@@ -104,19 +118,16 @@ WIRE_NAMES = {"cartesian": "cartesian_impedance_controller", "joint": "joint_imp
 
 def with_stiff_joints(robot: Robot, controller: str) -> Robot:
     """The robot with the torque rate of sims/mujoco, where --controller joint makes its joints as stiff as there."""
-    if controller != "joint":
-        return robot
-    if robot.name != "sim":
-        raise UserError(f"--controller joint is for the simulator's own arm, --robot sim; for {robot.name} use cartesian")
-    return replace(robot, torque_rate=1e5)
+    return replace(robot, torque_rate=1e5) if controller == "joint" else robot
 
 
-def make_lockstep_arm(robot: Robot, task: PolicyInterface, speed: float, scene_name: str = "pick_cube",
+def make_lockstep_arm(robot: Robot, task: PolicyInterface | DataInterface, speed: float, scene_name: str = "pick_cube",
                       conditions: NetworkConditions | None = None, dry_run: bool = False, controller: str = "joint",
                       wrap_transport=lambda wire: wire) -> LockstepArm:
     """The governed arm with the bridge on one in-process transport. speed: limit of the tool [m/s]."""
     joints = controller == "joint"
-    return LockstepArm(with_stiff_joints(robot, controller), task, scene_xml(robot, scene_name), law_options(controller, speed),
+    law = stiff_law(robot) if joints else law_options(controller, speed)
+    return LockstepArm(with_stiff_joints(robot, controller), task, scene_xml(robot, scene_name), law,
                        limits_at(speed, ACTION_SCALE, **robot.cell.limits()), arm_model(robot), conditions, dry_run, joints,
                        wrap_transport, command="joint" if joints else "pose")
 

@@ -20,6 +20,7 @@ from robo_rl.experiment.deploy_recorder import DeployRecorder
 from robo_rl.signals import asked_to_stop
 
 TRAINED = "sim"  # the robot whose joints a run's state has
+SIM_TICK = 0.001  # s, of the simulated arm
 WAIT = 5.0  # s for the arm's topics
 SERVER_STARTS = 300.0  # s for a policy in a process of its own: a large one is read from disk
 BRAKE_PERIODS = 25  # control periods after the end, to brake
@@ -34,7 +35,8 @@ class DeployOptions:
         "The arm": ("robot", "command", "transport", "model", "start"),
         "Limits": ("speed", "seconds", "dry_run", "reset", "go_on"),
         "ROS 2": ("namespace", "domain", "interface", "name", "lease"),
-        "What is recorded": ("record", "bag", "video")}
+        "What is recorded": ("record", "bag", "video"),
+        "What a data set without a simulator did not say": ("rate", "columns", "state_columns", "units", "state_units", "gripper")}
 
     run: tyro.conf.Positional[str]
     """Run folder, or a checkpoint folder inside one."""
@@ -92,11 +94,25 @@ class DeployOptions:
     """Go on after the task's own rule says success; the policy has never seen what follows."""
     seed: int = 0
     """Seed of the policy's sampling, from 0."""
+    rate: Annotated[float, tyro.conf.arg(metavar="HZ")] = 0.0
+    """Actions a second, to 1000; 0: as the data set says."""
+    columns: str = ""
+    """What each number of the action is, in order: a joint's name, gripper, dx dy dz rx ry rz (moves of the tool), - (unused); "": by its
+    name."""
+    state_columns: str = ""
+    """The same of the state: also JOINT_velocity, x y z roll pitch yaw (of the tool), - (always 0)."""
+    units: str = ""
+    """Of the action, as robo_rl data label takes them."""
+    state_units: str = ""
+    """Of the state; "": those of the action."""
+    gripper: Annotated[str, tyro.conf.arg(metavar="CLOSED,OPEN")] = ""
+    """The gripper's number closed and open; "": 0,1 in unit 1 and 0,100 in %."""
 
     def __post_init__(self) -> None:
         choose("--command", self.command, ("", "pose", "joint", "forward_position", "joint_trajectory"))
         choose("transport", self.transport, ("dds", "inprocess"))
         in_range("--speed", self.speed, 0, 1.5, open_low=True)
+        in_range("--rate", self.rate, 0, 1000)
         in_range("--seconds", self.seconds, 0, 86400, open_low=True)
         in_range("--start", self.start, -1, 2**33)
         in_range("--domain", self.domain, -1, 232)
@@ -148,19 +164,25 @@ def deploy(options: DeployOptions, log: Callable[[str], None] = print, warn: Cal
     UserError: the policy does not fit the robot, or the robot or the policy was lost (the arm then brakes and holds).
     """
     from robo_rl.experiment.folder import pick_checkpoint
-    pick_checkpoint(Path(options.run), options.checkpoint)  # reports a wrong name before torch is loaded
+    folder, _ = pick_checkpoint(Path(options.run), options.checkpoint)  # reports a wrong name before torch is loaded
     from controllers.model import arm_model
     from controllers.robot import load_robot
     from robo_rl.experiment.arm import policy_interface
+    from robo_rl.experiment.deploy_data import data_interface, refuse_stated
     from robo_rl.experiment.policy_server import load_actor
 
     robot = load_robot(options.robot)
     check_speed(options.speed, robot)
     act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction, options.task)
     act.choose(options.chunking)
-    task = policy_interface(config, spec)
+    if config.sim == "none":
+        task = data_interface(options, folder, config, spec, robot, limits_of(robot, options.speed).speed, not options.policy)
+    else:
+        refuse_stated(options)
+        task = policy_interface(config, spec)
     model = arm_model(robot, options.model)
-    recorder = DeployRecorder(config.task or "pick_cube", robot, task, record=options.record, bag=options.bag, video=options.video,
+    name = "" if config.sim == "none" else config.task or "pick_cube"
+    recorder = DeployRecorder(name, robot, task, record=options.record, bag=options.bag, video=options.video,
                               instruction=options.instruction, go_on=options.go_on, dry_run=options.dry_run, log=log, warn=warn)
     client, server = open_policy(options, act, task.period)
     try:
@@ -204,10 +226,13 @@ def limits_of(robot, speed: float):
 
 def twin_of(robot, model, task, log):
     """The arm that the run was trained on, where the robot's joints are not its; None where they are, or the state has none."""
+    from controllers.data_interface import DataInterface
     from controllers.robot import load_robot
     from controllers.twin import Twin, same_joints
     trained = load_robot(TRAINED)
-    if robot.name == TRAINED or not any(n.startswith("joint") for n in task.state_names) or same_joints(model, robot, trained):
+    if robot.name == TRAINED or isinstance(task, DataInterface):
+        return None
+    if not any(n.startswith("joint") for n in task.state_names) or same_joints(model, robot, trained):
         return None
     log(f"{robot.name} has other joints than the arm of the run: the policy sees that arm's, with its tool where this one's is")
     return Twin(trained)
@@ -215,14 +240,21 @@ def twin_of(robot, model, task, log):
 
 def deploy_in_process(options: DeployOptions, robot, task, model, act, client, recorder: DeployRecorder, log, warn):
     """(bridge, simulated seconds) of a simulated arm in this process, in lockstep on simulated time."""
+    from controllers.data_interface import DataInterface
     from controllers.transport import LoopbackTransport
     from robo_rl.experiment.arm import make_lockstep_arm, start_placement
     from robo_rl.experiment.cameras import SceneCameras
-    body = make_lockstep_arm(robot, task, options.speed, dry_run=options.dry_run, wrap_transport=recorder.wrap_transport)
+    from robo_rl.experiment.deploy_data import announce, check_views, whole_periods
+    scene = "pick_cube"
+    if isinstance(task, DataInterface):
+        task, scene = whole_periods(task, SIM_TICK), "pick_cube" if robot.name == TRAINED else "none"
+        check_views(task)
+    body = make_lockstep_arm(robot, task, options.speed, scene, dry_run=options.dry_run, wrap_transport=recorder.wrap_transport)
     if task.views:
         body.make_cameras = lambda bus: SceneCameras(LoopbackTransport(bus, "cameras"), "pick_cube", task.views, task.image_size)
     body.chunking, body.every = options.chunking, act.execute
-    body.begin(*start_placement(robot, "pick_cube", max(options.start, 0)))
+    body.begin(*start_placement(robot, scene, max(options.start, 0)))
+    announce(task, body.bridge, log, warn)
     recorder.watch(body.bridge, body.wire)
     while body.arm.t < options.seconds and not body.bridge.lost and body.bridge.governor.state in ("ARMED", "ACTIVE"):
         body.publish_images()
@@ -238,11 +270,12 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, act, client, reco
     from controllers.lease import LeaseClient
     from controllers.node import SAFETY_STATE
     from controllers.transport import Text
+    from robo_rl.experiment.deploy_data import announce, command_of
     from robo_rl.experiment.wire import connect
 
     with (closing(recorder.wrap_transport(connect("robo_rl_bridge", options.domain, options.interface, options.namespace))) as wire,
           asked_to_stop() as stop):
-        command = options.command or robot.cell.command or ("joint" if robot.name == "sim" else "pose")
+        command = command_of(options, robot, task)
         bridge = Bridge(robot, task, wire, model, limits_of(robot, options.speed), dry_run=options.dry_run, command=command,
                         twin=twin_of(robot, model, task, log))
         bridge.chunking, bridge.every = options.chunking, act.execute
@@ -259,13 +292,14 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, act, client, reco
         if governed and not options.dry_run:
             safety.arm(options.reset, options.start)
         bridge.begin(wire.now(), leased=governed and not options.dry_run)
+        announce(task, bridge, log, warn)
         said = wire.complaints()
         for complaint in said:
             warn(complaint)
         if not governed:
             warn("this arm has no governor of its own: kill -9 of the bridge leaves it at the last target")
         mode = "dry run: nothing is commanded" if options.dry_run else "commanding"
-        pace = f", {bridge.slow} periods an action: slow motion for {options.speed:g} m/s" if bridge.slow > 1 else ""
+        pace = f", {bridge.slow} periods an action: slow motion for {options.speed:g} m/s" if bridge.slow > 1 and recorder.name else ""
         log(f"{options.run} on {robot.name} at {1 / task.period:.0f} Hz{pace}, {mode}")
         seconds, timing = real_time_loop(options, task.period, bridge, wire, client, recorder, stop, lease if governed else None, warn)
         if governed and not options.dry_run:
@@ -368,7 +402,7 @@ def _report(options: DeployOptions, bridge, recorder: DeployRecorder, seconds: f
     log(bridge.report())
     for name, pose in recorder.poses.items():
         log(f"{name} is {pose.pos[2]:.3f} m high")
-    known = recorder.rule.objects and len(recorder.rule.objects) == len(recorder.poses)
+    known = recorder.name and recorder.rule.objects and len(recorder.rule.objects) == len(recorder.poses)
     if known and not options.dry_run:
         log(f"{recorder.name}: success after {recorder.success_at:.1f} s" if recorder.success_at is not None else
             f"{recorder.name}: no success in {seconds:.1f} s")

@@ -1,13 +1,15 @@
 """What a deployment leaves behind: an episode of a data set, a rosbag2, a film; and whether the task was done."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from robo_rl.errors import UserError
 
 
 class DeployRecorder:
-    """Records one deployment of task `name` and judges success from the objects' poses, where a topic carries them.
+    """Records one deployment of task `name` and judges success from the objects' poses, where a topic carries them. "": a policy of a
+    data set, whose task has no rule.
 
     robot: the robot; task: what the policy expects of it (`controllers.bridge.Task`). record, bag, video: data set folder, bag
     folder and .mp4 to write, "" for none. log, warn: receive one line per file written, or not.
@@ -19,7 +21,7 @@ class DeployRecorder:
     def __init__(self, name: str, robot, task, *, record: str = "", bag: str = "", video: str = "", instruction: str = "",
                  go_on: bool = False, dry_run: bool = False, log: Callable[[str], None] = print, warn: Callable[[str], None] = print):
         from sims.mujoco.tasks import TASKS
-        self.name, self.robot, self.expects, self.rule = name, robot, task, TASKS[name]
+        self.name, self.robot, self.expects, self.rule = name, robot, task, TASKS[name or "pick_cube"]
         self.record, self.bag_path, self.video, self.instruction, self.go_on = record, bag, video, instruction, go_on
         self.log, self.warn = log, warn
         self.rows: list[tuple] = []
@@ -35,7 +37,11 @@ class DeployRecorder:
             self.check_video()
         if record:
             from robo_rl.data.writer import Writer
-            self.writer = Writer(record, spec=self.control_spec())
+            if name:
+                self.writer = Writer(record, spec=self.control_spec())
+            else:
+                from robo_rl.experiment.deploy_data import own_features
+                self.writer = Writer(record, own_features(task, task.image_size))
         if bag:
             from controllers.bag import BagWriter
             self.bag = BagWriter(bag)
@@ -79,7 +85,7 @@ class DeployRecorder:
         """Record the period that ends at `now` [s] -> whether the task is done and the deployment ends."""
         from sims.arm import succeeded
         self.poses = {n: got.message for n, box in self.bodies.items() if (got := box.latest()) is not None}
-        known = len(self.poses) == len(self.bodies) and not self.rule.uses_goal
+        known = self.name and len(self.poses) == len(self.bodies) and not self.rule.uses_goal
         if self.success_at is None and known and self.bridge.commands and succeeded(self.rule, self):
             self.success_at = now
             self.success_step = self.steps
@@ -109,18 +115,30 @@ class DeployRecorder:
     def object(self, name: str):
         return self.poses[name].pos
 
+    def sized(self, image):
+        """A picture uint8 [h, w, 3] in the size of the data set: some policies take them as the cameras give them."""
+        import numpy as np
+        if image.shape[:2] == (self.expects.image_size,) * 2:
+            return np.array(image)
+        from PIL import Image
+        return np.asarray(Image.fromarray(image).resize((self.expects.image_size,) * 2))
+
+    def words(self) -> str:
+        """The instruction, as far as anybody said one."""
+        return self.instruction or (self.rule.instructions[0] if self.name else "")
+
     def episode(self):
         """The recorded rows as an Episode."""
         import numpy as np
 
         from robo_rl.data.episode import Episode
         states, pictures, actions = zip(*self.rows, strict=True)
-        images = {k.removeprefix("image/"): np.stack([p[k] for p in pictures]) for k in pictures[0]}
+        images = {k.removeprefix("image/"): np.stack([self.sized(p[k]) for p in pictures]) for k in pictures[0]}
         done = None if self.go_on else self.last
         state, final = done if done is not None else (self.bridge.observation(), self.bridge.observation_buffer.pictures())
-        return Episode(np.stack(states), np.stack(actions), images, self.instruction or self.rule.instructions[0],
+        return Episode(np.stack(states), np.stack(actions), images, self.words(),
                        self.success_at is not None, source="policy", terminated=self.success_at is not None, final=state,
-                       final_images={k.removeprefix("image/"): np.array(x) for k, x in final.items()})
+                       final_images={k.removeprefix("image/"): self.sized(x) for k, x in final.items()})
 
     def close(self) -> None:
         """Write the files."""
@@ -128,6 +146,9 @@ class DeployRecorder:
             with self.writer:
                 if self.rows:
                     self.writer.add(self.episode())
+            if self.rows and not self.name:
+                from robo_rl.data.labels import state_units
+                state_units(Path(self.record), ",".join(f"{c.unit} {c.kind}" for c in self.expects.action))
             self.log(f"recorded {len(self.rows)} frames in {self.record}")
         if self.bag is not None:
             self.bag.close()
@@ -141,9 +162,8 @@ class DeployRecorder:
     def write_film(self) -> None:
         """Draw what was kept, and write the film."""
         from robo_rl.film import Take, write_film
-        words = self.instruction or self.rule.instructions[0]
-        take = Take(f"{'dry run, commands nothing' if self.dry_run else self.robot.name}   {words}", succeeded=[self.success_step],
-                    judged=not self.dry_run and len(self.poses) == len(self.rule.objects) > 0)
+        take = Take(f"{'dry run, commands nothing' if self.dry_run else self.robot.name}   {self.words()}", succeeded=[self.success_step],
+                    judged=bool(self.name) and not self.dry_run and len(self.poses) == len(self.rule.objects) > 0)
         scene = None
         for step, shown in self.film:
             if isinstance(shown, tuple):

@@ -88,10 +88,12 @@ def learn(run: "Run") -> None:
     Raises Stopped when a signal comes.
     """
     from robo_rl.demos import demo_sampler
+    from robo_rl.experiment.data_facts import write_facts
     from robo_rl.experiment.sft import fresh_policy, imitate
 
     config, data = run.config, open_data(run.config)
     spec = spec_of(config, data)
+    write_facts(run.folder, data)
     rows, held = split(data, config.data.held_out, config.seed)
     run.policy = fresh_policy(config, spec, data, rows)
     judge = HeldOut(config, data, spec, held) if len(held) else None

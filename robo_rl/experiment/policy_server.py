@@ -144,7 +144,7 @@ def load_actor(run: str, checkpoint: str, seed: int, instruction: str = "", task
     if task:
         config, spec, columns = one_task(config, spec, task)
     if spec.language and not instruction:
-        instruction = default_instruction(config)
+        instruction = default_instruction(config, where)
     if in_numpy(made, spec):
         return numpy_actor(NumpyActor.load(folder), seed), config, spec
     import torch
@@ -229,9 +229,17 @@ def one_task(config: "TrainConfig", spec, task: str):
     return config, replace(spec, state=len(mine)), [union.index(name) for name in mine]
 
 
-def default_instruction(config) -> str:
-    """The instruction of a run's task. UserError: the task has none or several."""
+def default_instruction(config, folder: Path | None = None) -> str:
+    """The instruction of a run's task, or the only one of the data set that the run in `folder` learnt from. UserError: the task has
+    none or several."""
     from robo_rl.experiment.envs import task_count
+    if config.sim == "none" and folder is not None:
+        from robo_rl.experiment.data_facts import read_facts
+        tasks = [t for t in read_facts(folder, config.demos).tasks if t]
+        if len(tasks) == 1:
+            return tasks[0]
+        raise UserError("the run's policy takes an instruction: give it with --instruction"
+                        + (f", for example {tasks[0]!r}" if tasks else ""))
     from sims.mujoco.own import find_task
     if task_count(config) > 1:
         raise UserError(f"the run has several tasks: choose one with --task, of {config.task}, or give an --instruction")

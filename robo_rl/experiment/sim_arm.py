@@ -97,12 +97,21 @@ def make_sim_arm(options: SimArmOptions, transport=None):
     from controllers.arm import SimArm
     from controllers.robot import load_robot
     from controllers.transport import Bus, LoopbackTransport
-    from robo_rl.experiment.arm import WIRE_NAMES, law_options, make_controllers, scene_xml, start_placement, with_stiff_joints
+    from robo_rl.experiment.arm import (
+        WIRE_NAMES,
+        law_options,
+        make_controllers,
+        scene_xml,
+        start_placement,
+        stiff_law,
+        with_stiff_joints,
+    )
     from robo_rl.experiment.wire import connect
 
     controller = options.controller or ("joint" if options.robot == "sim" else "cartesian")
     robot = with_stiff_joints(load_robot(options.robot), controller)
-    arm = SimArm(robot, law_options(controller, options.speed), path=scene_xml(robot, options.scene), servo=controller == "joint",
+    law = stiff_law(robot) if controller == "joint" else law_options(controller, options.speed)
+    arm = SimArm(robot, law, path=scene_xml(robot, options.scene), servo=controller == "joint",
                  disturbance=disturbance_of(options))
     if transport is None:
         transport = LoopbackTransport(Bus(lambda: arm.ticks * arm.dt), "sim_arm") if options.lockstep and options.domain < 0 else \

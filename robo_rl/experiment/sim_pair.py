@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 import mujoco
 import numpy as np
@@ -10,35 +9,18 @@ import numpy as np
 from controllers.arm import DT, SimArm
 from controllers.capsules import LinkCapsules, prepare
 from controllers.estop import OTHER_ARM
-from controllers.law import LawOptions
-from controllers.manager import Controller
-from controllers.model import ArmModel, arm_model
+from controllers.model import ArmModel
 from controllers.node import ArmNode
-from controllers.pace import joints_at
 from controllers.pair import ArmPair, load_pair
 from controllers.pair_governor import PairGovernor, Separation
 from controllers.pair_scene import pair_scene
-from controllers.robot import Robot
 from controllers.transport import Bus, LoopbackTransport, Transport
 from robo_rl.errors import UserError, choose
-from robo_rl.experiment.arm import CONTROLLERS, WIRE_NAMES, law_options, make_controllers
+from robo_rl.experiment.arm import CONTROLLERS, WIRE_NAMES, make_controllers
 from robo_rl.experiment.sim_arm import SimArmOptions, disturbance_of, make_node, status_line
 from robo_rl.experiment.wire import NamespacedTransport, connect
 
 LOOK = 5  # ticks between two looks at how far the arms are apart
-RATE = 30.0  # rad/s: how fast stiff joints of an arm would swing without damping
-LAG = 0.075  # s by which they lag behind their targets, as those of sims/mujoco do
-STIFF_TORQUE_RATE = 1e5  # N m/s, as `arm.with_stiff_joints` has it
-
-
-def stiff_law(robot: Robot) -> LawOptions:
-    """Joints held as stiffly as those of sims/mujoco, for any arm: k = M_ii RATE^2 and d = LAG k, at its home."""
-    if robot.name == "sim":
-        return law_options("joint", 0.25)
-    model = arm_model(robot)
-    model.update(np.array(robot.home), np.zeros(model.n))
-    k = np.diag(model.inertia()) * RATE**2
-    return joints_at(tuple(k.tolist()), tuple((LAG * k).tolist()))
 
 
 def separation_of(pair: ArmPair, models: dict[str, ArmModel], period: float) -> Separation | None:
@@ -70,9 +52,7 @@ class SimPair:
         controller = choose("--controller", options.controller or "joint", CONTROLLERS)
         self.nodes: dict[str, ArmNode] = {}
         for name, robot in pair.arms.items():
-            stiff = replace(robot, torque_rate=STIFF_TORQUE_RATE)
-            controllers = make_controllers(robot, options.speed) | {
-                WIRE_NAMES["joint"]: Controller(options=stiff_law(robot), robot=stiff, servo=True)}
+            controllers = make_controllers(robot, options.speed)
             active = controllers[WIRE_NAMES[controller]]
             arm = SimArm(active.robot, active.options, servo=active.servo, disturbance=disturbance_of(options), share=shares[name])
             self.nodes[name] = make_node(options, arm, NamespacedTransport(self.transport, name), controllers, WIRE_NAMES[controller],
