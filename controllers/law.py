@@ -344,8 +344,7 @@ class Law:
     def stop_complying(self) -> None:
         """No wrench from now on; the stiffness goes back to the configured one at the ramp's pace, and the springs' pull becomes free."""
         m = self._m
-        if m["k_age"] < math.inf:
-            self._aim_stiffness(m["stiffness"])
+        self._aim_stiffness(m["stiffness"])
         m["feed_age"] = m["k_age"] = math.inf
         m["opens"], self.complies = 1, False
 

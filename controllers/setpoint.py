@@ -60,7 +60,8 @@ class SetpointMotion:
 
     def stay(self) -> None:
         """Stop at once, with the target here."""
-        self.target = self.pos or self.target[0], self.quat
+        assert self.pos is not None  # since `arm`
+        self.target = self.pos, self.quat
         self.v = self.w = (0.0, 0.0, 0.0)
 
     def forget(self) -> None:

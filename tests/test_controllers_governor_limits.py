@@ -118,7 +118,7 @@ def z_axis(quat):
 
 
 @pytest.mark.parametrize("axis", [(0, 0, -1.0), (0, 0, 1.0), (1.0, 0, 0), (-1.0, 0, 0), (0, 1.0, 0), (0.6, 0, 0.8), (0.8, 0.6, 0),
-                                  (0.95, 0, math.sqrt(1 - 0.95**2)), (0.85, math.sqrt(1 - 0.85**2), 0)])
+                                  (0.95, 0, math.sqrt(1 - 0.95**2)), (0.95, math.sqrt(1 - 0.95**2), 0), (0.85, math.sqrt(1 - 0.85**2), 0)])
 def test_a_tilted_tool_turns_the_shortest_way_onto_the_cone(axis):
     limits, rng = Limits(tilt=0.5, tilt_axis=axis), np.random.default_rng(0)
     for k in range(200):
@@ -440,6 +440,26 @@ def test_a_stop_goes_on_from_what_is_measured_until_it_is_followed():
     assert it.tick(1.0, TICK).pos[1] == pytest.approx(0.1 + 0.1 * TICK, abs=1e-6)
     it.measure(state(pos=(0.5, 0.3, 0.5)), 1.0)  # from here on it brakes by itself
     assert it.tick(1.0 + TICK, TICK).pos[1] < 0.11
+
+
+def test_a_stop_while_it_holds_goes_on_braking_and_begins_nothing_anew():
+    it = begun(replace(EXACT, state_timeout=10.0))
+    it.measure(state(pos=HOME, twist=(0.2, 0, 0, 0, 0, 0)), 1.0)
+    it.hold(1.0, "operator", "gave up")
+    it.tick(1.0, TICK)
+    speed = it.motion.v[0]
+    it.measure(state(pos=(0.5, 0.1, 0.5)), 1.0)
+    it.stop(1.0)
+    out = it.tick(1.0 + TICK, TICK)
+    assert out.state == STOPPED and not out.rebased and out.pos[1] == 0.0 and 0 < it.motion.v[0] < speed
+
+
+def test_a_hold_of_an_arm_that_nobody_armed_leaves_it_to_whoever_moves_it():
+    it = Governor(EXACT, ROBOT)
+    it.measure(state(pos=HOME, twist=(0.2, 0, 0, 0, 0, 0)), 1.0)
+    it.hold(1.0, "operator", "gave up")
+    out = it.tick(1.0, TICK)
+    assert out.state == DISARMED and out.pos is None and not out.rebased
 
 
 def test_at_a_face_of_the_box_only_what_points_out_of_it_stops():
