@@ -14,7 +14,7 @@ compiled = njit(error_model="numpy")
 def principal(a, u, work):
     """a <- u^T a u, diagonal, with u [n, n] turned by Jacobi's rotations into eigenvectors (its columns) from those given, orthonormal.
 
-    Near ones, of the tick before, need a sweep or two."""
+    Near ones, of the tick before, need a sweep or two, and the others find nothing to do."""
     n = len(a)
     for i in range(n):
         for j in range(n):
@@ -31,11 +31,10 @@ def principal(a, u, work):
             a[i, j] = x
         size += abs(a[i, i])
     for _ in range(12):
-        done = True
         for p in range(n - 1):
             for q in range(p + 1, n):
                 if abs(a[p, q]) > 1e-14 * size:
-                    done, h = False, 0.5 * (a[q, q] - a[p, p]) / a[p, q]
+                    h = 0.5 * (a[q, q] - a[p, p]) / a[p, q]
                     t = (1.0 if h >= 0 else -1.0) / (abs(h) + math.sqrt(h * h + 1))
                     c = 1 / math.sqrt(t * t + 1)
                     s = t * c
@@ -47,8 +46,6 @@ def principal(a, u, work):
                         a[p, k], a[q, k] = c * x - s * y, s * x + c * y
                         x, y = u[k, p], u[k, q]
                         u[k, p], u[k, q] = c * x - s * y, s * x + c * y
-        if done:
-            break
 
 
 @compiled

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numba import config
+from numba import config, njit
 from plain_law import PlainLaw
 
 from controllers.arm import follow
@@ -66,6 +66,13 @@ def test_the_tick_is_compiled_before_the_first_one():
     assert len(tick.signatures) == before >= 1
 
 
+@pytest.mark.skipif(bool(config.DISABLE_JIT), reason="NUMBA_DISABLE_JIT: nothing is compiled")
+def test_what_others_compile_later_is_not_announced_as_the_law(capfd):
+    law_at(HOME)
+    njit(lambda x: x + 1)(1)
+    assert "control law" not in capfd.readouterr().err
+
+
 PLAIN = """
 import sys
 sys.path.insert(0, {tests!r})
@@ -109,6 +116,10 @@ def test_principal_axes_are_those_of_numpy_from_any_that_are_orthonormal():
     same = np.eye(6)
     principal(same, u, np.zeros((6, 6)))
     assert np.allclose(same, np.eye(6), atol=1e-12)
+    for diagonal in (np.eye(6), np.zeros((6, 6))):
+        a, axes = diagonal.copy(), np.eye(6)
+        principal(a, axes, np.zeros((6, 6)))
+        assert np.array_equal(a, diagonal) and np.array_equal(axes, np.eye(6))
 
 
 def test_operational_space_has_no_direction_heavier_than_its_limit_and_leaves_the_others_alone():
@@ -507,6 +518,22 @@ def test_filters_and_ramps_do_not_depend_on_the_rate_of_the_loop(dt):
         return np.array([law.reference.pos[1], law.k[0], law.q_ref[0], law.gain])
     assert np.allclose(at(dt), at(0.001), rtol=1e-9, atol=1e-9)
     assert at(dt)[0] == pytest.approx(0.1 * (1 - math.exp(-1)), abs=1e-9)
+
+
+@pytest.mark.parametrize("axis", range(3))
+def test_the_low_pass_goes_along_and_turns_about_every_axis(axis):
+    law, one = law_at(HOME, LawOptions(target_speed=1e9, target_turn=1e9, filter_time=0.1)), np.eye(3)[axis]
+    pos, quat, share = np.array(MODEL.pos), np.array(MODEL.quat), 1 - math.exp(-0.2)
+
+    def after_20_ticks(far, turn):
+        law.activate(MODEL)
+        law._m["lag"] = 0.1
+        law.set_target(pos + far * one, g.multiply(g.exp(turn * one), quat))
+        for _ in range(20):
+            law.tick(MODEL, 1e-3)
+        return law.reference
+    assert np.allclose(after_20_ticks(0.1, 0.0).pos - pos, 0.1 * share * one, atol=1e-9)
+    assert np.allclose(g.turn_between(tuple(after_20_ticks(0.0, 0.2).quat), tuple(quat)), 0.2 * share * one, atol=1e-9)
 
 
 def test_springs_that_come_later_are_damped_by_the_inertia_of_that_moment():
