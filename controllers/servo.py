@@ -22,7 +22,7 @@ class JointServo:
         self.fastest = JOINT_SHARE * dt * np.array(robot.velocity)  # [rad] per period
         self.low, self.high = np.array(robot.lower), np.array(robot.upper)
         self._a, self._x = np.zeros((6, 6)), np.zeros(6)
-        self._diagonal = self._a.reshape(-1)[::7]
+        self._diagonal = self._a.ravel()[::7]
         self.rest(model)
 
     def rest(self, model: ArmModel) -> None:

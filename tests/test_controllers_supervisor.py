@@ -195,9 +195,14 @@ def test_the_supervisor_stands_above_the_governor_at_every_speed():
         limits = Limits(measured_speed=(speed, 4 * speed), joint_speed=joint)
         o = supervised(limits)
         assert o.tool_speed[0] > speed and o.tool_speed[1] > 4 * speed and o.joint_speed > joint
+        default = SupervisorLimits()  # and where that is already above, no farther than need be
+        for got, least, below in zip((*o.tool_speed, o.joint_speed), (*default.tool_speed, default.joint_speed),
+                                     (speed, 4 * speed, joint), strict=True):
+            assert got == least or got < 1.3 * below
 
 
 @pytest.mark.parametrize("bad", [{"joint_speed": 0.0}, {"torque": math.inf}, {"torque": 100.5}, {"tool_speed": (0.0, 1.0)},
+                                 {"tool_speed": (1.0, 100.5)}, {"tool_speed": (100.5, 1.0)},
                                  {"damping": -1.0}])
 def test_limits_that_are_none_are_refused(bad):
     with pytest.raises(UserError, match=next(iter(bad))):
