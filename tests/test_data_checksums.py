@@ -17,6 +17,7 @@ from robo_rl.data.checksums import (
     Verifier,
     file_digest,
     from_text,
+    put_text,
     settled,
     to_text,
 )
@@ -194,6 +195,15 @@ def test_after_a_flush_that_was_cut_short_each_file_keeps_the_digest_that_it_has
                       "never": (ABSENT, sha(A)), "empty": (ABSENT,), "lost": (sha(A), sha(B))}, 0.5)
     assert settled(root, sums) == Checksums({"old": (sha(A),), "new": (sha(B),), "other": (sha(A), sha(B)), "one": (sha(A),),
                                              "lost": (sha(A), sha(B))}, 0.5)
+
+
+def test_a_text_is_put_with_its_checksum_where_files_have_them_and_alone_where_they_have_none(tmp_path):
+    put_text(tmp_path, None, tmp_path / "x", "alone")
+    assert (tmp_path / "x").read_text() == "alone" and not (tmp_path / NAME).exists()
+    root = folder(tmp_path, x=A, kept=B)
+    put_text(root, from_text((root / NAME).read_text()), root / "x", "new")
+    assert (root / "x").read_text() == "new"
+    assert from_text((root / NAME).read_text()) == Checksums({"x": (sha(b"new"),), "kept": (sha(B),)})
 
 
 def test_every_file_is_durable_before_it_gets_its_name_and_every_folder_before_the_last_file_does(tmp_path):

@@ -196,8 +196,7 @@ def _read_episodes(verifier: Verifier, videos: list[str], count: int, per_chunk:
             raise BrokenDataset(path, f"it has no column {min(absent)!r}", root, have)
         for key in wanted:
             parts[key].append(table[key].to_numpy())
-        index = int(path.parent.name[6:]) * per_chunk + int(path.stem[5:])
-        meta_file.append(np.full(table.num_rows, index))
+        meta_file.append(np.full(table.num_rows, layout.index_of(path, per_chunk)))
         have += table.num_rows
         if have >= count:
             break
@@ -278,7 +277,7 @@ def read_checked(verifier: Verifier, path: Path, episode: int = -1) -> bytes:
 
 
 def read_numbers(table, key: str, rows: int, width: int) -> np.ndarray:
-    """The first `rows` rows of a column as [rows] or [rows, width]; raises ValueError with the reason."""
+    """The first `rows` rows of a column as [rows, width], or [rows] of one number each; raises ValueError with the reason."""
     import pyarrow as pa
     if key not in table.column_names:
         raise ValueError(f"it has no column {key!r}")
@@ -296,4 +295,4 @@ def read_numbers(table, key: str, rows: int, width: int) -> np.ndarray:
     out = column.to_numpy(zero_copy_only=False).reshape(min(rows, table.num_rows), -1)
     if out.shape[1] != width:
         raise ValueError(f"column {key!r} has {out.shape[1]} numbers a row, {layout.INFO} says {width}")
-    return out
+    return out if width > 1 else out[:, 0]  # a list of one number is that number

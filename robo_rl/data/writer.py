@@ -76,7 +76,7 @@ def trim(meta: Meta, staged: Staged, put_away: Callable[[Path, bool], None]) -> 
         last = int(files[-1]) if E else -1
         for path in folder.glob("chunk-*/file-*"):
             if path.suffix == suffix:
-                index = int(path.parent.name[6:]) * meta.info["chunks_size"] + int(path.stem[5:])
+                index = layout.index_of(path, meta.info["chunks_size"])
                 if index > last:
                     put_away(path, False)
                 elif index == last and rows is not None:
