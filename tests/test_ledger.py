@@ -81,7 +81,7 @@ def test_asynchronous_work_stops_at_the_admission_bound():
     book = Ledger(6, 2, 20, {0: (2, 3)})
     for _i in range(3):
         book.seal(book.lease(0).uid, 2, 0)
-    assert book.lease(0) is None and book.admitted == 18
+    assert book.lease(0, more=True) is None and book.admitted == 18
     book.take()
     assert book.lease(0) is None
     book.publish(1)
@@ -255,6 +255,17 @@ def test_of_a_workers_finished_fragments_the_oldest_is_taken_first():
     for f in reversed(leases):
         book.seal(f.uid, 1, 0)
     assert [book.take_from(0, last=False).uid for _ in range(3)] == [0, 1, 2] and book.take_from(0, last=True) is None
+
+
+def test_what_was_admitted_under_a_wider_bound_stays_when_it_is_lowered():
+    book = Ledger(6, 2, 20, {0: (2, 3)})
+    while book.lease(0, more=True):
+        pass
+    assert book.admitted == 18
+    book.check()
+    book.bound(0)
+    book.check()
+    assert book.lease(0, more=True) is None and book.admitted == 18
 
 
 def test_the_bound_may_be_a_million_and_no_more_and_without_workers_there_is_no_round():

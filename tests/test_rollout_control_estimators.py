@@ -112,7 +112,8 @@ def test_a_flawed_success_is_good_among_failures_and_bad_among_clean_successes()
 def test_rewards_of_decisions_add_up_to_the_log_ratio_of_the_episode():
     torch.manual_seed(0)
     logp, ref = torch.randn(7, 3), torch.randn(7, 3)
-    assert torch.allclose(implicit_rewards(logp, ref, 0.05).sum(0), 0.05 * (logp.sum(0) - ref.sum(0)), atol=1e-6)
+    assert torch.allclose(implicit_rewards(logp, ref).sum(0), 0.05 * (logp.sum(0) - ref.sum(0)), atol=1e-6)  # the paper's beta
+    assert torch.allclose(implicit_rewards(logp, ref, 2.0).sum(0), 2 * (logp.sum(0) - ref.sum(0)), atol=1e-6)
     assert not implicit_rewards(ref, ref).any()
 
 
@@ -209,7 +210,7 @@ def test_tasks_are_mastered_or_explored_and_never_both():
 
 def test_rows_that_are_not_better_than_imitation_are_never_drawn():
     w = positive_weights(torch.tensor([2.0, -1.0, 0.0, 6.0]))
-    assert w.tolist() == [0.25, 0, 0, 0.75]
+    assert w.tolist() == [0.25, 0, 0, 0.75] == positive_weights(torch.tensor([0.25, -1.0, 0.0, 0.75])).tolist()
     with pytest.raises(ValueError, match="nothing left"):
         positive_weights(torch.tensor([-1.0, 0.0]))
 
