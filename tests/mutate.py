@@ -48,15 +48,15 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "controllers/tick.py": ("test_controllers_tick", "test_controllers_options"),
     "controllers/linear.py": ("test_controllers_tick", "test_controllers_options"),
     "controllers/memory.py": ("test_controllers_tick", "test_controllers_options"),
-    "controllers/servo.py": ("test_controllers_cell", "test_controllers_motion"),
+    "controllers/servo.py": ("test_controllers_servo", "test_controllers_cell", "test_controllers_motion"),
     "controllers/supervisor.py": ("test_controllers_supervisor",),
-    "robo_rl/data/writer.py": ("test_data", "test_data_integrity"),
-    "robo_rl/data/meta.py": ("test_data", "test_data_integrity"),
-    "robo_rl/data/reader.py": ("test_data", "test_data_integrity"),
+    "robo_rl/data/writer.py": ("test_data_layouts", "test_data", "test_data_integrity"),
+    "robo_rl/data/meta.py": ("test_data_layouts", "test_data", "test_data_integrity"),
+    "robo_rl/data/reader.py": ("test_data_layouts", "test_data", "test_data_integrity"),
     "robo_rl/data/checksums.py": ("test_data_checksums",),
 }
 # Run as plain Python: compiling takes longer than all of their tests.
-UNCOMPILED = ("controllers/tick.py", "controllers/linear.py", "controllers/memory.py")
+UNCOMPILED = ("controllers/tick.py", "controllers/linear.py")
 COMPARE = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
