@@ -38,6 +38,7 @@ def run(args: Eval) -> int:
 
     for name in (args.run, args.against) if args.against else (args.run,):
         load_config(pick_checkpoint(Path(name), args.checkpoint)[0])  # a typo or a damaged run shows before the work
+    command = command_of(args)
     args = as_trained(args, load_config(pick_checkpoint(Path(args.run), args.checkpoint)[0]))
     if args.on == "dds" and args.video:
         raise UserError("--on dds is an arm that does not wait for pictures: film it with robo_rl deploy --video")
@@ -54,7 +55,7 @@ def run(args: Eval) -> int:
     if args.video:
         record_video(args)
     if args.save:
-        document["saved"] = str(save(args, result))
+        document["saved"] = str(save(args, result, command))
     if args.json:
         print(json.dumps(files.plain(document), indent=1))
     else:
@@ -63,8 +64,8 @@ def run(args: Eval) -> int:
     return 0
 
 
-def save(args: Eval, result: dict) -> Path:
-    """Add the row of this evaluation to results/eval.json."""
+def save(args: Eval, result: dict, command: str) -> Path:
+    """Add the row of this evaluation, by this command, to results/eval.json."""
     from datetime import UTC, datetime
 
     from robo_rl.files import read_json
@@ -72,7 +73,7 @@ def save(args: Eval, result: dict) -> Path:
     from robo_rl.results import add_rows, evaluation_row
     run, _ = pick_checkpoint(Path(args.run), args.checkpoint)
     said = read_json(run / "run.json")
-    row = evaluation_row(result, command_of(args), load_config(run).algo, git_hash(), datetime.now(UTC).date().isoformat(),
+    row = evaluation_row(result, command, load_config(run).algo, git_hash(), datetime.now(UTC).date().isoformat(),
                          machine_name(), said.get("git", ""))
     return add_rows("results/eval.json", "Evaluations", [row])
 
