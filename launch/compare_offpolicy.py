@@ -12,7 +12,6 @@ holds every result; what it has is not run again. `--jobs N` runs N at a time, o
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from robo_rl.files import parse_json, read_json
+from robo_rl.files import keep_row, kept_rows, read_json
 
 ALONE = "--policy.no-teacher --rl.bc-coef 0 --rl.ramp 0 --rl.lr 3e-4"
 METHODS = {"sac": ("demo_sac", ALONE)} | {m: (m, "") for m in (
@@ -73,16 +72,13 @@ def main() -> None:
     p.add_argument("--jobs", type=int, default=1)
     p.add_argument("--keep", type=Path)
     args, more = p.parse_known_args()
-    lines = args.keep.read_text().splitlines() if args.keep and args.keep.exists() else []
-    rows = [parse_json(line, str(args.keep), (list, dict)) for line in lines]
+    rows = kept_rows(args.keep)
     wanted = [{"task": task, "method": method, "seed": seed, "steps": args.steps, "demos": args.demos, "more": more}
               for seed in range(args.seeds) for task in args.tasks for method in args.methods]
     with ThreadPoolExecutor(args.jobs) as pool:
         for done in as_completed([pool.submit(one, **w) for w in wanted if not any(w.items() <= r.items() for r in rows)]):
             rows.append(r := done.result())
-            if args.keep:
-                with open(args.keep, "a", encoding="utf-8") as f:
-                    f.write(json.dumps(r) + "\n")
+            keep_row(args.keep, r)
             print(f"{r['task']:<12} seed {r['seed']}  {r['method']:<9} {sum(r['sft']) / 200:.3f} -> {sum(r['final']) / 200:.3f}  "
                   f"{r['cpu']:.0f} s", flush=True)
     say([r for r in rows if (r["steps"], r["demos"], r["more"]) == (args.steps, args.demos, more)], args.tasks, args.methods)

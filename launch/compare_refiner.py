@@ -9,14 +9,13 @@ is learnt and refined: `world_models/pde.py`. `--keep FILE` holds every result; 
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from robo_rl.files import parse_json
+from robo_rl.files import keep_row, kept_rows
 from robo_rl.stats import bootstrap_mean
 from world_models import pde
 
@@ -79,8 +78,7 @@ def main(given: list[str] | None = None) -> None:
     p.add_argument("--keep", type=Path)
     args = p.parse_args(given)
     torch.set_num_threads(1)
-    lines = args.keep.read_text().splitlines() if args.keep and args.keep.exists() else []
-    kept = [parse_json(line, str(args.keep), (list, dict)) for line in lines]
+    kept = kept_rows(args.keep)
     want = {k: getattr(args, k) for k in ("updates", "width", "refine", "sigma", "taught", "test", "steps", "dt", "settle")}
     data, rows = None, []
     for seed in range(args.seeds):
@@ -89,9 +87,7 @@ def main(given: list[str] | None = None) -> None:
             if found is None:
                 data = pde.solve(args.taught + args.test, args.steps + 1, args.dt, settle=args.settle) if data is None else data
                 found = one(name, seed, data, args) | {"with": want}
-                if args.keep:
-                    with args.keep.open("a") as f:
-                        f.write(json.dumps(found) + "\n")
+                keep_row(args.keep, found)
             rows.append(found)
     say(rows)
 

@@ -11,7 +11,6 @@ are (marginals, correlations, dynamics; the few real ones beside them). `--keep 
 """
 
 import argparse
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,7 +21,7 @@ import robo_rl
 from robo_rl.algos import iql
 from robo_rl.demos import fit_normalisers
 from robo_rl.evaluation import eval_starts, evaluate
-from robo_rl.files import parse_json
+from robo_rl.files import keep_row, kept_rows
 from robo_rl.options import IqlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.replay import Replay
@@ -115,17 +114,14 @@ def main(given: list[str] | None = None) -> None:
     p.add_argument("--keep", type=Path)
     args = p.parse_args(given)
     torch.set_num_threads(1)
-    lines = args.keep.read_text().splitlines() if args.keep and args.keep.exists() else []
-    kept = [parse_json(line, str(args.keep), (list, dict)) for line in lines]
+    kept = kept_rows(args.keep)
     want = {k: v for k, v in vars(args).items() if k not in ("seeds", "keep")}
     rows = []
     for seed in range(args.seeds):
         found = next((r for r in kept if r["with"] == want and r["seed"] == seed), None)
         if found is None:
             found = one(seed, args) | {"seed": seed, "with": want}
-            if args.keep:
-                with args.keep.open("a") as f:
-                    f.write(json.dumps(found) + "\n")
+            keep_row(args.keep, found)
         rows.append(found)
     say(rows, args)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 import robo_rl
 from robo_rl.cli.wm_eval import gate_lines, off_share
-from robo_rl.files import parse_json
+from robo_rl.files import keep_row, kept_rows, parse_json
 from world_models import baselines, gate_report, mbpo, trust
 from world_models.calibrate import TOLERANCE
 from world_models.evaluate import compare_errors
@@ -130,17 +130,14 @@ def main(given: list[str] | None = None) -> None:
     p.add_argument("--hidden", type=int, default=128, help="width of the latent model's five networks")
     p.add_argument("--keep", type=Path)
     args = p.parse_args(given)
-    lines = args.keep.read_text().splitlines() if args.keep and args.keep.exists() else []
-    rows = [parse_json(line, str(args.keep), (list, dict)) for line in lines]
+    rows = kept_rows(args.keep)
     for seed in range(args.seeds):
         for task in args.tasks:
             want = {"task": task, "seed": seed, **{k: getattr(args, k) for k in ("episodes", "new", "updates", "hidden", "windows")}}
             found = next((r for r in rows if {k: r[k] for k in want} == want), None)
             if found is None:
                 found = parse_json(json.dumps(one(task, seed, args)), "the comparison", (list, dict))
-                if args.keep:
-                    with args.keep.open("a") as f:
-                        f.write(json.dumps(found) + "\n")
+                keep_row(args.keep, found)
             say(found)
 
 

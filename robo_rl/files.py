@@ -188,6 +188,19 @@ def read_json(path: "str | Path", kind: "type | tuple[type, ...]" = dict, *, lim
     return parse_json(read_bytes(path, limit), str(path), kind, limit=limit, nan=nan, remedy=remedy)
 
 
+def kept_rows(path: "Path | None") -> list[dict]:
+    """The objects of a file of one JSON object a line; [] without a file. UserError: a line that is none."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else []
+    return [parse_json(line, str(path)) for line in lines]
+
+
+def keep_row(path: "Path | None", row: dict) -> None:
+    """Add a line of JSON to the file, where there is one."""
+    if path is not None:
+        with path.open("a", encoding="utf-8") as f:
+            f.write(json.dumps(row) + "\n")
+
+
 def private_folder(path: "str | Path") -> Path:
     """Make a folder that only this user may enter (0700), parents as usual; one that exists stays as it is."""
     path = Path(path)

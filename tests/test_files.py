@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from robo_rl.errors import UserError
-from robo_rl.files import DEEP, lock, parse_json, private_file, private_folder, read_json, write_json
+from robo_rl.files import DEEP, keep_row, kept_rows, lock, parse_json, private_file, private_folder, read_json, write_json
 
 BAD = {
     "deep arrays": b"[" * 60_000,
@@ -158,3 +158,15 @@ def test_what_the_memory_does_not_hold_is_one_line(tmp_path):
                        ('<mujoco><worldbody><body><joint name="fr3_joint1"/></body></worldbody></mujoco>', "unknown joint")):
         with pytest.raises(UserError, match=says):
             arm_model(load_robot("fr3"), text)
+
+
+def test_rows_of_a_file_are_there_again_and_a_broken_line_is_told(tmp_path):
+    at = tmp_path / "found.jsonl"
+    assert kept_rows(None) == kept_rows(at) == []
+    for row in ({"seed": 0}, {"seed": 1}):
+        keep_row(at, row)
+        keep_row(None, row)
+    assert kept_rows(at) == [{"seed": 0}, {"seed": 1}]
+    at.write_text('{"seed": 0}\n{"seed"')
+    with pytest.raises(UserError, match="found.jsonl"):
+        kept_rows(at)
