@@ -42,7 +42,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "controllers/contracts.py": ("test_controllers_governor_limits", "test_controllers_governor", "test_controllers_compliance"),
     "controllers/limits.py": ("test_controllers_governor_limits", "test_controllers_governor"),
     "controllers/governor.py": ("test_controllers_compliance", "test_controllers_governor_limits", "test_controllers_governor"),
-    "controllers/setpoint.py": ("test_controllers_governor_limits", "test_controllers_governor"),
+    "controllers/setpoint.py": ("test_controllers_governor_limits", "test_controllers_servo", "test_controllers_governor"),
     "controllers/compliance.py": ("test_controllers_compliance",),
     "controllers/law.py": ("test_controllers_options", "test_controllers_tick", "test_controllers_law"),
     "controllers/tick.py": ("test_controllers_tick", "test_controllers_options"),
