@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -16,9 +17,12 @@ from test_openpi import write_run
 
 from robo_rl.errors import UserError
 from robo_rl.evaluation import evaluate
+from robo_rl.experiment.console import open_session
+from robo_rl.experiment.deploy import DeployOptions, deploy
 from robo_rl.experiment.evaluation import EvalConfig, evaluate_checkpoint
-from robo_rl.experiment.lerobot_policy import VARIABLE, LeRobotPolicy, find_python, parse_cameras
+from robo_rl.experiment.lerobot_policy import VARIABLE, LeRobotClient, LeRobotPolicy, find_python, for_console, parse_cameras
 from robo_rl.experiment.lerobot_worker import FrameSocket, LeRobotModel, answer_questions
+from robo_rl.human.console.options import ConsoleOptions
 from robo_rl.policies import ObsSpec
 
 SPEC = ObsSpec(state=3, action=2, views=("front", "wrist"), image_size=8, language=True)
@@ -40,7 +44,7 @@ class PreTrainedConfig:
         return made
 """,
     "lerobot/policies/factory.py": """
-import torch
+import os, sys, torch
 class Policy(torch.nn.Module):
     @classmethod
     def from_pretrained(cls, folder, config):
@@ -50,11 +54,16 @@ class Policy(torch.nn.Module):
     def reset(self): self.count = 0
     def seen(self, batch):
         words = torch.tensor([float(len(t)) for t in batch["task"]])
-        return batch["observation.state"].sum(1) + batch["observation.images.front"].sum((1, 2, 3)) * 255 + words
+        pictures = batch.get("observation.images.front", torch.zeros(1, 1, 1, 1)).sum((1, 2, 3)) * 255
+        return batch["observation.state"].sum(1) + pictures + words
     def predict_action_chunk(self, batch, noise=None):
+        self.count += 1
+        if self.count == getattr(self.config, "dies", 0):
+            print("out of memory", file=sys.stderr)
+            os._exit(3)
         rows = torch.arange(float(self.config.chunk_size))
         out = (self.seen(batch)[:, None] + rows)[..., None].expand(-1, -1, self.config.actions)
-        return out + (torch.rand(1) if noise is None else noise[..., :self.config.actions])
+        return getattr(self.config, "gain", 1) * (out + (torch.rand(1) if noise is None else noise[..., :self.config.actions]))
     def select_action(self, batch):
         self.count += 1
         return (self.seen(batch) + 100 * self.count)[:, None].expand(-1, self.config.actions)
@@ -119,7 +128,7 @@ class BesideIt(LeRobotPolicy):
         (self.place / "stderr").write_text("last words\n")
 
         def work():
-            with theirs:
+            with theirs, contextlib.suppress(OSError):
                 answer_questions(FrameSocket(theirs), self.model)
         threading.Thread(target=work, daemon=True).start()
         return FrameSocket(ours)
@@ -241,11 +250,124 @@ def test_eval_takes_it_by_its_folder(fake, tmp_path):
     run = write_run(tmp_path / "run", state=36)
     folder = policy_folder(tmp_path / "p", actions=7, chunk_size=8, input_features={"observation.state": [36]})
     options = EvalConfig(checkpoint="last", episodes=2, envs=2, max_steps=8, policy=f"lerobot:{folder}", lerobot_python=fake)
-    FAKE_IMAGES = 'batch["observation.images.front"].sum((1, 2, 3)) * 255'
-    path = tmp_path / "site" / "lerobot" / "policies" / "factory.py"
-    path.write_text(path.read_text().replace(FAKE_IMAGES, "0"))
     found = evaluate_checkpoint(run, options)
     assert found["policy"] == f"lerobot:{folder}" and len(found["success"]) == 2
+
+
+# ---- on an arm, and under people's eyes
+
+BLIND = {"actions": 7, "chunk_size": 8, "input_features": {"observation.state": [36]}}
+
+
+def one_observation():
+    return {k: v[0] for k, v in observation(1).items() if k != "task"}
+
+
+def test_an_arm_asks_and_goes_on_and_the_chunk_comes_with_its_time(tmp_path):
+    class Waits(Says):
+        go = threading.Event()
+
+        def act(self, arrays, tasks, seed):
+            assert self.go.wait(20) and arrays["state"].shape == (1, 3) and tasks == ["push"]
+            return super().act(arrays, tasks, seed) + np.arange(5, dtype=np.float32)[:, None]
+
+    model = Waits()
+    model.go.set()
+    with contextlib.closing(LeRobotClient(BesideIt(model, tmp_path), "push", patience=0.0)) as client:
+        model.go.clear()
+        client.ask(one_observation(), 4.5)
+        assert client.poll(4.6) is None
+        model.go.set()
+        while (got := client.poll(4.7)) is None:
+            pass
+        assert model.begun == 1 and not client.blocks  # it was warmed up, and then the episode began
+        assert got[1] == 4.5 and got[0].shape == (5, 2) and got[0][4, 0] == 4 and client.poll(4.8) is None
+        client.patience = 20.0
+        client.ask(one_observation(), 5.0)
+        assert client.poll(5.0)[1] == 5.0, "an answer within its patience is there at once"
+
+
+def test_an_arms_policy_that_says_nothing_or_ends_or_refuses_is_one_line(tmp_path):
+    class Sleeps(Says):
+        asked = 0
+
+        def act(self, arrays, tasks, seed):
+            self.asked += 1
+            if self.asked > 1:
+                threading.Event().wait(30)
+            return super().act(arrays, tasks, seed)
+
+    now = [0.0]
+    client = LeRobotClient(BesideIt(Sleeps(), tmp_path / "a"), "push", patience=0.0, deadline=3.0, clock=lambda: now[0])
+    client.ask(one_observation(), 0.0)
+    now[0] = 2.9
+    assert client.poll(0.1) is None
+    now[0] = 3.1
+    with pytest.raises(UserError, match="says nothing for 3 s"):
+        client.poll(0.2)
+    client.close()
+    with contextlib.closing(LeRobotClient(BesideIt(Says(), tmp_path / "b"), "push", patience=5.0)) as client:
+        client.policy.wire.wire.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(UserError, match=r"ended \(last words\)"):
+            client.ask(one_observation(), 0.0)
+    model = Says()
+    with contextlib.closing(LeRobotClient(BesideIt(model, tmp_path / "c"), "push", patience=5.0)) as client:
+        model.answer = np.full((1, 5, 2), np.nan, np.float32)
+        with pytest.raises(UserError, match="actions that are not finite"):
+            client.ask(one_observation(), 0.0)
+        with pytest.raises(UserError, match="takes no rows to agree with"):
+            client.ask(one_observation(), 0.0, prefix=object())
+
+
+def test_deploy_takes_it_by_its_folder_and_holds_the_arm_when_it_ends(fake, tmp_path):
+    run, said = write_run(tmp_path / "run", state=36), []
+    folder = policy_folder(tmp_path / "p", **BLIND, gain=0.0, dies=3)
+    options = DeployOptions(run=str(run), transport="inprocess", speed=1.5, seconds=4.0, policy=f"lerobot:{folder}", lerobot_python=fake,
+                            execute=5)
+    with pytest.raises(UserError, match=r"ended \(out of memory\); the arm was braked and holds"):
+        deploy(options, said.append, said.append)
+    assert re.match(r"[12] chunks", said[0]), said  # one was to warm up
+
+
+def test_console_takes_it_by_its_folder_and_its_end_is_one_line(fake, tmp_path):
+    pytest.importorskip("websockets", reason="needs robo_rl[console]")
+    run, folder = write_run(tmp_path / "run", state=36), policy_folder(tmp_path / "p", **BLIND, gain=0.001)
+    session, _ = open_session(ConsoleOptions(run=str(run), robots=2, policy=f"lerobot:{folder}", lerobot_python=fake, execute=5))
+    try:
+        policy = session.fleet.policy
+        seen = session.fleet.obs["state"].sum(1) + np.array([len(str(t)) for t in session.fleet.obs["task"]])
+        assert session.fleet.execute == 5 and policy.answer < 60
+        rows = session.fleet.plan()
+        assert rows.shape == (2, 7) and np.allclose(rows[:, 0] - rows[0, 0], 0.002 * (seen - seen[0]), atol=1e-4)
+        assert (rows[:, 0] >= 0.002 * seen - 1e-4).all() and (rows[:, 0] <= 0.002 * (seen + 1) + 1e-4).all()
+        policy.process.kill()
+        policy.process.wait()
+        session.fleet.cursor[:] = 5
+        with pytest.raises(UserError, match="ended"):
+            session.tick()
+    finally:
+        session.close()
+    assert not policy.place.exists()
+
+
+def test_a_policy_that_looks_back_is_none_for_the_console(fake, tmp_path):
+    class Back(Says):
+        def __init__(self):
+            super().__init__(horizon=1, history=True)
+
+    with pytest.raises(UserError, match="looks back, and the console's robots begin their episodes apart"):
+        for_console(BesideIt(Back(), tmp_path, execute=1))
+
+
+@pytest.mark.parametrize(("make", "mistake", "line"), [
+    (DeployOptions, {"lerobot_python": "python"}, "--lerobot-python goes with --policy lerobot:FOLDER"),
+    (DeployOptions, {"execute": 3, "policy": "process"}, "--execute goes with --policy lerobot:FOLDER"),
+    (DeployOptions, {"policy": "lerobot:p", "chunking": "rtc"}, "--chunking rtc asks for rows that agree with others"),
+    (ConsoleOptions, {"policy": "process"}, "--policy is lerobot:FOLDER"),
+    (ConsoleOptions, {"lerobot_cameras": "a=b"}, "--lerobot-cameras goes with --policy lerobot:FOLDER")])
+def test_options_of_an_arm_and_of_the_console_that_say_nothing_are_one_line(make, mistake, line):
+    with pytest.raises(UserError, match=line):
+        make(run="x", **mistake)
 
 
 # ---- LeRobot itself
@@ -325,6 +447,68 @@ def test_a_tiny_smolvla_that_lerobot_saved_does_the_same_in_its_own_environment_
     mine = ours.act(obs_tensors(obs, spec), generator, explore=False).actions.numpy()
     print("largest difference", np.abs(mine - theirs).max(), "of actions of", np.abs(theirs).mean())
     np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL, reason=f"{VARIABLE} is not set: it names the Python of an environment with LeRobot")
+@pytest.mark.timeout(1800)
+def test_a_smolvla_that_was_trained_here_does_the_same_in_lerobot_from_the_folder_that_is_made_for_it(tmp_path):
+    import test_vla_lerobot_folder as made
+
+    from robo_rl.policies import obs_tensors
+    from robo_rl.policies.vla.convert import convert
+    ours, obs, n = made.trained(tmp_path / "c", "smolvla"), made.observation(), 3
+    convert(tmp_path / "c", tmp_path / "out", "lerobot", made.TASKS)
+    which = "import importlib.metadata as m; print(m.version('transformers'))"
+    version = subprocess.run([REAL, "-c", which], capture_output=True, text=True, check=True)
+    if version.stdout.startswith("4."):
+        place_as_transformers_4(ours)
+    noise = torch.randn(n, ours.chunk, generator=torch.Generator().manual_seed(1)).view(n, 6, -1).numpy()
+    with contextlib.closing(LeRobotPolicy(str(tmp_path / "out"), REAL, made.SPEC, 4)) as policy:
+        theirs = policy.chunks(obs, noise)
+        assert policy.about == {"type": "smolvla", "state": 5, "action": 3, "views": ["front", "wrist"], "horizon": 6, "history": False}
+    mine = ours.act(obs_tensors(obs, made.SPEC), torch.Generator().manual_seed(1), explore=False).actions.numpy()
+    print("largest difference", np.abs(mine - theirs[:, :4]).max(), "of actions of", np.abs(theirs).mean())
+    np.testing.assert_allclose(mine, theirs[:, :4], atol=1e-5)
+
+
+PROCESS = r"""
+import sys, torch, numpy as np
+from lerobot.configs.policies import PreTrainedConfig
+from lerobot.policies.factory import make_pre_post_processors
+folder, given, out = sys.argv[1:]
+config = PreTrainedConfig.from_pretrained(folder)
+before, after = make_pre_post_processors(config, pretrained_path=folder)
+x = np.load(given)
+batch = {k: torch.from_numpy(x[k]) for k in x.files if k.startswith("observation")}
+made = before(batch | {"task": [str(t) for t in x["task"]]})
+np.savez(out, tokens=made["observation.language.tokens"], mask=made["observation.language.attention_mask"], state=made["observation.state"],
+         actions=after(torch.from_numpy(x["raw"])), chunk=config.chunk_size, execute=config.n_action_steps)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL, reason=f"{VARIABLE} is not set: it names the Python of an environment with LeRobot")
+@pytest.mark.parametrize("family", ["pi0", "pi05", "smolvla"])
+@pytest.mark.timeout(1800)
+def test_lerobots_processors_from_the_folder_that_is_made_give_what_ours_give(family, tmp_path):
+    import test_vla_lerobot_folder as made
+
+    from robo_rl.policies.vla.convert import convert
+    ours, obs = made.trained(tmp_path / "c", family), made.observation()
+    convert(tmp_path / "c", tmp_path / "out", "lerobot", made.TASKS)
+    raw = np.random.default_rng(3).normal(size=(3, 3)).astype(np.float32)
+    np.savez(tmp_path / "given.npz", raw=raw, task=obs["task"], **{"observation.state": obs["state"]})
+    done = subprocess.run([REAL, "-c", PROCESS, str(tmp_path / "out"), str(tmp_path / "given.npz"), str(tmp_path / "got.npz")],
+                          capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"}, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    got = np.load(tmp_path / "got.npz")
+    assert (int(got["chunk"]), int(got["execute"])) == (6, 4)
+    x = ours.processor.observation(obs)
+    for i in range(3):
+        assert got["tokens"][i][got["mask"][i]].tolist() == x.tokens[i][x.token_mask[i]].tolist()
+    np.testing.assert_allclose(got["state"], x.state[:, :5], atol=1e-6)
+    np.testing.assert_allclose(got["actions"], ours.action_norm.inverse(torch.from_numpy(raw)), atol=1e-6)
 
 
 @pytest.mark.parametrize(("mistake", "line"), [

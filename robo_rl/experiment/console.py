@@ -31,6 +31,10 @@ def open_session(options: ConsoleOptions):
     env = make_env(replace(config, max_steps=TIME_LIMITS * limit), options.robots, render=config.obs != "rgb")
     recorder = CorrectionRecorder(source / "corrections", source / "console.journal", env.spec, options.robots, marks=source / "marks")
     device = open_device(options.device, lambda namespace: open_leader_arm(namespace, env.spec)) if options.device else None
+    if options.policy:
+        from robo_rl.experiment.lerobot_policy import for_console, start_policy
+        policy = for_console(start_policy(options.policy, options.lerobot_python, options.lerobot_cameras, policy.spec,
+                                          options.execute or policy.options.execute, options.seed))
     return ConsoleSession(env, policy, recorder, options, limit, device), source
 
 

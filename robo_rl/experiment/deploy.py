@@ -31,7 +31,8 @@ class DeployOptions:
     """Run the policy of a run on an arm. It stops the arm when its time is over, at Ctrl-C and when anything is lost."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "The policy": ("checkpoint", "task", "policy", "token", "instruction", "seed", "chunking"),
+        "The policy": ("checkpoint", "task", "policy", "lerobot_python", "lerobot_cameras", "execute", "token", "instruction", "seed",
+                       "chunking"),
         "The arm": ("robot", "command", "transport", "model", "start"),
         "Limits": ("speed", "seconds", "dry_run", "reset", "go_on"),
         "ROS 2": ("namespace", "domain", "interface", "name", "lease"),
@@ -56,7 +57,14 @@ class DeployOptions:
     transport: str = "dds"
     """dds, or inprocess: a simulated arm of its own in lockstep."""
     policy: Annotated[str, tyro.conf.arg(metavar="HOST:PORT")] = ""
-    """A policy that robo_rl serve answers elsewhere; "process": in a process of its own here; "": in this process."""
+    """A policy that robo_rl serve answers elsewhere; "process": in a process of its own here; lerobot:FOLDER, a policy that LeRobot saved,
+    in the place of the run's; "": in this process."""
+    lerobot_python: str = ""
+    """With --policy lerobot:FOLDER: the Python of an environment that has LeRobot; "": ROBO_RL_LEROBOT_PYTHON."""
+    lerobot_cameras: str = ""
+    """With --policy lerobot:FOLDER: which of its cameras is which of ours, NAME=CAMERA with commas between, where names differ."""
+    execute: int = 0
+    """With --policy lerobot:FOLDER: rows of its chunks that are executed; 0: as many as the run's policy."""
     token: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """File with the token that robo_rl serve names; "": RUN/serve.token. ROBO_RL_TOKEN goes before it."""
     speed: float = 0.25
@@ -118,6 +126,14 @@ class DeployOptions:
         in_range("--domain", self.domain, -1, 232)
         in_range("--seed", self.seed, 0, 2**31)
         in_range("--lease", self.lease, 0.5, 3600)
+        in_range("--execute", self.execute, 0, 1024)
+        foreign = self.policy.startswith("lerobot:")
+        for name in ("lerobot_python", "lerobot_cameras", "execute"):
+            if getattr(self, name) and not foreign:
+                raise UserError(f"--{name.replace('_', '-')} goes with --policy lerobot:FOLDER")
+        if foreign and self.chunking in ("rtc", "trained"):
+            raise UserError(f"--chunking {self.chunking} asks for rows that agree with others, which LeRobot's policies are not asked for: "
+                            "use blend or naive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +151,16 @@ class DeployResult:
         return self.state in ("HOLD", "STOPPED")
 
 
+def choose_actor(options: DeployOptions):
+    """(who acts, the run's config, ObsSpec): the run's policy, or a LeRobot one in its place. UserError: it does not act so."""
+    if options.policy.startswith("lerobot:"):
+        from robo_rl.experiment.lerobot_policy import lerobot_actor
+        return lerobot_actor(options.run, options.checkpoint, options.task, options.instruction, options.execute)
+    from robo_rl.experiment.policy_server import load_actor
+    act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction, options.task)
+    return act.choose(options.chunking), config, spec
+
+
 def open_policy(options: DeployOptions, act, period: float):
     """(policy client, the server process that it started or None); act: the policy in this process, period: of control [s]."""
     from controllers.bridge import InProcessPolicy
@@ -142,6 +168,10 @@ def open_policy(options: DeployOptions, act, period: float):
     from controllers.remote import RemotePolicyClient, read_token
     if not options.policy:
         return InProcessPolicy(act), None
+    if options.policy.startswith("lerobot:"):
+        from robo_rl.experiment.lerobot_policy import LeRobotClient, start_policy
+        policy = start_policy(options.policy, options.lerobot_python, options.lerobot_cameras, act.spec, act.execute, options.seed)
+        return LeRobotClient(policy, act.instruction, PATIENCE * period), None
     if options.policy != "process":
         from robo_rl.experiment.folder import pick_checkpoint
         from robo_rl.experiment.policy_server import TOKEN_FILE
@@ -169,12 +199,10 @@ def deploy(options: DeployOptions, log: Callable[[str], None] = print, warn: Cal
     from controllers.robot import load_robot
     from robo_rl.experiment.arm import policy_interface
     from robo_rl.experiment.deploy_data import data_interface, refuse_stated
-    from robo_rl.experiment.policy_server import load_actor
 
     robot = load_robot(options.robot)
     check_speed(options.speed, robot)
-    act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction, options.task)
-    act.choose(options.chunking)
+    act, config, spec = choose_actor(options)
     if config.sim == "none":
         task = data_interface(options, folder, config, spec, robot, limits_of(robot, options.speed).speed, not options.policy)
     else:

@@ -22,6 +22,7 @@ from robo_rl.experiment.deploy import (
     SafetyClient,
     check_gains,
     check_speed,
+    choose_actor,
     limits_of,
     open_policy,
     real_time_loop,
@@ -124,7 +125,6 @@ class PairLease:
 
 def deploy_pair(options: DeployOptions, log: Callable[[str], None], warn: Callable[[str], None]) -> DeployResult:
     """`deploy` for the file of two arms. UserError: the policy does not fit them, or one of them or the policy was lost."""
-    from robo_rl.experiment.policy_server import load_actor
     single = {"--video": options.video, "--start": options.start >= 0, "--model": options.model, "--go-on": options.go_on}
     for name, given in single.items():
         if given:
@@ -132,8 +132,7 @@ def deploy_pair(options: DeployOptions, log: Callable[[str], None], warn: Callab
     pair = load_pair(options.robot)
     for robot in pair.arms.values():
         check_speed(options.speed, robot)
-    act, config, spec = load_actor(options.run, options.checkpoint, options.seed, options.instruction, options.task)
-    act.choose(options.chunking)
+    act, config, spec = choose_actor(options)
     task = pair_interface(config, spec, pair)
     recorder = PairRecorder(task, options.record, options.bag, options.instruction, log)
     client, server = open_policy(options, act, task.period)

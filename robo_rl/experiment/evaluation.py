@@ -285,9 +285,8 @@ def acting(policy, options: EvalConfig):
     import os
     rows, token = options.execute or policy.options.execute, os.environ.get("ROBO_RL_TOKEN", "")
     if options.policy.startswith("lerobot:"):
-        from robo_rl.experiment.lerobot_policy import LeRobotPolicy, find_python, parse_cameras
-        return closing(LeRobotPolicy(options.policy.removeprefix("lerobot:"), find_python(options.lerobot_python), policy.spec, rows,
-                                     options.seed, parse_cameras(options.lerobot_cameras)))
+        from robo_rl.experiment.lerobot_policy import start_policy
+        return closing(start_policy(options.policy, options.lerobot_python, options.lerobot_cameras, policy.spec, rows, options.seed))
     from robo_rl.experiment.openpi import OpenpiPolicy
     return closing(OpenpiPolicy(options.policy, policy.spec, rows, token))
 

@@ -6,22 +6,30 @@ links in a folder of its own, so nothing has to be installed there but LeRobot. 
 
 import contextlib
 import os
+import select
 import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from controllers.remote import plain_text
+from controllers.remote import PIECE, pack, plain_text
 from robo_rl.errors import UserError
 from robo_rl.experiment.lerobot_worker import FrameSocket
+
+if TYPE_CHECKING:
+    from robo_rl.policies import ObsSpec
 
 PREFIX, VARIABLE = "lerobot:", "ROBO_RL_LEROBOT_PYTHON"
 START = 900.0  # s; the first import of LeRobot takes minutes on a busy machine
 ANSWER = 600.0  # s
+DEADLINE = 10.0  # s for an answer to an arm, or to robots that people watch
 LEAVE = 10.0  # s until a worker that does not end is killed
 MODULE = "robo_rl.experiment.lerobot_worker"
 
@@ -45,10 +53,17 @@ def parse_cameras(text: str) -> dict[str, str]:
     return {name: camera for name, _, camera in pairs}
 
 
+@dataclass(frozen=True, slots=True)
+class ActOptions:
+    """How a policy acts: rows of a chunk that are executed."""
+
+    execute: int
+
+
 class LeRobotPolicy:
     """Actions [N, E, A] of a policy folder of LeRobot's for the observations of N envs, made by a worker that this owns.
 
-    execute: rows of a chunk that are executed; cameras: {its camera: ours}, where the names differ.
+    execute: rows of a chunk that are executed; cameras: {its camera: ours}, where the names differ; `answer` [s]: how long it may think.
     UserError: the worker does not start, the policy has other sizes or cameras, or what it answers is none.
     """
 
@@ -56,7 +71,7 @@ class LeRobotPolicy:
         if not (Path(folder) / "config.json").is_file():
             raise UserError(f"--policy {PREFIX}{folder}: no policy folder of LeRobot (it has no config.json)")
         self.folder, self.python, self.spec, self.execute, self.asked = folder, python, spec, execute, 0
-        self.seed = seed
+        self.seed, self.options, self.answer = seed, ActOptions(execute), ANSWER
         self.place = Path(tempfile.mkdtemp(prefix="robo_rl_lerobot_"))
         self.process: subprocess.Popen | None = None
         try:
@@ -86,18 +101,28 @@ class LeRobotPolicy:
         try:
             message = self.wire.receive()
         except TimeoutError:
-            raise UserError(f"the LeRobot policy {self.folder} says nothing for {patience:.0f} s") from None
+            raise self.silent(patience) from None
         except OSError:
             message = None
         if message is None:
-            raise UserError(f"the LeRobot policy {self.folder} ended ({self._last_words()})")
+            raise self.gone()
+        return self.refused(message)
+
+    def silent(self, seconds: float) -> UserError:
+        """Of a worker that says nothing."""
+        return UserError(f"the LeRobot policy {self.folder} says nothing for {seconds:.0f} s")
+
+    def gone(self) -> UserError:
+        """Of a worker that has ended, with its last words."""
+        text = (self.place / "stderr").read_text(encoding="utf-8", errors="replace").strip()
+        words = plain_text(text.splitlines()[-1]) if text else "without a word"
+        return UserError(f"the LeRobot policy {self.folder} ended ({words})")
+
+    def refused(self, message: tuple[dict, dict[str, np.ndarray]]) -> tuple[dict, dict[str, np.ndarray]]:
+        """The message; UserError: it says what went wrong."""
         if "error" in message[0]:
             raise UserError(f"the LeRobot policy {self.folder} in {self.python}: {plain_text(message[0]['error'])}")
         return message
-
-    def _last_words(self) -> str:
-        text = (self.place / "stderr").read_text(encoding="utf-8", errors="replace").strip()
-        return plain_text(text.splitlines()[-1]) if text else "without a word"
 
     def _fitting(self, cameras: Mapping[str, str]) -> dict[str, str]:
         """{its camera: ours}; UserError naming what does not fit."""
@@ -118,30 +143,44 @@ class LeRobotPolicy:
         """Episodes begin."""
         self.wire.send({}, reset=True)
 
-    def chunks(self, obs: Mapping, noise: np.ndarray | None = None) -> np.ndarray:
-        """Whole chunks float32 [N,H,A], finite; noise [N,H,W]: what they grow from, for policies that can be given it."""
+    def question(self, obs: Mapping, noise: np.ndarray | None = None) -> bytes:
+        """The message that asks for chunks of N observations; noise [N,H,W]: what they grow from, for policies that can be given it."""
         tasks = [str(t) for t in obs["task"]]
         texts = sorted(set(tasks))
         arrays = {"state": np.asarray(obs["state"], np.float32)}
         arrays |= {f"image/{name}": np.asarray(obs[f"image/{ours}"], np.uint8) for name, ours in self.cameras.items()}
         arrays |= {} if noise is None else {"noise": np.asarray(noise, np.float32)}
         self.asked += 1
-        with contextlib.suppress(OSError):  # it has gone: `_said` tells why
-            self.wire.send(arrays, texts=texts, tasks=[texts.index(t) for t in tasks], seed=(self.seed * 1_000_003 + self.asked) % 2**31)
-        actions = self._said(ANSWER)[1].get("actions")
-        if actions is None or actions.ndim != 3 or (len(actions), actions.shape[2]) != (len(tasks), self.spec.action):
-            raise UserError(f"the LeRobot policy {self.folder} gives no actions [{len(tasks)}, H, {self.spec.action}], got "
+        return pack(arrays, texts=texts, tasks=[texts.index(t) for t in tasks], seed=(self.seed * 1_000_003 + self.asked) % 2**31)
+
+    def answered(self, message: tuple[dict, dict[str, np.ndarray]], count: int) -> np.ndarray:
+        """Whole chunks float32 [N,H,A], finite, of the answer to a question of `count` observations. UserError: it is none."""
+        actions = self.refused(message)[1].get("actions")
+        if actions is None or actions.ndim != 3 or (len(actions), actions.shape[2]) != (count, self.spec.action):
+            raise UserError(f"the LeRobot policy {self.folder} gives no actions [{count}, H, {self.spec.action}], got "
                             f"{'none' if actions is None else actions.shape}")
         if not np.isfinite(actions).all():
             raise UserError(f"the LeRobot policy {self.folder} gives actions that are not finite")
-        return actions
-
-    def __call__(self, obs: Mapping) -> np.ndarray:
-        actions = self.chunks(obs)
         if actions.shape[1] < self.execute:
             raise UserError(f"the LeRobot policy {self.folder} gives chunks of {actions.shape[1]} steps, the run executes {self.execute}: "
                             f"--execute {actions.shape[1]}")
-        return actions[:, :self.execute]
+        return actions
+
+    def chunks(self, obs: Mapping, noise: np.ndarray | None = None) -> np.ndarray:
+        """Whole chunks float32 [N,H,A], finite; noise as for `question`."""
+        with contextlib.suppress(OSError):  # it has gone: `_said` tells why
+            self.wire.wire.sendall(self.question(obs, noise))
+        return self.answered(self._said(self.answer), len(obs["task"]))
+
+    def warm_up(self, instruction: str) -> None:
+        """Let it act once, on nothing: the first time takes the longest."""
+        side = self.spec.image_size
+        self.chunks({"state": np.zeros((1, self.spec.state), np.float32), "task": [instruction]} | {
+            f"image/{v}": np.zeros((1, side, side, 3), np.uint8) for v in self.spec.views})
+        self.reset()
+
+    def __call__(self, obs: Mapping) -> np.ndarray:
+        return self.chunks(obs)[:, :self.execute]
 
     def close(self) -> None:
         """End the worker and remove its folder."""
@@ -154,3 +193,109 @@ class LeRobotPolicy:
                 self.process.kill()
                 self.process.wait()
         shutil.rmtree(self.place, ignore_errors=True)
+
+
+class LeRobotClient:
+    """`controllers.bridge.PolicyClient` of a LeRobot policy, which it owns: ask() waits up to `patience` [s] for an answer that comes at
+    once, and nothing that the worker does or leaves undone holds the caller longer. It is lost when an answer takes more than `deadline`
+    [s] by `clock`."""
+
+    blocks = False
+
+    def __init__(self, policy: LeRobotPolicy, instruction: str, patience: float, deadline: float = DEADLINE,
+                 clock: Callable[[], float] = time.monotonic):
+        self.policy, self.instruction, self.patience, self.deadline, self.clock = policy, instruction, patience, deadline, clock
+        self.out, self.since = bytearray(), 0.0
+        self.asked: float | None = None  # t0 of the question that is open
+        self.answer: tuple[np.ndarray, float] | None = None
+        try:
+            policy.warm_up(instruction)
+            policy.wire.wire.setblocking(False)
+        except BaseException:
+            policy.close()
+            raise
+
+    def ask(self, obs: Mapping[str, np.ndarray], t0: float, prefix=None) -> None:
+        if prefix is not None:
+            raise UserError("a LeRobot policy takes no rows to agree with: use --chunking blend or naive")
+        self.out += self.policy.question({k: np.asarray(v)[None] for k, v in obs.items()} | {"task": [self.instruction]})
+        self.asked, self.since = t0, self.clock()
+        end = self.since + self.patience
+        while self.answer is None and (left := end - self.clock()) > 0:
+            self._exchange(left)
+
+    def poll(self, now: float) -> tuple[np.ndarray, float] | None:
+        if self.answer is None and self.asked is not None:
+            self._exchange(0.0)
+        out, self.answer = self.answer, None
+        return out
+
+    def _exchange(self, wait: float) -> None:
+        """Send and receive what the socket takes and has within `wait` [s]."""
+        wire, got = self.policy.wire, None
+        ready = select.poll()
+        ready.register(wire.wire, select.POLLIN | (select.POLLOUT if self.out else 0))
+        ready.poll(1e3 * wait)
+        try:
+            with contextlib.suppress(BlockingIOError):
+                while self.out:
+                    del self.out[:wire.wire.send(self.out[:PIECE])]
+            with contextlib.suppress(BlockingIOError):
+                got = wire.wire.recv(PIECE)
+        except OSError:
+            got = b""
+        if got == b"":
+            raise self.policy.gone()
+        wire.parser.feed(got or b"")
+        if (message := wire.parser.take()) is not None:
+            if self.asked is None:
+                raise UserError(f"the LeRobot policy {self.policy.folder} answers what it was not asked")
+            self.answer, self.asked = (self.policy.answered(message, 1)[0], self.asked), None
+        elif self.asked is not None and self.clock() - self.since > self.deadline:
+            raise self.policy.silent(self.deadline)
+
+    def close(self) -> None:
+        self.policy.close()
+
+
+@dataclass(frozen=True)
+class LeRobotActor:
+    """What `policy_server.Actor` says of a policy that acts elsewhere; spec: what it is given, instruction: in these words."""
+
+    execute: int
+    spec: "ObsSpec"
+    instruction: str
+
+    def choose(self, chunking: str) -> "LeRobotActor":
+        """Itself: `DeployOptions` has looked at --chunking."""
+        return self
+
+
+def lerobot_actor(run: str, checkpoint: str, task: str, instruction: str, execute: int):
+    """(LeRobotActor, the run's config, ObsSpec) of a deployment in the place of a run's policy; arguments as `policy_server.load_actor`,
+    which it raises UserError like. execute: rows, 0: as many as the run's policy."""
+    from robo_rl.experiment.policy_server import default_instruction, run_interface
+    where, _, made, config, spec, _ = run_interface(run, checkpoint, task)
+    if not instruction:
+        with contextlib.nullcontext() if spec.language else contextlib.suppress(UserError):  # it may read none
+            instruction = default_instruction(config, where)
+    return LeRobotActor(execute or made["execute"], spec, instruction), config, spec
+
+
+def start_policy(name: str, python: str, cameras: str, spec: "ObsSpec", execute: int, seed: int) -> LeRobotPolicy:
+    """The policy of --policy `name`, --lerobot-python and --lerobot-cameras. UserError: it does not start, or does not fit."""
+    return LeRobotPolicy(name.removeprefix(PREFIX), find_python(python), spec, execute, seed, parse_cameras(cameras))
+
+
+def for_console(policy: LeRobotPolicy) -> LeRobotPolicy:
+    """The policy, warmed up, for robots that people watch, whose episodes begin at different times. UserError, and it is closed: it looks
+    back, so it would mix them."""
+    try:
+        if policy.about["history"]:
+            raise UserError(f"the LeRobot policy {policy.folder} looks back, and the console's robots begin their episodes apart")
+        policy.warm_up("")
+    except BaseException:
+        policy.close()
+        raise
+    policy.answer = DEADLINE
+    return policy

@@ -131,18 +131,9 @@ def load_actor(run: str, checkpoint: str, seed: int, instruction: str = "", task
     several; the run has no such task.
     """
     from robo_rl import checkpoint as checkpoints
-    from robo_rl.experiment.config import load_config
-    from robo_rl.experiment.folder import pick_checkpoint
-    from robo_rl.policies import ObsSpec
     from robo_rl.policies.numpy_actor import NumpyActor
 
-    where, folder = pick_checkpoint(Path(run), checkpoint)
-    meta = checkpoints.read_meta(folder)
-    seen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["policy"]["spec"].items()}
-    spec, made = ObsSpec(**seen), meta["policy"]["options"]
-    config, columns = load_config(where), None
-    if task:
-        config, spec, columns = one_task(config, spec, task)
+    where, folder, made, config, spec, columns = run_interface(run, checkpoint, task)
     if spec.language and not instruction:
         instruction = default_instruction(config, where)
     if in_numpy(made, spec):
@@ -151,6 +142,23 @@ def load_actor(run: str, checkpoint: str, seed: int, instruction: str = "", task
     torch.set_num_threads(threads)
     policy = checkpoints.load_policy(folder)[0] if policy is None else policy
     return torch_actor(policy, seed, instruction, spec, columns), config, spec
+
+
+def run_interface(run: str, checkpoint: str, task: str):
+    """(run folder, checkpoint's folder, PolicyOptions as a dict, the run's config, ObsSpec, columns in the state of all tasks) of a run, or
+    of one `task` of it; no weight is read. UserError: the run has no such task."""
+    from robo_rl import checkpoint as checkpoints
+    from robo_rl.experiment.config import load_config
+    from robo_rl.experiment.folder import pick_checkpoint
+    from robo_rl.policies import ObsSpec
+
+    where, folder = pick_checkpoint(Path(run), checkpoint)
+    meta = checkpoints.read_meta(folder)
+    seen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["policy"]["spec"].items()}
+    config, spec, columns = load_config(where), ObsSpec(**seen), None
+    if task:
+        config, spec, columns = one_task(config, spec, task)
+    return where, folder, meta["policy"]["options"], config, spec, columns
 
 
 def actor_of(policy, seed: int, config: "TrainConfig") -> Actor:

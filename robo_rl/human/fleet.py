@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from robo_rl.data.episode import Episode
+from robo_rl.evaluation import decide
 from robo_rl.human.intervention import CORRECTION, DISCARD, PAUSE, POLICY, InterventionEnv
-from robo_rl.policies import obs_tensors
 
 HUMAN = ("policy", "human")  # source codes of Intervene as words of an Episode
 
@@ -131,8 +131,7 @@ class RobotFleet:
                 self.before_decision(need & self.has_start)
             rows = {k: v[need] for k, v in self.obs.items()}
             with torch.no_grad():
-                made = self.policy.act(obs_tensors(rows, self.policy.spec), self.generator, explore=False)
-            self.chunk[need] = made.actions.numpy()
+                self.chunk[need] = decide(self.policy, rows, self.generator)
             self.cursor[need] = 0
         return self.chunk[np.arange(len(need)), np.minimum(self.cursor, self.execute - 1)]
 

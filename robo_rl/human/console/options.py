@@ -14,7 +14,8 @@ class ConsoleOptions:
     """Watch N robots under a run's policy in the browser, take over, correct."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "The robots": ("checkpoint", "robots", "speed", "seed", "threads", "seconds"),
+        "The robots": ("checkpoint", "policy", "lerobot_python", "lerobot_cameras", "execute", "robots", "speed", "seed", "threads",
+                       "seconds"),
         "The page": ("host", "port", "url", "size", "fps"),
         "The operators": ("operators", "device", "patience", "max_delay")}
 
@@ -22,6 +23,14 @@ class ConsoleOptions:
     """Run folder."""
     checkpoint: str = "best"
     """best, last, sft, or the name of a folder below checkpoints/."""
+    policy: str = ""
+    """lerobot:FOLDER, a policy that LeRobot saved, in the place of the run's; "": the run's."""
+    lerobot_python: str = ""
+    """With --policy lerobot:FOLDER: the Python of an environment that has LeRobot; "": ROBO_RL_LEROBOT_PYTHON."""
+    lerobot_cameras: str = ""
+    """With --policy lerobot:FOLDER: which of its cameras is which of ours, NAME=CAMERA with commas between, where names differ."""
+    execute: int = 0
+    """With --policy lerobot:FOLDER: rows of its chunks that are executed; 0: as many as the run's policy."""
     robots: int = 4
     """Simulated robots, 1 to 64."""
     host: str = "127.0.0.1"
@@ -57,9 +66,14 @@ class ConsoleOptions:
     def __post_init__(self) -> None:
         for name, low, high in (("robots", 1, 64), ("port", 0, 65535), ("size", 48, 1024), ("fps", 1, 60),
                                 ("patience", 1, 1e6), ("seed", 0, 2000), ("threads", 0, 4096), ("seconds", 0, 1e9),
-                                ("max_delay", 0.1, 3600)):
+                                ("max_delay", 0.1, 3600), ("execute", 0, 1024)):
             in_range(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         in_range("--speed", self.speed, 0, 10, open_low=True)
+        if self.policy and not self.policy.startswith("lerobot:"):
+            raise UserError(f"--policy is lerobot:FOLDER, a policy that LeRobot saved, got {self.policy!r}")
+        for name in ("lerobot_python", "lerobot_cameras", "execute"):
+            if getattr(self, name) and not self.policy:
+                raise UserError(f"--{name.replace('_', '-')} goes with --policy lerobot:FOLDER")
         names = self.operators.split(",")
         if len(set(names)) < len(names) or not all(n.isidentifier() for n in names):
             raise UserError(f"--operators must be different names of letters and digits with commas between, got "

@@ -98,6 +98,7 @@ class ConsoleSession(ConsoleRobots):
             self.recorder.close()
         finally:
             self.env.close()
+            getattr(self.fleet.policy, "close", lambda: None)()  # one that acts in a process of its own
 
     def request_rewind(self, i: int, seconds: float) -> None:
         """Rewind robot i before the next step. UserError: the simulator has no snapshots."""
