@@ -454,6 +454,18 @@ def test_a_stop_while_it_holds_goes_on_braking_and_begins_nothing_anew():
     assert out.state == STOPPED and not out.rebased and out.pos[1] == 0.0 and 0 < it.motion.v[0] < speed
 
 
+def test_an_arm_that_is_armed_while_its_setpoint_still_brakes_stands():
+    it = begun(replace(EXACT, state_timeout=10.0))
+    it.measure(state(pos=HOME, twist=(0.2, 0, 0, 0, 0, 0.5)), 1.0)
+    it.hold(1.0, "operator", "gave up")
+    it.tick(1.0, TICK)
+    assert it.motion.v[0] > 0.1 and it.motion.w[2] > 0.1
+    it.measure(state(pos=HOME), 1.0 + TICK)
+    it.arm(1.0 + TICK)
+    assert it.motion.v == it.motion.w == (0.0, 0.0, 0.0)
+    assert it.tick(1.0 + TICK, TICK).pos == HOME and it.state == ARMED
+
+
 def test_a_hold_of_an_arm_that_nobody_armed_leaves_it_to_whoever_moves_it():
     it = Governor(EXACT, ROBOT)
     it.measure(state(pos=HOME, twist=(0.2, 0, 0, 0, 0, 0)), 1.0)
