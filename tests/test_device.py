@@ -25,7 +25,8 @@ SPEC = ObsSpec(state=4, action=2)
 SEEN = ObsSpec(state=4, action=2, views=("front",), image_size=32, language=True)
 METHODS = [("pi_rl", PiRlOptions, {}), ("ppo", PpoOptions, {"kind": "gaussian"}), ("nft", NftOptions, {}),
            ("dppo", DppoOptions, {"kind": "diffusion", "denoise_steps": 5, "finetune_steps": 3}),
-           ("reinflow", ReinFlowOptions, {"noise": "learned", "noise_steps": "all"})]
+           ("reinflow", ReinFlowOptions, {"noise": "learned", "noise_steps": "all"}),
+           ("pi_rl", PiRlOptions, {"horizon": 8, "execute": 4, "commit": 3, "commit_least": 1})]
 SMALL = {"decisions": 2, "minibatch": 8, "epochs": 1, "critic_warmup": 0}
 
 
@@ -50,7 +51,7 @@ class TensorReach(PointReach):
         return ({k: self._there(v) for k, v in obs.items()}, *map(self._there, flags), {k: self._there(v) for k, v in info.items()})
 
 
-@pytest.mark.parametrize(("algo", "kind", "changes"), METHODS, ids=[m[0] for m in METHODS])
+@pytest.mark.parametrize(("algo", "kind", "changes"), METHODS, ids=[*(m[0] for m in METHODS[:-1]), "latency"])
 def test_an_update_on_a_device_is_that_of_the_cpu_bit_for_bit(algo, kind, changes):
     def learnt(device) -> dict[str, Tensor]:
         policy = make_policy(replace(PLAIN, **changes), SPEC, 0).to(device)

@@ -160,7 +160,7 @@ def rl_parts(config: TrainConfig, env, policy, learner, weights: int) -> tuple[l
     group = group_size(config)
     decisions = -(-env.spec.max_steps // policy.options.execute) if group else o.decisions
     rows = (batch(config) if group else config.envs) * decisions
-    one, few = ({k: v.to(config.device) for k, v in observations(policy.spec, n).items()} for n in ROWS)
+    one, few = ({k: v.to(config.device) for k, v in (observations(policy.spec, n) | rows_given(policy, n)).items()} for n in ROWS)
     columns = layout(policy, one)
     each = {k: dtype.itemsize * int(torch.Size(shape).numel()) / ROWS[0] for k, (shape, dtype) in columns.items()}
     rollout = sum(v * (1 + k.startswith(OBS) / decisions) for k, v in each.items()) * rows
@@ -197,6 +197,13 @@ def rl_parts(config: TrainConfig, env, policy, learner, weights: int) -> tuple[l
     share = max(1, n)
     return parts, [("simulator", stepping * decisions / share), ("policy", acting * decisions / share),
                    ("learner", learning * -(-rows // size) * rl.epochs)]
+
+
+def rows_given(policy, n: int) -> dict[str, Tensor]:
+    """What n observations have beside what the env gives, where the policy decides while its last chunk runs."""
+    from robo_rl.policies.committed import first_rows
+    given = first_rows(policy.options, policy.spec.action, torch.ones(n, dtype=torch.int64).numpy()) if policy.options.commit_least else {}
+    return {k: torch.from_numpy(v) for k, v in given.items()}
 
 
 def load_what_a_run_needs(env) -> None:
