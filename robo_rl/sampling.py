@@ -159,3 +159,18 @@ def chunk_logp(x: Tensor, mean: Tensor, std: Tensor, executed: int, reduction: s
     if reduction == "mean":
         return logp.mean((-2, -1))
     raise ValueError(f"logp_reduction must be 'sum' or 'mean', got {reduction!r}")
+
+
+def drawn_table(quiet: ChainTable, loud: ChainTable, learned: bool, entries: tuple[int, float]) -> Tensor:
+    """`[K, 3K+2]`: row j holds a, b and std of every step of a chain whose random step is j, then two numbers of step j:
+    its log-density is the first plus the second times the sum of the squared noise.
+
+    With a learned std the std columns are 1 (the step is random) or 0, and the first number leaves out log std.
+    """
+    random, (count, scale) = torch.eye(len(quiet.a), dtype=torch.bool), entries
+    std = torch.ones_like(loud.s) if learned else loud.s
+    a, b = torch.where(random, loud.a, quiet.a), torch.where(random, loud.b, quiet.b)
+    zero = torch.zeros(1, count)
+    constant = [float(chunk_logp(zero[None], zero[None], s, 1, "sum")) * scale for s in std]
+    factor = -0.5 * scale * (std > 0)
+    return torch.cat([a, b, random * std, torch.stack([torch.tensor(constant), factor], 1)], 1)

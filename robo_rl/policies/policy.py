@@ -40,6 +40,7 @@ from robo_rl.sampling import (
     action_table,
     chunk_logp,
     diffusion_table,
+    drawn_table,
     flow_table,
     randint,
     randn,
@@ -190,7 +191,7 @@ class ChainPolicy(PolicyBase):
         draws = draws[-1:] if o.noise_steps == "last" else draws
         self.register_buffer("draws", draws, persistent=False)  # the steps of which one is drawn
         if self.one:
-            self.register_buffer("drawn", _drawn_table(quiet, loud, self.noise is not None, self._entries()),
+            self.register_buffer("drawn", drawn_table(quiet, loud, self.noise is not None, self._entries()),
                                  persistent=False)
         self.factors = 1 if self.one else k - self.first
         self.register_buffer("noisy", None, persistent=False)
@@ -385,21 +386,6 @@ class ChainPolicy(PolicyBase):
 def _entropy(std: Tensor) -> Tensor:
     """Mean entropy per entry of the steps that are random; 0 where none is, for then there is no density."""
     return (torch.log(std) + 0.5 * (LOG_2PI + 1)).mean() if len(std) else std.new_zeros(())
-
-
-def _drawn_table(quiet: ChainTable, loud: ChainTable, learned: bool, entries: tuple[int, float]) -> Tensor:
-    """`[K, 3K+2]`: row j holds a, b and std of every step of a chain whose random step is j, then two numbers of step j:
-    its log-density is the first plus the second times the sum of the squared noise.
-
-    With a learned std the std columns are 1 (the step is random) or 0, and the first number leaves out log std.
-    """
-    random, (count, scale) = torch.eye(len(quiet.a), dtype=torch.bool), entries
-    std = torch.ones_like(loud.s) if learned else loud.s
-    a, b = torch.where(random, loud.a, quiet.a), torch.where(random, loud.b, quiet.b)
-    zero = torch.zeros(1, count)
-    constant = [float(chunk_logp(zero[None], zero[None], s, 1, "sum")) * scale for s in std]
-    factor = -0.5 * scale * (std > 0)
-    return torch.cat([a, b, random * std, torch.stack([torch.tensor(constant), factor], 1)], 1)
 
 
 class GaussianPolicy(PolicyBase):
