@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from robo_rl.noise import mix, seed_noise
-from robo_rl.policies import Policy, obs_tensors
+from robo_rl.policies import Chunk, Policy, obs_tensors
 from robo_rl.policies.committed import ROWS, first_rows, first_waits, kept_rows, played, rows_to_come
 from robo_rl.policies.context import COUNT
 from robo_rl.policies.policy import Obs
@@ -127,6 +127,11 @@ def _array(x) -> np.ndarray:
     return x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
 
 
+def _dtype(x: Any) -> np.dtype:
+    """NumPy's, also of a tensor that has no numbers."""
+    return _array(torch.empty(0, dtype=x.dtype) if isinstance(x, Tensor) else x).dtype
+
+
 def to_policy(obs: Obs, policy: Policy) -> Obs:
     """Observations where the policy's weights are; as they are for one that has none, such as a script."""
     norm = getattr(policy, "action_norm", None)
@@ -136,13 +141,13 @@ def to_policy(obs: Obs, policy: Policy) -> Obs:
 
 # ---- columns -----------------------------------------------------------------------------------------------------
 
-def layout(policy: Policy, obs: Obs, explore: bool = True) -> Layout:
-    """The row of one decision of `policy` on observations [n,...], from acting once."""
-    chunk = policy.act(to_policy(obs, policy), torch.Generator().manual_seed(0), explore)
+def layout(policy: Policy, obs: Obs, explore: bool = True, chunk: Chunk | None = None) -> Layout:
+    """The row of one decision of `policy` on observations [n,...], from acting once, or from the chunk that it then gave."""
+    chunk = policy.act(to_policy(obs, policy), torch.Generator().manual_seed(0), explore) if chunk is None else chunk
     n = len(chunk.x0)
     rows = {OBS + k: v for k, v in obs.items()} | {FINAL + k: v for k, v in obs.items()}
     rows |= {TRACE + k: v for k, v in chunk.trace.items()} | {"x0": chunk.x0, "logp": chunk.logp}
-    out = {k: (tuple(v.shape), _array(v).dtype) for k, v in rows.items()}
+    out = {k: (tuple(v.shape), _dtype(v)) for k, v in rows.items()}
     plain = {"rewards": np.float32, "discounts": np.float32, "done": bool, "mask": bool, "executed": np.int64,
              "success": bool, "returns": np.float64, "lengths": np.int64, "gains": np.float32, "version": np.int64}
     return out | {k: ((n,), np.dtype(d)) for k, d in plain.items()}

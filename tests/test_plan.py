@@ -5,15 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 from memory import peak_memory
+from torch._subclasses.fake_tensor import FakeTensor
 
 from robo_rl.cli import main
 from robo_rl.cli.train import parse
 from robo_rl.devices import slow_bf16
 from robo_rl.experiment import plan as plans
-from robo_rl.experiment.plan import Plan, PlanPart, extrapolated, kept, moments
+from robo_rl.experiment.plan import Plan, PlanPart, extrapolated, identity, kept, moments, resident
 from robo_rl.experiment.twin import twin
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.shapes import only_shapes
 
 ARGV = ["--workers", "0", "--envs", "8", "--demos", "2", "--bc.updates", "2", "--eval-episodes", "4", "--threads", "1", "--no-video",
         "--rl.decisions", "4", "--rl.minibatch", "32", "--rl.epochs", "1", "--target", "0", "--demos-most", "0"]
@@ -24,7 +26,7 @@ SMALL = ["--policy.size", "small", "--task", "pick_by_name", "--obs", "rgb", "--
 
 def test_activations_are_those_that_the_backward_pass_keeps_and_grow_with_the_rows():
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
-    own = {p.untyped_storage().data_ptr() for p in net.parameters()}
+    own = {identity(p) for p in net.parameters()}
     x = torch.ones(1, 64)
 
     def loss(n: int) -> torch.Tensor:
@@ -32,6 +34,30 @@ def test_activations_are_those_that_the_backward_pass_keeps_and_grow_with_the_ro
     for n in (10, 20):
         assert kept(own, loss, n)[0] == 4 * n * (64 + 64)  # the input and what tanh gave
     assert extrapolated(net, loss, 1000)[0] == int(plans.BACKWARD * 4 * 1000 * 128)
+
+
+@pytest.mark.parametrize("kind", ["pi05", "smolvla"])
+def test_what_is_counted_from_shapes_is_what_the_same_policy_with_weights_keeps(kind):
+    config = parse(["--policy", kind, "--task", "pick_by_name", "--obs", "rgb", "--image-size", "32"])
+    spec = ObsSpec(state=9, action=7, views=("front",), image_size=32, language=True, text=config.policy.text)
+    want = extrapolated(policy := make_policy(config.policy, spec, 0), plans.supervised_loss(config, policy), 32)[0]
+    with only_shapes(large=512):
+        policy = make_policy(config.policy, spec, 0)
+        bytes_kept, seconds = extrapolated(policy, plans.supervised_loss(config, policy), 32, 1e9)
+    assert bytes_kept == pytest.approx(want, rel=0.05) and seconds > 0
+    assert sum(isinstance(p, FakeTensor) for p in policy.parameters()) > 10
+
+
+@pytest.mark.slow
+def test_the_plan_of_a_whole_model_makes_no_weights_and_says_what_it_estimates():
+    argv = ["--policy", "smolvla", "--policy.size", "full", "--task", "pick_by_name", "--obs", "rgb", "--image-size", "64",
+            "--rl.freeze-trunk", "--policy.keep-prefix", *ARGV]
+    config = parse(argv)
+    before = resident()
+    plan = plans.make_plan(config)
+    assert resident() - before < 1e9 and plan.parts[1].what == "weights" and 1.2e9 < plan.parts[1].size < 2.2e9
+    assert plan.peak > 2 * plan.parts[1].size and "estimates from their operations" in plan.text()
+    assert all(s > 0 for _, s in plan.seconds)
 
 
 def test_moments_have_a_master_where_weights_are_in_bf16():

@@ -1,8 +1,9 @@
 """What a training run will need, before anything starts: memory and time of each part, and whether it fits (`robo_rl train --plan`).
 
 Weights, gradients, moments and rollouts are counted from the shapes that the run will have. Activations and times are measured on
-two small batches of the same policy and extrapolated, for they are linear in the rows. Phases of a run follow one another: the peak is
-that of the largest. What is counted is one process, the learner's; workers are told beside it.
+two small batches of the same policy and extrapolated, for they are linear in the rows. A vision-language-action model of more than
+LARGE bytes is made of shapes alone (`robo_rl.shapes`): its activations are counted, its times estimated from its operations. Phases of
+a run follow one another: the peak is that of the largest. What is counted is one process, the learner's; workers are told beside it.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import gc
 import importlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ from torch import Tensor
 from robo_rl.experiment.config import TrainConfig, rollout_options
 from robo_rl.experiment.parallel import batch, group_size, workers
 from robo_rl.options import OnPolicyOptions
+from robo_rl.shapes import BOTH_PASSES, only_shapes, operations, operations_per_second
 
 ROWS = (4, 12)  # rows of the two batches that are tried
 BACKWARD = 1.2  # of what is kept: the backward pass has gradients of activations beside them (1.19 measured on a trunk of pictures)
+FREED = "freed, kept by the allocator"
+LARGE = 1e9  # bytes of weights
 CLONES = 2  # a checkpoint holds its tensors twice: copied, and as the bytes of a file
 
 
@@ -44,6 +48,7 @@ class Plan:
     seconds: tuple[tuple[str, float], ...]
     free: int  # bytes that may still be taken
     device: str
+    speed: float = 0.0  # operations a second, from which the times are estimated; 0: they are measured
 
     @property
     def peak(self) -> int:
@@ -63,6 +68,9 @@ class Plan:
         rows += [f"  {'peak':<34}{self.peak / 1e6:>12,.1f} MB", "", "time per update"]
         rows += [f"  {what:<34}{s:>12.3f} s" for what, s in self.seconds]
         rows += [f"  {'all':<34}{sum(s for _, s in self.seconds):>12.3f} s", ""]
+        if self.speed:
+            rows += [f"no weights were made: activations are counted from shapes, the times of policy and learner are estimates from their "
+                     f"operations, at {self.speed / 1e9:.0f} GFLOP/s that a product of matrices has here", ""]
         largest = max(self.parts[1:], key=lambda p: p.size)
         verdict = f"fits: {self.free / 1e9:.1f} GB are free" if self.missing <= 0 else \
             f"does not fit: {self.missing / 1e9:.1f} GB too many; the largest part is {largest.what}"
@@ -83,7 +91,6 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     from robo_rl.errors import UserError
     from robo_rl.experiment.envs import obs_spec, probe_env
     from robo_rl.experiment.latency import with_latency
-    from robo_rl.experiment.methods import find_method
     from robo_rl.experiment.sft import instructions
     from robo_rl.experiment.train import check
     from robo_rl.files import free_memory
@@ -94,29 +101,73 @@ def make_plan(config: TrainConfig, env=None) -> Plan:
     torch.set_num_threads(config.torch_threads)
     env = probe_env(config) if env is None else env
     config = with_latency(config, env)
-    check(config, env)
+    check(config, env, only_shapes if is_whole(config) else contextlib.nullcontext)
     spec = obs_spec(env, len(instructions(env)) > 1, config.policy.text)
     load_what_a_run_needs(env)
+    if counted := large_policy(config, spec):
+        return counted_plan(config, env, counted)
     settle(make_policy(config.policy, spec, config.seed), ROWS[0])  # kernels, threads and buffers that any run has
     parts = [PlanPart("process: interpreter, torch, sim", resident())]
     free, policy = free_memory(), make_policy(config.policy, spec, config.seed).to(config.device)
-    weights, learns = size_of(policy.state_dict().values()), [p for p in policy.parameters() if p.requires_grad]
-    parts.append(PlanPart("weights", weights))
-    if config.demos != "0" and config.bc.updates or config.algo == "bc":
-        parts += supervised_parts(config, policy, learns)
-    seconds: list[tuple[str, float]] = []
-    if config.algo != "bc":
-        learner = find_method(config.algo)(policy, config.rl, config.seed)
-        more, seconds = rl_parts(config, env, policy, learner, weights)
-        parts += more
-        if config.device == "cpu":  # glibc keeps what was freed in pieces of less than 32 MB, and other batches need other pieces
-            freed = sum(p.size for p in parts if (p.what, p.phase) == ("activations", "supervised"))
-            parts.append(PlanPart("freed, kept by the allocator", freed, "update"))
+    more, seconds = parts_of(config, env, policy)
     env.close()
     if config.device != "cpu":
         free = torch.cuda.mem_get_info(torch.device(config.device))[0]
         parts[0] = PlanPart("process: counted on the host", 0)
-    return Plan(tuple(parts), tuple(seconds), free, config.device)
+    return Plan((*parts, *more), tuple(seconds), free, config.device)
+
+
+def is_whole(config: TrainConfig) -> bool:
+    """Whether the policy is a vision-language-action model that may be large."""
+    from robo_rl.options import VLAS
+    return config.policy.kind in VLAS and (config.policy.size == "full" or bool(config.policy.folder))
+
+
+def large_policy(config: TrainConfig, spec):
+    """The policy of a run, made of shapes, where it is a whole vision-language-action model of more than LARGE bytes; else None."""
+    from robo_rl.policies import make_policy
+    if not is_whole(config):
+        return None
+    with only_shapes():
+        policy = make_policy(config.policy, spec, config.seed)
+    return policy if size_of(policy.state_dict().values()) > LARGE else None
+
+
+def counted_plan(config: TrainConfig, env, policy) -> Plan:
+    """The plan of a run whose policy is made of shapes."""
+    from robo_rl.files import free_memory
+    speed = operations_per_second(config.device)
+    process, free = resident(), free_memory()
+    if config.device != "cpu":
+        process, free = 0, torch.cuda.mem_get_info(torch.device(config.device))[0]
+    more, seconds = parts_of(replace(config, device="cpu"), env, policy, speed)
+    env.close()
+    if config.device != "cpu":
+        more = [p for p in more if p.what != FREED]
+    where = "process: interpreter, torch, sim" if config.device == "cpu" else "process: counted on the host"
+    return Plan((PlanPart(where, process), *more), tuple(seconds), free, config.device, speed)
+
+
+def parts_of(config: TrainConfig, env, policy, speed: float = 0.0) -> tuple[list[PlanPart], list[tuple[str, float]]]:
+    """(what the run has beside its process, seconds of each part of an update). speed: operations a second, of a policy of shapes."""
+    from robo_rl.experiment.methods import find_method
+    counting = only_shapes if speed else contextlib.nullcontext
+    parts: list[PlanPart] = []
+    weights, learns = size_of(policy.state_dict().values()), [p for p in policy.parameters() if p.requires_grad]
+    parts.append(PlanPart("weights", weights))
+    if config.demos != "0" and config.bc.updates or config.algo == "bc":
+        with counting():
+            parts += supervised_parts(config, policy, learns, speed)
+    seconds: list[tuple[str, float]] = []
+    if config.algo != "bc":
+        learner = find_method(config.algo)(policy, config.rl, config.seed)  # a critic is small; what it leaves frozen is so from now on
+        with counting():
+            more, seconds = rl_parts(config, env, policy, learner, weights, speed)
+        parts += more
+        if config.device == "cpu":  # glibc keeps what was freed in pieces of less than 32 MB, and other batches need other pieces
+            freed = sum(p.size for p in parts if (p.what, p.phase) == ("activations", "supervised"))
+            parts.append(PlanPart(FREED, freed, "update"))
+    return parts, seconds
 
 
 def size_of(tensors) -> int:
@@ -129,9 +180,9 @@ def moments(params: list) -> int:
     return sum(p.numel() * (12 if p.dtype in (torch.bfloat16, torch.float16) else 2 * p.element_size()) for p in params)
 
 
-def supervised_parts(config: TrainConfig, policy, learns: list) -> list[PlanPart]:
+def supervised_parts(config: TrainConfig, policy, learns: list, speed: float = 0.0) -> list[PlanPart]:
     """Memory of the supervised stage."""
-    saved, _ = extrapolated(policy, supervised_loss(config, policy, config.bc.noises), config.bc.batch)
+    saved, _ = extrapolated(policy, supervised_loss(config, policy, config.bc.noises), config.bc.batch, speed)
     return [PlanPart("average of the weights", size_of(policy.state_dict().values()), "supervised"),
             PlanPart("gradients", size_of(learns), "supervised"), PlanPart("moments of AdamW", moments(learns), "supervised"),
             PlanPart("activations", saved, "supervised")]
@@ -148,7 +199,7 @@ def supervised_loss(config: TrainConfig, policy, noises: int = 1) -> Callable[[i
     return loss
 
 
-def rl_parts(config: TrainConfig, env, policy, learner, weights: int) -> tuple[list[PlanPart], list[tuple[str, float]]]:
+def rl_parts(config: TrainConfig, env, policy, learner, weights: int, speed: float = 0.0) -> tuple[list[PlanPart], list[tuple[str, float]]]:
     """Memory of RL, and seconds of each part of an update."""
     from robo_rl.policies.check import observations
     from robo_rl.rollout import OBS, TRACE, layout
@@ -161,19 +212,26 @@ def rl_parts(config: TrainConfig, env, policy, learner, weights: int) -> tuple[l
     decisions = -(-env.spec.max_steps // policy.options.execute) if group else o.decisions
     rows = (batch(config) if group else config.envs) * decisions
     one, few = ({k: v.to(config.device) for k, v in (observations(policy.spec, n) | rows_given(policy, n)).items()} for n in ROWS)
-    columns = layout(policy, one)
+    made: list[Any] = []
+
+    def act(obs: dict = one) -> None:
+        made.append(policy.act(obs, torch.Generator().manual_seed(0), True))
+    acting = timed(act, speed) / ROWS[0] if speed else timed(lambda: act(few)) / ROWS[1]
+    if not speed:
+        act()
+    chunk = made[-1]
+    columns = layout(policy, one, chunk=chunk)
     each = {k: dtype.itemsize * int(torch.Size(shape).numel()) / ROWS[0] for k, (shape, dtype) in columns.items()}
     rollout = sum(v * (1 + k.startswith(OBS) / decisions) for k, v in each.items()) * rows
     seen = sum(v for k, v in each.items() if k.startswith(OBS))
     learnt = sum(v for k, v in each.items() if k.startswith(TRACE)) + each["logp"] + 12  # 12: advantage, return and value
-    chunk = policy.act(one, torch.Generator().manual_seed(0), True)
     trace = {k: v[:1] for k, v in chunk.trace.items()}
 
     def loss(n: int) -> Tensor:
         obs = {k: v[:1].expand(n, *v.shape[1:]) for k, v in one.items()}
         return policy.score(policy.encode(obs), {k: v.expand(n, *v.shape[1:]) for k, v in trace.items()})[0].sum()
     size = min(rl.minibatch, rows)
-    saved, learning = extrapolated(policy, loss, size)
+    saved, learning = extrapolated(policy, loss, size, speed)
     frozen = not any(p.requires_grad for p in policy.trunk.parameters())
     parts = [PlanPart("critic", size_of(critic)), PlanPart("gradients", size_of(learns)), PlanPart("moments of AdamW", moments(learns)),
              PlanPart("rollouts", int(rollout)), PlanPart("rows in the order of learning", int((learnt + seen * frozen) * rows), "update"),
@@ -183,19 +241,18 @@ def rl_parts(config: TrainConfig, env, policy, learner, weights: int) -> tuple[l
         kept = context.columns().values() if hasattr(context, "columns") else [context]
         parts.append(PlanPart("contexts of a frozen trunk", int(size_of(kept) / ROWS[0] * rows * (2 + 1 / decisions)), "update"))
     if rl.bc_coef or config.starts in ("auto", "reverse"):
-        more, _ = extrapolated(policy, supervised_loss(config, policy), size)
+        more, _ = extrapolated(policy, supervised_loss(config, policy), size, speed)
         beside = "update" if rl.bc_coef or config.starts == "reverse" else "update, only where supervision leaves no success"
         parts.append(PlanPart("supervision beside RL", more, beside))
     state = 2 * size_of(critic) + moments(learns) + size_of(critic)
     parts.append(PlanPart("copies for a checkpoint", weights + CLONES * state + int(rollout), "checkpoint"))
     if n := workers(config):
         parts.append(PlanPart(f"weights in {n} workers", 2 * n * weights))
-    acting = timed(lambda: policy.act(few, torch.Generator().manual_seed(0), True)) / ROWS[1] * min(config.envs, rows)
     actions = torch.zeros(env.num_envs, policy.spec.action).numpy()
     env.reset(seed=0)
     stepping = timed(lambda: env.step(actions)) / env.num_envs * config.envs * policy.options.execute
     share = max(1, n)
-    return parts, [("simulator", stepping * decisions / share), ("policy", acting * decisions / share),
+    return parts, [("simulator", stepping * decisions / share), ("policy", acting * min(config.envs, rows) * decisions / share),
                    ("learner", learning * -(-rows // size) * rl.epochs)]
 
 
@@ -220,23 +277,36 @@ def settle(policy, rows: int) -> None:
     policy.score(policy.encode(observations(policy.spec, rows)), chunk.trace)[0].sum().backward()
 
 
-def extrapolated(policy, loss: Callable[[int], Tensor], rows: int) -> tuple[int, float]:
-    """(bytes kept for the backward pass, seconds of both passes) of a batch of so many rows, from two of few."""
-    own = {x.untyped_storage().data_ptr() for x in policy.state_dict().values()}
+def extrapolated(policy, loss: Callable[[int], Tensor], rows: int, speed: float = 0.0) -> tuple[int, float]:
+    """(bytes kept for the backward pass, seconds of both passes) of a batch of so many rows, from two of few. speed: operations a second,
+    of a policy of shapes, of which one batch is enough: nothing of weight is the same for all rows; 0: it is measured."""
+    own = {identity(x) for x in policy.state_dict().values()}
+    if speed:
+        size, seconds = kept(own, loss, ROWS[1], speed)
+        return int(BACKWARD * size / ROWS[1] * rows), seconds / ROWS[1] * rows
     (small, first), (large, second) = (kept(own, loss, n) for n in ROWS)
     step = (rows - ROWS[0]) / (ROWS[1] - ROWS[0])
     return int(BACKWARD * (small + max(0, large - small) * step)), max(first + (second - first) * step, second)
 
 
-def kept(own: set[int], loss: Callable[[int], Tensor], rows: int) -> tuple[int, float]:
+def identity(x: Tensor) -> int:
+    """Of its storage, also where that has no memory."""
+    return x.untyped_storage()._cdata
+
+
+def kept(own: set[int], loss: Callable[[int], Tensor], rows: int, speed: float = 0.0) -> tuple[int, float]:
     """(bytes of activations, seconds): each storage that the backward pass keeps counts once, those of the policy not at all."""
     seen: dict[int, int] = {}
 
     def pack(x: Any) -> Any:
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in own:
-            seen[storage.data_ptr()] = storage.nbytes()
+        if identity(x) not in own:
+            seen[identity(x)] = x.untyped_storage().nbytes()
         return x
+    if speed:
+        alive: list[Tensor] = []  # what is kept, while it is counted
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            done = operations(lambda: alive.append(loss(rows)))
+        return sum(seen.values()), BOTH_PASSES * done / speed
     loss(rows).backward()  # the first one compiles and allocates
     begin = time.perf_counter()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
@@ -244,8 +314,10 @@ def kept(own: set[int], loss: Callable[[int], Tensor], rows: int) -> tuple[int, 
     return sum(seen.values()), time.perf_counter() - begin
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Seconds of the second of two calls."""
+def timed(work: Callable[[], object], speed: float = 0.0) -> float:
+    """Seconds of the second of two calls; speed: operations a second, of a policy of shapes."""
+    if speed:
+        return operations(work) / speed
     work()
     begin = time.perf_counter()
     work()

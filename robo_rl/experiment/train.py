@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -160,8 +160,9 @@ def rl_stage(run, checkpoint_folder: Path | None) -> int:
     return onpolicy.rl_stage(run, checkpoint_folder)
 
 
-def check(config: TrainConfig, env) -> None:
-    """Raise UserError now for what would fail later: images, demonstrations, method and policy, wandb."""
+def check(config: TrainConfig, env, making: Callable[[], AbstractContextManager] = nullcontext) -> None:
+    """Raise UserError now for what would fail later: images, demonstrations, method and policy, wandb. making(): the context in which a
+    policy is made to look at."""
     if config.share or config.share_foreign is not None:
         from robo_rl.experiment import share
         share.check(config, env)
@@ -185,7 +186,7 @@ def check(config: TrainConfig, env) -> None:
     if config.obs == "rgb":
         env.reset(seed=config.seed)  # draws
     check_demos(config, env)
-    check_method(config, env)
+    check_method(config, env, making)
     if config.wandb:
         try:
             import wandb  # noqa: F401
@@ -226,14 +227,15 @@ def check_units(config: TrainConfig, data) -> None:
                         "--data.label success=all, success=none or success=FILE")
 
 
-def check_method(config: TrainConfig, env) -> None:
+def check_method(config: TrainConfig, env, making: Callable[[], AbstractContextManager] = nullcontext) -> None:
     """Raise UserError for a method that does not take the policy, the demonstrations or the number of envs."""
     from robo_rl.experiment import methods
     from robo_rl.experiment.sft import first_policy
     from robo_rl.lora import adapted
     from robo_rl.policies import make_policy
 
-    first = first_policy(config, env) if config.init else make_policy(config.policy, obs_spec(env, False, config.policy.text), 0)
+    with making():
+        first = first_policy(config, env) if config.init else make_policy(config.policy, obs_spec(env, False, config.policy.text), 0)
     if config.policy.lora.rank and not config.init and config.demos == "0":
         raise UserError("--policy.lora.rank adapts weights that know something: --init RUN, or --demos N")
     if config.algo == "bc":

@@ -26,6 +26,7 @@ from robo_rl.policies.vla.pi_fast import PI_FAST_SIZES, PiFastConfig
 from robo_rl.policies.vla.smolvla import SMOLVLA_SIZES, PatchMerger, SmolVlaConfig
 from robo_rl.policies.vla.weights import Checkpoint, TensorInfo, metadata_json, open_checkpoint
 from robo_rl.policies.vla.xvla import XVLA_SIZES, DavitSize, DomainLinear, XVlaConfig
+from robo_rl.shapes import are_shapes
 
 SIZES: dict[str, dict[str, VlaConfig]] = {**PI_SIZES, "smolvla": SMOLVLA_SIZES, "xvla": XVLA_SIZES, "groot": GROOT_SIZES,
                                          "groot_n17": GROOT_N17_SIZES, "pi0_fast": PI_FAST_SIZES,
@@ -345,6 +346,8 @@ def load_model(path: "str | Path", device: "torch.device | str" = "cpu", dtype: 
     config = config or read_config(checkpoint, read)
     check_match(checkpoint.path, config, read, checkpoint.tensors)
     model = empty_model(config)
+    if are_shapes():
+        return model.to(dtype or torch.float32).to_empty(device=device)
     names = {key: name for name, key in read.found.items()}
     turned = read.layout.turned if read.layout else ()
     for key, tensor in checkpoint.read(set(names), device):
