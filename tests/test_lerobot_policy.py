@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import test_vla_processor
 import torch
 from test_openpi import write_run
 
@@ -25,6 +26,7 @@ from robo_rl.experiment.lerobot_worker import FrameSocket, LeRobotModel, answer_
 from robo_rl.human.console.options import ConsoleOptions
 from robo_rl.policies import ObsSpec
 
+word_files = test_vla_processor.files  # a fixture
 SPEC = ObsSpec(state=3, action=2, views=("front", "wrist"), image_size=8, language=True)
 ABOUT = {"type": "act", "state": 3, "action": 2, "views": ["front", "wrist"], "horizon": 5, "history": False}
 REAL = os.environ.get(VARIABLE, "")
@@ -489,13 +491,14 @@ np.savez(out, tokens=made["observation.language.tokens"], mask=made["observation
 
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL, reason=f"{VARIABLE} is not set: it names the Python of an environment with LeRobot")
-@pytest.mark.parametrize("family", ["pi0", "pi05", "smolvla"])
+@pytest.mark.parametrize(("family", "words"), [("pi0", ""), ("pi05", ""), ("smolvla", ""), ("pi0", "tokenizer.model"),
+                                               ("pi05", "tokenizer.model"), ("smolvla", "a/tokenizer.json")])
 @pytest.mark.timeout(1800)
-def test_lerobots_processors_from_the_folder_that_is_made_give_what_ours_give(family, tmp_path):
+def test_lerobots_processors_from_the_folder_that_is_made_give_what_ours_give(family, words, tmp_path, word_files):
     import test_vla_lerobot_folder as made
 
     from robo_rl.policies.vla.convert import convert
-    ours, obs = made.trained(tmp_path / "c", family), made.observation()
+    ours, obs = made.trained(tmp_path / "c", family, word_files / words if words else "words:512"), made.observation()
     convert(tmp_path / "c", tmp_path / "out", "lerobot", made.TASKS)
     raw = np.random.default_rng(3).normal(size=(3, 3)).astype(np.float32)
     np.savez(tmp_path / "given.npz", raw=raw, task=obs["task"], **{"observation.state": obs["state"]})

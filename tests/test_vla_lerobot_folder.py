@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import test_vla_processor
 import torch
 from safetensors.torch import load_file
 from test_vla_cli import said
@@ -20,6 +21,7 @@ from robo_rl.policies.vla.processor import Processor, of_family
 from robo_rl.policies.vla.processor_files import from_folder
 from robo_rl.policies.vla.weights import open_checkpoint
 
+word_files = test_vla_processor.files  # a fixture
 SPEC = ObsSpec(state=5, action=3, views=("front", "wrist"), image_size=32, language=True, text=64)
 TASKS = ["pick up the cube", "push it", "push it"]
 KINDS = {"pi0": ("mean_std", "MEAN_STD", ("mean", "std")), "pi05": ("quantiles", "QUANTILES", ("q01", "q99")),
@@ -40,9 +42,9 @@ SMOL = COMMON | {"num_steps", "resize_imgs_with_padding", "adapt_to_pi_aloha", "
 KEYS = {"pi0": PI, "pi05": PI, "smolvla": SMOL}
 
 
-def trained(place, family, **options):
+def trained(place, family, words="words:512", **options):
     """A policy with statistics of its own, and its checkpoint."""
-    policy = make_policy(PolicyOptions(kind=family, folder=str(weights(family)), words="words:512", horizon=6, execute=4, denoise_steps=3,
+    policy = make_policy(PolicyOptions(kind=family, folder=str(weights(family)), words=str(words), horizon=6, execute=4, denoise_steps=3,
                                        hidden=8, layers=1, **options), SPEC, 0).eval()
     g = torch.Generator().manual_seed(1)
     policy.obs_norm.fit(torch.randn(50, 5, generator=g) * torch.arange(1, 6) + 1)
@@ -103,6 +105,18 @@ def test_the_command_says_what_lerobot_cannot_express_a_line_each(tmp_path, caps
     assert notes[0].startswith("no part of LeRobot's policy: ") and "noise" in notes[0]
     assert "LeRobot has pi0 in its published size alone" in notes[1] and "words of 1 instructions alone" in notes[2]
     assert f"named by its place, {tmp_path / 'out' / 'vlm'}" in notes[3] and len(notes) == 4
+
+
+def test_a_tokeniser_that_is_a_file_goes_along_with_what_its_special_words_are_called(tmp_path, word_files):
+    pieces = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    for family, words, special in (("pi05", word_files / "tokenizer.model", pieces),
+                                   ("smolvla", word_files / "a" / "tokenizer.json", {"processor_class": "SmolVLMProcessor"})):
+        trained(tmp_path / family, family, words)
+        convert(tmp_path / family, tmp_path / "out" / family, "lerobot")
+        for folder in (tmp_path / "out" / family, tmp_path / "out" / family / "vlm"):
+            assert (folder / words.name).read_bytes() == words.read_bytes()
+        about = json.loads((tmp_path / "out" / family / "vlm" / "tokenizer_config.json").read_text())
+        assert about.items() >= special.items()
 
 
 def test_words_that_say_how_good_the_policy_is_are_told(tmp_path):

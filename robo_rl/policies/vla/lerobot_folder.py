@@ -180,8 +180,7 @@ def _tokeniser_files(processor: Processor, place: str, instructions: Sequence[st
     files = {name: data, f"{VLM}/{name}": data}
     picture_words = PICTURE_WORDS if o.family == "smolvla" else {}
     if name.endswith(".model"):
-        about: dict[str, Any] = {"tokenizer_class": "GemmaTokenizer", "add_bos_token": True, "add_eos_token": False, "pad_token": PAD,
-                                 "unk_token": UNKNOWN, "bos_token": "<bos>", "eos_token": "<eos>"}
+        about: dict[str, Any] = {"tokenizer_class": "GemmaTokenizer", **_special_pieces(data)}
     else:
         about = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": _pad(data)}
     about |= {"padding_side": "right", "model_max_length": 1 << 20}
@@ -189,6 +188,16 @@ def _tokeniser_files(processor: Processor, place: str, instructions: Sequence[st
         about |= {"processor_class": "SmolVLMProcessor", "extra_special_tokens": picture_words}
     files[f"{VLM}/tokenizer_config.json"] = _text(about)
     return files, notes
+
+
+def _special_pieces(data: bytes) -> dict[str, Any]:
+    """What a sentencepiece model calls its begin, end, padding and unknown pieces."""
+    import sentencepiece
+    pieces = sentencepiece.SentencePieceProcessor()
+    pieces.LoadFromSerializedProto(data)
+    at = {"bos_token": pieces.bos_id(), "eos_token": pieces.eos_id(), "pad_token": pieces.pad_id(), "unk_token": pieces.unk_id()}
+    named = {name: pieces.IdToPiece(i) for name, i in at.items() if i >= 0}
+    return {"add_bos_token": "bos_token" in named, "add_eos_token": False, "pad_token": named.get("unk_token", UNKNOWN), **named}
 
 
 def _pad(data: bytes) -> str:
