@@ -14,8 +14,10 @@ from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
 from robo_rl.human.training_segments import segment_chunks, segment_ends, segment_sampler, trainable_frames
 from robo_rl.policies import ObsSpec
+from sims.mujoco.render import gl_backend
 
-FAST = ("--episodes", 4, "--robots", 2, "--bc.updates", 20, "--eval-episodes", 8, "--rounds", 1, "--scripted-operator.notice-time", 0.1,
+FAST = ("--no-video", "--episodes", 4, "--robots", 2, "--bc.updates", 20, "--eval-episodes", 8, "--rounds", 1,
+        "--scripted-operator.notice-time", 0.1,
         "--scripted-operator.disagreement", 0.2)
 
 
@@ -46,6 +48,14 @@ def test_a_round_practises_with_help_learns_and_is_a_run_of_its_own(run, protoco
     assert json.loads((out / "rounds.json").read_text())[1]["operator_stats"]["operator_minutes"] > 0
     again = robo_rl(run, "eval", out, "--episodes", "4", "--json")
     assert again.code == 0 and json.loads(again.out)["checkpoint"].startswith("step_")
+
+
+@pytest.mark.skipif(gl_backend() is None, reason="nothing draws here")
+def test_practice_is_filmed_and_the_film_is_written_when_the_round_is_over(run):
+    done = robo_rl(run, "correct", "runs/weak", *FAST[1:], "--max-steps", 30, "--eval-episodes", 2, "--out", "filmed")
+    assert done.code == 0, done.err
+    assert (run / "filmed/videos/round_1.mp4").stat().st_size > 1000 and len(load(run / "filmed/corrections")) == 4
+    assert not (run / "runs/weak-rac-s0/videos").exists()  # --no-video
 
 
 def test_with_a_twin_help_is_spent_where_the_policy_fails(run):

@@ -79,7 +79,7 @@ def budget(argv: list[str]) -> list[str]:
         return [*argv, "--seconds", "2", "--port", "0"]
     if argv[0] == "correct":
         argv = [a for a in argv if a not in ("--rounds", "3")]
-        return [*argv, "--rounds", "1", "--episodes", "3", "--calibration", "8", "--bc.updates", "5", "--eval-episodes", "4"]
+        return [*argv, "--rounds", "1", "--episodes", "3", "--calibration", "8", "--bc.updates", "5", "--eval-episodes", "4", "--no-video"]
     if argv[0] == "bench":
         return [*argv, "--quick", "--seconds", "0.05"]
     return argv

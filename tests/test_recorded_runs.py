@@ -22,7 +22,7 @@ from robo_rl.human.fleet import OperatorStats
 from robo_rl.log import read_metrics
 from robo_rl.options import DemoSacOptions, ScriptedOperatorOptions
 
-CORRECT = ("--episodes", 4, "--robots", 1, "--bc.updates", 10, "--eval-episodes", 4, "--rounds", 1, "--max-steps", 40,
+CORRECT = ("--no-video", "--episodes", 4, "--robots", 1, "--bc.updates", 10, "--eval-episodes", 4, "--rounds", 1, "--max-steps", 40,
            "--scripted-operator.notice-time", 0.1,
            "--scripted-operator.disagreement", 0.2)
 

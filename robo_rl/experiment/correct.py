@@ -8,12 +8,16 @@ import shutil
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from robo_rl import old_names
 from robo_rl.errors import UserError
 from robo_rl.experiment.correct_options import CorrectOptions
 from robo_rl.options import BcOptions
 from robo_rl.selection import CHOOSE, REPORT
+
+if TYPE_CHECKING:
+    from robo_rl.experiment.practice import Practice
 
 
 def demos_of(run: Path, config) -> Path | None:
@@ -80,23 +84,47 @@ class CorrectionRounds:
         limit = o.max_steps or 3 * probe.spec.max_steps
         checkpoint.check_fits(self.policy, obs_spec(probe, self.policy.spec.language), str(self.checkpoint))
         probe.close()
-        self.env = make_env(replace(self.config, max_steps=limit), o.robots)
+        self.limit = limit
         self.eval_env = make_env(replace(self.config, max_steps=task_limit), min(o.eval_episodes, 256))
         with Progress() as self.progress:
             self.progress.say(f"run {self.out}")
             if not self.rounds:
                 self.rounds.append({"round": 0, "operator_stats": {}, "eval": self.evaluate(0)})
                 self.save(0)
+            self.env = self.practice_env()
             practice = Practice(o, self.env, self.eval_env, self.out, demos_of(self.source, self.config), self.progress)
             recorded = o.operator == "console"
             for r in range(len(self.rounds), (1 if recorded else o.rounds) + 1):
-                stats = recorded_stats(self.source / "corrections") if recorded else practice.run(self.policy, r)
+                stats = recorded_stats(self.source / "corrections") if recorded else self.practise(practice, r)
                 self.refit(r)
                 self.rounds.append({"round": r, "operator_stats": stats, "eval": self.evaluate(r)})
                 self.save(r)
             report = self.report()
             self.progress.close()
         return CorrectResult(self.out, self.rounds, report)
+
+    def practice_env(self):
+        """The robots that practise, filmed where that is asked for and anything draws them."""
+        from robo_rl.experiment.envs import make_env
+        from robo_rl.film import FilmedEnv
+        config, o = replace(self.config, max_steps=self.limit), self.options
+        if o.video and o.operator != "console":
+            try:
+                return FilmedEnv(make_env(config, o.robots, render=True), 0)
+            except UserError as e:
+                self.progress.say(f"no video: {e}")
+        return make_env(config, o.robots)
+
+    def practise(self, practice: "Practice", r: int) -> dict[str, float]:
+        """Round r of practice -> its statistics; its film is written when it is over: videos/round_<r>.mp4."""
+        from robo_rl.film import COUNT, FilmedEnv, write_film
+        if isinstance(self.env, FilmedEnv):
+            self.env.film_next(COUNT, f"round {r}, with help")
+        stats = practice.run(self.policy, r)
+        if isinstance(self.env, FilmedEnv) and self.env.takes:
+            write_film(self.out / "videos" / f"round_{r}.mp4", self.env.takes, self.env.fps)
+            self.env.takes.clear()
+        return stats
 
     def begin(self) -> None:
         """Write run.json of the result: the run's own, with where it came from. UserError: the folder is another's."""
@@ -111,7 +139,7 @@ class CorrectionRounds:
             if isinstance(had.get("bc"), dict):  # an option that was not there then is at its default
                 had["bc"] = files.plain(asdict(BcOptions())) | had["bc"]
             differ = [k for k, v in files.plain(mine["options"]).items() if had.get(k) != v
-                      and k not in ("rounds", "json", "out", "run")]
+                      and k not in ("rounds", "json", "out", "run", "video")]
             if differ:
                 raise UserError(f"--out: {self.out} was begun with another --{differ[0].replace('_', '-')}; "
                                 "choose another folder or the same options")

@@ -22,7 +22,7 @@ class CorrectOptions:
         "When the operator is called, and where practice begins": ("false_alarms", "calibration", "twin_starts",
             "twin_trials"),
         "What is learnt from": ("learn_from_successes", "phases", "demo_share"),
-        "The run": ("out", "seed", "eval_episodes", "threads", "json")}
+        "The run": ("out", "seed", "eval_episodes", "threads", "video", "json")}
 
     run: tyro.conf.Positional[str]
     """Run folder of the policy that practises."""
@@ -74,6 +74,8 @@ class CorrectOptions:
     """Threads of the simulator; 0: one per core."""
     out: str = ""
     """Folder of the result; empty: RUN-<protocol>-s<seed>. An unfinished one is continued."""
+    video: bool = True
+    """Film the first four episodes of practice of each round; written after the round."""
     json: bool = False
     """Print one JSON document and nothing else."""
     bc: BcOptions = field(default_factory=lambda: BcOptions(updates=4000, lr=5e-4, noises=4))
