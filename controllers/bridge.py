@@ -16,7 +16,7 @@ import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -41,9 +41,6 @@ from controllers.transport import (
 from controllers.twin import Twin
 from robo_rl.errors import UserError, in_range
 from robo_rl.geometry import turn_between, turned
-
-if TYPE_CHECKING:
-    from controllers.data_interface import DataInterface
 
 AXES = ("dx", "dy", "dz", "rx", "ry", "rz", "gripper")
 LEAD, JOINT_LEAD = 0.06, 0.25  # of the hand's target before the tool [m], of joint targets before the joints [rad]
@@ -324,10 +321,11 @@ def slowness(task: PolicyInterface, limits: Limits) -> int:
 class Bridge:
     """One policy on one arm. `begin` when the arm's topics are there, then `tick` every control period."""
 
-    def __init__(self, robot: Robot, task: "PolicyInterface | DataInterface", transport: Transport, model: ArmModel, limits: Limits, *,
+    def __init__(self, robot: Robot, task: Any, transport: Transport, model: ArmModel, limits: Limits, *,
                  dry_run: bool = False, command: str = "pose", twin: Twin | None = None):
-        """command: one of `cell.COMMANDS`; joint targets are followed by an arm of stiff joints as sims/mujoco's does. twin: the arm whose
-        joints the run's state has, where that is another."""
+        """task: a PolicyInterface, or a `data_interface.DataInterface`, whose file imports this one. command: one of `cell.COMMANDS`; joint
+        targets are followed by an arm of stiff joints as sims/mujoco's does. twin: the arm whose joints the run's state has, where that is
+        another."""
         self.robot, self.task, self.transport, self.model, self.dry_run = robot, task, transport, model, dry_run
         self.topics = robot.topics
         self.goal = ArmModel(model.spec, robot.joints, robot.site)

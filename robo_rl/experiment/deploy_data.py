@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,9 +12,6 @@ from controllers.robot import Robot
 from robo_rl.errors import UserError
 from robo_rl.experiment.data_facts import DataFacts, read_facts
 
-if TYPE_CHECKING:
-    from robo_rl.experiment.deploy import DeployOptions
-
 STATED = ("rate", "columns", "state_columns", "units", "state_units", "gripper")
 
 
@@ -23,14 +19,14 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(w.strip() for w in text.split(",")) if text else ()
 
 
-def refuse_stated(options: "DeployOptions") -> None:
+def refuse_stated(options) -> None:
     """UserError: what only a data set's columns need was given for a run of a simulator."""
     for name in STATED:
         if getattr(options, name):
             raise UserError(f"--{name.replace('_', '-')} is for a run that learnt from a data set without a simulator (--sim none)")
 
 
-def gripper_numbers(options: "DeployOptions") -> tuple[float, ...]:
+def gripper_numbers(options) -> tuple[float, ...]:
     """(closed, open) of --gripper. UserError: it is no two numbers."""
     try:
         row = tuple(float(x) for x in words(options.gripper))
@@ -53,7 +49,7 @@ def stated_units(text: str, count: int, option: str) -> tuple[tuple[str, ...], t
     return made.unit, made.kind
 
 
-def data_interface(options: "DeployOptions", folder: Path, config, spec, robot: Robot, speed: tuple[float, float],
+def data_interface(options, folder: Path, config, spec, robot: Robot, speed: tuple[float, float],
                    raw_pictures: bool = True) -> DataInterface | PolicyInterface:
     """Of a run folder (its config, its policy's ObsSpec) on a robot. What was given as an option goes before what the data set says, and
     that before the robot's file. speed: limit of the tool [m/s], [rad/s]. UserError: a fact is missing, or does not fit the robot."""
@@ -113,7 +109,7 @@ def fitted(spec, raw: bool):
     return np.asarray
 
 
-def command_of(options: "DeployOptions", robot: Robot, task) -> str:
+def command_of(options, robot: Robot, task) -> str:
     """How the arm is commanded. UserError: in a way that the policy does not do."""
     if isinstance(task, DataInterface):
         command = options.command or robot.cell.command or ("pose" if task.moves_tool and robot.name != "sim" else "joint")
