@@ -23,7 +23,7 @@ from robo_rl.errors import UserError
 from robo_rl.experiment.arm import start_placement
 from robo_rl.experiment.data_facts import DataFacts, read_facts
 from robo_rl.experiment.deploy import DeployOptions, deploy_in_process
-from robo_rl.experiment.deploy_data import data_interface
+from robo_rl.experiment.deploy_data import data_interface, fitted
 from robo_rl.experiment.deploy_recorder import DeployRecorder
 from robo_rl.experiment.policy_server import default_instruction
 
@@ -163,6 +163,16 @@ def test_a_start_that_is_unlike_the_data_is_told_by_its_column(tmp_path):
     task = replace(interface(tmp_path), low=(-10.0,) * 8, high=(10.0,) * 8)
     lines = task.strange(np.append(np.full(7, 12.0), 100.0).astype(np.float32))
     assert len(lines) == 1 and lines[0].startswith("gripper.pos is 100, in the run's data -10 to 10")
+
+
+@pytest.mark.filterwarnings("error")
+def test_pictures_are_made_square_as_in_training_and_go_whole_to_a_policy_that_does_it_itself():
+    wide = np.full((20, 40, 3), 200, np.uint8)
+    wide.setflags(write=False)  # as a decoder gives it
+    made = fitted(SimpleNamespace(views=("front",), text=0, image_size=16, fit="pad"), True)(wide)
+    assert made.shape == (16, 16, 3) and made[0].max() == 0 and made[8].min() == 200
+    whole = SimpleNamespace(views=("front",), text=48, image_size=16, fit="pad")
+    assert fitted(whole, True)(wide).shape == (20, 40, 3) and fitted(whole, False)(wide).shape == (16, 16, 3)
 
 
 def my_arm(folder: Path) -> Path:

@@ -104,7 +104,7 @@ def fitted(spec, raw: bool):
         from robo_rl.policies.images import fit_bytes
 
         def fit(image: np.ndarray) -> np.ndarray:
-            return fit_bytes(torch.from_numpy(np.ascontiguousarray(image))[None], spec.image_size, spec.fit or "crop")[0].numpy()
+            return fit_bytes(torch.from_numpy(np.array(image))[None], spec.image_size, spec.fit or "crop")[0].numpy()
         return fit
     return np.asarray
 

@@ -36,7 +36,8 @@ def make(name: str, task: str = "", num_envs: int = 1, *, judge: str = "", **opt
         from world_models.env import make_world
         return make_world(name[3:], task, num_envs, judge=judge, **options)
     if name == NONE:
-        raise UserError("--sim none has no env: this needs a simulator; name one with --sim, for example mujoco")
+        raise UserError("--sim none has no env: this needs a simulator, for example --sim mujoco. Of a run that learnt without one "
+                        "heldout.json has the errors, and robo_rl deploy and serve take it")
     if judge:
         raise UserError(f"--judge is for a world model (--sim wm:PATH), got --sim {name}")
     if name.split(":")[0] in ROBOTS:
