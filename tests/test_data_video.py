@@ -42,8 +42,8 @@ def test_x264_leaves_avx_512_out():
 def test_the_same_pictures_make_the_same_bytes_on_a_core_that_another_process_wants():
     before, frames = os.sched_getaffinity(0), clip()
     os.sched_setaffinity(0, {min(before)})  # what it starts inherits it
-    busy = [subprocess.Popen([sys.executable, "-c", "import numpy as np\nx = np.ones((300, 300), np.float32)\nwhile True: x = np.tanh(x @ x)"])
-            for _ in range(2)]
+    work = "import numpy as np\nx = np.ones((300, 300), np.float32)\nwhile True: x = np.tanh(x @ x)"
+    busy = [subprocess.Popen([sys.executable, "-c", work]) for _ in range(2)]
     try:
         assert len({encoded(frames) for _ in range(400)}) == 1
     finally:
