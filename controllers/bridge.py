@@ -16,7 +16,7 @@ import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from controllers.governor import ACTIVE, ARMED, Governor
 from controllers.limits import Limits
 from controllers.model import ArmModel
 from controllers.output import Output
+from controllers.policy_client import PolicyClient
 from controllers.robot import Robot, by_name
 from controllers.transport import (
     CompressedImage,
@@ -113,46 +114,6 @@ class PolicyInterface:
     def prefix(self, prefix: Prefix | None) -> Prefix | None:
         """What the next chunk must agree with, in the policy's numbers."""
         return prefix
-
-
-Observation = dict[str, np.ndarray]  # state float32 [S], image/<view> uint8 [h, w, 3]
-
-
-class PolicyClient(Protocol):
-    """Requests chunks of a policy, which may come later; `blocks`: they come at once, and the loop waits for them."""
-
-    blocks: bool
-
-    def ask(self, obs: Observation, t0: float, prefix: Prefix | None = None) -> None:
-        """Request a chunk for the observation of time t0 [s]; one request at a time. prefix: what it must agree with."""
-
-    def poll(self, now: float) -> tuple[np.ndarray, float] | None:
-        """(rows [E, A], t0) of the chunk, once; None until it has come. UserError: the policy is lost."""
-
-    def close(self) -> None: ...
-
-
-class InProcessPolicy:
-    """A policy in this thread: act(observation), or act(observation, prefix) where a prefix was given. `delay(k)` [s] of its k-th answer
-    is simulated latency."""
-
-    def __init__(self, act: Callable[..., np.ndarray], delay: "Callable[[int], float] | None" = None):
-        self.act, self.blocks, self.delay, self.count = act, delay is None, delay or (lambda k: 0.0), 0
-        self.answer: tuple[np.ndarray, float, float] | None = None
-
-    def ask(self, obs: Observation, t0: float, prefix: Prefix | None = None) -> None:
-        rows = self.act(obs) if prefix is None else self.act(obs, prefix)
-        self.answer = np.array(rows), t0, t0 + self.delay(self.count)
-        self.count += 1
-
-    def poll(self, now: float) -> tuple[np.ndarray, float] | None:
-        if self.answer is None or now < self.answer[2] - 1e-9:
-            return None
-        (rows, t0, _), self.answer = self.answer, None
-        return rows, t0
-
-    def close(self) -> None:
-        self.answer = None
 
 
 def objects_of(names: tuple[str, ...]) -> tuple[str, ...]:

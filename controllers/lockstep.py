@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from controllers.arm import SimArm
-from controllers.bridge import Bridge, PolicyClient, PolicyInterface
+from controllers.bridge import Bridge, PolicyInterface
 from controllers.data_interface import DataInterface
 from controllers.governor import Governor
 from controllers.law import LawOptions
@@ -14,6 +14,7 @@ from controllers.lease import LONGEST, SAFETY_COMMAND
 from controllers.limits import Limits
 from controllers.model import ArmModel
 from controllers.node import ArmNode
+from controllers.policy_client import PolicyClient
 from controllers.robot import Robot
 from controllers.supervisor import Supervisor, supervised
 from controllers.transport import Bus, LoopbackTransport, NetworkConditions, Text, Transport

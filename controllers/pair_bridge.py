@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from controllers.bridge import AXES, STALE_PICTURE, Bridge, PolicyClient, PolicyInterface, camera_topic, picture
+from controllers.bridge import AXES, STALE_PICTURE, Bridge, PolicyInterface, camera_topic, picture
 from controllers.chunking import ChunkRunner, Prefix
 from controllers.data_interface import BLEND, TURNS, next_joints
 from controllers.governor import ACTIVE, ARMED
@@ -21,6 +21,7 @@ from controllers.model import ArmModel
 from controllers.node import SAFETY_STATE
 from controllers.pair import GRIPPER, ArmPair
 from controllers.pair_governor import PairGovernor, Separation
+from controllers.policy_client import PolicyClient
 from controllers.transport import CompressedImage, Text, Transport
 from robo_rl.errors import UserError, in_range
 

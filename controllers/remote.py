@@ -157,7 +157,7 @@ def address(text: str) -> tuple[str, int]:
 
 
 class RemotePolicyClient:
-    """`bridge.PolicyClient` over a connection. ask() waits up to `patience` [s] for an answer that comes at once.
+    """`policy_client.PolicyClient` over a connection. ask() waits up to `patience` [s] for an answer that comes at once.
 
     Nothing that the server does or leaves undone holds the caller longer than that; `timeout` [s] is for the beginning
     (connection and token), and for what the server has not taken of a question.

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import sims
-from controllers.bridge import AXES, InProcessPolicy, PolicyInterface, objects_of, slowness
+from controllers.bridge import AXES, PolicyInterface, objects_of, slowness
 from controllers.node import ORDERS, SAFETY_STATE
 from controllers.pace import limits_at
+from controllers.policy_client import InProcessPolicy
 from controllers.remote import MessageParser, RemotePolicyClient, address, pack
 from controllers.robot import load_robot
 from controllers.transport import Flag, NetworkConditions, Numbers, PoseStamped, Text

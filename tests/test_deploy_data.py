@@ -12,9 +12,9 @@ import pytest
 from commands import robo_rl
 from pairs import aloha_arm
 
-from controllers.bridge import InProcessPolicy
 from controllers.data_columns import RobotData, read_data
 from controllers.data_interface import DataInterface
+from controllers.policy_client import InProcessPolicy
 from controllers.robot import load_robot
 from robo_rl.data.episode import Episode, Features
 from robo_rl.data.reader import load

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from servo_bus import MemoryPort, Pty, Servo, ServoLine
 
-from controllers.bridge import AXES, Bridge, InProcessPolicy, PolicyInterface
+from controllers.bridge import AXES, Bridge, PolicyInterface
 from controllers.feetech import (
     GOAL_POSITION,
     HOMING_OFFSET,
@@ -31,6 +31,7 @@ from controllers.feetech import (
     with_sign,
 )
 from controllers.model import arm_model
+from controllers.policy_client import InProcessPolicy
 from controllers.robot import PRESETS, load_robot
 from controllers.servo_arm import LEAD, TURN, ServoArm
 from controllers.servo_file import GripperServo, read_driver

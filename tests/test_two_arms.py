@@ -17,7 +17,6 @@ from commands import robo_rl
 from pairs import BASES, aloha, aloha_arm, near, pair, waving
 
 from controllers.arm import Disturbance
-from controllers.bridge import InProcessPolicy
 from controllers.capsules import LinkCapsules, closest, enclosing, least_room
 from controllers.contracts import Command, State
 from controllers.governor import ACTIVE, ARMED, DISARMED, HOLD, STOPPED, Governor
@@ -28,6 +27,7 @@ from controllers.pair import ArmPair, load_pair
 from controllers.pair_bridge import PairInterface
 from controllers.pair_governor import TOLERANCE, PairGovernor
 from controllers.pair_scene import pair_scene
+from controllers.policy_client import InProcessPolicy
 from controllers.robot import load_robot
 from controllers.transport import Flag, JointState, LoopbackTransport, Text
 from robo_rl.data.reader import load

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from controllers.bridge import InProcessPolicy
 from controllers.loop import undisturbed
+from controllers.policy_client import InProcessPolicy
 from controllers.schedule import ActionChunk, Schedule
 from controllers.transport import JointState, Transport
 from robo_rl.bench.rows import BARE, LEAST, NONE, PHYSICAL, Report, at_most, columns, make_row

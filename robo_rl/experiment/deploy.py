@@ -163,8 +163,8 @@ def choose_actor(options: DeployOptions):
 
 def open_policy(options: DeployOptions, act, period: float):
     """(policy client, the server process that it started or None); act: the policy in this process, period: of control [s]."""
-    from controllers.bridge import InProcessPolicy
     from controllers.chunking import PATIENCE
+    from controllers.policy_client import InProcessPolicy
     from controllers.remote import RemotePolicyClient, read_token
     if not options.policy:
         return InProcessPolicy(act), None

@@ -196,7 +196,7 @@ class LeRobotPolicy:
 
 
 class LeRobotClient:
-    """`controllers.bridge.PolicyClient` of a LeRobot policy, which it owns: ask() waits up to `patience` [s] for an answer that comes at
+    """A `PolicyClient` of a LeRobot policy, which it owns: ask() waits up to `patience` [s] for an answer that comes at
     once, and nothing that the worker does or leaves undone holds the caller longer. It is lost when an answer takes more than `deadline`
     [s] by `clock`."""
 
