@@ -298,7 +298,7 @@ def collector(plan, n=2, execute=4, decisions=6):
     policy = make_policy(PolicyOptions(horizon=4, execute=execute, hidden=16, layers=1), ObsSpec(state=4, action=2), 0)
     c = Collector(wrapped, policy, 0.9, 0)
     env.goal[:] = 99
-    c.obs = c._read(env._obs())
+    c.obs = c._read(env._obs(), {})
     return c.collect(policy, decisions), c
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from robo_rl.errors import UserError
-from robo_rl.files import read_json
+from robo_rl.files import parse_json, read_json
 from robo_rl.normalise import KINDS, AxisNormaliser
 from robo_rl.policies.vla.network import VlaConfig
 from robo_rl.policies.vla.pi import PI_SIZES
@@ -203,7 +203,7 @@ def _special_pieces(data: bytes) -> dict[str, Any]:
 def _pad(data: bytes) -> str:
     """The word of a tokenizer.json that fills up prompts: one of the usual names, else that of the smallest number."""
     try:
-        document = json.loads(data)
+        document = parse_json(data, "the tokeniser")
         vocabulary = document["model"]["vocab"]
         known = set(vocabulary if isinstance(vocabulary, Mapping) else (w[0] for w in vocabulary))
         known |= {t["content"] for t in document.get("added_tokens") or ()}
