@@ -10,7 +10,7 @@ import functools
 import shlex
 import subprocess
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ def read_all(folder: "str | Path" = "results") -> list[ResultFile]:
 
 
 def add_rows(path: "str | Path", title: str, rows: Iterable[ResultRow]) -> Path:
-    """Write `rows` into the file `path`, whole or not at all; a row with the key of an earlier one takes its place."""
+    """Write `rows` into the file `path`, whole or not at all; a row with the key of an earlier one takes its place, in the README too."""
     path = Path(path)
     document: dict[str, Any] = {"title": title}
     old: tuple[ResultRow, ...] = ()
@@ -116,10 +116,14 @@ def add_rows(path: "str | Path", title: str, rows: Iterable[ResultRow]) -> Path:
         kept = read(path)
         document, old = {"title": kept.title} | ({"about": kept.about} if kept.about else {}), kept.rows
     new = {row.key: row for row in rows}
-    merged = [new.pop(row.key, row) for row in old] + list(new.values())
+    merged = [taking_place_of(row, new.pop(row.key, row)) for row in old] + list(new.values())
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(path, document | {"rows": [as_json(row) for row in merged]})
     return path
+
+
+def taking_place_of(old: ResultRow, new: ResultRow) -> ResultRow:
+    return new if new.headline else replace(new, headline=old.headline)
 
 
 def as_json(row: ResultRow) -> dict[str, Any]:

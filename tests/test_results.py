@@ -28,11 +28,11 @@ def test_rows_are_read_back_as_they_were_written(tmp_path):
 
 
 def test_a_row_takes_the_place_of_an_earlier_one_of_the_same_thing_and_others_stay(tmp_path):
-    path = add_rows(tmp_path / "x.json", "T", [ROW, replace(ROW, seeds=(1,))])
+    path = add_rows(tmp_path / "x.json", "T", [replace(ROW, headline="01"), replace(ROW, seeds=(1,))])
     add_rows(path, "another title", [replace(ROW, value=0.9, commit="def"), replace(ROW, what="new")])
     assert [(r.what, r.seeds, r.value) for r in read(path).rows] == [
         ("reach: success", (0,), 0.9), ("reach: success", (1,), 0.5), ("new", (0,), 0.5)]
-    assert read(path).title == "T"
+    assert read(path).title == "T" and read(path).rows[0].headline == "01", "in the README's table too"
 
 
 def test_what_all_rows_share_stands_once_in_the_file(tmp_path):
