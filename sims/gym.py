@@ -150,7 +150,7 @@ class GymEnv(ControlEnv):
         for i in np.flatnonzero(~(self._terminated | self._truncated)):
             with said(f"{self._name}: step of env {i} failed"):
                 x, reward[i], terminated, truncated, info = self._envs[i].step(a[i].reshape(box.shape))
-            self._state[i] = self._flat(x, i, over=terminated)
+            self._state[i] = self._flat(x, int(i), over=terminated)
             self._terminated[i] = terminated
             self._truncated[i] = truncated and not terminated
             self._success[i] |= bool(info.get("is_success", info.get("success", False)))
