@@ -26,6 +26,7 @@ def choose(kind: str, name: str, allowed: Iterable[str]) -> str:
         raise UserError(f"unknown {kind} {name!r}: there is none to choose from")
     near = difflib.get_close_matches(name, names, n=len(names), cutoff=0.0)
     near += [n for n in names if n not in near]
+    near.sort(key=lambda n: -len(n) if name.startswith(n) else 0)  # degrees: deg before deg/s
     hint = f"; did you mean {near[0]!r}?" if difflib.get_close_matches(name, names, n=1) else ""
     raise UserError(f"unknown {kind} {name!r}{hint} Allowed: {', '.join(near)}" if hint
                     else f"unknown {kind} {name!r}. Allowed: {', '.join(near)}")

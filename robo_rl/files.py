@@ -64,6 +64,8 @@ def replacing(path: "str | Path") -> Iterator[Path]:
                             f"free some space in {path.parent} and go on with --resume auto") from e
         if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise UserError(f"no permission to write {path}; choose a folder of your own") from e
+        if e.errno == errno.EISDIR:
+            raise UserError(f"{path} is a folder where a file should be; give the name of a file") from e
         raise
     finally:
         temp.unlink(missing_ok=True)

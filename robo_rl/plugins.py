@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
+from types import ModuleType
 from typing import Any
 
 from robo_rl.errors import UserError
@@ -33,19 +34,7 @@ def load_object(name: str, what: str) -> Any:
     What the module itself raises while it is imported is left as it is.
     """
     module, _, path = name.partition(":")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    importlib.invalidate_caches()
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as e:
-        if e.name is None or not f"{module}.".startswith(f"{e.name}."):
-            raise  # the module is there; what it needs is not
-        if module.endswith(".py"):
-            raise UserError(f"{what} {name}: a module is named without .py: {name.replace('.py:', ':')}") from None
-        raise UserError(f"{what} {name}: there is no module {e.name!r} in {here} nor among the installed packages; run the command "
-                        "in the folder that holds it, put that folder on PYTHONPATH, or install the package") from None
+    found = load_module(module, name, what)
     for part in path.split("."):
         if not hasattr(found, part):
             names = [n for n in vars(found) if not n.startswith("_")]
@@ -53,6 +42,23 @@ def load_object(name: str, what: str) -> Any:
             raise UserError(f"{what} {name}: {getattr(found, '__name__', module)} has no {part!r}. Nearest: {', '.join(near) or 'none'}")
         found = getattr(found, part)
     return found
+
+
+def load_module(module: str, name: str, what: str) -> ModuleType:
+    """The module `module` of `name`, looked for in the current folder first; errors as of `load_object`."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as e:
+        if e.name is None or not f"{module}.".startswith(f"{e.name}."):
+            raise  # the module is there; what it needs is not
+        if module.endswith(".py"):
+            raise UserError(f"{what} {name}: a module is named without .py: {name.replace('.py:', ':')}") from None
+        raise UserError(f"{what} {name}: there is no module {e.name!r} in {here} nor among the installed packages; run the command "
+                        "in the folder that holds it, put that folder on PYTHONPATH, or install the package") from None
 
 
 def check_call(make: Callable, name: str, what: str, positional: tuple[str, ...], keywords: tuple[str, ...] = ()) -> None:

@@ -98,6 +98,7 @@ class EnvpoolEnv(ControlEnv):
         self._state = np.zeros((n, size), np.float32)
         self._steps = np.zeros(n, np.int64)
         self._terminated, self._truncated, self._success = (np.zeros(n, bool) for _ in range(3))
+        self.reports_success = False  # whether a step said so so far
 
     def reset(self, *, seed=None, options=None):
         mask, starts = read_reset(seed, options, self.num_envs)
@@ -131,6 +132,7 @@ class EnvpoolEnv(ControlEnv):
             self._terminated[ids], self._truncated[ids] = terminated, truncated  # never both
             success = info.get("success", info.get("is_success"))
             if success is not None:
+                self.reports_success = True
                 self._success[ids] |= np.asarray(success).reshape(len(ids)) > 0.5
         self._truncated |= live & ~self._terminated & (self._steps >= self.spec.max_steps)
         return (self._obs(), reward, self._terminated.copy(), self._truncated.copy(),

@@ -7,8 +7,10 @@ in [-1, 1] are stretched to the env's Box, the reward is the env's own, and succ
 common way to take one.
 """
 
+import contextlib
 import difflib
-import importlib
+import traceback
+from collections.abc import Iterator
 from typing import ClassVar
 
 import gymnasium as gym
@@ -18,6 +20,7 @@ from gymnasium.vector import AutoresetMode
 
 from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
 from robo_rl.errors import MissingDependency, UserError
+from robo_rl.plugins import load_module
 from robo_rl.starts import StartStream
 from robo_rl.types import ActionAxis, ControlSpec
 
@@ -47,22 +50,34 @@ def make_gym(
     module, colon, _ = id.partition(":")
     try:
         if colon:  # Gymnasium's "module:Id": importing the module registers the id
-            importlib.import_module(module)
+            load_module(module, f"gym:{id}", "--sim")
         limit = max_steps or gym.spec(id.split(":")[-1]).max_episode_steps or MAX_STEPS
     except ModuleNotFoundError as e:
-        raise UserError(f"gym:{id} needs the module {e.name!r}, which is not installed") from None
+        raise UserError(f"gym:{id} needs the module {e.name!r}, which is not installed; install it with pip") from None
     except gym.error.Error:
         near = difflib.get_close_matches(id, gym.registry, n=5, cutoff=0.3)
-        raise UserError(f"unknown gym id {id!r}. Nearest: {', '.join(near) or 'none'}") from None
+        own = "" if colon else "; an env of your own is named gym:MODULE:ID, after the module that registers it"
+        raise UserError(f"unknown gym id {id!r}. Nearest: {', '.join(near) or 'none'}{own}") from None
     envs = []
     try:
-        envs.extend(gym.make(id, max_episode_steps=limit, render_mode="rgb_array" if render else None, disable_env_checker=True)
-                    for _ in range(num_envs))
+        with said(f"gym:{id} cannot be made"):
+            envs.extend(gym.make(id, max_episode_steps=limit, render_mode="rgb_array" if render else None, disable_env_checker=True)
+                        for _ in range(num_envs))
     except gym.error.DependencyNotInstalled as e:
         raise MissingDependency(f"gym:{id}: {e}") from None
-    except (gym.error.Error, ImportError) as e:
-        raise UserError(f"gym:{id} cannot be made: {e}") from None
     return GymEnv(id, envs, limit)
+
+
+@contextlib.contextmanager
+def said(what: str) -> Iterator[None]:
+    """Say what the code of an env raises as one UserError: `what`, the exception, and the line of the env that raised it."""
+    try:
+        yield
+    except (UserError, MissingDependency, gym.error.DependencyNotInstalled):
+        raise
+    except Exception as e:
+        at = traceback.extract_tb(e.__traceback__)[-1]
+        raise UserError(f"{what}: {type(e).__name__}: {' '.join(str(e).split())[:300]} ({at.filename}, line {at.lineno})") from e
 
 
 def own_only(name: str, obs: str, reward: str, control: str, randomise: str, device: str) -> None:
@@ -102,7 +117,7 @@ class GymEnv(ControlEnv):
         if not space.is_np_flattenable:
             raise UserError(f"gym:{id} has observations of varying size ({space}), which are not supported")
         self._low, self._high = own_actions(f"gym:{id}", first.action_space)
-        self.num_envs, self._envs = len(envs), envs
+        self.num_envs, self._envs, self._name = len(envs), envs, f"gym:{id}"
         self.render_mode = first.render_mode
         n, size = self.num_envs, spaces.flatdim(space)
         self.single_observation_space, self.observation_space = observation_spaces(size, n)
@@ -114,13 +129,15 @@ class GymEnv(ControlEnv):
         self._stream = StartStream(n)
         self._state = np.zeros((n, size), np.float32)
         self._terminated, self._truncated, self._success = (np.zeros(n, bool) for _ in range(3))
+        self.reports_success = False  # whether a step said so so far
 
     def reset(self, *, seed=None, options=None):
         mask, starts = read_reset(seed, options, self.num_envs)
         ids, starts = self._stream.due(seed, mask, starts)
         for i, start in zip(ids, starts, strict=True):
-            x, _ = self._envs[i].reset(seed=int(start))
-            self._state[i] = np.asarray(spaces.flatten(self._space, x))
+            with said(f"{self._name}: reset of env {i} failed"):
+                x, _ = self._envs[i].reset(seed=int(start))
+            self._state[i] = self._flat(x, i)
         for flag in (self._terminated, self._truncated, self._success):
             flag[ids] = False
         return self._obs(), {"success": self._success.copy()}
@@ -131,13 +148,30 @@ class GymEnv(ControlEnv):
         a = (self._low + 0.5 * (a + 1.0) * (self._high - self._low)).astype(box.dtype)
         reward = np.zeros(self.num_envs, np.float32)
         for i in np.flatnonzero(~(self._terminated | self._truncated)):
-            x, reward[i], terminated, truncated, info = self._envs[i].step(a[i].reshape(box.shape))
-            self._state[i] = np.asarray(spaces.flatten(self._space, x))
+            with said(f"{self._name}: step of env {i} failed"):
+                x, reward[i], terminated, truncated, info = self._envs[i].step(a[i].reshape(box.shape))
+            self._state[i] = self._flat(x, int(i), over=terminated)
             self._terminated[i] = terminated
             self._truncated[i] = truncated and not terminated
             self._success[i] |= bool(info.get("is_success", info.get("success", False)))
+            self.reports_success |= "is_success" in info or "success" in info
         return (self._obs(), reward, self._terminated.copy(), self._truncated.copy(),
                 {"success": self._success.copy()})
+
+    def _flat(self, x, i: int, over: bool = False) -> np.ndarray:
+        """The observation `x` of env i as float32 [S]; UserError where it is not of the observation space, or, in an episode that goes
+        on, not finite."""
+        with said(f"{self._name}: the observation of env {i} does not fit its observation_space {self._space}"):
+            row = np.asarray(spaces.flatten(self._space, x)).astype(np.float32)
+        if row.shape != self._state[i].shape:
+            raise UserError(f"{self._name}: the observation of env {i} has {row.size} numbers, its observation_space {self._space} has "
+                            f"{self._state.shape[1]}; correct the env")
+        if not over and not np.isfinite(row).all():
+            k = int(np.flatnonzero(~np.isfinite(row))[0])
+            name = self.spec.state_names[k] if self.spec.state_names else f"number {k}"
+            raise UserError(f"{self._name}: the observation of env {i} is not finite ({name} is {row[k]}); correct the env, or end "
+                            "the episode")
+        return row
 
     def _obs(self) -> dict[str, np.ndarray]:
         return {"state": self._state.copy(), "task": self._task.copy()}

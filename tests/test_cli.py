@@ -224,7 +224,7 @@ def best_eval(run: Path) -> dict:
     ("train --wandb project", "wandb", "--wandb needs wandb: pip install 'robo_rl[wandb]'"),
     ("train --sim isaaclab --task Isaac-Cartpole-Direct-v0", "isaaclab", "pip install 'isaaclab"),
     ("train --sim isaacgym --task Cartpole", "isaacgym", "use isaaclab or mujoco instead"),
-    ("train --sim gym:nowhere:Env-v0", "nowhere", "gym:nowhere:Env-v0 needs the module 'nowhere', which is not installed"),
+    ("train --sim gym:nowhere:Env-v0", "nowhere", "--sim gym:nowhere:Env-v0: there is no module 'nowhere'"),
 ], ids=lambda v: v.split()[2] if v.startswith(("train", "collect")) else "")
 def test_what_is_not_installed_is_named_with_the_command_that_installs_it(argv, absent, says, tmp_path):
     assert says in robo_rl(tmp_path, *argv.split(), absent=[absent]).mistake

@@ -11,10 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from robo_rl.cli import main
+from robo_rl.cli import main, plain_warning
 from robo_rl.data import layout
 from robo_rl.data.assemble import parse_episodes
 from robo_rl.data.lerobot import Episode, Features, Writer, load
+from robo_rl.data.meta import load_meta
+from robo_rl.errors import UserError, choose
 
 pytestmark = pytest.mark.filterwarnings("ignore:data set .* without checksums")
 SMALL = (24, 32)
@@ -165,3 +167,25 @@ def test_the_cursor_of_the_page_shows_the_moment_under_the_pointer(tmp_path, set
             svg.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: box.right, clientY: box.top + 5}))}""")
         assert abs(float(tab.js("document.querySelector('.axis i').textContent")) - x[-1]) < 0.01 * abs(x[-1])
         assert tab.js("document.querySelector('output').textContent").startswith(f"{len(x) / 30:.2f}")
+
+
+def test_a_folder_near_a_data_set_says_where_it_is(sets):
+    root = sets["droid"]
+    for wrong, words in ((root / "meta", f"There is one at {root}"), (root.parent, "is missing. There is one at"),
+                         (root / "meta" / "info.json", "is a file; a data set is a folder")):
+        with pytest.raises(UserError) as e:
+            load_meta(wrong)
+        assert words in str(e.value)
+
+
+def test_a_unit_in_full_is_told_the_unit_that_it_begins_with():
+    with pytest.raises(UserError, match="unknown unit 'degrees'; did you mean 'deg'"):
+        choose("unit", "degrees", ("rad/s", "deg/s", "rad", "deg"))
+
+
+def test_a_warning_for_users_is_one_line_once_and_shows_no_code():
+    text = plain_warning()
+    given = UserWarning("data set x\nwithout checksums"), UserWarning, "robo_rl/data/reader.py", 306
+    assert text(*given) == "warning: data set x without checksums\n"
+    assert text(*given) == ""
+    assert "reader.py:306" in text(DeprecationWarning("old"), DeprecationWarning, "reader.py", 306)

@@ -170,3 +170,10 @@ def test_rows_of_a_file_are_there_again_and_a_broken_line_is_told(tmp_path):
     at.write_text('{"seed": 0}\n{"seed"')
     with pytest.raises(UserError, match="found.jsonl"):
         kept_rows(at)
+
+
+def test_a_folder_where_a_file_is_to_be_written_is_named_and_stays(tmp_path):
+    (tmp_path / "page.html").mkdir()
+    with pytest.raises(UserError, match=r"page.html is a folder where a file should be; give the name of a file$"):
+        write_json(tmp_path / "page.html", {})
+    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]

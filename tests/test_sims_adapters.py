@@ -103,7 +103,8 @@ def test_an_end_on_the_last_step_is_a_termination():
     ("Pendulm-v1", r"unknown gym id 'Pendulm-v1'. Nearest: Pendulum-v1"),
     ("Pendulum-v99", r"unknown gym id 'Pendulum-v99'. Nearest: Pendulum-v1"),
     ("CartPole-v1", r"Discrete actions; only continuous \(Box\) actions"),
-    ("no_such_module:Env-v0", "needs the module 'no_such_module'"),
+    ("no_such_module:Env-v0", "there is no module 'no_such_module'.*run the command in the folder that holds it"),
+    ("OwnEnv-v0", "an env of your own is named gym:MODULE:ID"),
     ("", "needs an id after the colon"),
 ])
 def test_a_gymnasium_id_that_cannot_be_used_says_why(id, fault):
@@ -128,6 +129,64 @@ def test_an_absent_dependency_of_a_gymnasium_env_is_named():
         pass
     with pytest.raises(MissingDependency, match="pip install"):
         make_gym("BipedalWalker-v3")
+
+
+class Faulty(gym.Env):
+    """Does in its second step what `fault` says; observes float64, says nothing of success."""
+
+    observation_space, action_space = spaces.Dict({"x": spaces.Box(-9, 9, (2,), np.float64)}), spaces.Box(-2, 2, (1,), np.float64)
+
+    def __init__(self, render_mode=None, fault=""):
+        self.fault = fault
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if self.fault == "reset":
+            raise OSError("no power")
+        self.steps = 0
+        return {"x": np.zeros(2)}, {}
+
+    def step(self, action):
+        self.steps += 1
+        fault = self.fault if self.steps == 2 else ""
+        if fault == "raises":
+            raise RuntimeError("motor 3 is\nhot")
+        x = np.full(3 if fault == "size" else 2, np.nan if fault in ("nan", "fall") else 1.0)
+        return {"y" if fault == "key" else "x": x}, -1.0, fault == "fall", False, {}
+
+
+for fault in ("", "reset", "raises", "size", "key", "nan", "fall"):
+    gym.register(f"RoboRlFaulty{fault}-v0", Faulty, max_episode_steps=4, kwargs={"fault": fault})
+
+
+@pytest.mark.parametrize("fault, words", [
+    ("reset", r"^gym:RoboRlFaultyreset-v0: reset of env 0 failed: OSError: no power \(.*test_sims_adapters.py, line \d+\)$"),
+    ("raises", r"^gym:RoboRlFaultyraises-v0: step of env 0 failed: RuntimeError: motor 3 is hot \(.*test_sims_adapters.py, line \d+\)$"),
+    ("size", "the observation of env 0 has 3 numbers, its observation_space Dict.* has 2"),
+    ("key", "the observation of env 0 does not fit its observation_space.*KeyError"),
+    ("nan", r"the observation of env 0 is not finite \(x0 is nan\)"),
+])
+def test_a_fault_in_the_code_of_a_gymnasium_env_is_one_line_that_names_env_and_place(fault, words):
+    env = make_gym(f"RoboRlFaulty{fault}-v0", num_envs=2)
+    with pytest.raises(UserError, match=words):
+        env.reset(seed=0)
+        for _ in range(2):
+            env.step(np.zeros((2, 1), np.float32))
+
+
+def test_an_episode_that_ends_because_its_state_is_not_finite_is_over():
+    env = make_gym("RoboRlFaultyfall-v0", num_envs=1)
+    env.reset(seed=0)
+    env.step(np.zeros((1, 1), np.float32))
+    assert env.step(np.zeros((1, 1), np.float32))[2].all()
+
+
+def test_a_gymnasium_env_knows_whether_its_steps_say_success():
+    for id, says in (("RoboRlFaulty-v0", False), ("RoboRlGoal-v0", True)):
+        env = make_gym(id)
+        env.reset(seed=0)
+        env.step(np.zeros((1, len(env.spec.axes)), np.float32))
+        assert env.reports_success == says
 
 
 # ---------------------------------------------------------------- envpool:<id>

@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import sys
+import warnings
+from collections.abc import Callable
 
 from robo_rl.errors import UserError, choose, utf8
 
@@ -44,6 +46,8 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> None:
     """Entry point: exit code 0 on success, 2 with one line on a user's mistake."""
     command, argv = argv is None, sys.argv[1:] if argv is None else argv
+    if command:
+        warnings.formatwarning = plain_warning()
     os.umask(0o077)  # runs, journals, sockets and shared memory are their user's alone
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -81,6 +85,18 @@ def main(argv: list[str] | None = None) -> None:
             raise
         print(f"robo_rl: {e.filename}: {e.strerror}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def plain_warning() -> Callable[..., str]:
+    """How Python's warnings read on a terminal: one meant for users (UserWarning) is a line of its own, once, without our code."""
+    shown, other = set(), warnings.formatwarning
+
+    def text(message, category, filename, lineno, line=None) -> str:
+        if category is not UserWarning:
+            return other(message, category, filename, lineno, line)
+        told = f"warning: {' '.join(str(message).split())}\n"
+        return "" if told in shown else shown.add(told) or told
+    return text
 
 
 def parse_arguments(argv: list[str]):

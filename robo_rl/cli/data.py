@@ -173,10 +173,11 @@ def label(args: LabelDataOptions) -> list[str]:
 
 
 def stats(args: StatsDataOptions) -> list[str]:
+    from robo_rl.data import layout
     from robo_rl.data.meta import load_meta
     from robo_rl.data.statistics import renew
     made = renew(load_meta(args.folder))
-    return [f"{args.folder}: statistics of {len(made)} features, of all frames"]
+    return [f"{args.folder}: statistics of {len(made)} features, of all frames, in {Path(args.folder) / layout.STATS}"]
 
 
 def view(args: ViewDataOptions) -> list[str]:

@@ -12,7 +12,7 @@ import tyro
 
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import load_config
-from robo_rl.experiment.evaluation import EvalConfig, as_trained, episode_count, evaluate_checkpoint, film_checkpoint
+from robo_rl.experiment.evaluation import NO_SUCCESS, EvalConfig, as_trained, episode_count, evaluate_checkpoint, film_checkpoint
 from robo_rl.experiment.folder import pick_checkpoint
 
 
@@ -136,6 +136,8 @@ def table(result: dict, other: dict | None) -> str:
     for task, row in [*result["tasks"].items(), ("all", result)][: None if len(result["tasks"]) > 1 else 1]:
         rate = row.get("success_rate", row.get("success"))
         lines.append(f"  {task:<{width}}  {rate:7.3f}   [{row['low']:.3f}, {row['high']:.3f}]  {row['n']:>4}")
+    if result.get("no_success"):
+        lines.append(f"  mean return {result['return_mean']:.2f}; {NO_SUCCESS.format(result['sim'])}")
     if live := result.get("live"):
         after = live["act_after_s"]
         lines.append(f"  {live['late']} of {live['steps']} actions later than a period; after its beginning: median "

@@ -1,6 +1,7 @@
 """The meta data of a LeRobotDataset v3.0 folder, and its files as bytes that are what was written; damage is told by file."""
 
 import io
+import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,11 @@ def load_meta(root: Path | str, episodes: int = 0, trust: Collection[Path] | Non
     """
     root = Path(root)
     path = root / layout.INFO
+    if root.is_file():
+        raise UserError(f"{root} is a file; a data set is a folder: give the one that holds meta, data and videos")
+    near = () if path.is_file() else (root.parent, *sorted(root.glob("*")))
+    if inside := next((p for p in near if os.path.isfile(p / layout.INFO)), None):
+        raise UserError(f"no data set at {root}: {path} is missing. There is one at {inside}")
     if not path.is_file():
         raise UserError(f"no data set at {root}: {path} is missing. Record one: robo_rl collect --out {root}")
     verifier = verifier_of(root, trust)

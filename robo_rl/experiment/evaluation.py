@@ -116,7 +116,7 @@ class Evaluator:
 
     def __init__(self, config: TrainConfig, folder: Path, report: Reporter):
         self.config, self.folder, self.report = config, folder, report
-        self.env = None
+        self.env, self.told = None, False
 
     def evaluate(self, label: str, policy, which: int, now: int, step: int) -> dict:
         """Evaluate `policy`, which is of `step`, on the starts of list `which`, at step `now` of the run; the labels sft and final
@@ -157,6 +157,9 @@ class Evaluator:
         if count > 1:
             self.report.say("                " + "   ".join(f"{task} {one['success']:.3f} [{one['low']:.3f}, {one['high']:.3f}]"
                                                           for task, one in result["tasks"].items()))
+        if no_success(self.env) and not self.told:
+            self.told = True
+            self.report.say(NO_SUCCESS.format(self.env.spec.id), "warning")
         self.report.tell("evaluation", step, {"success": rate, "low": low, "high": high, "return": gain, "n": len(starts)}, label)
         if config.video and label in ("sft", "final"):
             self.film(label, policy)
@@ -272,9 +275,18 @@ def evaluate_checkpoint(path: "str | Path", options: EvalConfig, tick: Callable[
         mine = [s for s, t in zip(result["success"], result["task"], strict=False) if t == task]
         tasks[task] = dict(zip(("success", "low", "high"), wilson(sum(mine), len(mine)), strict=False)) | {"n": len(mine)}
     chosen = checkpoint.checkpoints(run) and folder == checkpoint.best(run) and meta["best"]["step"] >= 0
+    result |= {"no_success": True} if no_success(env) else {}
     return {"run": run.name, "checkpoint": folder.name, "step": meta["step"], "sim": env.spec.id, "seed": options.seed,
             "chosen_on": CHOOSE if chosen else None, "n": len(starts), "envs": count, "success_rate": rate, "low": low,
             "high": high, "return_mean": sum(result["return"]) / len(starts), "tasks": tasks, "starts": starts.tolist(), **result}
+
+
+NO_SUCCESS = "{} gives no success (is_success or success in the info of a step), so its rate is 0 whatever the policy does: read the return"
+
+
+def no_success(env) -> bool:
+    """Whether the steps of this env so far said nothing of success."""
+    return not getattr(env, "reports_success", True)
 
 
 def acting(policy, options: EvalConfig):
