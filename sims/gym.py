@@ -16,6 +16,7 @@ from typing import ClassVar
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode
 
 from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read_actions, read_reset
@@ -58,14 +59,24 @@ def make_gym(
         near = difflib.get_close_matches(id, gym.registry, n=5, cutoff=0.3)
         own = "" if colon else "; an env of your own is named gym:MODULE:ID, after the module that registers it"
         raise UserError(f"unknown gym id {id!r}. Nearest: {', '.join(near) or 'none'}{own}") from None
+    if render and "rgb_array" not in render_modes(id):
+        raise UserError(f"gym:{id} draws no pictures: 'rgb_array' is not among the render_modes of its metadata")
     envs = []
     try:
+        pictures = {"render_mode": "rgb_array"} if render else {}  # an env of one's own need not know the word
         with said(f"gym:{id} cannot be made"):
-            envs.extend(gym.make(id, max_episode_steps=limit, render_mode="rgb_array" if render else None, disable_env_checker=True)
-                        for _ in range(num_envs))
+            envs.extend(gym.make(id, max_episode_steps=limit, disable_env_checker=True, **pictures) for _ in range(num_envs))
     except gym.error.DependencyNotInstalled as e:
         raise MissingDependency(f"gym:{id}: {e}") from None
     return GymEnv(id, envs, limit)
+
+
+def render_modes(id: str) -> list[str]:
+    """What the class of a registered id says that it can draw; of a function that makes envs nothing is known: rgb_array."""
+    with said(f"gym:{id} cannot be made"):
+        made_by = gym.spec(id.split(":")[-1]).entry_point
+        made_by = load_env_creator(made_by) if isinstance(made_by, str) else made_by
+    return getattr(made_by, "metadata", {}).get("render_modes", []) if isinstance(made_by, type) else ["rgb_array"]
 
 
 @contextlib.contextmanager

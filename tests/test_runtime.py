@@ -24,7 +24,7 @@ from robo_rl.runtime.in_process import InProcessFeed
 from robo_rl.runtime.process_pool import ProcessPool
 from robo_rl.runtime.rollout_buffer import RolloutBuffer
 from robo_rl.runtime.worker import Job, Worker
-from robo_rl.runtime.worker_pool import BACK_OFF, WorkerFailure, WorkerPoolFeed
+from robo_rl.runtime.worker_pool import BACK_OFF, ErrorCounts, WorkerFailure, WorkerPoolFeed
 
 SPEC, T, N = ObsSpec(state=4, action=2), 8, 32
 
@@ -430,6 +430,43 @@ def test_a_worker_that_dies_between_its_last_decision_and_the_hand_over_hands_ov
 
 def failing(n):
     raise ValueError("the gripper is on fire")
+
+
+def brittle(n):
+    """An env that fails in every process, after some fragments."""
+    env, calls = build(n), iter(range(1_000_000))
+    step = env.step
+
+    def breaks(actions):
+        if next(calls) >= 100:
+            raise RuntimeError(f"joint 3 lost its encoder in process {os.getpid()}")
+        return step(actions)
+    env.step = breaks
+    return env
+
+
+def test_an_error_that_comes_back_after_every_few_fragments_is_told_and_ends_the_run(tmp_path, capfd):
+    learner = make_learner()
+    feed = processes(tmp_path, learner, env=brittle, back_off=(0.0, 0.1))
+    try:
+        with pytest.raises(WorkerFailure, match=r"workers ended 6 times by the same error, which \d+ fragments escaped: Runtime.*joint 3"):
+            train(learner, feed, 1000)
+    finally:
+        feed.close()
+    assert capfd.readouterr().err.count("warning: worker0 ended and is started anew: RuntimeError: joint 3 lost its encoder") == 1
+
+
+def test_an_error_that_is_rare_among_fragments_is_told_once_and_never_ends_the_run(capfd):
+    errors = ErrorCounts()
+    for i in range(20):
+        errors.finished += 11
+        assert not errors.add("worker0", f"RuntimeError: cable {i}")
+    for i in range(4):
+        errors.finished += 9
+        assert not errors.add("worker0", f"RuntimeError: cable {i}")
+    errors.finished += 9
+    assert errors.add("worker0", "RuntimeError: cable 7").startswith("workers ended 6 times by the same error, which 45 fragments")
+    assert capfd.readouterr().err.count("warning: worker0 ended") == 1
 
 
 def test_a_worker_that_hangs_is_restarted_and_one_that_never_works_ends_the_run_with_its_last_words(tmp_path, monkeypatch):

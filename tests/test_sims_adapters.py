@@ -136,7 +136,7 @@ class Faulty(gym.Env):
 
     observation_space, action_space = spaces.Dict({"x": spaces.Box(-9, 9, (2,), np.float64)}), spaces.Box(-2, 2, (1,), np.float64)
 
-    def __init__(self, render_mode=None, fault=""):
+    def __init__(self, fault=""):
         self.fault = fault
 
     def reset(self, *, seed=None, options=None):

@@ -304,7 +304,7 @@ def _warn_of_missing_checksums(meta: Meta) -> None:
     if bare and meta.verifier.trust is not None:
         some = "" if len(bare) == len(files) else f"{len(bare)} of {len(files)} files of "
         warnings.warn(f"{some}data set {meta.root} without checksums: damage may go unseen. If it is sound, add them: "
-                      f"robo_rl data repair {meta.root} --accept", stacklevel=3)
+                      f"robo_rl collect --accept {meta.root}", stacklevel=3)
 
 
 def _check_videos(meta: Meta, view: str) -> None:

@@ -252,6 +252,8 @@ class ProcessPool:
             self.asking.add(m.work.index)
         elif message[0] == "error":
             m.words = f"{message[1]}\n{message[2]}"
+            if words := self.feed.errors.add(m.name, message[1]):
+                self.feed.give_up(words)
         elif message[0] == "sealed":
             m.leases.pop(message[1], None)
             if self.feed.sealed(m.work.index, m.name, *message[1:]):

@@ -415,6 +415,9 @@ class RayPool:
         a.state, a.again = a.kept, time.monotonic() + BACK_OFF[min(a.deaths - 1, len(BACK_OFF) - 1)]
         a.job = replace(a.job, incarnation=a.job.incarnation + 1)
         self.feed.lost(a.job.index)
+        own = isinstance(error, self.ray.exceptions.RayTaskError)  # not that of its machine
+        if own and (words := self.feed.errors.add(f"worker{a.job.index}", str(error).strip().rpartition("\n")[2])):
+            self.feed.give_up(words)
         if a.deaths >= DEATHS:
             self.feed.give_up(f"worker{a.job.index} ended {a.deaths} times in a row. Its last words: "
                               f"{str(error).strip()[-2000:]}")

@@ -5,6 +5,8 @@ fragments and restarts workers that died. A learner that dies loses what it lear
 the finished fragments, and batches that it had taken are taken again in their order.
 """
 
+import re
+import sys
 import threading
 import time
 import traceback
@@ -33,7 +35,8 @@ from robo_rl.runtime.rollout_buffer import (
 )
 from robo_rl.runtime.staging import Staging
 
-DEATHS = 6  # in a row without a finished fragment
+DEATHS = 6  # in a row without a finished fragment, or by the same error while fewer than RARE fragments for each are finished
+RARE = 10
 BACK_OFF = (0.0, 0.1, 0.5, 2.0, 5.0, 10.0)  # seconds before restart i
 USELESS = 6  # fragments in a row with numbers that are not finite
 WORKER_COUNT_FILE = "workers.json"  # in the folder: the number of workers asked for, which may change while the run goes on
@@ -76,6 +79,31 @@ class WorkerPool(Protocol):
     def end(self) -> None: ...
 
 
+class ErrorCounts:
+    """How often workers ended by errors that differ in numbers alone, while one came at each tenth fragment or oftener: what is finished
+    between would be the episodes that are too short or too lucky for the error."""
+
+    def __init__(self) -> None:
+        self.finished = 0  # useful fragments
+        self.seen: dict[str, tuple[int, int]] = {}  # kind -> (times, fragments finished when it came first)
+
+    def add(self, name: str, error: str) -> str:
+        """The worker `name` ended by it; says so when it is new -> why to end the run, or "".
+
+        It is counted anew after RARE fragments for each time."""
+        kind = re.sub(r"\d+", "N", error)
+        finished, new = self.finished, kind not in self.seen
+        times, since = self.seen.get(kind, (0, finished))
+        if finished - since >= RARE * max(1, times):
+            times, since = 0, finished
+        self.seen[kind] = times + 1, since
+        if new:
+            print(f"\nwarning: {name} ended and is started anew: {error}", file=sys.stderr, flush=True)
+        if times + 1 < DEATHS or finished == since:  # where nothing is finished, each worker counts its own deaths in a row
+            return ""
+        return f"workers ended {times + 1} times by the same error, which {finished - since} fragments escaped: {error}"
+
+
 class WorkerPoolFeed:
     """`envs` of each worker, their `layouts`; `group` > 0: fragments are whole episodes; `streams`: batches come by `stream`;
     `planned`: fragments are groups whose sizes are decided, `envs` on average."""
@@ -97,7 +125,7 @@ class WorkerPoolFeed:
         lock = threading.RLock()
         self.condition = threading.Condition(lock)  # for the learner
         self.busy, self.sums, self.failure, self.stopping = WorkIntervals(), {}, "", False
-        self.useless, self.stale, self.staging, self.planned = 0, 0.0, None, planned
+        self.useless, self.stale, self.staging, self.planned, self.errors = 0, 0.0, None, planned, ErrorCounts()
         self.room = 0  # counts whenever somebody who was refused a lease may ask again
         if self.per_batch > 1 and not streams and not planned:  # a single fragment is a batch as it lies in its slot
             width = self.per_batch * envs[0] if len(set(envs)) == 1 else -(-batch // shares[0][0])
@@ -266,7 +294,7 @@ class WorkerPoolFeed:
             if good:
                 head["rows"][f.slot], head["oldest"][f.slot], head["made"][f.slot] = rows, oldest, f.made
                 head["checksum"][f.slot] = self.buffer.checksum(f.slot, worker)
-                self.useless = 0
+                self.useless, self.errors.finished = 0, self.errors.finished + 1
             head["state"][f.slot] = SEALED if good else EMPTY
             for stage in ("sim", "policy", "wait"):
                 self.count(f"workers/{stage}", float(head[f"{stage}_ns"][f.slot]) / 1e9)
