@@ -59,6 +59,8 @@ RATIO = (
           meaning="older weights acted too differently: --max-staleness 0, or smaller updates"),
     Range("is_rejected", "stale samples dropped or truncated", high=0.5,
           meaning="older weights acted too differently: --max-staleness 0, or smaller updates"),
+    Range("replayed_ess_frac", "effective sample size of replayed data", low=0.1,
+          meaning="what was played earlier hardly counts any more: lower --rl.replay-age or --rl.replay"),
     Range("first_log_ratio", "first log ratio", high=1e-2, alarm=1e-1,
           meaning="the stored log-probs are not those of the weights that acted: an error, please report it"),
     Range("refused", "refused minibatches", high=0.0, alarm=0.0,

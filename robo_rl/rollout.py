@@ -60,6 +60,12 @@ class Rollout:
     ended: Ended | None = None  # the episodes that ended, there too
     tree: dict[str, Tensor] = field(default_factory=dict)  # [T,N] each, where episodes fork (robo_rl.runtime.branches)
     group: Tensor | None = None  # int [T,N] group of the episode, where the sizes of groups are decided (robo_rl.runtime.planned)
+    replayed: int = 0  # so many of the last columns were learnt from before (robo_rl.algos.rollout_replay)
+
+    @property
+    def fresh(self) -> slice:
+        """The columns that were not learnt from before."""
+        return slice(0, self.mask.shape[1] - self.replayed)
 
 
 @dataclass(slots=True)

@@ -130,7 +130,7 @@ class Credit:
             relative, kept = self.relative(r, policy, outcome, log_rho)
             adv = relative.reshape(1, n).expand(t, n).flatten()
             zero = torch.zeros_like(adv)
-            flat_groups = (outcome == outcome[:, :1]).all(1).float().mean()
+            flat_groups = (outcome == outcome[:, :1])[:(n - r.replayed) // o.group].all(1).float().mean()
             rows = live & kept.reshape(1, n).expand(t, n).flatten()
             return adv, zero, zero, rows.nonzero().squeeze(1), {"flat_groups": float(flat_groups)}
         values = self.values(policy, flat(r.obs)).view(t, n)
@@ -142,8 +142,10 @@ class Credit:
             adv, returns = gae(rewards, r.discounts, r.done, values, next_values, o.lam)
         else:
             adv, returns, _ = vtrace(rewards, r.discounts, r.done, values, next_values, o.lam, log_rho)
-        metrics = {"adv_std": float(adv.std()), "value": float(values.mean()),
-                   "explained_variance": explained(values[r.mask], returns[r.mask])}
+        new = r.fresh
+        seen = r.mask[:, new]
+        metrics = {"adv_std": float(adv[:, new].std()), "value": float(values[:, new].mean()),
+                   "explained_variance": explained(values[:, new][seen], returns[:, new][seen])}
         return (whiten(adv, r.mask).flatten(), returns.flatten(), values.flatten(), live.nonzero().squeeze(1),
                 metrics)
 
@@ -211,7 +213,7 @@ class Credit:
 
     def scaled(self, r: Rollout) -> Tensor:
         """Rewards over the running std of the discounted return (Engstrom et al. 2020), updated first."""
-        x = r.gains[r.mask].double()
+        x = r.gains[:, r.fresh][r.mask[:, r.fresh]].double()
         count, mean, m2 = self.scale.tolist()
         delta, total = x.mean().item() - mean, count + len(x)
         self.scale = torch.tensor([total, mean + delta * len(x) / total,

@@ -21,6 +21,7 @@ from torch import Tensor
 from robo_rl import losses
 from robo_rl.advantages import whiten
 from robo_rl.algos.credit import Credit, columns_seen, descend, flat, make_adam, pick, step_along
+from robo_rl.algos.rollout_replay import RolloutReplay
 from robo_rl.algos.stale import Corrector
 from robo_rl.algos.trust import TrustRegion
 from robo_rl.corrections import ess
@@ -82,6 +83,7 @@ class OnPolicyLearner:
         self.trust = TrustRegion(self.actor_params, self.actor_opt, options.lr, options.trust_kl) if options.trust_kl else None
         self.generator = torch.Generator().manual_seed(seed + 2)
         self.corrector = Corrector(options)
+        self.replay = RolloutReplay(options.replay, options.replay_age, 1 if options.advantage == "gae" else options.group, seed)
         self.iteration = 0
         self.step_scale = 1.0  # of the size of updates; smaller after a return to an earlier checkpoint
         self.supervision = 1.0  # share of bc_coef that is in force, which who runs the learner may lower
@@ -100,7 +102,7 @@ class OnPolicyLearner:
         `version` is that of the present weights; chunks that others acted are corrected (None: all are of the present).
         """
         o, policy = self.options, self.policy
-        rollout = encoded_pictures(policy, moved(rollout, device_of(policy)))
+        rollout = encoded_pictures(policy, moved(self.replay.compose(rollout, self.iteration), device_of(policy)))
         self.corrector.keep(policy, version)
         rules = self.rules(progress)
         self.anneal(progress)
@@ -135,10 +137,10 @@ class OnPolicyLearner:
                     step, log_ratio = self.actor_step(context, row, rules)
                     if trust:
                         trust.stepped()
+                    tails.append(of_fresh(log_ratio, batch, rollout))
                     if not logs:
-                        metrics["first_log_ratio"] = float(log_ratio.abs().max())
+                        metrics["first_log_ratio"] = float(tails[0].abs().max())
                     logs.append(step)
-                    tails.append(log_ratio)
                     if gae and not fixed:
                         value_losses.append(self.credit.step(context, returns[batch], values[batch]))
                     if o.target_kl and self.mean(step["kl"]) > o.target_kl:
@@ -267,7 +269,8 @@ class OnPolicyLearner:
     def state_dict(self) -> dict:
         return {"credit": self.credit.state_dict(), "actor_opt": self.actor_opt.state_dict(),
                 "generator": self.generator.get_state(), "iteration": self.iteration, "step_scale": self.step_scale,
-                "corrector": self.corrector.state_dict(), "trust": self.trust.state_dict() if self.trust else {}}
+                "corrector": self.corrector.state_dict(), "trust": self.trust.state_dict() if self.trust else {}} | (
+                    {"replay": self.replay.state_dict()} if self.options.replay else {})
 
     def load_state_dict(self, state: dict) -> None:
         self.credit.load_state_dict(state["credit"])
@@ -278,6 +281,8 @@ class OnPolicyLearner:
             self.corrector.load_state_dict(state["corrector"])
         if self.trust and state.get("trust"):
             self.trust.load_state_dict(state["trust"])
+        if self.options.replay:
+            self.replay.load_state_dict(state["replay"])
 
 
 @torch.no_grad()
@@ -355,6 +360,14 @@ def steps_of(rows: int, size: int) -> int:
     """Minibatches that `minibatches` makes of so many rows."""
     rest = rows % size
     return max(1, rows // size + (rows > size and rest >= size // 2 and rest > 0))
+
+
+def of_fresh(log_ratio: Tensor, batch: Tensor, rollout: Rollout) -> Tensor:
+    """The log ratios [B,F] of those of the rows `batch` [B] that were not learnt from before; a row of zeros where there are none."""
+    if not rollout.replayed:
+        return log_ratio
+    fresh = log_ratio[batch % rollout.mask.shape[1] < rollout.fresh.stop]
+    return fresh if len(fresh) else torch.zeros_like(log_ratio[:1])
 
 
 def threads_for(policy, rollout: Rollout):

@@ -72,8 +72,7 @@ class Corrector:
             self.average.update(moving(policy), corrections.ewma_decay(window))
         if not lag.any():
             return Corrected()
-        ages = lag[r.mask].float()
-        metrics = {"staleness_mean": float(ages.mean()), "staleness_max": float(ages.max())}
+        metrics = ages(lag, r)
         if o.correction == "none":
             return Corrected(metrics=metrics)
         behave = r.logp.flatten(0, 1)
@@ -87,11 +86,13 @@ class Corrector:
         live = r.mask.flatten()
         weight = torch.ones_like(log_w)
         weight[live] = self.weights(log_w[live])
-        told = corrections.diagnostics(log_rho[r.mask], log_w[live], self.cap)
-        if o.correction == "m2po":
-            told["is_rejected"] = (weight[live] == 0).float().mean()
-        metrics |= {k: float(v) for k, v in told.items()} | {"is_nonfinite": float(bad[live].float().mean())}
-        metrics["lr_scale"] = corrections.lr_scale(metrics["ess_frac"]) if o.ess_lr else 1.0
+        for prefix, rows in parts_of(r, lag):
+            told = corrections.diagnostics(log_rho.flatten()[rows], log_w[rows], self.cap)
+            if o.correction == "m2po":
+                told["is_rejected"] = (weight[rows] == 0).float().mean()
+            metrics |= {f"{prefix}{k}": float(v) for k, v in told.items()} | {f"{prefix}is_nonfinite": float(bad[rows].float().mean())}
+        every = metrics["ess_frac"] if not r.replayed else float(corrections.ess(log_w[live]) / log_w[live].numel())
+        metrics["lr_scale"] = corrections.lr_scale(every) if o.ess_lr else 1.0
         used = o.correction == "vtrace" or o.advantage == "opob"
         return Corrected({"logp_old": prox, "weight": weight}, log_rho if used else None, metrics["lr_scale"], metrics)
 
@@ -181,6 +182,25 @@ class Corrector:
     def load_state_dict(self, state: dict) -> None:
         self.average.load_state_dict(state["average"])
         self.snapshots = {v: {k: w.clone() for k, w in weights.items()} for v, weights in state["snapshots"].items()}
+
+
+def ages(lag: Tensor, r: Rollout) -> dict[str, float]:
+    """Metrics of the ages `lag` [T,N] of fresh data, where any is stale, and of what is replayed."""
+    out: dict[str, float] = {}
+    for prefix, rows in parts_of(r, lag):
+        age = lag.flatten()[rows].float()
+        out |= {f"{prefix}staleness_mean": float(age.mean()), f"{prefix}staleness_max": float(age.max())}
+    return out
+
+
+def parts_of(r: Rollout, lag: Tensor) -> list[tuple[str, Tensor]]:
+    """(prefix of its metrics, rows of [T*N]) of what is fresh, where any of it is stale, and of what is replayed."""
+    fresh = r.mask.clone()
+    fresh[:, r.fresh.stop:] = False
+    parts = [("", fresh)] if lag[fresh].any() else []
+    if r.replayed:
+        parts.append(("replayed_", r.mask & ~fresh))
+    return [(prefix, part.flatten().nonzero().squeeze(1)) for prefix, part in parts if part.any()]
 
 
 def moving(policy: "ChainPolicy | GaussianPolicy") -> dict[str, Tensor]:

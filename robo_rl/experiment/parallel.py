@@ -67,6 +67,9 @@ def check(config: TrainConfig) -> None:
                             or config.rl.epochs != 1 or config.algo == "nft"):
         raise UserError("--periodic takes one step per batch of fresh groups: it needs --max-staleness 0, a group advantage "
                         "(--rl.advantage grpo), --rl.epochs 1, and pi_rl, ppo, dppo or reinflow")
+    replays = isinstance(config.rl, OnPolicyOptions) and config.rl.replay
+    if replays and (config.periodic or config.dream or config.learners > 1 or config.share):
+        raise UserError("--rl.replay goes without --periodic, --dream, --learners and --share")
     if config.over_provision > 1 and not episode_slots(config):
         raise UserError("--over-provision above 1 needs a group advantage (--rl.advantage grpo), --max-staleness of at "
                         "least 1, and neither --server nor --backend ray")

@@ -233,9 +233,13 @@ def rl_parts(config: TrainConfig, env, policy, learner, weights: int, speed: flo
     size = min(rl.minibatch, rows)
     saved, learning = extrapolated(policy, loss, size, speed)
     frozen = not any(p.requires_grad for p in policy.trunk.parameters())
+    replayed = int(rollout * rl.replay_age) if rl.replay else 0
+    rows = int(rows / (1 - rl.replay))
     parts = [PlanPart("critic", size_of(critic)), PlanPart("gradients", size_of(learns)), PlanPart("moments of AdamW", moments(learns)),
              PlanPart("rollouts", int(rollout)), PlanPart("rows in the order of learning", int((learnt + seen * frozen) * rows), "update"),
              PlanPart("activations", saved + int(seen * size), "update")]
+    if replayed:
+        parts.append(PlanPart("rollouts that are replayed", replayed))
     if frozen and policy.spec.views:
         context = policy.encode(one)
         kept = context.columns().values() if hasattr(context, "columns") else [context]
@@ -245,7 +249,7 @@ def rl_parts(config: TrainConfig, env, policy, learner, weights: int, speed: flo
         beside = "update" if rl.bc_coef or config.starts == "reverse" else "update, only where supervision leaves no success"
         parts.append(PlanPart("supervision beside RL", more, beside))
     state = 2 * size_of(critic) + moments(learns) + size_of(critic)
-    parts.append(PlanPart("copies for a checkpoint", weights + CLONES * state + int(rollout), "checkpoint"))
+    parts.append(PlanPart("copies for a checkpoint", weights + CLONES * (state + replayed) + int(rollout), "checkpoint"))
     if n := workers(config):
         parts.append(PlanPart(f"weights in {n} workers", 2 * n * weights))
     actions = torch.zeros(env.num_envs, policy.spec.action).numpy()

@@ -1,10 +1,37 @@
 """Beside a run with stale data: an alarm and a smaller bound on staleness once the samples of its updates stop counting."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
-from robo_rl.rollout_control.onpolicy_replay import EssGuard
 from robo_rl.runtime.ledger import Ledger
+
+
+@dataclass(slots=True)
+class EssGuard:
+    """Steps the bound on staleness down by one once the effective sample size per sample stays below `least` for `patience` updates.
+
+    Never below `floor`; after a step it counts anew. An update without stale data has nothing to say and ends the count.
+    """
+
+    least: float = 0.1
+    patience: int = 10
+    floor: int = 1
+    low: int = 0  # updates in a row
+
+    def observe(self, ess_frac: float | None, staleness: int) -> int:
+        """The bound that holds from now on; `ess_frac` of the last update's weights, None where none was stale."""
+        self.low = self.low + 1 if ess_frac is not None and not ess_frac >= self.least else 0
+        if self.low < self.patience:
+            return staleness
+        self.low = 0
+        return max(self.floor, staleness - 1) if staleness > self.floor else staleness
+
+    def state_dict(self) -> dict:
+        return {"low": self.low}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.low = int(state["low"])
 
 
 class Bounded(Protocol):

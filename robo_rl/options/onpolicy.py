@@ -76,6 +76,10 @@ class OnPolicyOptions(RolloutOptions):
     """Bound of m2po."""
     ess_lr: bool = False
     """Scale the policy's learning rate by sqrt(ESS/n) of the weights while data is stale (VCPO)."""
+    replay: float = 0.0
+    """Share of an update's data that earlier updates played already, beside all that is fresh; --rl.correction weighs it; 0: none."""
+    replay_age: int = 4
+    """With replay: the updates whose data are kept."""
 
     def __post_init__(self) -> None:
         RolloutOptions.__post_init__(self)
@@ -95,6 +99,12 @@ class OnPolicyOptions(RolloutOptions):
         choose("rl.proximal", self.proximal, PROXIMALS)
         in_range("rl.weight_cap", self.weight_cap, 1, 1e6)
         in_range("rl.m2_tau", self.m2_tau, 0, 1e6, open_low=True)
+        in_range("rl.replay", self.replay, 0, 0.9)
+        in_range("rl.replay_age", self.replay_age, 1, 16)
+        if self.replay and (self.advantage in ("poise", "tree") or self.allocate != "fixed" or
+                            self.proximal not in ("recompute", "snapshot")):
+            raise UserError("rl.replay goes with rl.proximal recompute or snapshot, and without rl.allocate, rl.advantage tree and poise "
+                            "(its probe would have seen what comes back)")
         if self.correction == "vtrace" and self.advantage != "gae":
             raise UserError(f"rl.correction vtrace corrects a critic's targets: it needs rl.advantage gae, got "
                             f"{self.advantage}; a group advantage goes with decoupled, tis, minpro, sequence or m2po")
@@ -179,3 +189,5 @@ class NftOptions(OnPolicyOptions):
         in_range("rl.negative_weight", self.negative_weight, 0, 1e6)
         in_range("rl.kl_coef", self.kl_coef, 0, 1e6)
         in_range("rl.old_decay", self.old_decay, 0, 1, open_high=True)
+        if self.replay:
+            raise UserError("rl.replay weighs old chunks by their likelihood, which nft has none of; use pi_rl, ppo, dppo or reinflow")
