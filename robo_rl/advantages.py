@@ -113,13 +113,14 @@ def median_advantage(outcome: Tensor, most: float = 5.0) -> tuple[Tensor, Tensor
     return adv, kept
 
 
-def gdpo(rewards: Tensor, weights: Tensor, eps: float = 1e-4) -> Tensor:
-    """GDPO: several rewards `[Q,G,R]`, each normalised in its own group, then added with `weights[R]` -> adv [Q,G].
+def gdpo(rewards: Tensor, weights: Tensor, eps: float = 1e-4) -> tuple[Tensor, Tensor]:
+    """GDPO: several rewards `[Q,G,R]`, each normalised in its own group, then added with `weights[R]` -> (adv [Q,G], kept [Q,G] bool).
 
         z_k = (r_k - mean_group)/(std_group + eps),   S = sum_k w_k z_k,   A = (S - mean_batch)/(std_batch + eps)
 
     Rewards that are added first give the groups (1, 0) and (0, 1) one advantage; here they keep theirs. A reward that is equal
-    in all of a group adds exactly nothing. GDPO, arXiv 2601.05242; code NVlabs/GDPO. Standard deviations are unbiased.
+    in all of a group adds exactly nothing; a group in which all are has advantage 0 and is not kept. GDPO, arXiv 2601.05242; code
+    NVlabs/GDPO. Standard deviations are unbiased.
     """
     if rewards.dim() != 3 or weights.shape != rewards.shape[2:]:
         raise ValueError(f"gdpo needs rewards [Q,G,R] and weights [R], got {tuple(rewards.shape)} and {tuple(weights.shape)}")
@@ -128,7 +129,8 @@ def gdpo(rewards: Tensor, weights: Tensor, eps: float = 1e-4) -> Tensor:
     flat = (r == r[:, :1]).all(1, keepdim=True)
     z = torch.where(flat, 0.0, (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + eps))
     total = (z * weights[used]).sum(-1)
-    return (total - total.mean()) / (total.std() + eps)
+    kept = ~flat.all(2).expand_as(total)
+    return torch.where(kept, (total - total.mean()) / (total.std() + eps), 0.0), kept
 
 
 def flawed_reward(success: Tensor, flawed: Tensor, penalty: float = 1.0) -> Tensor:

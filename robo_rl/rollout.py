@@ -60,6 +60,8 @@ class Rollout:
     ended: Ended | None = None  # the episodes that ended, there too
     tree: dict[str, Tensor] = field(default_factory=dict)  # [T,N] each, where episodes fork (robo_rl.runtime.branches)
     group: Tensor | None = None  # int [T,N] group of the episode, where the sizes of groups are decided (robo_rl.runtime.planned)
+    success: Tensor | None = None  # bool [N] of the episode that ended; lengths int [N]: its control steps (whole episodes)
+    lengths: Tensor | None = None
     replayed: int = 0  # so many of the last columns were learnt from before (robo_rl.algos.rollout_replay)
 
     @property
@@ -219,7 +221,8 @@ def rollout_of(parts: Sequence[tuple[Columns, int]]) -> Rollout:
         rewards=tensor["rewards"], discounts=tensor["discounts"], done=tensor["done"], executed=tensor["executed"],
         mask=tensor["mask"], version=tensor["version"],
         gains=tensor["gains"], outcome=tensor["returns"][-1].float(), stats=stats, start=tensor.get("start"),
-        ended=ended_episodes, tree=group(TREE, lambda v: v), group=tensor.get("group"))
+        ended=ended_episodes, tree=group(TREE, lambda v: v), group=tensor.get("group"),
+        success=torch.from_numpy((c["success"] & over).any(0)), lengths=tensor["lengths"][-1])
 
 
 def think(policy: Policy, parts: "Sequence[tuple[Columns, int]]", generator, version: int = 0,

@@ -72,23 +72,26 @@ def test_groups_of_even_size_have_no_median_member():
 def test_one_reward_of_gdpo_is_grpo_and_then_whitening_of_the_batch():
     torch.manual_seed(0)
     x = torch.randn(6, 8)
-    assert torch.allclose(gdpo(x[..., None], torch.ones(1)), whiten(group_advantage(x, "grpo", 1e-4)), atol=1e-3)
+    assert torch.allclose(gdpo(x[..., None], torch.ones(1))[0], whiten(group_advantage(x, "grpo", 1e-4)), atol=1e-3)
 
 
 def test_rewards_that_add_up_alike_are_told_apart():
     r = torch.tensor([[[1.0, 0], [0, 1], [0, 0], [0, 0], [0, 1]]])  # two columns of different deviation
     summed = group_advantage(r.sum(-1), "grpo")
-    apart = gdpo(r, torch.ones(2))
+    apart = gdpo(r, torch.ones(2))[0]
     assert summed[0, 0] == summed[0, 1] and apart[0, 0] != apart[0, 1]
 
 
 def test_a_constant_reward_adds_nothing_and_a_weight_of_zero_removes_a_reward_bit_for_bit():
     torch.manual_seed(0)
     r = torch.randn(4, 6, 2)
-    one = gdpo(r[..., :1], torch.ones(1))
-    assert torch.equal(gdpo(torch.cat([r[..., :1], torch.full((4, 6, 1), 7.0)], -1), torch.ones(2)), one)
-    assert torch.equal(gdpo(r, torch.tensor([1.0, 0.0])), one)
-    assert not gdpo(torch.ones(3, 4, 2), torch.ones(2)).any()
+    one = gdpo(r[..., :1], torch.ones(1))[0]
+    assert torch.equal(gdpo(torch.cat([r[..., :1], torch.full((4, 6, 1), 7.0)], -1), torch.ones(2))[0], one)
+    assert torch.equal(gdpo(r, torch.tensor([1.0, 0.0]))[0], one)
+    r[1], r[2, :, 0] = 1.0, 3.0  # one group is flat in both rewards, one in the first
+    adv, kept = gdpo(r, torch.ones(2))
+    assert not adv[1].any() and kept.all(1).tolist() == [True, False, True, True] and adv[2].any()
+    assert not gdpo(torch.ones(3, 4, 2), torch.ones(2))[0].any()
     with pytest.raises(ValueError, match=r"weights \[R\]"):
         gdpo(r, torch.ones(3))
 

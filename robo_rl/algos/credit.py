@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from robo_rl import losses
-from robo_rl.advantages import gae, group_advantage, median_advantage, pool_advantage, ragged_advantage, whiten
+from robo_rl.advantages import gae, gdpo, group_advantage, median_advantage, pool_advantage, ragged_advantage, whiten
+from robo_rl.algos.episode_rewards import EpisodeRewards
 from robo_rl.algos.poise import CrossedBaseline, episode_features
 from robo_rl.corrections import opob, vtrace
 from robo_rl.devices import device_of
@@ -95,6 +96,7 @@ class Credit:
         self.params = list(self.critic.parameters())
         self.opt = make_adam(self.params, options.critic_lr)
         self.scale = torch.zeros(3, dtype=torch.float64)  # running count, mean, M2 of discounted returns
+        self.rewards = EpisodeRewards(options, policy)
         self.baseline = CrossedBaseline()  # of rl.advantage poise
         self.ready = options.advantage != "gae"  # whether a policy may learn from it
 
@@ -126,13 +128,14 @@ class Credit:
         if o.advantage != "gae" and o.allocate not in ("fixed", "refill"):
             return self.over_groups(r)
         if o.advantage != "gae":
-            outcome = r.outcome.view(-1, o.group)
-            relative, kept = self.relative(r, policy, outcome, log_rho)
+            outcome, told = self.rewards.outcome(r, policy)
+            outcome = outcome.view(-1, o.group)
+            relative, kept, more = self.relative(r, policy, outcome, log_rho)
             adv = relative.reshape(1, n).expand(t, n).flatten()
             zero = torch.zeros_like(adv)
             flat_groups = (outcome == outcome[:, :1])[:(n - r.replayed) // o.group].all(1).float().mean()
             rows = live & kept.reshape(1, n).expand(t, n).flatten()
-            return adv, zero, zero, rows.nonzero().squeeze(1), {"flat_groups": float(flat_groups)}
+            return adv, zero, zero, rows.nonzero().squeeze(1), {"flat_groups": float(flat_groups)} | told | more
         values = self.values(policy, flat(r.obs)).view(t, n)
         next_values = torch.cat([values[1:], self.values(policy, r.last_obs)[None]])
         if r.done.any():
@@ -183,11 +186,14 @@ class Credit:
         rows, zero = (r.mask & (x != 0)).flatten().nonzero().squeeze(1), torch.zeros_like(x).flatten()
         return x.flatten(), zero, zero, rows, metrics
 
-    def relative(self, r: Rollout, policy, outcome: Tensor, log_rho: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Group advantage of `outcome[Q,G]` -> (adv [Q,G], which episodes are trained on [Q,G])."""
+    def relative(self, r: Rollout, policy, outcome: Tensor, log_rho: Tensor | None) -> tuple[Tensor, Tensor, dict[str, float]]:
+        """Group advantage of `outcome[Q,G]` -> (adv [Q,G], which episodes are trained on [Q,G], metrics)."""
         kind = self.options.advantage
         if kind == "mc_grpo":
-            return median_advantage(outcome)
+            return *median_advantage(outcome), {}
+        if kind == "gdpo":
+            rewards, weights, told = self.rewards.rewards(r, policy)
+            return *gdpo(rewards.view(*outcome.shape, -1), weights), told
         if kind == "opob":
             adv = self.over_baseline(r, outcome, log_rho)
         elif kind == "poise":
@@ -196,7 +202,7 @@ class Credit:
             adv = self.baseline.advantage(episode_features(context, r.mask), outcome)
         else:
             adv = group_advantage(outcome, kind)
-        return adv, adv != 0
+        return adv, adv != 0, {}
 
     def over_baseline(self, r: Rollout, outcome: Tensor, log_rho: Tensor | None) -> Tensor:
         """`outcome[Q,G]` less its group's baseline of least variance (`corrections.opob`), 0 in a flat group.

@@ -160,6 +160,8 @@ def side_by_side(own: Rollout, foreign: Rollout) -> Rollout:
             "final_obs": {k: torch.cat([v, foreign.final_obs[k]])[order] for k, v in own.final_obs.items()},
             "last_obs": {k: torch.cat([v, foreign.last_obs[k]]) for k, v in own.last_obs.items()},
             "outcome": torch.cat([own.outcome, foreign.outcome])}
+    if own.success is not None and foreign.success is not None and own.lengths is not None and foreign.lengths is not None:
+        new |= {"success": torch.cat([own.success, foreign.success]), "lengths": torch.cat([own.lengths, foreign.lengths])}
     return Rollout(**new)
 
 

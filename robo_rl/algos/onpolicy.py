@@ -83,7 +83,8 @@ class OnPolicyLearner:
         self.trust = TrustRegion(self.actor_params, self.actor_opt, options.lr, options.trust_kl) if options.trust_kl else None
         self.generator = torch.Generator().manual_seed(seed + 2)
         self.corrector = Corrector(options)
-        self.replay = RolloutReplay(options.replay, options.replay_age, 1 if options.advantage == "gae" else options.group, seed)
+        self.replay = RolloutReplay(options.replay, options.replay_age, 1 if options.advantage == "gae" else options.group, seed,
+                                    options.advantage != "gdpo" and not options.flawed)
         self.iteration = 0
         self.step_scale = 1.0  # of the size of updates; smaller after a return to an earlier checkpoint
         self.supervision = 1.0  # share of bc_coef that is in force, which who runs the learner may lower

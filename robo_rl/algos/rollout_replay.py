@@ -42,14 +42,17 @@ def columns_of(r: Rollout, chosen: Tensor) -> Rollout:
 
 
 OVER_TIME = ("obs", "trace", "x0", "logp", "rewards", "discounts", "done", "executed", "mask", "version", "gains")  # [T,N,...]
-PER_ENV = ("outcome", "last_obs")  # [N,...]
+PER_ENV = ("outcome", "success", "lengths", "last_obs")  # [N,...]
 
 
 class RolloutReplay:
-    """Owns the columns of the last `age` updates; `share` of a batch is replayed, in groups of `group` columns."""
+    """Owns the columns of the last `age` updates; `share` of a batch is replayed, in groups of `group` columns.
 
-    def __init__(self, share: float, age: int, group: int, seed: int):
-        self.share, self.group, self.seed = share, group, seed
+    by_return: a group whose returns are all alike teaches nothing, and is not kept.
+    """
+
+    def __init__(self, share: float, age: int, group: int, seed: int, by_return: bool = True):
+        self.share, self.group, self.seed, self.by_return = share, group, seed, by_return
         self.kept: deque[Rollout] = deque(maxlen=age)
 
     def compose(self, fresh: Rollout, update: int) -> Rollout:
@@ -73,7 +76,7 @@ class RolloutReplay:
     def keep(self, fresh: Rollout) -> None:
         """Copy what may teach again of a rollout; it takes the place of the oldest."""
         n = fresh.mask.shape[1]
-        if self.group > 1:
+        if self.group > 1 and self.by_return:
             outcome = fresh.outcome.view(-1, self.group)
             teaches = (outcome != outcome[:, :1]).any(1).repeat_interleave(self.group)
         else:

@@ -67,6 +67,10 @@ def check(config: TrainConfig) -> None:
                             or config.rl.epochs != 1 or config.algo == "nft"):
         raise UserError("--periodic takes one step per batch of fresh groups: it needs --max-staleness 0, a group advantage "
                         "(--rl.advantage grpo), --rl.epochs 1, and pi_rl, ppo, dppo or reinflow")
+    rl = rollout_options(config)
+    if rl.advantage == "gdpo" and config.periodic or (rl.advantage == "gdpo" or rl.flawed) and config.share:
+        raise UserError("--rl.advantage gdpo goes without --periodic, for it compares all groups of an update; neither it nor --rl.flawed "
+                        "goes with --share, for nothing but the return is known of other runs' episodes")
     replays = isinstance(config.rl, OnPolicyOptions) and config.rl.replay
     if replays and (config.periodic or config.dream or config.learners > 1 or config.share):
         raise UserError("--rl.replay goes without --periodic, --dream, --learners and --share")

@@ -1,15 +1,34 @@
 """What all online methods have in common."""
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import Literal
 
 from robo_rl.errors import UserError, choose, in_range
+from robo_rl.plugins import OWN, is_object
 
 ANY_SIZE = ("grpo", "dr_grpo", "rloo")  # advantages of groups of different sizes
 ALLOCATIONS: dict[str, tuple[str, ...]] = {  # rl.allocate -> the advantages it goes with; (): any
     "fixed": (), "refill": (*ANY_SIZE, "mc_grpo", "opob"), "ada": ("dr_grpo",),
     **dict.fromkeys(("xrpo", "dars", "broad", "gdro"), ANY_SIZE)}
+REWARDS = ("success", "speed", "smooth", "return")  # of robo_rl/algos/episode_rewards.py
+MEASURES = ("steps", "change")
 BY_ARM = ("xrpo", "dars", "gdro")  # decide by the success of a start of a pool, or of a task
+
+
+def named_numbers(option: str, text: str, known: tuple[str, ...]) -> dict[str, float]:
+    """"a=1,b=0.5" -> {a: 1.0, b: 0.5}; names are of `known` or "module:function". UserError: it is something else."""
+    out: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, number = part.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            name = ""
+        if not name or not isfinite(value):
+            raise UserError(f"{option} must be NAME=NUMBER,…, got {part!r}")
+        out[name if is_object(name) else choose(f"name in {option}", name, (*known, OWN))] = value
+    return out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +44,20 @@ class RolloutOptions(MethodOptions):
     """T: decisions per env and rollout (0: whole episodes, as group advantages need)."""
     gamma: float = 0.99
     """Per decision-step discount: of one control step; a chunk is discounted by gamma^E."""
-    advantage: Literal["gae", "grpo", "dr_grpo", "rloo", "mc_grpo", "opob", "poise", "tree"] = "gae"
-    """GAE on a critic, or relative to the group of a start; mc_grpo: to its median, in groups of odd size; opob: over the baseline
-    of least variance (VCPO), which weighs an episode by how likely it is now and by its decisions; poise: over what the contexts
-    of the group's other episodes predict; tree: episodes of a group share beginnings, as simulators fork."""
+    advantage: Literal["gae", "grpo", "dr_grpo", "rloo", "mc_grpo", "gdpo", "opob", "poise", "tree"] = "gae"
+    """GAE on a critic, or relative to the group of a start; mc_grpo: to its median, in groups of odd size; gdpo: of each of
+    --rl.rewards by itself, then added; opob: over the baseline of least variance (VCPO), which weighs an episode by how likely it is
+    now and by its decisions; poise: over what the contexts of the group's other episodes predict; tree: episodes of a group share
+    beginnings, as simulators fork."""
+    rewards: str = "success=1,speed=0.5,smooth=0.5"
+    """With gdpo: rewards and their weights. success; speed, gamma^steps of a success; smooth, 1 less half of the mean change of a
+    success's commands; return; or module:function of your own."""
+    flawed: str = ""
+    """A success is flawed where a measure is above its bound: steps=100 (control steps), change=0.3 (mean change of the commands from
+    step to step, in [0, 2]), module:function=number of your own. Its reward is 1 less flaw_penalty, a clean one's 1, a failure's -1
+    (FAPO). Empty: none is."""
+    flaw_penalty: float = 1.0
+    """With flawed; 0: flawed successes are clean ones, 2: they are failures."""
     group: int = 8
     """G: episodes per start with a group advantage, at most with tree."""
     allocate: Literal["fixed", "refill", "ada", "xrpo", "dars", "broad", "gdro"] = "fixed"
@@ -69,6 +98,13 @@ class RolloutOptions(MethodOptions):
         kinds = ALLOCATIONS[choose("rl.allocate", self.allocate, tuple(ALLOCATIONS))]
         if kinds and self.advantage not in kinds:
             raise UserError(f"rl.allocate {self.allocate} goes with rl.advantage {' or '.join(kinds)}, got {self.advantage}")
+        if not any(named_numbers("rl.rewards", self.rewards, REWARDS).values()):
+            raise UserError("rl.rewards must name a reward with a weight that is not 0, for example success=1,speed=0.5")
+        named_numbers("rl.flawed", self.flawed, MEASURES)
+        in_range("rl.flaw_penalty", self.flaw_penalty, 0, 2)
+        if self.flawed and (self.advantage in ("gae", "gdpo", "tree") or self.allocate != "fixed"):
+            raise UserError("rl.flawed changes the outcome that a group is compared by: it goes with rl.advantage grpo, dr_grpo, rloo, "
+                            f"mc_grpo, opob or poise, and without rl.allocate, got {self.advantage}")
         in_range("rl.bc_coef", self.bc_coef, 0, 1e6)
         in_range("rl.gamma", self.gamma, 0, 1, open_low=True)
         for name, low, high in (("tree_width", 2, 100), ("tree_forks", 0, 1000), ("tree_prior", 0, 1e6), ("prune", 0, 1),

@@ -125,7 +125,8 @@ class DeviceCollector:
         return Rollout(
             obs=groups["obs"], trace=groups["trace"], x0=c["x0"], logp=c["logp"], rewards=c["rewards"], discounts=c["discounts"],
             done=over, executed=c["executed"], mask=c["mask"], version=c["version"], gains=c["gains"],
-            outcome=c["returns"][-1].float(), final_obs=final, last_obs=dict(self.obs), stats=stats)
+            outcome=c["returns"][-1].float(), final_obs=final, last_obs=dict(self.obs), stats=stats, success=(c["success"] & over).any(0),
+            lengths=c["lengths"][-1])
 
 
 class DeviceFeed:
