@@ -125,13 +125,12 @@ def rehearsal(logp: Tensor, logp_first: Tensor, kind: str = "forward_kl", alpha:
         forward_kl: f = -log u        js: f = u log u - (u + 1) log((u + 1)/2)
         alpha:      f = (u^(1-alpha) - (1 - alpha) u - alpha) / (alpha (alpha - 1))
 
-    They cover the first policy's mass: what it could do is not forgotten. Only stored log-probs are needed, no second policy. The
-    samples are of tasks that are mastered (`mastered`); the others are trained without it. Li et al. 2025, arXiv 2509.07430; code
-    seamoke/DPH-RL (weights 0.01 to 0.05 of forward_kl, 0.05 to 0.2 of js).
+    They cover the first policy's mass: what it could do is not forgotten. Only stored log-probs are needed, no second policy.
+    Li et al. 2025, arXiv 2509.07430; code seamoke/DPH-RL.
     """
-    log_u = (logp - logp_first).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     if kind == "forward_kl":
-        return -log_u.mean()
+        return (logp_first - logp).mean()
+    log_u = (logp - logp_first).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     u = log_u.exp()
     if kind == "js":
         return (u * log_u - (u + 1) * torch.log((u + 1) / 2)).mean()
@@ -140,11 +139,6 @@ def rehearsal(logp: Tensor, logp_first: Tensor, kind: str = "forward_kl", alpha:
             raise ValueError(f"alpha must be in (0, 1), got {alpha}")
         return ((((1 - alpha) * log_u).exp() - (1 - alpha) * u - alpha) / (alpha * (alpha - 1))).mean()
     raise ValueError(f"the divergence must be one of forward_kl, js, alpha, got {kind!r}")
-
-
-def mastered(successes: Tensor, episodes: Tensor, bar: float = 1.0) -> Tensor:
-    """DPH-RL's split of tasks [Q] by the first policy: True where at least `bar` of its episodes succeeded; the rest explores."""
-    return successes >= bar * episodes
 
 
 def leftover(logp: Tensor, logp_ref: Tensor, adv: Tensor, clip: float = 0.9) -> Tensor:

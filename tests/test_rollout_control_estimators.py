@@ -203,12 +203,6 @@ def test_unknown_divergences_are_refused_with_the_known_ones():
         losses.rehearsal(torch.zeros(1), torch.zeros(1), "alpha", 1.0)
 
 
-def test_tasks_are_mastered_or_explored_and_never_both():
-    done = losses.mastered(torch.tensor([8, 7, 0]), torch.tensor([8, 8, 8]))
-    assert done.tolist() == [True, False, False]
-    assert losses.mastered(torch.tensor([7]), torch.tensor([8]), 0.8).all()
-
-
 # ---- A-LoL
 
 def test_rows_that_are_not_better_than_imitation_are_never_drawn():

@@ -21,6 +21,7 @@ from torch import Tensor
 from robo_rl import losses
 from robo_rl.advantages import whiten
 from robo_rl.algos.credit import Credit, columns_seen, descend, flat, make_adam, pick, step_along
+from robo_rl.algos.rehearsal import Rehearsal
 from robo_rl.algos.rollout_replay import RolloutReplay
 from robo_rl.algos.stale import Corrector
 from robo_rl.algos.trust import TrustRegion
@@ -87,6 +88,7 @@ class OnPolicyLearner:
                                     options.advantage != "gdpo" and not options.flawed)
         self.iteration = 0
         self.step_scale = 1.0  # of the size of updates; smaller after a return to an earlier checkpoint
+        self.rehearsal: Rehearsal | None = None  # of the options' rehearse; who runs the learner gives it
         self.supervision = 1.0  # share of bc_coef that is in force, which who runs the learner may lower
         self.share, self.total_norm, self.mean = slice(None), None, float  # of a rank among several (runtime.sharded)
 
@@ -259,6 +261,9 @@ class OnPolicyLearner:
             loss = loss + rules.extra(context, self.generator)
         if o.bc_coef and self.supervision and self.demos is not None:
             loss = loss + o.bc_coef * self.supervision * policy.bc_loss(*self.demos(len(context), self.generator), self.generator)
+        if o.rehearse and self.rehearsal:
+            forgotten = self.rehearsal.loss(policy, len(context), self.generator)
+            loss, step["rehearsal"] = loss + o.rehearse * forgotten, forgotten.detach()
         return loss, step, log_ratio
 
     def after_collect(self, rollout: Rollout) -> None:

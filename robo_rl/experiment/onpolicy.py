@@ -11,6 +11,7 @@ from robo_rl.experiment import allocation, feeds
 from robo_rl.experiment.config import TrainConfig, on_policy_options, rollout_options
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import cores, workers
+from robo_rl.experiment.rehearsal import make_rehearsal
 from robo_rl.experiment.run import Cadence, Run
 from robo_rl.experiment.sft import demo_folder
 from robo_rl.experiment.staleness_guard import StalenessGuard
@@ -71,6 +72,9 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
     planned = allocation.make_planned(config, control, state.get("groups"))
     learner = make_learner(run, 0.0 if supervision(control) is None else BESIDE)
     supervise(learner, control)
+    rehearsal = make_rehearsal(run, state["rehearsal"] if state and "rehearsal" in state else None)
+    if rehearsal is not None:
+        learner.rehearsal = rehearsal
     if state:
         learner.load_state_dict(state["learner"])
     guard = StalenessGuard(run.report.say)
@@ -149,7 +153,7 @@ def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartContro
     """Learn until the steps are made, the looks say stop or a signal comes -> the exit status."""
     from robo_rl import health
 
-    config, beside = run.config, workers(run.config) > 0
+    config, beside, rehearsal = run.config, workers(run.config) > 0, getattr(learner, "rehearsal", None)
     watch = health.Watch(health.ranges(config.rl, run.policy.options, run.policy.spec.action, config.reward != "dense"), run.folder)
     watch.begin(run.step)
     run.report.start("rl", config.steps, "steps", done=run.step)
@@ -157,6 +161,7 @@ def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartContro
     def save(finished: bool = False) -> None:
         run.save({"learner": learner.state_dict(), "feed": feed.state(), "guard": guard.state_dict()} |
                  ({} if control is None else {"starts": control.state_dict()}) |
+                 ({} if rehearsal is None else {"rehearsal": {"crc": rehearsal.crc}}) |
                  ({} if planned is None else {"groups": planned.state_dict()}) |
                  ({} if sharing is None else {"share": sharing.state_dict()}), finished)
         feed.commit()

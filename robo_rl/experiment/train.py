@@ -182,6 +182,9 @@ def check(config: TrainConfig, env, making: Callable[[], AbstractContextManager]
         recap.check(config, env)
     elif config.algo != "bc":
         parallel.check(config)
+        if getattr(config.rl, "rehearse", 0):
+            from robo_rl.experiment import rehearsal
+            rehearsal.check(config, env)
         allocation.check(config)
     if config.obs == "rgb":
         env.reset(seed=config.seed)  # draws

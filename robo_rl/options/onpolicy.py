@@ -80,6 +80,13 @@ class OnPolicyOptions(RolloutOptions):
     """Share of an update's data that earlier updates played already, beside all that is fresh; --rl.correction weighs it; 0: none."""
     replay_age: int = 4
     """With replay: the updates whose data are kept."""
+    rehearse: float = 0.0
+    """Weight of a divergence from the policy that RL begins with, on the decisions of its own successes (DPH-RL: 0.01 to 0.05 of
+    forward_kl, 0.05 to 0.2 of js); 0: none."""
+    rehearse_kind: Literal["forward_kl", "js", "alpha"] = "forward_kl"
+    """With rehearse: forward KL, Jensen-Shannon, or the alpha divergence of 0.2."""
+    rehearse_episodes: int = 128
+    """With rehearse: episodes that are played for it before RL; their control steps count."""
 
     def __post_init__(self) -> None:
         RolloutOptions.__post_init__(self)
@@ -99,6 +106,9 @@ class OnPolicyOptions(RolloutOptions):
         choose("rl.proximal", self.proximal, PROXIMALS)
         in_range("rl.weight_cap", self.weight_cap, 1, 1e6)
         in_range("rl.m2_tau", self.m2_tau, 0, 1e6, open_low=True)
+        in_range("rl.rehearse", self.rehearse, 0, 1e6)
+        in_range("rl.rehearse_episodes", self.rehearse_episodes, 1, 10**6)
+        choose("rl.rehearse_kind", self.rehearse_kind, ("forward_kl", "js", "alpha"))
         in_range("rl.replay", self.replay, 0, 0.9)
         in_range("rl.replay_age", self.replay_age, 1, 16)
         if self.replay and (self.advantage in ("poise", "tree") or self.allocate != "fixed" or
@@ -189,5 +199,6 @@ class NftOptions(OnPolicyOptions):
         in_range("rl.negative_weight", self.negative_weight, 0, 1e6)
         in_range("rl.kl_coef", self.kl_coef, 0, 1e6)
         in_range("rl.old_decay", self.old_decay, 0, 1, open_high=True)
-        if self.replay:
-            raise UserError("rl.replay weighs old chunks by their likelihood, which nft has none of; use pi_rl, ppo, dppo or reinflow")
+        if self.replay or self.rehearse:
+            raise UserError("rl.replay and rl.rehearse weigh chunks by their likelihood, which nft has none of; use pi_rl, ppo, dppo or "
+                            "reinflow")
