@@ -106,30 +106,3 @@ def leaf_weights(tree: Branches, weight: np.ndarray) -> np.ndarray:
     """[G] weight of each episode that ended, 0 of others: the mean of anything over episodes is sum(w x)/sum(w)."""
     last = np.maximum(tree.made - 1, 0)
     return np.where((tree.made > 0) & tree.ended, weight[last, np.arange(len(last))], 0.0)
-
-
-def depths(tree: Branches) -> np.ndarray:
-    """int [T,G]: decisions since the start before decision t of branch m."""
-    first = np.zeros(len(tree.made), np.int64)
-    for m in np.flatnonzero((tree.made > 0) & (tree.parent >= 0)).tolist():
-        first[m] = first[tree.parent[m]] + tree.row[m]
-    return first + np.arange(len(tree.keep))[:, None]
-
-
-def per_depth_credit(tree: Branches, eps: float = 1e-6) -> np.ndarray:
-    """BranchGRPO's advantage [T,G]: v standardised over all segments that begin at one depth, 0 for a lone one or a flat depth.
-
-    Biased (it compares nodes of different states and divides by a deviation); its code normalises per depth the node values, the
-    mean over what descends from a node. Of a tree without forks GRPO's with the biased deviation.
-    """
-    v, forks, depth = values(tree), tree.forks(), depths(tree)
-    adv = np.zeros_like(v)
-    cuts = {m: sorted({0, *(t for p, t in forks if p == m and 0 < t < tree.made[m])}) for m in np.flatnonzero(tree.made > 0).tolist()}
-    segments = [(m, a, b) for m, starts in cuts.items() for a, b in zip(starts, [*starts[1:], int(tree.made[m])], strict=True)]
-    for d in {int(depth[a, m]) for m, a, _ in segments}:
-        here = [(m, a, b) for m, a, b in segments if depth[a, m] == d]
-        x = np.array([v[a, m] for m, a, _ in here])
-        if len(x) > 1 and x.std() >= eps:
-            for (m, a, b), z in zip(here, (x - x.mean()) / x.std(), strict=True):
-                adv[a:b, m] = z
-    return adv

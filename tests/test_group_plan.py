@@ -208,8 +208,8 @@ def test_refill_learns_from_mixed_groups_alone_and_counts_what_it_played():
         assert not allocation.flat_groups(r.outcome.view(-1, G).numpy()).any() and r.outcome.numel() == B
         assert r.stats["episodes"] == len(r.ended) == G * len(kept) > B
         outcome = np.stack([x for x, _ in kept])
-        expected, more = allocation.refill(outcome, B // G, len(kept), 10**6)
-        assert more == 0 and expected.tolist() == [k for _, k in kept]
+        good = ~allocation.flat_groups(outcome)  # DAPO, arXiv 2503.14476, section 3.2: those that are mixed, until enough are there
+        assert [k for _, k in kept] == (good & (np.cumsum(good) <= B // G)).tolist() and good.sum() == B // G
         assert r.stats["env_steps"] > float((r.executed * r.mask).sum()) and r.stats["success"] == pytest.approx(outcome.mean())
         plain += len(kept)
         kept.clear()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from robo_rl.advantages import group_advantage
-from robo_rl.tree_credit import Branches, credit, depths, leaf_weights, per_depth_credit, values
+from robo_rl.tree_credit import Branches, credit, leaf_weights, values
 
 H = 3  # decisions of the longest episode
 THETA = np.random.default_rng(3).normal(size=(4, 2))  # logits of 2 actions in 4 states
@@ -211,7 +211,6 @@ def test_values_weights_and_advantages_of_a_tree_by_hand():
     assert np.allclose(adv[:, 0], [0.5, 0.5, 1 - 0.25, 0]) and np.allclose(adv[:, 1], [-0.5] * 4)
     assert np.allclose(adv[:, 2], [0.5 - 0.5, 1 - 0, 0, 0]) and np.allclose(adv[0, 3:], [0 - 0.75, 0 - 1])
     assert np.allclose(leaf_weights(tree, weight), [third, 1, sixth, third, sixth])
-    assert depths(tree)[0].tolist() == [0, 0, 2, 2, 3]
 
 
 def test_weighted_advantages_of_the_children_of_a_fork_sum_to_zero_and_leaves_weigh_as_much_as_roots():
@@ -241,18 +240,3 @@ def test_unused_columns_earn_nothing_and_a_child_that_comes_before_its_parent_is
     with pytest.raises(ValueError, match="order in which they begin"):
         credit(Branches(np.array([1, -1]), np.zeros(2, int), np.ones(2, int), np.ones(2, bool), np.zeros(2), np.ones((1, 2)),
                         np.zeros((1, 2))))
-
-
-def test_branch_grpos_advantage_has_mean_zero_and_deviation_one_at_every_depth_and_without_forks_is_grpos():
-    tree = fork_by_hand()
-    adv, depth = per_depth_credit(tree), depths(tree)
-    first = {0: [(0, 0), (0, 1)], 2: [(2, 0), (0, 2), (0, 3)], 3: [(1, 2), (0, 4)]}
-    for d, rows in first.items():
-        x = np.array([adv[r] for r in rows])
-        assert all(depth[r] == d for r in rows) and x.mean() == pytest.approx(0) and x.std() == pytest.approx(1)
-    assert adv[1, 0] == adv[0, 0] and (adv[:4, 1] == adv[0, 1]).all()
-    flat = Branches(tree.parent, tree.row, tree.made, tree.ended, np.ones(5), tree.keep, tree.guess)
-    assert not per_depth_credit(flat).any() and not credit(flat)[0].any()
-    roots = Branches(np.full(2, -1), np.zeros(2, int), np.ones(2, int), np.ones(2, bool), np.array([1.0, 0.0]), np.ones((1, 2)),
-                     np.zeros((1, 2)))
-    assert per_depth_credit(roots)[0].tolist() == [1, -1]

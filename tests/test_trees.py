@@ -229,49 +229,6 @@ def test_even_depths_cut_an_episode_into_equal_parts():
     assert trees.even_depths(0, 9) == []
 
 
-def test_where_success_is_certain_no_continuation_is_mixed_and_the_allocation_gives_it_nothing():
-    assert trees.mixed(2, 0.5) == 0.5 and trees.mixed(5, 0.0) == 0 and trees.mixed(3, 1.0) == 0
-    n = trees.allocate(np.array([0.0, 0.5, 1.0, 0.9]), np.ones(4), 7)
-    assert n[0] == n[2] == 0 and n.sum() == 7 and n[1] >= 2
-    first = trees.allocate(np.array([0.1, 0.5, 0.3]), np.ones(3), 2)
-    assert first.tolist() == [0, 2, 0]
-    dear = trees.allocate(np.array([0.5, 0.4]), np.array([10.0, 1.0]), 6)
-    assert dear.tolist() == [0, 6]  # what is left of the budget buys none of the dear ones
-
-
-def test_the_greedy_allocation_is_the_best_of_all():
-    p, best = np.array([0.2, 0.5, 0.7]), 0.0
-    got = trees.allocate(p, np.ones(3), 8)
-    for a in range(9):
-        for b in range(9 - a):
-            n = np.array([a, b, 8 - a - b])
-            best = max(best, float(np.where(n > 0, trees.mixed(np.maximum(n, 1), p), 0).sum()))
-    assert got.sum() == 8 and float(trees.mixed(got, p).sum()) == pytest.approx(best)
-
-
-def test_echos_width_fork_and_clip_at_the_numbers_of_its_code():
-    assert [trees.echo_width(h, 1.2) for h in (0.0, 1.0, 2.25, 3.5, 9.0)] == [1, 1, 2, 3, 4]
-    assert trees.echo_width(3.5, 2.4) == 2 and trees.echo_width(3.5, 0.0) == 4
-    h, c = np.array([3.0, 3.0, 3.0, 3.3, 3.5]), np.full(5, 1.2)
-    assert trees.echo_forks(h, c) and not trees.echo_forks(h[:-1], c[:-1]) and not trees.echo_forks(h - 0.1, c)
-    assert not trees.echo_forks(h, c + 0.1) and not trees.echo_forks(np.full(5, 3.6), c)
-    assert trees.echo_clip(1.0) == pytest.approx(0.125) and trees.echo_clip(-99) == pytest.approx(0.2)
-    assert [trees.tree_share(s) for s in (0, 99, 100, 250, 999)] == [1, 1, 0.75, 0.5, 0.25]
-
-
-def test_branches_that_a_look_ahead_cannot_tell_apart_leave_one_that_weighs_for_all():
-    base = np.zeros((5, 2))
-    paths = np.stack([base, base + 0.01, base + 1, base + 1.01, base + 0.02])
-    classes = trees.similar(paths, 0.1)
-    assert classes.tolist() == [0, 0, 1, 1, 0]
-    rng, total = np.random.default_rng(0), np.zeros(5)
-    for _ in range(4000):
-        factor = trees.drop_similar(classes, rng.random(5))
-        assert sorted(factor[[0, 1, 4]]) == [0, 0, 3] and sorted(factor[[2, 3]]) == [0, 2]
-        total += factor
-    assert np.allclose(total / 4000, 1, atol=0.1)
-
-
 @pytest.mark.parametrize("rule", ["arrol", "certain"])
 def test_the_mean_survival_is_what_was_asked_for_and_lies_within_its_bounds(rule):
     q = np.random.default_rng(0).beta(0.7, 0.7, 400)

@@ -18,16 +18,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def square_root_law(variance: Floats, share: Floats, mean: float) -> Floats:
-    """Real n_b [B] proportional to sqrt(v_b) with sum q_b n_b = mean: least sum q_b v_b / n_b, the variance of the estimate.
-
-    v_b = p (1 - p) for binary outcomes. By Cauchy and Schwarz; arXiv 2601.19280.
-    """
-    root = np.sqrt(variance)
-    total = float(share @ root)
-    return np.full(len(root), mean) if total <= 0 else mean * root / total
-
-
 def best_plan(worth: Floats, groups: Ints, budget: int, low: int) -> Ints:
     """The arms n_b [B] with the greatest sum of groups_b worth[b, n_b - low], and exactly sum groups_b n_b = budget episodes.
 

@@ -4,14 +4,10 @@ Rules, pure functions of what is known when a decision is made, so that the esti
 
     even        at depths evenly spaced over the mean episode so far               BranchGRPO (arXiv 2509.06040), fixed split depths
     uncertain   once q (1 - q) of predicted success is `WORTH` or more             TRACE (2606.11119) in its limit
-    mixed       chance that n continuations end differently, 1 - p^n - (1-p)^n     TRACE
-    echo_*      entropy and confidence of the decision, and the clip they ask for  ECHO (2602.02150), constants of its code
-    similar     branches that a look ahead cannot tell apart; one of each stays    LATR (2510.24302)
 
 `TreeControl` is the small state that runs `even` or `uncertain` and the gates of `robo_rl.rollout_control.prune`.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,88 +24,10 @@ UPDATES = 4  # of the head for each tree that is whole
 
 # ---- rules -----------------------------------------------------------------------------------------------------------
 
-def mixed(n: "np.ndarray | int", p: "np.ndarray | float") -> "np.ndarray | float":
-    """Chance that n continuations of success probability p do not all end alike: 1 - p^n - (1-p)^n (TRACE)."""
-    return 1 - p**n - (1 - p) ** n
-
-
-def allocate(p: np.ndarray, cost: np.ndarray, budget: float) -> np.ndarray:
-    """Continuations n [A] of anchors with success p [A], each worth `cost` [A], by the greatest gain of `mixed` per cost.
-
-    Greedy on M(n + 1) - M(n), two continuations at once at first, since one alone is never mixed; the cost of all stays within
-    `budget`. Anchors with p in {0, 1} get nothing. TRACE (arXiv 2606.11119); its own allocation is not public, this is derived.
-    """
-    n, left = np.zeros(len(p), np.int64), float(budget)
-    while True:
-        step = np.where(n == 0, 2, 1)
-        gain = np.asarray(mixed(n + step, p)) - np.where(n == 0, 0.0, mixed(np.maximum(n, 1), p))
-        rate = np.where(step * cost <= left, gain / (step * cost), -np.inf)
-        best = int(np.argmax(rate))
-        if not rate[best] > 1e-12:
-            return n
-        n[best] += step[best]
-        left -= float(step[best] * cost[best])
-
 
 def even_depths(forks: int, mean_length: float) -> list[int]:
     """Depths [decisions] of `forks` forks that cut an episode of `mean_length` decisions into equal parts, each >= 1."""
     return sorted({max(1, round(mean_length * (i + 1) / (forks + 1))) for i in range(forks)})
-
-
-def echo_width(entropy: float, confidence: float, high: float = 3.5, calm: float = 1.2, most: int = 4) -> int:
-    """ECHO's branches: round(1 + 2 (H - 1)/(high - 1) - (conf - calm)/calm), in 1..most."""
-    return int(np.clip(math.floor(1 + 2 * (entropy - 1) / (high - 1) - (confidence - calm) / calm + 0.5), 1, most))
-
-
-def echo_forks(entropies: np.ndarray, confidences: np.ndarray, high: float = 3.5, calm: float = 1.2, rise: float = 0.2,
-               first: int = 4) -> bool:
-    """Whether ECHO forks after decisions with these entropies and confidences, all so far, oldest first.
-
-    Depth >= first, H >= high, mean confidence of the last 4 <= calm, and H at least `rise` above the mean of the 4 before.
-    Entropies must be brought to the scale of these constants: `high` is the paper's for words, not for actions.
-    """
-    if len(entropies) < max(first, 5):
-        return False
-    return bool(entropies[-1] >= high and confidences[-4:].mean() <= calm and entropies[-1] - entropies[-5:-1].mean() >= rise)
-
-
-def echo_clip(tail_confidence: float) -> float:
-    """ECHO's clip range eps = 0.05 + 0.15 sigmoid(4 (1 - confidence of the last 16 decisions))."""
-    return 0.05 + 0.15 / (1 + math.exp(-4 * (1 - tail_confidence)))
-
-
-def similar(paths: np.ndarray, closest: float) -> np.ndarray:
-    """int [k]: which class each of k branches is in after a look ahead; paths [k,T,D], the same steps of each.
-
-    Two are alike if their mean distance over the steps is below `closest`, in order of number, each against the first of a class.
-    LATR's edit distance of words in the space a robot moves in.
-    """
-    first, out = [], np.zeros(len(paths), np.int64)
-    for i, path in enumerate(paths):
-        near = [c for c, j in enumerate(first) if np.linalg.norm(path - paths[j], axis=-1).mean() < closest]
-        out[i] = near[0] if near else len(first)
-        if not near:
-            first.append(i)
-    return out
-
-
-def drop_similar(classes: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """Factors [k] on the weights of branches of one fork: of each class one, drawn evenly, stays and weighs for all of it.
-
-    The greatest of `uniforms` [k] in [0, 1) stays. E[factor] = 1 for each branch, so a weighted mean over branches keeps its
-    expectation, where LATR keeps the first and drops the others' weight.
-    """
-    out = np.zeros(len(classes))
-    for c in np.unique(classes):
-        members = np.flatnonzero(classes == c)
-        out[members[np.argmax(uniforms[members])]] = len(members)
-    return out
-
-
-def tree_share(step: int, shares: "dict[int, float] | None" = None) -> float:
-    """LATR's share of tree rollouts at a training step, the rest being plain: {0: 1, 100: 0.75, 200: 0.5, 300: 0.25}."""
-    shares = {0: 1.0, 100: 0.75, 200: 0.5, 300: 0.25} if shares is None else shares
-    return shares[max(k for k in shares if k <= step)]
 
 
 # ---- state -----------------------------------------------------------------------------------------------------------
