@@ -166,18 +166,6 @@ def step_and_episode(outcome: Tensor, steps: Tensor, mask: Tensor, alpha: float 
     return (episode[None] + alpha * (steps - mean)) * live
 
 
-def positive_weights(adv: Tensor) -> Tensor:
-    """A-LoL's chance of each row [B] to be drawn from offline data: its advantage where it is positive, else 0; they add to 1.
-
-    adv = return less the value of the policy that imitates the data. Baheti et al. 2024, arXiv 2305.14718. ValueError: no row is
-    better than what imitates the data.
-    """
-    good = adv.clamp(min=0)
-    if not bool((good > 0).any()):
-        raise ValueError("no row of the data has a positive advantage: there is nothing left to learn")
-    return good / good.sum()
-
-
 def whiten(x: Tensor, mask: Tensor | None = None) -> Tensor:
     """(x - mean)/(std + 1e-8), std unbiased, with the statistics of the entries in `mask` (all without one)."""
     chosen = x if mask is None else x[mask]

@@ -139,13 +139,3 @@ def rehearsal(logp: Tensor, logp_first: Tensor, kind: str = "forward_kl", alpha:
             raise ValueError(f"alpha must be in (0, 1), got {alpha}")
         return ((((1 - alpha) * log_u).exp() - (1 - alpha) * u - alpha) / (alpha * (alpha - 1))).mean()
     raise ValueError(f"the divergence must be one of forward_kl, js, alpha, got {kind!r}")
-
-
-def leftover(logp: Tensor, logp_ref: Tensor, adv: Tensor, clip: float = 0.9) -> Tensor:
-    """A-LoL's offline policy gradient on rows with a positive advantage: -mean A sg[r] log pi, r = clip(pi/pi_ref, 1 +- clip).
-
-    logp, logp_ref, adv [B]; rows with A <= 0 count in the mean as 0. clip 0 is its reference-free form: log-likelihood weighted
-    by the advantage. With r unclipped the gradient is that of -mean A pi/pi_ref. Baheti et al. 2024, arXiv 2305.14718.
-    """
-    ratio = (logp.detach() - logp_ref).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(1 - clip, 1 + clip)
-    return -(adv.clamp(min=0) * ratio * logp).mean()

@@ -589,6 +589,22 @@ def test_weights_are_capped_and_carry_no_gradient():
     torch.testing.assert_close(weight, torch.tensor([math.exp(-2), 1.0, 10.0]))
 
 
+def test_weights_of_the_positive_part_are_those_of_drawing_rows_by_it():
+    """A-LoL: rows are drawn with probability A+ / sum A+, so the mean of w l over all rows is the mean of l over draws."""
+    adv, loss = torch.tensor([2.0, -1.0, 0.0, 6.0], requires_grad=True), torch.tensor([1.0, 5.0, 7.0, 3.0])
+    weight = iql.positive_weight(adv, 100.0)
+    assert not weight.requires_grad and weight.tolist() == [1.0, 0.0, 0.0, 3.0]
+    assert float((weight * loss).mean()) == pytest.approx(0.25 * 1 + 0.75 * 3)
+    assert iql.positive_weight(adv, 2.0).tolist() == [1.0, 0.0, 0.0, 2.0] and not iql.positive_weight(-adv.abs(), 2.0).any()
+    learner = build("iql", options=IqlOptions(**RL, weighting="positive"))
+    rows = batch(learner)
+    told = learner.actor_step(rows)
+    a = (learner.judged(rows) - learner.value(rows.context.pooled)).detach()
+    assert float(told["weight"]) == pytest.approx(float(iql.positive_weight(a, 100.0).mean()), abs=1e-5)
+    with pytest.raises(UserError, match="weighting"):
+        IqlOptions(weighting="all")
+
+
 def test_what_was_not_the_start_s_own_is_not_imitated():
     learner = build("aloe")
     rows = batch(learner)

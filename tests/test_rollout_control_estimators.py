@@ -14,7 +14,6 @@ from robo_rl.advantages import (
     group_advantage,
     implicit_rewards,
     median_advantage,
-    positive_weights,
     step_and_episode,
     whiten,
 )
@@ -201,30 +200,6 @@ def test_unknown_divergences_are_refused_with_the_known_ones():
         losses.rehearsal(torch.zeros(1), torch.zeros(1), "kl")
     with pytest.raises(ValueError, match="alpha must be"):
         losses.rehearsal(torch.zeros(1), torch.zeros(1), "alpha", 1.0)
-
-
-# ---- A-LoL
-
-def test_rows_that_are_not_better_than_imitation_are_never_drawn():
-    w = positive_weights(torch.tensor([2.0, -1.0, 0.0, 6.0]))
-    assert w.tolist() == [0.25, 0, 0, 0.75] == positive_weights(torch.tensor([0.25, -1.0, 0.0, 0.75])).tolist()
-    with pytest.raises(ValueError, match="nothing left"):
-        positive_weights(torch.tensor([-1.0, 0.0]))
-
-
-def test_at_the_reference_leftover_is_likelihood_weighted_by_the_positive_advantage():
-    torch.manual_seed(0)
-    logp, adv = torch.randn(10), torch.randn(10)
-    want = -(adv.clamp(min=0) * logp).mean()
-    assert torch.allclose(losses.leftover(logp, logp, adv), want)
-    assert torch.allclose(losses.leftover(logp, torch.randn(10), adv, clip=0.0), want)
-
-
-def test_the_gradient_of_leftover_is_that_of_the_ratio_inside_the_clip_and_bounded_outside():
-    ref = torch.tensor([0.0, 0.0])
-    logp = torch.tensor([0.2, 3.0], requires_grad=True)
-    got = torch.autograd.grad(losses.leftover(logp, ref, torch.ones(2)), logp)[0]
-    assert torch.allclose(got, torch.tensor([-np.exp(0.2) / 2, -1.9 / 2], dtype=torch.float32))
 
 
 # ---- POISE

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robo_rl import losses
-from robo_rl.advantages import gae, gdpo, group_advantage, median_advantage, pool_advantage, ragged_advantage, whiten
+from robo_rl.advantages import gae, gdpo, group_advantage, median_advantage, pool_advantage, ragged_advantage, step_and_episode, whiten
 from robo_rl.algos.episode_rewards import EpisodeRewards
 from robo_rl.algos.poise import CrossedBaseline, episode_features
 from robo_rl.corrections import opob, vtrace
@@ -72,6 +72,11 @@ def step_along(params: Sequence[Tensor], opt: Optimizer, max_norm: float,
     return norm
 
 
+def density_scale(policy: "ChainPolicy | GaussianPolicy") -> int:
+    """Factor from a log-prob to that of a density: the executed entries where it is their mean."""
+    return policy.options.execute * policy.spec.action if policy.options.logp_reduction == "mean" else 1
+
+
 def columns_seen(obs: Obs) -> Obs:
     """Of encoded observations what critics see: a part of their columns."""
     return {k: obs[k] for k in (PREFIX, f"{PREFIX}/given", f"{PREFIX}/committed") if k in obs}
@@ -86,7 +91,9 @@ def explained(values: Tensor, returns: Tensor) -> float:
 class Credit:
     """GAE on a critic of its own, or group advantages of whole episodes."""
 
-    def __init__(self, policy: "ChainPolicy | GaussianPolicy", options: OnPolicyOptions, seed: int):
+    def __init__(self, policy: "ChainPolicy | GaussianPolicy", options: OnPolicyOptions, seed: int,
+                 step_rewards: "Callable[[Rollout, Tensor], tuple[Tensor, dict[str, float]]] | None" = None):
+        self.step_rewards = step_rewards  # of rl.advantage istar
         self.options, self.gamma_e = options, options.gamma**policy.options.execute
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + 1)
@@ -125,6 +132,8 @@ class Credit:
         live = r.mask.flatten()
         if o.advantage == "tree":
             return self.over_trees(r)
+        if self.step_rewards is not None:
+            return self.over_steps(r, policy)
         if o.advantage != "gae" and o.allocate not in ("fixed", "refill"):
             return self.over_groups(r)
         if o.advantage != "gae":
@@ -151,6 +160,18 @@ class Credit:
                    "explained_variance": explained(values[:, new][seen], returns[:, new][seen])}
         return (whiten(adv, r.mask).flatten(), returns.flatten(), values.flatten(), live.nonzero().squeeze(1),
                 metrics)
+
+    def over_steps(self, r: Rollout, policy) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, float]]:
+        """`assign` of episodes and of their decisions, each within its group."""
+        assert self.step_rewards is not None
+        o, (t, n) = self.options, r.rewards.shape
+        outcome, told = self.rewards.outcome(r, policy)
+        outcome = outcome.view(-1, o.group)
+        rewards, more = self.step_rewards(r, outcome)
+        adv = step_and_episode(outcome, rewards.view(t, -1, o.group), r.mask.view(t, -1, o.group), o.istar_alpha).flatten()
+        flat_groups = (outcome == outcome[:, :1])[:(n - r.replayed) // o.group].all(1).float().mean()
+        zero = torch.zeros_like(adv)
+        return adv, zero, zero, (adv != 0).nonzero().squeeze(1), {"flat_groups": float(flat_groups)} | told | more
 
     def over_groups(self, r: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, float]]:
         """`assign` of groups of different sizes."""

@@ -1,10 +1,15 @@
 """IQL: values of the data's own actions by expectile regression, then weighted imitation (Kostrikov et al. 2021).
 
     V: E |tau - 1[u < 0]| u^2, u = min_i Q'_i(s, a) - V(s)         Q_i: y = r + gamma^n (1 - terminated) V(s')
-    flow: exp(beta (min_i Q'_i - V)), at most max_weight, times flow matching on the batch's action
+    flow: w times flow matching on the batch's action, A = min_i Q'_i - V
+          w = exp(beta A), or A+ / mean A+ (A-LoL); at most max_weight
 
 No action outside the data is ever judged, so it serves as an offline stage on demonstrations (`pretrain`) and goes on
 online unchanged. Over chunks, for a flow policy, which acts as it is. Source: arXiv 2110.06169, eq. 5 to 7.
+
+Weights in proportion to the positive part of A are A-LoL's, which draws rows with that probability and leaves out those that are
+worse than what the data does on average (Baheti et al. 2024, arXiv 2305.14718). It has A of the behaviour policy: expectile 0.5.
+Its ratio to a reference policy is left out (the paper's reference-free form), for a flow has no density to take it of.
 """
 
 import torch
@@ -25,6 +30,12 @@ def expectile_loss(u: Tensor, tau: float) -> Tensor:
 def advantage_weight(adv: Tensor, beta: float, most: float) -> Tensor:
     """min(exp(beta A), most), detached."""
     return torch.exp((beta * adv.detach()).clamp(max=30)).clamp(max=most)
+
+
+def positive_weight(adv: Tensor, most: float) -> Tensor:
+    """min(A+ / mean A+, most), detached: 0 where A <= 0, and everywhere where no A is positive."""
+    good = adv.detach().clamp(min=0)
+    return (good / good.mean().clamp(min=1e-8)).clamp(max=most)
 
 
 class IqlLearner(OffPolicyLearner):
@@ -62,7 +73,8 @@ class IqlLearner(OffPolicyLearner):
     def actor_step(self, rows: Rows) -> dict[str, Tensor]:
         o = self.options
         with torch.no_grad():
-            weight = advantage_weight(self.judged(rows) - self.value(rows.context.pooled), o.beta, o.max_weight)
+            adv = self.judged(rows) - self.value(rows.context.pooled)
+            weight = advantage_weight(adv, o.beta, o.max_weight) if o.weighting == "exp" else positive_weight(adv, o.max_weight)
         loss = self.policy.imitation(rows.context, rows.actions, rows.own.float(), self.generator, weight=weight)
         descend(loss, self.head_params, self.head_opt, o.max_grad_norm)
         return {"flow_loss": loss.detach(), "weight": weight.mean()}

@@ -24,6 +24,7 @@ from robo_rl.algos.credit import Credit, columns_seen, descend, flat, make_adam,
 from robo_rl.algos.rehearsal import Rehearsal
 from robo_rl.algos.rollout_replay import RolloutReplay
 from robo_rl.algos.stale import Corrector
+from robo_rl.algos.step_rewards import StepRewards
 from robo_rl.algos.trust import TrustRegion
 from robo_rl.corrections import ess
 from robo_rl.devices import device_of, moved
@@ -74,11 +75,12 @@ class OnPolicyLearner:
                  rules: Callable[[float], Rules], seed: int, demos: Demos | None = None,
                  settle: Callable[[float], None] = lambda progress: None):
         self.policy, self.options, self.rules, self.demos, self.settle = policy, options, rules, demos, settle
-        self.credit = Credit(policy, options, seed)
         if options.normalise_obs and not hasattr(policy.obs_norm, "update"):
             raise UserError(f"--rl.normalise-obs keeps running statistics, which --policy.kind {policy.options.kind} has none of")
         if options.freeze_trunk:
             policy.trunk.requires_grad_(False)
+        self.step_rewards = StepRewards(policy, options) if options.advantage == "istar" else None
+        self.credit = Credit(policy, options, seed, self.step_rewards)
         self.actor_params = [p for p in policy.parameters() if p.requires_grad]
         self.actor_opt = make_adam(self.actor_params, options.lr)
         self.trust = TrustRegion(self.actor_params, self.actor_opt, options.lr, options.trust_kl) if options.trust_kl else None
@@ -276,7 +278,8 @@ class OnPolicyLearner:
         return {"credit": self.credit.state_dict(), "actor_opt": self.actor_opt.state_dict(),
                 "generator": self.generator.get_state(), "iteration": self.iteration, "step_scale": self.step_scale,
                 "corrector": self.corrector.state_dict(), "trust": self.trust.state_dict() if self.trust else {}} | (
-                    {"replay": self.replay.state_dict()} if self.options.replay else {})
+                    {"replay": self.replay.state_dict()} if self.options.replay else {}) | (
+                    {"step_rewards": self.step_rewards.state_dict()} if self.step_rewards else {})
 
     def load_state_dict(self, state: dict) -> None:
         self.credit.load_state_dict(state["credit"])
@@ -287,6 +290,8 @@ class OnPolicyLearner:
             self.corrector.load_state_dict(state["corrector"])
         if self.trust and state.get("trust"):
             self.trust.load_state_dict(state["trust"])
+        if self.step_rewards:
+            self.step_rewards.load_state_dict(state["step_rewards"])
         if self.options.replay:
             self.replay.load_state_dict(state["replay"])
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from robo_rl import losses
-from robo_rl.algos.credit import pick
+from robo_rl.algos.credit import density_scale, pick
 from robo_rl.devices import device_of
 from robo_rl.policies.context import PREFIX
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
@@ -48,7 +48,6 @@ class Rehearsal:
 
         def at(columns: Obs) -> Obs:
             return {k: v.to(device) for k, v in pick(columns, chosen).items()}
-        o = policy.options
-        scale = o.execute * policy.spec.action if o.logp_reduction == "mean" else 1  # of a mean over the entries the sum, a density
+        scale = density_scale(policy)
         logp = policy.score(policy.encode(at(self.obs)), at(self.trace))[0].sum(-1)
         return losses.rehearsal(scale * logp, scale * self.logp[chosen].to(device).sum(-1), self.kind)

@@ -71,6 +71,9 @@ def check(config: TrainConfig) -> None:
     if rl.advantage == "gdpo" and config.periodic or (rl.advantage == "gdpo" or rl.flawed) and config.share:
         raise UserError("--rl.advantage gdpo goes without --periodic, for it compares all groups of an update; neither it nor --rl.flawed "
                         "goes with --share, for nothing but the return is known of other runs' episodes")
+    if rl.advantage == "istar" and (config.periodic or config.learners > 1 or config.share):
+        raise UserError("--rl.advantage istar learns a second policy from the episodes of an update: it goes without --periodic, "
+                        "--learners and --share")
     replays = isinstance(config.rl, OnPolicyOptions) and config.rl.replay
     if replays and (config.periodic or config.dream or config.learners > 1 or config.share):
         raise UserError("--rl.replay goes without --periodic, --dream, --learners and --share")

@@ -238,6 +238,8 @@ def rl_parts(config: TrainConfig, env, policy, learner, weights: int, speed: flo
     parts = [PlanPart("critic", size_of(critic)), PlanPart("gradients", size_of(learns)), PlanPart("moments of AdamW", moments(learns)),
              PlanPart("rollouts", int(rollout)), PlanPart("rows in the order of learning", int((learnt + seen * frozen) * rows), "update"),
              PlanPart("activations", saved + int(seen * size), "update")]
+    if rl.advantage == "istar":
+        parts.append(PlanPart("second policy, of istar", weights + size_of(learns) + moments(learns)))
     if replayed:
         parts.append(PlanPart("rollouts that are replayed", replayed))
     if frozen and policy.spec.views:

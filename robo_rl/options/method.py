@@ -44,10 +44,11 @@ class RolloutOptions(MethodOptions):
     """T: decisions per env and rollout (0: whole episodes, as group advantages need)."""
     gamma: float = 0.99
     """Per decision-step discount: of one control step; a chunk is discounted by gamma^E."""
-    advantage: Literal["gae", "grpo", "dr_grpo", "rloo", "mc_grpo", "gdpo", "opob", "poise", "tree"] = "gae"
+    advantage: Literal["gae", "grpo", "dr_grpo", "rloo", "mc_grpo", "gdpo", "opob", "poise", "istar", "tree"] = "gae"
     """GAE on a critic, or relative to the group of a start; mc_grpo: to its median, in groups of odd size; gdpo: of each of
     --rl.rewards by itself, then added; opob: over the baseline of least variance (VCPO), which weighs an episode by how likely it is
-    now and by its decisions; poise: over what the contexts of the group's other episodes predict; tree: episodes of a group share
+    now and by its decisions; poise: over what the contexts of the group's other episodes predict; istar: to the
+    group, and of decisions by rewards that are learnt from which episodes were better; tree: episodes of a group share
     beginnings, as simulators fork."""
     rewards: str = "success=1,speed=0.5,smooth=0.5"
     """With gdpo: rewards and their weights. success; speed, gamma^steps of a success; smooth, 1 less half of the mean change of a
@@ -104,7 +105,7 @@ class RolloutOptions(MethodOptions):
         in_range("rl.flaw_penalty", self.flaw_penalty, 0, 2)
         if self.flawed and (self.advantage in ("gae", "gdpo", "tree") or self.allocate != "fixed"):
             raise UserError("rl.flawed changes the outcome that a group is compared by: it goes with rl.advantage grpo, dr_grpo, rloo, "
-                            f"mc_grpo, opob or poise, and without rl.allocate, got {self.advantage}")
+                            f"mc_grpo, opob, poise or istar, and without rl.allocate, got {self.advantage}")
         in_range("rl.bc_coef", self.bc_coef, 0, 1e6)
         in_range("rl.gamma", self.gamma, 0, 1, open_low=True)
         for name, low, high in (("tree_width", 2, 100), ("tree_forks", 0, 1000), ("tree_prior", 0, 1e6), ("prune", 0, 1),

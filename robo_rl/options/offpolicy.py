@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from robo_rl.errors import in_range
+from robo_rl.errors import choose, in_range
 from robo_rl.options.method import MethodOptions
 from robo_rl.options.scripted_operator import ScriptedOperatorOptions
 
@@ -219,6 +219,8 @@ class PaRlOptions(OffPolicyOptions):
 class IqlOptions(OffPolicyOptions):
     """IQL: expectile values of the data's own actions, weighted imitation (`robo_rl/algos/iql.py`)."""
 
+    weighting: Literal["exp", "positive"] = "exp"
+    """Weights of the imitation: exp(beta A), or in proportion to A where it is positive, else 0 (A-LoL; with expectile 0.5)."""
     expectile: float = 0.7
     """Expectile of the value regression: 0.5 is the mean, towards 1 the best action of the data."""
     beta: float = 30.0
@@ -229,6 +231,7 @@ class IqlOptions(OffPolicyOptions):
 
     def __post_init__(self) -> None:
         OffPolicyOptions.__post_init__(self)
+        choose("rl.weighting", self.weighting, ("exp", "positive"))
         in_range("rl.expectile", self.expectile, 0.5, 1, open_high=True)
         in_range("rl.beta", self.beta, 0, 1e6)
         in_range("rl.max_weight", self.max_weight, 0, 1e9, open_low=True)

@@ -80,6 +80,12 @@ class OnPolicyOptions(RolloutOptions):
     """Share of an update's data that earlier updates played already, beside all that is fresh; --rl.correction weighs it; 0: none."""
     replay_age: int = 4
     """With replay: the updates whose data are kept."""
+    istar_alpha: float = 1.0
+    """With istar: weight of a decision's advantage beside its episode's."""
+    istar_beta: float = 0.05
+    """With istar: of the log ratio that is a decision's reward."""
+    istar_lr: float = 1e-4
+    """With istar: learning rate of the policy that learns which episodes are better (Adam)."""
     rehearse: float = 0.0
     """Weight of a divergence from the policy that RL begins with, on the decisions of its own successes (DPH-RL: 0.01 to 0.05 of
     forward_kl, 0.05 to 0.2 of js); 0: none."""
@@ -106,6 +112,9 @@ class OnPolicyOptions(RolloutOptions):
         choose("rl.proximal", self.proximal, PROXIMALS)
         in_range("rl.weight_cap", self.weight_cap, 1, 1e6)
         in_range("rl.m2_tau", self.m2_tau, 0, 1e6, open_low=True)
+        in_range("rl.istar_alpha", self.istar_alpha, 0, 1e6)
+        in_range("rl.istar_beta", self.istar_beta, 0, 1e6, open_low=True)
+        in_range("rl.istar_lr", self.istar_lr, 0, 1, open_low=True)
         in_range("rl.rehearse", self.rehearse, 0, 1e6)
         in_range("rl.rehearse_episodes", self.rehearse_episodes, 1, 10**6)
         choose("rl.rehearse_kind", self.rehearse_kind, ("forward_kl", "js", "alpha"))
@@ -199,6 +208,6 @@ class NftOptions(OnPolicyOptions):
         in_range("rl.negative_weight", self.negative_weight, 0, 1e6)
         in_range("rl.kl_coef", self.kl_coef, 0, 1e6)
         in_range("rl.old_decay", self.old_decay, 0, 1, open_high=True)
-        if self.replay or self.rehearse:
-            raise UserError("rl.replay and rl.rehearse weigh chunks by their likelihood, which nft has none of; use pi_rl, ppo, dppo or "
-                            "reinflow")
+        if self.replay or self.rehearse or self.advantage == "istar":
+            raise UserError("rl.replay, rl.rehearse and rl.advantage istar weigh chunks by their likelihood, which nft has none of; use "
+                            "pi_rl, ppo, dppo or reinflow")
