@@ -3,9 +3,11 @@
 envpool steps its envs on C++ threads; state observations only (its renderer needs a display and can end the
 process without one). It resets by itself on the step after an end, so an env that is over gets no more actions,
 and `reset(env_id)` starts it again. Its seeds are fixed when a pool is made, so a reset by seed or start makes a
-new pool for the envs it names (milliseconds to a second, by task), exact and independent of index and batch size; a
-plain reset goes on in the envs' own random streams. Success is true from the step on which the env reports it until
-the reset. envpool does not report its control period; `spec.period` says 1 s.
+new pool for the envs it names (milliseconds to a tenth of a second for each env, by task), exact and independent of
+index and batch size; a plain reset goes on in the envs' own random streams. Success is true from the step on which the
+env reports it until the reset; with reward "sparse" that step pays 1, all others 0, and it ends the episode. A goal that
+an id hides from the observation unless asked (Meta-World) is shown. envpool does not report its control period;
+`spec.period` says 1 s.
 """
 
 import difflib
@@ -25,6 +27,8 @@ from robo_rl.types import ActionAxis, ControlSpec
 from sims.gym import own_actions, own_only
 
 MAX_STEPS = 1000  # where the env has no limit of its own
+SUCCESS = ("info:success", "info:is_success")  # how ids name it
+SHOWN = {"partially_observable": False}  # options of ids that hide the goal of the episode: no policy finds what it cannot see
 
 
 def make_envpool(
@@ -43,7 +47,7 @@ def make_envpool(
 ) -> "EnvpoolEnv":
     """The vector env of an envpool id; the options are those of `sims.make`, of which most do not apply."""
     name = f"envpool:{id}"
-    own_only(name, obs, reward, control, randomise, device)
+    own_only(name, obs, control, randomise, device)
     if render:
         raise UserError(f"{name} cannot render: envpool is state-only here")
     if max_steps < 0 or threads < 0:
@@ -56,7 +60,7 @@ def make_envpool(
     if id not in ids:
         near = difflib.get_close_matches(id, ids, n=5, cutoff=0.3)
         raise UserError(f"unknown envpool id {id!r}. Nearest: {', '.join(near) or 'none'}")
-    return EnvpoolEnv(id, num_envs, threads, max_steps)
+    return EnvpoolEnv(id, num_envs, threads, max_steps, reward)
 
 
 def library() -> Any:
@@ -69,7 +73,7 @@ class EnvpoolEnv(ControlEnv):
 
     metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}
 
-    def __init__(self, id: str, num_envs: int, threads: int, max_steps: int):
+    def __init__(self, id: str, num_envs: int, threads: int, max_steps: int, reward: str = ""):
         spec = library().make_spec(id, num_envs=1)
         self._low, self._high = own_actions(f"envpool:{id}", spec.gymnasium_action_space)
         space = spec.gymnasium_observation_space
@@ -77,7 +81,13 @@ class EnvpoolEnv(ControlEnv):
         if any(len(s) > 2 for s in shapes) or getattr(spec.config, "max_num_players", 1) > 1:
             raise UserError(f"envpool:{id} has image or multi-player observations; only state is supported")
         limit = max_steps or getattr(spec.config, "max_episode_steps", 0) or MAX_STEPS
-        self._options = {"max_episode_steps": limit} if hasattr(spec.config, "max_episode_steps") else {}
+        has = set(spec.config._fields)
+        self._options = {k: v for k, v in ({"max_episode_steps": limit} | SHOWN).items() if k in has}
+        if reward == "dense" and "reward_type" in has:  # of ids whose own is sparse
+            self._options["reward_type"] = "dense"
+        self.reports_success, self._sparse = any(k in spec.state_array_spec for k in SUCCESS), reward == "sparse"
+        if self._sparse and not self.reports_success:
+            raise UserError(f"envpool:{id} says nothing of success, so it has no sparse reward; leave reward out")
         self._id, self._threads = id, threads or len(os.sched_getaffinity(0))
         self._action_shape, self._space = spec.gymnasium_action_space.shape, space
 
@@ -98,7 +108,6 @@ class EnvpoolEnv(ControlEnv):
         self._state = np.zeros((n, size), np.float32)
         self._steps = np.zeros(n, np.int64)
         self._terminated, self._truncated, self._success = (np.zeros(n, bool) for _ in range(3))
-        self.reports_success = False  # whether a step said so so far
 
     def reset(self, *, seed=None, options=None):
         mask, starts = read_reset(seed, options, self.num_envs)
@@ -132,8 +141,11 @@ class EnvpoolEnv(ControlEnv):
             self._terminated[ids], self._truncated[ids] = terminated, truncated  # never both
             success = info.get("success", info.get("is_success"))
             if success is not None:
-                self.reports_success = True
                 self._success[ids] |= np.asarray(success).reshape(len(ids)) > 0.5
+        if self._sparse:
+            reward = (live & self._success).astype(np.float32)
+            self._terminated |= self._success
+            self._truncated &= ~self._terminated
         self._truncated |= live & ~self._terminated & (self._steps >= self.spec.max_steps)
         return (self._obs(), reward, self._terminated.copy(), self._truncated.copy(),
                 {"success": self._success.copy()})

@@ -2,8 +2,9 @@
 
 One Gymnasium env per row, stepped one after the other. A start is the seed of Gymnasium's own `reset(seed=...)`,
 so it is as exact as the env's own seeding. Observations are flattened (a Dict in the order of its keys), actions
-in [-1, 1] are stretched to the env's Box, the reward is the env's own, and success is `info["is_success"]` or
-`info["success"]` where the env reports it, from that step until the reset. There is no `get_state`: Gymnasium has no
+in [-1, 1] are stretched to the env's Box, and success is `info["is_success"]` or `info["success"]` where the env
+reports it, from that step until the reset. The reward is the env's own; with reward "sparse" the step that first reports
+success pays 1, all others 0, and it ends the episode. There is no `get_state`: Gymnasium has no
 common way to take one.
 """
 
@@ -43,7 +44,7 @@ def make_gym(
     device: str = "cpu",
 ) -> "GymEnv":
     """The vector env of a Gymnasium id; the options are those of `sims.make`, of which most do not apply."""
-    own_only(f"gym:{id}", obs, reward, control, randomise, device)
+    own_only(f"gym:{id}", obs, control, randomise, device)
     if max_steps < 0:
         raise UserError(f"max_steps must be >= 0, got {max_steps}")
     if not id:
@@ -68,7 +69,7 @@ def make_gym(
             envs.extend(gym.make(id, max_episode_steps=limit, disable_env_checker=True, **pictures) for _ in range(num_envs))
     except gym.error.DependencyNotInstalled as e:
         raise MissingDependency(f"gym:{id}: {e}") from None
-    return GymEnv(id, envs, limit)
+    return GymEnv(id, envs, limit, reward)
 
 
 def render_modes(id: str) -> list[str]:
@@ -91,12 +92,10 @@ def said(what: str) -> Iterator[None]:
         raise UserError(f"{what}: {type(e).__name__}: {' '.join(str(e).split())[:300]} ({at.filename}, line {at.lineno})") from e
 
 
-def own_only(name: str, obs: str, reward: str, control: str, randomise: str, device: str) -> None:
+def own_only(name: str, obs: str, control: str, randomise: str, device: str) -> None:
     """UserError for options of `sims.make` that an env taken as it is does not have."""
     if obs != "state":
         raise UserError(f"{name} has obs 'state' only, got {obs!r}")
-    if reward not in ("", "dense"):
-        raise UserError(f"{name} has its own reward only (leave reward out), got {reward!r}")
     if control:
         raise UserError(f"{name} has its own control only (leave control out), got {control!r}")
     if randomise:
@@ -120,7 +119,7 @@ class GymEnv(ControlEnv):
 
     metadata: ClassVar = {"autoreset_mode": AutoresetMode.DISABLED}
 
-    def __init__(self, id: str, envs: list[gym.Env], max_steps: int):
+    def __init__(self, id: str, envs: list[gym.Env], max_steps: int, reward: str = ""):
         first = envs[0]
         space = self._space = first.observation_space
         if isinstance(space, spaces.Box) and len(space.shape) > 2:
@@ -141,6 +140,7 @@ class GymEnv(ControlEnv):
         self._state = np.zeros((n, size), np.float32)
         self._terminated, self._truncated, self._success = (np.zeros(n, bool) for _ in range(3))
         self.reports_success = False  # whether a step said so so far
+        self._sparse = reward == "sparse"
 
     def reset(self, *, seed=None, options=None):
         mask, starts = read_reset(seed, options, self.num_envs)
@@ -166,6 +166,13 @@ class GymEnv(ControlEnv):
             self._truncated[i] = truncated and not terminated
             self._success[i] |= bool(info.get("is_success", info.get("success", False)))
             self.reports_success |= "is_success" in info or "success" in info
+            if self._sparse:
+                if not self.reports_success:
+                    raise UserError(f"{self._name} says nothing of success (is_success or success in the info of a step), so it has no "
+                                    "sparse reward; leave reward out")
+                reward[i] = self._success[i]
+                self._terminated[i] |= self._success[i]
+                self._truncated[i] &= not self._terminated[i]
         return (self._obs(), reward, self._terminated.copy(), self._truncated.copy(),
                 {"success": self._success.copy()})
 
