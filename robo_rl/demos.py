@@ -1,4 +1,4 @@
-"""Recording a scripted expert, and turning recorded episodes into what supervised learning samples from."""
+"""Recording a scripted expert or a policy that shows how, and turning recorded episodes into what supervised learning samples from."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.vector import VectorWrapper
 
 from robo_rl.algos.bc import demos_sampler
 from robo_rl.algos.onpolicy import Demos
@@ -30,6 +31,37 @@ class Lead:
 
     act: Callable[[dict], np.ndarray]
     longest: int
+
+
+class PolicyExpert(VectorWrapper):
+    """An env whose expert is `act` (an observation of N envs -> actions [N, E, A]): it decides after a reset and every E control steps."""
+
+    env: Any  # with the optional parts of the contract
+    expert_source = "teacher"
+
+    def __init__(self, env, act: Callable[[dict], np.ndarray]):
+        super().__init__(env)
+        self._act, self._chunk, self._at = act, np.zeros((env.num_envs, 0, 0), np.float32), 0
+
+    def __getattr__(self, name: str):
+        if name == "env":
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def reset(self, *, seed=None, options=None):
+        self._obs, info = self.env.reset(seed=seed, options=options)
+        self._at = self._chunk.shape[1]
+        return self._obs, info
+
+    def step(self, actions):
+        self._obs, *rest = self.env.step(actions)
+        self._at += 1
+        return self._obs, *rest
+
+    def expert_action(self) -> np.ndarray:
+        if self._at >= self._chunk.shape[1]:
+            self._chunk, self._at = np.clip(self._act(self._obs), -1, 1).astype(np.float32), 0
+        return self._chunk[:, self._at]
 
 
 def record(env, episodes: int, seed: int, add: Callable[[Episode], None], noise: float = 0.0,
@@ -62,8 +94,9 @@ def record(env, episodes: int, seed: int, add: Callable[[Episode], None], noise:
                     break
             found, of = kept - before[0], tried - before[1]
             if of >= 20 * n and found < 0.05 * of:
-                raise UserError(f"the expert succeeds in {found} of {of} episodes of {name} "
-                                f"({env.spec.axes[0].name} control); choose another control mode")
+                remedy = "choose another control mode" if expert_source(env) == "expert" else "train it on"
+                raise UserError(f"the {expert_source(env)} succeeds in {found} of {of} episodes of {name} "
+                                f"({env.spec.axes[0].name} control); {remedy}")
     return tried
 
 
@@ -98,15 +131,21 @@ def expert_episodes(env, starts: np.ndarray, noise: float, rng: np.random.Genera
         yield Episode(state=np.stack([r[0][i] for r in mine]), action=np.stack([r[1][i] for r in mine]),
                       reward=np.array([r[2][i] for r in mine]), task=tasks[i], success=True, terminated=True,
                       images={v: np.stack([r[3][v][i] for r in mine]) for v in views},
-                      source="expert", start=int(starts[i]) if begin[i] == 0 else -1, final=np.array(obs["state"][i]),
+                      source=expert_source(env), start=int(starts[i]) if begin[i] == 0 else -1, final=np.array(obs["state"][i]),
                       final_images={v: np.array(obs[f"image/{v}"][i]) for v in views}) if won[i] and mine else None
+
+
+def expert_source(env) -> str:
+    """Who the expert of an env is, as a data set says it: expert, the scripted one, or teacher, a policy."""
+    return getattr(env, "expert_source", "expert")
 
 
 def check_expert(env) -> None:
     """Raise UserError if the env has no scripted expert."""
     if not hasattr(env, "expert_action"):
-        raise UserError(f"{env.spec.sim}:{env.spec.task} has no scripted expert; record demonstrations elsewhere and "
-                        "pass their folder with --demos PATH, or train from scratch with --demos 0")
+        raise UserError(f"{env.spec.sim}:{env.spec.task} has no scripted expert; record demonstrations (robo_rl "
+                        "collect --operator RUN has a trained policy show them) and pass their folder with --demos PATH, or train from "
+                        "scratch with --demos 0")
 
 
 def check_fits(meta, spec: ObsSpec, data: DataOptions | None = None) -> None:

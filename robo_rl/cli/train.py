@@ -27,7 +27,7 @@ class Train(TrainConfig):
 
 
 def parse(argv: list[str]) -> TrainConfig:
-    """Options over --config, over the recipe that fits --sim, --task, --algo, --obs, --preset and --reward."""
+    """Options over --config, over the recipe that fits --sim, --task, --algo, --obs, --preset, --reward and a data set of --demos."""
     from robo_rl.experiment import config_file, recipes
 
     def peek(name: str, default: str) -> str:
@@ -48,7 +48,8 @@ def parse(argv: list[str]) -> TrainConfig:
         sim = "none" if alone else "mujoco"
     chosen = (sim, peek("task", ""), peek("algo", "pi_rl"), peek("obs", "state"), peek("preset", "full"),
               peek("reward", ""))
-    made = recipes.steps(*chosen, init=peek("init", ""))
+    demos = peek("demos", "")
+    made = recipes.steps(*chosen, init=peek("init", ""), demos=demos)
     base = made[-1][1]
     if document:
         base = config_file.merged(recipes.exact(base, config_file.flat(document).keys() - {"steps"}), document, f"--config {file}")
@@ -60,7 +61,7 @@ def parse(argv: list[str]) -> TrainConfig:
     args = parse_options(Train, "train", argv, default=Train(**{k: getattr(base, k) for k in names}))
     config = TrainConfig(**{k: getattr(args, k) for k in names})
     if args.print_config:
-        reasons = {f"recipe {row.name}": row.why for row in recipes.rows(*chosen)}
+        reasons = {f"recipe {row.name}": row.why for row in recipes.rows(*chosen, demos)}
         print(config_file.as_toml(config, config_file.origins([*made, ("command line", config)]), reasons), end="")
         raise SystemExit(0)
     if args.plan:

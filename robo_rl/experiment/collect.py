@@ -8,18 +8,19 @@ from typing import Annotated, ClassVar, Literal
 import tyro
 
 from robo_rl.errors import UserError, in_range
+from robo_rl.experiment.operators import PERSONS
 from robo_rl.types import task_names
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectOptions:
-    """Record successful episodes of the scripted expert or of a person (--operator), or with --policy all episodes; an existing data set
-    is extended."""
+    """Record successful episodes of the scripted expert, of a trained policy or of a person (--operator), or with --policy all episodes;
+    an existing data set is extended."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
         "What is recorded": ("out", "sim", "task", "episodes", "policy", "obs", "seed", "noise", "video"),
         "A person": ("operator", "keep", "speed", "device", "port", "host"),
-        "The environment": ("control", "randomise", "image_size", "max_steps", "envs", "threads"),
+        "The environment": ("reward", "control", "randomise", "image_size", "max_steps", "envs", "threads"),
         "Data sets that are there already": ("repair", "accept", "tolerance")}
 
     out: str = ""
@@ -34,7 +35,7 @@ class CollectOptions:
     """Who acts, all outcomes kept and the executed actions recorded, as a world model needs: expert, random, a run or
     checkpoint folder, or several of them with commas between, which share the episodes."""
     operator: str = "scripted"
-    """Who demonstrates: scripted; or a person, one robot at a time: console (the page), gamepad, spacemouse, keyboard, each with :FILE
+    """Who demonstrates: scripted; the folder of a run or checkpoint, whose policy acts as it is evaluated; or a person, one robot at a time: console (the page), gamepad, spacemouse, keyboard, each with :FILE
     where it is not the first, and ,mapping=FILE.json; leader:NAMESPACE, an arm on the wire. What was driven is recorded, without
     pauses."""
     keep: Literal["success", "all"] = "success"
@@ -54,6 +55,9 @@ class CollectOptions:
     noise: float = 0.0
     """Standard deviation, 0 to 1, of noise on executed actions while the clean ones are recorded (DART); with --policy the most an episode
     may draw, and the noisy actions are recorded."""
+    reward: str = ""
+    """sparse, or dense where the task has it; "": the task's own, and of a policy's demonstrations in gym: and envpool: sparse, which
+    ends them with success."""
     control: str = ""
     """Action space, as in robo_rl train --control; "": the task's default."""
     randomise: str = ""
@@ -89,20 +93,29 @@ class CollectOptions:
         check_operator(self)
 
     @property
+    def by_policy(self) -> bool:
+        return self.operator.partition(":")[0] not in ("scripted", *PERSONS) and Path(self.operator).is_dir()
+
+    @property
     def by_person(self) -> bool:
-        return self.operator != "scripted"
+        return self.operator != "scripted" and not self.by_policy
 
 
 def check_operator(options: CollectOptions) -> None:
     """UserError: no such operator, or options that do not go with it."""
     from robo_rl.experiment.operators import check_person
-    kind = check_person("--operator", options.operator, ("scripted",))
+    if options.by_policy and options.policy:
+        raise UserError("--policy records whatever acts and --operator who demonstrates: leave one of them out")
+    name = options.operator.partition(":")[0]
+    if "/" in name and not options.by_policy:
+        raise UserError(f"--operator {options.operator}: there is no such folder of a run")
+    kind = "policy" if options.by_policy else check_person("--operator", options.operator, ("scripted",))
     if options.device:
         if kind != "console":
             raise UserError(f"--device is for --operator console; with --operator {kind} name it there")
         if check_person("--device", options.device) == "console":
             raise UserError("--device is what the person holds in their hand, got console")
-    if kind != "scripted":
+    if kind not in ("scripted", "policy"):
         for name, off in (("--policy", options.policy == ""), ("--noise", options.noise == 0), ("--video", not options.video)):
             if not off:
                 raise UserError(f"{name} is for episodes without a person; leave it out with --operator {kind}")
@@ -123,7 +136,8 @@ class Collected:
 def collect(options: CollectOptions) -> Collected:
     """Record episodes and append them to the data set. UserError: nothing can act, or the data set is another task's."""
     from robo_rl.experiment import envs
-    envs.check_names(options.sim, options.task, obs=options.obs, control=options.control, randomise=options.randomise)
+    envs.check_names(options.sim, options.task, obs=options.obs, reward=options.reward, control=options.control,
+                     randomise=options.randomise)
     from robo_rl.data.writer import Writer
     from robo_rl.demos import check_expert, record
     from robo_rl.film import FilmedEnv, check_path, write_film
@@ -132,10 +146,13 @@ def collect(options: CollectOptions) -> Collected:
     if options.by_person:
         return collect_by_person(options)
     check_path(options.video)
-    env = envs.make(options.sim, options.task, min(options.envs, options.episodes), obs=options.obs, control=options.control,
+    reward = options.reward or ("sparse" if options.by_policy and options.sim.startswith(("gym:", "envpool:")) else "")
+    env = envs.make(options.sim, options.task, min(options.envs, options.episodes), obs=options.obs, reward=reward, control=options.control,
                     image_size=options.image_size, threads=options.threads, max_steps=options.max_steps,
                     randomise=options.randomise, render=bool(options.video))
     actors = [(name, *load_actor(name, env, options.seed)) for name in options.policy.split(",")] if options.policy else []
+    if options.by_policy:
+        env = policy_expert(options.operator, env, options.seed)
     if not actors:
         check_expert(env)
     if options.obs == "rgb":
@@ -168,7 +185,7 @@ def collect_by_person(options: CollectOptions) -> Collected:
     from robo_rl.experiment.demonstrate import TIME_LIMITS, demonstrate
     torch.set_num_threads(1)
     console = options.operator == "console"
-    made = {"obs": options.obs, "control": options.control, "image_size": options.image_size, "threads": options.threads or 1,
+    made = {"obs": options.obs, "reward": options.reward, "control": options.control, "image_size": options.image_size, "threads": options.threads or 1,
             "randomise": options.randomise}
     probe = envs.make(options.sim, options.task, 1, max_steps=options.max_steps, **made)
     task, limit = probe.spec.task, probe.spec.max_steps
@@ -187,9 +204,6 @@ def collect_by_person(options: CollectOptions) -> Collected:
 
 def load_actor(name: str, env, seed: int):
     """(source label of its steps, actor) of one name in --policy."""
-    from robo_rl import checkpoint
-    from robo_rl.experiment.envs import obs_spec
-    from robo_rl.experiment.folder import pick_checkpoint
     from robo_rl.recording import expert_actor, policy_actor, random_actor
 
     if name == "expert":
@@ -198,10 +212,28 @@ def load_actor(name: str, env, seed: int):
         return "unknown", random_actor(env, seed)
     if not Path(name).exists():
         raise UserError(f"--policy {name!r} is neither expert nor random nor the folder of a run or checkpoint")
+    return "policy", policy_actor(best_policy(name, env), seed)
+
+
+def best_policy(name: str, env):
+    """The best policy of the run or checkpoint folder `name`; UserError where it does not fit the env."""
+    from robo_rl import checkpoint
+    from robo_rl.experiment.envs import obs_spec
+    from robo_rl.experiment.folder import pick_checkpoint
     _, folder = pick_checkpoint(Path(name), "best")
     policy, _ = checkpoint.load_policy(folder)
     checkpoint.check_fits(policy, obs_spec(env, policy.spec.language), str(folder))
-    return "policy", policy_actor(policy, seed)
+    return policy.eval()
+
+
+def policy_expert(name: str, env, seed: int):
+    """The env with the best policy of a run or checkpoint folder as its expert, without exploration noise."""
+    import torch
+
+    from robo_rl.demos import PolicyExpert
+    from robo_rl.evaluation import decide
+    policy, generator = best_policy(name, env), torch.Generator().manual_seed(seed)
+    return PolicyExpert(env, lambda obs: decide(policy, obs, generator))
 
 
 def record_actors(env, options: CollectOptions, actors: list, add: Callable, on_episode: Callable[[int], None]) -> int:

@@ -6,6 +6,7 @@ runs that have all of its words; of several rows that set an option the last one
 
 manipulation  starts from demonstrations: maniskill, or fast (all others, whose steps cost little)
 scratch       policies learn from nothing: locomotion, gym:, envpool:, and simulators of one's own (own_sim too)
+taken         gym:, envpool: or a simulator of one's own, and --demos is a data set in which success is paid; manipulation as well
 several       a run over several tasks
 data          no simulator: a data set of any robot, in its own units
 robot         the arm as an env, lockstep (arm) or in real time (dds); manipulation as well
@@ -102,6 +103,10 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "of a chunk is executed, then the policy looks again", {
             "policy": {"execute": 4, "predict": "action", "noise": "learned", "noise_steps": "last", "noise_min": 0.2, "noise_max": 0.3},
             "rl": {"decisions": 32, "trust_kl": 0.002, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
+    ("taken", "an env that is taken as it is pays success alone, as its data set does, and ends with it", {"reward": "sparse"}),
+    ("taken on_policy", "each env holds a model of its own, which takes a tenth of a second and up to 20 MB: few, in evaluations too", {
+        "envs": 64, "eval_envs": 50, "eval_episodes": 100}),
+    ("taken own_sim", "what the simulator itself pays", {"reward": ""}),
     ("several fast on_policy state", "one network learns what several did: as many demonstrations of each as tell their starts apart, and "
         "the updates that they take", {"demos": "100", "demos_most": 300, "bc": {"updates": 6000}}),
     ("fast ppo state", "the step follows the KL that it makes, not a learning rate that fits one task; the critic first", {
@@ -234,8 +239,8 @@ ROWS = tuple(RecipeRow(*row) for row in TABLE)
 PAPERS = tuple(sorted(row.where.removeprefix("paper ") for row in ROWS if row.where.startswith("paper ")))
 
 
-def rows(sim: str, task: str, algo: str, obs: str, preset: str, reward: str = "") -> list[RecipeRow]:
-    """The rows of a run, in the order in which they count."""
+def rows(sim: str, task: str, algo: str, obs: str, preset: str, reward: str = "", demos: str = "") -> list[RecipeRow]:
+    """The rows of a run, in the order in which they count. demos: the folder of a data set, where it says that success is paid."""
     choose("preset", preset, PRESETS)
     if preset == "paper" and algo not in PAPERS:
         raise UserError(f"--preset paper is there for {', '.join(PAPERS)}, got --algo {algo}; use quick or full")
@@ -246,8 +251,10 @@ def rows(sim: str, task: str, algo: str, obs: str, preset: str, reward: str = ""
     words = {preset, family, *SHARED.get(like, "").split(),
              *(("own_method", like or ("iql" if family == "replay" else "pi_rl")) if own else ("ours", algo))}
     if preset != "paper":
-        words |= {"scratch"} if scratch(sim, task) else {"data"} if sim == "none" else {
+        taken = scratch(sim, task) and bool(demos) and pays_success(Path(demos))
+        words |= {"scratch"} if scratch(sim, task) and not taken else {"data"} if sim == "none" else {
             "manipulation", "maniskill" if sim == "maniskill" else "fast"}
+        words |= {"taken"} if taken else set()
         words |= {obs, *(["own_sim"] if is_object(sim) else [])}
         words |= {"dense"} if reward == "dense" or sim == "maniskill" and task.startswith("MS-") else set()
     words |= {"robot", kind} if kind in ROBOTS else set()
@@ -274,18 +281,19 @@ def preset(sim: str, task: str, algo: str, obs: str, name: str, reward: str = ""
     return steps(sim, task, algo, obs, name, reward)[-1][1]
 
 
-def recipe(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "", init: str = "") -> TrainConfig:
-    """`preset`, or with `init`, a run or checkpoint folder, the one for a run that begins with its policy."""
-    return steps(sim, task, algo, obs, name, reward, init)[-1][1]
+def recipe(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "", init: str = "", demos: str = "") -> TrainConfig:
+    """`preset`, or with `init`, a run or checkpoint folder, the one for a run that begins with its policy; `demos`: --demos, where it
+    may be the folder of a data set."""
+    return steps(sim, task, algo, obs, name, reward, init, demos)[-1][1]
 
 
-def steps(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "",
-          init: str = "") -> list[tuple[str | dict[str, str], TrainConfig]]:
+def steps(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "", init: str = "",
+          demos: str = "") -> list[tuple[str | dict[str, str], TrainConfig]]:
     """The configurations that lead to `recipe`, each with its origin, or {option: origin}: chosen, "recipe ROW", --init (else default)."""
     base = TrainConfig(algo=algo, rl=method_options(algo)())
     settings: dict[str, object] = {"sim": sim, "task": task, "obs": obs, "preset": name}
     origin = dict.fromkeys(settings, "chosen")
-    for row in rows(sim, task, algo, obs, name, reward):
+    for row in rows(sim, task, algo, obs, name, reward, demos):
         changes = flat(row.settings)
         settings |= changes
         origin |= dict.fromkeys(changes, f"recipe {row.name}")
@@ -314,6 +322,18 @@ def nested(settings: Mapping[str, object]) -> dict:
 def scratch(sim: str, task: str) -> bool:
     """Whether policies learn from nothing there: locomotion, and simulators that are taken as they are."""
     return task in LOCOMOTION or sim.startswith(("gym:", "envpool:")) or is_object(sim)
+
+
+def pays_success(folder: Path) -> bool:
+    """Whether in the data set of a folder some episodes succeed, and every episode was paid 1 for success and nothing else."""
+    if not (folder / "meta" / "info.json").is_file():
+        return False
+    import numpy as np
+
+    from robo_rl.data.reader import load
+    data = load(folder)
+    paid = np.add.reduceat(data.reward, data.from_)
+    return data.is_judged and bool(data.success.any()) and bool((paid == data.success).all())
 
 
 def begun(base: TrainConfig, init: Path) -> TrainConfig:
