@@ -104,6 +104,29 @@ def test_episodes_are_recorded_and_read(tmp_path):
     assert got.episodes == len(data) == 3 and data.success.all()
 
 
+def test_a_trained_policy_demonstrates_and_its_successes_alone_are_kept(tmp_path):
+    from robo_rl.demos import PolicyExpert, record
+    env, seen, kept = robo_rl.make_env(task="reach", num_envs=4), [], []
+
+    def act(obs):  # the scripted expert of the first step of a chunk, for all three of its steps
+        seen.append(obs["state"].copy())
+        return np.repeat(np.asarray(env.expert_action())[:, None], 3, 1)
+    tried = record(PolicyExpert(env, act), 4, 0, kept.append)
+    assert tried >= len(kept) == 4 and all(e.success and e.source == "teacher" for e in kept)
+    decisions = -(-max(len(e) for e in kept) // 3)
+    assert len(seen) >= decisions and all((e.action[0] == e.action[1]).all() and (e.action[1] == e.action[2]).all() for e in kept)
+    assert not all((e.action[2] == e.action[3]).all() for e in kept)
+
+
+def test_the_policy_of_a_run_is_named_as_who_demonstrates(trained, tmp_path):
+    with pytest.raises(UserError, match="leave one of them out"):
+        robo_rl.collect(tmp_path / "d", task="reach", operator=str(trained[0].folder), policy="expert")
+    with pytest.raises(UserError, match="runs/none: there is no such folder of a run"):
+        robo_rl.collect(tmp_path / "d", task="reach", operator="runs/none")
+    with pytest.raises(UserError, match="has 33 state|the env has|state"):
+        robo_rl.collect(tmp_path / "d", task="pick_cube", operator=str(trained[0].folder))
+
+
 # ---- configurations as files
 
 
@@ -148,9 +171,33 @@ def test_every_number_of_a_recipe_that_is_not_the_default_has_a_row_with_a_reaso
         assert {origin[k] for k in base if base[k] != plain.get(k)} <= reasons | {"chosen"}, chosen
 
 
+def paid_data(folder, paid=1.0):
+    """A data set of two episodes, of which the first succeeds and is paid for it."""
+    from robo_rl.data.episode import Episode
+    from robo_rl.data.writer import Writer
+    env = robo_rl.make_env("gym:Pendulum-v1")
+    with Writer(folder, spec=env.spec) as writer:
+        for success in (True, False):
+            writer.add(Episode(state=np.zeros((3, 3), np.float32), action=np.zeros((3, 1), np.float32), success=success, task="t",
+                               reward=np.array([0, 0, paid * success], np.float32), terminated=success))
+    return str(folder)
+
+
+def test_demonstrations_that_are_paid_for_success_alone_turn_an_env_taken_as_it_is_into_one_to_learn_from_them(tmp_path):
+    taken = robo_rl.recipe("gym:Pendulum-v1", demos=paid_data(tmp_path / "paid"))
+    same = robo_rl.recipe(task="pick_cube")
+    assert taken.reward == "sparse" and taken.policy == same.policy and taken.rl == same.rl and taken.bc == same.bc
+    assert parse(["--sim", "gym:Pendulum-v1", "--demos", str(tmp_path / "paid")]) == taken
+    dense = robo_rl.recipe("gym:Pendulum-v1", demos=paid_data(tmp_path / "dense", paid=9.0))
+    assert dense.reward == "dense" and dense.rl == robo_rl.recipe("gym:Pendulum-v1").rl
+    assert robo_rl.recipe("pour:make", demos=str(tmp_path / "paid")).reward == ""
+    assert robo_rl.recipe("gym:Pendulum-v1", algo="rlpd", demos=str(tmp_path / "paid")).rl == robo_rl.recipe(algo="rlpd").rl
+
+
 def test_no_row_is_left_over_and_each_sets_what_the_options_know():
     used = {row.name for chosen, _ in every_recipe() for row in recipes.rows(*chosen)}
-    assert {row.name for row in recipes.ROWS} - used == {"own_method/on_policy", "data"}  # these need a method, and data, of the user's own
+    own = {"own_method/on_policy", "data", "taken", "taken/on_policy", "taken/own_sim"}  # these need a method, or data, of the user's own
+    assert {row.name for row in recipes.ROWS} - used == own
 
 
 def test_of_two_rows_the_later_counts_and_a_paper_has_its_numbers_on_any_simulator():

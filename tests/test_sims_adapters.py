@@ -113,7 +113,7 @@ def test_a_gymnasium_id_that_cannot_be_used_says_why(id, fault):
 
 
 @pytest.mark.parametrize("options, fault", [
-    ({"obs": "rgb"}, "obs 'state' only"), ({"reward": "sparse"}, "own reward"), ({"control": "x"}, "own control"),
+    ({"obs": "rgb"}, "obs 'state' only"), ({"control": "x"}, "own control"),
     ({"randomise": "mass"}, "no randomise"), ({"device": "cuda"}, "'cpu' only"), ({"max_steps": -1}, ">= 0"),
 ])
 def test_options_a_gymnasium_env_has_not_are_refused(options, fault):
@@ -189,6 +189,33 @@ def test_a_gymnasium_env_knows_whether_its_steps_say_success():
         assert env.reports_success == says
 
 
+class Reach(Goal):
+    """Says from the first step beyond 1 on that it succeeded, pays as it likes, and goes on to its time limit."""
+
+    def step(self, action):
+        self.x = self.x + action[:, 0]
+        return self._obs(), 7.0, False, False, {"success": self.x.sum() > 1}
+
+
+gym.register("RoboRlReach-v0", Reach, max_episode_steps=3)
+
+
+def test_a_sparse_reward_pays_the_first_success_alone_and_ends_the_episode_with_it():
+    env = make_gym("RoboRlReach-v0", num_envs=2, reward="sparse")
+    env.reset(seed=0)
+    paid, over = [], []
+    for _ in range(3):
+        _, reward, terminated, truncated, info = env.step(np.array([[-0.75, -0.75], [-1, -1]], np.float32))  # 1 and 0 of a step
+        paid, over = [*paid, reward.tolist()], [*over, terminated.tolist()]
+        assert (terminated == info["success"]).all()
+    assert paid == [[0, 0], [1, 0], [0, 0]] and over == [[False, False], [True, False], [True, False]]
+    assert truncated.tolist() == [False, True]
+    silent = make_gym("RoboRlFaulty-v0", reward="sparse")
+    silent.reset(seed=0)
+    with pytest.raises(UserError, match="says nothing of success.*leave reward out"):
+        silent.step(np.zeros((1, 1), np.float32))
+
+
 # ---------------------------------------------------------------- envpool:<id>
 
 
@@ -228,6 +255,37 @@ def test_actions_are_stretched_to_envpools_box():
     x, r, *_ = raw.step(np.array([[1.0]]))
     np.testing.assert_array_equal(obs["state"][0], x[0].astype(np.float32))
     assert reward[0] == np.float32(r[0]) and not np.array_equal(obs["state"][0], obs["state"][1])
+
+
+@needs_envpool
+def test_of_envpool_too_a_sparse_reward_ends_the_episode_with_success():
+    env = make_envpool("FetchReach-v4", num_envs=8, threads=1, reward="sparse")
+    obs, _ = env.reset(options={"starts": np.arange(8)})
+    total = np.zeros(8)
+    for _ in range(50):
+        to_goal = 10 * (obs["state"][:, -3:] - obs["state"][:, -6:-3]) * (np.arange(8) < 4)[:, None]
+        obs, reward, terminated, truncated, info = env.step(np.pad(to_goal, ((0, 0), (0, 1))))
+        total += reward
+        assert (terminated == info["success"]).all() and not (terminated & truncated).any()
+    assert env.reports_success and total.tolist() == terminated.tolist() and terminated[:4].all()
+    assert truncated.any() and (truncated == ~terminated).all()
+    env.reset(options={"reset_mask": terminated})
+    assert not (env.step(np.zeros((8, 4)))[2] & terminated).all()
+    with pytest.raises(UserError, match="Hopper-v5 says nothing of success"):
+        make_envpool("Hopper-v5", reward="sparse")
+
+
+@needs_envpool
+def test_an_id_whose_own_reward_is_sparse_has_its_dense_one_too():
+    env = make_envpool("FetchReach-v4", threads=1, reward="dense")
+    env.reset(seed=0)
+    assert -1 < env.step(np.zeros((1, 4)))[1][0] < 0
+
+
+@needs_envpool
+def test_a_goal_that_an_id_hides_unless_asked_is_shown():
+    obs, _ = make_envpool("MetaWorld/Reach-v3", threads=1).reset(seed=0)
+    assert obs["state"][0, -3:].all()
 
 
 @needs_envpool
