@@ -5,6 +5,7 @@ import json
 import tomllib
 from dataclasses import asdict
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from commands import robo_rl as command
@@ -127,6 +128,37 @@ def test_the_policy_of_a_run_is_named_as_who_demonstrates(trained, tmp_path):
         robo_rl.collect(tmp_path / "d", task="pick_cube", operator=str(trained[0].folder))
 
 
+class Drift(gym.Env):
+    """Moves on by 0.1 to 0.3 a step, whatever it is told; says from 1 on that it succeeded, and goes on to its time limit."""
+
+    observation_space, action_space = gym.spaces.Box(-9, 9, (1,)), gym.spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x = self.np_random.uniform(0, 0.5, 1).astype(np.float32)
+        return self.x, {}
+
+    def step(self, action):
+        self.x = (self.x + 0.2 + 0.1 * action).astype(np.float32)
+        return self.x, -5.0, False, False, {"success": self.x[0] > 1}
+
+
+gym.register("RoboRlDrift-v0", Drift, max_episode_steps=12)
+
+
+def test_from_an_env_without_an_expert_to_a_flow_policy(tmp_path):
+    sim, small = "gym:RoboRlDrift-v0", {**SMALL, "steps": 128, "eval_every": 128, "task": ""}
+    teacher = robo_rl.recipe(sim, algo="ppo", **small | {"demos": "0", "policy": {"hidden": 16}}, out=str(tmp_path / "teacher"))
+    assert teacher.reward == "dense"
+    robo_rl.train(teacher, quiet=True)
+    got = robo_rl.collect(tmp_path / "demos", sim=sim, operator=str(tmp_path / "teacher"), episodes=4)
+    data = robo_rl.load_dataset(tmp_path / "demos")
+    assert got.episodes == len(data) == 4 and data.success.all() and data.terminated.all() and (data.state[:, 0] <= 1).all()
+    flow = robo_rl.recipe(sim, **small | {"demos": str(tmp_path / "demos"), "rl": {"decisions": 4, "minibatch": 8}}, out=str(tmp_path / "flow"))
+    assert flow.reward == "sparse" and flow.policy.kind == "flow" and flow.max_steps == 12  # its own limit: 3 times a demonstration is more
+    assert robo_rl.train(flow, quiet=True).success == 1
+
+
 # ---- configurations as files
 
 
@@ -186,6 +218,7 @@ def paid_data(folder, paid=1.0):
 def test_demonstrations_that_are_paid_for_success_alone_turn_an_env_taken_as_it_is_into_one_to_learn_from_them(tmp_path):
     taken = robo_rl.recipe("gym:Pendulum-v1", demos=paid_data(tmp_path / "paid"))
     same = robo_rl.recipe(task="pick_cube")
+    assert taken.max_steps == 9 and robo_rl.recipe("gym:Pendulum-v1", demos=str(tmp_path / "paid"), max_steps=50).max_steps == 50
     assert taken.reward == "sparse" and taken.policy == same.policy and taken.rl == same.rl and taken.bc == same.bc
     assert parse(["--sim", "gym:Pendulum-v1", "--demos", str(tmp_path / "paid")]) == taken
     dense = robo_rl.recipe("gym:Pendulum-v1", demos=paid_data(tmp_path / "dense", paid=9.0))

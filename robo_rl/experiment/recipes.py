@@ -6,7 +6,8 @@ runs that have all of its words; of several rows that set an option the last one
 
 manipulation  starts from demonstrations: maniskill, or fast (all others, whose steps cost little)
 scratch       policies learn from nothing: locomotion, gym:, envpool:, and simulators of one's own (own_sim too)
-taken         gym:, envpool: or a simulator of one's own, and --demos is a data set in which success is paid; manipulation as well
+taken         gym:, envpool: or a simulator of one's own, and --demos is a data set in which success is paid; manipulation as well, with
+              episodes no longer than `demo_limit` of that data set
 several       a run over several tasks
 data          no simulator: a data set of any robot, in its own units
 robot         the arm as an env, lockstep (arm) or in real time (dds); manipulation as well
@@ -251,7 +252,7 @@ def rows(sim: str, task: str, algo: str, obs: str, preset: str, reward: str = ""
     words = {preset, family, *SHARED.get(like, "").split(),
              *(("own_method", like or ("iql" if family == "replay" else "pi_rl")) if own else ("ours", algo))}
     if preset != "paper":
-        taken = scratch(sim, task) and bool(demos) and pays_success(Path(demos))
+        taken = demo_limit(sim, task, demos) is not None
         words |= {"scratch"} if scratch(sim, task) and not taken else {"data"} if sim == "none" else {
             "manipulation", "maniskill" if sim == "maniskill" else "fast"}
         words |= {"taken"} if taken else set()
@@ -297,6 +298,8 @@ def steps(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "",
         changes = flat(row.settings)
         settings |= changes
         origin |= dict.fromkeys(changes, f"recipe {row.name}")
+    if limit := demo_limit(sim, task, demos):
+        settings["max_steps"], origin["max_steps"] = limit, "--demos"
     made = merged(base, nested(settings), "recipe")
     asked = {} if algo == TrainConfig.algo else {"algo": "chosen"}
     return [(asked, base), (origin, made), *([("--init", begun(made, Path(init)))] if init else [])]
@@ -324,16 +327,24 @@ def scratch(sim: str, task: str) -> bool:
     return task in LOCOMOTION or sim.startswith(("gym:", "envpool:")) or is_object(sim)
 
 
-def pays_success(folder: Path) -> bool:
-    """Whether in the data set of a folder some episodes succeed, and every episode was paid 1 for success and nothing else."""
-    if not (folder / "meta" / "info.json").is_file():
-        return False
+def demo_limit(sim: str, task: str, demos: str) -> int | None:
+    """Episode limit [control steps] where policies learn from nothing unless `demos` is the folder of a data set in which some episodes
+    succeed and every one was paid 1 for success and nothing else; else None.
+
+    It is three times the median length of its successes, at least the longest of them and at most the limit that they were recorded
+    under (0: not known): what takes longer has failed, and a long limit fills rollouts with failures.
+    """
+    if not demos or not scratch(sim, task) or not (Path(demos) / "meta" / "info.json").is_file():
+        return None
     import numpy as np
 
     from robo_rl.data.reader import load
-    data = load(folder)
-    paid = np.add.reduceat(data.reward, data.from_)
-    return data.is_judged and bool(data.success.any()) and bool((paid == data.success).all())
+    data = load(demos)
+    paid, length = np.add.reduceat(data.reward, data.from_), data.to - data.from_
+    if not data.is_judged or not data.success.any() or (paid != data.success).any():
+        return None
+    wanted = max(int(length[data.success].max()), round(3 * float(np.median(length[data.success]))))
+    return 0 if data.spec is None else min(wanted, data.spec.max_steps)
 
 
 def begun(base: TrainConfig, init: Path) -> TrainConfig:
