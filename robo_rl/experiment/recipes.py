@@ -331,7 +331,7 @@ def demo_limit(sim: str, task: str, demos: str) -> int | None:
     """Episode limit [control steps] where policies learn from nothing unless `demos` is the folder of a data set in which some episodes
     succeed and every one was paid 1 for success and nothing else; else None.
 
-    It is three times the median length of its successes, at least the longest of them and at most the limit that they were recorded
+    It is three times the median length of its successes, enough for nine in ten of them, and at most the limit that they were recorded
     under (0: not known): what takes longer has failed, and a long limit fills rollouts with failures.
     """
     if not demos or not scratch(sim, task) or not (Path(demos) / "meta" / "info.json").is_file():
@@ -343,7 +343,8 @@ def demo_limit(sim: str, task: str, demos: str) -> int | None:
     paid, length = np.add.reduceat(data.reward, data.from_), data.to - data.from_
     if not data.is_judged or not data.success.any() or (paid != data.success).any():
         return None
-    wanted = max(int(length[data.success].max()), round(3 * float(np.median(length[data.success]))))
+    nine, half = np.quantile(length[data.success], (0.9, 0.5))
+    wanted = round(max(nine, 3 * half))
     return 0 if data.spec is None else min(wanted, data.spec.max_steps)
 
 
