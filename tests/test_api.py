@@ -154,7 +154,8 @@ def test_from_an_env_without_an_expert_to_a_flow_policy(tmp_path):
     got = robo_rl.collect(tmp_path / "demos", sim=sim, operator=str(tmp_path / "teacher"), episodes=4)
     data = robo_rl.load_dataset(tmp_path / "demos")
     assert got.episodes == len(data) == 4 and data.success.all() and data.terminated.all() and (data.state[:, 0] <= 1).all()
-    flow = robo_rl.recipe(sim, **small | {"demos": str(tmp_path / "demos"), "rl": {"decisions": 4, "minibatch": 8}}, out=str(tmp_path / "flow"))
+    taught = small | {"demos": str(tmp_path / "demos"), "rl": {"decisions": 4, "minibatch": 8}}
+    flow = robo_rl.recipe(sim, **taught, out=str(tmp_path / "flow"))
     assert flow.reward == "sparse" and flow.policy.kind == "flow" and flow.max_steps == 12  # its own limit: 3 times a demonstration is more
     assert robo_rl.train(flow, quiet=True).success == 1
 

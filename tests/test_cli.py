@@ -78,7 +78,7 @@ def mistake(capsys, *argv: str) -> str:
     ("eval", "Missing from robo_rl eval: STR Run folder"),
     ("doctor --jsn", "Unrecognized options: --jsn; did you mean --json?"),
     ("report", "Missing from robo_rl report"),
-    ("train --task Hopper-v5 --demos 5", "has no scripted expert; record demonstrations elsewhere and pass their folder"),
+    ("train --task Hopper-v5 --demos 5", "has no scripted expert; record demonstrations (robo_rl collect --operator RUN"),
     ("collect --task Hopper-v5", "mujoco:Hopper-v5 has no scripted expert"),
     ("train --task reach --demos 0 --rl.bc-coef 1", "--rl.bc-coef holds the policy near demonstrations: --demos N or"),
     ("train --algo bc --demos 0", "--algo bc needs demonstrations: --demos N or --demos PATH"),

@@ -1,4 +1,4 @@
-"""`robo_rl collect`: demonstrations of the scripted expert, a trained policy or a person, or whatever a policy does, as a LeRobot v3 data set."""
+"""`robo_rl collect`: demonstrations of the scripted expert, a policy or a person, or whatever acts, as a LeRobot v3 data set."""
 
 from robo_rl.experiment.collect import CollectOptions, collect
 
@@ -20,6 +20,7 @@ def run(options: CollectOptions) -> int:
     if options.by_person:
         print(f"{got.folder}: {got.episodes} of {got.tried} episodes added ({got.successes} of them successful), {got.total} in all")
         return 0
-    how = f"{got.successes} of them successful" if got.tried is None else f"{'the policy' if options.by_policy else 'expert'} succeeded in {got.episodes} of {got.tried}"
+    who = "the policy" if options.by_policy else "expert"
+    how = f"{got.successes} of them successful" if got.tried is None else f"{who} succeeded in {got.episodes} of {got.tried}"
     print(f"{got.folder}: {got.episodes} episodes added ({how}), {got.total} in all")
     return 0

@@ -35,9 +35,9 @@ class CollectOptions:
     """Who acts, all outcomes kept and the executed actions recorded, as a world model needs: expert, random, a run or
     checkpoint folder, or several of them with commas between, which share the episodes."""
     operator: str = "scripted"
-    """Who demonstrates: scripted; the folder of a run or checkpoint, whose policy acts as it is evaluated; or a person, one robot at a time: console (the page), gamepad, spacemouse, keyboard, each with :FILE
-    where it is not the first, and ,mapping=FILE.json; leader:NAMESPACE, an arm on the wire. What was driven is recorded, without
-    pauses."""
+    """Who demonstrates: scripted; the folder of a run or checkpoint, whose policy acts as it is evaluated; or a person, one robot at a
+    time: console (the page), gamepad, spacemouse, keyboard, each with :FILE where it is not the first, and ,mapping=FILE.json;
+    leader:NAMESPACE, an arm on the wire. What a person drove is recorded, without pauses."""
     keep: Literal["success", "all"] = "success"
     """Which episodes of a person are recorded; failures too teach a success classifier."""
     speed: float = 1.0
@@ -185,8 +185,8 @@ def collect_by_person(options: CollectOptions) -> Collected:
     from robo_rl.experiment.demonstrate import TIME_LIMITS, demonstrate
     torch.set_num_threads(1)
     console = options.operator == "console"
-    made = {"obs": options.obs, "reward": options.reward, "control": options.control, "image_size": options.image_size, "threads": options.threads or 1,
-            "randomise": options.randomise}
+    made = {"obs": options.obs, "reward": options.reward, "control": options.control, "image_size": options.image_size,
+            "threads": options.threads or 1, "randomise": options.randomise}
     probe = envs.make(options.sim, options.task, 1, max_steps=options.max_steps, **made)
     task, limit = probe.spec.task, probe.spec.max_steps
     probe.close()
