@@ -1,120 +1,191 @@
-"""Failures used again: the prefix stays bit for bit, who acted is told apart, and what a teacher did enters supervision alone."""
+"""Failures used again: the prefix stays bit for bit, the latest state that a teacher makes good is found, its steps alone are taught."""
 
+import json
+import signal
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from commands import TINY, Command, robo_rl
+from test_algos import METHODS
+from test_corrections import make
 from toys import PointReach
 
-from robo_rl.data.episode import Episode
+from robo_rl import checkpoint
 from robo_rl.errors import UserError
-from robo_rl.recording import Recorder
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.recycle import CUTS, Recycler, check, recycles
+from robo_rl.options import NftOptions, PolicyOptions, PpoOptions
+from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.rollout import Collector
+from robo_rl.rollout_control import StartControl, Uniform
 from robo_rl.rollout_control import recycle as rc
 
-LIMIT = 15
+LIMIT, E = 16, 2
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
 
 
 def failures(n=6):
-    """Episodes that go the right way for 4 steps and then away."""
-    env, out = PointReach(n, LIMIT), []
-    recorder = Recorder(env, out.append)
-    recorder.reset(options={"starts": np.arange(100, 100 + n)})
+    """Episodes that go the right way for 6 steps and then away: the later, the farther from a goal that must be reached by the limit."""
+    env, seen, did = PointReach(n, LIMIT), [], []
+    obs, _ = env.reset(options={"reset_mask": np.ones(n, bool), "starts": np.arange(100, 100 + n)})
     for t in range(LIMIT):
-        recorder.step(env.expert_action() * 0.3 if t < 4 else -env.expert_action())
-    return [e for e in out if not e.success]
+        if t % E == 0:
+            seen.append(np.array(obs["state"], np.float32))
+        did.append(np.asarray(env.expert_action() * 0.05 if t < 6 else -env.expert_action(), np.float32))
+        obs, _, terminated, _, _ = env.step(did[-1])
+        assert not terminated.any()
+    return [rc.Failure(100 + i, np.stack([a[i] for a in did]), np.stack([s[i] for s in seen])) for i in range(n)]
 
 
-def distance(e):
-    return -np.linalg.norm(e.state[:, 2:], axis=1)
+def test_cuts_are_whole_chunks_in_equal_parts():
+    assert rc.cuts_of(16, 2, 3) == [4, 8, 12] and rc.cuts_of(15, 4, 3) == [0, 4, 8] and rc.cuts_of(3, 2, 3) == [0, 2]
 
 
-def test_the_first_bad_step_is_the_first_after_which_the_value_never_comes_back():
-    rng = np.random.default_rng(0)
-    for _ in range(300):
-        value, drop = rng.integers(0, 6, rng.integers(1, 9)).astype(float), 1.5
-        want = next((t for t in range(len(value)) if all(value[u] < value[:u + 1].max() - drop for u in range(t, len(value)))), len(value))
-        assert rc.first_bad_step(value, drop) == want
-    assert rc.first_bad_step(np.arange(5.0), 0.1) == 5 and rc.cut_of(np.arange(5.0), 0.1) == 5
-
-
-def test_a_failure_is_cut_before_the_action_that_led_to_it_at_a_whole_chunk():
-    e = failures()[0]
-    bad = rc.first_bad_step(distance(e), 0.0)
-    assert bad == 5 and rc.cut_of(distance(e), 0.0) == 4 and rc.cut_of(distance(e), 0.0, chunk=3) == 3  # state 5 is the first worse one
-
-
-def test_the_prefix_is_bit_for_bit_the_recorded_one_and_a_teacher_brings_it_to_success():
+def test_the_prefix_is_played_bit_for_bit_and_the_teacher_goes_on_to_success_or_runs_out_of_time():
     old = failures()
     env = PointReach(len(old) + 2, LIMIT)
-    cuts = [rc.cut_of(distance(e), 0.0) for e in old]
-    for e, r, cut in zip(old, rc.recycle(env, old, cuts, rc.expert_teacher(env)), cuts, strict=True):
-        assert np.array_equal(r.episode.state[:cut + 1], e.state[:cut + 1]) and np.array_equal(r.episode.action[:cut], e.action[:cut])
-        assert not r.taught[:cut].any() and r.taught[cut:].all() and r.cut == cut
-        assert r.episode.success and r.episode.terminated and r.episode.start == e.start and not e.success
-        again = rc.recycle(PointReach(1, LIMIT), [r.episode], [len(r.episode)], lambda obs, mask: None)[0]
-        assert np.array_equal(again.episode.final, r.episode.final)  # what was made is itself an episode that can be played again
+    for cut in (0, 4, 8, 14):
+        for f, c in zip(old, rc.complete(env, old, [cut] * len(old), rc.expert_teacher(env), E), strict=True):
+            assert c.same and c.steps == cut + len(c.action) <= LIMIT
+            assert np.array_equal(np.asarray(c.obs[0]["state"], np.float32), f.state[cut // E])
+            assert not (c.success and cut == 14)  # two steps are too few to come back
+        assert any(c.success for c in rc.complete(env, old, [cut] * len(old), rc.expert_teacher(env), E)) == (cut < 14)
+    late = rc.complete(env, old[:1], [LIMIT], rc.expert_teacher(env), E)[0]
+    assert len(late.action) == 0 and not late.success and late.same
 
 
-def test_a_cut_at_the_end_gives_the_episode_itself_and_one_at_zero_the_teachers_own():
-    e = failures()[0]
-    env = PointReach(1, LIMIT)
-    whole = rc.recycle(env, [e], [len(e)], rc.expert_teacher(env))[0]
-    assert np.array_equal(whole.episode.action, e.action) and np.array_equal(whole.episode.final, e.final) and not whole.taught.any()
-    assert rc.recycle(env, [e], [0], rc.expert_teacher(env))[0].taught.all()
-
-
-def test_an_intervention_is_the_teachers_for_its_steps_and_then_the_policys():
-    e = failures()[0]
-    env = PointReach(1, LIMIT)
-    slow = lambda obs, mask: rc.expert_teacher(env)(obs, mask) * 0.5  # noqa: E731
-    r = rc.recycle(env, [e], [4], rc.expert_teacher(env), slow, steps=2)[0]
-    assert r.taught.tolist() == [False] * 4 + [True] * 2 + [False] * (len(r.episode) - 6)
-    assert np.allclose(r.episode.action[4], np.clip((e.state[4, 2:]) / 0.2 * 0.7, -1, 1), atol=1e-6)
-    assert rc.intervention_pays(np.array([True, False]), 0.25) and not rc.intervention_pays(np.array([True, False]), 0.5)
-    assert not rc.intervention_pays(np.zeros(0, bool), 0.0)
-
-
-def test_lessons_are_the_taught_steps_of_successes_and_end_where_the_policy_goes_on():
-    state, action = np.arange(10.0).reshape(5, 2), np.arange(5.0)[:, None] / 5
-    episode = Episode(state=state, action=action, success=True, source=["policy", "teacher", "teacher", "policy", "teacher"])
-    s, chunk, mask = rc.lessons([rc.Recycled(episode, 1), rc.Recycled(replace(episode, success=False), 1)], 3)
-    assert np.array_equal(s, state[[1, 2, 4]]) and mask.tolist() == [[1, 1, 0], [1, 0, 0], [1, 0, 0]]
-    assert np.allclose(chunk[0, :2, 0], [0.2, 0.4]) and np.allclose(chunk[2, :, 0], 0.8)
-    assert len(rc.lessons([], 3)[0]) == 0
-
-
-def test_taught_samples_are_at_most_their_share():
-    for own in (1, 7, 100):
-        for share in (0.0, 0.1, 0.5, 0.9):
-            n = rc.capped(10**6, own, share)
-            assert n <= share * (n + own) + 1e-6 and n + 1 > share * (n + 1 + own) - 1e-6
-    assert rc.capped(3, 100, 0.5) == 3
-
-
-def test_an_episode_that_cannot_be_played_again_is_refused():
-    e, env = failures()[0], PointReach(1, LIMIT)
-    bent = replace(e, action=np.concatenate([e.action[:2], -e.action[2:]]))
-    with pytest.raises(UserError, match="step 3 differs"):
-        rc.recycle(env, [bent], [8], rc.expert_teacher(env))
-    with pytest.raises(UserError, match="without a start"):
-        rc.recycle(env, [replace(e, start=-1)], [2], rc.expert_teacher(env))
+def test_an_episode_that_does_not_show_its_states_again_is_given_back_as_such():
+    f, env = failures(1)[0], PointReach(1, LIMIT)
+    bent = replace(f, state=f.state + np.where(np.arange(len(f.state)) == 2, 1e-6, 0)[:, None].astype(np.float32))
+    assert not rc.complete(env, [bent], [8], rc.expert_teacher(env), E)[0].same
+    assert rc.complete(env, [bent], [4], rc.expert_teacher(env), E)[0].same  # what lies behind the cut is not looked at
     with pytest.raises(UserError, match="as many envs"):
-        rc.recycle(env, [e, e], [2, 2], rc.expert_teacher(env))
-    with pytest.raises(UserError, match="pass the policy"):
-        rc.recycle(env, [e], [2], rc.expert_teacher(env), steps=1)
+        rc.complete(env, [f, f], [2, 2], rc.expert_teacher(env), E)
 
 
-def test_errors_become_groups_once_enough_wait_the_newest_first_and_none_too_old():
-    queue = rc.FissionQueue(trigger=2, size=4, most_age=3)
-    queue.add(0, 0)
-    assert queue.take(0) == []
-    queue.add(1, 2)
-    queue.add(2, 3)
-    copy = rc.FissionQueue(trigger=2, size=4, most_age=3)
-    copy.load_state_dict(queue.state_dict())
-    assert [(g.row, g.size, g.version) for g in queue.take(4)] == [(2, 4, 3), (1, 4, 2)]  # error 0 is 4 versions old
-    assert queue.take(4) == [] and [g.row for g in copy.take(3)] == [2, 1] and copy.take(3) == []
-    outcome = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
-    adv = rc.fission_advantage(outcome)
-    assert torch.allclose(adv.sum(1), torch.zeros(2)) and not adv[1].any() and adv[0, 0] > 0
+def test_lessons_are_the_steps_of_the_teacher_and_end_with_the_episode():
+    done = rc.Completed(tuple({"state": np.full(2, t)} for t in range(3)), np.arange(3.0)[:, None], True, 9, True)
+    obs, chunk, mask = rc.lessons(done, 2)
+    assert [o["state"][0] for o in obs] == [0, 1, 2] and chunk[..., 0].tolist() == [[0, 1], [1, 2], [2, 2]]
+    assert mask.tolist() == [[1, 1], [1, 1], [1, 0]]
+
+
+GROUP = {"advantage": "grpo", "group": 4, "decisions": 0, "recycle": 3}
+
+
+def recycler(**options):
+    config = TrainConfig(task="reach", algo="ppo", policy=PolicyOptions(kind="gaussian", horizon=4, execute=E, hidden=16, layers=2),
+                         rl=PpoOptions(**GROUP | options), workers=0)
+    said = []
+    return Recycler(config, ObsSpec(state=4, action=2), lambda *words: said.append(words), PointReach(3 * CUTS, LIMIT)), said
+
+
+def played(seed=0, n=16):
+    policy = make_policy(PolicyOptions(kind="gaussian", horizon=4, execute=E, hidden=16, layers=2), ObsSpec(state=4, action=2), seed)
+    collector = Collector(PointReach(n, LIMIT), policy, 0.95, seed, starts=StartControl(Uniform(), 0))
+    return policy, collector.episodes(policy, np.repeat(np.arange(n // 4) + 7, 4))
+
+
+def test_failures_of_a_rollout_become_lessons_from_the_latest_state_that_the_teacher_makes_good():
+    policy, r = played()
+    own, said = recycler()
+    steps = own.look(r, policy)
+    told = own.metrics()
+    assert told["recycle/failures"] == 3 and told["recycle/completed"] >= 1 and told["recycle/refused"] == 0 and not said
+    assert steps == told["recycle/steps"] > 0 and len(own) == told["recycle/lessons"] > 0
+    obs, chunk, mask = own(64, torch.Generator().manual_seed(0))
+    assert obs["state"].shape == (64, 4) and chunk.shape == (64, 4, 2) and mask.shape == (64, 4)
+    want = np.clip(obs["state"][:, 2:] / 0.2 * 0.7, -1, 1)
+    assert torch.allclose(chunk[:, 0], torch.as_tensor(want), atol=1e-5)  # what the expert does there
+    for f in own.failures(r, policy):  # the latest of the cuts that succeed
+        cuts = rc.cuts_of(len(f.action), E, CUTS)
+        done = rc.complete(own.env, [f] * len(cuts), cuts, own.teacher, E)
+        assert all(c.same for c in done)
+
+
+def test_the_same_failures_are_chosen_again_from_a_state_and_the_newest_lessons_stay(monkeypatch):
+    policy, r = played()
+    a, _ = recycler()
+    a.look(r, policy)
+    b, _ = recycler()
+    b.load_state_dict(a.state_dict())
+    assert a.look(r, policy) == b.look(r, policy) and all(torch.equal(v, b.rows[k]) for k, v in a.rows.items())
+    monkeypatch.setattr("robo_rl.experiment.recycle.KEPT", 10)
+    last = a.rows["chunk"]
+    a.look(r, policy)
+    assert len(a) == 10 and not torch.equal(a.rows["chunk"], last[:10])
+
+
+def test_a_simulator_that_plays_other_states_is_told_of_once_and_teaches_nothing():
+    policy, r = played()
+    own, said = recycler()
+    r.obs["state"][1:] += 1e-3
+    own.look(r, policy)
+    own.look(r, policy)
+    assert len(own) == 0 and len(said) == 1 and said[0][1] == "warning" and own.metrics()["recycle/refused"] > 0
+
+
+@pytest.mark.parametrize("name", [m for m in METHODS if m != "nft"])
+def test_an_update_learns_beside_rl_what_the_teacher_did_and_no_ratio_has_it(name):
+    options = GROUP | {"recycle_coef": 0.5}
+    learner, plain = make(name, **options), make(name, **options | {"recycle": 0})
+    collector = Collector(PointReach(16, LIMIT), learner.policy, 0.95, 0, starts=StartControl(Uniform(), 0))
+    r = collector.episodes(learner.policy, np.repeat(np.arange(4), 4))
+    r = replace(r, outcome=torch.rand(16, generator=torch.Generator().manual_seed(0)))
+    h, calls = learner.policy.options.horizon, []
+
+    def sample(size, generator):
+        calls.append(size)
+        return {"state": torch.ones(8, 4)}, torch.full((8, h, 2), 0.5), torch.ones(8, h)
+    learner.lessons = sample
+    told = learner.update(r, 0.5)
+    assert calls and told["first_log_ratio"] < 2e-5 and told["recycle_loss"] > 0
+    assert "recycle_loss" not in plain.update(r, 0.5)
+    flat = replace(r, outcome=torch.zeros(16))  # RL has nothing to learn from, the lessons are there all the same
+    first = learner.update(flat, 0.5)
+    for _ in range(20):
+        last = learner.update(flat, 0.5)
+    assert first["skipped"] and last["recycle_loss"] < first["recycle_loss"] and "recycle_loss" not in plain.update(flat, 0.5)
+
+
+@pytest.mark.parametrize(("run", "words"), [
+    ({"obs": "rgb"}, "--obs rgb"), ({"learners": 2}, "--learners"), ({"latency": 0.1}, "--latency"), ({"backend": "ray"}, "--backend ray")],
+    ids=str)
+def test_a_run_that_cannot_recycle_is_told_why(run, words):
+    config = TrainConfig(task="reach", algo="ppo", rl=PpoOptions(**GROUP), workers=0, **run)
+    assert recycles(config)
+    with pytest.raises(UserError, match=words):
+        check(config, PointReach(1))
+
+
+def test_recycling_that_makes_no_sense_is_one_line(tmp_path):
+    for bad in ({"advantage": "gae", "decisions": 8}, {"advantage": "tree"}):
+        with pytest.raises(UserError, match="group advantage"):
+            PpoOptions(**GROUP | bad)
+    with pytest.raises(UserError, match="not with nft"):
+        NftOptions(**GROUP)
+    argv = ("train", *TINY, "--algo", "ppo", "--rl.advantage", "grpo", "--rl.decisions", "0", "--rl.recycle", "2")
+    assert "nowhere" in robo_rl(tmp_path, *argv, "--rl.recycle-teacher", "nowhere").mistake
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_bit_for_bit_with_the_lessons_it_had(tmp_path):
+    argv = ("train", *TINY, "--algo", "ppo", "--policy.kind", "gaussian", "--rl.advantage", "grpo", "--rl.decisions", "0",
+            "--rl.group", "4",
+            "--rl.recycle", "2", "--steps", "4000", "--starts", "uniform")
+    assert (end := robo_rl(tmp_path, *argv, "--out", "whole")).code == 0, end
+    rows = [json.loads(x) for x in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
+    assert any(row.get("recycle/completed") for row in rows) and any("train/recycle_loss" in row for row in rows)
+    command = Command(tmp_path, (*argv, "--out", "killed"))
+    command.until(lambda: (tmp_path / "killed/checkpoints").exists() and len(checkpoint.checkpoints(tmp_path / "killed")) > 1)
+    command.signal(signal.SIGKILL)
+    command.wait()
+    assert (end := robo_rl(tmp_path, "train", "--resume", "killed")).code == 0, end
+    last = [(checkpoint.checkpoints(tmp_path / name)[-1] / "policy.safetensors").read_bytes() for name in ("whole", "killed")]
+    assert last[0] == last[1]

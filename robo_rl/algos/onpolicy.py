@@ -26,11 +26,11 @@ from robo_rl.algos.rollout_replay import RolloutReplay
 from robo_rl.algos.stale import Corrector
 from robo_rl.algos.step_rewards import StepRewards
 from robo_rl.algos.trust import TrustRegion
-from robo_rl.corrections import ess
+from robo_rl.algos.update_metrics import average, effective, of_fresh, value_metrics
 from robo_rl.devices import device_of, moved
 from robo_rl.errors import UserError
 from robo_rl.optim import Optimizer
-from robo_rl.options import OnPolicyOptions, PolicyOptions
+from robo_rl.options import OnPolicyOptions
 from robo_rl.policies.context import PREFIX, Context
 from robo_rl.policies.policy import ChainPolicy, GaussianPolicy, Obs
 from robo_rl.rollout import Rollout, one_thread
@@ -91,6 +91,7 @@ class OnPolicyLearner:
         self.iteration = 0
         self.step_scale = 1.0  # of the size of updates; smaller after a return to an earlier checkpoint
         self.rehearsal: Rehearsal | None = None  # of the options' rehearse; who runs the learner gives it
+        self.lessons: Demos | None = None  # of the options' recycle; who runs the learner gives it
         self.supervision = 1.0  # share of bc_coef that is in force, which who runs the learner may lower
         self.share, self.total_norm, self.mean = slice(None), None, float  # of a rank among several (runtime.sharded)
 
@@ -118,7 +119,7 @@ class OnPolicyLearner:
         if len(rows) == 0:
             self.iteration += 1
             self.settle(progress)
-            return metrics | {"skipped": 1.0}
+            return metrics | {"skipped": 1.0} | self.learn_lessons()
         with threads_for(policy, rollout):
             obs = encoded_once(policy, flat(rollout.obs))
         fixed = PREFIX in obs
@@ -181,6 +182,17 @@ class OnPolicyLearner:
         if logs and "active" in logs[0]:
             self.corrector.updated(float(logs[0]["active"]))
         return metrics
+
+    def learn_lessons(self) -> dict[str, float]:
+        """What a teacher did, alone, where RL has nothing to learn from: a step for each epoch -> metrics."""
+        o, told = self.options, {}
+        for _ in range(o.epochs if o.recycle and self.lessons else 0):
+            assert self.lessons is not None
+            loss = self.policy.bc_loss(*self.lessons(o.minibatch, self.generator), self.generator)
+            with scaled_lr(self.actor_opt, ramped(self.actor_opt, o.ramp) * self.step_scale):
+                descend(o.recycle_coef * loss, self.actor_params, self.actor_opt, o.max_grad_norm, self.total_norm)
+            told["recycle_loss"] = float(loss.detach())
+        return told
 
     def anneal(self, progress: float) -> None:
         """Set the learning rates that follow a schedule."""
@@ -263,6 +275,9 @@ class OnPolicyLearner:
             loss = loss + rules.extra(context, self.generator)
         if o.bc_coef and self.supervision and self.demos is not None:
             loss = loss + o.bc_coef * self.supervision * policy.bc_loss(*self.demos(len(context), self.generator), self.generator)
+        if o.recycle and self.lessons:
+            taught = policy.bc_loss(*self.lessons(len(context), self.generator), self.generator)
+            loss, step["recycle_loss"] = loss + o.recycle_coef * taught, taught.detach()
         if o.rehearse and self.rehearsal:
             forgotten = self.rehearsal.loss(policy, len(context), self.generator)
             loss, step["rehearsal"] = loss + o.rehearse * forgotten, forgotten.detach()
@@ -324,7 +339,6 @@ def encoded_pictures(policy, r: Rollout) -> Rollout:
 
 
 SMALL = 4096  # decisions of a rollout that one thread reads in some milliseconds
-MAXIMA = {"ratio_max", "log_ratio_absmax", "is_logratio_absmax"}
 
 
 @contextmanager
@@ -373,14 +387,6 @@ def steps_of(rows: int, size: int) -> int:
     return max(1, rows // size + (rows > size and rest >= size // 2 and rest > 0))
 
 
-def of_fresh(log_ratio: Tensor, batch: Tensor, rollout: Rollout) -> Tensor:
-    """The log ratios [B,F] of those of the rows `batch` [B] that were not learnt from before; a row of zeros where there are none."""
-    if not rollout.replayed:
-        return log_ratio
-    fresh = log_ratio[batch % rollout.mask.shape[1] < rollout.fresh.stop]
-    return fresh if len(fresh) else torch.zeros_like(log_ratio[:1])
-
-
 def threads_for(policy, rollout: Rollout):
     """The context to read a whole rollout in: one thread where it is small. Between two small operations a second thread spins
     on the core that the simulator, or the other of two jobs, wants next."""
@@ -405,32 +411,6 @@ def beside(first: Callable[[], None], second: Callable[[], None]) -> None:
             other.result()
     finally:
         torch.set_num_threads(threads)
-
-
-def value_metrics(losses: list[Tensor]) -> dict[str, float]:
-    """Mean loss of a critic's steps, and the share of those that were not taken."""
-    every = torch.stack(losses)
-    return {"value_loss": float(every.mean()), "skipped_critic": float((~torch.isfinite(every)).float().mean())}
-
-
-def average(logs: list[dict[str, Tensor]], tails: list[Tensor]) -> dict[str, float]:
-    """Metrics of an update from those of its steps, means or maxima, and the tails of the last epoch's log ratios [B,F]."""
-    every = {k: torch.stack([step[k] for step in logs]) for k in logs[0]}
-    out = {k: float(v.max() if k in MAXIMA else v.mean()) for k, v in every.items()}
-    out["skipped_updates"] = float((~torch.isfinite(every["grad_norm"])).float().mean())
-    out["log_ratio_p01"], out["log_ratio_p99"] = torch.quantile(
-        torch.cat(tails).sum(-1)[:1_000_000].cpu(), torch.tensor([0.01, 0.99])).tolist()
-    return out
-
-
-def effective(tails: list[Tensor], joint: bool, options: PolicyOptions, action: int) -> float:
-    """Effective sample size per sample of the ratios of densities in `tails` [B,F]: of the chain, or of each factor.
-
-    A log-prob that is a mean over the executed entries is brought back to their sum first.
-    """
-    x = torch.cat(tails)
-    x = (x.sum(-1) if joint else x.flatten()) * (options.execute * action if options.logp_reduction == "mean" else 1)
-    return float(ess(x)) / len(x)
 
 
 def surrogate(logp: Tensor, logp_old: Tensor, adv: Tensor, rules: Rules, dual_clip: float,

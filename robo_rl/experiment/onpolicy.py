@@ -11,6 +11,7 @@ from robo_rl.experiment import allocation, feeds
 from robo_rl.experiment.config import TrainConfig, on_policy_options, rollout_options
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import cores, workers
+from robo_rl.experiment.recycle import make_recycler
 from robo_rl.experiment.rehearsal import make_rehearsal
 from robo_rl.experiment.run import Cadence, Run
 from robo_rl.experiment.sft import demo_folder
@@ -75,6 +76,8 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
     rehearsal = make_rehearsal(run, state["rehearsal"] if state and "rehearsal" in state else None)
     if rehearsal is not None:
         learner.rehearsal = rehearsal
+    if (recycler := make_recycler(run, state.get("recycler"))) is not None:
+        learner.lessons = recycler
     if state:
         learner.load_state_dict(state["learner"])
     guard = StalenessGuard(run.report.say)
@@ -101,12 +104,14 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
     finally:
         feed.close()
         close()
+        if recycler is not None:
+            recycler.close()
 
 
 def learn(run: Run, learner, feed, sharing: "ExperienceSharing | None" = None) -> tuple[dict[str, float], dict[str, float], float, list]:
     """Take a batch and learn from it -> (its statistics, the update's metrics, seconds waited for it, its episodes that ended)."""
     from robo_rl.runtime.feed import merge_batch_stats
-    config, rollouts, waited = run.config, [], 0.0
+    config, rollouts, waited, recycler = run.config, [], 0.0, getattr(learner, "lessons", None)
 
     def arriving(take: Callable):
         nonlocal waited
@@ -128,6 +133,8 @@ def learn(run: Run, learner, feed, sharing: "ExperienceSharing | None" = None) -
         metrics = learner.update(batch, min(1.0, run.step / config.steps), feed.version)
     for rollout in rollouts:
         learner.after_collect(rollout)
+        if recycler is not None:
+            run.step += recycler.look(rollout, learner.policy)
     return merge_batch_stats([r.stats for r in rollouts]), metrics, waited, [r.ended for r in rollouts]
 
 
@@ -153,7 +160,8 @@ def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartContro
     """Learn until the steps are made, the looks say stop or a signal comes -> the exit status."""
     from robo_rl import health
 
-    config, beside, rehearsal = run.config, workers(run.config) > 0, getattr(learner, "rehearsal", None)
+    config, beside = run.config, workers(run.config) > 0
+    rehearsal, recycler = (getattr(learner, name, None) for name in ("rehearsal", "lessons"))
     watch = health.Watch(health.ranges(config.rl, run.policy.options, run.policy.spec.action, config.reward != "dense"), run.folder)
     watch.begin(run.step)
     run.report.start("rl", config.steps, "steps", done=run.step)
@@ -161,6 +169,7 @@ def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartContro
     def save(finished: bool = False) -> None:
         run.save({"learner": learner.state_dict(), "feed": feed.state(), "guard": guard.state_dict()} |
                  ({} if control is None else {"starts": control.state_dict()}) |
+                 ({} if recycler is None else {"recycler": recycler.state_dict()}) |
                  ({} if rehearsal is None else {"rehearsal": {"crc": rehearsal.crc}}) |
                  ({} if planned is None else {"groups": planned.state_dict()}) |
                  ({} if sharing is None else {"share": sharing.state_dict()}), finished)
@@ -193,7 +202,7 @@ def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartContro
             row |= {f"starts/{k}": v for k, v in control.metrics().items()} | task_metrics(task_names(run.env), ended)
         if planned is not None:
             row |= {f"groups/{k}": v for k, v in planned.metrics().items()}
-        row |= {} if sharing is None else sharing.metrics()
+        row |= ({} if sharing is None else sharing.metrics()) | ({} if recycler is None else recycler.metrics())
         if run.returns:
             row["train/returns"] = len(run.returns)
         if beside:

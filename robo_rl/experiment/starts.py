@@ -59,7 +59,7 @@ def make_control(run: Run, saved: "dict | None") -> "StartControl | None":
     if len(names) > 1 and config.backend != "ray":
         sampler = TaskSampler(names, tasks.make_arms(config, len(names)), control.sampler if control is not None else Uniform())
         control = StartControl(sampler, config.seed, None if control is None else control.stored)
-    if control is None and allocates(config):
+    if control is None and (allocates(config) or getattr(config.rl, "recycle", 0)):
         control = StartControl(Uniform(), config.seed)
     if saved and control is not None:
         control.load_state_dict(saved)

@@ -182,9 +182,9 @@ def check(config: TrainConfig, env, making: Callable[[], AbstractContextManager]
         recap.check(config, env)
     elif config.algo != "bc":
         parallel.check(config)
-        if getattr(config.rl, "rehearse", 0):
-            from robo_rl.experiment import rehearsal
-            rehearsal.check(config, env)
+        from robo_rl.experiment import recycle, rehearsal
+        rehearsal.check(config, env)
+        recycle.check(config, env)
         allocation.check(config)
     if config.obs == "rgb":
         env.reset(seed=config.seed)  # draws

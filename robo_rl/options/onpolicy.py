@@ -86,6 +86,13 @@ class OnPolicyOptions(RolloutOptions):
     """With istar: of the log ratio that is a decision's reward."""
     istar_lr: float = 1e-4
     """With istar: learning rate of the policy that learns which episodes are better (Adam)."""
+    recycle: int = 0
+    """Failed episodes of an update that are played again up to their last good state, from where a teacher goes on (SCOPE); what it did is
+    taught beside RL. 0: none. Its control steps count."""
+    recycle_teacher: str = "expert"
+    """With recycle: expert, the simulator's scripted one; or a run folder, whose best policy goes on."""
+    recycle_coef: float = 0.5
+    """With recycle: weight of the supervised loss on what the teacher did."""
     rehearse: float = 0.0
     """Weight of a divergence from the policy that RL begins with, on the decisions of its own successes (DPH-RL: 0.01 to 0.05 of
     forward_kl, 0.05 to 0.2 of js); 0: none."""
@@ -115,6 +122,11 @@ class OnPolicyOptions(RolloutOptions):
         in_range("rl.istar_alpha", self.istar_alpha, 0, 1e6)
         in_range("rl.istar_beta", self.istar_beta, 0, 1e6, open_low=True)
         in_range("rl.istar_lr", self.istar_lr, 0, 1, open_low=True)
+        in_range("rl.recycle", self.recycle, 0, 1024)
+        in_range("rl.recycle_coef", self.recycle_coef, 0, 1e6, open_low=True)
+        if self.recycle and self.advantage in ("gae", "tree"):
+            raise UserError("rl.recycle plays whole episodes again: it goes with a group advantage such as rl.advantage grpo, got "
+                            f"{self.advantage}")
         in_range("rl.rehearse", self.rehearse, 0, 1e6)
         in_range("rl.rehearse_episodes", self.rehearse_episodes, 1, 10**6)
         choose("rl.rehearse_kind", self.rehearse_kind, ("forward_kl", "js", "alpha"))
@@ -211,3 +223,5 @@ class NftOptions(OnPolicyOptions):
         if self.replay or self.rehearse or self.advantage == "istar":
             raise UserError("rl.replay, rl.rehearse and rl.advantage istar weigh chunks by their likelihood, which nft has none of; use "
                             "pi_rl, ppo, dppo or reinflow")
+        if self.recycle:
+            raise UserError("rl.recycle goes with pi_rl, ppo, dppo and reinflow, not with nft")

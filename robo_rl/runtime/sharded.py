@@ -32,7 +32,7 @@ from safetensors.torch import load, save, save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from robo_rl.algos.onpolicy import MAXIMA
+from robo_rl.algos.update_metrics import MAXIMA
 from robo_rl.checkpoint import ShardedState, ShardedTensor, pack, unpack
 from robo_rl.errors import UserError
 from robo_rl.files import parse_json, private_folder
