@@ -134,7 +134,7 @@ class WorldEnv(ControlEnv):
         cut = alive & ~self.terminated & ((self.uncertainty > spec.threshold) | ~sound)
         self.truncated |= cut | (late & ~self.terminated)
         if self.difficulty is not None:
-            ended = np.flatnonzero(alive & (self.terminated | self.truncated) & ~cut)
+            ended = np.flatnonzero(alive & (self.terminated | self.truncated) & ~cut & (self.starts < HELD_FROM))
             self.difficulty.update(self.frame[ended], self.success[ended])
         paid = won.astype(np.float32) if spec.sparse else np.where(known, reward, 0).astype(np.float32)
         return (self._obs(), paid, self.terminated.copy(), self.truncated.copy(),
@@ -218,8 +218,9 @@ def _put(x: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def make_world(path: str, task: str, num_envs: int, *, judge: str = "", obs: str = "state", reward: str = "", control: str = "",
                image_size: int = 64, threads: int = 0, max_steps: int = 0, randomise: str = "", render: bool = False,
-               device: str = "cpu") -> WorldEnv:
-    """The env of `--sim wm:PATH`; what else a simulator can be told must be what was recorded."""
+               device: str = "cpu", hard: float = 0.0) -> WorldEnv:
+    """The env of `--sim wm:PATH`; what else a simulator can be told must be what was recorded. `hard`: share of the episodes, but those of
+    evaluation, that begin where success is open."""
     if num_envs < 1:
         raise UserError(f"num_envs must be >= 1, got {num_envs}")
     model = worlds.load(path)
@@ -236,4 +237,8 @@ def make_world(path: str, task: str, num_envs: int, *, judge: str = "", obs: str
     if randomise or control:
         raise UserError(f"a world model has the dynamics and the control that were recorded; leave out "
                         f"{'--randomise' if randomise else '--control'}")
-    return WorldEnv(model, num_envs, judges.make(judge) if judge else None, max_steps, render)
+    difficulty = None
+    if hard:
+        from world_models.text_tasks import difficulty_of
+        difficulty = difficulty_of(model, hard)
+    return WorldEnv(model, num_envs, judges.make(judge) if judge else None, max_steps, render, difficulty)

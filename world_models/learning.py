@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from world_models.model import WorldSpec
     from world_models.recorded import Recorded
     from world_models.video_fit import VideoFitter
+    from world_models.text_fit import TextFitter
+    from world_models.text_options import TextConfig
     from world_models.wan_fit import WanFitter
     from world_models.wan_options import DiffusersConfig
 
@@ -45,7 +47,7 @@ class Learned:
 class FitJob:
     """How one kind of model is learnt: `finish()` -> (calibrated model, the numbers of its calibration)."""
 
-    fitter: "Fitter | EncodedFitter | VideoFitter | WanFitter"
+    fitter: "Fitter | EncodedFitter | VideoFitter | WanFitter | TextFitter"
     updates: int  # of all parts
     done: Callable[[], int]  # of them
     finish: Callable[[], tuple]
@@ -57,7 +59,7 @@ class FitJob:
 def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learned:
     """Learn a model of `config.data`, calibrate it on held-out episodes, write OUT/model.
 
-    The class of `config` says the kind (WorldModelConfig: latent, EncodedConfig, VideoConfig, DiffusersConfig). With `config.resume` a run
+    The class of `config` says the kind (WorldModelConfig: latent, EncodedConfig, VideoConfig, DiffusersConfig, TextConfig). With `config.resume` a run
     goes on, and every other option is that run's. The first Ctrl-C or SIGTERM saves the fit and ends it. UserError: data
     that no model can be learnt from, a folder that holds a run, a run of another kind.
     """
@@ -88,7 +90,8 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
                 "name": folder.name, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
                 "version": versions().get("robo_rl", ""), "git": git_hash(), "seed": config.seed, "config": asdict(config),
                 "versions": versions()})
-        job = {"latent": latent_job, "encoded": encoded_job, "video": video_job, "diffusers": diffusers_job}[config.kind](config, data)
+        job = {"latent": latent_job, "encoded": encoded_job, "video": video_job, "diffusers": diffusers_job,
+               "text": text_job}[config.kind](config, data)
         return fit_in(folder, config.kind, data, job, progress)
 
 
@@ -219,13 +222,24 @@ def diffusers_job(config: "DiffusersConfig", data: "Recorded") -> FitJob:
                   finish=lambda: calibrated(fitter.result(), data, config.horizon, config.tolerance, most=32, per_episode=2))
 
 
+def text_job(config: "TextConfig", data: "Recorded") -> FitJob:
+    from world_models.text import TextModel
+    from world_models.text_fit import TextFitter, check_text_data
+
+    check_text_data(data, " ".join(config.data))
+    model = TextModel(world_spec(data, config.kind, " ".join(config.data)), config.net, config.seed)
+    fitter = TextFitter(model, data, config.fit, config.seed)
+    return FitJob(fitter=fitter, updates=config.fit.updates, every=25, row=finite_row, note=finite_note, done=lambda: fitter.update,
+                  finish=lambda: calibrated(fitter.result(), data, config.horizon, config.tolerance))
+
+
 def finite_row(parts: dict[str, float]) -> dict[str, float]:
     """What is learnt in two parts has no loss of the other one."""
     return {f"wm/{k}": v for k, v in parts.items() if math.isfinite(v)}
 
 
 def finite_note(parts: dict[str, float]) -> str:
-    return " ".join(f"{k} {parts[k]:.4f}" for k in ("pictures", "frames", "state", "success") if math.isfinite(parts.get(k, math.nan)))
+    return " ".join(f"{k} {parts[k]:.4f}" for k in ("pictures", "frames", "state", "success", "text") if math.isfinite(parts.get(k, math.nan)))
 
 
 # ---- what it is learnt from and how far it holds -----------------------------------------------------------------

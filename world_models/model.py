@@ -32,7 +32,7 @@ from robo_rl.types import ActionAxis, ControlSpec
 
 FORMAT = 1
 KINDS = {k: f"world_models.{m}" for k, m in (  # module with build(spec, options) -> model
-    ("latent", "latent"), ("encoded", "encoded"), ("video", "video"), ("diffusers", "wan"))}
+    ("latent", "latent"), ("encoded", "encoded"), ("video", "video"), ("diffusers", "wan"), ("text", "text"))}
 Carry = dict[str, Tensor]
 
 

@@ -216,7 +216,8 @@ class WorldModelConfig:
     """Folders of LeRobot v3 data sets, of the same env."""
     kind: str = "latent"
     """latent: states; encoded: camera frames as codes, drawn where somebody looks; video: camera frames as a flow; diffusers: as latents
-    of Wan's autoencoder, by its video transformer (options of these: robo_rl wm train --kind video --help)."""
+    of Wan's autoencoder, by its video transformer; text: sentences, for tasks told in words (options of these: robo_rl wm train --kind
+    video --help)."""
     out: str = ""
     """Run folder; empty: runs/wm-<task>-s<seed>-<time>."""
     resume: str = ""
@@ -236,7 +237,7 @@ class WorldModelConfig:
     fit: FitOptions = field(default_factory=FitOptions)
 
     def __post_init__(self) -> None:
-        choose("--kind", self.kind, ("latent", *PICTURED))
+        choose("--kind", self.kind, ("latent", "text", *PICTURED))
         if self.kind != type(self).kind:
             raise UserError(f"--kind {self.kind} has options of its own: {self.kind.capitalize()}Config, not {type(self).__name__}")
         for name, low, high in (("seed", 0, 2**31 - 1), ("horizon", 2, 10**4), ("torch_threads", 1, 4096)):

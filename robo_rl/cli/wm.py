@@ -14,13 +14,14 @@ from world_models.options import (
     WorldEvalConfig,
     WorldModelConfig,
 )
+from world_models.text_options import TextConfig
 from world_models.wan_options import DiffusersConfig
 
 SUBCOMMANDS = {"train": (WorldModelConfig, "learn a model of recorded episodes"),
                "eval": (WorldEvalConfig, "say how far a model can be trusted"),
                "tune": (TuneConfig, "make what a video model imagines smoother to act (EVA)"),
                "judge": (JudgeConfig, "train a classifier of success, or say what a judge is worth")}
-KINDS = {"encoded": EncodedConfig, "video": VideoConfig, "diffusers": DiffusersConfig}  # of wm train --kind, with options of their own
+KINDS = {"encoded": EncodedConfig, "video": VideoConfig, "diffusers": DiffusersConfig, "text": TextConfig}  # of wm train --kind, with options of their own
 
 
 def parse(argv: list[str]):

@@ -153,7 +153,8 @@ class TrainConfig:
     dream_updates: int = 1000
     """Updates of each refit; the first has three times as many."""
     dream_hard: float = 0.0
-    """Share of dreamt episodes that begin where success is most uncertain (DreamGym), not just anywhere."""
+    """Share of dreamt episodes, and of those with --sim wm:PATH, that begin where success is most uncertain (DreamGym), not just anywhere;
+    in a model of text also in tasks that it writes."""
     eval_episodes: int = 200
     """Starts of each evaluation, of each task."""
     eval_every: int = 0

@@ -52,7 +52,8 @@ def make_env(config: TrainConfig, num_envs: int, render: bool = False) -> "Contr
     return make(config.sim, config.task, num_envs, obs=config.obs, reward=config.reward, control=config.control,
                 image_size=config.image_size, threads=config.threads, max_steps=config.max_steps,
                 randomise=config.randomise, render=render, judge=config.judge,
-                **({"device": config.device} if config.sim in ON_DEVICE else {}))
+                **({"device": config.device} if config.sim in ON_DEVICE else {}),
+                **({"hard": config.dream_hard} if config.sim.startswith("wm:") and config.dream_hard else {}))
 
 
 def task_count(config: TrainConfig) -> int:

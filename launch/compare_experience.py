@@ -1,0 +1,144 @@
+"""DreamGym on a household in words: RL in an experience model, with each of its parts left out, and success in the household itself.
+
+    python launch/compare_experience.py                                    # three seeds
+    python launch/compare_experience.py --seeds 1 --episodes 30 --demos 20 --fit 20 --steps 600 --envs 16 --starts 20
+
+Per seed: `--episodes` of the expert and of random commands and `--demos` of the expert are recorded in the household (`sims/words.py`), a
+weak policy is cloned from the demonstrations, a text model learns from all of them (`world_models/text.py`), and PPO goes on from the weak
+policy inside the model for `--steps` commands. Left out in turn: the reasons, the retrieved steps, the tasks that the model writes (then
+every recorded start is drawn alike). Beside them PPO in the household itself, for as many commands as were recorded, and for `--steps`.
+Printed: success in the household on the same starts, the differences to the weak policy and to the whole with 95 % intervals, and how many
+next texts and outcomes of each model are exact on new episodes. Runs stay in `--out`; what is done is not done again.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import robo_rl
+from robo_rl.files import keep_row, kept_rows
+from robo_rl.stats import paired_difference, wilson
+from world_models import learning
+from world_models import model as worlds
+from world_models.text_options import TextConfig, TextFitOptions, TextOptions
+
+SIM = "sims.words:make"
+MODELS = {"whole": TextOptions(), "no reasons": TextOptions(reason=False), "no retrieval": TextOptions(retrieve=0)}
+POLICY = {"kind": "gaussian", "horizon": 1, "execute": 1, "hidden": 128, "layers": 2}
+LEFT_OUT = {"in the model": ("whole", True), "in the model, no reasons": ("no reasons", True),
+            "in the model, no retrieval": ("no retrieval", True), "in the model, no written tasks": ("whole", False)}
+REAL = ("weak", "in the household, as many commands as recorded", "in the household, as many as in the model")
+
+
+def recorded(folder: Path, seed: int, args) -> tuple[Path, Path, Path]:
+    """Folders of mixed episodes, demonstrations, and new episodes to measure models on."""
+    mixed, demos, new = (folder / k for k in ("mixed", "demos", "new"))
+    for where, episodes, options, other in ((mixed, args.episodes, {"policy": "expert,random", "noise": 0.6}, 1),
+                                            (demos, args.demos, {}, 2), (new, 40, {"policy": "expert,random", "noise": 0.6}, 3)):
+        if not (where / "meta").exists():
+            robo_rl.collect(where, SIM, episodes=episodes, seed=10 * seed + other, **options)
+    return mixed, demos, new
+
+
+def learnt_model(folder: Path, name: str, data: tuple[Path, ...], seed: int, args) -> Path:
+    """The run of a text model."""
+    where = folder / name.replace(" ", "-")
+    if not (where / "model" / "world.json").exists():
+        learning.train(TextConfig(data=tuple(map(str, data)), out=str(where), seed=seed, net=MODELS[name],
+                                  fit=TextFitOptions(updates=args.fit), horizon=20))
+    return where
+
+
+def exact(run: Path, new: Path) -> dict:
+    """Shares of a model's next texts that are right in every sentence, where the text changes too, and of outcomes."""
+    model, d = worlds.load(run), robo_rl.load_dataset(new)
+    at = np.flatnonzero(np.isfinite(d.after).all(1))
+    won = np.zeros(len(d.state), bool)
+    won[d.to[d.success] - 1] = True
+    _, p = model.step(model.start({"state": d.state[at]}, np.zeros(len(at), np.int64)), torch.from_numpy(d.action[at])[:, None])
+    right = (p.obs["state"][:, 0].numpy() == d.after[at]).all(1)
+    moved = (d.after[at] != d.state[at]).any(1)
+    return {"next": right.tolist(), "changing": right[moved].tolist(),
+            "outcome": ((p.success[:, 0].numpy() > 0.5) == won[at]).tolist(), "successes found": (p.success[:, 0].numpy() > 0.5)[won[at]].tolist()}
+
+
+def trained(where: Path, sim: str, init: Path, steps: int, hard: float, seed: int, args) -> Path:
+    """PPO from the policy of `init`."""
+    if not (where / "evals" / "final.json").exists():
+        config = robo_rl.recipe(sim=sim, algo="ppo", init=str(init), steps=steps, envs=args.envs, seed=seed, workers=0, video=False,
+                                out=str(where), eval_episodes=20, eval_every=steps, dream_hard=hard, torch_threads=1, reward="",
+                                rl={"decisions": 10, "critic_warmup": 3, "minibatch": 512, "lr": args.lr})
+        robo_rl.train(config, quiet=True)
+    return where
+
+
+def one(name: str, seed: int, folder: Path, args) -> dict:
+    """0/1 per start of one condition, and the figures of its model."""
+    mixed, demos, new = recorded(folder, seed, args)
+    weak, found = folder / "weak", {}
+    if not (weak / "evals" / "sft.json").exists():
+        robo_rl.train(robo_rl.recipe(sim=SIM, algo="bc", demos=str(demos), seed=seed, workers=0, video=False, out=str(weak), policy=POLICY,
+                                     eval_episodes=20, bc={"updates": args.clone, "batch": 128}), quiet=True)
+    run, commands = weak, sum(len(robo_rl.load_dataset(d).state) for d in (mixed, demos))
+    if name in LEFT_OUT:
+        which, written = LEFT_OUT[name]
+        model = learnt_model(folder, which, (mixed, demos), seed, args)
+        found["exact"] = exact(model, new)
+        run = trained(folder / name.replace(" ", "-"), f"wm:{model}", weak, args.steps, args.hard * written, seed, args)
+    elif name != "weak":
+        run = trained(folder / name.replace(" ", "-"), SIM, weak, commands if "recorded" in name else args.steps, 0.0, seed, args)
+    result = robo_rl.evaluate(robo_rl.load_policy(run, "last" if name != "weak" else "best"), robo_rl.make_env(SIM, num_envs=100),
+                              episodes=args.starts)
+    return found | {"success": result.success.astype(int).tolist(), "recorded": commands}
+
+
+def say(rows: list[dict]) -> None:
+    """Success pooled over seeds, and the paired differences."""
+    of = {(r["name"], r["seed"]): r for r in rows}
+    for name in dict.fromkeys(r["name"] for r in rows):
+        mine = [r for r in rows if r["name"] == name]
+        won = [x for r in mine for x in r["success"]]
+        line = f"{name}: {'%.3f [%.3f, %.3f]' % wilson(sum(won), len(won))} (" + ", ".join(f"{np.mean(r['success']):.3f}" for r in mine) + ")"
+        for other in ("weak", "in the model"):
+            pairs = [(r["success"], of[other, r["seed"]]["success"]) for r in mine if (other, r["seed"]) in of and other != name]
+            if pairs:
+                a, b = ([x for p in pairs for x in p[k]] for k in (0, 1))
+                line += f"; less {other} {'%+.3f [%+.3f, %+.3f]' % tuple(paired_difference(a, b))}"
+        print(line)
+        if "exact" in mine[0]:
+            print("   exact on new episodes: " + ", ".join(
+                f"{k} {np.mean([x for r in mine for x in r['exact'][k]]):.3f} of {sum(len(r['exact'][k]) for r in mine)}" for k in mine[0]["exact"]))
+
+
+def main(given: list[str] | None = None) -> None:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--seeds", type=int, default=3)
+    p.add_argument("--episodes", type=int, default=200, help="of the expert and of random commands")
+    p.add_argument("--demos", type=int, default=300, help="of the expert, for the weak policy and the model")
+    p.add_argument("--clone", type=int, default=1500, help="updates of the weak policy")
+    p.add_argument("--fit", type=int, default=500, help="updates of a text model")
+    p.add_argument("--steps", type=int, default=60_000, help="commands of RL in a model")
+    p.add_argument("--hard", type=float, default=0.5, help="share of episodes that begin in tasks drawn by value")
+    p.add_argument("--envs", type=int, default=128)
+    p.add_argument("--lr", type=float, default=1e-3)
+    p.add_argument("--starts", type=int, default=300)
+    p.add_argument("--out", type=Path, default=Path("runs/experience"))
+    args = p.parse_args(given)
+    torch.set_num_threads(1)
+    keep, want, rows = args.out / "rows.jsonl", {k: v for k, v in vars(args).items() if k not in ("seeds", "out")}, []
+    args.out.mkdir(parents=True, exist_ok=True)
+    for seed in range(args.seeds):
+        for name in (*REAL[:1], *LEFT_OUT, *REAL[1:]):
+            found = next((r for r in kept_rows(keep) if (r["name"], r["seed"], r["with"]) == (name, seed, want)), None)
+            if found is None:
+                found = one(name, seed, args.out / f"seed-{seed}", args) | {"name": name, "seed": seed, "with": want}
+                keep_row(keep, found)
+                print(f"  seed {seed}, {name}: {np.mean(found['success']):.3f}", flush=True)
+            rows.append(found)
+    say(rows)
+
+
+if __name__ == "__main__":
+    main()
