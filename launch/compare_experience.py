@@ -60,8 +60,9 @@ def exact(run: Path, new: Path) -> dict:
     _, p = model.step(model.start({"state": d.state[at]}, np.zeros(len(at), np.int64)), torch.from_numpy(d.action[at])[:, None])
     right = (p.obs["state"][:, 0].numpy() == d.after[at]).all(1)
     moved = (d.after[at] != d.state[at]).any(1)
-    return {"next": right.tolist(), "changing": right[moved].tolist(),
-            "outcome": ((p.success[:, 0].numpy() > 0.5) == won[at]).tolist(), "successes found": (p.success[:, 0].numpy() > 0.5)[won[at]].tolist()}
+    says = p.success[:, 0].numpy() > 0.5
+    return {"next": right.tolist(), "changing": right[moved].tolist(), "outcome": (says == won[at]).tolist(),
+            "successes found": says[won[at]].tolist()}
 
 
 def trained(where: Path, sim: str, init: Path, steps: int, hard: float, seed: int, args) -> Path:
@@ -100,16 +101,18 @@ def say(rows: list[dict]) -> None:
     for name in dict.fromkeys(r["name"] for r in rows):
         mine = [r for r in rows if r["name"] == name]
         won = [x for r in mine for x in r["success"]]
-        line = f"{name}: {'%.3f [%.3f, %.3f]' % wilson(sum(won), len(won))} (" + ", ".join(f"{np.mean(r['success']):.3f}" for r in mine) + ")"
+        i = wilson(sum(won), len(won))
+        line = f"{name}: {i.value:.3f} [{i.low:.3f}, {i.high:.3f}] (" + ", ".join(f"{np.mean(r['success']):.3f}" for r in mine) + ")"
         for other in ("weak", "in the model"):
             pairs = [(r["success"], of[other, r["seed"]]["success"]) for r in mine if (other, r["seed"]) in of and other != name]
             if pairs:
                 a, b = ([x for p in pairs for x in p[k]] for k in (0, 1))
-                line += f"; less {other} {'%+.3f [%+.3f, %+.3f]' % tuple(paired_difference(a, b))}"
+                d = paired_difference(a, b)
+                line += f"; less {other} {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
         print(line)
         if "exact" in mine[0]:
-            print("   exact on new episodes: " + ", ".join(
-                f"{k} {np.mean([x for r in mine for x in r['exact'][k]]):.3f} of {sum(len(r['exact'][k]) for r in mine)}" for k in mine[0]["exact"]))
+            exacts = {k: [x for r in mine for x in r["exact"][k]] for k in mine[0]["exact"]}
+            print("   exact on new episodes: " + ", ".join(f"{k} {np.mean(x):.3f} of {len(x)}" for k, x in exacts.items()))
 
 
 def main(given: list[str] | None = None) -> None:

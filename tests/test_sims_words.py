@@ -36,10 +36,11 @@ def test_a_text_says_everything_that_is_so_and_nothing_else():
     env = room()
     obs = env._obs()
     said = [s for s, x in zip(words.SENTENCES, obs["state"][0], strict=True) if x]
-    assert said == ["the robot is at the table", "the hand is empty", "the drawer is closed", "the cabinet is locked", "the key is on the shelf",
-                    "the cup is on the table", "the apple is in the drawer", "the plate is on the shelf", "the sponge is on the shelf",
-                    "the cup is dirty", "the apple is dirty", "the plate is dirty", "the sponge is dirty", "wanted is the cup",
-                    "wanted at the cabinet", "wanted clean"]
+    assert said == [
+        "the robot is at the table", "the hand is empty", "the drawer is closed", "the cabinet is locked", "the key is on the shelf",
+        "the cup is on the table", "the apple is in the drawer", "the plate is on the shelf", "the sponge is on the shelf",
+        "the cup is dirty", "the apple is dirty", "the plate is dirty", "the sponge is dirty",
+        "wanted is the cup", "wanted at the cabinet", "wanted clean"]
 
 
 def test_commands_do_what_their_rules_say_and_others_nothing():
@@ -57,8 +58,8 @@ def test_commands_do_what_their_rules_say_and_others_nothing():
 
 def test_success_is_the_clean_thing_in_its_place():
     env = room()
-    tell(env, ("go to", "shelf"), ("take", "key"), ("go to", "cabinet"), ("open", "cabinet"), ("put", "key"), ("go to", "table"), ("take", "cup"),
-         ("go to", "cabinet"))
+    tell(env, ("go to", "shelf"), ("take", "key"), ("go to", "cabinet"), ("open", "cabinet"), ("put", "key"), ("go to", "table"),
+         ("take", "cup"), ("go to", "cabinet"))
     obs, reward, terminated, _, info = env.step(words.said([("put", "cup")]))
     assert holds(obs, "the cup is in the cabinet") and not info["success"][0]  # it is dirty
     tell(env, ("take", "cup"), ("go to", "sink"), ("wash", "cup"), ("go to", "cabinet"))

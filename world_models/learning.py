@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from world_models.fit import Fitter
     from world_models.model import WorldSpec
     from world_models.recorded import Recorded
-    from world_models.video_fit import VideoFitter
     from world_models.text_fit import TextFitter
     from world_models.text_options import TextConfig
+    from world_models.video_fit import VideoFitter
     from world_models.wan_fit import WanFitter
     from world_models.wan_options import DiffusersConfig
 
@@ -59,9 +59,9 @@ class FitJob:
 def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learned:
     """Learn a model of `config.data`, calibrate it on held-out episodes, write OUT/model.
 
-    The class of `config` says the kind (WorldModelConfig: latent, EncodedConfig, VideoConfig, DiffusersConfig, TextConfig). With `config.resume` a run
-    goes on, and every other option is that run's. The first Ctrl-C or SIGTERM saves the fit and ends it. UserError: data
-    that no model can be learnt from, a folder that holds a run, a run of another kind.
+    The class of `config` says the kind (WorldModelConfig: latent, EncodedConfig, VideoConfig, DiffusersConfig, TextConfig). With
+    `config.resume` a run goes on, and every other option is that run's. The first Ctrl-C or SIGTERM saves the fit and ends it.
+    UserError: data that no model can be learnt from, a folder that holds a run, a run of another kind.
     """
     from robo_rl import files
     from robo_rl.provenance import git_hash, versions
@@ -239,7 +239,8 @@ def finite_row(parts: dict[str, float]) -> dict[str, float]:
 
 
 def finite_note(parts: dict[str, float]) -> str:
-    return " ".join(f"{k} {parts[k]:.4f}" for k in ("pictures", "frames", "state", "success", "text") if math.isfinite(parts.get(k, math.nan)))
+    names = ("pictures", "frames", "state", "success", "text")
+    return " ".join(f"{k} {parts[k]:.4f}" for k in names if math.isfinite(parts.get(k, math.nan)))
 
 
 # ---- what it is learnt from and how far it holds -----------------------------------------------------------------

@@ -1,19 +1,19 @@
 """An experience model of a task in words, after DreamGym (arXiv 2511.03773): what a command leads to, written by a small transformer.
 
-    read:   the sentences that hold . the command . K recorded steps like this one: what held there and not here, command, what changed, outcome
+    read:   the sentences that hold . the command . K recorded steps like this one: what held there alone, command, what changed, outcome
     write:  the sentences that decide (reasoning) . then . the sentences that cease or begin to hold . done | on
 
 A state is 1 where the sentence of that name (`spec.control.state_names`) holds; a command is the word with the greatest score in every
 group of action axes (`ActionAxis.frame`: verb, noun). The next state is the present one with what was written turned over; reward and
 success are the outcome `done`. Uncertainty: minus the log-probability of everything written since the episode's start.
 
-Reasoning. The sentences that decide are found by mention: those of what no command names (robot, hand, wanted), then twice those whose
-subject the command or a sentence found so far names. The recorded steps are labelled so; writing them is learnt.
-Retrieval. The memory holds every recorded step that was learnt from. Likeness is the cosine of (sentences that decide, 0.3 state, 2 command).
-Tasks. The same transformer reads a room and writes what could be wanted there: sentences that no recorded step changed (`write_wanted`).
+Reasoning. The sentences that decide are found by mention: those of what no command names (robot, hand, wanted), then twice those
+whose subject the command or a sentence found so far names. The recorded steps are labelled so; writing them is learnt.
+Retrieval. The memory holds every recorded step that was learnt from. Likeness is the cosine of what decides, 0.3 state, 2 command.
+Tasks. The same transformer reads a room and writes what could be wanted there: sentences that no recorded step changed.
 
-Where it differs from the paper: a transformer of some 0.1 M parameters learnt from nothing, not a language model with billions; it writes
-whole sentences of those that were recorded; reasons are found by a rule, not by a teacher; text has all of the state, so no history is read.
+Where it differs from the paper: a transformer of some 0.1 M parameters learnt from nothing, not a language model; it writes whole
+sentences of those that were recorded; reasons are found by a rule, not by a teacher; a text has all of the state, so no history is read.
 """
 
 from collections.abc import Mapping

@@ -24,7 +24,7 @@ def bag_of_words(tokens: Sequence[str]) -> Tensor:
     return out
 
 
-class TextBlock(nn.Module):
+class SentenceBlock(nn.Module):
     """Attention and a perceptron, each after a LayerNorm and added."""
 
     def __init__(self, width: int, heads: int):
@@ -59,7 +59,7 @@ class PrefixTransformer(nn.Module):
             self.words = nn.Parameter(0.5 * torch.randn(self.bag.shape[1], width))
             self.own = nn.Parameter(0.5 * torch.randn(len(tokens), width))
             self.role, self.place = (nn.Parameter(0.5 * torch.randn(n, width)) for n in (roles, length))
-            self.blocks = nn.ModuleList(TextBlock(width, heads) for _ in range(depth))
+            self.blocks = nn.ModuleList(SentenceBlock(width, heads) for _ in range(depth))
             self.norm, self.score = nn.LayerNorm(width), nn.Linear(width, width)
 
     def table(self) -> Tensor:

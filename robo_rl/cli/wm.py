@@ -21,7 +21,7 @@ SUBCOMMANDS = {"train": (WorldModelConfig, "learn a model of recorded episodes")
                "eval": (WorldEvalConfig, "say how far a model can be trusted"),
                "tune": (TuneConfig, "make what a video model imagines smoother to act (EVA)"),
                "judge": (JudgeConfig, "train a classifier of success, or say what a judge is worth")}
-KINDS = {"encoded": EncodedConfig, "video": VideoConfig, "diffusers": DiffusersConfig, "text": TextConfig}  # of wm train --kind, with options of their own
+KINDS = {"encoded": EncodedConfig, "video": VideoConfig, "diffusers": DiffusersConfig, "text": TextConfig}  # --kind, with own options
 
 
 def parse(argv: list[str]):
