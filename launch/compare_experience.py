@@ -12,6 +12,7 @@ next texts and outcomes of each model are exact on new episodes. Runs stay in `-
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +28,10 @@ from world_models.text_options import TextConfig, TextFitOptions, TextOptions
 SIM = "sims.words:make"
 MODELS = {"whole": TextOptions(), "no reasons": TextOptions(reason=False), "no retrieval": TextOptions(retrieve=0)}
 POLICY = {"kind": "gaussian", "horizon": 1, "execute": 1, "hidden": 128, "layers": 2}
-LEFT_OUT = {"in the model": ("whole", True), "in the model, no reasons": ("no reasons", True),
-            "in the model, no retrieval": ("no retrieval", True), "in the model, no written tasks": ("whole", False)}
-REAL = ("weak", "in the household, as many commands as recorded", "in the household, as many as in the model")
+LEFT_OUT = {"in the model": ("whole", True), "in the model, no written tasks": ("whole", False),
+            "in the model, no retrieval": ("no retrieval", True), "in the model, no reasons": ("no reasons", True)}
+ORDER = ("weak", *list(LEFT_OUT)[:2], "in the household, as many commands as recorded", *list(LEFT_OUT)[2:],
+         "in the household, as many as in the model")
 
 
 def recorded(folder: Path, seed: int, args) -> tuple[Path, Path, Path]:
@@ -66,12 +68,12 @@ def exact(run: Path, new: Path) -> dict:
 
 
 def trained(where: Path, sim: str, init: Path, steps: int, hard: float, seed: int, args) -> Path:
-    """PPO from the policy of `init`."""
+    """PPO from the policy of `init`, with the same options in a model and in the household."""
     if not (where / "evals" / "final.json").exists():
-        config = robo_rl.recipe(sim=sim, algo="ppo", init=str(init), steps=steps, envs=args.envs, seed=seed, workers=0, video=False,
-                                out=str(where), eval_episodes=20, eval_every=steps, dream_hard=hard, torch_threads=1, reward="",
+        config = robo_rl.recipe(sim="wm:model", algo="ppo", init=str(init), steps=steps, envs=args.envs, seed=seed, workers=0, video=False,
+                                out=str(where), eval_episodes=20, eval_every=steps, dream_hard=hard,
                                 rl={"decisions": 10, "critic_warmup": 3, "minibatch": 512, "lr": args.lr})
-        robo_rl.train(config, quiet=True)
+        robo_rl.train(replace(config, sim=sim), quiet=True)
     return where
 
 
@@ -121,8 +123,8 @@ def main(given: list[str] | None = None) -> None:
     p.add_argument("--episodes", type=int, default=200, help="of the expert and of random commands")
     p.add_argument("--demos", type=int, default=300, help="of the expert, for the weak policy and the model")
     p.add_argument("--clone", type=int, default=1500, help="updates of the weak policy")
-    p.add_argument("--fit", type=int, default=500, help="updates of a text model")
-    p.add_argument("--steps", type=int, default=60_000, help="commands of RL in a model")
+    p.add_argument("--fit", type=int, default=600, help="updates of a text model")
+    p.add_argument("--steps", type=int, default=40_000, help="commands of RL in a model")
     p.add_argument("--hard", type=float, default=0.5, help="share of episodes that begin in tasks drawn by value")
     p.add_argument("--envs", type=int, default=128)
     p.add_argument("--lr", type=float, default=1e-3)
@@ -133,7 +135,7 @@ def main(given: list[str] | None = None) -> None:
     keep, want, rows = args.out / "rows.jsonl", {k: v for k, v in vars(args).items() if k not in ("seeds", "out")}, []
     args.out.mkdir(parents=True, exist_ok=True)
     for seed in range(args.seeds):
-        for name in (*REAL[:1], *LEFT_OUT, *REAL[1:]):
+        for name in ORDER:
             found = next((r for r in kept_rows(keep) if (r["name"], r["seed"], r["with"]) == (name, seed, want)), None)
             if found is None:
                 found = one(name, seed, args.out / f"seed-{seed}", args) | {"name": name, "seed": seed, "with": want}

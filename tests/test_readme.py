@@ -59,6 +59,8 @@ def budget(argv: list[str]) -> list[str]:
                 "--fit.imagined", "2", "--horizon", "8", "--net.steps", "2"]
     if argv[:2] == ["wm", "train"] and "encoded" in argv:
         return [*argv, "--fit.pictures", "3", "--fit.batch", "2", "--fit.dynamics.updates", "5", "--net.width", "16"]
+    if argv[:2] == ["wm", "train"] and "text" in argv:  # as long as it takes to be better than a world that stands still
+        return [*argv, "--fit.updates", "300", "--fit.batch", "32", "--net.width", "32"]
     if argv[:2] == ["wm", "tune"]:
         return [*argv, "--fit.updates", "2", "--fit.batch", "2", "--fit.inverse", "5", "--windows", "4"]
     if argv[:2] == ["wm", "eval"]:

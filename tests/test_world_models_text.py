@@ -133,7 +133,7 @@ def test_words_written_one_by_one_have_the_probabilities_of_the_whole(learnt):
         table = model.net.table()
         cache, there = model.net.read(read, roles, table)
         for at in range(3):
-            logits, cache = model.net.write(torch.full((6,), model.so) if at == 0 else write[:, at - 1], at, cache, there, table)
+            logits = model.net.write(torch.full((6,), model.so) if at == 0 else write[:, at - 1], at, cache, there, table)
             assert torch.allclose(logits, whole[:, at], atol=1e-4)
 
 

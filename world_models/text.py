@@ -141,14 +141,11 @@ class TextModel(nn.Module):
         thinking, over = torch.full((n,), reason), torch.zeros(n, dtype=torch.bool)
         turned, chance, surprise = torch.zeros(n, s, dtype=torch.bool), torch.zeros(n), torch.zeros(n)
         for at in range(self.net.length):
-            logits, cache = self.net.write(token, at, cache, there, table)
+            logits = self.net.write(token, at, cache, there, table)
             may = torch.zeros(n, logits.shape[1], dtype=torch.bool)
-            may[:, :s] = torch.where(thinking[:, None], torch.ones(s, dtype=torch.bool), allowed & ~turned)
+            if at < self.net.length - 1:  # the last is the outcome
+                may[:, :s] = (allowed & ~turned) | thinking[:, None] if at < REASONS else allowed & ~turned & ~thinking[:, None]
             may[:, self.then], may[:, self.on], may[:, self.done] = thinking, ~thinking, ~thinking
-            if at >= REASONS:  # no more reasons
-                may[:, :s] &= ~thinking[:, None]
-            if at == self.net.length - 1:  # nothing but the outcome
-                may[:, :s] = False
             logp = logits.masked_fill(~may, -1e9).log_softmax(1)
             token = logp.argmax(1) if generator is None else torch.multinomial(logp.exp(), 1, generator=generator)[:, 0]
             surprise = torch.where(over, surprise, surprise - logp[rows, token])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Cache = list[tuple[Tensor, Tensor]]  # of every block: keys and values [B,heads,tokens,D/heads]
+Cache = list[tuple[Tensor, Tensor]]  # of every block: keys and values [B,heads,P + L,D/heads], filled as far as was read and written
 
 
 def bag_of_words(tokens: Sequence[str]) -> Tensor:
@@ -35,11 +35,14 @@ class SentenceBlock(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor, mask: Tensor, past: "tuple[Tensor, Tensor] | None" = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """x [B,n,D] after `past`, mask bool[B or 1,1,n,past + n] where True may be looked at -> (x, keys and values of all)."""
+        """x [B,n,D], mask bool[B or 1,1,n,m] where True may be looked at -> (x, its keys and values). With a cache `past` x is the m-th
+        token, and its key and value are put there."""
         b, n, d = x.shape
         q, k, v = self.qkv(self.norms[0](x)).view(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
         if past is not None:
-            k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
+            m = mask.shape[-1]
+            past[0][:, :, m - 1:m], past[1][:, :, m - 1:m] = k, v
+            k, v = past[0][:, :, :m], past[1][:, :, :m]
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         x = x + self.out(y.transpose(1, 2).reshape(b, n, d))
         return x + self.down(F.gelu(self.up(self.norms[1](x)))), (k, v)
@@ -82,16 +85,17 @@ class PrefixTransformer(nn.Module):
         return self.scores(x[:, p:], table)
 
     def read(self, read: Tensor, roles: Tensor, table: Tensor) -> tuple[Cache, Tensor]:
-        """(what was read int64[B,P,W] as a cache, bool[B,P] which of it is there)."""
+        """(what was read int64[B,P,W] as a cache, bool[B,P + L] which of it is there)."""
         x, there, cache = F.embedding(read, table).sum(2) + self.role[roles], (read != self.pad).any(2), []
         for block in self.blocks:
             x, kept = block(x, there[:, None, None])
-            cache.append(kept)
-        return cache, there
+            cache.append((F.pad(kept[0], (0, 0, 0, self.length)), F.pad(kept[1], (0, 0, 0, self.length))))
+        return cache, F.pad(there, (0, self.length), value=True)
 
-    def write(self, token: Tensor, at: int, cache: Cache, there: Tensor, table: Tensor) -> tuple[Tensor, Cache]:
-        """(logits [B,V] of what follows `token` int64[B], the `at`-th that is written, the longer cache)."""
-        x, mask = (F.embedding(token, table) + self.place[at])[:, None], F.pad(there, (0, at + 1), value=True)[:, None, None]
-        for i, block in enumerate(self.blocks):
-            x, cache[i] = block(x, mask, cache[i])
-        return self.scores(x[:, 0], table), cache
+    def write(self, token: Tensor, at: int, cache: Cache, there: Tensor, table: Tensor) -> Tensor:
+        """Logits [B,V] of what follows `token` int64[B], the `at`-th that is written; the cache gets longer by it."""
+        x = (F.embedding(token, table) + self.place[at])[:, None]
+        mask = there[:, None, None, :there.shape[1] - self.length + at + 1]
+        for block, past in zip(self.blocks, cache, strict=True):
+            x, _ = block(x, mask, past)
+        return self.scores(x[:, 0], table)

@@ -10,7 +10,7 @@ from world_models.options import WorldModelConfig
 class TextOptions:
     """What a `text` model is; a model's folder carries it."""
 
-    width: int = 48
+    width: int = 32
     """Channels of the transformer."""
     depth: int = 2
     """Its blocks."""
@@ -32,9 +32,9 @@ class TextOptions:
 class TextFitOptions:
     """How a `text` model is learnt (`world_models.text_fit`)."""
 
-    updates: int = 800
+    updates: int = 1000
     """Optimizer steps."""
-    batch: int = 64
+    batch: int = 32
     """Recorded steps of each."""
     lr: float = 4e-3
     """Learning rate (AdamW)."""
