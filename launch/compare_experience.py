@@ -28,10 +28,10 @@ from world_models.text_options import TextConfig, TextFitOptions, TextOptions
 SIM = "sims.words:make"
 MODELS = {"whole": TextOptions(), "no reasons": TextOptions(reason=False), "no retrieval": TextOptions(retrieve=0)}
 POLICY = {"kind": "gaussian", "horizon": 1, "execute": 1, "hidden": 128, "layers": 2}
-LEFT_OUT = {"in the model": ("whole", True), "in the model, no written tasks": ("whole", False),
-            "in the model, no retrieval": ("no retrieval", True), "in the model, no reasons": ("no reasons", True)}
-ORDER = ("weak", *list(LEFT_OUT)[:2], "in the household, as many commands as recorded", *list(LEFT_OUT)[2:],
-         "in the household, as many as in the model")
+LEFT_OUT = {"in the model": ("whole", True), "in the model without written tasks": ("whole", False),
+            "in the model without retrieval": ("no retrieval", True), "in the model without reasons": ("no reasons", True)}
+ORDER = ("weak", *list(LEFT_OUT)[:2], "in the household for as many commands as recorded", *list(LEFT_OUT)[2:],
+         "in the household for as many as in the model")
 
 
 def recorded(folder: Path, seed: int, args) -> tuple[Path, Path, Path]:
@@ -47,7 +47,9 @@ def recorded(folder: Path, seed: int, args) -> tuple[Path, Path, Path]:
 def learnt_model(folder: Path, name: str, data: tuple[Path, ...], seed: int, args) -> Path:
     """The run of a text model."""
     where = folder / name.replace(" ", "-")
-    if not (where / "model" / "world.json").exists():
+    if (where / "run.json").exists() and not (where / "model" / "world.json").exists():
+        learning.train(TextConfig(resume=str(where)))
+    elif not (where / "run.json").exists():
         learning.train(TextConfig(data=tuple(map(str, data)), out=str(where), seed=seed, net=MODELS[name],
                                   fit=TextFitOptions(updates=args.fit), horizon=20))
     return where
@@ -67,9 +69,17 @@ def exact(run: Path, new: Path) -> dict:
             "successes found": says[won[at]].tolist()}
 
 
+def begun(where: Path, label: str) -> bool:
+    """Whether there is a run; one that was stopped goes on to its end."""
+    there = (where / "run.json").exists()
+    if there and not (where / "evals" / f"{label}.json").exists():
+        robo_rl.resume(where, quiet=True)
+    return there
+
+
 def trained(where: Path, sim: str, init: Path, steps: int, hard: float, seed: int, args) -> Path:
     """PPO from the policy of `init`, with the same options in a model and in the household."""
-    if not (where / "evals" / "final.json").exists():
+    if not begun(where, "final"):
         config = robo_rl.recipe(sim="wm:model", algo="ppo", init=str(init), steps=steps, envs=args.envs, seed=seed, workers=0, video=False,
                                 out=str(where), eval_episodes=20, eval_every=steps, dream_hard=hard,
                                 rl={"decisions": 10, "critic_warmup": 3, "minibatch": 512, "lr": args.lr})
@@ -81,7 +91,7 @@ def one(name: str, seed: int, folder: Path, args) -> dict:
     """0/1 per start of one condition, and the figures of its model."""
     mixed, demos, new = recorded(folder, seed, args)
     weak, found = folder / "weak", {}
-    if not (weak / "evals" / "sft.json").exists():
+    if not begun(weak, "sft"):
         robo_rl.train(robo_rl.recipe(sim=SIM, algo="bc", demos=str(demos), seed=seed, workers=0, video=False, out=str(weak), policy=POLICY,
                                      eval_episodes=20, bc={"updates": args.clone, "batch": 128}), quiet=True)
     run, commands = weak, sum(len(robo_rl.load_dataset(d).state) for d in (mixed, demos))
@@ -129,13 +139,14 @@ def main(given: list[str] | None = None) -> None:
     p.add_argument("--envs", type=int, default=128)
     p.add_argument("--lr", type=float, default=1e-3)
     p.add_argument("--starts", type=int, default=300)
+    p.add_argument("--only", default=",".join(ORDER), help="of the conditions, with commas between")
     p.add_argument("--out", type=Path, default=Path("runs/experience"))
     args = p.parse_args(given)
     torch.set_num_threads(1)
-    keep, want, rows = args.out / "rows.jsonl", {k: v for k, v in vars(args).items() if k not in ("seeds", "out")}, []
+    keep, want, rows = args.out / "rows.jsonl", {k: v for k, v in vars(args).items() if k not in ("seeds", "out", "only")}, []
     args.out.mkdir(parents=True, exist_ok=True)
     for seed in range(args.seeds):
-        for name in ORDER:
+        for name in args.only.split(","):
             found = next((r for r in kept_rows(keep) if (r["name"], r["seed"], r["with"]) == (name, seed, want)), None)
             if found is None:
                 found = one(name, seed, args.out / f"seed-{seed}", args) | {"name": name, "seed": seed, "with": want}

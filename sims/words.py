@@ -87,7 +87,7 @@ class Household(ControlEnv):
         verbs, nouns = spoken(read_actions(actions, self.num_envs, self.single_action_space.shape[0]))
         alive = ~(self.terminated | self.truncated)
         for i in np.flatnonzero(alive):
-            self._obey(i, int(verbs[i]), int(nouns[i]))
+            self._obey(int(i), int(verbs[i]), int(nouns[i]))
         self.steps += alive
         self.terminated |= alive & self._done()
         self.truncated |= alive & ~self.terminated & (self.steps >= self.spec.max_steps)

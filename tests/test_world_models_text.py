@@ -6,8 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from commands import launch_script
 
 from robo_rl.errors import UserError
+from robo_rl.files import kept_rows
+from robo_rl.stats import paired_difference
 from robo_rl.types import ActionAxis, ControlSpec
 from sims import words
 from sims.check import check_env
@@ -117,6 +120,7 @@ def test_a_text_is_read_and_written_as_the_page_says(options):
 
 def test_a_recorded_step_is_not_shown_to_itself_nor_to_its_episode():
     fitter = fresh(toy())
+    assert fitter.near is not None
     assert not (fitter.episode[fitter.near] == fitter.episode[:, None]).any()
     at = fitter.near[:, 0]  # everything was recorded twice: the copy is found
     found = (fitter.state[at] == fitter.state).all(1) & (fitter.command[at] == fitter.command).all(1)
@@ -161,6 +165,7 @@ def test_a_saved_model_remembers_what_it_was_shown(learnt, tmp_path):
     model, data = learnt
     worlds.save(model, tmp_path)
     again = worlds.load(tmp_path)
+    assert isinstance(again, TextModel)
     start = {"state": data.state}
     for a, b in zip((m.step(m.start(start, np.arange(len(data.state))), torch.from_numpy(data.action)[:, None])[1] for m in (model,)),
                     (m.step(m.start(start, np.arange(len(data.state))), torch.from_numpy(data.action)[:, None])[1] for m in (again,)),
@@ -244,3 +249,17 @@ def test_data_that_are_no_text_are_refused():
         fresh(replace(data, control=replace(data.control, state_names=())))
     with pytest.raises(UserError, match="multiple of net.heads"):
         TextOptions(width=20, heads=3)
+
+
+# ---- RL in it
+
+
+@pytest.mark.learning
+def test_rl_in_a_model_of_text_raises_success_in_the_household_itself(tmp_path, capsys):
+    main = launch_script("compare_experience").main
+    main(["--seeds", "1", "--steps", "20000", "--starts", "200", "--only", "weak,in the model", "--out", str(tmp_path)])
+    rows = {r["name"]: r for r in kept_rows(tmp_path / "rows.jsonl")}
+    weak, inside = (rows[k]["success"] for k in ("weak", "in the model"))
+    assert 0.05 < np.mean(weak) < 0.6 and paired_difference(inside, weak).low > 0.05
+    assert np.mean(rows["in the model"]["exact"]["changing"]) > 0.7
+    assert "less weak" in capsys.readouterr().out
