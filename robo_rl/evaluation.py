@@ -16,17 +16,18 @@ def eval_starts(n: int, seed: int = 0) -> np.ndarray:
     return EVAL_START + seed * 1_000_003 + np.arange(n, dtype=np.int64)
 
 
-def decide(policy, obs: dict, generator: torch.Generator) -> np.ndarray:
-    """Actions [N, E, A] of a policy without exploration noise; of a plain function of the observation too, which may give [N, A]."""
+def decide(policy, obs: dict, generator: torch.Generator, explore: bool = False) -> np.ndarray:
+    """Actions [N, E, A] of a policy, with exploration noise if `explore`; of a plain function of the observation too, which may
+    give [N, A]."""
     if hasattr(policy, "act"):
-        return policy.act(to_policy(obs_tensors(obs, policy.spec), policy), generator, explore=False).actions.cpu().numpy()
+        return policy.act(to_policy(obs_tensors(obs, policy.spec), policy), generator, explore=explore).actions.cpu().numpy()
     actions = np.asarray(policy(obs), np.float32)
     return actions[:, None] if actions.ndim == 2 else actions
 
 
 def evaluate(env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.ndarray, seed: int = 0,
-             tick: Callable[[int], None] = lambda done: None) -> dict:
-    """Run one episode per start (in batches of env.num_envs) without exploration noise.
+             tick: Callable[[int], None] = lambda done: None, explore: bool = False) -> dict:
+    """Run one episode per start (in batches of env.num_envs), without exploration noise unless `explore`.
 
     Returns lists, one entry per start: success, return (undiscounted), length [steps], task. The chain's initial noise
     depends on (seed, batch, decision) alone, so two checkpoints meet the same noise at the same start. An env of `one_stream` takes no
@@ -48,7 +49,7 @@ def evaluate(env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.nd
         total, length = np.zeros(n), np.zeros(n, np.int64)
         task = [str(t) for t in raw["task"]]
         while not over.all():
-            actions = decide(policy, raw, generator)
+            actions = decide(policy, raw, generator, explore)
             raw, _, gain, terminated, truncated, ok, steps = run_chunk(env, actions, 1.0)
             total += gain
             length += steps * ~over

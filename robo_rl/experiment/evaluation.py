@@ -126,19 +126,16 @@ class Evaluator:
         from robo_rl.stats import wilson
 
         config, began, count = self.config, time.perf_counter(), task_count(self.config)
-        if self.env is None:
-            judged = replace(config, sim=twin(config.sim))  # a robot has no time for it: robo_rl eval RUN asks it
-            self.env = make_env(judged, env_count(judged, config.eval_episodes * count, config.eval_envs))
+        env, starts = self.make_env(), eval_starts(config.eval_episodes * count, which)
         policy.eval()
-        starts = eval_starts(config.eval_episodes * count, which)
         if config.latency:
             from robo_rl.experiment.latency import evaluate_late
             from robo_rl.experiment.policy_server import actor_of
             act = actor_of(policy, which, config).choose("trained")
-            result = evaluate_late(self.env, act, act.execute, starts, latency=config.latency, jitter=config.latency_jitter,
+            result = evaluate_late(env, act, act.execute, starts, latency=config.latency, jitter=config.latency_jitter,
                                    chunking="trained", seed=which)
         else:
-            result = evaluate(self.env, policy, starts, which)
+            result = evaluate(env, policy, starts, which)
         rate, low, high = wilson(sum(result["success"]), len(starts))
         gain = sum(result["return"]) / len(starts)
         if count > 1:
@@ -164,6 +161,20 @@ class Evaluator:
         if config.video and label in ("sft", "final"):
             self.film(label, policy)
         return result
+
+    def make_env(self):
+        """The env of all evaluations of a run, made at the first of them."""
+        if self.env is None:
+            config = replace(self.config, sim=twin(self.config.sim))  # a robot has no time for it: robo_rl eval RUN asks it
+            self.env = make_env(config, env_count(config, config.eval_episodes * task_count(config), config.eval_envs))
+        return self.env
+
+    def success_under_noise(self, policy, which: int) -> float:
+        """Success of `policy` with its exploration noise, on the starts of list `which`."""
+        from robo_rl.evaluation import eval_starts, evaluate
+        policy.eval()
+        starts = eval_starts(self.config.eval_episodes * task_count(self.config), which)
+        return sum(evaluate(self.make_env(), policy, starts, which, explore=True)["success"]) / len(starts)
 
     def film(self, label: str, policy) -> None:
         """Video of four evaluation episodes; says why when it cannot."""

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from robo_rl.experiment import allocation, feeds
+from robo_rl.experiment import allocation, feeds, own_successes
 from robo_rl.experiment.config import TrainConfig, on_policy_options, rollout_options
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import cores, workers
 from robo_rl.experiment.recycle import make_recycler
 from robo_rl.experiment.rehearsal import make_rehearsal
 from robo_rl.experiment.run import Cadence, Run
-from robo_rl.experiment.sft import demo_folder
+from robo_rl.experiment.sft import Stopped, demo_folder
 from robo_rl.experiment.staleness_guard import StalenessGuard
 from robo_rl.experiment.starts import BESIDE, make_control, supervision
 from robo_rl.experiment.tasks import task_metrics
@@ -69,6 +69,13 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
     config = run.config
     run.policy.train()
     state = checkpoint.load_train(checkpoint_folder, split(config))[0] if checkpoint_folder is not None else {}
+    if "learner" not in state and own_successes.begins(config, run):
+        try:
+            own_successes.learn_from_successes(run, state)
+        except Stopped:
+            return run.end_stopped()
+        run.policy.train()
+    state = state if "learner" in state else {}
     saved, control = state.get("feed"), make_control(run, state.get("starts"))
     planned = allocation.make_planned(config, control, state.get("groups"))
     learner = make_learner(run, 0.0 if supervision(control) is None else BESIDE)
@@ -149,7 +156,7 @@ def go_back(run: Run, learner) -> bool:
         return False
     best = run.take_best(why, "goes on, with steps of half the size, from")
     saved, _ = checkpoint.load_train(run.folder / "checkpoints" / checkpoint.name(best), split(run.config))
-    at_best = saved["learner"] if saved else \
+    at_best = saved["learner"] if "learner" in saved else \
         find_method(run.config.algo)(copy.deepcopy(run.policy), run.config.rl, run.config.seed).state_dict()
     learner.load_state_dict(at_best | {"step_scale": state["step_scale"] * SMALLER})
     return True

@@ -27,7 +27,7 @@ from robo_rl.errors import UserError, choose
 from robo_rl.experiment.config import EXPLORATION, RL_OPTIONS, TrainConfig, method_options
 from robo_rl.experiment.config_file import flat, merged
 from robo_rl.experiment.robot_names import ROBOTS
-from robo_rl.options import FLOWS, OffPolicyOptions, PolicyOptions, RolloutOptions
+from robo_rl.options import FLOWS, OffPolicyOptions, OnPolicyOptions, PolicyOptions, RolloutOptions
 from robo_rl.plugins import is_object
 
 PRESETS = ("quick", "full", "paper")
@@ -68,8 +68,9 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     ("manipulation on_policy full", "to the numbers of the README", {"steps": 2_000_000}),
     ("manipulation on_policy quick", "minutes", {"steps": 400_000, "eval_episodes": 100}),
     ("fast on_policy state", "an expert that is a function costs nothing beside RL: as many demonstrations as supervision needs; of a data "
-        "set as many updates", {"demos_most": 540, "bc": {"most": 5400}}),
-    ("fast bc state", "a network that predicts the chunk need not first learn to copy noise", {"policy": {"predict": "action"}}),
+        "set as many updates; while that is not enough, the policy's own successes", {"demos_most": 540, "bc": {"most": 5400, "own": 256}}),
+    ("fast bc state", "a network that predicts the chunk need not first learn to copy noise; half of a chunk is executed, then the policy "
+        "looks again", {"policy": {"execute": 4, "predict": "action"}}),
     ("data", "a picture costs as much as many updates of the head; long chunks, as a person's demonstrations pause", {
         "bc": {"updates": 4000, "batch": 32, "noises": 8}, "policy": {"horizon": 16, "execute": 8, "predict": "action"}, "image_size": 96}),
     ("manipulation ppo", "narrow exploration: the supervised policy must still succeed at times", {
@@ -100,18 +101,21 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     # Eight steps without a look push the cube past its mark: 0.82 to 0.87 after a million steps, with four 0.93 after a third of one.
     # What an early denoise step adds the later ones take away: pick_cube has 0.93 after 94 k steps with one of four drawn, 0.97 so.
     ("fast pi_rl state", "a network that predicts the chunk need not first learn to copy noise, and denoises away what is added "
-        "before its last step; the update follows the KL that it makes, not a learning rate that fits one task; the critic first; half "
-        "of a chunk is executed, then the policy looks again", {
+        "before its last step; as much noise as the policy bears; the update follows the KL that it makes, not a learning rate that "
+        "fits one task; the critic first; half of a chunk is executed, then the policy looks again; small rollouts, for what an update "
+        "may move is bounded", {
+            "envs": 128,
             "policy": {"execute": 4, "predict": "action", "noise": "learned", "noise_steps": "last", "noise_min": 0.2, "noise_max": 0.3},
-            "rl": {"decisions": 32, "trust_kl": 0.002, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
+            "rl": {"explore": 0.6, "trust_kl": 0.004, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
+    ("several fast on_policy state", "one network learns what several did: as many demonstrations of each as tell their starts apart, and "
+        "the updates that they take", {"demos": "100", "demos_most": 300, "bc": {"updates": 6000}}),
+    ("fast ppo state", "as pi_rl: noise that the policy bears, steps that follow their KL, the critic first, half of a chunk", {
+        "envs": 128, "policy": {"execute": 4},
+        "rl": {"explore": 0.6, "trust_kl": 0.004, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
     ("taken", "an env that is taken as it is pays success alone, as its data set does, and ends with it", {"reward": "sparse"}),
     ("taken on_policy", "each env holds a model of its own, which takes a tenth of a second and up to 20 MB: few, in evaluations too", {
         "envs": 64, "eval_envs": 50, "eval_episodes": 100}),
     ("taken own_sim", "what the simulator itself pays", {"reward": ""}),
-    ("several fast on_policy state", "one network learns what several did: as many demonstrations of each as tell their starts apart, and "
-        "the updates that they take", {"demos": "100", "demos_most": 300, "bc": {"updates": 6000}}),
-    ("fast ppo state", "the step follows the KL that it makes, not a learning rate that fits one task; the critic first", {
-        "rl": {"trust_kl": 0.002, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
 
     # The ratio of a whole chain tells two policies apart by the sum of all its steps and entries: few steps along the gradient of a
     # whole rollout (dppo: of half of one), grown into, and stopped by KL. As many steps on a quarter move as far in noise.
@@ -307,8 +311,11 @@ def steps(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "",
 
 def exact(base: TrainConfig, named: Collection[str]) -> TrainConfig:
     """`base` for a user who names these options, dotted: all of --steps are made, no more than --demos are recorded and --bc.updates taken,
-    unless what else would end or extend them is named too (it is laid over this)."""
+    exploration noise is what it is said to be, unless what else would end, extend or choose them is named too (it is laid over this)."""
+    named = {name.replace("-", "_") for name in named}
     base = replace(base, target=0.0) if "steps" in named else base
+    if isinstance(base.rl, OnPolicyOptions) and named & {"policy.noise_min", "policy.noise_max", "policy.init_std"}:
+        base = replace(base, rl=replace(base.rl, explore=0.0))
     base = replace(base, bc=replace(base.bc, most=0)) if "bc.updates" in named else base
     return replace(base, demos_most=0) if "demos" in named else base
 

@@ -38,6 +38,7 @@ class Run:
         self.policy: Any = None  # a Policy, from the supervised stage or a checkpoint on
         self.step, self.looks = 0, []
         self.returns: list[tuple[int, int]] = []  # from which step to the weights of which
+        self.taught = 0  # updates of the supervised stage that made the policy
         self.started = time.monotonic()
 
     # ---- evaluation
@@ -118,7 +119,7 @@ class Run:
         checkpoint.save_checkpoint(path, self.policy, train, {
             "step": self.step, "best": {"success": best.rate, "return": best.gain, "step": best.step},
             "looks": [list(x) for x in self.looks], "returns": [list(x) for x in self.returns], "finished": finished,
-            "lines": self.report.lines})
+            "taught": self.taught, "lines": self.report.lines})
         for old in checkpoint.checkpoints(self.folder)[:-2]:
             if old.name not in (checkpoint.name(0), checkpoint.name(best.step)):
                 shutil.rmtree(old)

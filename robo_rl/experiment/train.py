@@ -99,6 +99,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
 
     from robo_rl import checkpoint
     from robo_rl.devices import check_device, slow_bf16
+    from robo_rl.experiment.exploration import choose_noise
     from robo_rl.experiment.run import Run, looks_of
     from robo_rl.experiment.sft import Stopped, sft_stage
 
@@ -118,7 +119,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
                 if env is not None:
                     checkpoint.check_fits(run.policy, obs_spec(env, run.policy.spec.language), str(saved[-1]))
                 run.step, run.looks = meta["step"], looks_of(meta, config.eval_episodes)
-                run.returns = [tuple(x) for x in meta.get("returns", [])]
+                run.returns, run.taught = [tuple(x) for x in meta.get("returns", [])], meta.get("taught", 0)
                 if meta["finished"]:
                     report.say("this run is finished; nothing to resume")
                     return 0
@@ -136,6 +137,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
                     sft_stage(run)
             except Stopped:
                 return run.end(f"stopped in the supervised stage; start it again with: robo_rl train --resume {folder}", run.stop.code)
+            choose_noise(run)
             keep_files(run)
             finished = config.algo == "bc" or config.steps == 0
             run.save({}, finished)

@@ -84,7 +84,7 @@ class PolicyOptions:
     train_steps: int = 20
     """Diffusion: steps of the noise schedule; denoise_steps must divide it."""
     finetune_steps: int = 5
-    """Diffusion (DPPO): the last K' steps are fine-tuned, earlier ones run on the frozen base."""
+    """Diffusion (DPPO): the last K' steps are fine-tuned, earlier ones run on the frozen base; K or more: all."""
     std_floor: float = 0.1
     """Diffusion: least std of a random denoise step, used for sampling and for log-probs alike."""
     std_scale: float = 1.0
@@ -198,11 +198,9 @@ class PolicyOptions:
         in_range("policy.noise_min (<= noise_max)", self.noise_min, 0, self.noise_max, open_low=True)
         in_range("policy.train_steps", self.train_steps, 1, 10_000)
         in_range("policy.finetune_steps", self.finetune_steps, 1, 10_000)
-        if self.kind == "diffusion":
-            if self.train_steps % self.denoise_steps:
-                raise UserError(f"policy.denoise_steps must divide train_steps={self.train_steps}, "
+        if self.kind == "diffusion" and self.train_steps % self.denoise_steps:
+            raise UserError(f"policy.denoise_steps must divide train_steps={self.train_steps}, "
                                 f"got {self.denoise_steps}")
-            in_range("policy.finetune_steps", self.finetune_steps, 1, self.denoise_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +212,9 @@ class BcOptions:
     most: int = 0
     """Most of them on a data set, while success after them is below 0.9 and the loss on every tenth episode, held out, falls or success
     rises: three times as many each time. 0, and with --bc.updates: no more than --bc.updates."""
+    own: int = 0
+    """Methods that learn online, while supervised success is between 0 and 0.9: before RL the policy plays so many episodes with
+    exploration noise, and learns from its successes beside the demonstrations; again while that raises success. 0: none."""
     batch: int = 256
     """Demonstrated chunks of a step."""
     noises: int = 1
@@ -228,6 +229,7 @@ class BcOptions:
     def __post_init__(self) -> None:
         in_range("bc.updates", self.updates, 0, 10**8)
         in_range("bc.most", self.most, 0, 10**8)
+        in_range("bc.own", self.own, 0, 100_000)
         in_range("bc.batch", self.batch, 1, 10**6)
         in_range("bc.noises", self.noises, 1, 1000)
         in_range("bc.lr", self.lr, 0, 1, open_low=True)

@@ -172,7 +172,7 @@ class ChainPolicy(PolicyBase):
             self.register_buffer("bars", bars, persistent=False)
             self.register_buffer("bars_prev", bars_prev, persistent=False)
             self.base = copy.deepcopy(self.head).requires_grad_(False) if o.finetune_steps < k else None
-            self.first = k - o.finetune_steps
+            self.first = max(0, k - o.finetune_steps)
         else:
             quiet = flow_table(k, "ode")
             loud = flow_table(k, "ode" if o.noise == "learned" else o.noise, o.noise_level)

@@ -1,0 +1,31 @@
+"""`--rl.explore`: how much a run explores follows how much noise its first policy bears."""
+
+from robo_rl.experiment.run import Run
+from robo_rl.options import OnPolicyOptions
+from robo_rl.policies.exploration import explores_by_level, with_level
+from robo_rl.selection import CHOOSE
+
+LEVELS = (0.5, 0.35, 0.25, 0.15)  # std [normalised action units]
+
+
+def choose_noise(run: Run) -> None:
+    """Give the policy that RL begins with the most noise of `LEVELS` under which it keeps the share --rl.explore of its success, else the
+    least; said in a line. The starts are those that choose. Where there is no success the noise stays as it is."""
+    config, rl = run.config, run.config.rl
+    if not isinstance(rl, OnPolicyOptions) or not rl.explore or config.algo == "bc" or not config.steps or config.latency:
+        return
+    if not run.looks or not run.looks[-1].successes:
+        return
+    if not explores_by_level(run.policy.options):
+        run.report.say(f"--rl.explore: a policy of kind {run.policy.options.kind} with {run.policy.options.noise} noise explores as it is")
+        return
+    before, tried = run.looks[-1].rate, []
+    for level in LEVELS:
+        policy = with_level(run.policy, level)
+        success = run.evaluator.success_under_noise(policy, CHOOSE)
+        tried.append(f"{success:.3f} under {level:g}")
+        if success >= rl.explore * before:
+            break
+    run.policy = policy
+    run.report.say(f"exploration noise {level:g} [normalised action units]: success {before:.3f} without, {', '.join(tried)} "
+                   "(--rl.explore)")

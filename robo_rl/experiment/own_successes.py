@@ -1,0 +1,132 @@
+"""`--bc.own`: before RL a policy learns from its own successes, which it had with exploration noise, beside the demonstrations.
+
+    until success on the starts that choose is enough, or no longer rises:
+        play --bc.own episodes with exploration noise;  keep those that succeeded
+        teach a fresh policy on the demonstrations and on all that was kept
+
+Imitation of what was rewarded (reward-weighted regression: Peters and Schaal 2007, with the weight 0 or 1; expert iteration: Anthony et
+al. 2017, arXiv 1705.08439; ReST: Gulcehre et al. 2023, arXiv 2308.08998). It needs no likelihood and no critic, and a success under noise
+shows how to act in states around those of the demonstrations. It cannot go beyond what noise finds, so RL follows.
+"""
+
+import math
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from robo_rl.algos.onpolicy import Demos
+from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.envs import make_env, obs_spec
+from robo_rl.experiment.robot_names import ROBOTS
+from robo_rl.experiment.run import Run
+from robo_rl.experiment.sft import ENOUGH, demo_folder, fresh_policy, imitate
+from robo_rl.lora import attach
+
+ROUNDS = 4
+SHARE = 0.25  # of --steps that rounds may take
+RISE = 0.03  # of success, from which another round is worth its steps
+LEAST = 8  # successes of a round that are worth learning from
+MORE = 2  # factor on --bc.updates, for there are several times as many rows
+SEED = 3000  # episodes begin where demonstrations of so much higher a seed would
+FOLDER = "own"
+
+
+def begins(config: TrainConfig, run: Run) -> bool:
+    """Whether a run learns from its own successes first: asked for, with demonstrations of its own, and success in between."""
+    return bool(config.bc.own and run.looks and run.looks[0].successes and run.looks[-1].worst < ENOUGH
+                and not (config.init or config.demos == "0" or config.dream or config.latency or config.sim.split(":")[0] in ROBOTS))
+
+
+def learn_from_successes(run: Run, state: dict[str, Any]) -> None:
+    """Rounds of `run.policy` on its own successes, as steps of RL; each ends with a look and a checkpoint. `state`: {"own": [rounds made,
+    whether they are over]} of the checkpoint that the run goes on from, {} at its beginning.
+
+    The last policy is the best of the starts that choose. Raises `sft.Stopped` when a signal comes; the run then goes on from the round
+    before.
+    """
+    config = run.config
+    made, over = state.get("own", (0, False))
+    longest = config.bc.own * run.env.spec.max_steps  # control steps of a round
+    while made < ROUNDS and not over and run.step + longest <= SHARE * config.steps:
+        before, kept = run.looks[-1].worst, run.policy
+        won, tried, steps = play_round(run, made)
+        if won < LEAST:
+            run.report.say(f"{won} successes of its own among {tried} episodes: too few to learn from")
+            run.step, over = run.step + steps, True
+        else:
+            teach_round(run, made)
+            run.step += steps
+            run.policy.eval()
+            after = run.look()
+            made, over = made + 1, after >= ENOUGH or after < before + RISE
+            run.report.say(f"learnt from {won} successes of its own among {tried} episodes ({steps:,} control steps): success {before:.3f} "
+                           f"-> {after:.3f}" + ("" if after >= before else ", so the policy of before goes on"))
+            if after < before:
+                run.policy = kept
+                run.looks.pop()
+                run.look()
+        run.save({"own": [made, over]}, False)
+
+
+def play_round(run: Run, k: int) -> tuple[int, int, int]:
+    """Play --bc.own episodes of round k with exploration noise; the successes lie in RUN/own/round_k as a data set -> (successes,
+    episodes, control steps)."""
+    from robo_rl.data.writer import Writer
+    from robo_rl.recording import Recorder, play, policy_actor
+
+    config, folder, steps = run.config, run.folder / FOLDER / f"round_{k}", 0
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped in it
+    env = make_env(config, min(config.envs, config.bc.own))
+    run.report.start("own", config.bc.own, "episodes")
+    with Writer(folder, spec=env.spec) as writer:
+        def add(episode) -> None:
+            nonlocal steps
+            steps += len(episode.action)
+            if episode.success:
+                writer.add(episode)
+        won = play(Recorder(env, add), policy_actor(run.policy, config.seed + k), config.bc.own, config.seed + SEED + k,
+                   lambda done: run.report.advance(done))
+    env.close()
+    return won, config.bc.own, steps
+
+
+def teach_round(run: Run, k: int) -> None:
+    """Teach a fresh policy on the demonstrations and the successes of rounds 0 to k, with the exploration noise of the one before."""
+    from robo_rl.data.reader import load
+    from robo_rl.demos import demo_sampler
+    from robo_rl.options import DataOptions
+
+    config, folder, noisy = run.config, demo_folder(run), run.policy
+    assert folder is not None  # `begins` has seen to it
+    demos = load(folder, label=config.data.label)
+    own = [load(run.folder / FOLDER / f"round_{i}") for i in range(k + 1)]
+    spec = obs_spec(run.env, len(demos.tasks) > 1, config.policy.text)
+    run.policy = fresh_policy(config, spec, demos)
+    parts = [(demo_sampler(data, spec, config.policy.horizon, config.data if data is demos else DataOptions()), len(data.action))
+             for data in (demos, *own)]
+    imitate(run, mixed(parts), max(run.taught, MORE * config.bc.updates))
+    attach(run.policy, config.policy.lora, config.seed)
+    run.policy = noise_of(noisy, run.policy)
+
+
+def noise_of(noisy, policy):
+    """`policy` with the exploration of `noisy`, which has the same networks."""
+    from robo_rl.policies.exploration import explores_by_level, with_level
+    if not explores_by_level(policy.options) or noisy.options == policy.options:
+        return policy
+    return with_level(policy, math.exp(float(noisy.log_std.detach().mean())) if policy.options.kind == "gaussian" else
+                      math.sqrt(noisy.options.noise_min * noisy.options.noise_max))
+
+
+def mixed(parts: Sequence[tuple[Demos, int]]) -> Demos:
+    """Sampler over several, each with its number of rows: every row alike."""
+    ends = torch.tensor([n for _, n in parts]).cumsum(0)
+
+    def sample(size: int, generator: torch.Generator):
+        which = torch.searchsorted(ends, torch.randint(int(ends[-1]), (size,), generator=generator), right=True)
+        drawn = [part(n, generator) for (part, _), n in zip(parts, which.bincount(minlength=len(parts)).tolist(), strict=True) if n]
+        obs = {k: torch.cat([batch[0][k] for batch in drawn]) for k in drawn[0][0]}
+        return obs, torch.cat([batch[1] for batch in drawn]), torch.cat([batch[2] for batch in drawn])
+    return sample
