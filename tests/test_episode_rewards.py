@@ -9,14 +9,14 @@ from commands import TINY, robo_rl
 from toys import PointReach
 
 from robo_rl.advantages import flawed_reward, gdpo, group_advantage
-from robo_rl.algos import pi_rl, ppo
+from robo_rl.algos import nft, pi_rl, ppo
 from robo_rl.algos.episode_rewards import EpisodeRewards, change
 from robo_rl.algos.foreign import side_by_side
 from robo_rl.algos.rollout_replay import columns_of
 from robo_rl.errors import UserError
 from robo_rl.experiment import parallel
 from robo_rl.experiment.config import TrainConfig
-from robo_rl.options import PiRlOptions, PolicyOptions, PpoOptions
+from robo_rl.options import NftOptions, PiRlOptions, PolicyOptions, PpoOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.rollout import Collector
 
@@ -84,6 +84,13 @@ def test_gdpo_trains_on_groups_that_differ_in_any_reward_and_on_no_other(kind):
     trained[rows] = True
     assert torch.equal(trained.view_as(r.mask), r.mask & kept.flatten())
     assert learner.update(r, 0.0)["first_log_ratio"] < 2e-5 and "reward_smooth" in told
+
+
+def test_a_method_without_a_ratio_learns_from_several_rewards_too():
+    policy, r, _ = played(kind="flow")
+    learner = nft.make(policy, NftOptions(**GROUP | {"advantage": "gdpo"}), 0)
+    told = learner.update(replace(r), 0.5)
+    assert np.isfinite(list(told.values())).all() and told["policy_loss"] != 0 and "reward_speed" in told
 
 
 def test_one_reward_of_gdpo_is_grpo_up_to_the_scale_of_the_batch():

@@ -246,9 +246,9 @@ def rl_parts(config: TrainConfig, env, policy, learner, weights: int, speed: flo
         context = policy.encode(one)
         kept = context.columns().values() if hasattr(context, "columns") else [context]
         parts.append(PlanPart("contexts of a frozen trunk", int(size_of(kept) / ROWS[0] * rows * (2 + 1 / decisions)), "update"))
-    if rl.bc_coef or config.starts in ("auto", "reverse"):
+    if rl.bc_coef or rl.recycle or config.starts in ("auto", "reverse"):
         more, _ = extrapolated(policy, supervised_loss(config, policy), size, speed)
-        beside = "update" if rl.bc_coef or config.starts == "reverse" else "update, only where supervision leaves no success"
+        beside = "update" if rl.bc_coef or rl.recycle or config.starts == "reverse" else "update, only where supervision leaves no success"
         parts.append(PlanPart("supervision beside RL", more, beside))
     state = 2 * size_of(critic) + moments(learns) + size_of(critic)
     parts.append(PlanPart("copies for a checkpoint", weights + CLONES * (state + replayed) + int(rollout), "checkpoint"))
