@@ -25,6 +25,7 @@ import numpy as np
 from controllers import transport as t
 from controllers.codec import Codec
 from controllers.dds_joints import JointForm, JointShape
+from controllers.dds_matched import matched, matched_endpoint
 from controllers.dds_types import Types, is_framed
 from controllers.services import LONGEST_REPLY, REPLY, REQUEST, PendingReply, filled, text_of
 from controllers.transport import Handler, Mailbox, Received
@@ -185,7 +186,7 @@ class DdsTransport:
             for sample in reader.take(N=8):
                 if not sample.sample_info.valid_data:
                     continue
-                asker = reader.get_matched_publication_data(sample.sample_info.publication_handle)
+                asker = matched_endpoint(reader, "publication", sample.sample_info.publication_handle)
                 self.caller = "" if asker is None else participant_of(asker.key.bytes)  # None: it has left
                 try:
                     reply = handler(self.types.codec.plain(text_of(kind, REQUEST), sample.message))
@@ -388,7 +389,7 @@ class DdsReader:
 
     def source(self, handle: int) -> str:
         if handle not in self.sources:
-            writer = self.reader.get_matched_publication_data(handle)  # None: it has left
+            writer = matched_endpoint(self.reader, "publication", handle)  # None: it has left
             theirs = "" if writer is None else user_data(userdata_of(writer), "typehash")
             name = f"{handle:x}" if writer is None else participant_of(writer.key.bytes)
             self.sources[handle] = "" if hash_fault("", "", theirs, self.hash) else name
@@ -396,7 +397,7 @@ class DdsReader:
 
     def all_sources(self) -> set[str]:
         """Of all writers that are matched now."""
-        return {name for handle in self.reader.get_matched_publications() if (name := self.source(handle))}
+        return {name for handle in matched(self.reader, "publication") if (name := self.source(handle))}
 
 
 _numbers = itertools.count(1)
@@ -410,10 +411,10 @@ class ServiceClient:
 
     def server(self) -> tuple[bytes, str] | None:
         """(GUID, type hash) of a server that has both its ends here; None: there is none yet."""
-        answers = [self.reader.get_matched_publication_data(h) for h in self.reader.get_matched_publications()]
+        answers = [matched_endpoint(self.reader, "publication", h) for h in matched(self.reader, "publication")]
         ids = {user_data(userdata_of(a), "serviceid") for a in answers if a is not None}
-        for handle in self.writer.get_matched_subscriptions():
-            found = self.writer.get_matched_subscription_data(handle)
+        for handle in matched(self.writer, "subscription"):
+            found = matched_endpoint(self.writer, "subscription", handle)
             if found is not None and user_data(userdata_of(found), "serviceid") in ids:
                 return found.key.bytes, user_data(userdata_of(found), "typehash")
         return None
