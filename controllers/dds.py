@@ -24,6 +24,7 @@ import numpy as np
 
 from controllers import transport as t
 from controllers.codec import Codec
+from controllers.dds_config import configuration
 from controllers.dds_joints import JointForm, JointShape
 from controllers.dds_matched import matched, matched_endpoint
 from controllers.dds_types import Types, is_framed
@@ -88,16 +89,6 @@ def service_fault(name: str, kind: str, guid: bytes, theirs: str, ours: str) -> 
 # ---- the wire --------------------------------------------------------------------------------------------------------
 
 
-def configuration(domain: int, interface: str = "") -> str:
-    """Cyclone's XML: one interface, loopback by default. (Without any it takes the first network card it finds.)"""
-    name = interface or "lo"
-    if not re.fullmatch(r"[\w.:-]+", name):
-        raise UserError(f"{name!r} is no name of a network interface")
-    multicast = ' multicast="true"' if name == "lo" else ""
-    return (f'<CycloneDDS><Domain Id="{domain}"><General><Interfaces><NetworkInterface name="{name}"{multicast}/>'
-            f"</Interfaces></General></Domain></CycloneDDS>")
-
-
 _domains: dict[int, tuple[Any, str]] = {}  # Cyclone has one configuration per domain and process
 
 
@@ -105,22 +96,24 @@ class DdsTransport:
     """A ROS 2 node's worth of DDS: `transport.Transport`."""
 
     def __init__(self, name: str, *, domain: int | None = None, interface: str = "", namespace: str = "/",
-                 distribution: str = "jazzy"):
+                 distribution: str = "jazzy", security: str = ""):
         if domain is None:
             text = os.environ.get("ROS_DOMAIN_ID", "0")
             domain = int(text) if text.isdecimal() else -1
         in_range("ROS domain", domain, 0, 232)
         self.types, self.name, self.namespace = Types(distribution), name, namespace
-        xml = configuration(domain, interface)
+        xml = configuration(domain, interface, security)
         try:
             if domain not in _domains:
                 _domains[domain] = Domain(domain, xml), xml
             elif _domains[domain][1] != xml:
-                raise UserError(f"domain {domain} is open in this process on another interface")
+                raise UserError(f"domain {domain} is open in this process on another interface or with other keys")
             self.participant = DomainParticipant(domain, qos=qos.Qos(Policy.Userdata(b"enclave=/;")))
         except core.DDSException as e:
             _domains.pop(domain, None)
-            raise UserError(f"DDS cannot use the network interface {interface or 'lo'}: is it up? ({e})") from None
+            keys = (f", or the keys in {security}: do they belong together, and are they still valid? Cyclone says above what it cannot read"
+                    if security else "")
+            raise UserError(f"DDS cannot use the network interface {interface or 'lo'}: is it up?{keys} ({e})") from None
         self.dropped: Counter[str] = Counter()
         self.identity, self.caller = participant_of(self.participant.guid.bytes), ""
         self.closed = False
@@ -142,14 +135,14 @@ class DdsTransport:
 
     def publisher(self, topic: str, kind: type, quality: str = "state") -> "DdsPublisher":
         ros = self._join(topic, kind, quality)
-        writer = DataWriter(self.participant, self._topic(f"rt/{topic}", ros), self._qos(quality, ros))
+        writer = allowed(DataWriter, self.participant, self._topic(f"rt/{topic}", ros), self._qos(quality, ros))
         self._keep("writer", writer)
         return DdsPublisher(writer, kind, self.types.codec, topic)
 
     def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Mailbox:
         in_range("depth", depth, 1, 10**6)
         ros = self._join(topic, kind, quality)
-        reader = DataReader(self.participant, self._topic(f"rt/{topic}", ros), self._qos(quality, ros, depth, reads=True))
+        reader = allowed(DataReader, self.participant, self._topic(f"rt/{topic}", ros), self._qos(quality, ros, depth, reads=True))
         self._keep("reader", reader)
         ours = DdsReader(reader, kind, self.types, depth, self.now, self.dropped, topic)
         return Mailbox(depth, ours.pull, ours.all_sources)
@@ -271,7 +264,7 @@ class DdsTransport:
                        Policy.Userdata(f"{role}={'.'.join(f'{b:x}' for b in mine)};typehash={self.types.hash(kind)};".encode()))
         ends = [self._topic(f"rq/{name}Request", f"{kind}_{REQUEST}"), self._topic(f"rr/{name}Reply", f"{kind}_{REPLY}")]
         reads, writes = ends if role == "serviceid" else ends[::-1]
-        reader, writer = DataReader(self.participant, reads, both), DataWriter(self.participant, writes, both)
+        reader, writer = allowed(DataReader, self.participant, reads, both), allowed(DataWriter, self.participant, writes, both)
         self._keep("reader", reader)
         self._keep("writer", writer)
         return reader, writer, int.from_bytes(mine[4:12], "little") ^ number << 32
@@ -334,6 +327,16 @@ class DdsTransport:
             writer_gid_seq=[gid(x) for x in self.gids["writer"]])
         info = of[DISCOVERY](gid=gid(self.participant.guid.bytes), node_entities_info_seq=[node])
         self.discovery.write(self.discovery.data_type(info))
+
+
+def allowed(end: Any, participant: Any, topic: Any, quality: Any) -> Any:
+    """A reader or writer. UserError: this node's keys do not permit it."""
+    try:
+        return end(participant, topic, quality)
+    except core.DDSException as e:
+        if "NOT_ALLOWED_BY_SECURITY" not in str(e):
+            raise
+        raise UserError(f"the keys of this node do not let it {'write' if end is DataWriter else 'read'} {topic.name}") from None
 
 
 def userdata_of(endpoint: Any) -> bytes:

@@ -17,7 +17,7 @@ class MatchedEndpoint:
     qos: Any
 
 
-class Endpoint(ctypes.Structure):
+class BuiltinEndpoint(ctypes.Structure):
     """dds_builtintopic_endpoint of Cyclone's dds.h."""
 
     _fields_ = (("key", ctypes.c_uint8 * 16), ("participant", ctypes.c_uint8 * 16), ("handle", ctypes.c_uint64),
@@ -48,8 +48,8 @@ def matched_endpoint(entity: Any, what: str, handle: int) -> Any:
     from cyclonedds.qos import _CQos
     library = entity._dll_handle
     call, free = getattr(library, f"dds_get_matched_{what}_data"), library.dds_builtintopic_free_endpoint
-    call.argtypes, call.restype = [ctypes.c_int32, ctypes.c_uint64], ctypes.POINTER(Endpoint)
-    free.argtypes, free.restype = [ctypes.POINTER(Endpoint)], None
+    call.argtypes, call.restype = [ctypes.c_int32, ctypes.c_uint64], ctypes.POINTER(BuiltinEndpoint)
+    free.argtypes, free.restype = [ctypes.POINTER(BuiltinEndpoint)], None
     found = call(entity._ref, handle)
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""`robo_rl robot check|home|teleop|calibrate|drive FILE`: first day, homing, a person's hand, cameras, serial servos."""
+"""`robo_rl robot check|home|teleop|calibrate|drive|keys`: first day, homing, a person's hand, cameras, serial servos, keys."""
 
 import math
 import sys
@@ -8,10 +8,11 @@ from robo_rl.experiment.calibrate import CalibrateOptions, calibrate
 from robo_rl.experiment.robot_check import Question, RobotOptions, check_robot, read_answer
 from robo_rl.experiment.robot_drive import DriveOptions, drive_robot
 from robo_rl.experiment.robot_home import HomeOptions, home_robot
+from robo_rl.experiment.robot_keys import KeysOptions, make_keys
 from robo_rl.experiment.teleop import TeleopOptions, teleop
 from robo_rl.signals import asked_to_stop
 
-__all__ = ["CalibrateOptions", "DriveOptions", "HomeOptions", "RobotOptions", "TeleopOptions", "run"]
+__all__ = ["CalibrateOptions", "DriveOptions", "HomeOptions", "KeysOptions", "RobotOptions", "TeleopOptions", "run"]
 
 SUBCOMMANDS = {
     "check": (RobotOptions, "check a robot's file, and walk through the checklist of its first day"),
@@ -19,16 +20,23 @@ SUBCOMMANDS = {
     "teleop": (TeleopOptions, "drive an arm with a gamepad, SpaceMouse or keyboard, governed, and record it"),
     "calibrate": (CalibrateOptions, "where a camera is, from poses of tool and target, written into the robot's file"),
     "drive": (DriveOptions, "put an arm of serial servos (SO-101) on the network"),
+    "keys": (KeysOptions, "make keys that encrypt an arm's network and keep strangers out of it"),
 }
 
 
-def run(options: "RobotOptions | HomeOptions | TeleopOptions | CalibrateOptions | DriveOptions") -> int:
+def run(options: "RobotOptions | HomeOptions | TeleopOptions | CalibrateOptions | DriveOptions | KeysOptions") -> int:
     """check: 0 where everything was checked and answered well, 1 where something is open or says no. home: 0 where the arm is there.
     teleop: 1 where a governor ended it."""
     if isinstance(options, RobotOptions):
         return 0 if check_robot(options, ask, lambda line: print(line, flush=True)) else 1
     if isinstance(options, DriveOptions):
         drive_robot(options, lambda line: print(line, flush=True), lambda line: print(f"robo_rl: {line}", file=sys.stderr))
+        return 0
+    if isinstance(options, KeysOptions):
+        made = make_keys(options)
+        for folder in made:
+            print(f"{folder}: for --security of the node {folder.name}{', which reads alone' if folder.name in options.watch else ''}")
+        print(f"{options.folder}/private signs new nodes: keep it off the robot" if made else "all these nodes have keys: nothing was changed")
         return 0
     if isinstance(options, CalibrateOptions):
         got = calibrate(options)

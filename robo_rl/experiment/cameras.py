@@ -43,7 +43,9 @@ class CameraOptions:
     domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
     """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
     interface: str = ""
-    """Network interface; "": loopback."""
+    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers' addresses: wg0,10.0.0.2."""
+    security: str = ""
+    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else none."""
     parent: int = 0
     """Process id of the arm: the cameras end with it. 0: none."""
 
@@ -110,7 +112,7 @@ def publish_cameras(options: CameraOptions, on_start: Callable[[], None] = lambd
     """Publish pictures until --seconds, Ctrl-C or the end of the arm -> (pictures per view, the loop's timing in words)."""
     from controllers.loop import real_time
     from robo_rl.experiment.wire import connect
-    wire = connect("sim_cameras", options.domain, options.interface, options.namespace)
+    wire = connect("sim_cameras", options.domain, options.interface, options.namespace, security=options.security)
     stop: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _: stop.append(n))

@@ -35,7 +35,7 @@ class DeployOptions:
                        "chunking"),
         "The arm": ("robot", "command", "transport", "model", "start"),
         "Limits": ("speed", "seconds", "dry_run", "reset", "go_on"),
-        "ROS 2": ("namespace", "domain", "interface", "name", "lease"),
+        "ROS 2": ("namespace", "domain", "interface", "security", "name", "lease"),
         "What is recorded": ("record", "bag", "video"),
         "What a data set without a simulator did not say": ("rate", "columns", "state_columns", "units", "state_units", "gripper")}
 
@@ -80,7 +80,9 @@ class DeployOptions:
     domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
     """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
     interface: str = ""
-    """Network interface; "": loopback."""
+    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers' addresses: wg0,10.0.0.2."""
+    security: str = ""
+    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else none."""
     name: str = ""
     """Name of the lease on the arm, which is taken at the start and given up at the end; the same name takes over at once, another waits
     until it ends. "": one of this process."""
@@ -301,7 +303,8 @@ def deploy_on_wire(options: DeployOptions, robot, task, model, act, client, reco
     from robo_rl.experiment.deploy_data import announce, command_of
     from robo_rl.experiment.wire import connect
 
-    with (closing(recorder.wrap_transport(connect("robo_rl_bridge", options.domain, options.interface, options.namespace))) as wire,
+    opened = connect("robo_rl_bridge", options.domain, options.interface, options.namespace, security=options.security)
+    with (closing(recorder.wrap_transport(opened)) as wire,
           asked_to_stop() as stop):
         command = command_of(options, robot, task)
         bridge = Bridge(robot, task, wire, model, limits_of(robot, options.speed), dry_run=options.dry_run, command=command,

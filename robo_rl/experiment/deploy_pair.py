@@ -202,7 +202,8 @@ def on_wire(options: DeployOptions, task: PairInterface, act, client, recorder: 
     from controllers.transport import Text
     from robo_rl.experiment.wire import NamespacedTransport, connect
 
-    with (closing(recorder.wrap_transport(connect("robo_rl_bridge", options.domain, options.interface, options.namespace))) as wire,
+    opened = connect("robo_rl_bridge", options.domain, options.interface, options.namespace, security=options.security)
+    with (closing(recorder.wrap_transport(opened)) as wire,
           asked_to_stop() as stop):
         bridge = make_bridge(options, task, wire)
         bridge.every = act.execute

@@ -17,7 +17,7 @@ class DriveOptions:
     when this ends; --release takes it off."""
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "The robot": ("file", "port", "release"), "Time": ("seconds", "rate"), "ROS 2": ("namespace", "domain", "interface")}
+        "The robot": ("file", "port", "release"), "Time": ("seconds", "rate"), "ROS 2": ("namespace", "domain", "interface", "security")}
 
     file: tyro.conf.Positional[str]
     """Preset or JSON file."""
@@ -34,7 +34,9 @@ class DriveOptions:
     domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
     """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
     interface: str = ""
-    """Network interface; "": loopback."""
+    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers' addresses: wg0,10.0.0.2."""
+    security: str = ""
+    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else none."""
 
     def __post_init__(self) -> None:
         in_range("--seconds", self.seconds, 0, math.inf, open_low=True)
@@ -65,7 +67,7 @@ def drive_robot(options: DriveOptions, log: Callable[[str], None], warn: Callabl
             ServoArm(robot, bus, LoopbackTransport(Bus(lambda: 0.0), "release")).release()
             log(f"{robot.name}: torque is off")
             return
-        wire = connect("robo_rl_servos", options.domain, options.interface, options.namespace)
+        wire = connect("robo_rl_servos", options.domain, options.interface, options.namespace, security=options.security)
         arm = ServoArm(robot, bus, wire, 1 / options.rate)
         try:
             with asked_to_stop() as stop:

@@ -28,7 +28,7 @@ class HomeOptions:
 
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
         "The robot": ("file", "model"), "The motion": ("pose", "by", "speed", "joint_speed", "dry_run", "reset"),
-        "ROS 2": ("namespace", "domain", "interface", "name", "lease")}
+        "ROS 2": ("namespace", "domain", "interface", "security", "name", "lease")}
 
     file: tyro.conf.Positional[str]
     """Preset or JSON file."""
@@ -52,7 +52,9 @@ class HomeOptions:
     domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
     """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
     interface: str = ""
-    """Network interface; "": loopback."""
+    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers' addresses: wg0,10.0.0.2."""
+    security: str = ""
+    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else none."""
     name: str = ""
     """Name of the lease on the arm; "": one of this process."""
     lease: float = 2.0
@@ -106,7 +108,7 @@ def home_robot(options: HomeOptions, log: Callable[[str], None], warn: Callable[
         robot.need_limits()
     model = arm_model(robot, options.model)
     made_here = wire is None
-    wire = wire or connect("robo_rl_home", options.domain, options.interface, options.namespace)
+    wire = wire or connect("robo_rl_home", options.domain, options.interface, options.namespace, security=options.security)
     try:
         homing = Homing(options, robot, model, limits_of(robot, options.speed), wire, sleep, stop, log, warn)
         homing.run(goal)

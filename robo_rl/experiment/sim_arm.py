@@ -24,7 +24,7 @@ class SimArmOptions:
         "The arm": ("robot", "scene", "controller", "start", "cameras", "image_size", "quiet"),
         "Time": ("seconds", "lockstep"),
         "Limits": ("speed", "wrench", "armed"),
-        "ROS 2": ("namespace", "domain", "interface"),
+        "ROS 2": ("namespace", "domain", "interface", "security"),
         "What goes wrong on purpose": ("payload", "joint_friction", "torque_delay", "push", "message_delay", "message_drop")}
 
     robot: str = "sim"
@@ -53,7 +53,9 @@ class SimArmOptions:
     domain: Annotated[int, tyro.conf.arg(metavar="ID")] = -1
     """ROS domain, 0 to 232; -1: ROS_DOMAIN_ID, else 0."""
     interface: str = ""
-    """Network interface; "": loopback."""
+    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers' addresses: wg0,10.0.0.2."""
+    security: str = ""
+    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else none."""
     payload: float = 0.0
     """Mass at the tool that the law does not model [kg], 0 to 100."""
     joint_friction: float = 0.0
@@ -115,7 +117,7 @@ def make_sim_arm(options: SimArmOptions, transport=None):
                  disturbance=disturbance_of(options))
     if transport is None:
         transport = LoopbackTransport(Bus(lambda: arm.ticks * arm.dt), "sim_arm") if options.lockstep and options.domain < 0 else \
-            connect("sim_arm", options.domain, options.interface, options.namespace)
+            connect("sim_arm", options.domain, options.interface, options.namespace, security=options.security)
     node = make_node(options, arm, transport, make_controllers(load_robot(options.robot), options.speed), WIRE_NAMES[controller],
                      lambda start: start_placement(robot, options.scene, start))
     return arm, node
@@ -179,7 +181,7 @@ def cameras_beside(options: SimArmOptions) -> Iterator[None]:
         return
     command = [sys.executable, "-m", "robo_rl", "cameras", "--views", *options.cameras, "--size", str(options.image_size), "--scene",
                options.scene, "--robot", options.robot, "--domain", str(options.domain), "--parent", str(os.getpid())]
-    for name in ("namespace", "interface"):
+    for name in ("namespace", "interface", "security"):
         command += [f"--{name}", getattr(options, name)] if getattr(options, name) else []
     cameras = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:

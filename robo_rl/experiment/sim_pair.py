@@ -46,7 +46,7 @@ class SimPair:
         self.bus = Bus(lambda: self.ticks * self.dt)  # where they are on no network
         self.transport = transport or (
             LoopbackTransport(self.bus, "sim_arm") if options.lockstep and options.domain < 0 else
-            connect("sim_arm", options.domain, options.interface, options.namespace))
+            connect("sim_arm", options.domain, options.interface, options.namespace, security=options.security))
         shares = pair_scene(pair, DT, disturbance_of(options))
         self.mj, self.data = next((s.mj, s.data) for s in shares.values())
         controller = choose("--controller", options.controller or "joint", CONTROLLERS)

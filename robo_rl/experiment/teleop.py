@@ -16,7 +16,7 @@ from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError, choose, in_range
 
 GROUPS = {"The arm": ("file", "model", "command", "transport"), "The person": ("operator",),
-          "Limits": ("speed", "seconds", "dry_run", "reset"), "ROS 2": ("namespace", "domain", "interface", "name", "lease"),
+          "Limits": ("speed", "seconds", "dry_run", "reset"), "ROS 2": ("namespace", "domain", "interface", "security", "name", "lease"),
           "What is recorded": ("out", "task", "episodes", "keep", "views", "image_size")}
 
 
@@ -49,7 +49,9 @@ class TeleopOptions:
     domain: int = -1
     """ROS domain; -1: ROS_DOMAIN_ID."""
     interface: str = ""
-    """Network interface; "": loopback."""
+    """Network interface; "": loopback. One without multicast, as a tunnel, with the other computers' addresses: wg0,10.0.0.2."""
+    security: str = ""
+    """Folder of this node's keys, made by `robot keys`: DDS Security; "": as ROS's own variables say, else none."""
     name: str = ""
     """Name of the lease; "": one of this machine and process."""
     lease: float = 2.0
