@@ -14,7 +14,6 @@ Loopback is used unless an interface is named. Messages are stamped when `take` 
 
 import itertools
 import os
-import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -111,7 +110,7 @@ class DdsTransport:
             self.participant = DomainParticipant(domain, qos=qos.Qos(Policy.Userdata(b"enclave=/;")))
         except core.DDSException as e:
             _domains.pop(domain, None)
-            keys = (f", or the keys in {security}: do they belong together, and are they still valid? Cyclone says above what it cannot read"
+            keys = (f", or the keys in {security}: do they belong together, are they valid still? Cyclone says above what it cannot read"
                     if security else "")
             raise UserError(f"DDS cannot use the network interface {interface or 'lo'}: is it up?{keys} ({e})") from None
         self.dropped: Counter[str] = Counter()

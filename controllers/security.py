@@ -14,8 +14,8 @@ from robo_rl.errors import MissingDependency, UserError
 
 PLUG_INS = {"auth": "authentication", "ac": "access_control", "crypto": "crypto"}  # of the library's name, and of its functions
 FILES = ("identity_ca.cert.pem", "cert.pem", "key.pem", "permissions_ca.cert.pem", "governance.p7s", "permissions.p7s")
-NO_PLUG_INS = ("--security needs the security plug-ins of Cyclone DDS (libdds_security_auth, _ac and _crypto), and this one ({}) has none: the "
-               "wheel on PyPI comes without. docs/howto/security.md has the three lines that build a binding with them. Without them: "
+NO_PLUG_INS = ("--security needs the security plug-ins of Cyclone DDS (libdds_security_auth, _ac and _crypto), and this one ({}) has none: "
+               "the wheel on PyPI comes without. docs/howto/security.md has the three lines that build a binding with them. Without them: "
                "loopback alone, or --interface with a WireGuard interface")
 
 
@@ -44,7 +44,8 @@ def enclave(folder: str) -> Path:
     if missing:
         inside = sorted(p.parent.name for p in path.glob("enclaves/*/cert.pem"))
         if inside:
-            raise UserError(f"{folder} is a keystore: name one node's keys in it, --security {' or '.join(f'{folder}/enclaves/{n}' for n in inside)}")
+            raise UserError(f"{folder} is a keystore: name one node's keys in it, --security "
+                            + " or ".join(f"{folder}/enclaves/{name}" for name in inside))
         raise UserError(f"{folder} has no {', '.join(missing)}: --security takes the keys of one node, made by robo_rl robot keys KEYSTORE "
                         "(KEYSTORE/enclaves/arm) or ros2 security create_enclave")
     return path

@@ -94,32 +94,6 @@ def test_a_device_that_floods_does_not_hold_up_the_loop(pipe):
     assert len(file.packets(len(SYN))) == MOST and len(file.packets(len(SYN))) == 10
 
 
-@pytest.mark.skipif(not os.access("/dev/uinput", os.W_OK), reason="/dev/uinput is not there, or may not be written: no real input device")
-def test_a_gamepad_of_the_kernel_is_read_with_its_own_ranges_and_is_gone_once_destroyed():
-    import fcntl
-    import time
-    with open("/dev/uinput", "wb", buffering=0) as made:
-        for request, value in ((0x40045564, 1), (0x40045564, 3), (0x40045565, TR), (0x40045567, 1)):  # UI_SET_EVBIT, KEYBIT, ABSBIT
-            fcntl.ioctl(made, request, value)
-        fcntl.ioctl(made, 0x401c5504, struct.pack("Hxxiiiiii", 1, 128, 0, 255, 0, 0, 0))  # UI_ABS_SETUP
-        fcntl.ioctl(made, 0x405c5503, struct.pack("HHHH80sI", 3, 1, 1, 1, b"robo_rl test pad", 0))  # UI_DEV_SETUP
-        fcntl.ioctl(made, 0x5501)  # UI_DEV_CREATE
-        name = bytearray(64)
-        fcntl.ioctl(made, 0x8040552c, name)  # UI_GET_SYSNAME
-        [path] = Path("/sys/devices/virtual/input", name.split(b"\0")[0].decode()).glob("event*")
-        for _ in range(200):
-            if os.access(f"/dev/input/{path.name}", os.R_OK):
-                break
-            time.sleep(0.01)
-        pad = open_device(f"gamepad:/dev/input/{path.name}")
-        made.write(key(TR) + event(3, 1, 0) + SYN)
-        got = pad.read()
-        assert got.engaged and np.allclose(got.twist, [1, 0, 0, 0, 0, 0])
-        fcntl.ioctl(made, 0x5502)  # UI_DEV_DESTROY
-    assert not pad.read().engaged and pad.gone
-    pad.close()
-
-
 def test_a_space_mouse_is_read_by_its_reports(pipe):
     mouse = MappedDevice(HidSpaceMouse(pipe[0]), replace(DEFAULTS["spacemouse"], dead_zone=0.0))
     os.write(pipe[1], bytes([1]) + struct.pack("<3h", 0, -350, 175))

@@ -106,7 +106,7 @@ def test_plug_ins_are_found_beside_the_library_of_cyclone(tmp_path, place):
 
 def test_the_library_of_cyclone_is_read_from_the_maps_of_this_process(tmp_path):
     maps = tmp_path / "maps"
-    maps.write_text("7f-8f r-xp 0 08:01 1    /lib/libc.so.6\n7f-8f r-xp 0 08:01 2    /opt/my libs/libddsc.so.0.10.2\n9f-af rw-p 0 00:00 0\n")
+    maps.write_text("7f-8f r-xp 0 08:01 1    /lib/libc.so.6\n7f-8f r-xp 0 08:01 2    /opt/my libs/libddsc.so.0.10.2\n9f-af rw-p 0 0:0 0\n")
     assert loaded_library(maps) == Path("/opt/my libs/libddsc.so.0.10.2")
     maps.write_text("")
     assert loaded_library(maps) is None and loaded_library(tmp_path / "none") is None
@@ -153,7 +153,7 @@ def test_two_nodes_that_are_given_each_others_addresses_meet_without_multicast()
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
     from controllers.transport import Text
     from robo_rl.experiment.wire import connect
-    domain, interface = 101 + os.getpid() % 100, "lo,127.0.0.1"
+    domain, interface = 60 + os.getpid() % 40, "lo,127.0.0.1"  # not the domain of the other test: a process has one network in each
     code = f"""
 import time
 from controllers.transport import Text

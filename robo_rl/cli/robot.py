@@ -36,7 +36,8 @@ def run(options: "RobotOptions | HomeOptions | TeleopOptions | CalibrateOptions 
         made = make_keys(options)
         for folder in made:
             print(f"{folder}: for --security of the node {folder.name}{', which reads alone' if folder.name in options.watch else ''}")
-        print(f"{options.folder}/private signs new nodes: keep it off the robot" if made else "all these nodes have keys: nothing was changed")
+        print(f"{options.folder}/private signs new nodes: keep it off the robot" if made else
+              "all these nodes have keys: nothing was changed")
         return 0
     if isinstance(options, CalibrateOptions):
         got = calibrate(options)

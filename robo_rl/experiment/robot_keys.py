@@ -108,8 +108,8 @@ def _authority(store: Path, begin: datetime, end: datetime) -> tuple[tuple[Any, 
     from cryptography.hazmat.primitives import serialization
     public, private = store / "public" / "ca.cert.pem", store / "private" / "ca.key.pem"
     if public.exists() != private.exists():
-        raise UserError(f"{store} has {public if public.exists() else private} without its other half: no node can be added. Bring it back, or "
-                        "make a new keystore")
+        raise UserError(f"{store} has {public if public.exists() else private} without its other half: no node can be added. Bring it "
+                        "back, or make a new keystore")
     if not public.exists():
         if store.exists() and any(store.iterdir()):
             raise UserError(f"{store} holds something else than a keystore: name a new folder")

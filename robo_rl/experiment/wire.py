@@ -11,7 +11,8 @@ from robo_rl.errors import MissingDependency, UserError, choose
 
 
 def connect(name: str, domain: int = -1, interface: str = "", namespace: str = "",
-            warn: Callable[[str], None] = lambda line: print(f"robo_rl: {line}", file=sys.stderr, flush=True), security: str = "") -> Transport:
+            warn: Callable[[str], None] = lambda line: print(f"robo_rl: {line}", file=sys.stderr, flush=True),
+            security: str = "") -> Transport:
     """Open a node with the transport that ROBO_RL_TRANSPORT names: dds, or rclpy. In a sourced workspace rclpy is tried first, and DDS
     taken where it does not load; warn is told so. security: folder of the node's keys; "": those of ROS's own variables, or none.
     MissingDependency: its message says how to install what is missing."""
@@ -22,8 +23,8 @@ def connect(name: str, domain: int = -1, interface: str = "", namespace: str = "
         if interface:
             raise UserError("--interface is for DDS without ROS: in a ROS workspace name the interface in CYCLONEDDS_URI")
         if security:
-            raise UserError("--security is for DDS without ROS: in a ROS workspace set ROS_SECURITY_ENABLE=true, ROS_SECURITY_STRATEGY=Enforce, "
-                            "ROS_SECURITY_KEYSTORE and ROS_SECURITY_ENCLAVE_OVERRIDE, which rclpy reads")
+            raise UserError("--security is for DDS without ROS: in a ROS workspace set ROS_SECURITY_ENABLE=true, "
+                            "ROS_SECURITY_STRATEGY=Enforce, ROS_SECURITY_KEYSTORE and ROS_SECURITY_ENCLAVE_OVERRIDE, which rclpy reads")
         node: Transport = ros(name, domain=None if domain < 0 else domain, namespace=f"/{namespace.strip('/')}")
     else:
         from controllers.dds import DdsTransport
