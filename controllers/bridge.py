@@ -322,7 +322,8 @@ class Bridge:
         is missing."""
         if missing := self.observation_buffer.missing():
             wrong = "".join(f". {c}" for c in self.transport.complaints())
-            raise UserError(f"nothing came on {', '.join(missing)}: is the arm there (robo_rl sim-arm), in this domain?{wrong}")
+            alone = " An arm without a gripper is driven with robot teleop --no-gripper" if missing == [GRIPPER_STATE] else ""
+            raise UserError(f"nothing came on {', '.join(missing)}: is the arm there (robo_rl sim-arm), in this domain?{alone}{wrong}")
         if not self.dry_run:
             self.robot.need_limits()
         self.measure(now)

@@ -1,7 +1,7 @@
 """Robots: names, limits, gains and topic names, read from the JSON files in controllers/presets or a user's own."""
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,17 @@ from controllers.servo_file import Driver, read_driver
 from robo_rl.errors import UserError, choose
 from robo_rl.files import read_json
 
-OPTIONAL = {"cell", "sources", "driver", "data"}  # of the file's fields
 PRESETS = Path(__file__).parent / "presets"
+EXAMPLE = f"{PRESETS / 'sim.json'} is an example"
+NEEDED = {"joints": "names in the arm's order", "site": "the tool in the model", "base_frame": "frame_id of its poses",
+          "gravity": "whether the law carries the arm's weight: false where the firmware does", "lower": "joint limits [rad]",
+          "upper": "joint limits [rad]", "velocity": "[rad/s]", "torque": "[N m]", "torque_rate": "[N m/s]", "home": "[rad]"}
+OPTIONAL = {"about": "", "model": "", "gains": {}, "friction": None, "topics": {}, "sources": {}, "cell": {}, "driver": None, "data": {}}
+TOPICS = {"gripper": "gripper_position_controller/commands"} | {name: name for name in (
+    "joint_states", "current_pose", "current_twist", "target_pose", "target_joint", "target_wrench", "target_stiffness", "estop",
+    "external_wrench")}  # crisp_controllers' names, which a file changes
+POSITIONS = {"forward_position": "forward_position_controller/commands",
+             "joint_trajectory": "joint_trajectory_controller/joint_trajectory"}  # of arms that have such a controller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +82,16 @@ def load_robot(name: str) -> Robot:
     path = Path(name)
     if path.suffix != ".json":
         path = PRESETS / f"{choose('robot', name, presets())}.json"
-    raw = read_json(path, limit=1 << 20, remedy=f"{PRESETS.name}/sim.json is an example")
+    raw = read_json(path, limit=1 << 20, remedy=EXAMPLE)
     if "arms" in raw:
         raise UserError(f"{path} is a pair of arms, and this drives one arm: give the file of one, with its --namespace (docs: Two arms)")
-    names = {f.name for f in fields(Robot)} - {"name", *OPTIONAL}
-    if (got := set(raw) - OPTIONAL) != names:
-        raise UserError(f"{path}: missing {sorted(names - got)}, unknown {sorted(got - names)}; "
-                        f"{PRESETS.name}/sim.json is an example")
+    if lacks := [f"{name} ({what})" for name, what in NEEDED.items() if name not in raw]:
+        raise UserError(f"{path} lacks {', '.join(lacks)}; {EXAMPLE}")
+    for name in raw:
+        choose(f"{path}: field", name, [*NEEDED, *OPTIONAL])
+    raw = {name: dict(value) if isinstance(value, dict) else value for name, value in OPTIONAL.items()} | raw
+    check_kinds(raw, path)
+    raw["topics"] = read_topics(raw["topics"], raw["cell"], path)
     for bound, sign in (("lower", -math.inf), ("upper", math.inf)):
         raw[bound] = [sign if x is None else x for x in raw[bound]]
     if raw["model"]:
@@ -89,6 +101,41 @@ def load_robot(name: str) -> Robot:
     data = read_data(raw.pop("data", {}))
     read: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
     return Robot(name=path.stem, cell=cell, driver=driver, data=data, **read)
+
+
+def check_kinds(raw: dict[str, Any], path: Path) -> None:
+    """UserError: a field of the file is of another kind than it has to be. ("gravity": "false" would be true.)"""
+    def is_number(x: Any) -> bool:
+        return isinstance(x, (int, float)) and not isinstance(x, bool) and not math.isnan(x)
+
+    def is_row(x: Any) -> bool:
+        return isinstance(x, list) and all(map(is_number, x))
+    bounded = {name: [0.0 if x is None else x for x in raw[name]] for name in ("lower", "upper") if isinstance(raw[name], list)}
+    friction = raw["friction"]
+    for names, what, fits in (
+            (("about", "model", "site", "base_frame"), "a text", lambda x: isinstance(x, str)),
+            (("joints",), "a list of names", lambda x: isinstance(x, list) and all(isinstance(name, str) for name in x)),
+            (("gravity",), "true or false", lambda x: isinstance(x, bool)), (("torque_rate",), "a number", is_number),
+            (("velocity", "torque", "home"), "a list of numbers", is_row), (("lower", "upper"), "a list of numbers or nulls", is_row),
+            (("gains", "sources"), "an object", lambda x: isinstance(x, dict))):
+        for name in names:
+            if not fits(bounded.get(name, raw[name])):
+                raise UserError(f"{path}: {name} is {what}, got {raw[name]!r}")
+    if friction is not None and not (isinstance(friction, dict) and set(friction) == {"phi1", "phi2", "phi3"}
+                                     and all(map(is_row, friction.values()))):
+        raise UserError(f"{path}: friction is null, or an object of phi1 [N m], phi2 [s/rad] and phi3 [rad/s] with a number for each "
+                        f"joint, got {friction!r}")
+
+
+def read_topics(named: Any, cell: Any, path: Path) -> dict[str, str]:
+    """The robot's topics: those that the file names, and for the others crisp_controllers' names; of joint positions those alone that the
+    file names, or whose command it does."""
+    if not isinstance(named, dict) or not all(isinstance(x, str) and x for x in named.values()):
+        raise UserError(f"{path}: topics are names of topics, {{\"joint_states\": \"arm/joint_states\"}}, got {named!r}")
+    for name in named:
+        choose(f"{path}: topic", name, [*TOPICS, *POSITIONS])
+    command = cell.get("command") if isinstance(cell, dict) else None
+    return TOPICS | {name: topic for name, topic in POSITIONS.items() if name == command} | named
 
 
 def presets() -> list[str]:

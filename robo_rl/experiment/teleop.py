@@ -6,6 +6,7 @@ something is lost are the same. Full deflection is the speed limit. Where the pe
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
@@ -17,7 +18,7 @@ from robo_rl.errors import UserError, choose, in_range
 
 GROUPS = {"The arm": ("file", "model", "command", "transport"), "The person": ("operator",),
           "Limits": ("speed", "seconds", "dry_run", "reset"), "ROS 2": ("namespace", "domain", "interface", "security", "name", "lease"),
-          "What is recorded": ("out", "task", "episodes", "keep", "views", "image_size")}
+          "What is recorded": ("out", "task", "episodes", "keep", "gripper", "views", "image_size")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,8 @@ class TeleopOptions:
     """End after so many recorded episodes; 0: at the time limit, or when the person presses stop."""
     keep: Literal["success", "all"] = "success"
     """Which episodes are recorded; failures too teach a success classifier."""
+    gripper: bool = True
+    """The arm has a gripper, which says on gripper/joint_states how far it is open."""
     views: tuple[str, ...] = ()
     """Cameras of the robot that are recorded."""
     image_size: int = 128
@@ -110,14 +113,15 @@ class PersonClient:
             self.let_go()
         self.engaged = reading.engaged
         self.marks += reading.marks
-        self.answer = command(reading, self.spec)[None], t0
+        task = self.bridge.task
+        self.answer = task.numbers(command(reading, self.spec)[None, :len(task.increments)]), t0
 
     def let_go(self) -> None:
         """The arm's target becomes where its tool is: it does not go on to what was ahead of it."""
-        from controllers.bridge import GripperCommand
-        hand = GripperCommand(self.bridge.model, self.bridge.task.scale)
-        hand.grip = self.bridge.gripper_command.grip
-        self.bridge.gripper_command = hand
+        bridge = self.bridge
+        target = bridge.task.command(bridge.model, bridge.governor.limits)
+        target.grip = bridge.gripper_command.grip
+        bridge.gripper_command = target
 
     def poll(self, now: float) -> tuple[np.ndarray, float] | None:
         got, self.answer = self.answer, None
@@ -129,12 +133,15 @@ class PersonClient:
 
 class TeleopRecorder:
     """Rows that the person drove, as episodes that their marks end. spec: of the recorded numbers; share [7]: of a recorded action of 1
-    that the arm's action of 1 is."""
+    that the arm's action of 1 is. own: what the bridge sees and commands, where that is recorded as it is."""
 
-    def __init__(self, options: TeleopOptions, client: PersonClient, spec, share: np.ndarray, say: Callable[[str], None]):
+    def __init__(self, options: TeleopOptions, client: PersonClient, spec, share: np.ndarray, say: Callable[[str], None],
+                 own: Any = None):
         from robo_rl.data.writer import Writer
-        self.options, self.client, self.share, self.say = options, client, share, say
-        self.writer = Writer(options.out, spec=spec) if options.out else None
+        from robo_rl.experiment.deploy_data import own_features
+        self.options, self.client, self.share, self.say, self.own = options, client, share, say, own
+        self.writer = None if not options.out else (
+            Writer(options.out, own_features(own, own.image_size)) if own is not None else Writer(options.out, spec=spec))
         self.rows: list[tuple] = []
         self.kept = self.tried = 0
 
@@ -149,7 +156,7 @@ class TeleopRecorder:
 
     def act(self, state: np.ndarray, pictures: dict, action: np.ndarray) -> None:
         if self.client.engaged:
-            self.rows.append((state, pictures, (action * self.share).astype(np.float32)))
+            self.rows.append((state, pictures, (action * (1.0 if self.own is not None else self.share)).astype(np.float32)))
 
     def after_tick(self, now: float) -> bool:
         """End episodes that were marked -> whether the session ends."""
@@ -176,8 +183,33 @@ class TeleopRecorder:
         self.say(f"episode {self.kept}: {word}, {len(rows)} steps")
 
     def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
+        if self.writer is None:
+            return
+        self.writer.close()
+        if self.own is not None and self.kept:
+            from robo_rl.data.labels import state_units
+            state_units(Path(self.options.out), ",".join(f"{c.unit} {c.kind}" for c in self.own.action))
+
+
+def own_interface(options: TeleopOptions, robot, reach: tuple[float, float], period: float):
+    """What the bridge of an arm of its own joints observes and is commanded by, and what is recorded of it: joints, gripper and tool;
+    moves of the tool in a control period. reach: limit of the tool [m/s], [rad/s]."""
+    from controllers.data_columns import GRIPPER, MOVES, TOOL, Column
+    from controllers.data_interface import DataInterface
+    grip = (Column(GRIPPER, GRIPPER, unit="1"),) if options.gripper else ()
+    moves = tuple(Column(m, m, kind="delta", unit="m" if m in MOVES[:3] else "rad") for m in MOVES)
+    seen = tuple(Column(name, name) for name in (*robot.joints, *TOOL[:3]))  # no angles of the tool: they jump where they go round
+    return DataInterface(robot=robot, state=seen + grip, action=moves + grip, row=period, reach=reach, views=options.views,
+                         image_size=options.image_size, fit=lambda image: cut_square(image, options.image_size))
+
+
+def cut_square(image: np.ndarray, size: int) -> np.ndarray:
+    """The middle of a picture uint8 [h, w, 3] as [size, size, 3]."""
+    from PIL import Image
+    h, w = image.shape[:2]
+    side = min(h, w)
+    top, left = (h - side) // 2, (w - side) // 2
+    return np.asarray(Image.fromarray(image[top:top + side, left:left + side]).resize((size, size)))
 
 
 def interface(options: TeleopOptions, robot):
@@ -216,16 +248,19 @@ def teleop(options: TeleopOptions, log: Callable[[str], None] = print, warn: Cal
     device is not there or was lost (the arm then brakes and holds)."""
     from controllers.model import arm_model
     from controllers.robot import load_robot
-    from robo_rl.experiment.deploy import check_speed, deploy_in_process, deploy_on_wire
+    from controllers.twin import same_joints
+    from robo_rl.experiment.deploy import TRAINED, check_speed, deploy_in_process, deploy_on_wire, limits_of
     from robo_rl.experiment.operators import open_person
     robot = load_robot(options.file)
     check_speed(options.speed, robot)
     task, spec, share = interface(options, robot)
-    model = arm_model(robot, options.model)
+    model, own = arm_model(robot, options.model), None
+    if not (options.gripper and same_joints(model, robot, load_robot(TRAINED))):
+        task = own = own_interface(options, robot, limits_of(robot, options.speed).speed, spec.period)
     client = PersonClient(open_person(options.operator, spec), replace(spec, max_steps=1))
     run: Any = deploy_in_process if options.transport == "inprocess" else deploy_on_wire  # which take what has the same fields
     try:
-        recorder = TeleopRecorder(options, client, spec, share, log)
+        recorder = TeleopRecorder(options, client, spec, share, log, own)
         try:
             bridge, _ = run(options, robot, task, model, SimpleNamespace(execute=1), client, recorder, log, warn)
         finally:
