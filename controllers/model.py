@@ -93,7 +93,23 @@ class ArmModel:
 
     def task_inertia(self) -> np.ndarray:
         """Lambda [6, 6] = (J M^-1 J^T)^-1: the tool's inertia as a push feels it, at the last update."""
-        return np.linalg.inv(self.jac @ self.minv_jt.T)
+        return np.linalg.inv(self.task_mobility())
+
+    def task_mobility(self) -> np.ndarray:
+        """J M^-1 J^T [6, 6] at the last update."""
+        return self.jac @ self.minv_jt.T
+
+
+def inertia_fault(model: ArmModel, stiffness: "tuple[float, ...] | np.ndarray", period: float = 0.001) -> str:
+    """Why springs at the tool, `stiffness` [6], shake this model where it is: their fastest motion, sqrt(max eig(K J M^-1 J^T)), is more
+    than 0.3 of 1 / period. "": they do not. A model without the motors' inertia, as a URDF is, does so at its light last joints."""
+    rate = float(np.sqrt(np.abs(np.linalg.eigvals(np.diag(stiffness) @ model.task_mobility()))).max())
+    if rate * period <= 0.3:
+        return ""
+    least = model.inertia().diagonal()
+    k = int(least.argmin())
+    return (f"{model.joints[k]} has an inertia of {least[k]:.2g} kg m^2, too little for the stiffness at {1 / period:g} Hz: the simulated "
+            f"arm shakes. Give the joints of the model their motors' inertia (armature in MJCF), or lower `gains`")
 
 
 def arm_model(robot: Robot, path: str = "", **parts: bool) -> ArmModel:

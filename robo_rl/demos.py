@@ -227,11 +227,15 @@ class _Stream:
             yield self.rows[torch.randint(0, len(self.rows), (size,), generator=own).numpy()]
 
 
+STILL = 1e-6  # of its mean, at least 0.001: an axis that spreads no farther never moves
+
+
 def fit_normalisers(policy, dataset, kind: str = "mean_std", rows: np.ndarray | None = None) -> None:
     """Statistics of the demonstrations into the policy: they travel in its checkpoint.
 
-    Commands of -1 to 1 have a least std; in units of its own an axis has whatever range it has, and one that never moves passes
-    through. kind: mean_std, or quantiles, min_max, whose ends become -1 and 1.
+    Commands of -1 to 1 have a least std; in units of its own an axis has whatever range it has. There a state that never moves passes
+    through, and an action that never moves stays what it was: an error of the policy would count in whole rad or m. kind: mean_std, or
+    quantiles, min_max, whose ends become -1 and 1.
     """
     state, action = (x if rows is None else x[rows] for x in (dataset.state, dataset.action))
     processor: Any = getattr(policy, "processor", None)
@@ -244,18 +248,22 @@ def fit_normalisers(policy, dataset, kind: str = "mean_std", rows: np.ndarray | 
         policy.action_norm.fit(torch.from_numpy(action), floor=0.05)
         return
     for norm, x in ((policy.obs_norm, state), (policy.action_norm, action)):
-        own = moved or _statistics(x.astype(np.float64)) if norm is policy.action_norm else _statistics(x.astype(np.float64))
+        acts = norm is policy.action_norm
+        own = moved or _statistics(x.astype(np.float64)) if acts else _statistics(x.astype(np.float64))
+        least = STILL * np.maximum(np.abs(own["mean"]), 1e-3)
         if isinstance(norm, AxisNormaliser):
             if pair := KINDS[norm.kind]:
-                first, second = (torch.from_numpy(own[s]) for s in pair)
-                norm.take(first, second)
+                first, second = own[pair[0]], own[pair[1]]
+                if acts:
+                    second = np.maximum(second, least + (first if norm.offset else 0.0))
+                norm.take(torch.from_numpy(first), torch.from_numpy(second))
             continue
         centre, spread = own["mean"], own["std"]
         if kind != "mean_std":
             low, high = (own[s] for s in KINDS[kind])
             centre, spread = (low + high) / 2, (high - low) / 2
-        still = spread <= 1e-6 * np.maximum(np.abs(centre), 1e-3)
-        norm.take(torch.from_numpy(centre), torch.from_numpy(np.where(still, 1.0, spread)), len(x))
+        still = spread <= STILL * np.maximum(np.abs(centre), 1e-3)
+        norm.take(torch.from_numpy(centre), torch.from_numpy(np.where(still, least if acts else 1.0, spread)), len(x))
 
 
 def axis_statistics(dataset, delta: Sequence[bool] = (), horizon: int = 1,

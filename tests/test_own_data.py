@@ -179,6 +179,8 @@ def test_axes_are_normalised_by_their_own_range(sets):
         x = policy.action_norm(torch.from_numpy(data.action))
         assert bool((x[:, 2] == 0).all()) and 0.4 < float(x[:, 3].std()) < 1.1
         torch.testing.assert_close(policy.action_norm.inverse(x), torch.from_numpy(data.action), rtol=1e-5, atol=1e-5)
+        wrong = policy.action_norm.inverse(torch.full((1, 6), 3.0))  # of a policy, three of its units off
+        assert abs(float(wrong[0, 2]) - 7) < 1e-4 < abs(float(wrong[0, 0] - x[0, 0]))
     low, high = np.quantile(data.action[:, 0].astype(np.float64), [0.01, 0.99])
     got = policy.action_norm(torch.tensor([[low, 0, 7, 0, 0, 0], [high, 0, 7, 0, 0, 0]], dtype=torch.float32))
     torch.testing.assert_close(got[:, 0], torch.tensor([-1.0, 1.0]))

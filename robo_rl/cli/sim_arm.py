@@ -9,6 +9,7 @@ CLEAR = "\r\x1b[2K"  # the line of a terminal
 
 def run(options: SimArmOptions) -> int:
     """Until --seconds or Ctrl-C."""
+    from controllers.model import inertia_fault
     from controllers.pair import is_pair, load_pair
     from robo_rl.experiment.sim_pair import make_sim_pair, pair_status_line
     two = is_pair(options.robot)
@@ -29,7 +30,13 @@ def run(options: SimArmOptions) -> int:
     def on_tick(arm, node) -> None:
         if live:
             sys.stderr.write(f"{CLEAR}{status(arm, node)}")
-    arm, node, timing = run_sim_arm(options, on_start, on_tick, on_refusal, make_sim_pair if two else make_sim_arm)
+
+    def make(given: SimArmOptions):
+        made = (make_sim_pair if two else make_sim_arm)(given)
+        if not two and made[0].servo is None and (fault := inertia_fault(made[0].model, made[0].law.options.stiffness)):
+            print(f"robo_rl: {fault}", file=sys.stderr, flush=True)
+        return made
+    arm, node, timing = run_sim_arm(options, on_start, on_tick, on_refusal, make)
     if live:
         sys.stderr.write(CLEAR)
     print(status(arm, node, f" · {timing}"))

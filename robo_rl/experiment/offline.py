@@ -147,6 +147,7 @@ class HeldOut:
         """Write RUN/heldout.json and say it."""
         from robo_rl import files
         from robo_rl.data.labels import need_units
+        from robo_rl.demos import STILL
         loss, (error, still), names = self.loss(run.policy), self.errors(run.policy), self.data.features.action
         run.policy.eval()
         units = need_units(self.data.meta).unit
@@ -155,9 +156,11 @@ class HeldOut:
             "episodes": episodes, "frames": len(self.chunk), "loss": loss,
             "axes": [{"name": n, "unit": u, "error": float(a), "error_of_mean": float(b)}
                      for n, u, a, b in zip(names, units, error, still, strict=True)]})
-        ratio = float(np.mean(error / np.maximum(still, 1e-12)))
+        moves = still > STILL * np.maximum(np.abs(self.data.action.mean(0)), 1e-3)  # the others have no error to compare with
+        relative = error[moves] / still[moves] if moves.any() else np.zeros(1)
+        ratio = float(relative.mean())
         run.report.log(run.config.bc.updates, {"heldout/loss": loss, "heldout/error": ratio}, stage="sft")
-        worst = int(np.argmax(error / np.maximum(still, 1e-12)))
+        worst = int(np.flatnonzero(moves)[relative.argmax()]) if moves.any() else 0
         unit = "" if units[worst] == "1" else f" {units[worst]}"
         run.report.say(f"held out: {len(episodes)} of {len(self.data)} episodes, loss {loss:.3f}; mean error of an action "
                        f"{ratio:.2f} of that of the mean action; largest at {names[worst]}: {error[worst]:.3g}{unit}")

@@ -88,8 +88,10 @@ class CheckResult:
 
 def check_file(robot, model: str) -> list[CheckResult]:
     """What can be seen without a robot: limits of the cell, gains, model, sources of the numbers."""
+    import numpy as np
+
     from controllers.law import LawOptions
-    from controllers.model import arm_model
+    from controllers.model import arm_model, inertia_fault
     out = []
 
     def say(key: str, text: str, fault: str) -> None:
@@ -100,9 +102,10 @@ def check_file(robot, model: str) -> list[CheckResult]:
         say(f"without_{name}", f"No limit of {name}, because: {why}", "")
     try:
         gains: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in robot.gains.items()}
-        LawOptions(**gains)
+        stiffness = LawOptions(**gains).stiffness
         say("gains", "The gains are within their bounds", "")
     except (UserError, TypeError) as e:
+        stiffness = None
         say("gains", "The gains are within their bounds", str(e))
     unknown = [f for f in ("lower", "upper", "velocity", "torque") if f not in robot.sources]
     say("sources", "Limits, speeds and torques have a source", f"none for {', '.join(unknown)}" if unknown else "")
@@ -112,6 +115,9 @@ def check_file(robot, model: str) -> list[CheckResult]:
         made = arm_model(robot, model)
         say("model", "The model has the joints and the tool", "")
         say("home", "The home pose lies in the box", home_fault(robot, made))
+        if stiffness is not None:
+            made.update(np.array(robot.home), np.zeros(made.n))
+            say("inertia", "The model's joints have the inertia that its gains need", inertia_fault(made, stiffness))
     except UserError as e:
         say("model", "The model has the joints and the tool", str(e))
     return out
