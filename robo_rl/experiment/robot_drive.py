@@ -48,7 +48,8 @@ def open_servos(robot, port: str = ""):
     """The bus of a robot's servos. UserError: its file has no driver, or the port cannot be opened."""
     from controllers.feetech import SerialPort, ServoBus
     if robot.driver is None:
-        raise UserError(f"robot {robot.name} has no `driver` in its file: it is not driven from here (controllers/presets/so101.json has one)")
+        raise UserError(f"robot {robot.name} has no `driver` in its file: it is not driven from here "
+                        "(controllers/presets/so101.json has one)")
     return ServoBus(SerialPort(port or robot.driver.port, robot.driver.baud))
 
 
