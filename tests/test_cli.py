@@ -71,7 +71,7 @@ def mistake(capsys, *argv: str) -> str:
     ("train --randomise latency", "randomise latency needs a number of control steps"),
     ("train --policy.kind flw", "unknown policy.kind 'flw'; did you mean 'flow'? Allowed: flow,"),
     ("train --rl.epoch 3", "Unrecognized options: --rl.epoch, 3; did you mean --rl.epochs? (robo_rl train --help lists"),
-    ("train --algo ppo --rl.beta 2", "Unrecognized options: --rl.beta, 2; did you mean --rl.istar-beta? (robo_rl train --help lists the options)"),
+    ("train --algo ppo --rl.beta 2", "Unrecognized options: --rl.beta, 2; did you mean --rl.istar-beta? (robo_rl train --help lists"),
     ("train stray", "Unrecognized options: stray"),
     ("train --envs", "Missing value for argument '--envs'"),
     ("train --envs many", "--envs: invalid literal for int"),
