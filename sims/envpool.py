@@ -10,6 +10,7 @@ an id hides from the observation unless asked (Meta-World) is shown. envpool doe
 `spec.period` says 1 s.
 """
 
+import ctypes
 import difflib
 import importlib
 import importlib.util
@@ -151,14 +152,16 @@ class EnvpoolEnv(ControlEnv):
                 {"success": self._success.copy()})
 
     def _make(self, ids: np.ndarray, seeds: np.ndarray) -> None:
-        """Move the envs `ids` to a new pool, seeded one by one; pools nobody lives in are dropped."""
+        """Move the envs `ids` to a new pool, seeded one by one; pools nobody lives in are dropped before, and their memory given back."""
+        self._pool[ids] = -1
+        for key in set(self._pools) - set(self._pool.tolist()):
+            del self._pools[key], self._members[key]
+        trim()
         pool = library().make(self._id, "gymnasium", num_envs=len(ids), env_seed=seeds.tolist(),
                               num_threads=min(self._threads, len(ids)), **self._options)
         self._made += 1
         self._pools[self._made], self._members[self._made] = pool, ids
         self._pool[ids], self._local[ids] = self._made, np.arange(len(ids))
-        for key in set(self._pools) - set(self._pool.tolist()):
-            del self._pools[key], self._members[key]
 
     def _by_pool(self, mask: np.ndarray):
         """Yield (pool key, env ids) of the envs of `mask`."""
@@ -177,6 +180,12 @@ class EnvpoolEnv(ControlEnv):
 
     def close_extras(self) -> None:
         self._pools.clear()
+
+
+def trim() -> None:
+    """Have the C library give freed memory back to the system: of pools made again and again it keeps as much as two of them held."""
+    if (give_back := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # glibc
+        give_back(0)
 
 
 def _seed(starts: np.ndarray) -> np.ndarray:

@@ -276,6 +276,17 @@ def test_of_envpool_too_a_sparse_reward_ends_the_episode_with_success():
 
 
 @needs_envpool
+@pytest.mark.slow
+def test_envs_that_are_made_again_for_other_starts_do_not_add_up_in_memory():
+    env, used = make_envpool("FetchReach-v4", num_envs=16, threads=1), []
+    for k in range(5):
+        env.reset(options={"starts": np.arange(16) + 100 * k})
+        env.step(np.zeros((16, 4)))
+        used.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6)
+    assert used[-1] < used[0] + 150, used
+
+
+@needs_envpool
 def test_an_id_whose_own_reward_is_sparse_has_its_dense_one_too():
     env = make_envpool("FetchReach-v4", threads=1, reward="dense")
     env.reset(seed=0)
