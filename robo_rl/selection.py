@@ -5,6 +5,7 @@ list is on average better there than the policy is: of eleven equal checkpoints 
 holds the truth in 83 % of runs, its interval on a fresh list in 95 %.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -55,6 +56,17 @@ def lower_bounds(looks: Sequence[Look]) -> list[float]:
     """
     from robo_rl.stats import wilson  # NumPy comes with it, and --help needs none
     return [min(wilson(s, n, 1 - 2 * MISS / (k * (k + 1) * len(x.parts))).low for s, n in x.parts) for k, x in enumerate(looks, 1)]
+
+
+def too_few(looks: Sequence[Look], target: float) -> str:
+    """Why the newest look, in which no episode failed, cannot end training: it had too few episodes to show `target`; "" otherwise."""
+    if not target or not looks or looks[-1].worst < 1 or (low := lower_bounds(looks)[-1]) >= target:
+        return ""
+    k, n = len(looks), min(n for _, n in looks[-1].parts)
+    z2 = n / low - n  # of n successes in n episodes Wilson's lower bound is n / (n + z^2)
+    least = "" if target == 1 else f"; {math.ceil(z2 * target / (1 - target))} episodes would have (--eval-episodes)"
+    return (f"no episode of {n} failed, which after {k} look{'s' * (k > 1)} shows success of {low:.3f} at least: too little to end training "
+            f"at --target {target:g}{least}")
 
 
 def stop_reason(looks: Sequence[Look], target: float, patience: int) -> str:

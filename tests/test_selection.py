@@ -15,7 +15,7 @@ from robo_rl.experiment.replay import ReplayStage
 from robo_rl.experiment.run import Run, looks_of
 from robo_rl.options import DemoSacOptions, PiRlOptions
 from robo_rl.policies import ObsSpec, make_policy
-from robo_rl.selection import CHOOSE, REPORT, Look, best_look, lower_bounds, stop_reason
+from robo_rl.selection import CHOOSE, REPORT, Look, best_look, lower_bounds, stop_reason, too_few
 from robo_rl.stats import wilson
 
 
@@ -251,6 +251,15 @@ def test_a_run_that_was_killed_after_its_last_look_does_not_go_on_when_resumed(a
         run = scripted(tmp_path, algo, {"step": step, "looks": [[s, GOES_ON[s], 200, 0.0] for s in range(1000, step + 1, 1000)]})
         run.save({}, finished=False)
     assert run.train() == 0 and run.step == 7000
+
+
+def test_a_run_whose_evaluations_are_too_short_to_end_it_says_how_many_episodes_would():
+    assert "after 1 look shows success of 0.799 at least" in (said := too_few(looks(20, n=20), 0.9))
+    assert "; 46 episodes would have (--eval-episodes)" in said
+    assert stop_reason(looks(46, n=46), 0.9, 2) and not stop_reason(looks(45, n=45), 0.9, 2)
+    assert not too_few(looks(46, n=46), 0.9) and not too_few(looks(19, n=20), 0.9)
+    assert not too_few(looks(20, n=20), 0) and not too_few([], 0.9)
+    assert "would have" not in too_few(looks(20, n=20), 1)
 
 
 def test_the_looks_of_a_run_of_an_earlier_version_are_its_best():

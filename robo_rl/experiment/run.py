@@ -13,7 +13,7 @@ from typing import Any
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.evaluation import Evaluator
 from robo_rl.experiment.reporting import Reporter
-from robo_rl.selection import CHOOSE, REPORT, Look, best_look, stop_reason
+from robo_rl.selection import CHOOSE, REPORT, Look, best_look, stop_reason, too_few
 from robo_rl.signals import StopSignal
 from robo_rl.stats import Interval, paired_difference
 
@@ -39,7 +39,7 @@ class Run:
         self.step, self.looks = 0, []
         self.returns: list[tuple[int, int]] = []  # from which step to the weights of which
         self.taught = 0  # updates of the supervised stage that made the policy
-        self.started = time.monotonic()
+        self.started, self.told_too_few = time.monotonic(), False
 
     # ---- evaluation
 
@@ -58,6 +58,9 @@ class Run:
         result = self.evaluate(f"step_{self.step:09d}", CHOOSE)
         tasks = [[round(row["success"] * row["n"]), row["n"]] for row in result.get("tasks", {}).values()]
         self.looks.append(Look(self.step, sum(result["success"]), result["n"], sum(result["return"]) / result["n"], tasks))
+        if not self.told_too_few and (why := too_few(self.looks, self.config.target)):
+            self.told_too_few = True
+            self.report.say(why)
         return self.looks[-1].worst
 
     def goes_on(self) -> bool:
