@@ -65,8 +65,8 @@ def too_few(looks: Sequence[Look], target: float) -> str:
     k, n = len(looks), min(n for _, n in looks[-1].parts)
     z2 = n / low - n  # of n successes in n episodes Wilson's lower bound is n / (n + z^2)
     least = "" if target == 1 else f"; {math.ceil(z2 * target / (1 - target))} episodes would have (--eval-episodes)"
-    return (f"no episode of {n} failed, which after {k} look{'s' * (k > 1)} shows success of {low:.3f} at least: too little to end training "
-            f"at --target {target:g}{least}")
+    return (f"no episode of {n} failed, which after {k} look{'s' * (k > 1)} shows success of {low:.3f} at least: too little to end "
+            f"training at --target {target:g}{least}")
 
 
 def stop_reason(looks: Sequence[Look], target: float, patience: int) -> str:

@@ -253,6 +253,18 @@ def test_one_bad_ratio_among_pieces_refuses_the_step_that_adds_them_up():
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
 
 
+def test_a_critic_that_promises_more_than_success_does_not_raise_returns_above_it():
+    env, learner, collector, options = setup("ppo", n=8)
+    r, credit, limited = collector.collect(learner.sampler, 12), learner.credit, replace(options, max_return=1.0)
+    credit.critic.forward = lambda context: torch.full((len(context),), 3.0)  # as where nothing was learnt
+    assert credit.assign(r, learner.policy)[1].max() > 2
+    credit.options = limited
+    returns = credit.assign(r, learner.policy)[1]
+    assert returns.min() >= 0 and 0.8 < returns.max() <= 1
+    credit.options = replace(limited, scale_reward=True)
+    assert credit.assign(r, learner.policy)[1].max() > 2
+
+
 def test_critic_steps_and_steps_of_nft_along_no_number_are_counted():
     env, learner, collector, options = setup("pi_rl sde", n=8)
     r = collector.collect(learner.sampler, 12)

@@ -3,7 +3,7 @@
 import itertools
 import json
 import tomllib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import gymnasium as gym
 import numpy as np
@@ -219,8 +219,8 @@ def paid_data(folder, paid=1.0):
 def test_demonstrations_that_are_paid_for_success_alone_turn_an_env_taken_as_it_is_into_one_to_learn_from_them(tmp_path):
     taken = robo_rl.recipe("gym:Pendulum-v1", demos=paid_data(tmp_path / "paid"))
     same = robo_rl.recipe(task="pick_cube")
-    assert taken.max_steps == 9 and robo_rl.recipe("gym:Pendulum-v1", demos=str(tmp_path / "paid"), max_steps=50).max_steps == 50
-    assert taken.reward == "sparse" and taken.policy == same.policy and taken.rl == same.rl and taken.bc == same.bc
+    assert taken.max_steps == 64 and robo_rl.recipe("gym:Pendulum-v1", demos=str(tmp_path / "paid"), max_steps=50).max_steps == 50
+    assert taken.reward == "sparse" and taken.policy == same.policy and taken.rl == replace(same.rl, max_return=1.0) and taken.bc == same.bc
     assert parse(["--sim", "gym:Pendulum-v1", "--demos", str(tmp_path / "paid")]) == taken
     dense = robo_rl.recipe("gym:Pendulum-v1", demos=paid_data(tmp_path / "dense", paid=9.0))
     assert dense.reward == "dense" and dense.rl == robo_rl.recipe("gym:Pendulum-v1").rl
@@ -230,7 +230,8 @@ def test_demonstrations_that_are_paid_for_success_alone_turn_an_env_taken_as_it_
 
 def test_no_row_is_left_over_and_each_sets_what_the_options_know():
     used = {row.name for chosen, _ in every_recipe() for row in recipes.rows(*chosen)}
-    own = {"own_method/on_policy", "data", "taken", "taken/on_policy", "taken/own_sim"}  # these need a method, or data, of the user's own
+    own = {"own_method/on_policy", "data", "taken", "taken/on_policy", "taken/own_sim", "taken/on_policy/ours",
+           "taken/on_policy/ours/dense"}  # these need a method, or data, of the user's own
     assert {row.name for row in recipes.ROWS} - used == own
 
 

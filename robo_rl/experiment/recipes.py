@@ -55,6 +55,7 @@ class RecipeRow:
         return words.issuperset(self.where.split())
 
 
+DECISIONS = 16  # of an episode, at least, where demonstrations say how long one is
 TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, settings
     # ---- methods, wherever they learn
     ("reinflow", "the paper's noise; it explores with learned noise at every flow step",
@@ -115,6 +116,9 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
     ("taken", "an env that is taken as it is pays success alone, as its data set does, and ends with it", {"reward": "sparse"}),
     ("taken on_policy", "each env holds a model of its own, which takes a tenth of a second and up to 20 MB: few, in evaluations too", {
         "envs": 64, "eval_envs": 50, "eval_episodes": 100}),
+    ("taken on_policy ours", "the return of a sparse reward lies in [0, 1]: a critic that is asked beyond what it learnt, where short "
+        "episodes are cut, must not promise more than success", {"rl": {"max_return": 1.0}}),
+    ("taken on_policy ours dense", "returns lie in no known range", {"rl": {"max_return": 0.0}}),
     ("taken own_sim", "what the simulator itself pays", {"reward": ""}),
 
     # The ratio of a whole chain tells two policies apart by the sum of all its steps and entries: few steps along the gradient of a
@@ -338,8 +342,8 @@ def demo_limit(sim: str, task: str, demos: str) -> int | None:
     """Episode limit [control steps] where policies learn from nothing unless `demos` is the folder of a data set in which some episodes
     succeed and every one was paid 1 for success and nothing else; else None.
 
-    It is three times the median length of its successes, enough for nine in ten of them, and at most the limit that they were recorded
-    under (0: not known): what takes longer has failed, and a long limit fills rollouts with failures.
+    It is three times the median length of its successes, enough for nine in ten of them and for DECISIONS chunks of 4, and at most the
+    limit that they were recorded under (0: not known): what takes longer has failed, and a long limit fills rollouts with failures.
     """
     if not demos or not scratch(sim, task) or not (Path(demos) / "meta" / "info.json").is_file():
         return None
@@ -351,7 +355,7 @@ def demo_limit(sim: str, task: str, demos: str) -> int | None:
     if not data.is_judged or not data.success.any() or (paid != data.success).any():
         return None
     nine, half = np.quantile(length[data.success], (0.9, 0.5))
-    wanted = round(max(nine, 3 * half))
+    wanted = round(max(nine, 3 * half, 4 * DECISIONS))
     return 0 if data.spec is None else min(wanted, data.spec.max_steps)
 
 

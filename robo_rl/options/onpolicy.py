@@ -34,6 +34,9 @@ class OnPolicyOptions(RolloutOptions):
     """Most that a value may move from the one of the rollout within an update; 0: off."""
     huber: float = 0.0
     """Errors of the critic above this count linearly; 0: all are squared."""
+    max_return: float = 0.0
+    """The critic's values are clamped to [0, max_return] where advantages and returns are made of them, for rewards whose return is known
+    to lie there (not with scale_reward); 0: off."""
     value_coef: float = 0.5
     """Weight of the critic's loss."""
     entropy_coef: float = 0.0
@@ -106,7 +109,7 @@ class OnPolicyOptions(RolloutOptions):
 
     def __post_init__(self) -> None:
         RolloutOptions.__post_init__(self)
-        for name, low, high in (("epochs", 1, 1000), ("minibatch", 1, 10**7), ("lam", 0, 1), ("value_clip", 0, 1e6),
+        for name, low, high in (("epochs", 1, 1000), ("minibatch", 1, 10**7), ("lam", 0, 1), ("value_clip", 0, 1e6), ("max_return", 0, 1e9),
                                 ("huber", 0, 1e6), ("value_coef", 0, 1e6), ("entropy_coef", 0, 1e6),
                                 ("target_kl", 0, 1e6), ("critic_warmup", 0, 10**6), ("ramp", 0, 10**9),
                                 ("trust_kl", 0, 1e3), ("explore", 0, 1), ("critic_ready", 0, 1)):
