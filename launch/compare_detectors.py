@@ -7,6 +7,12 @@ For each run: rollouts of its policy from starts of their own; the even half cal
 half is judged. Balanced accuracy is the mean of the share of failures that alarm and of successes that do not; `early`
 is the share of failures alarmed at least 10 % of the episode before its end. "+ time": a rollout that outlasts the
 successes is an alarm too.
+
+Where every failure is a time-out and a success ends the episode, the time tells them apart. So two more numbers: `running`
+is the AUROC among judged rollouts that still run at the same time (of elapsed time 0.5), `before clock` the share of failures
+that are alarmed before elapsed time alone alarms at the same rate of false alarms. "largest" is the largest of the normalised scores of
+FLOAT, stuck and far (distance to demonstrated states); the first half of the calibration successes normalises, the second
+sets its threshold.
 """
 
 import json
@@ -27,6 +33,8 @@ from robo_rl.human import detect
 from robo_rl.policies import obs_tensors
 from robo_rl.rollout import run_chunk
 
+MEASURES = ("balanced", "caught", "quiet", "early", "running", "before_clock", "when")
+LARGEST = ("FLOAT", "stuck", "far")
 START = 1_300_000_000  # starts that nothing else uses
 
 
@@ -38,6 +46,10 @@ class Args:
     alpha: float = 0.05
     """False-alarm rate the thresholds are calibrated for."""
     out: str = ""
+    save: bool = False
+    """Write rows into results/human.json."""
+    label: str = ""
+    """How the rows name the run: the command that made it."""
 
 
 def rollouts(env, policy, count: int) -> list[dict]:
@@ -69,6 +81,41 @@ def demo_embeddings(policy, data, every: int) -> list[np.ndarray]:
     return [phi[a:b:every] for a, b in zip(data.from_, data.to, strict=True)]
 
 
+def judged(rollouts: list[dict], name: str, threshold: detect.Threshold, clock: detect.Threshold) -> dict:
+    """The measures of one detector on held-out rollouts."""
+    alarms = [(x, detect.first_alarm(x[name], threshold)) for x in rollouts]
+    bad = [(x, a) for x, a in alarms if not x["success"]]
+    good = [a for x, a in alarms if x["success"]]
+    clocks = [c if (c := detect.first_alarm(x["elapsed time"], clock)) >= 0 else len(x["phi"]) for x, _ in bad]
+
+    def share(flags: list) -> float:
+        return float(np.mean(flags)) if flags else float("nan")
+    caught, quiet = share([a >= 0 for _, a in bad]), share([a < 0 for a in good])
+    return {"balanced": (caught + quiet) / 2, "caught": caught, "quiet": quiet,
+            "early": share([0 <= a <= 0.9 * (len(x["phi"]) - 1) for x, a in bad]),
+            "running": detect.auroc_while_running([x[name] for x in rollouts], [not x["success"] for x in rollouts]),
+            "before_clock": share([0 <= a < c for (_, a), c in zip(bad, clocks, strict=True)]),
+            "when": float(np.median([a / len(x["phi"]) for x, a in bad if a >= 0])) if caught > 0 else float("nan"),
+            "failures": len(bad), "successes": len(good)}
+
+
+def save(args: Args, run: str, config, table: list[dict]) -> None:
+    """Rows of this run in results/human.json."""
+    from robo_rl.provenance import git_hash, machine_name
+    from robo_rl.results import ResultRow, add_rows
+    of = [row for row in table if row["task"] == config.task]
+    words = {"running": "AUROC among rollouts that run at the same time", "before_clock": "share of failures called before the clock",
+             "balanced": "balanced accuracy"}
+    add_rows("results/human.json", "A person in the loop", [ResultRow(
+        what=f"detectors, {words[word]} at {args.alpha:g} false alarms: {row['detector']}, {config.task} ({row['failures']} failures, "
+             f"{row['successes']} successes)", value=round(row[word], 3), n=row["failures"] + row["successes"], seeds=(config.seed,),
+        commit=git_hash(), date=time.strftime("%Y-%m-%d"), machine=machine_name(),
+        files=("robo_rl/human/detect.py", "launch/compare_detectors.py"),
+        command=f"python launch/compare_detectors.py {args.label or run} --rollouts {args.rollouts} --alpha {args.alpha:g} --save")
+        for row in of if row["detector"] in ("FLOAT", "stuck", "far", "elapsed time", "largest", "FLOAT + time", "largest + time")
+        for word in words if not np.isnan(row[word])])
+
+
 def main(args: Args) -> None:
     torch.set_num_threads(1)
     table = []
@@ -96,33 +143,30 @@ def main(args: Args) -> None:
             return np.array(out)
         scores = {"FLOAT": float_scores, "stuck": lambda x: detect.stuck_score(x["phi"], 3),
                   "limit": lambda x: detect.limit_score(x["act"], 5),
+                  "far": lambda x, demos=demos[:20]: detect.far_score(x["phi"], demos),
                   "critic drop": lambda x, mean=mean, weights=weights: detect.drop_score((x["phi"] - mean) @ weights),
                   "uncertainty": lambda x: detect.spread_score(x["tries"]),
                   "elapsed time": lambda x: detect.late_score(len(x["phi"]))}
         even, odd = seen[::2], seen[1::2]
         fine = [x for x in even if x["success"]]
-        for name, outlast in [(n, o) for n in scores for o in (False, True)]:
+        for x in seen:
+            x |= {name: score(x) for name, score in scores.items()}
+        scales = {name: detect.by_time([x[name] for x in fine[::2]]) for name in LARGEST}
+        for x in seen:
+            x["largest"] = detect.largest(*(detect.normalised(x[name], *scales[name]) for name in LARGEST))
+        clock = detect.calibrate([x["elapsed time"] for x in fine], args.alpha, False)
+        for name, outlast in [(n, o) for n in (*scores, "largest") for o in (False, True)]:
             key = f"{name} + time" if outlast else name
-            for x in seen:
-                x.setdefault(name, scores[name](x))
-            threshold = detect.calibrate([x[name] for x in fine], args.alpha, outlast)
-            alarms = [(x, detect.first_alarm(x[name], threshold)) for x in odd]
-            bad = [(x, a) for x, a in alarms if not x["success"]]
-            good = [a for x, a in alarms if x["success"]]
-            caught = np.mean([a >= 0 for _, a in bad]) if bad else np.nan
-            quiet = np.mean([a < 0 for a in good]) if good else np.nan
-            early = np.mean([0 <= a <= 0.9 * (len(x["phi"]) - 1) for x, a in bad]) if bad else np.nan
-            when = np.median([a / len(x["phi"]) for x, a in bad if a >= 0]) if bad and caught else np.nan
-            row = {"task": config.task, "detector": key, "balanced": (caught + quiet) / 2, "caught": caught,
-                   "quiet": quiet,
-                   "early": early, "when": when, "failures": len(bad), "successes": len(good)}
+            threshold = detect.calibrate([x[name] for x in (fine[1::2] if name == "largest" else fine)], args.alpha, outlast)
+            row = {"task": config.task, "detector": key} | judged(odd, name, threshold, clock)
             if key == "FLOAT":
                 row["ms_per_check"] = {"median": 1e3 * float(np.median(took)), "p99": 1e3 * float(np.quantile(took,
                                                                                                               0.99))}
             table.append(row)
-            print(f"{config.task:<12} {key:<20} balanced {row['balanced']:.3f}  caught {caught:.3f}  quiet {quiet:.3f}  "
-                  f"early {early:.3f}  at {when:.2f} of the episode  ({len(bad)} failures, {len(good)} successes) "
-                  f"{row.get('ms_per_check', '')}", flush=True)
+            print(f"{config.task:<12} {key:<20} " + "  ".join(f"{word.replace('_', ' ')} {row[word]:.3f}" for word in MEASURES)
+                  + f"  ({row['failures']} failures, {row['successes']} successes) {row.get('ms_per_check', '')}", flush=True)
+        if args.save:
+            save(args, path, config, table)
     if args.out:
         with open(args.out, "w", encoding="utf-8") as f:
             json.dump(table, f, indent=1)

@@ -131,6 +131,34 @@ def test_the_cheap_alarms_say_what_they_are_named_after():
     assert d.spread_score(np.stack([np.zeros((4, 2)), np.tile([[1.0], [-1.0]], (2, 2))])).tolist() == [0, 1]
 
 
+def test_a_score_is_judged_among_rollouts_that_run_at_the_same_time_where_the_clock_knows_nothing():
+    lengths, failed = [3, 5, 9, 9], [False, False, True, True]
+    assert d.auroc_while_running([d.late_score(n) for n in lengths], failed) == 0.5
+    assert d.auroc_while_running([np.full(n, float(f)) for n, f in zip(lengths, failed, strict=True)], failed) == 1.0
+    assert d.auroc_while_running([np.full(n, -float(f)) for n, f in zip(lengths, failed, strict=True)], failed) == 0.0
+    assert np.isnan(d.auroc_while_running([np.zeros(3)], [True]))
+
+
+def test_the_largest_of_normalised_scores_alarms_where_one_of_them_is_strange():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(5, 0.1, (40, 10)), rng.normal(-2, 30, (40, 10))  # of two sizes
+    scales = [d.by_time(list(x[:20])) for x in (a, b)]
+    good = [d.largest(*(d.normalised(x[i], *s) for x, s in zip((a, b), scales, strict=True))) for i in range(20, 40)]
+    threshold = d.calibrate(good, 0.2, outlast=False)
+    strange = a[0].copy()
+    strange[4] = 7.0  # 20 of its own deviations, and far inside the other's
+    alarm = d.first_alarm(d.largest(d.normalised(strange, *scales[0]), d.normalised(b[0], *scales[1])), threshold)
+    assert alarm == 4
+
+
+def test_a_state_of_no_demonstration_is_far_at_whatever_time():
+    rng = np.random.default_rng(1)
+    demos = [rng.normal(size=(n, 4)) for n in (7, 12)]
+    assert d.far_score(demos[1][::-1], demos).max() < 1e-5
+    away = d.far_score(demos[0] + np.array([0, 0, 0, 9.0]), demos)
+    assert np.allclose(away, [min(np.linalg.norm(p - q) for one in demos for q in one) for p in demos[0] + np.array([0, 0, 0, 9.0])])
+
+
 def test_the_monitor_alarms_above_its_threshold_and_after_the_last_success_and_never_below():
     ref, point = d.demo_embeddings([walk(s) for s in range(3)]), walk(9)
     far = 9 * np.ones(12)

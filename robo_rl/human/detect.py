@@ -175,20 +175,34 @@ def calibrate(scores: Sequence[np.ndarray], alpha: float = 0.05, outlast: bool =
         raise UserError(f"a false-alarm rate of {alpha:g} needs {need} successful rollouts to calibrate on, there are "
                         f"{len(scores)}: collect more, or allow more false alarms")
     shape, held = scores[::2], scores[1::2]
-    most = max(len(s) for s in shape)
-    table = np.full((len(shape), most), np.nan)
-    for row, s in zip(table, shape, strict=True):
-        row[:len(s)] = s
-    count = (~np.isnan(table)).sum(0)
-    enough = max(1, int((count >= min(5, len(shape))).sum()))  # later times have too few rollouts to speak of
-    mu, sigma = np.nanmean(table[:, :enough], 0), np.nanstd(table[:, :enough], 0)
-    sigma = np.maximum(sigma, max(FLOOR, 0.1 * float(sigma.mean())))
-    worst = sorted(float(np.max((s - mu[k]) / sigma[k])) for s in held if len(s)
-                   for k in [np.minimum(np.arange(len(s)), enough - 1)])
+    mu, sigma = by_time(shape)
+    worst = sorted(float(normalised(s, mu, sigma).max()) for s in held if len(s))
     if not outlast:
         return Threshold(mu, sigma, _conformal(worst, alpha), 1 << 30)
     lengths = sorted(len(s) for s in scores)
     return Threshold(mu, sigma, _conformal(worst, alpha / 2), int(_conformal(lengths, alpha / 2)) - 1)
+
+
+def by_time(scores: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """(mean, std) [t] of scores [T_e] at each check that enough of the rollouts reached."""
+    table = np.full((len(scores), max(len(s) for s in scores)), np.nan)
+    for row, s in zip(table, scores, strict=True):
+        row[:len(s)] = s
+    count = (~np.isnan(table)).sum(0)
+    enough = max(1, int((count >= min(5, len(scores))).sum()))  # later times have too few rollouts to speak of
+    mu, sigma = np.nanmean(table[:, :enough], 0), np.nanstd(table[:, :enough], 0)
+    return mu, np.maximum(sigma, max(FLOOR, 0.1 * float(sigma.mean())))
+
+
+def normalised(scores: np.ndarray, mu: np.ndarray, sigma: np.ndarray) -> np.ndarray:
+    """(s - mu) / sigma [T] of scores [T] by `by_time`, whose last time stands for those after it."""
+    k = np.minimum(np.arange(len(scores)), len(mu) - 1)
+    return (scores - mu[k]) / sigma[k]
+
+
+def largest(*scores: np.ndarray) -> np.ndarray:
+    """The largest [T] of several normalised scores [T] of a rollout: one of them is enough for an alarm."""
+    return np.max(scores, 0)
 
 
 def _conformal(ordered: list, alpha: float) -> float:
@@ -232,9 +246,28 @@ def spread_score(samples: np.ndarray) -> np.ndarray:
     return np.sqrt(samples.var(1).mean(1))
 
 
+def far_score(points: np.ndarray, demos: Sequence[np.ndarray]) -> np.ndarray:
+    """Distance [T] of embeddings [T,F] to the nearest one of any demonstration [Q,F], at whatever time."""
+    every = np.concatenate(list(demos))
+    square = (points ** 2).sum(1)[:, None] - 2 * points @ every.T + (every ** 2).sum(1)
+    return np.sqrt(np.maximum(square.min(1), 0.0))
+
+
 def late_score(length: int) -> np.ndarray:
     """Elapsed time alone [T]: what any detector must beat."""
     return np.arange(length, dtype=float)
+
+
+def auroc_while_running(scores: Sequence[np.ndarray], failed: Sequence[bool]) -> float:
+    """Share of pairs of a failure and a success, both still running at the same check, in which the failure has the larger score (a tie
+    counts half): what a score knows beside the time, for elapsed time has 0.5. NaN without such a pair."""
+    right = pairs = 0.0
+    for t in range(max(len(s) for s in scores)):
+        bad = np.array([s[t] for s, f in zip(scores, failed, strict=True) if f and len(s) > t])
+        good = np.array([s[t] for s, f in zip(scores, failed, strict=True) if not f and len(s) > t])
+        apart = bad[:, None] - good[None]
+        right, pairs = right + float((apart > 0).sum() + 0.5 * (apart == 0).sum()), pairs + apart.size
+    return right / pairs if pairs else math.nan
 
 
 # ------------------------------------------------------------ with a policy
