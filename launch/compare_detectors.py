@@ -61,7 +61,7 @@ def rollouts(env, policy, count: int) -> list[dict]:
         while not over.all():
             obs = obs_tensors(raw, policy.spec)
             with torch.no_grad():
-                phi = policy.encode(obs).numpy()
+                phi = policy.encode(obs).pooled.numpy()
                 tries = [policy.act(obs, generator, explore=False) for _ in range(4)]
             rows.append((phi, tries[0].actions.numpy()[:, 0], np.stack([c.x0.flatten(1).numpy() for c in tries], 1)))
             raw, _, _, terminated, truncated, ok, _ = run_chunk(env, tries[0].actions.numpy(), 1.0)
@@ -75,9 +75,7 @@ def rollouts(env, policy, count: int) -> list[dict]:
 
 def demo_embeddings(policy, data, every: int) -> list[np.ndarray]:
     """Embeddings of every `every`-th frame of each demonstration."""
-    obs = {"state": torch.from_numpy(data.state)}
-    with torch.no_grad():
-        phi = policy.encode(obs).numpy()
+    phi = detect.embed(policy, {"state": data.state})
     return [phi[a:b:every] for a, b in zip(data.from_, data.to, strict=True)]
 
 

@@ -1,4 +1,9 @@
+import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -169,3 +174,15 @@ def test_the_monitor_alarms_above_its_threshold_and_after_the_last_success_and_n
     assert monitor.rewind_to(0) == 2 and monitor.rewind_to(1) == 0
     unsure = d.FailureMonitor(ref, d.Threshold(np.zeros(1), np.ones(1), np.inf, 5), np.full(30, 0.1), 1)  # time alone
     assert [unsure.check(0, far) > 1 for _ in range(8)] == [False] * 6 + [True] * 2
+
+
+@pytest.mark.slow
+def test_the_comparison_of_detectors_runs_on_a_run_of_today(tmp_path):
+    root = Path(__file__).parent.parent
+    env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    for command in (["-m", "robo_rl", "train", "--task", "reach", "--algo", "bc", "--preset", "quick", "--demos", "20", "--workers", "0",
+                     "--no-video", "--out", "run"],
+                    [root / "launch/compare_detectors.py", "run", "--rollouts", "60", "--alpha", "0.5", "--out", "table.json"]):
+        subprocess.run([sys.executable, *command], cwd=tmp_path, env=env, check=True)
+    table = {row["detector"]: row for row in json.loads((tmp_path / "table.json").read_text())}
+    assert {"FLOAT", "far", "largest", "largest + time"} <= set(table) and table["largest"]["successes"] > 0
