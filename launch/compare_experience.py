@@ -3,10 +3,11 @@
     python launch/compare_experience.py                                    # three seeds
     python launch/compare_experience.py --seeds 1 --episodes 30 --demos 20 --fit 20 --steps 600 --envs 16 --starts 20
 
-Per seed: `--episodes` of the expert and of random commands and `--demos` of the expert are recorded in the household (`sims/words.py`), a
-weak policy is cloned from the demonstrations, a text model learns from all of them (`world_models/text.py`), and PPO goes on from the weak
+Per seed: `--demos` of the expert are recorded in the household (`sims/words.py`), a weak policy is cloned from them, `--episodes` of it, of
+the expert and of random commands are recorded, a text model learns from all of them (`world_models/text.py`), and PPO goes on from the weak
 policy inside the model for `--steps` commands. Left out in turn: the reasons, the retrieved steps, the tasks that the model writes (then
-every recorded start is drawn alike). Beside them PPO in the household itself, for as many commands as were recorded, and for `--steps`.
+every recorded start is drawn alike). "And again" records `--episodes` of the policy that came of it, learns a model from everything and
+goes on in that. Beside them PPO in the household itself, for as many commands as were recorded, and for `--steps`.
 Printed: success in the household on the same starts, the differences to the weak policy and to the whole with 95 % intervals, and how many
 next texts and outcomes of each model are exact on new episodes. Runs stay in `--out`; what is done is not done again.
 """
@@ -27,26 +28,27 @@ from world_models.text_options import TextConfig, TextFitOptions, TextOptions
 
 SIM = "sims.words:make"
 MODELS = {"whole": TextOptions(), "no reasons": TextOptions(reason=False), "no retrieval": TextOptions(retrieve=0)}
-POLICY = {"kind": "gaussian", "horizon": 1, "execute": 1, "hidden": 128, "layers": 2}
+POLICY = {"kind": "gaussian", "horizon": 1, "execute": 1, "hidden": 128, "layers": 2, "init_std": 0.3}
 LEFT_OUT = {"in the model": ("whole", True), "in the model without written tasks": ("whole", False),
             "in the model without retrieval": ("no retrieval", True), "in the model without reasons": ("no reasons", True)}
-ORDER = ("weak", *list(LEFT_OUT)[:2], "in the household for as many commands as recorded", *list(LEFT_OUT)[2:],
-         "in the household for as many as in the model")
+AGAIN = "in the model and again"
+ORDER = ("weak", "in the model", AGAIN, "in the model without written tasks", "in the household for as many commands as recorded",
+         "in the model without retrieval", "in the model without reasons", "in the household for as many as in the model")
 
 
-def recorded(folder: Path, seed: int, args) -> tuple[Path, Path, Path]:
-    """Folders of mixed episodes, demonstrations, and new episodes to measure models on."""
-    mixed, demos, new = (folder / k for k in ("mixed", "demos", "new"))
-    for where, episodes, options, other in ((mixed, args.episodes, {"policy": "expert,random", "noise": 0.6}, 1),
-                                            (demos, args.demos, {}, 2), (new, 40, {"policy": "expert,random", "noise": 0.6}, 3)):
-        if not (where / "meta").exists():
-            robo_rl.collect(where, SIM, episodes=episodes, seed=10 * seed + other, **options)
-    return mixed, demos, new
+def record(where: Path, episodes: int, seed: int, policy: str = "", noise: float = 0.6) -> Path:
+    """A data set of so many episodes of the household, if it is not there."""
+    if not (where / "meta").exists():
+        robo_rl.collect(where, SIM, episodes=episodes, seed=seed, policy=policy, noise=noise if policy else 0.0)
+    return where
 
 
-def learnt_model(folder: Path, name: str, data: tuple[Path, ...], seed: int, args) -> Path:
+def commands(folders: list[Path]) -> int:
+    return sum(len(robo_rl.load_dataset(d).state) for d in folders)
+
+
+def learnt_model(where: Path, name: str, data: list[Path], seed: int, args) -> Path:
     """The run of a text model."""
-    where = folder / name.replace(" ", "-")
     if (where / "run.json").exists() and not (where / "model" / "world.json").exists():
         learning.train(TextConfig(resume=str(where)))
     elif not (where / "run.json").exists():
@@ -82,29 +84,38 @@ def trained(where: Path, sim: str, init: Path, steps: int, hard: float, seed: in
     if not begun(where, "final"):
         config = robo_rl.recipe(sim="wm:model", algo="ppo", init=str(init), steps=steps, envs=args.envs, seed=seed, workers=0, video=False,
                                 out=str(where), eval_episodes=20, eval_every=steps, dream_hard=hard,
-                                rl={"decisions": 10, "critic_warmup": 3, "minibatch": 512, "lr": args.lr})
+                                rl={"decisions": 10, "critic_warmup": 3, "minibatch": 512, "lr": args.lr, "trust_kl": 0.005})
         robo_rl.train(replace(config, sim=sim), quiet=True)
     return where
 
 
 def one(name: str, seed: int, folder: Path, args) -> dict:
     """0/1 per start of one condition, and the figures of its model."""
-    mixed, demos, new = recorded(folder, seed, args)
-    weak, found = folder / "weak", {}
+    weak, found, run = folder / "weak", {}, folder / name.replace(" ", "-")
+    demos = record(folder / "demos", args.demos, 10 * seed + 1)
     if not begun(weak, "sft"):
         robo_rl.train(robo_rl.recipe(sim=SIM, algo="bc", demos=str(demos), seed=seed, workers=0, video=False, out=str(weak), policy=POLICY,
                                      eval_episodes=20, bc={"updates": args.clone, "batch": 128}), quiet=True)
-    run, commands = weak, sum(len(robo_rl.load_dataset(d).state) for d in (mixed, demos))
+    data = [demos, record(folder / "mixed", args.episodes, 10 * seed + 2, f"{weak},expert,random")]
+    new = record(folder / "new", 40, 10 * seed + 3, f"{weak},expert,random")
     if name in LEFT_OUT:
         which, written = LEFT_OUT[name]
-        model = learnt_model(folder, which, (mixed, demos), seed, args)
+        model = learnt_model(folder / which.replace(" ", "-"), which, data, seed, args)
+        run = trained(run, f"wm:{model}", weak, args.steps, args.hard * written, seed, args)
         found["exact"] = exact(model, new)
-        run = trained(folder / name.replace(" ", "-"), f"wm:{model}", weak, args.steps, args.hard * written, seed, args)
-    elif name != "weak":
-        run = trained(folder / name.replace(" ", "-"), SIM, weak, commands if "recorded" in name else args.steps, 0.0, seed, args)
-    result = robo_rl.evaluate(robo_rl.load_policy(run, "last" if name != "weak" else "best"), robo_rl.make_env(SIM, num_envs=100),
+    elif name == AGAIN:
+        first = folder / "in-the-model"
+        data.append(record(folder / "after", args.episodes, 10 * seed + 4, str(first), 0.3))
+        model = learnt_model(folder / "whole-again", "whole", data, seed, args)
+        run = trained(run, f"wm:{model}", first, args.steps, args.hard, seed, args)
+        found["exact"] = exact(model, new)
+    elif name == "weak":
+        run = weak
+    else:
+        run = trained(run, SIM, weak, commands(data) if "recorded" in name else args.steps, 0.0, seed, args)
+    result = robo_rl.evaluate(robo_rl.load_policy(run, "best" if run is weak else "last"), robo_rl.make_env(SIM, num_envs=100),
                               episodes=args.starts)
-    return found | {"success": result.success.astype(int).tolist(), "recorded": commands}
+    return found | {"success": result.success.astype(int).tolist(), "recorded": commands(data)}
 
 
 def say(rows: list[dict]) -> None:
@@ -130,12 +141,12 @@ def say(rows: list[dict]) -> None:
 def main(given: list[str] | None = None) -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--seeds", type=int, default=3)
-    p.add_argument("--episodes", type=int, default=200, help="of the expert and of random commands")
+    p.add_argument("--episodes", type=int, default=300, help="of the weak policy, the expert and random commands")
     p.add_argument("--demos", type=int, default=300, help="of the expert, for the weak policy and the model")
     p.add_argument("--clone", type=int, default=1500, help="updates of the weak policy")
-    p.add_argument("--fit", type=int, default=600, help="updates of a text model")
+    p.add_argument("--fit", type=int, default=1600, help="updates of a text model")
     p.add_argument("--steps", type=int, default=40_000, help="commands of RL in a model")
-    p.add_argument("--hard", type=float, default=0.5, help="share of episodes that begin in tasks drawn by value")
+    p.add_argument("--hard", type=float, default=0.6, help="share of episodes that begin in tasks drawn by value")
     p.add_argument("--envs", type=int, default=128)
     p.add_argument("--lr", type=float, default=1e-3)
     p.add_argument("--starts", type=int, default=300)
