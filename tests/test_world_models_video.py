@@ -247,7 +247,7 @@ def test_the_inverse_model_of_frames_tells_commands_of_new_episodes(tuning):
 def test_a_few_updates_take_penalty_off_imagined_motion_and_leave_the_arm_alone(tuning):
     from world_models.video_tune import Reward, TuneOptions, tune
     data, model, inverse, _ = tuning
-    tuned = tune(model, data, inverse, TuneOptions(weight=30, updates=12, batch=8, lr=3e-3))
+    tuned = tune(model, data, inverse, TuneOptions(weight=30, updates=12, batch=8, lr=3e-3, goal="most"))
 
     def score(m):
         reward = Reward(VideoFitter(copy.deepcopy(m), data, VideoFitOptions(batch=64), 0, fresh=False), inverse, 1.0, 7)
@@ -282,6 +282,22 @@ def test_at_weight_0_tuning_is_plain_training_and_at_0_updates_the_model(tuning)
     for got, want in ((tune(model, data, inverse, o), plain.result()), (tune(model, data, inverse, TuneOptions(updates=0)), model)):
         for a, b in zip(got.state_dict().values(), want.state_dict().values(), strict=True):
             assert torch.equal(a, b)
+
+
+def test_motion_as_smooth_as_the_recordings_is_left_as_it_is(tuning):
+    """The goal is what the recorded frames decode to, here of random commands: only what lacks to it is penalised."""
+    from world_models.video_tune import Reward
+    data, model, inverse, _ = tuning
+
+    class AsRecorded(Reward):
+        def clip(self, rows):
+            return self.recorded(rows)
+    for kind, goal, left in ((AsRecorded, "recorded", True), (AsRecorded, "most", False), (Reward, "recorded", True),
+                             (Reward, "most", False)):
+        fitter = VideoFitter(copy.deepcopy(model), data, VideoFitOptions(batch=16), 0, fresh=False)
+        value, parts = kind(fitter, inverse, 1.0, 7, goal)()
+        assert (float(value.detach()) == 0) == left
+        assert float(value.detach()) == pytest.approx(max(0.0, float(parts["goal"] - parts["eva"])) / 10, abs=1e-6)
 
 
 def test_the_term_of_eva_does_not_change_what_the_own_loss_draws(tuning):

@@ -184,7 +184,10 @@ class TuneOptions:
     """How a `video` model is tuned with EVA (`world_models.video_tune`)."""
 
     weight: float = 0.5
-    """Of 1 - score/10 beside the model's own loss on recorded chunks; 0: training goes on without EVA."""
+    """Of what the score lacks to its goal, as a share of 10, beside the model's own loss on recorded chunks; 0: training goes on without
+    EVA."""
+    goal: Literal["recorded", "most"] = "recorded"
+    """recorded: the score of the recordings themselves, decoded the same way; most: 10, motion without any jerk."""
     updates: int = 80
     """Optimizer steps."""
     batch: int = 12
@@ -196,6 +199,7 @@ class TuneOptions:
 
     def __post_init__(self) -> None:
         in_range("fit.weight", self.weight, 0, 1e6)
+        choose("fit.goal", self.goal, ("recorded", "most"))
         for name, low, high in (("updates", 0, 10**8), ("batch", 1, 10**5), ("inverse", 1, 10**8)):
             in_range(f"fit.{name}", getattr(self, name), low, high)
         in_range("fit.lr", self.lr, 0, 1, open_low=True)

@@ -2,7 +2,10 @@
 
     y = sample(last frame, arm, actions)                    all K Euler steps and R refinements of `world_models.video`
     a = inverse(frames)                                     frozen, learnt from recorded frames alone
-    loss = loss of `video_fit` on recorded chunks + weight (1 - score(a)/10)                          score: `world_models.eva`
+    loss = loss of `video_fit` on recorded chunks + weight max(0, goal - score(a)) / 10               score: `world_models.eva`
+
+The goal is the mean score of the recorded frames of the same chunks, decoded by the same model: imagined motion shall be as smooth as the
+recordings, not smoother than what was commanded. With `goal` "most" it is 10, the score of motion without any jerk.
 
 The first term holds the model near the data; at weight 0 this is training it further, to the bit. The gradient of the second
 goes through the sampler and the inverse model into the frames' network alone: the arm's state is the ensemble's and stays as
@@ -139,26 +142,36 @@ def imagined(model: Video, last: Tensor, state: Tensor, before: Tensor, actions:
 class Reward:
     """The second term of the loss; owns its random numbers, so that the first term draws those it always drew."""
 
-    def __init__(self, fitter: VideoFitter, inverse: FrameInverse, weight: float, seed: int):
-        self.fitter, self.inverse, self.weight = fitter, inverse, weight
+    def __init__(self, fitter: VideoFitter, inverse: FrameInverse, weight: float, seed: int, goal: str = "recorded"):
+        self.fitter, self.inverse, self.weight, self.goal = fitter, inverse, weight, goal
         self.control = fitter.model.spec.control
         self.limits = eva.limits_of(self.control)
         self.penalties = eva.reference(self.limits, self.control.period)
         self.generator = torch.Generator().manual_seed(seed)
         self.begins = torch.from_numpy(np.repeat(fitter.data.first, fitter.data.lengths))
 
-    def clip(self) -> Tensor:
-        """Imagined chunks from random recorded frames, by the actions recorded there."""
+    def clip(self, rows: Tensor) -> Tensor:
+        """Imagined chunks from recorded frames, rows [B], by the actions recorded there."""
         f = self.fitter
-        rows = f.rows[torch.randint(0, len(f.rows), (f.options.batch,), generator=self.generator)]
         before = f.state[torch.maximum(rows - 1, self.begins[rows])]
         actions = f.action[rows[:, None] + torch.arange(f.model.options.chunk)]
         return imagined(f.model, f.patches(rows[:, None])[:, 0], f.state[rows], before, actions, self.generator, f.task[rows])
 
+    def recorded(self, rows: Tensor) -> Tensor:
+        """What was recorded there, frames [B,C+1,V 48,g,g]."""
+        return self.fitter.patches(rows[:, None] + torch.arange(self.fitter.model.options.chunk + 1))
+
+    def score(self, clip: Tensor) -> Tensor:
+        """The mean score of what frames decode to."""
+        at = eva.positions(self.inverse(clip), self.control)
+        return eva.score(at, self.control.period, self.limits, self.penalties).mean()
+
     def __call__(self) -> tuple[Tensor, dict[str, Tensor]]:
-        at = eva.positions(self.inverse(self.clip()), self.control)
-        score = eva.score(at, self.control.period, self.limits, self.penalties).mean()
-        return self.weight * (1 - score / 10), {"eva": score.detach()}
+        f = self.fitter
+        rows = f.rows[torch.randint(0, len(f.rows), (f.options.batch,), generator=self.generator)]
+        score = self.score(self.clip(rows))
+        goal = self.score(self.recorded(rows)).detach() if self.goal == "recorded" else torch.full((), 10.0)
+        return self.weight * (goal - score).relu() / 10, {"eva": score.detach(), "goal": goal}
 
 
 def tune(model: Video, data: Recorded, inverse: FrameInverse, options: TuneOptions, seed: int = 0,
@@ -173,7 +186,7 @@ def tune(model: Video, data: Recorded, inverse: FrameInverse, options: TuneOptio
     fitter = VideoFitter(model, data, VideoFitOptions(arm=1, updates=options.updates, batch=options.batch, lr=options.lr), seed,
                          fresh=False)
     if options.weight:
-        fitter.more = Reward(fitter, inverse, options.weight, seed + 1)
+        fitter.more = Reward(fitter, inverse, options.weight, seed + 1, options.goal)
     if not fitter.fit(lambda n, parts: tick(n - 1, parts)):
         return None
     tuned = fitter.result()
@@ -256,7 +269,8 @@ def tune_model(config: TuneConfig, progress: "Progress | None" = None) -> "tuple
         progress.start("eva", config.fit.updates, "updates")
 
         def tick(update: int, parts: dict[str, float]) -> bool:
-            progress.update(update, note=f"frames {parts['frames']:.4f}" + (f" score {parts['eva']:.3f}" if "eva" in parts else ""))
+            progress.update(update, note=f"frames {parts['frames']:.4f}" + (
+                f" score {parts['eva']:.3f} of {parts['goal']:.3f}" if "eva" in parts else ""))
             return not stop.asked
         with StopSignal() as stop:
             tuned = tune(model, data, inverses["tuned_with"], config.fit, config.seed, tick)
