@@ -2,12 +2,14 @@
 
     python launch/compare_synthetic.py                                  # push_cube, three seeds
     python launch/compare_synthetic.py --task reach --few 1000 --many 4000 --seeds 1 --updates 200 --upsample 100
+    python launch/compare_synthetic.py --task HalfCheetah-v5 --policy RUN,random --updates 20000      # RUN: of robo_rl train
 
 Episodes are recorded once per seed (the expert and random actions, with noise on what is executed; all outcomes), and cut into single
 control steps. IQL (`robo_rl/algos/iql.py`, chunks of one step) then learns offline from the first `--few` of them, from these and the
 rest up to `--many` made by SynthER (`world_models/synther.py`), and from `--many` real ones, with equal updates. Printed:
-success in the simulator on the same starts, the paired differences with 95 % intervals, and how like the real ones the made ones
-are (marginals, correlations, dynamics; the few real ones beside them). `--keep FILE` holds every result; what it has is not run again.
+success in the simulator (locomotion: the return) on the same starts, the paired differences with 95 % intervals, and how like the real
+ones the made ones are (marginals, correlations, dynamics; the few real ones beside them). `--keep FILE` holds every result; what it
+has is not run again.
 """
 
 import argparse
@@ -25,7 +27,8 @@ from robo_rl.files import keep_row, kept_rows
 from robo_rl.options import IqlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.replay import Replay
-from robo_rl.stats import paired_difference, wilson
+from robo_rl.stats import bootstrap_mean, paired_difference, wilson
+from sims.mujoco.names import LOCOMOTION
 from world_models.synther import SynthOptions, Transitions, Upsampler, fill, quality
 
 LANES = 500
@@ -53,7 +56,8 @@ def learn(t: Transitions, data, rows: int, args, seed: int):
     s, a = t.obs.shape[1], t.action.shape[1]
     policy = make_policy(PolicyOptions(horizon=1, execute=1), ObsSpec(state=s, action=a, action_names=data.features.action), seed)
     fit_normalisers(policy, data, rows=np.arange(rows))
-    options = IqlOptions(critics=2, subset=2, max_target=1.0)
+    scale = {"max_target": 0.0, "beta": 3.0} if args.task in LOCOMOTION else {"max_target": 1.0}
+    options = IqlOptions(critics=2, subset=2, **scale)
     replay = Replay({"state": ((s,), np.dtype(np.float32))}, a, 1, options.gamma, 2 * len(t) + 6 * LANES, LANES)
     fill(replay, t)
     rng, learner = np.random.default_rng([seed, 83]), iql.make(policy, options, seed)
@@ -63,9 +67,9 @@ def learn(t: Transitions, data, rows: int, args, seed: int):
 
 
 def one(seed: int, args) -> dict:
-    """{condition: 0/1 per start} and the figures of the made transitions."""
+    """{condition: success (locomotion: return) per start} and the figures of the made transitions."""
     with TemporaryDirectory() as folder:
-        episodes = args.episodes or -(-args.many // 20)
+        episodes, figure = args.episodes or -(-args.many // (100 if args.task in LOCOMOTION else 20)), figure_of(args)
         robo_rl.collect(Path(folder) / "d", task=args.task, episodes=episodes, policy=args.policy, noise=args.noise, seed=seed, envs=16)
         data = robo_rl.load_dataset(Path(folder) / "d")
         every = transitions_of(data)
@@ -73,28 +77,36 @@ def one(seed: int, args) -> dict:
             raise SystemExit(f"{episodes} episodes gave {len(every)} transitions, fewer than {args.many}: give --episodes")
         few, many = first(every, args.few), first(every, args.many)
         made = Upsampler(few, SynthOptions(updates=args.upsample), seed).sample(args.many - args.few, seed)
-        found: dict = {"quality": {"made": quality(made, many), "few": quality(few, many)}, "success": {}}
+        found: dict = {"quality": {"made": quality(made, many), "few": quality(few, many)}, figure: {}}
         env = robo_rl.make_env("mujoco", args.task, num_envs=50)
         starts = eval_starts(args.starts, seed)
         for name, t, rows in (("few", few, args.few), ("topped up", joined(few, made), args.few), ("many", many, args.many)):
             torch.manual_seed(seed)
             policy = learn(t, data, rows, args, seed)
-            found["success"][name] = evaluate(env, policy, starts, seed)["success"]
-            print(f"  seed {seed}, {name}: {np.mean(found['success'][name]):.3f}", flush=True)
+            found[figure][name] = evaluate(env, policy, starts, seed)[figure]
+            print(f"  seed {seed}, {name}: {np.mean(found[figure][name]):.3f}", flush=True)
         env.close()
         return found
 
 
+def figure_of(args) -> str:
+    """What an episode is worth."""
+    return "return" if args.task in LOCOMOTION else "success"
+
+
 def say(rows: list[dict], args) -> None:
-    """Success of each condition, pooled over seeds, and the differences to the few."""
+    """Success or return of each condition, pooled over seeds, and the differences to the few."""
+    figure = figure_of(args)
     for r in rows:
         print(f"seed {r['seed']}: " + "; ".join(f"{kind}: " + ", ".join(f"{k} {v:.3f}" for k, v in q.items())
                                                for kind, q in r["quality"].items()))
-    pooled = {name: [x for r in rows for x in r["success"][name]] for name in rows[0]["success"]}
+    pooled = {name: [x for r in rows for x in r[figure][name]] for name in rows[0][figure]}
     for name, won in pooled.items():
-        i = wilson(sum(won), len(won))
-        d = paired_difference(won, pooled["few"])
-        each = ", ".join(f"{np.mean(r['success'][name]):.3f}" for r in rows)
+        if figure == "success":
+            i, d = wilson(sum(won), len(won)), paired_difference(won, pooled["few"])
+        else:
+            i, d = bootstrap_mean(np.array(won)), bootstrap_mean(np.array(won) - np.array(pooled["few"]))
+        each = ", ".join(f"{np.mean(r[figure][name]):.3f}" for r in rows)
         print(f"{args.task}, {name:<10} {i.value:.3f} [{i.low:.3f}, {i.high:.3f}] ({each})" + (
             f"   less few {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" if name != "few" else ""))
 

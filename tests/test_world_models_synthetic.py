@@ -339,5 +339,8 @@ def test_the_script_learns_offline_from_few_topped_up_and_many(tmp_path, capsys)
     kept = keep.read_text()
     main(given)
     assert keep.read_text() == kept, "what is kept is not run again"
+    main(["--task", "HalfCheetah-v5", "--policy", "random", "--few", "300", "--many", "500", "--episodes", "2", "--seeds", "1", "--updates",
+          "2", "--upsample", "2", "--starts", "2", "--keep", str(keep)])
+    assert "HalfCheetah-v5, topped up" in capsys.readouterr().out and '"return": {"few"' in keep.read_text()
     with pytest.raises(SystemExit, match="fewer than 50000: give --episodes"):
         main(["--task", "reach", "--few", "300", "--many", "50000", "--episodes", "10", "--seeds", "1"])

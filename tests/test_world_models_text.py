@@ -251,6 +251,17 @@ def test_data_that_are_no_text_are_refused():
         TextOptions(width=20, heads=3)
 
 
+def test_the_script_keeps_what_it_found_and_names_each_condition(tmp_path, capsys):
+    main = launch_script("compare_experience").main
+    given = ["--seeds", "1", "--episodes", "6", "--demos", "4", "--clone", "3", "--starts", "10", "--envs", "8", "--out", str(tmp_path),
+             "--only", "weak,in the household for as many commands as recorded"]
+    main(given)
+    said, kept = capsys.readouterr().out, (tmp_path / "rows.jsonl").read_text()
+    assert "weak: 0." in said and "as recorded: 0." in said and "less weak" in said
+    main(given)
+    assert (tmp_path / "rows.jsonl").read_text() == kept, "what is kept is not run again"
+
+
 # ---- RL in it
 
 
