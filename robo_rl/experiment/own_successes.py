@@ -21,9 +21,10 @@ from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.robot_names import ROBOTS
 from robo_rl.experiment.run import Run
-from robo_rl.experiment.sft import ENOUGH, demo_folder, fresh_policy, imitate
+from robo_rl.experiment.sft import demo_folder, fresh_policy, imitate
 from robo_rl.lora import attach
 
+WEAK = 0.6  # success from which RL alone gains as much from the same steps: a flow that imitates noise samples it too
 ROUNDS = 4
 SHARE = 0.25  # of --steps that rounds may take
 RISE = 0.03  # of success, from which another round is worth its steps
@@ -35,7 +36,7 @@ FOLDER = "own"
 
 def begins(config: TrainConfig, run: Run) -> bool:
     """Whether a run learns from its own successes first: asked for, with demonstrations of its own, and success in between."""
-    return bool(config.bc.own and run.looks and run.looks[0].successes and run.looks[-1].worst < ENOUGH
+    return bool(config.bc.own and run.looks and run.looks[0].successes and run.looks[-1].worst < WEAK
                 and not (config.init or config.demos == "0" or config.dream or config.latency or config.sim.split(":")[0] in ROBOTS))
 
 
@@ -60,7 +61,7 @@ def learn_from_successes(run: Run, state: dict[str, Any]) -> None:
             run.step += steps
             run.policy.eval()
             after = run.look()
-            made, over = made + 1, after >= ENOUGH or after < before + RISE
+            made, over = made + 1, after >= WEAK or after < before + RISE
             run.report.say(f"learnt from {won} successes of its own among {tried} episodes ({steps:,} control steps): success {before:.3f} "
                            f"-> {after:.3f}" + ("" if after >= before else ", so the policy of before goes on"))
             if after < before:

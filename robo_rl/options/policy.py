@@ -213,7 +213,7 @@ class BcOptions:
     """Most of them on a data set, while success after them is below 0.9 and the loss on every tenth episode, held out, falls or success
     rises: three times as many each time. 0, and with --bc.updates: no more than --bc.updates."""
     own: int = 0
-    """Methods that learn online, while supervised success is between 0 and 0.9: before RL the policy plays so many episodes with
+    """Methods that learn online, while supervised success is between 0 and 0.6: before RL the policy plays so many episodes with
     exploration noise, and learns from its successes beside the demonstrations; again while that raises success. 0: none."""
     batch: int = 256
     """Demonstrated chunks of a step."""
