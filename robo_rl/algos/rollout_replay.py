@@ -13,6 +13,7 @@ one half, the rest evenly from a queue of 512 groups). Where we differ: the queu
 
 from collections import deque
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ def columns_of(r: Rollout, chosen: Tensor) -> Rollout:
     rows = (place[ended[:, 1]] >= 0).nonzero().squeeze(1)
     final = rows[(ended[rows, 0] * len(chosen) + place[ended[rows, 1]]).argsort()]
 
-    def picked(x: "Tensor | dict[str, Tensor] | None", along: int):
+    def picked(x: Any, along: int) -> Any:
         if isinstance(x, dict):
             return {k: picked(v, along) for k, v in x.items()}
         return x if x is None else x.index_select(along, chosen)

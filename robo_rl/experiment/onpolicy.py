@@ -11,7 +11,7 @@ from robo_rl.experiment import allocation, feeds, own_successes
 from robo_rl.experiment.config import TrainConfig, on_policy_options, rollout_options
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import cores, workers
-from robo_rl.experiment.recycle import make_recycler
+from robo_rl.experiment.recycle import Recycler, make_recycler
 from robo_rl.experiment.rehearsal import make_rehearsal
 from robo_rl.experiment.run import Cadence, Run
 from robo_rl.experiment.sft import Stopped, demo_folder
@@ -22,6 +22,7 @@ from robo_rl.rollout_control import StartControl
 from robo_rl.types import task_names
 
 if TYPE_CHECKING:
+    from robo_rl.algos.rehearsal import Rehearsal
     from robo_rl.experiment.share import ExperienceSharing
     from robo_rl.runtime.planned import PlannedGroups
 
@@ -62,6 +63,13 @@ def supervise(learner, control: StartControl | None) -> None:
         learner.supervision = share
 
 
+def give(learner, rehearsal: "Rehearsal | None", lessons: "Recycler | None") -> None:
+    """What a learner has beside rollouts; shards and methods of the user's own have none of it."""
+    from robo_rl.algos.onpolicy import OnPolicyLearner
+    if isinstance(learner, OnPolicyLearner):
+        learner.rehearsal, learner.lessons = rehearsal, lessons
+
+
 def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
     """Online RL until --steps, from the supervised policy or a checkpoint -> the exit status."""
     from robo_rl import checkpoint
@@ -81,10 +89,8 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
     learner = make_learner(run, 0.0 if supervision(control) is None else BESIDE)
     supervise(learner, control)
     rehearsal = make_rehearsal(run, state["rehearsal"] if state and "rehearsal" in state else None)
-    if rehearsal is not None:
-        learner.rehearsal = rehearsal
-    if (recycler := make_recycler(run, state.get("recycler"))) is not None:
-        learner.lessons = recycler
+    recycler = make_recycler(run, state.get("recycler"))
+    give(learner, rehearsal, recycler)
     if state:
         learner.load_state_dict(state["learner"])
     guard = StalenessGuard(run.report.say)
