@@ -11,7 +11,7 @@ from test_algos import METHODS, SMALL, setup, step
 
 from robo_rl.algos import nft
 from robo_rl.algos.onpolicy import minibatches, steps_of
-from robo_rl.algos.trust import PROBES
+from robo_rl.algos.trust import PROBES, near_success
 from robo_rl.errors import UserError
 from robo_rl.options import NftOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -19,6 +19,20 @@ from robo_rl.rollout import Collector
 from robo_rl.sampling import gaussian_kl, gaussian_logp
 
 RATIO = [m for m in METHODS if m != "nft"]
+
+
+def test_the_bound_shrinks_with_the_variance_of_outcomes_once_most_episodes_succeed():
+    assert near_success(0, 98) == near_success(48, 98) == near_success(0, 0) == 1
+    assert near_success(89, 98) == pytest.approx(2 * (0.9 * 0.1) ** 0.5)  # p = 90/100
+    assert 0 < near_success(98, 98) < near_success(89, 98)
+
+
+def test_the_target_of_an_update_is_that_of_its_rollout():
+    _, learner, collector, _ = learner_of("ppo", 0.01)
+    rollout = collector.collect(learner.policy, 8)
+    for success, want in ((0.5, 1.0), (0.9, near_success(90, 100) ** 2)):
+        told = learner.update(replace(rollout, stats=rollout.stats | {"episodes": 100.0, "success": success}), 0.0)
+        assert told["kl_target"] == pytest.approx(0.01 * want) and told["kl"] <= told["kl_target"] * 1.0001
 
 
 def learner_of(name, target, **kw):

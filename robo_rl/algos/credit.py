@@ -84,7 +84,7 @@ def columns_seen(obs: Obs) -> Obs:
 
 def explained(values: Tensor, returns: Tensor) -> float:
     """1 - Var(R - V)/Var(R); 0 where the returns are constant."""
-    var = returns.var()
+    var = returns.var() if len(returns) > 1 else torch.zeros(())
     return float(1 - (returns - values).var() / var) if var > 1e-12 else 0.0
 
 

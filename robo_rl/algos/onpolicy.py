@@ -25,7 +25,7 @@ from robo_rl.algos.rehearsal import Rehearsal
 from robo_rl.algos.rollout_replay import RolloutReplay
 from robo_rl.algos.stale import Corrector
 from robo_rl.algos.step_rewards import StepRewards
-from robo_rl.algos.trust import TrustRegion
+from robo_rl.algos.trust import TrustRegion, near_success
 from robo_rl.algos.update_metrics import average, effective, of_fresh, value_metrics
 from robo_rl.devices import device_of, moved
 from robo_rl.errors import UserError
@@ -132,7 +132,7 @@ class OnPolicyLearner:
         actor_on, trust = self.credit.is_ready(o, self.iteration, metrics), self.trust
         if actor_on and trust:
             trust.begin(policy, obs, flat(rollout.trace), rows, o.epochs * steps_of(len(rows), o.minibatch), self.mean,
-                        corrected.lr_scale, self.step_scale)
+                        corrected.lr_scale, self.step_scale * certainty(rollout))
 
         def actor() -> None:
             for epoch, order in enumerate(orders):
@@ -223,7 +223,8 @@ class OnPolicyLearner:
             told.append(metrics)
             columns = flat(rollout.trace) | {"logp_old": rollout.logp.flatten(0, 1), "adv": adv}
             if trust and len(rows) and not rows_in_all:  # of the first piece: none of the others has to be kept
-                trust.begin(policy, flat(rollout.obs), flat(rollout.trace), rows, 1, size=self.step_scale)
+                trust.begin(policy, flat(rollout.obs), flat(rollout.trace), rows, 1,
+                            size=self.step_scale * certainty(rollout))
             for batch in rows.split(o.minibatch) if len(rows) else ():
                 loss, step, log_ratio = self.actor_loss(policy.encode(pick(flat(rollout.obs), batch)), pick(columns, batch),
                                                         rules)
@@ -339,6 +340,12 @@ def encoded_pictures(policy, r: Rollout) -> Rollout:
 
 
 SMALL = 4096  # decisions of a rollout that one thread reads in some milliseconds
+
+
+def certainty(rollout: Rollout) -> float:
+    """`trust.near_success` of the episodes that ended in a rollout; 1 where none did, or none says success."""
+    n = rollout.stats.get("episodes", 0.0)
+    return near_success(rollout.stats["success"] * n, n) if n and "success" in rollout.stats else 1.0
 
 
 @contextmanager

@@ -5,6 +5,8 @@
                        k > 1:   theta <- theta_0 + sqrt((m / M) / k) (theta - theta_0),   lr <- lr max(sqrt((m / M) / k), 1/4)
     the next update begins with the geometric mean of this one's rates, times min(2, 1/sqrt(k))
 
+The target is --rl.trust-kl times near_success(p)^2, p the success of the episodes that ended in the rollout.
+
 theta_0 and its means are those at the start of the update. A step of a chain is a Gaussian given the x before it, so its KL is
 known, not estimated; a joint density has the sum over its entries, and of its factors. The mean over both does not grow with the
 length of the chunk, the axes of the arm or the denoise steps. Trust regions by measured KL: Schulman et al. 2015
@@ -28,6 +30,16 @@ from robo_rl.sampling import gaussian_kl
 PROBES = 512  # rows that KL is measured on
 CUT, PACE, RAISE = 0.25, 1.25, 2.0  # factors on the learning rate: least after a cut, most after a step, most after an update
 RANGE = 1e-3, 1e3  # of the learning rate, over the one that was chosen
+
+
+def near_success(successes: float, episodes: float) -> float:
+    """Factor on an update's displacement: 2 sqrt(p (1 - p)) above p = 1/2, and 1 below; p = (successes + 1)/(episodes + 2).
+
+    Whitened advantages have a std of 1 however rarely a policy fails: what few failures say is scaled up, with its noise. As outcomes
+    have it their std is sqrt(p (1 - p)); where most episodes fail there is less to lose, and the whole step is made.
+    """
+    p = max(0.5, (successes + 1) / (episodes + 2))
+    return 2 * math.sqrt(p * (1 - p))
 
 
 class TrustRegion:
