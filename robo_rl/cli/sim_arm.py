@@ -32,10 +32,12 @@ def run(options: SimArmOptions) -> int:
             sys.stderr.write(f"{CLEAR}{status(arm, node)}")
 
     def make(given: SimArmOptions):
-        made = (make_sim_pair if two else make_sim_arm)(given)
-        if not two and made[0].servo is None and (fault := inertia_fault(made[0].model, made[0].law.options.stiffness)):
+        if two:
+            return make_sim_pair(given)
+        arm, node = make_sim_arm(given)
+        if arm.servo is None and (fault := inertia_fault(arm.model, arm.law.options.stiffness)):
             print(f"robo_rl: {fault}", file=sys.stderr, flush=True)
-        return made
+        return arm, node
     arm, node, timing = run_sim_arm(options, on_start, on_tick, on_refusal, make)
     if live:
         sys.stderr.write(CLEAR)
