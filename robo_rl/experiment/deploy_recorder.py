@@ -72,6 +72,9 @@ class DeployRecorder:
         """Record this bridge from now on."""
         from controllers.bridge import camera_topic
         from controllers.transport import CompressedImage, JointState, PoseStamped
+        if self.name:
+            from sims.arm import succeeded  # here: an import in the control loop would hold it up for 0.3 s
+            self.succeeded = succeeded
         self.bridge, have = bridge, bridge.observation_buffer.bodies
         self.bodies = {n: have[n] if n in have else wire.subscription(f"objects/{n}", PoseStamped) for n in self.rule.objects}
         if self.writer is not None:
@@ -83,10 +86,9 @@ class DeployRecorder:
 
     def after_tick(self, now: float) -> bool:
         """Record the period that ends at `now` [s] -> whether the task is done and the deployment ends."""
-        from sims.arm import succeeded
         self.poses = {n: got.message for n, box in self.bodies.items() if (got := box.latest()) is not None}
         known = self.name and len(self.poses) == len(self.bodies) and not self.rule.uses_goal
-        if self.success_at is None and known and self.bridge.commands and succeeded(self.rule, self):
+        if self.success_at is None and known and self.bridge.commands and self.succeeded(self.rule, self):
             self.success_at = now
             self.success_step = self.steps
             self.last = self.bridge.observation(), self.bridge.observation_buffer.pictures()
