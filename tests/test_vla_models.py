@@ -179,7 +179,7 @@ def test_the_gates_of_a_model_of_a_seed_are_open():
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_of_a_seed_listens_to_images_words_state_and_time(family):
-    model = make_model(vla_config(family, "tiny"), 0)
+    model = make_model(load_model(weights(family)).config, 0)
     obs, io = inputs(family), outputs(family)
     v = model.velocity(model.prefix(**obs), io["noise"], io["time"])
     assert 0.3 < v.std() < 3

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.files import read_json
 from robo_rl.policies.vla import groot_n17
-from robo_rl.policies.vla.blocks import AdaRmsNorm, DecoderSize, RmsNorm, VisionSize
+from robo_rl.policies.vla.blocks import AdaRmsNorm, DecoderSize, RmsNorm, VisionSize, VisionTower
+from robo_rl.policies.vla.fresh import order_pictures
 from robo_rl.policies.vla.groot import EMBODIMENTS, GROOT_SIZES, EmbodiedLinear, GrootConfig, GrootExpert, TimedBlock
 from robo_rl.policies.vla.groot_n17 import GROOT_N17_SIZES, GrootN17Config
 from robo_rl.policies.vla.keys import FAMILIES, KeyMatch, recognise, trunk_depth
@@ -74,7 +75,8 @@ def make_model(config: VlaConfig, seed: int, device: "torch.device | str" = "cpu
 @torch.no_grad()
 def initialise(model: VlaModel, seed: int) -> None:
     """Draw all weights: normal of one over the root of what a unit sums over; what ends a residual branch, less by the root of twice
-    the layers; norms are 1, biases 0, and the gate of an adaptive norm is 1 (openpi starts it at 0, for a trunk that is trained)."""
+    the layers; norms are 1, biases 0, and the gate of an adaptive norm is 1 (openpi starts it at 0, for a trunk that is trained).
+    Patches of a vision transformer see low frequencies first and know their neighbours (`fresh`)."""
     depth = max(model.config.vision.depth, model.config.trunk.depth)
     for name, module in model.named_modules():
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
@@ -103,6 +105,8 @@ def initialise(model: VlaModel, seed: int) -> None:
         elif isinstance(module, TimedBlock | GrootExpert):
             last = module.time if isinstance(module, TimedBlock) else module.last_time
             _draw(last.weight, 0.1 * last.in_features**-0.5, seed, f"{name}.time")
+        elif isinstance(module, VisionTower):
+            order_pictures(module.patch, module.place, _generator(seed, f"{name}.order", module.place.weight.device))
         elif isinstance(module, EmbodiedLinear):
             _draw(module.W, module.W.shape[1]**-0.5, seed, name)
             module.b.zero_()
@@ -112,8 +116,13 @@ def initialise(model: VlaModel, seed: int) -> None:
 
 
 def _draw(weight: Tensor, std: float, seed: int, name: str) -> None:
-    g = torch.Generator(weight.device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+    g = _generator(seed, name, weight.device)
     weight.copy_(torch.randn(weight.shape, generator=g, device=weight.device).mul_(std))
+
+
+def _generator(seed: int, name: str, device: torch.device) -> torch.Generator:
+    """Of the numbers of one module, whatever others there are."""
+    return torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
 
 
 def config_of(entries: Mapping[str, Any]) -> VlaConfig:

@@ -122,8 +122,8 @@ def _size(family: str, vision: tuple[int, ...], trunk: tuple[int, ...], expert: 
 
 
 PI_SIZES = {family: {
-    "tiny": _size(family, (32, 2, 64, 4, 14, 28), (64, 2, 96, 8, 1, 16), (48, 96), 512, 10),
+    "tiny": _size(family, (32, 2, 64, 4, 8, 64), (64, 2, 96, 4, 1, 16), (48, 96), 512, 10),
     "small": _size(family, (192, 6, 768, 6, 16, 112), (256, 6, 1024, 4, 1, 64), (192, 768), 4096, 16),
     "full": _size(family, (1152, 27, 4304, 16, 14, 224), (2048, 18, 16384, 8, 1, 256), (1024, 4096), 257152, 50),
 } for family in ("pi0", "pi05")}
-"""tiny: that of the test files; small: to be trained on a CPU; full: the published model."""
+"""tiny: as wide as the test files, for cameras of 64 pixels; small: to be trained on a CPU; full: the published model."""

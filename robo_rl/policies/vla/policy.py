@@ -25,15 +25,17 @@ from robo_rl.policies.guidance import Guidance
 from robo_rl.policies.nets import NoiseNet, VelocityNet, text_of, time_features
 from robo_rl.policies.policy import ChainPolicy, PolicyBase
 from robo_rl.policies.protocol import Chunk, Obs, ObsSpec
-from robo_rl.policies.vla import tokeniser
+from robo_rl.policies.vla import fresh, tokeniser
 from robo_rl.policies.vla.blocks import even_rows
 from robo_rl.policies.vla.groot import GrootConfig
 from robo_rl.policies.vla.make import config_of, load_model, make_model, model_metadata, vla_config
 from robo_rl.policies.vla.network import VlaConfig, VlaModel
 from robo_rl.policies.vla.openvla import OpenVlaConfig
+from robo_rl.policies.vla.pi import PiExpert
 from robo_rl.policies.vla.pi_fast import PiFastConfig
 from robo_rl.policies.vla.processor import NAME, Processor, of_family
 from robo_rl.policies.vla.processor_files import OPENPI, OPENVLA, PRE, from_folder, is_bare
+from robo_rl.policies.vla.smolvla import SmolVlaExpert
 from robo_rl.policies.vla.xvla import XVlaConfig, clean_loss
 from robo_rl.sampling import Noise
 
@@ -122,6 +124,8 @@ class VlaBase(PolicyBase):
             processor = _processor_of(o, spec, model.config)
         self.config = model.config
         self.processor = processor or Processor(_fitting(of_family(o.kind), o, spec, model.config), _words(o, model.config))
+        if not o.folder:
+            _begin(model, self.processor)
         self.width, self.expert, p = model.action_width, model.expert, self.processor.options
         # one length for every batch: what a row's numbers are does not depend on the others' prompts, and stored contexts fit together
         more = getattr(model.config, "more_tokens", int(o.kind == "smolvla"))
@@ -300,6 +304,17 @@ def _model(o: PolicyOptions) -> VlaModel:
     return model
 
 
+def _begin(model: VlaModel, processor: Processor) -> None:
+    """What weights of a seed begin with that the robot and the tokeniser decide (`fresh`)."""
+    generator = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
+    numbers, o, expert = tokeniser.own_numbers(processor.words), processor.options, model.expert
+    words = getattr(model.trunk, "words", None)
+    if numbers and "{state}" in o.template and isinstance(words, nn.Embedding):
+        fresh.order_numbers(words, numbers.start, len(numbers), generator)
+    if isinstance(expert, PiExpert | SmolVlaExpert):
+        fresh.order_actions(expert.action_in, expert.action_out, o.action, generator)
+
+
 def _fitting(options: Any, o: PolicyOptions, spec: ObsSpec, config: VlaConfig) -> Any:
     """Options of a processor for this env: its cameras in their order, its widths, the pictures and words of the model."""
     if len(spec.views) > config.views:
@@ -315,7 +330,9 @@ def _fitting(options: Any, o: PolicyOptions, spec: ObsSpec, config: VlaConfig) -
         prompt = PLAIN_PROMPT + (2 * spec.state + 8 if "{state}" in options.template else around) + 4 * o.advantage  # -1 is two
     if isinstance(config, XVlaConfig):
         prompt = min(prompt, config.prompt)
-        options = options if o.folder else replace(options, state_kind="mean_std", action_kind="mean_std")
+        options = options if o.folder else replace(options, state_kind="mean_std")
+    if not o.folder and o.kind in ("pi05", "xvla"):  # as large as the noise that it is learnt from
+        options = replace(options, action_kind="mean_std")
     return replace(options, views=spec.views, slots=max(1, len(spec.views)), image_size=config.vision.image, vocabulary=config.vocab,
                    prompt=o.prompt or prompt, state=spec.state, action=spec.action, width=max(config.action_width, config.state_width))
 

@@ -70,10 +70,19 @@ def pieces_of(text: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]|\n", text.lower())
 
 
+def own_numbers(words: Tokeniser) -> range:
+    """The tokens of `words:N` that are the bins of a state, in their order; none in other tokenisers, or where N is small."""
+    return range(RESERVED, RESERVED + _own(words.size) if words.name.startswith("words:") else RESERVED)
+
+
+def _own(size: int) -> int:
+    return BINS if size - RESERVED >= 1.5 * BINS else 0
+
+
 def _words(size: int) -> Tokeniser:
     """Numbers up to 255, the bins of a state in a prompt, have places of their own where there are as many others: two that shared one
     would be one state."""
-    own = BINS if size - RESERVED >= 1.5 * BINS else 0
+    own = _own(size)
     first = RESERVED + own
 
     def encode(text: str) -> list[int]:

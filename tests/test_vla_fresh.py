@@ -1,0 +1,69 @@
+"""What a vision-language-action model knows before it has learnt anything."""
+
+import pytest
+import torch
+
+from robo_rl.options import PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.policies.check import observations
+from robo_rl.policies.vla import tokeniser
+from robo_rl.policies.vla.fresh import smooth_filters
+from robo_rl.policies.vla.make import make_model, vla_config
+
+SPEC = ObsSpec(state=7, action=4, views=("front",), image_size=64, language=True, text=64)
+
+
+def alike(a, b):
+    return float(torch.nn.functional.cosine_similarity(a.detach(), b.detach(), dim=-1).mean())
+
+
+def build(kind="pi05", **options):
+    return make_policy(PolicyOptions(kind=kind, horizon=4, execute=4, **options), SPEC, 0)
+
+
+@pytest.mark.parametrize("family", ["pi05", "smolvla"])
+def test_patches_that_are_neighbours_begin_alike_and_distant_ones_do_not(family):
+    place = make_model(vla_config(family, "tiny"), 0).trunk.vision.place.weight.unflatten(0, (8, 8))
+    beside, below, far = alike(place[:, :-1], place[:, 1:]), alike(place[:-1], place[1:]), alike(place[:4, :4], place[4:, 4:])
+    assert min(beside, below) > 0.5 and abs(far) < 0.3 and 0.3 < place.std() < 0.7
+
+
+def test_numbers_of_a_state_that_are_near_begin_alike():
+    policy = build()
+    numbers = tokeniser.own_numbers(policy.processor.words)
+    words = policy.trunk.words.weight[numbers.start:numbers.stop]
+    assert len(numbers) == 256 and alike(words[:-4], words[4:]) > 0.9 and abs(alike(words[:-128], words[128:])) < 0.4
+    assert abs(float(words.std()) * words.shape[1]**0.5 - 1) < 0.2
+    assert not tokeniser.own_numbers(tokeniser.load("words:300"))
+
+
+def test_filters_of_patches_see_low_frequencies_first():
+    filters = smooth_filters(torch.Size((64, 3, 8, 8)), torch.Generator().manual_seed(0))
+    step = (filters[..., 1:] - filters[..., :-1]).square().mean() / filters.square().mean()
+    assert torch.allclose(filters.flatten(1).norm(dim=1), torch.ones(64)) and step < 0.5  # of white noise: 2
+
+
+@pytest.mark.parametrize("kind", ["pi0", "pi05", "smolvla"])
+@torch.no_grad()
+def test_entries_of_an_action_that_the_robot_has_not_are_neither_heard_nor_moved(kind):
+    policy = build(kind)
+    context, t = policy.encode(observations(SPEC, 2)), torch.tensor([0.3, 0.9])
+    x = torch.randn(2, 4, policy.width, generator=torch.Generator().manual_seed(0))
+    v, other = policy.velocity(context, x, t), x.clone()
+    other[..., SPEC.action:] = 5
+    assert policy.width > SPEC.action and not v[..., SPEC.action:].any() and v[..., :SPEC.action].std() > 0.1
+    assert torch.equal(policy.velocity(context, other, t), v)
+
+
+@torch.no_grad()
+def test_a_fresh_expert_knows_how_large_the_noise_is():
+    """RMS norms alone would leave the direction of a chunk's noise."""
+    policy = build()
+    inward, x = policy.head.expert.action_in, torch.randn(64, policy.width, generator=torch.Generator().manual_seed(0))
+    assert alike(inward(x), inward(3 * x)) < 0.95  # 1 without a bias
+
+
+def test_a_fresh_model_sees_every_pixel_of_the_embedded_cameras():
+    for kind in ("pi0", "pi05", "smolvla"):
+        options = build(kind).processor.options
+        assert options.image_size == 64 and (options.action_kind, options.state_kind == "quantiles") == ("mean_std", kind == "pi05")
