@@ -9,8 +9,6 @@ import torch
 from commands import launch_script
 
 from robo_rl.errors import UserError
-from robo_rl.files import kept_rows
-from robo_rl.stats import paired_difference
 from robo_rl.types import ActionAxis, ControlSpec
 from sims import words
 from sims.check import check_env
@@ -260,17 +258,3 @@ def test_the_script_keeps_what_it_found_and_names_each_condition(tmp_path, capsy
     assert "weak: 0." in said and "as recorded: 0." in said and "less weak" in said
     main(given)
     assert (tmp_path / "rows.jsonl").read_text() == kept, "what is kept is not run again"
-
-
-# ---- RL in it
-
-
-@pytest.mark.learning
-def test_rl_in_a_model_of_text_raises_success_in_the_household_itself(tmp_path, capsys):
-    main = launch_script("compare_experience").main
-    main(["--seeds", "1", "--steps", "20000", "--starts", "200", "--only", "weak,in the model", "--out", str(tmp_path)])
-    rows = {r["name"]: r for r in kept_rows(tmp_path / "rows.jsonl")}
-    weak, inside = (rows[k]["success"] for k in ("weak", "in the model"))
-    assert 0.05 < np.mean(weak) < 0.6 and paired_difference(inside, weak).low > 0.05
-    assert np.mean(rows["in the model"]["exact"]["changing"]) > 0.7
-    assert "less weak" in capsys.readouterr().out

@@ -32,7 +32,7 @@ class TextOptions:
 class TextFitOptions:
     """How a `text` model is learnt (`world_models.text_fit`)."""
 
-    updates: int = 1000
+    updates: int = 1600
     """Optimizer steps."""
     batch: int = 32
     """Recorded steps of each."""
