@@ -23,7 +23,7 @@ RATIO = [m for m in METHODS if m != "nft"]
 
 def test_the_bound_shrinks_with_the_variance_of_outcomes_once_most_episodes_succeed():
     assert near_success(0, 98) == near_success(48, 98) == near_success(0, 0) == 1
-    assert near_success(89, 98) == pytest.approx(2 * (0.9 * 0.1) ** 0.5)  # p = 90/100
+    assert near_success(89, 98) == pytest.approx(4 * 0.9 * 0.1)  # p = 90/100
     assert 0 < near_success(98, 98) < near_success(89, 98)
 
 

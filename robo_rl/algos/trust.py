@@ -33,13 +33,13 @@ RANGE = 1e-3, 1e3  # of the learning rate, over the one that was chosen
 
 
 def near_success(successes: float, episodes: float) -> float:
-    """Factor on an update's displacement: 2 sqrt(p (1 - p)) above p = 1/2, and 1 below; p = (successes + 1)/(episodes + 2).
+    """Factor on an update's displacement: 4 p (1 - p) above p = 1/2, and 1 below; p = (successes + 1)/(episodes + 2).
 
-    Whitened advantages have a std of 1 however rarely a policy fails: what few failures say is scaled up, with its noise. As outcomes
-    have it their std is sqrt(p (1 - p)); where most episodes fail there is less to lose, and the whole step is made.
+    Whitened advantages have a std of 1 however rarely a policy fails: what few failures say is scaled up, with its noise. The squared
+    ratio of their signal to its noise goes with p (1 - p). Where most episodes fail there is less to lose, and the whole step is made.
     """
     p = max(0.5, (successes + 1) / (episodes + 2))
-    return 2 * math.sqrt(p * (1 - p))
+    return 4 * p * (1 - p)
 
 
 class TrustRegion:
