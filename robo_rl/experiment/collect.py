@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -226,7 +226,7 @@ def best_policy(name: str, env):
     return policy.eval()
 
 
-def policy_expert(name: str, env, seed: int):
+def policy_expert(name: str, env, seed: int) -> Any:
     """The env with the best policy of a run or checkpoint folder as its expert, without exploration noise."""
     import torch
 
