@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment.config import TrainConfig, load_config
@@ -154,15 +154,15 @@ class Evaluator:
         if count > 1:
             self.report.say("                " + "   ".join(f"{task} {one['success']:.3f} [{one['low']:.3f}, {one['high']:.3f}]"
                                                           for task, one in result["tasks"].items()))
-        if no_success(self.env) and not self.told:
+        if no_success(env) and not self.told:
             self.told = True
-            self.report.say(NO_SUCCESS.format(self.env.spec.id), "warning")
+            self.report.say(NO_SUCCESS.format(env.spec.id), "warning")
         self.report.tell("evaluation", step, {"success": rate, "low": low, "high": high, "return": gain, "n": len(starts)}, label)
         if config.video and label in ("sft", "final"):
             self.film(label, policy)
         return result
 
-    def make_env(self):
+    def make_env(self) -> Any:
         """The env of all evaluations of a run, made at the first of them."""
         if self.env is None:
             config = replace(self.config, sim=twin(self.config.sim))  # a robot has no time for it: robo_rl eval RUN asks it

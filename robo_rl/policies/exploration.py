@@ -15,7 +15,7 @@ def explores_by_level(options) -> bool:
     return options.kind == "gaussian" or options.kind == "flow" and options.noise == "learned"
 
 
-def with_level(policy, level: float):
+def with_level(policy: Any, level: float) -> Any:
     """The same policy with exploration noise of std `level` [normalised action units]: of a Gaussian exactly, of a flow with a learned
     std within `BAND` of it. UserError: a policy that explores otherwise."""
     from robo_rl.policies.make import make_policy
@@ -25,7 +25,7 @@ def with_level(policy, level: float):
                         f"{policy.options.kind} and {policy.options.noise}")
     changes: dict[str, Any] = {"init_std": level} if policy.options.kind == "gaussian" else {
         "noise_min": level / BAND, "noise_max": level * BAND}
-    made = make_policy(replace(policy.options, **changes), policy.spec, 0).to(next(policy.parameters()).device)
+    made: Any = make_policy(replace(policy.options, **changes), policy.spec, 0).to(next(policy.parameters()).device)
     made.load_state_dict(policy.state_dict())
     with torch.no_grad():
         if policy.options.kind == "gaussian":
