@@ -122,6 +122,9 @@ def test_a_run_learns_from_its_own_successes_counts_their_steps_and_goes_on_bit_
     evals = sorted((tmp_path / "whole/evals").glob("step_*.json"))
     steps = [json.loads(path.read_text())["step"] for path in evals]
     assert steps[0] == 0 and steps[1] >= len(data[0].action)  # the first look after a round counts at least its successes
+    logged = map(json.loads, (tmp_path / "whole/metrics.jsonl").read_text().splitlines())
+    made = [row["step"] for row in logged if "sft/loss" in row]
+    assert len(made) > 3 and made == sorted(set(made))  # a curve of the supervised loss never goes back
     command = Command(tmp_path, (*argv, "--out", "killed"))
     command.until(lambda: (tmp_path / "killed/own/round_0/meta/info.json").exists())
     command.signal(signal.SIGKILL)

@@ -107,7 +107,9 @@ def teach_round(run: Run, k: int) -> None:
     run.policy = fresh_policy(config, spec, demos)
     parts = [(demo_sampler(data, spec, config.policy.horizon, config.data if data is demos else DataOptions()), len(data.action))
              for data in (demos, *own)]
-    imitate(run, mixed(parts), max(run.taught, MORE * config.bc.updates))
+    updates = max(run.taught, MORE * config.bc.updates)
+    imitate(run, mixed(parts), updates, run.updates)
+    run.updates += updates
     attach(run.policy, config.policy.lora, config.seed)
     run.policy = noise_of(noisy, run.policy)
 

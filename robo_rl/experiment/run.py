@@ -38,7 +38,7 @@ class Run:
         self.policy: Any = None  # a Policy, from the supervised stage or a checkpoint on
         self.step, self.looks = 0, []
         self.returns: list[tuple[int, int]] = []  # from which step to the weights of which
-        self.taught = 0  # updates of the supervised stage that made the policy
+        self.taught, self.updates = 0, 0  # supervised updates: of the policy, and of all that were made before it too
         self.started, self.told_too_few = time.monotonic(), False
 
     # ---- evaluation
@@ -122,7 +122,7 @@ class Run:
         checkpoint.save_checkpoint(path, self.policy, train, {
             "step": self.step, "best": {"success": best.rate, "return": best.gain, "step": best.step},
             "looks": [list(x) for x in self.looks], "returns": [list(x) for x in self.returns], "finished": finished,
-            "taught": self.taught, "lines": self.report.lines})
+            "taught": [self.taught, self.updates], "lines": self.report.lines})
         for old in checkpoint.checkpoints(self.folder)[:-2]:
             if old.name not in (checkpoint.name(0), checkpoint.name(best.step)):
                 shutil.rmtree(old)

@@ -210,7 +210,7 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = 
         rows = None if episodes.all() else np.flatnonzero(episodes[dataset.episode_index])
         return demo_sampler(dataset, run.policy.spec, config.policy.horizon, config.data, rows=rows)
     imitate(run, sampler(~out), updates, made)
-    run.taught = updates
+    run.taught, run.updates = updates, made + updates
     if not config.init:
         attach(run.policy, config.policy.lora, config.seed).eval()
     if not out.any():

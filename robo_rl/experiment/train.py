@@ -119,7 +119,8 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
                 if env is not None:
                     checkpoint.check_fits(run.policy, obs_spec(env, run.policy.spec.language), str(saved[-1]))
                 run.step, run.looks = meta["step"], looks_of(meta, config.eval_episodes)
-                run.returns, run.taught = [tuple(x) for x in meta.get("returns", [])], meta.get("taught", 0)
+                run.returns = [tuple(x) for x in meta.get("returns", [])]
+                run.taught, run.updates = meta.get("taught", (0, 0))
                 if meta["finished"]:
                     report.say("this run is finished; nothing to resume")
                     return 0
