@@ -390,7 +390,7 @@ def test_wrong_input_is_one_clear_line(call, says):
 
 
 @pytest.mark.parametrize(("change", "says"), [({"home": [9.0] * 7}, "home between"), ({"torque": [1.0]}, "torque needs 7"),
-                                              ({"velocity": [0.0] * 7}, "above 0"), ({"colour": 1}, "unknown .'colour'"),
+                                              ({"velocity": [0.0] * 7}, "above 0"), ({"colour": 1}, "field 'colour'"),
                                               ({"joints": ["a"] * 7}, "each once")])
 def test_a_wrong_robot_file_is_one_clear_line(tmp_path, change, says):
     raw = json.loads((PRESETS / "sim.json").read_text()) | change

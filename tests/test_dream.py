@@ -49,7 +49,7 @@ def test_episodes_pass_through_the_spool_whole_and_once(tmp_path):
 
 
 @pytest.mark.parametrize(("argv", "words"), [
-    (["--dream", "0.5", "--sim", "wm:x"], "all of it is in a model already"), (["--dream", "0.001"], "leaves 256"),
+    (["--dream", "0.5", "--sim", "wm:x"], "all of it is in a model already"), (["--dream", "0.001"], "leaves 128"),
     (["--dream", "0.5", "--obs", "rgb"], "obs state"), (["--dream", "0.5", "--rl.advantage", "grpo"], "advantage gae"),
     (["--dream", "0.5", "--algo", "bc"], "on-policy methods")])
 def test_a_share_that_cannot_be_kept_is_refused(argv, words):

@@ -118,7 +118,7 @@ def test_compiled_names_and_statistics_among_the_weights_are_known(tmp_path):
 
 
 def test_what_ours_never_had_is_zeros_in_a_public_layout(tmp_path):
-    model = make_model(vla_config("pi0", "tiny"), 0)
+    model = make_model(load_model(weights("pi0")).config, 0)
     save_file(model.state_dict(), tmp_path / "seed.safetensors", metadata={"vla": json.dumps(asdict(model.config))})
     done = convert(tmp_path / "seed.safetensors", tmp_path / "public.safetensors", "lerobot")
     assert done.zeros == 6 and "6" not in OURS
@@ -156,7 +156,7 @@ def test_an_unknown_layout_names_the_nearest_and_counts_what_differs(tmp_path):
     tensors = {k: x for k, x in load_file(weights("pi05")).items() if "vision_tower.vision_model.encoder.layers.1." not in k}
     tensors |= {"model.value_head.weight": torch.zeros(1), "model.action_in_proj.bias": torch.zeros(5)}
     save_file(tensors, tmp_path / "x.safetensors")
-    config = vla_config("pi05", "tiny")
+    config = load_model(weights("pi05")).config
     said = refused(lambda: load_model(tmp_path / "x.safetensors", config=config), "nearest is pi05 in layout lerobot", "16 missing",
                    "1 of another shape (expert.action_in.bias [5] instead of [48])", "1 unexpected (model.value_head.weight)")
     assert said.count("\n") == 0
