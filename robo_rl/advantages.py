@@ -124,11 +124,10 @@ def gdpo(rewards: Tensor, weights: Tensor, eps: float = 1e-4) -> tuple[Tensor, T
     """
     if rewards.dim() != 3 or weights.shape != rewards.shape[2:]:
         raise ValueError(f"gdpo needs rewards [Q,G,R] and weights [R], got {tuple(rewards.shape)} and {tuple(weights.shape)}")
-    used = weights != 0
-    r = rewards[..., used]
-    flat = (r == r[:, :1]).all(1, keepdim=True)
+    r = rewards
+    flat = (r == r[:, :1]).all(1, keepdim=True) | (weights == 0)
     z = torch.where(flat, 0.0, (r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + eps))
-    total = (z * weights[used]).sum(-1)
+    total = (z * weights).sum(-1)
     kept = ~flat.all(2).expand_as(total)
     return torch.where(kept, (total - total.mean()) / (total.std() + eps), 0.0), kept
 

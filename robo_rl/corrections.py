@@ -53,8 +53,8 @@ def per_episode(log_rho: Tensor, done: Tensor, mask: Tensor, reduction: str) -> 
         raise ValueError(f"reduction must be sum or mean, got {reduction!r}")
     t, n = done.shape
     ends = done.long().cumsum(0) - done.long()  # in this env, before this chunk
-    ids = (ends * n + torch.arange(n)).flatten()
-    total = torch.zeros((t + 1) * n).index_add(0, ids, torch.where(mask, log_rho, 0.0).flatten())
+    ids = (ends * n + torch.arange(n, device=ends.device)).flatten()
+    total = log_rho.new_zeros((t + 1) * n).index_add(0, ids, torch.where(mask, log_rho, 0.0).flatten())
     if reduction == "mean":
         total = total / torch.zeros_like(total).index_add(0, ids, mask.float().flatten()).clamp(min=1)
     return total[ids].view(t, n)
@@ -82,8 +82,8 @@ def m2_mask(log_rho: Tensor, tau: float = 0.04) -> Tensor:
     """
     squares = log_rho.detach().flatten().square()
     ordered, order = squares.sort(stable=True)
-    running = ordered.double().cumsum(0) / torch.arange(1, len(ordered) + 1)
-    kept = torch.zeros(len(ordered), dtype=torch.bool)
+    running = ordered.double().cumsum(0) / torch.arange(1, len(ordered) + 1, device=ordered.device)
+    kept = torch.zeros_like(ordered, dtype=torch.bool)
     kept[order] = (running < tau).long().cumprod(0).bool()
     return kept.view(log_rho.shape)
 
@@ -131,7 +131,7 @@ class WeightAverage:
             self.mean = {k: v.detach().clone() for k, v in weights.items()}
             return
         for name, value in weights.items():
-            self.mean[name].lerp_(value, 1 / self.total)
+            self.mean[name] = self.mean[name].to(value.device).lerp_(value, 1 / self.total)  # a checkpoint's are on the CPU
 
     def reset(self) -> None:
         """The next `update` starts anew: for when too few samples survive band and clip (< 0.9)."""

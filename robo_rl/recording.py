@@ -9,8 +9,9 @@ from robo_rl.contract import ControlEnv
 from robo_rl.data.episode import Episode
 from robo_rl.demos import DEMO_START, check_expert
 from robo_rl.errors import UserError
+from robo_rl.evaluation import decide
 from robo_rl.noise import mix, seed_noise
-from robo_rl.policies import Policy, obs_tensors
+from robo_rl.policies import Policy
 
 Actor = Callable[[Mapping[str, np.ndarray], int], np.ndarray]  # obs, decision -> actions [N,E,A]
 
@@ -110,7 +111,7 @@ def policy_actor(policy: Policy, seed: int) -> Actor:
 
     def act(obs, decision: int) -> np.ndarray:
         seed_noise(generator, mix(seed, 17, decision))
-        return policy.act(obs_tensors(obs, policy.spec), generator, explore=True).actions.numpy()
+        return decide(policy, obs, generator, explore=True)
     return act
 
 

@@ -7,17 +7,23 @@ import pytest
 import torch
 from away import Away, AwayTensor, bring
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from toys import PointReach
 
+from robo_rl.algos.rehearsal import Rehearsal, kept_rows
 from robo_rl.cli import main
 from robo_rl.devices import check_device, moved
 from robo_rl.errors import UserError
 from robo_rl.evaluation import eval_starts, evaluate
+from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.methods import find_method
+from robo_rl.experiment.recycle import Recycler
 from robo_rl.optim import AdamW
 from robo_rl.options import DppoOptions, LoraOptions, NftOptions, PiRlOptions, PolicyOptions, PpoOptions, ReinFlowOptions
 from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.recording import policy_actor
 from robo_rl.rollout import Collector
+from robo_rl.rollout_control import StartControl, Uniform
 from robo_rl.runtime.device import DeviceCollector, DeviceFeed, on_device
 
 PLAIN = PolicyOptions(horizon=4, execute=4, hidden=32, layers=2, denoise_steps=3)
@@ -66,6 +72,50 @@ def test_an_update_on_a_device_is_that_of_the_cpu_bit_for_bit(algo, kind, change
     assert all(torch.equal(here[k], v) for k, v in there.items())
     fresh = make_policy(replace(PLAIN, **changes), SPEC, 0).state_dict()
     assert any(not torch.equal(fresh[k], v) for k, v in there.items())
+
+
+GROUP = {"advantage": "grpo", "group": 4, "decisions": 0}
+OPTIONS = ({"advantage": "gdpo"}, {"flawed": "steps=4,change=0.1"}, {"advantage": "istar"}, {"advantage": "poise"}, {"recycle": 2},
+           {"replay": 0.5, "correction": "sequence"}, {"rehearse": 0.1, "correction": "m2po", "proximal": "snapshot"},
+           {"proximal": "ewma"})
+
+
+@pytest.mark.filterwarnings("ignore:for .* copying from a non-meta")  # they are values all the same
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_what_an_update_has_beside_its_rollout_computes_on_a_device_too_also_in_a_run_that_goes_on(options):
+    o = PpoOptions(**SMALL | GROUP | options)
+
+    def learnt(device) -> dict[str, Tensor]:
+        policy = make_policy(replace(PLAIN, kind="gaussian"), SPEC, 0).to(device)
+        learner, recycler = find_method("ppo")(policy, o, 0), None
+        for version in range(3):
+            collector = Collector(PointReach(12, limit=12, radius=0.6), policy, 0.99, 4, starts=StartControl(Uniform(), 0))
+            rollout = collector.episodes(policy, np.repeat(np.arange(3), 4), version=max(0, version - 1))  # the last is stale
+            if o.rehearse and not version:
+                learner.rehearsal = Rehearsal(kept_rows(rollout, 12), "js")
+            if o.recycle and not version:
+                config = TrainConfig(task="reach", algo="ppo", rl=o, policy=policy.options, workers=0)
+                learner.lessons = recycler = Recycler(replace(config, device="cpu"), SPEC, env=PointReach(6, 12))
+                recycler.device = device
+            told = learner.update(rollout, 0.0, version)
+            if recycler is not None:
+                recycler.look(rollout, policy)
+            if version == 1:  # as a checkpoint is read: on the CPU
+                learner.load_state_dict(tree_map(lambda x: bring(x) if isinstance(x, Tensor) else x, learner.state_dict()))
+        assert np.isfinite(list(told.values())).all() and ("recycle_loss" in told) == bool(o.recycle)
+        return {k: bring(v.detach()) for k, v in policy.state_dict().items()}
+    here = learnt(torch.device("cpu"))
+    with Away() as device:
+        there = learnt(device)
+    assert all(torch.equal(here[k], v) for k, v in there.items())
+
+
+def test_what_a_policy_plays_for_a_data_set_comes_from_its_device():
+    policy = make_policy(replace(PLAIN, kind="gaussian"), SPEC, 0)
+    obs, _ = PointReach(3).reset(seed=0)
+    want = policy_actor(policy, 1)(obs, 0)
+    with Away() as device:
+        assert np.array_equal(policy_actor(policy.to(device), 1)(obs, 0), want)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

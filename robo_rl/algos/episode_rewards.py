@@ -75,7 +75,7 @@ class EpisodeRewards:
         """(rewards [N,R], their weights [R], the mean of each for the log)."""
         columns = {name: self.measure(name, r, policy) for name in self.weights}
         told = {f"reward_{name.split(':')[-1]}": float(x[r.fresh].mean()) for name, x in columns.items()}
-        return torch.stack([*columns.values()], 1), torch.tensor([*self.weights.values()], device=r.outcome.device), told
+        return torch.stack([*columns.values()], 1), torch.tensor([*self.weights.values()]).to(r.outcome.device), told
 
     def outcome(self, r: Rollout, policy) -> tuple[Tensor, dict[str, float]]:
         """The outcome [N] that a group is compared by: the return, or FAPO's reward where successes may be flawed."""

@@ -18,9 +18,9 @@ from torch import Tensor
 def episode_features(context: Tensor, mask: Tensor) -> Tensor:
     """phi [N, 2C] of contexts [T,N,C] and the decisions that were made, `mask` [T,N]; first and last of each episode."""
     t, n = mask.shape
-    last = (mask * torch.arange(1, t + 1)[:, None]).argmax(0)
+    last = (mask * torch.arange(1, t + 1, device=mask.device)[:, None]).argmax(0)
     first = mask.int().argmax(0)
-    column = torch.arange(n)
+    column = torch.arange(n, device=mask.device)
     return torch.cat([context[first, column], context[last, column]], -1)
 
 
@@ -46,12 +46,12 @@ class CrossedBaseline:
         """g [N] of features [N,D]: ridge regression with a free constant on standardised features."""
         x = torch.cat([f for f, _ in self.buffer]) if self.buffer else torch.zeros(0, features.shape[1], dtype=torch.float64)
         if not len(x) or x.shape[1] != features.shape[1]:
-            return torch.zeros(len(features))
+            return torch.zeros(len(features), device=features.device)
         y = torch.cat([target for _, target in self.buffer])
         mean, std = x.mean(0), x.std(0, unbiased=False).clamp(min=1e-6)
         z = (x - mean) / std
         w = torch.linalg.solve(z.T @ z + self.ridge * torch.eye(z.shape[1], dtype=z.dtype), z.T @ (y - y.mean()))
-        return (((features.detach().double().cpu() - mean) / std) @ w + y.mean()).float()
+        return (((features.detach().double().cpu() - mean) / std) @ w + y.mean()).float().to(features.device)
 
     def state_dict(self) -> dict:
         return {"buffer": [list(pair) for pair in self.buffer]}

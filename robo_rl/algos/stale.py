@@ -112,7 +112,7 @@ class Corrector:
         elif self.options.proximal == "ewma":
             put(self.carry(policy, policy.state_dict() | self.average.mean), live)
         else:  # its own version, or the nearest one that is kept
-            kept = torch.tensor(sorted(self.snapshots))
+            kept = torch.tensor(sorted(self.snapshots)).to(stale.device)
             versions = r.version.flatten()
             nearest = kept[(versions[:, None] - kept).abs().argmin(1)]
             for version in nearest[stale].unique().tolist():

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from robo_rl.demos import check_expert
+from robo_rl.devices import device_of
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig, on_policy_options
 from robo_rl.experiment.envs import make_env, obs_spec
@@ -113,7 +114,7 @@ class Recycler:
         out = []
         for n in np.sort(which[order]).tolist():
             made = int(r.mask[:, n].sum())
-            commands = policy.commands(r.x0[:made, n].flatten(1)).numpy()
+            commands = policy.commands(r.x0[:made, n].flatten(1).to(device_of(policy))).cpu().numpy()
             length = int(r.lengths[n])
             out.append(Failure(int(r.start[0, n]), commands.reshape(-1, commands.shape[2])[:length].copy(),
                                r.obs["state"][:made, n].numpy().copy()))
