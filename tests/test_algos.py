@@ -261,8 +261,8 @@ def test_a_critic_that_promises_more_than_success_does_not_raise_returns_above_i
     credit.options = limited
     returns = credit.assign(r, learner.policy)[1]
     assert returns.min() >= 0 and 0.8 < returns.max() <= 1
-    credit.options = replace(limited, scale_reward=True)
-    assert credit.assign(r, learner.policy)[1].max() > 2
+    with pytest.raises(UserError, match="units of the reward"):
+        replace(limited, scale_reward=True)
 
 
 def test_critic_steps_and_steps_of_nft_along_no_number_are_counted():

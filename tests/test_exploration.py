@@ -3,7 +3,8 @@
 import json
 import shutil
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +16,13 @@ from robo_rl.data.reader import load
 from robo_rl.errors import UserError
 from robo_rl.experiment import recipes
 from robo_rl.experiment.config import TrainConfig
+from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.exploration import choose_noise
-from robo_rl.experiment.own_successes import mixed
-from robo_rl.options import PiRlOptions, PolicyOptions
+from robo_rl.experiment.own_successes import mixed, play_round
+from robo_rl.experiment.sft import Stopped
+from robo_rl.options import BcOptions, PiRlOptions, PolicyOptions, PpoOptions
 from robo_rl.policies import ObsSpec, make_policy
-from robo_rl.policies.exploration import BAND, with_level
+from robo_rl.policies.exploration import BAND, level_of, with_level
 from robo_rl.selection import Look
 
 SPEC = ObsSpec(state=5, action=3, views=(), image_size=0, language=False)
@@ -41,6 +44,7 @@ def test_a_level_is_the_std_around_what_the_policy_does_without_noise(kind):
         assert (std >= level / band * 0.999).all() and (std <= level * band * 1.001).all()
         same = [p.act(obs, torch.Generator().manual_seed(1), explore=False).actions for p in (policy, made)]
         assert torch.equal(*same)
+        assert level_of(made.options) == pytest.approx(level)
 
 
 def test_a_policy_without_a_level_of_noise_is_refused_by_name():
@@ -88,6 +92,44 @@ def test_without_success_and_without_a_share_the_noise_stays_as_it_is():
         before = run.policy
         choose_noise(run)
         assert run.policy is before and not run.report.said
+
+
+def test_a_policy_that_is_told_its_latency_keeps_its_noise_and_the_run_says_so():
+    run = FirstLook(policy_of("flow"), Noisy(0.0))
+    before, run.config = run.policy, replace(run.config, latency=0.1)
+    choose_noise(run)
+    assert run.policy is before and "with --latency explores as it is" in run.report.said[0]
+
+
+@dataclass
+class Stopping:
+    """The part of a run that plays a round, with a signal that came."""
+
+    folder: Path
+    asked: int = signal.SIGINT
+
+    def __post_init__(self):
+        self.config = TrainConfig(algo="ppo", rl=PpoOptions(), task="reach", envs=2, bc=BcOptions(own=4000), threads=1)
+        env = make_env(self.config, 1)
+        self.policy = make_policy(PolicyOptions(kind="gaussian", hidden=16), obs_spec(env, False, ""), 0)
+        env.close()
+        self.report, self.stop = self, self
+
+    def start(self, *words) -> None:
+        pass
+
+    def advance(self, done: int) -> None:
+        raise AssertionError("it goes on")
+
+
+def test_a_signal_ends_a_round_after_the_episodes_that_are_being_played(tmp_path):
+    with pytest.raises(Stopped):
+        play_round(Stopping(tmp_path), 0)
+
+
+@pytest.mark.parametrize("algo", ["rlpd", "recap", "bc"])
+def test_methods_that_do_not_learn_from_fresh_rollouts_refuse_own_successes(tmp_path, algo):
+    assert "--bc.own" in robo_rl(tmp_path, "train", "--task", "reach", "--algo", algo, "--bc.own", "100", "--threads", "1").mistake
 
 
 def test_noise_that_a_user_names_is_not_chosen_for_them():

@@ -154,7 +154,8 @@ def test_an_update_learns_beside_rl_what_the_teacher_did_and_no_ratio_has_it(nam
 
 
 @pytest.mark.parametrize(("run", "words"), [
-    ({"obs": "rgb"}, "--obs rgb"), ({"learners": 2}, "--learners"), ({"latency": 0.1}, "--latency"), ({"backend": "ray"}, "--backend ray")],
+    ({"obs": "rgb"}, "--obs rgb"), ({"dream": 0.5}, "--dream"), ({"learners": 2}, "--learners"), ({"latency": 0.1}, "--latency"),
+    ({"backend": "ray"}, "--backend ray")],
     ids=str)
 def test_a_run_that_cannot_recycle_is_told_why(run, words):
     config = TrainConfig(task="reach", algo="ppo", rl=PpoOptions(**GROUP), workers=0, **run)

@@ -149,7 +149,7 @@ class Credit:
         next_values = torch.cat([values[1:], self.values(policy, r.last_obs)[None]])
         if r.done.any():
             next_values[r.done] = self.values(policy, r.final_obs)  # of states that no other row teaches, where an episode was cut
-        if o.max_return and not o.scale_reward:
+        if o.max_return:
             values, next_values = values.clamp(0, o.max_return), next_values.clamp(0, o.max_return)
         rewards = self.scaled(r) if o.scale_reward else r.rewards
         if log_rho is None:

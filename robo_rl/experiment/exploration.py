@@ -11,13 +11,14 @@ LEVELS = (0.5, 0.35, 0.25, 0.15)  # std [normalised action units]
 def choose_noise(run: Run) -> None:
     """Give the policy that RL begins with the most noise of `LEVELS` under which it keeps the share --rl.explore of its success, else the
     least; said in a line. The starts are those that choose. Where there is no success the noise stays as it is."""
-    config, rl = run.config, run.config.rl
-    if not isinstance(rl, OnPolicyOptions) or not rl.explore or config.algo == "bc" or not config.steps or config.latency:
+    config, rl, options = run.config, run.config.rl, run.policy.options
+    if not isinstance(rl, OnPolicyOptions) or not rl.explore or config.algo == "bc" or not config.steps:
         return
     if not run.looks or not run.looks[-1].successes:
         return
-    if not explores_by_level(run.policy.options):
-        run.report.say(f"--rl.explore: a policy of kind {run.policy.options.kind} with {run.policy.options.noise} noise explores as it is")
+    if config.latency or not explores_by_level(options):
+        why = "with --latency" if config.latency else f"of kind {options.kind} with {options.noise} noise"
+        run.report.say(f"--rl.explore: a policy {why} explores as it is")
         return
     before, tried = run.looks[-1].rate, []
     for level in LEVELS:

@@ -9,9 +9,9 @@ al. 2017, arXiv 1705.08439; ReST: Gulcehre et al. 2023, arXiv 2308.08998). It ne
 shows how to act in states around those of the demonstrations. It cannot go beyond what noise finds, so RL follows.
 """
 
-import math
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -21,8 +21,9 @@ from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.robot_names import ROBOTS
 from robo_rl.experiment.run import Run
-from robo_rl.experiment.sft import demo_folder, fresh_policy, imitate
+from robo_rl.experiment.sft import Stopped, demo_folder, fresh_policy, imitate
 from robo_rl.lora import attach
+from robo_rl.policies.exploration import explores_by_level, level_of, with_level
 
 WEAK = 0.6  # success from which RL alone gains as much from the same steps: a flow that imitates noise samples it too
 ROUNDS = 4
@@ -52,9 +53,9 @@ def learn_from_successes(run: Run, state: dict[str, Any]) -> None:
     longest = config.bc.own * run.env.spec.max_steps  # control steps of a round
     while made < ROUNDS and not over and run.step + longest <= SHARE * config.steps:
         before, kept = run.looks[-1].worst, run.policy
-        won, tried, steps = play_round(run, made)
+        won, steps = play_round(run, made)
         if won < LEAST:
-            run.report.say(f"{won} successes of its own among {tried} episodes: too few to learn from")
+            run.report.say(f"{won} successes of its own among {config.bc.own} episodes: too few to learn from")
             run.step, over = run.step + steps, True
         else:
             teach_round(run, made)
@@ -62,8 +63,8 @@ def learn_from_successes(run: Run, state: dict[str, Any]) -> None:
             run.policy.eval()
             after = run.look()
             made, over = made + 1, after >= WEAK or after < before + RISE
-            run.report.say(f"learnt from {won} successes of its own among {tried} episodes ({steps:,} control steps): success {before:.3f} "
-                           f"-> {after:.3f}" + ("" if after >= before else ", so the policy of before goes on"))
+            run.report.say(f"learnt from {won} successes of its own among {config.bc.own} episodes ({steps:,} control steps): "
+                           f"success {before:.3f} -> {after:.3f}" + ("" if after >= before else ", so the policy of before goes on"))
             if after < before:
                 run.policy = kept
                 run.looks.pop()
@@ -71,26 +72,28 @@ def learn_from_successes(run: Run, state: dict[str, Any]) -> None:
         run.save({"own": [made, over]}, False)
 
 
-def play_round(run: Run, k: int) -> tuple[int, int, int]:
+def play_round(run: Run, k: int) -> tuple[int, int]:
     """Play --bc.own episodes of round k with exploration noise; the successes lie in RUN/own/round_k as a data set -> (successes,
-    episodes, control steps)."""
+    control steps). Raises `sft.Stopped` when a signal comes."""
     from robo_rl.data.writer import Writer
     from robo_rl.recording import Recorder, play, policy_actor
 
     config, folder, steps = run.config, run.folder / FOLDER / f"round_{k}", 0
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped in it
-    env = make_env(config, min(config.envs, config.bc.own))
     run.report.start("own", config.bc.own, "episodes")
-    with Writer(folder, spec=env.spec) as writer:
+
+    def tick(done: int) -> None:
+        if run.stop.asked:
+            raise Stopped
+        run.report.advance(done)
+    with closing(make_env(config, min(config.envs, config.bc.own))) as env, Writer(folder, spec=env.spec) as writer:
         def add(episode) -> None:
             nonlocal steps
             steps += len(episode.action)
             if episode.success:
                 writer.add(episode)
-        won = play(Recorder(env, add), policy_actor(run.policy, config.seed + k), config.bc.own, config.seed + SEED + k,
-                   lambda done: run.report.advance(done))
-    env.close()
-    return won, config.bc.own, steps
+        won = play(Recorder(env, add), policy_actor(run.policy, config.seed + k), config.bc.own, config.seed + SEED + k, tick)
+    return won, steps
 
 
 def teach_round(run: Run, k: int) -> None:
@@ -111,16 +114,8 @@ def teach_round(run: Run, k: int) -> None:
     imitate(run, mixed(parts), updates, run.updates)
     run.updates += updates
     attach(run.policy, config.policy.lora, config.seed)
-    run.policy = noise_of(noisy, run.policy)
-
-
-def noise_of(noisy, policy):
-    """`policy` with the exploration of `noisy`, which has the same networks."""
-    from robo_rl.policies.exploration import explores_by_level, with_level
-    if not explores_by_level(policy.options) or noisy.options == policy.options:
-        return policy
-    return with_level(policy, math.exp(float(noisy.log_std.detach().mean())) if policy.options.kind == "gaussian" else
-                      math.sqrt(noisy.options.noise_min * noisy.options.noise_max))
+    if explores_by_level(noisy.options) and noisy.options != run.policy.options:  # --rl.explore chose a level
+        run.policy = with_level(run.policy, level_of(noisy.options))
 
 
 def mixed(parts: Sequence[tuple[Demos, int]]) -> Demos:

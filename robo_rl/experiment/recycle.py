@@ -1,6 +1,5 @@
 """`--rl.recycle`: failures of every update are played again, cut at their last good state and completed by a teacher (SCOPE)."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,10 @@ from torch import Tensor
 from robo_rl.demos import check_expert
 from robo_rl.devices import device_of
 from robo_rl.errors import UserError
+from robo_rl.evaluation import decide
+from robo_rl.experiment.collect import best_policy
 from robo_rl.experiment.config import TrainConfig, on_policy_options
-from robo_rl.experiment.envs import make_env, obs_spec
-from robo_rl.experiment.folder import pick_checkpoint
+from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.robot_names import ROBOTS
 from robo_rl.experiment.run import Run
 from robo_rl.noise import mix
@@ -40,32 +40,20 @@ def check(config: TrainConfig, env) -> None:
     o = on_policy_options(config)
     if is_object(config.algo):
         raise UserError(f"--rl.recycle goes with pi_rl, ppo, dppo and reinflow, got --algo {config.algo}")
-    if config.learners > 1 or config.periodic or config.backend == "ray" or config.latency or config.policy.commit_least or \
-            config.sim.split(":")[0] in ROBOTS or on_device(env) or hasattr(env, "sources") or config.obs != "state":
+    if config.learners > 1 or config.periodic or config.backend == "ray" or config.dream or config.latency or \
+            config.policy.commit_least or config.sim.split(":")[0] in ROBOTS or on_device(env) or hasattr(env, "sources") or \
+            config.obs != "state":
         raise UserError("--rl.recycle plays episodes again in a simulator of this process, from state: it goes without --obs rgb, "
-                        "--latency, --learners, --periodic, --backend ray, arms, a person in training and simulators on a device")
+                        "--latency, --learners, --periodic, --dream, --backend ray, arms, a person in training and simulators on a device")
     if o.recycle_teacher == "expert":
         check_expert(env)
     else:
-        load_teacher(o.recycle_teacher, env)
-
-
-def load_teacher(name: str, env):
-    """The best policy of the run folder `name`. UserError: there is none, or it does not fit the env."""
-    from robo_rl import checkpoint
-    folder = pick_checkpoint(Path(name), "best")[1]
-    policy, _ = checkpoint.load_policy(folder)
-    checkpoint.check_fits(policy, obs_spec(env, policy.spec.language), str(folder))
-    return policy.eval()
+        best_policy(o.recycle_teacher, env)
 
 
 def policy_teacher(policy) -> Teacher:
     """The first action of the policy's chunk, without noise, decided anew at every step."""
-    @torch.no_grad()
-    def act(obs: dict, mask: np.ndarray) -> np.ndarray:
-        chunk = policy.act(obs_tensors(obs, policy.spec), torch.Generator().manual_seed(0), False)
-        return chunk.actions[:, 0].numpy()
-    return act
+    return lambda obs, mask: decide(policy, obs, torch.Generator().manual_seed(0))[:, 0]
 
 
 class Recycler:
@@ -76,7 +64,7 @@ class Recycler:
         self.env = make_env(config, o.recycle * CUTS) if env is None else env
         self.most, self.device = o.recycle, config.device
         name = o.recycle_teacher
-        self.teacher = expert_teacher(self.env) if name == "expert" else policy_teacher(load_teacher(name, self.env))
+        self.teacher = expert_teacher(self.env) if name == "expert" else policy_teacher(best_policy(name, self.env))
         self.rows: dict[str, Tensor] = {}
         self.looks, self.refused = 0, 0
         self.last: dict[str, float] = {}

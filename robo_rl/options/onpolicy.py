@@ -133,6 +133,9 @@ class OnPolicyOptions(RolloutOptions):
         if self.recycle and self.advantage in ("gae", "tree"):
             raise UserError("rl.recycle plays whole episodes again: it goes with a group advantage such as rl.advantage grpo, got "
                             f"{self.advantage}")
+        if self.max_return and self.scale_reward:
+            raise UserError("rl.max_return bounds values in the units of the reward, which rl.scale_reward changes: set it to 0, or leave "
+                            "rl.scale_reward out")
         in_range("rl.rehearse", self.rehearse, 0, 1e6)
         in_range("rl.rehearse_episodes", self.rehearse_episodes, 1, 10**6)
         choose("rl.rehearse_kind", self.rehearse_kind, ("forward_kl", "js", "alpha"))

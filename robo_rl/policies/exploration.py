@@ -15,6 +15,11 @@ def explores_by_level(options) -> bool:
     return options.kind == "gaussian" or options.kind == "flow" and options.noise == "learned"
 
 
+def level_of(options) -> float:
+    """The level that `with_level` gave a policy of these options."""
+    return options.init_std if options.kind == "gaussian" else options.noise_max / BAND
+
+
 def with_level(policy: Any, level: float) -> Any:
     """The same policy with exploration noise of std `level` [normalised action units]: of a Gaussian exactly, of a flow with a learned
     std within `BAND` of it. UserError: a policy that explores otherwise."""
