@@ -127,7 +127,7 @@ def test_a_signal_ends_a_round_after_the_episodes_that_are_being_played(tmp_path
         play_round(Stopping(tmp_path), 0)
 
 
-@pytest.mark.parametrize("algo", ["rlpd", "recap", "bc"])
+@pytest.mark.parametrize("algo", ["rlpd", "recap"])
 def test_methods_that_do_not_learn_from_fresh_rollouts_refuse_own_successes(tmp_path, algo):
     assert "--bc.own" in robo_rl(tmp_path, "train", "--task", "reach", "--algo", algo, "--bc.own", "100", "--threads", "1").mistake
 

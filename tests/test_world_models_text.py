@@ -236,6 +236,13 @@ def test_episodes_of_evaluation_do_not_say_which_tasks_are_open(learnt):
 # ---- what it refuses
 
 
+def test_the_largest_share_of_tasks_leaves_a_recorded_step_in_a_small_batch():
+    data, seen = toy(), []
+    model = TextModel(world_spec(data, "text", "toy"), TINY, 0)
+    TextFitter(model, data, TextFitOptions(updates=2, batch=2, tasks=0.9), 0).fit(lambda update, parts: seen.append(parts["text"]) or True)
+    assert np.isfinite(seen).all() and all(p.isfinite().all() for p in model.parameters())
+
+
 def test_data_that_are_no_text_are_refused():
     data = toy()
     check_text_data(data, "d")
@@ -243,6 +250,10 @@ def test_data_that_are_no_text_are_refused():
                      (replace(data, terminated=np.ones(len(data), bool)), "only reward")):
         with pytest.raises(UserError, match=say):
             check_text_data(bad, "d")
+    many = data.state.copy()
+    many[1] = 1 - many[0]  # a step turns all seven sentences over
+    with pytest.raises(UserError, match="changes 7 sentences, and a text model writes at most 5"):
+        check_text_data(replace(data, state=many), "d")
     with pytest.raises(UserError, match="a sentence of its own"):
         fresh(replace(data, control=replace(data.control, state_names=())))
     with pytest.raises(UserError, match="multiple of net.heads"):

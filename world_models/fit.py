@@ -119,6 +119,23 @@ def pace(lr: float, update: int, updates: int) -> float:
     return lr * min(1.0, (update + 1) / 50) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * update / updates)))
 
 
+PARTS = ("model", "average", "opt")  # of a fitter, each with a state of its own
+
+
+def fit_state(fitter: Any, parts: Sequence[str] = PARTS) -> dict[str, Any]:
+    """What a fitter goes on from exactly, with the same data: its `parts`, its generator and its count of updates."""
+    return {name: getattr(fitter, name).state_dict() for name in parts} | {
+        "generator": fitter.generator.get_state(), "update": fitter.update}
+
+
+def load_fit_state(fitter: Any, state: dict[str, Any], parts: Sequence[str] = PARTS) -> None:
+    """Put back what `fit_state` took."""
+    for name in parts:
+        getattr(fitter, name).load_state_dict(state[name])
+    fitter.generator.set_state(state["generator"])
+    fitter.update = state["update"]
+
+
 def smooth(recent: dict[str, float], parts: dict[str, Tensor]) -> None:
     """Let the running means `recent` follow `parts`."""
     for k, v in parts.items():
@@ -165,12 +182,7 @@ class Fitter:
 
     def state_dict(self) -> dict:
         """Everything to go on exactly (with the same data)."""
-        return {"model": self.model.state_dict(), "average": self.average.state_dict(), "opt": self.opt.state_dict(),
-                "generator": self.generator.get_state(), "update": self.update}
+        return fit_state(self)
 
     def load_state_dict(self, state: dict) -> None:
-        self.model.load_state_dict(state["model"])
-        self.average.load_state_dict(state["average"])
-        self.opt.load_state_dict(state["opt"])
-        self.generator.set_state(state["generator"])
-        self.update = state["update"]
+        load_fit_state(self, state)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from robo_rl.errors import UserError
 from robo_rl.optim import AdamW
-from world_models.fit import descend, grown, smooth, warm_cosine
+from world_models.fit import descend, fit_state, grown, load_fit_state, smooth, warm_cosine
 from world_models.recorded import Recorded
 from world_models.text import CHANGES, REASONS, TextModel, lists
 from world_models.text_options import TextFitOptions
@@ -22,6 +22,10 @@ def check_text_data(data: Recorded, where: str) -> None:
         raise UserError(f"data set {where} has states other than 0 and 1: no sentences that hold or do not. Train --kind latent")
     if not data.sparse or not np.array_equal(data.success, data.terminated):
         raise UserError(f"data set {where}: a text model knows one outcome, success, which ends an episode and is its only reward")
+    known = np.isfinite(data.after).all(1)
+    if (most := int((data.state != data.after)[known].sum(1).max(initial=0))) > CHANGES:
+        raise UserError(f"data set {where}: a step changes {most} sentences, and a text model writes at most {CHANGES}; give the simulator "
+                        "sentences of which a command changes fewer, or train --kind latent")
 
 
 class TextFitter:
@@ -74,7 +78,7 @@ class TextFitter:
         """Go on to the end -> True, or until `tick(updates made, running means of the losses)` says False."""
         o, recent = self.options, {}
         pairs = list(zip(self.average.parameters(), self.model.parameters(), strict=True))
-        asks = round(o.tasks * o.batch) if self.model.fixed.any() else 0
+        asks = min(round(o.tasks * o.batch), o.batch - 1) if self.model.fixed.any() else 0  # one recorded step at least
         while self.update < o.updates:
             text = self.loss(*self.batch(o.batch - asks))
             task = self.loss(*self.tasks(asks)) if asks else text.new_zeros(())
@@ -92,15 +96,10 @@ class TextFitter:
 
     def state_dict(self) -> dict:
         """Everything to go on exactly (with the same data)."""
-        return {"model": self.model.state_dict(), "average": self.average.state_dict(), "opt": self.opt.state_dict(),
-                "generator": self.generator.get_state(), "update": self.update}
+        return fit_state(self)
 
     def load_state_dict(self, state: dict) -> None:
-        self.model.load_state_dict(state["model"])
-        self.average.load_state_dict(state["average"])
-        self.opt.load_state_dict(state["opt"])
-        self.generator.set_state(state["generator"])
-        self.update = state["update"]
+        load_fit_state(self, state)
 
 
 def gathered(parts: list[Tensor], none: int) -> Tensor:

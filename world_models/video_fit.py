@@ -11,7 +11,7 @@ from torch import Tensor
 
 from robo_rl.errors import UserError
 from robo_rl.optim import AdamW
-from world_models.fit import Fitter, descend, pace, smooth
+from world_models.fit import PARTS, Fitter, descend, fit_state, load_fit_state, pace, smooth
 from world_models.options import FitOptions, VideoFitOptions
 from world_models.recorded import Recorded
 from world_models.video import Video, patches_of
@@ -201,17 +201,10 @@ class VideoFitter:
 
     def state_dict(self) -> dict:
         """Everything to go on exactly (with the same data)."""
-        return {"arm": self.arm.state_dict(), "model": self.model.state_dict(), "average": self.average.state_dict(),
-                "opt": self.opt.state_dict(), "generator": self.generator.get_state(), "update": self.update,
-                "heads": self.heads.state_dict()}
+        return fit_state(self, ("arm", *PARTS)) | {"heads": self.heads.state_dict()}
 
     def load_state_dict(self, state: dict) -> None:
-        self.arm.load_state_dict(state["arm"])
-        self.model.load_state_dict(state["model"])
-        self.average.load_state_dict(state["average"])
-        self.opt.load_state_dict(state["opt"])
-        self.generator.set_state(state["generator"])
-        self.update = state["update"]
+        load_fit_state(self, state, ("arm", *PARTS))
         self.heads.begin(self.average)
         self.heads.load_state_dict(state["heads"])
         if self.arm.update >= self.options.arm:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from robo_rl.errors import UserError
 from robo_rl.optim import AdamW
-from world_models.fit import Fitter, descend, pace, smooth
+from world_models.fit import PARTS, Fitter, descend, fit_state, load_fit_state, pace, smooth
 from world_models.options import FitOptions
 from world_models.recorded import Recorded
 from world_models.video import patches_of
@@ -179,15 +179,11 @@ class WanFitter:
 
     def state_dict(self) -> dict:
         """Everything to go on exactly (with the same data)."""
-        return {"arm": self.arm.state_dict(), "model": self.model.state_dict(), "average": self.average.state_dict(),
-                "opt": self.opt.state_dict(), "vae_opt": self.vae_opt.state_dict(), "generator": self.generator.get_state(),
-                "pictures": self.pictures, "update": self.update, "heads": self.heads.state_dict()}
+        return fit_state(self, ("arm", *PARTS, "vae_opt")) | {"pictures": self.pictures, "heads": self.heads.state_dict()}
 
     def load_state_dict(self, state: dict) -> None:
-        for name in ("arm", "model", "average", "opt", "vae_opt"):
-            getattr(self, name).load_state_dict(state[name])
-        self.generator.set_state(state["generator"])
-        self.pictures, self.update = state["pictures"], state["update"]
+        load_fit_state(self, state, ("arm", *PARTS, "vae_opt"))
+        self.pictures = state["pictures"]
         self.heads.begin(self.average)
         self.heads.load_state_dict(state["heads"])
         if self.arm.update >= self.options.arm:

@@ -189,7 +189,7 @@ def check(config: TrainConfig, env, making: Callable[[], AbstractContextManager]
         rehearsal.check(config, env)
         recycle.check(config, env)
         allocation.check(config)
-    if config.bc.own and (config.algo == "bc" or isinstance(config.rl, (OffPolicyOptions, RecapOptions))):
+    if config.bc.own and config.algo != "bc" and isinstance(config.rl, (OffPolicyOptions, RecapOptions)):
         raise UserError("--bc.own teaches a policy its own successes before RL on fresh rollouts: it goes with pi_rl, ppo, dppo, reinflow "
                         f"and nft, got --algo {config.algo}; leave it out")
     if config.obs == "rgb":
