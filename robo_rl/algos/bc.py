@@ -3,7 +3,6 @@
 Source: flow matching (Lipman et al. 2023, eq. 9) in openpi's time convention; AdamW, cosine decay, EMA of the weights.
 """
 
-import copy
 import math
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from robo_rl.algos.credit import descend, make_adam
 from robo_rl.algos.onpolicy import Demos
+from robo_rl.algos.weight_average import WeightAverage
 from robo_rl.options import BcOptions
 from robo_rl.policies.policy import Obs
 
@@ -30,8 +30,7 @@ def train(policy, sample: Demos, options: BcOptions, seed: int,
     generator = torch.Generator().manual_seed(seed)
     params = [p for p in policy.parameters() if p.requires_grad]
     opt = make_adam(params, options.lr, options.weight_decay)
-    average = copy.deepcopy(policy)
-    pairs = [(a, p) for a, p in zip(average.parameters(), policy.parameters(), strict=True)]
+    average = WeightAverage(params)
     recent = 0.0
     for update in range(options.updates):
         warm = min(1.0, (update + 1) / 100)
@@ -39,14 +38,12 @@ def train(policy, sample: Demos, options: BcOptions, seed: int,
         loss = policy.bc_loss(*sample(options.batch, generator), generator, options.noises)
         descend(loss, params, opt, 1.0)
         decay = min(options.ema, (1 + update) / (10 + update))
-        with torch.no_grad():
-            for slow, fast in pairs:
-                slow.lerp_(fast, 1 - decay)
+        average.add(1 - decay)
         value = float(loss.detach())
         recent = value if update == 0 else 0.98 * recent + 0.02 * value
         tick(update + 1, recent)
     if options.updates:
-        policy.load_state_dict(average.state_dict())
+        average.swap()
     policy.freeze_base()
     return {"loss": recent}
 

@@ -84,6 +84,7 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
             return run.end_stopped()
         run.policy.train()
     state = state if "learner" in state else {}
+    average_weights(run, state.get("learns"))
     saved, control = state.get("feed"), make_control(run, state.get("starts"))
     planned = allocation.make_planned(config, control, state.get("groups"))
     learner = make_learner(run, 0.0 if supervision(control) is None else BESIDE)
@@ -119,6 +120,28 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
         close()
         if recycler is not None:
             recycler.close()
+
+
+def average_weights(run: Run, learns: "list | None") -> None:
+    """With --rl.average: keep the average of the weights that RL moves. `learns`: of a checkpoint, whose policy is the average, the weights
+    that went on learning."""
+    from robo_rl.algos.weight_average import WeightAverage
+    rl = run.config.rl
+    if not getattr(rl, "average", 0.0):
+        return
+    fixed = {id(p) for p in run.policy.trunk.parameters()} if getattr(rl, "freeze_trunk", False) else set()
+    run.average = WeightAverage([p for p in run.policy.parameters() if p.requires_grad and id(p) not in fixed])
+    if learns is not None:
+        run.average.load_state_dict(learns)
+        run.average.swap()
+
+
+def newest_weight(least: float, stats: dict[str, float]) -> float:
+    """Weight of an update in the average: 1 while half or more of the episodes of its rollout fail, for much is still to be learnt;
+    `near_success(p)^2` beyond, as the update's own size, and no less than `least`."""
+    from robo_rl.algos.trust import near_success
+    n = stats.get("episodes", 0.0)
+    return max(least, near_success(stats["success"] * n, n) ** 2) if n and "success" in stats else 1.0
 
 
 def learn(run: Run, learner, feed, sharing: "ExperienceSharing | None" = None) -> tuple[dict[str, float], dict[str, float], float, list]:
@@ -202,6 +225,9 @@ def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartContro
             supervise(learner, control)
         if planned is not None:
             planned.observe(ended)
+        if run.average:
+            run.average.add(weight := newest_weight(getattr(config.rl, "average", 0.0), stats))
+            metrics["average_weight"] = weight
         update = time.perf_counter() - begin - waited
         clock += 0 if config.periodic else int(waited * 1e9)
         feed.publish()

@@ -240,6 +240,9 @@ def rl_parts(config: TrainConfig, env, policy, learner, weights: int, speed: flo
              PlanPart("activations", saved + int(seen * size), "update")]
     if rl.advantage == "istar":
         parts.append(PlanPart("second policy, of istar", weights + size_of(learns) + moments(learns)))
+    average = (size_of(learns) - size_of(critic)) if rl.average else 0
+    if average:
+        parts.append(PlanPart("average of the weights that RL moves", average))
     if replayed:
         parts.append(PlanPart("rollouts that are replayed", replayed))
     if frozen and policy.spec.views:
@@ -251,7 +254,7 @@ def rl_parts(config: TrainConfig, env, policy, learner, weights: int, speed: flo
         beside = "update" if rl.bc_coef or rl.recycle or config.starts == "reverse" else "update, only where supervision leaves no success"
         parts.append(PlanPart("supervision beside RL", more, beside))
     state = 2 * size_of(critic) + moments(learns) + size_of(critic)
-    parts.append(PlanPart("copies for a checkpoint", weights + CLONES * (state + replayed) + int(rollout), "checkpoint"))
+    parts.append(PlanPart("copies for a checkpoint", weights + CLONES * (state + replayed + average) + int(rollout), "checkpoint"))
     if n := workers(config):
         parts.append(PlanPart(f"weights in {n} workers", 2 * n * weights))
     actions = torch.zeros(env.num_envs, policy.spec.action).numpy()

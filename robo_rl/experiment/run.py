@@ -7,8 +7,9 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.evaluation import Evaluator
@@ -16,6 +17,9 @@ from robo_rl.experiment.reporting import Reporter
 from robo_rl.selection import CHOOSE, REPORT, Look, best_look, stop_reason, too_few
 from robo_rl.signals import StopSignal
 from robo_rl.stats import Interval, paired_difference
+
+if TYPE_CHECKING:
+    from robo_rl.algos.weight_average import WeightAverage
 
 TIMELINE = 4_000_000  # bytes of timeline.jsonl
 
@@ -29,13 +33,15 @@ def looks_of(meta: dict, episodes: int) -> list[Look]:
 
 
 class Run:
-    """One run folder being written. `policy`, `step` [control steps of RL] and `looks` are those of the newest state."""
+    """One run folder being written. `policy`, `step` [control steps of RL] and `looks` are those of the newest state; where there is an
+    `average` of its weights, that is what is evaluated and kept, and `policy` goes on learning."""
 
     def __init__(self, config: TrainConfig, folder: Path, env, report: Reporter):
         self.config, self.folder, self.env, self.report = config, folder, env, report
         self.stop = StopSignal()
         self.evaluator = Evaluator(config, folder, report)
         self.policy: Any = None  # a Policy, from the supervised stage or a checkpoint on
+        self.average: WeightAverage | None = None
         self.step, self.looks = 0, []
         self.returns: list[tuple[int, int]] = []  # from which step to the weights of which
         self.taught, self.updates = 0, 0  # supervised updates: of the policy, and of all that were made before it too
@@ -47,11 +53,16 @@ class Run:
         """Evaluate the policy, or `policy` of an earlier `step`, on the starts of list `which`; see `Evaluator`."""
         clock = time.monotonic_ns()
         self.policy.eval()
-        result = self.evaluator.evaluate(label, policy or self.policy, which, self.step, self.step if step is None else step)
+        with self.averaged():
+            result = self.evaluator.evaluate(label, policy or self.policy, which, self.step, self.step if step is None else step)
         if self.step:
             self.timeline([("eval", clock, time.monotonic_ns())])
         self.policy.train()
         return result
+
+    def averaged(self):
+        """Within it `policy` has its averaged weights, if it has any."""
+        return self.average.shown() if self.average else nullcontext()
 
     def look(self) -> float:
         """Evaluate on the starts that pick the best checkpoint and say when to stop -> success."""
@@ -104,6 +115,8 @@ class Run:
 
         best = best_look(self.looks).step
         self.policy.load_state_dict(checkpoint.load_policy(self.folder / "checkpoints" / checkpoint.name(best))[0].state_dict())
+        if self.average:
+            self.average.add(1.0)
         self.returns.append((self.step, best))
         self.report.say(f"success fell below that of the supervised policy: {why.value:+.3f}, 95 % interval [{why.low:+.3f}, "
                         f"{why.high:+.3f}], on the same starts; {then} the best checkpoint, of step {best}", "warning")
@@ -119,10 +132,12 @@ class Run:
         root.mkdir(exist_ok=True)
         best = best_look(self.looks) if self.looks else Look(-1, 0, 1, 0.0)
         path = root / checkpoint.name(self.step)
-        checkpoint.save_checkpoint(path, self.policy, train, {
-            "step": self.step, "best": {"success": best.rate, "return": best.gain, "step": best.step},
-            "looks": [list(x) for x in self.looks], "returns": [list(x) for x in self.returns], "finished": finished,
-            "taught": [self.taught, self.updates], "lines": self.report.lines})
+        with self.averaged():
+            learns = {"learns": self.average.state_dict()} if self.average else {}
+            checkpoint.save_checkpoint(path, self.policy, train | learns, {
+                "step": self.step, "best": {"success": best.rate, "return": best.gain, "step": best.step},
+                "looks": [list(x) for x in self.looks], "returns": [list(x) for x in self.returns], "finished": finished,
+                "taught": [self.taught, self.updates], "lines": self.report.lines})
         for old in checkpoint.checkpoints(self.folder)[:-2]:
             if old.name not in (checkpoint.name(0), checkpoint.name(best.step)):
                 shutil.rmtree(old)

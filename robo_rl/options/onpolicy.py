@@ -49,6 +49,9 @@ class OnPolicyOptions(RolloutOptions):
     explore: float = 0.0
     """A Gaussian, or a flow with a learned std: before RL the exploration noise becomes the most of 0.5, 0.35, 0.25 and 0.15 [normalised
     action units] under which the policy keeps this share of its success; 0: it stays as --policy.noise-min and -max, or -init-std, say."""
+    average: float = 0.0
+    """The policy that is evaluated, kept and deployed is an average over updates, in which the newest has the weight (4p(1-p))^2, p being
+    the success of its rollout above one half, and at least this (`robo_rl/algos/weight_average.py`); 0: the last weights."""
     critic_warmup: int = 2
     """First iterations that train the critic alone; with critic_ready the most of them."""
     critic_ready: float = 0.0
@@ -112,7 +115,7 @@ class OnPolicyOptions(RolloutOptions):
         for name, low, high in (("epochs", 1, 1000), ("minibatch", 1, 10**7), ("lam", 0, 1), ("value_clip", 0, 1e6), ("max_return", 0, 1e9),
                                 ("huber", 0, 1e6), ("value_coef", 0, 1e6), ("entropy_coef", 0, 1e6),
                                 ("target_kl", 0, 1e6), ("critic_warmup", 0, 10**6), ("ramp", 0, 10**9),
-                                ("trust_kl", 0, 1e3), ("explore", 0, 1), ("critic_ready", 0, 1)):
+                                ("trust_kl", 0, 1e3), ("explore", 0, 1), ("average", 0, 1), ("critic_ready", 0, 1)):
             in_range(f"rl.{name}", getattr(self, name), low, high)
         for name, high in (("lr", 1), ("critic_lr", 1), ("clip_low", 1), ("clip_high", 1),
                            ("max_grad_norm", 1e6)):
