@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from robo_rl.algos.averaged_weights import AveragedWeights
 from robo_rl.algos.credit import descend, make_adam
 from robo_rl.algos.onpolicy import Demos
-from robo_rl.algos.weight_average import WeightAverage
 from robo_rl.options import BcOptions
 from robo_rl.policies.policy import Obs
 
@@ -30,7 +30,7 @@ def train(policy, sample: Demos, options: BcOptions, seed: int,
     generator = torch.Generator().manual_seed(seed)
     params = [p for p in policy.parameters() if p.requires_grad]
     opt = make_adam(params, options.lr, options.weight_decay)
-    average = WeightAverage(params)
+    average = AveragedWeights(params)
     recent = 0.0
     for update in range(options.updates):
         warm = min(1.0, (update + 1) / 100)

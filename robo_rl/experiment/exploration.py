@@ -9,8 +9,10 @@ LEVELS = (0.5, 0.35, 0.25, 0.15)  # std [normalised action units]
 
 
 def choose_noise(run: Run) -> None:
-    """Give the policy that RL begins with the most noise of `LEVELS` under which it keeps the share --rl.explore of its success, else the
-    least; said in a line. The starts are those that choose. Where there is no success the noise stays as it is."""
+    """Give the policy that RL begins with the most noise of `LEVELS` under which it keeps the share --rl.explore of its odds of success,
+    else the least; said in a line. The starts are those that choose. Where there is no success the noise stays as it is.
+
+    Odds, not success: a policy that fails in two of a hundred episodes has nothing to learn from failures that noise alone makes."""
     config, rl, options = run.config, run.config.rl, run.policy.options
     if not isinstance(rl, OnPolicyOptions) or not rl.explore or config.algo == "bc" or not config.steps:
         return
@@ -20,13 +22,18 @@ def choose_noise(run: Run) -> None:
         why = "with --latency" if config.latency else f"of kind {options.kind} with {options.noise} noise"
         run.report.say(f"--rl.explore: a policy {why} explores as it is")
         return
-    before, tried = run.looks[-1].rate, []
+    before, n, tried = run.looks[-1].rate, run.looks[-1].n, []
     for level in LEVELS:
         policy = with_level(run.policy, level)
         success = run.evaluator.success_under_noise(policy, CHOOSE)
         tried.append(f"{success:.3f} under {level:g}")
-        if success >= rl.explore * before:
+        if odds(success, n) >= rl.explore * odds(before, n):
             break
     run.policy = policy
     run.report.say(f"exploration noise {level:g} [normalised action units]: success {before:.3f} without, {', '.join(tried)} "
                    "(--rl.explore)")
+
+
+def odds(success: float, episodes: int) -> float:
+    """Of success: (successes + 1) to (failures + 1), finite where no episode failed."""
+    return (success * episodes + 1) / ((1 - success) * episodes + 1)

@@ -125,12 +125,12 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
 def average_weights(run: Run, learns: "list | None") -> None:
     """With --rl.average: keep the average of the weights that RL moves. `learns`: of a checkpoint, whose policy is the average, the weights
     that went on learning."""
-    from robo_rl.algos.weight_average import WeightAverage
+    from robo_rl.algos.averaged_weights import AveragedWeights
     rl = run.config.rl
     if not getattr(rl, "average", 0.0):
         return
     fixed = {id(p) for p in run.policy.trunk.parameters()} if getattr(rl, "freeze_trunk", False) else set()
-    run.average = WeightAverage([p for p in run.policy.parameters() if p.requires_grad and id(p) not in fixed])
+    run.average = AveragedWeights([p for p in run.policy.parameters() if p.requires_grad and id(p) not in fixed])
     if learns is not None:
         run.average.load_state_dict(learns)
         run.average.swap()

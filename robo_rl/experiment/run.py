@@ -19,7 +19,7 @@ from robo_rl.signals import StopSignal
 from robo_rl.stats import Interval, paired_difference
 
 if TYPE_CHECKING:
-    from robo_rl.algos.weight_average import WeightAverage
+    from robo_rl.algos.averaged_weights import AveragedWeights
 
 TIMELINE = 4_000_000  # bytes of timeline.jsonl
 
@@ -41,7 +41,7 @@ class Run:
         self.stop = StopSignal()
         self.evaluator = Evaluator(config, folder, report)
         self.policy: Any = None  # a Policy, from the supervised stage or a checkpoint on
-        self.average: WeightAverage | None = None
+        self.average: AveragedWeights | None = None
         self.step, self.looks = 0, []
         self.returns: list[tuple[int, int]] = []  # from which step to the weights of which
         self.taught, self.updates = 0, 0  # supervised updates: of the policy, and of all that were made before it too

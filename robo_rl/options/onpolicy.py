@@ -48,10 +48,11 @@ class OnPolicyOptions(RolloutOptions):
     --rl.lr, and a step beyond it is taken back in part (`robo_rl/algos/trust.py`); 0: off."""
     explore: float = 0.0
     """A Gaussian, or a flow with a learned std: before RL the exploration noise becomes the most of 0.5, 0.35, 0.25 and 0.15 [normalised
-    action units] under which the policy keeps this share of its success; 0: it stays as --policy.noise-min and -max, or -init-std, say."""
+    action units] under which the policy keeps this share of its odds of success; 0: it stays as --policy.noise-min and -max, or
+    -init-std, say."""
     average: float = 0.0
     """The policy that is evaluated, kept and deployed is an average over updates, in which the newest has the weight (4p(1-p))^2, p being
-    the success of its rollout above one half, and at least this (`robo_rl/algos/weight_average.py`); 0: the last weights."""
+    the success of its rollout above one half, and at least this (`robo_rl/algos/averaged_weights.py`); 0: the last weights."""
     critic_warmup: int = 2
     """First iterations that train the critic alone; with critic_ready the most of them."""
     critic_ready: float = 0.0

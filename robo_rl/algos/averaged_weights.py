@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-class WeightAverage:
+class AveragedWeights:
     """Of `params`, which are those of its beginning at first."""
 
     def __init__(self, params: Sequence[Tensor]):

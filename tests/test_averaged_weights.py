@@ -9,15 +9,15 @@ from commands import TINY, robo_rl
 from torch import nn
 
 from robo_rl import checkpoint
+from robo_rl.algos.averaged_weights import AveragedWeights
 from robo_rl.algos.trust import near_success
-from robo_rl.algos.weight_average import WeightAverage
 from robo_rl.experiment.onpolicy import newest_weight
 from robo_rl.policies.policy import Policy
 
 
 def net_and_average():
     net = nn.Linear(3, 2)
-    return net, WeightAverage(list(net.parameters()))
+    return net, AveragedWeights(list(net.parameters()))
 
 
 def learn(net: nn.Module) -> torch.Tensor:
@@ -56,7 +56,7 @@ def test_an_average_goes_on_from_a_checkpoint_that_holds_it_as_the_policy():
         policy, learns = {k: v.clone() for k, v in net.state_dict().items()}, average.state_dict()
     other, resumed = net_and_average()
     other.load_state_dict(policy)
-    resumed = WeightAverage(list(other.parameters()))
+    resumed = AveragedWeights(list(other.parameters()))
     resumed.load_state_dict(learns)
     resumed.swap()
     assert all(torch.equal(a, b) for a, b in zip(other.parameters(), net.parameters(), strict=True))
