@@ -25,7 +25,7 @@ from robo_rl.contract import ControlEnv, action_spaces, observation_spaces, read
 from robo_rl.errors import MissingDependency, UserError
 from robo_rl.starts import StartStream, hashed
 from robo_rl.types import ActionAxis, ControlSpec
-from sims.gym import own_actions, own_only
+from sims.gym import NO_SPARSE, own_actions, own_only
 
 MAX_STEPS = 1000  # where the env has no limit of its own
 SUCCESS = ("info:success", "info:is_success")  # how ids name it
@@ -88,7 +88,7 @@ class EnvpoolEnv(ControlEnv):
             self._options["reward_type"] = "dense"
         self.reports_success, self._sparse = any(k in spec.state_array_spec for k in SUCCESS), reward == "sparse"
         if self._sparse and not self.reports_success:
-            raise UserError(f"envpool:{id} says nothing of success, so it has no sparse reward; leave reward out")
+            raise UserError(NO_SPARSE.format(f"envpool:{id} says nothing of success"))
         self._id, self._threads = id, threads or len(os.sched_getaffinity(0))
         self._action_shape, self._space = spec.gymnasium_action_space.shape, space
 

@@ -26,6 +26,7 @@ from robo_rl.plugins import load_module
 from robo_rl.starts import StartStream
 from robo_rl.types import ActionAxis, ControlSpec
 
+NO_SPARSE = "{}, so it has no sparse reward: leave reward out; what a policy does there is recorded by robo_rl collect --policy RUN"
 MAX_STEPS = 1000  # where the env has no limit of its own
 
 
@@ -167,9 +168,9 @@ class GymEnv(ControlEnv):
             self._success[i] |= bool(info.get("is_success", info.get("success", False)))
             self.reports_success |= "is_success" in info or "success" in info
             if self._sparse:
-                if not self.reports_success:
-                    raise UserError(f"{self._name} says nothing of success (is_success or success in the info of a step), so it has no "
-                                    "sparse reward; leave reward out")
+                if not self.reports_success and (terminated or truncated):  # some say it at the end alone
+                    raise UserError(NO_SPARSE.format(f"{self._name} says nothing of success (is_success or success in the info of every "
+                                                     "step, or of the last)"))
                 reward[i] = self._success[i]
                 self._terminated[i] |= self._success[i]
                 self._truncated[i] &= not self._terminated[i]

@@ -119,6 +119,13 @@ def test_a_trained_policy_demonstrates_and_its_successes_alone_are_kept(tmp_path
     assert not all((e.action[2] == e.action[3]).all() for e in kept)
 
 
+def test_demonstrations_where_nobody_says_what_succeeds_are_refused_with_a_way_out():
+    from robo_rl.demos import PolicyExpert, record
+    env = robo_rl.make_env("gym:Pendulum-v1", num_envs=2, max_steps=3)
+    with pytest.raises(UserError, match="says nothing of success, so record every episode: robo_rl collect --policy RUN"):
+        record(PolicyExpert(env, lambda obs: np.zeros((2, 1, 1))), 1, 0, lambda episode: None)
+
+
 def test_the_policy_of_a_run_is_named_as_who_demonstrates(trained, tmp_path):
     with pytest.raises(UserError, match="leave one of them out"):
         robo_rl.collect(tmp_path / "d", task="reach", operator=str(trained[0].folder), policy="expert")

@@ -197,7 +197,17 @@ class Reach(Goal):
         return self._obs(), 7.0, False, False, {"success": self.x.sum() > 1}
 
 
+class Late(Reach):
+    """Says whether it succeeded at the end of an episode alone."""
+
+    def step(self, action):
+        obs, reward, _, _, info = super().step(action)
+        self.t = getattr(self, "t", 0) + 1
+        return obs, reward, self.t == 3, False, info if self.t == 3 else {}
+
+
 gym.register("RoboRlReach-v0", Reach, max_episode_steps=3)
+gym.register("RoboRlLate-v0", Late, max_episode_steps=9)
 
 
 def test_a_sparse_reward_pays_the_first_success_alone_and_ends_the_episode_with_it():
@@ -210,9 +220,13 @@ def test_a_sparse_reward_pays_the_first_success_alone_and_ends_the_episode_with_
         assert (terminated == info["success"]).all()
     assert paid == [[0, 0], [1, 0], [0, 0]] and over == [[False, False], [True, False], [True, False]]
     assert truncated.tolist() == [False, True]
-    silent = make_gym("RoboRlFaulty-v0", reward="sparse")
+    late = make_gym("RoboRlLate-v0", reward="sparse")
+    late.reset(seed=0)
+    assert [late.step(np.ones((1, 2), np.float32))[1].item() for _ in range(3)] == [0, 0, 1]
+    silent = make_gym("Pendulum-v1", reward="sparse", max_steps=2)
     silent.reset(seed=0)
-    with pytest.raises(UserError, match="says nothing of success.*leave reward out"):
+    silent.step(np.zeros((1, 1), np.float32))
+    with pytest.raises(UserError, match="says nothing of success.*leave reward out.*collect --policy RUN"):
         silent.step(np.zeros((1, 1), np.float32))
 
 
