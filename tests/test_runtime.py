@@ -469,6 +469,15 @@ def test_an_error_that_is_rare_among_fragments_is_told_once_and_never_ends_the_r
     assert capfd.readouterr().err.count("warning: worker0 ended") == 1
 
 
+def test_errors_that_name_another_address_in_memory_are_the_same_error():
+    errors, said = ErrorCounts(), ""
+    for digit in "abcdef":
+        assert not said
+        errors.finished += 1
+        said = errors.add("worker0", f"ValueError: <Scene at 0x7f{digit}0>")
+    assert said.startswith("workers ended 6 times by the same error")
+
+
 def test_a_worker_that_hangs_is_restarted_and_one_that_never_works_ends_the_run_with_its_last_words(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     learner = make_learner()

@@ -91,7 +91,7 @@ class ErrorCounts:
         """The worker `name` ended by it; says so when it is new -> why to end the run, or "".
 
         It is counted anew after RARE fragments for each time."""
-        kind = re.sub(r"\d+", "N", error)
+        kind = re.sub(r"0x[0-9a-f]+|\d+", "N", error)  # an address in memory is a number too
         finished, new = self.finished, kind not in self.seen
         times, since = self.seen.get(kind, (0, finished))
         if finished - since >= RARE * max(1, times):
