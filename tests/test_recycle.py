@@ -63,8 +63,8 @@ def test_the_prefix_is_played_bit_for_bit_and_the_teacher_goes_on_to_success_or_
 def test_an_episode_that_does_not_show_its_states_again_is_given_back_as_such():
     f, env = failures(1)[0], PointReach(1, LIMIT)
     bent = replace(f, state=f.state + np.where(np.arange(len(f.state)) == 2, 1e-6, 0)[:, None].astype(np.float32))
-    assert not rc.complete(env, [bent], [8], rc.expert_teacher(env), E)[0].same
-    assert rc.complete(env, [bent], [4], rc.expert_teacher(env), E)[0].same  # what lies behind the cut is not looked at
+    for cut, same in ((8, False), (4, False), (2, True)):  # the state at the cut counts, what lies behind it does not
+        assert rc.complete(env, [bent], [cut], rc.expert_teacher(env), E)[0].same == same
     with pytest.raises(UserError, match="as many envs"):
         rc.complete(env, [f, f], [2, 2], rc.expert_teacher(env), E)
 

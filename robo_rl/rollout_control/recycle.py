@@ -57,10 +57,11 @@ def complete(env, failures: Sequence[Failure], cuts: Sequence[int], teacher: Tea
     steps, rows, t = np.zeros(size, np.int64), list[tuple[dict, np.ndarray, np.ndarray]](), 0
     while not over.all():
         action = np.zeros(env.action_space.shape, np.float32)
-        for i in map(int, np.flatnonzero((t < at) & ~over)):
-            if t % execute == 0:
+        for i in map(int, np.flatnonzero((t <= at) & ~over)):
+            if t % execute == 0:  # the state that the teacher goes on from too
                 same[i] &= np.array_equal(np.asarray(obs["state"][i], np.float32), failures[i].state[t // execute])
-            action[i] = failures[i].action[t]
+            if t < at[i]:
+                action[i] = failures[i].action[t]
         taught = (t >= at) & ~over
         if taught.any():
             action[taught] = np.asarray(teacher(obs, taught), np.float32)[taught]
