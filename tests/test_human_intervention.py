@@ -239,6 +239,24 @@ def test_a_person_who_recovers_backs_out_first_and_corrects_once_there_or_out_of
         assert (track[then - 1] < 0.03) == (limit == 30.0)
 
 
+def test_a_person_who_stays_low_does_not_raise_the_hand_where_the_expert_would():
+    """Beside the cube and low, the expert goes up and over it; the person who stays low goes through where it is."""
+    raised = {}
+    for low in (False, True):
+        env = sims.make("mujoco", "push_cube", 4, max_steps=60, threads=1)
+        person = ScriptedOperatorOptions(stay_low=low, slip_rate=0, notice_time=0.2, disagreement=0.1, reaction_time=0.1, late_share=1)
+        helped = InterventionEnv(env, ScriptedOperator(env, person), blend=0)
+        helped.reset(options={"starts": np.arange(4)})
+        down = np.zeros((4, 7), np.float32)
+        down[:, 2] = -1
+        said = [helped.step(down)[4] for _ in range(30)]
+        up = np.array([x["executed"][:, 2] for x in said])[np.array([x["phase"] for x in said]) == CORRECTION]
+        raised[low] = up.max()
+    assert raised[True] <= 0 < raised[False]
+    with pytest.raises(UserError, match=r"toy:point.* has no axis dz.*stay-low"):
+        ScriptedOperator(PointReach(1), ScriptedOperatorOptions(stay_low=True))
+
+
 def test_a_person_with_a_sub_task_hands_back_once_one_more_of_them_is_done():
     """Whether policy and person agree or not; sub-tasks that were done before do not count."""
     env, operator = scripted(limit=400, notice_time=0.2, disagreement=0.3,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from robo_rl import old_names
 from robo_rl.errors import UserError
 from robo_rl.experiment.correct_options import CorrectOptions
-from robo_rl.options import BcOptions
+from robo_rl.options import BcOptions, ScriptedOperatorOptions
 from robo_rl.selection import CHOOSE, REPORT
 
 if TYPE_CHECKING:
@@ -136,8 +136,9 @@ class CorrectionRounds:
             if not isinstance(before, dict):
                 raise UserError(f"--out: {self.out} holds a run that is not of robo_rl correct; choose another folder")
             had = old_names.options(before["options"], old_names.CORRECT)
-            if isinstance(had.get("bc"), dict):  # an option that was not there then is at its default
-                had["bc"] = files.plain(asdict(BcOptions())) | had["bc"]
+            for group, options in (("bc", BcOptions()), ("scripted_operator", ScriptedOperatorOptions())):
+                if isinstance(had.get(group), dict):  # an option that was not there then is at its default
+                    had[group] = files.plain(asdict(options)) | had[group]
             differ = [k for k, v in files.plain(mine["options"]).items() if had.get(k) != v
                       and k not in ("rounds", "json", "out", "run", "video")]
             if differ:

@@ -4,7 +4,8 @@ The person watches how far the policy's commands are from what they would do. On
 seconds, or the episode is late, they decide to help, act after a reaction time, and hand back once policy and person
 have agreed for `agree_time` seconds (with `until_subtask` once one more of the env's sub-tasks is done; with `until_end` only when the
 episode is over). With `recovery_time` they first back out
-(the env's `recovery_action`) to where attempts begin, which the demonstrations know, and then correct: RaC's two phases.
+(the env's `recovery_action`) to where attempts begin, which the demonstrations know, and then correct: RaC's two phases. The expert
+raises the hand by itself where an attempt went wrong, so its corrections are recoveries too; a person who stays low (`stay_low`) does not.
 
 Every draw is a hash of (seed, first observation of the episode, step), so an episode is the same at any env index.
 """
@@ -41,6 +42,7 @@ class ScriptedOperator:
             raise UserError(f"{env.spec.sim}:{env.spec.task} does not tell its sub-tasks; leave out "
                             "--scripted-operator.until-subtask and --protocol rac")
         self.env, self.person, self.seed = env, person, seed
+        self.up = up_axis(env.spec) if person.stay_low else -1
         n, period = env.num_envs, env.spec.period
         self.absolute = np.array([x.kind == "absolute" for x in env.spec.axes])
         self.wait = {k: max(1, round(getattr(person, k) / period)) for k in ("notice_time", "agree_time", "least_time")}
@@ -78,7 +80,7 @@ class ScriptedOperator:
             self.send_away(np.ones(n, bool))
         r["now"] += 1  # goes on while the episode's clock stands still
         alive = ~view.over
-        expert = np.asarray(self.env.expert_action(), np.float32)
+        expert = self._stay_low(np.asarray(self.env.expert_action(), np.float32))
         ran = alive & (view.steps > 0)
         gap = np.sqrt(((view.proposed.clip(-1, 1) - expert) ** 2).mean(1))
         far = gap > p.disagreement
@@ -110,7 +112,8 @@ class ScriptedOperator:
         r["work"] += helping
         self.stats["seconds"] += helping * self.env.spec.period
         attended = (helping | (r["until"] > 0)) & alive
-        return Intervention(self._slips(actions, helping, r["now"]), np.where(alive, r["phase"], 0).astype(np.uint8), None, attended)
+        actions = self._slips(self._stay_low(actions), helping, r["now"])
+        return Intervention(actions, np.where(alive, r["phase"], 0).astype(np.uint8), None, attended)
 
     def get_state(self):
         return {k: v.copy() for k, v in self.rows.items()}
@@ -141,6 +144,17 @@ class ScriptedOperator:
             self.stats["asked"][i] += 1
             self.stats["reaction"][i] += reaction
 
+    def _stay_low(self, actions: np.ndarray) -> np.ndarray:
+        """`actions` of the expert as a person gives them who corrects from where the failure is."""
+        low = self.rows["phase"] == CORRECTION
+        if self.up < 0 or not low.any():
+            return actions
+        if hasattr(self.env, "subtask"):
+            low = low & (self.env.subtask() == 0)
+        out = actions.copy()
+        out[low, self.up] = np.minimum(out[low, self.up], 0)
+        return out
+
     def _slips(self, actions: np.ndarray, helping: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """`actions` with slips: bursts of the command turned round (absolute axes stay)."""
         r, out, tired = self.rows, actions.copy(), self.tired()
@@ -154,6 +168,14 @@ class ScriptedOperator:
             if r["slip"][i]:
                 out[i] = np.where(self.absolute, out[i], -out[i])
         return out
+
+
+def up_axis(spec) -> int:
+    """Number of the axis that raises the hand. UserError: there is none."""
+    found = [i for i, a in enumerate(spec.axes) if a.name == "dz" and a.kind == "delta" and a.frame == "base"]
+    if not found:
+        raise UserError(f"{spec.sim}:{spec.task} has no axis dz that raises the hand; leave out --scripted-operator.stay-low")
+    return found[0]
 
 
 def _uniform(*keys) -> float:

@@ -27,6 +27,8 @@ class ScriptedOperatorOptions:
     """Shortest help [s]."""
     recovery_time: float = 0.0
     """Longest time that the person backs out [s] before correcting (RaC); 0: correct at once."""
+    stay_low: bool = False
+    """Correct from where the failure is: the person does not raise the hand before the first sub-task is done, as the expert would."""
     until_subtask: bool = False
     """Keep the controls until one more sub-task is done than when correcting began (rac), whether they agree or not."""
     until_end: bool = False
