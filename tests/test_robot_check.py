@@ -63,6 +63,9 @@ def test_a_person_is_asked_until_the_answer_is_one_and_the_end_of_the_input_leav
     said = "maybe\ny\n" + "y\n" * 4 + "fast\n87\n"
     code, record, out = check(tmp_path, ur(tmp_path), None, monkeypatch, said, capsys)
     found = {f["key"]: f for f in record["findings"]}
+    lines = [line for line in out.splitlines() if ", Enter: later)" in line]
+    assert len(lines) == len(QUESTIONS) + 2 and all(line.count("Enter: later") == 1 for line in lines)  # two were asked again
+    assert lines[0].endswith("Enter: later) maybe") and lines[-1].endswith("Enter: later) ")
     assert code == 1 and "estop_tested: yes or no" in out and "latency_us: a number of us" in out
     assert found["latency_us"]["answer"] == 87.0 and found["one_middleware"]["good"] is None and found["without_force"]["good"]
 

@@ -56,12 +56,16 @@ def run(options: "RobotOptions | HomeOptions | TeleopOptions | CalibrateOptions 
 
 
 def ask(question: Question) -> str:
-    """Until the answer is one; the end of the input leaves the rest open."""
+    """Until the answer is one; the end of the input leaves the rest open. Each question has its line, also where no terminal shows what
+    was typed."""
     while True:
         try:
             said = input(f"[{question.part}] {question.text} ({question.unit or 'y/n'}, Enter: later) ")
         except EOFError:
+            print()
             return ""
+        if not sys.stdin.isatty():
+            print(said)
         try:
             read_answer(question, said)
             return said
