@@ -145,13 +145,13 @@ DOMAIN = 1 + os.getpid() % 100
 
 
 @contextmanager
-def dds_pair():
-    """The same on DDS over loopback, in a domain of their own."""
+def dds_pair(kind=None):
+    """The same on DDS over loopback, in a domain of their own. kind: () -> the second one's class."""
     pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
     pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
     from controllers.dds import DdsTransport
     try:
-        nodes = DdsTransport("a", domain=DOMAIN), DdsTransport("b", domain=DOMAIN)
+        nodes = DdsTransport("a", domain=DOMAIN), (kind() if kind else DdsTransport)("b", domain=DOMAIN)
     except UserError as e:
         pytest.skip(f"no loopback for DDS here: {e}")
     try:
