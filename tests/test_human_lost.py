@@ -1,3 +1,8 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -58,3 +63,17 @@ def test_pushes_along_the_ledge_take_any_time_and_the_expert_drops_nothing():
     assert won.mean() > 0.9
     short, long = np.quantile(took[won], [0.1, 0.9])
     assert long > 2 * short
+
+
+@pytest.mark.slow
+def test_the_comparison_of_ways_to_help_runs_on_a_run_of_today(tmp_path):
+    root = Path(__file__).parent.parent
+    env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    for command in (["-m", "robo_rl", "train", "--task", "launch.ledge:PushOnLedge", "--algo", "bc", "--preset", "quick", "--demos", "20",
+                     "--bc.updates", "60", "--workers", "0", "--no-video", "--out", tmp_path / "run"],
+                    ["launch/compare_help.py", tmp_path / "run", "--episodes", "4", "--updates", "5", "--ways", "0", "3"]):
+        done = subprocess.run([sys.executable, *command], cwd=root, env=env, check=True, capture_output=True, text=True)
+    nobody, recovering = done.stdout.splitlines()[-2:]
+    assert nobody.startswith("nobody helps: ") and nobody.count("interventions 0.00") == 1
+    assert recovering.startswith("backing out, then corrections") and "interventions 0.00" not in recovering
+    assert (tmp_path / "run-help-3/corrections/meta/info.json").exists()
