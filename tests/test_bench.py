@@ -478,6 +478,13 @@ def test_the_server_bench_measures_clients_at_once_against_one_after_the_other(c
     assert "deadline" in rows[1]["what"] and rows[1]["limit_is"] == "the deadline"
 
 
+def test_the_vla_bench_measures_stored_prefixes_against_computing_them_again(capfd):
+    done = document(capfd, what="vla")
+    check(done)
+    assert [r["what"].split(", ")[2] for r in done["rows"]] == ["pi05 tiny", "smolvla tiny"]
+    assert all(r["peer_is"].startswith("the prefix computed again") and r["over_peer"] > 0 for r in done["rows"])
+
+
 def test_a_bench_is_a_function_and_its_document_is_saved_whole(tmp_path):
     said = []
     options = BenchOptions(what="sync", **TINY | {"json": False}, peers=False)

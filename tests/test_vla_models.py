@@ -189,6 +189,16 @@ def test_a_model_of_a_seed_listens_to_images_words_state_and_time(family):
     assert (model.velocity(model.prefix(**obs), io["noise"], 1 - io["time"]) - v).abs().max() > 0.01
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_any_camera_a_model_reads_words_and_state(family):
+    model = make_model(vla_config(family, "tiny"), 0)
+    words, state = torch.ones(2, 3, dtype=torch.int64), torch.randn(2, model.state_width, generator=torch.Generator().manual_seed(0))
+    empty = torch.zeros(2, 1, 3, model.image_size, model.image_size)
+    context = model.prefix(empty, torch.zeros(2, 1, dtype=torch.bool), words, torch.ones_like(words, dtype=torch.bool), state)
+    assert model.velocity(context, torch.zeros(2, 4, model.action_width), torch.ones(2)).isfinite().all()
+
+
 @pytest.mark.parametrize(("family", "millions"), [("pi0", 3129), ("pi05", 3244), ("smolvla", 394)])
 def test_the_full_size_has_as_many_parameters_as_published_less_what_is_not_needed(family, millions):
     """pi0: 1,982 M of the trunk less 109 M of its last layer, 527 M words, 412 M + 2.4 M vision, 315 M expert."""

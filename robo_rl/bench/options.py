@@ -13,7 +13,7 @@ class BenchOptions:
     """Measure our speed against a limit and the best peer, in one run."""
 
     what: tyro.conf.Positional[
-        Literal["sim", "policy", "train", "sync", "async", "control", "bridge", "scale", "wm", "gpu", "serve"]
+        Literal["sim", "policy", "train", "sync", "async", "control", "bridge", "scale", "wm", "gpu", "serve", "vla"]
     ]
     """sim: simulators and rendering; policy: sampling, re-scoring, one robot; train: RL end to end;
     sync: weights from the learner to the workers; async: workers beside the learner against taking turns;
@@ -21,7 +21,8 @@ class BenchOptions:
     scale: the scheduler on paper, up to thousands of GPUs;
     wm: a world model as an env against the simulator it stands for;
     gpu: a pi0.5 of full size on one GPU, in --minutes (--twin: the same code at tiny size on the CPU);
-    serve: a policy server with 16 clients at once and one after the other."""
+    serve: a policy server with 16 clients at once and one after the other;
+    vla: an update of PPO with a frozen trunk from stored prefixes, against computing them again."""
     seconds: float = 10.0
     """Time for each row, about; peers and set-up come on top."""
     task: str = ""

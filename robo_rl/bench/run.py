@@ -25,7 +25,7 @@ MEASURES = {"sim": ["sims/mujoco", "sims/gym.py", "sims/maniskill"], "policy": [
             "async": ["robo_rl/runtime"], "control": ["controllers"], "bridge": ["controllers"], "scale": ["robo_rl/runtime"],
             "wm": ["world_models"], "gpu": ["robo_rl/bench/pictures.py", "robo_rl/policies/vla", "robo_rl/algos"],
             "serve": ["robo_rl/experiment/batching.py", "robo_rl/experiment/openpi.py", "controllers/openpi.py", "robo_rl/policies/vla"],
-            }  # beside the bench's own file
+            "vla": ["robo_rl/policies/vla", "robo_rl/policies/policy.py"]}  # beside the bench's own file
 UNSEEDED = {"async"}  # the pauses of its slow envs are drawn anew in every run
 
 

@@ -65,7 +65,7 @@ class PatchMerger(nn.Module):
         """[B,n²,W] -> [B,(n/merge)²,out], times the root of `out`."""
         rows, count, width = x.shape
         side = math.isqrt(count) // self.merge
-        x = x.view(rows, side, self.merge, side, self.merge, width).transpose(2, 3).reshape(rows, side * side, -1)
+        x = x.view(rows, side, self.merge, side, self.merge, width).transpose(2, 3).reshape(rows, side * side, self.proj.in_features)
         return self.proj(x) * math.sqrt(self.proj.out_features)
 
 
