@@ -20,7 +20,7 @@ COMMANDS = {
     "wm": ("WorldModelConfig", "world models: learn one from recorded episodes (train), and how far to trust it (eval)"),
     "vla": ("CheckVlaOptions", "checkpoints of pi0, SmolVLA, X-VLA, GR00T, …: what one is (check), its keys (convert), differences"),
     "sim-arm": ("SimArmOptions", "a simulated torque-controlled arm on the ROS 2 wire, like a CRISP robot"),
-    "cameras": ("CameraOptions", "what the simulated arm's cameras see, as CompressedImage"),
+    "cameras": ("CameraOptions", "pictures of the simulated arm's cameras, of real ones or of files, as CompressedImage"),
     "deploy": ("DeployOptions", "run a run's policy on an arm, governed; --dry-run commands nothing"),
     "robot": ("RobotOptions", "an arm's file and first day (check), home, teleop, calibrate cameras, drive servos, keys of its network"),
     "serve": ("ServeOptions", "answer a run's policy over TCP, for a bridge on another machine"),

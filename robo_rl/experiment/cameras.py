@@ -1,10 +1,10 @@
 """The simulated arm's cameras, in a process of their own so that the arm's loop does not wait for them.
 
 They know nothing but the wire: joints, gripper and bodies come from the topics, pictures are drawn as sims/mujoco draws
-them and published as sensor_msgs/CompressedImage on <view>/image_raw/compressed.
+them and published as sensor_msgs/CompressedImage on <view>/image_raw/compressed. With --sources the pictures are those of real cameras or
+files (`camera_sources`).
 """
 
-import io
 import os
 import signal
 import time
@@ -16,14 +16,17 @@ import numpy as np
 import tyro
 
 from robo_rl.errors import UserError, choose, in_range
+from robo_rl.experiment.pictures import encode
 
 FORMATS = ("png", "jpeg")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CameraOptions:
-    """Draw and publish what the simulated arm's cameras see."""
+    """Draw and publish what the simulated arm's cameras see, or publish what real cameras and files show."""
 
+    sources: tuple[str, ...] = ()
+    """VIEW=PATH of each camera instead of a scene: a V4L2 device (front=/dev/video0), a video, or a folder of pictures, again and again."""
     scene: str = "pick_cube"
     """Scene to draw."""
     views: tuple[str, ...] = ("front", "wrist")
@@ -55,6 +58,13 @@ class CameraOptions:
         in_range("--seconds", self.seconds, 0, float("inf"), open_low=True)
         in_range("--domain", self.domain, -1, 232)
         choose("--format", self.format, FORMATS)
+        if twice := [v for v in self.names if self.names.count(v) > 1]:
+            raise UserError(f"--sources: {twice[0]} is there twice")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The views that are published."""
+        return tuple(text.partition("=")[0] for text in self.sources) or self.views
 
 
 class SceneCameras:
@@ -93,31 +103,37 @@ class SceneCameras:
 
     def publish(self) -> bool:
         """Draw and send one picture of each view -> whether there was anything to draw."""
-        from PIL import Image
-
         from controllers.transport import CompressedImage
         if (seen := self.render()) is None:
             return False
         for view, pixels in seen[1].items():
-            file = io.BytesIO()
-            Image.fromarray(pixels).save(file, self.form, **({"quality": 95} if self.form == "jpeg" else {"compress_level": 1}))
-            self.senders[view].publish(CompressedImage(seen[0], view, self.form, file.getvalue()))
+            self.senders[view].publish(CompressedImage(seen[0], view, self.form, encode(pixels, self.form)))
         return True
 
     def close(self) -> None:
         self.scene.close()
 
 
+def open_cameras(options: CameraOptions, wire):
+    """What publishes: `publish() -> whether there was anything`, `close()`."""
+    if not options.sources:
+        return SceneCameras(wire, options.scene, options.views, options.size, form=options.format, robot=options.robot)
+    from robo_rl.experiment.camera_sources import SourceCameras, open_source
+    return SourceCameras(wire, dict(open_source(text, options.rate) for text in options.sources), options.size, form=options.format,
+                         robot=options.robot)
+
+
 def publish_cameras(options: CameraOptions, on_start: Callable[[], None] = lambda: None) -> tuple[int, str]:
     """Publish pictures until --seconds, Ctrl-C or the end of the arm -> (pictures per view, the loop's timing in words)."""
     from controllers.loop import real_time
     from robo_rl.experiment.wire import connect
-    wire = connect("sim_cameras", options.domain, options.interface, options.namespace, security=options.security)
+    wire = connect("cameras" if options.sources else "sim_cameras", options.domain, options.interface, options.namespace,
+                   security=options.security)
     stop: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _: stop.append(n))
     try:
-        cameras = SceneCameras(wire, options.scene, options.views, options.size, form=options.format, robot=options.robot)
+        cameras = open_cameras(options, wire)
         count = [0]
 
         def tick() -> None:
@@ -126,8 +142,10 @@ def publish_cameras(options: CameraOptions, on_start: Callable[[], None] = lambd
         def going() -> bool:
             return not stop and (not options.parent or os.getppid() == options.parent)
         on_start()
-        timing = real_time(tick, 1 / options.rate, options.seconds, going=going, clock=time.monotonic)
-        cameras.close()
+        try:
+            timing = real_time(tick, 1 / options.rate, options.seconds, going=going, clock=time.monotonic)
+        finally:
+            cameras.close()
     finally:
         wire.close()
     return count[0], timing.text()

@@ -15,6 +15,7 @@ import tyro
 
 from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError, choose, in_range
+from robo_rl.experiment.pictures import cut_square
 
 GROUPS = {"The arm": ("file", "model", "command", "transport"), "The person": ("operator",),
           "Limits": ("speed", "seconds", "dry_run", "reset"), "ROS 2": ("namespace", "domain", "interface", "security", "name", "lease"),
@@ -201,15 +202,6 @@ def own_interface(options: TeleopOptions, robot, reach: tuple[float, float], per
     seen = tuple(Column(name, name) for name in (*robot.joints, *TOOL[:3]))  # no angles of the tool: they jump where they go round
     return DataInterface(robot=robot, state=seen + grip, action=moves + grip, row=period, reach=reach, views=options.views,
                          image_size=options.image_size, fit=lambda image: cut_square(image, options.image_size))
-
-
-def cut_square(image: np.ndarray, size: int) -> np.ndarray:
-    """The middle of a picture uint8 [h, w, 3] as [size, size, 3]."""
-    from PIL import Image
-    h, w = image.shape[:2]
-    side = min(h, w)
-    top, left = (h - side) // 2, (w - side) // 2
-    return np.asarray(Image.fromarray(image[top:top + side, left:left + side]).resize((size, size)))
 
 
 def interface(options: TeleopOptions, robot):
