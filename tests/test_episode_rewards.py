@@ -131,6 +131,24 @@ def test_a_function_of_the_users_own_is_a_reward_or_a_measure(monkeypatch):
     assert torch.equal(bounded.outcome(r, policy)[0], want)
 
 
+def wrong(rollout, policy):
+    return WRONG[0](rollout)
+
+
+WRONG = []
+
+
+@pytest.mark.parametrize(("gives", "got"), [(lambda r: 1.0, "got float"), (lambda r: r.outcome[:3], r"shape \(3,\)"),
+                                            (lambda r: r.mask.float(), "shape"), (lambda r: r.outcome / 0, "finite numbers")],
+                         ids=["a number", "too few", "of decisions", "not finite"])
+def test_a_function_of_the_users_own_that_gives_no_number_for_each_episode_is_one_line(gives, got):
+    policy, r, _ = played()
+    WRONG[:] = [gives]
+    graded = EpisodeRewards(PpoOptions(**GROUP | {"advantage": "gdpo"}, rewards=f"{__name__}:wrong=1"), policy)
+    with pytest.raises(UserError, match=rf"wrong must give a tensor.*{got}"):
+        graded.rewards(r, policy)
+
+
 def test_success_and_length_go_with_the_columns_that_are_replayed():
     _, r, _ = played()
     both = side_by_side(r, columns_of(r, torch.tensor([7, 2])))

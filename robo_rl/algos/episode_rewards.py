@@ -62,7 +62,11 @@ class EpisodeRewards:
     def measure(self, name: str, r: Rollout, policy) -> Tensor:
         """A measure or a reward [N] by its name."""
         if name in self.own:
-            return self.own[name](r, policy).float()
+            own, n = self.own[name](r, policy), r.mask.shape[1]
+            if not isinstance(own, Tensor) or own.shape != (n,) or not own.isfinite().all():
+                got = f"{own.dtype} of shape {tuple(own.shape)}" if isinstance(own, Tensor) else type(own).__name__
+                raise UserError(f"{name} must give a tensor [N] of finite numbers, one for each of the {n} episodes, got {got}")
+            return own.float().to(r.outcome.device)
         if name in ("steps", "change"):
             return steps(r, policy) if name == "steps" else change(r, policy)
         if name == "return":
