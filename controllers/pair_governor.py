@@ -67,6 +67,11 @@ class PairGovernor:
         return ACTIVE if ACTIVE in states and WORST[worst] == 0 else worst
 
     @property
+    def stopped_by(self) -> set[str]:
+        """Sources of either arm's e-stop that say stop."""
+        return set().union(*(g.stopped_by for g in self.governors.values())) - {OTHER_ARM}
+
+    @property
     def reason(self) -> str:
         """Of the arm that was held first, with its name."""
         worst = [(n, g) for n, g in self.governors.items() if g.state == self.state and g.reason]

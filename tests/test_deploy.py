@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from robo_rl.data.reader import load
 from robo_rl.errors import UserError
 from robo_rl.experiment.cameras import CameraOptions
 from robo_rl.experiment.config import TrainConfig
-from robo_rl.experiment.deploy import DeployOptions
+from robo_rl.experiment.deploy import DeployOptions, real_time_loop
 from robo_rl.experiment.policy_server import ServeOptions
 from robo_rl.experiment.sim_arm import SimArmOptions
 from robo_rl.options import PolicyOptions
@@ -50,6 +51,18 @@ def test_a_policy_is_deployed_in_one_process(run, tmp_path):
     done = robo_rl(tmp_path, "deploy", run, "--transport", "inprocess", "--seconds", "0.5")
     assert done.code in (0, 1), done
     assert re.match(r"\d+ chunks, inference median .* ms; rows \d+ executed", done.out) and "cube is 0.0" in done.out
+
+
+@pytest.mark.parametrize(("pressed", "said"), [({"wall"}, "the e-stop says stop (wall)"), (set(), "the lease on the arm is another's now")])
+def test_a_lease_that_an_e_stop_ended_is_told_as_the_e_stop(pressed, said):
+    """The arm ends the lease of whoever commands in the tick in which it hears the button; which news comes first is chance."""
+    governor = SimpleNamespace(state="ACTIVE", stopped_by=set(), disarm=lambda now: None)
+    bridge = SimpleNamespace(lost="", governor=governor, measure=lambda now: governor.stopped_by.update(pressed), publish=lambda now: None)
+    lease = SimpleNamespace(renew=lambda now: None, ours=lambda: False, refusals=list)
+    bridge.tick = lambda client, now: bridge.measure(now)
+    real_time_loop(DeployOptions(run="run", seconds=1), 0.001, bridge, SimpleNamespace(now=time.monotonic), None,
+                   SimpleNamespace(after_tick=lambda t: False), [], lease, print)
+    assert bridge.lost.startswith(said)
 
 
 def test_a_dry_run_says_what_it_would_do(run, tmp_path):

@@ -21,6 +21,7 @@ from robo_rl.signals import asked_to_stop
 
 TRAINED = "sim"  # the robot whose joints a run's state has
 SIM_TICK = 0.001  # s, of the simulated arm
+LEASE_LOST = "the lease on the arm is another's now, or ended"
 WAIT = 5.0  # s for the arm's topics
 SERVER_STARTS = 300.0  # s for a policy in a process of its own: a large one is read from disk
 BRAKE_PERIODS = 25  # control periods after the end, to brake
@@ -361,7 +362,7 @@ def real_time_loop(options: DeployOptions, period: float, bridge, wire, client, 
             if not options.dry_run:
                 lease.renew(wire.now())
                 if not braking and not bridge.lost and bridge.governor.state in ("ARMED", "ACTIVE") and not lease.ours():
-                    bridge.lost = "the lease on the arm is another's now, or ended"
+                    bridge.lost = LEASE_LOST
             for refusal in lease.refusals():
                 warn(f"the arm refused {refusal}")
         if braking and bridge.governor.state in ("ARMED", "ACTIVE"):
@@ -377,6 +378,8 @@ def real_time_loop(options: DeployOptions, period: float, bridge, wire, client, 
             done.append(1)
     with undisturbed():
         timing = real_time(tick, period, options.seconds, going=going)
+    if bridge.lost == LEASE_LOST and bridge.governor.stopped_by:  # an e-stop ends the lease; that was heard first
+        bridge.lost = f"the e-stop says stop ({', '.join(sorted(bridge.governor.stopped_by))})"
     return wire.now() - began[0] if began else 0.0, timing.text()
 
 
