@@ -62,6 +62,7 @@ class Rollout:
     group: Tensor | None = None  # int [T,N] group of the episode, where the sizes of groups are decided (robo_rl.runtime.planned)
     success: Tensor | None = None  # bool [N] of the episode that ended; lengths int [N]: its control steps (whole episodes)
     lengths: Tensor | None = None
+    cut: Tensor | None = None  # bool [T,N] of `done` what a person ended, where one may take over
     replayed: int = 0  # so many of the last columns were learnt from before (robo_rl.algos.rollout_replay)
 
     @property
@@ -221,7 +222,7 @@ def rollout_of(parts: Sequence[tuple[Columns, int]]) -> Rollout:
         rewards=tensor["rewards"], discounts=tensor["discounts"], done=tensor["done"], executed=tensor["executed"],
         mask=tensor["mask"], version=tensor["version"],
         gains=tensor["gains"], outcome=tensor["returns"][-1].float(), stats=stats, start=tensor.get("start"),
-        ended=ended_episodes, tree=group(TREE, lambda v: v), group=tensor.get("group"),
+        ended=ended_episodes, tree=group(TREE, lambda v: v), group=tensor.get("group"), cut=tensor.get("cut"),
         success=torch.from_numpy((c["success"] & over).any(0)), lengths=tensor["lengths"][-1])
 
 

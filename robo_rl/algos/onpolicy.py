@@ -108,7 +108,8 @@ class OnPolicyLearner:
         `version` is that of the present weights; chunks that others acted are corrected (None: all are of the present).
         """
         o, policy = self.options, self.policy
-        rollout = encoded_pictures(policy, moved(self.replay.compose(rollout, self.iteration), device_of(policy)))
+        rollout = self.replay.compose(discounted(rollout, o), self.iteration)
+        rollout = encoded_pictures(policy, moved(rollout, device_of(policy)))
         self.corrector.keep(policy, version)
         rules = self.rules(progress)
         self.anneal(progress)
@@ -346,6 +347,17 @@ def certainty(rollout: Rollout) -> float:
     """`trust.near_success` of the episodes that ended in a rollout; 1 where none did, or none says success."""
     n = rollout.stats.get("episodes", 0.0)
     return near_success(rollout.stats["success"] * n, n) if n and "success" in rollout.stats else 1.0
+
+
+def discounted(rollout: Rollout, options: OnPolicyOptions) -> Rollout:
+    """The rollout with the discounts that --rl.timeout and --rl.anneal-gamma ask for."""
+    discounts = rollout.discounts
+    if options.timeout == "failure":
+        over = rollout.done if rollout.cut is None else rollout.done & ~rollout.cut
+        discounts = discounts.masked_fill(over, 0.0)
+    if options.anneal_gamma:
+        discounts = discounts**certainty(rollout)
+    return replace(rollout, discounts=discounts)
 
 
 @contextmanager

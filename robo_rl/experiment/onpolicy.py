@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from robo_rl.experiment import allocation, feeds, own_successes
-from robo_rl.experiment.config import TrainConfig, on_policy_options, rollout_options
+from robo_rl.experiment.config import TrainConfig, rollout_options
 from robo_rl.experiment.methods import find_method
 from robo_rl.experiment.parallel import cores, workers
 from robo_rl.experiment.recycle import Recycler, make_recycler
@@ -18,6 +18,7 @@ from robo_rl.experiment.sft import Stopped, demo_folder
 from robo_rl.experiment.staleness_guard import StalenessGuard
 from robo_rl.experiment.starts import BESIDE, make_control, supervision
 from robo_rl.experiment.tasks import task_metrics
+from robo_rl.options import OnPolicyOptions
 from robo_rl.rollout_control import StartControl
 from robo_rl.types import task_names
 
@@ -36,10 +37,13 @@ def make_learner(run: Run, beside: float = 0.0):
     --rl.bc-coef says another."""
     config, demos = run.config, None
     rl = rollout_options(config)
-    rl = rl if rl.bc_coef else replace(rl, bc_coef=beside)
+    if isinstance(rl, OnPolicyOptions) and (config.dream or config.sim.startswith("wm:")):
+        rl = replace(rl, timeout="bootstrap")
     if config.learners > 1:
         from robo_rl.runtime.sharded import ShardedLearner
-        return ShardedLearner(config.algo, run.policy, on_policy_options(config), config.seed, config.learners, run.folder / "ranks")
+        assert isinstance(rl, OnPolicyOptions)
+        return ShardedLearner(config.algo, run.policy, rl, config.seed, config.learners, run.folder / "ranks")
+    rl = rl if rl.bc_coef else replace(rl, bc_coef=beside)
     if rl.bc_coef:
         from robo_rl.data.reader import load
         from robo_rl.demos import demo_sampler
