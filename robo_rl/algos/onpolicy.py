@@ -108,8 +108,7 @@ class OnPolicyLearner:
         `version` is that of the present weights; chunks that others acted are corrected (None: all are of the present).
         """
         o, policy = self.options, self.policy
-        rollout = self.replay.compose(discounted(rollout, o), self.iteration)
-        rollout = encoded_pictures(policy, moved(rollout, device_of(policy)))
+        rollout = encoded_pictures(policy, moved(self.replay.compose(discounted(rollout, o), self.iteration), device_of(policy)))
         self.corrector.keep(policy, version)
         rules = self.rules(progress)
         self.anneal(progress)
@@ -351,12 +350,12 @@ def certainty(rollout: Rollout) -> float:
 
 def discounted(rollout: Rollout, options: OnPolicyOptions) -> Rollout:
     """The rollout with the discounts that --rl.timeout and --rl.anneal-gamma ask for."""
-    discounts = rollout.discounts
-    if options.timeout == "failure":
-        over = rollout.done if rollout.cut is None else rollout.done & ~rollout.cut
-        discounts = discounts.masked_fill(over, 0.0)
+    discounts, fade = rollout.discounts, certainty(rollout)
     if options.anneal_gamma:
-        discounts = discounts**certainty(rollout)
+        discounts = discounts**fade
+    if options.timeout != "bootstrap":
+        over = rollout.done if rollout.cut is None else rollout.done & ~rollout.cut
+        discounts = discounts.where(~over, discounts * (fade if options.timeout == "anneal" else 0.0))
     return replace(rollout, discounts=discounts)
 
 

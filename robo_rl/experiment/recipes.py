@@ -55,7 +55,7 @@ class RecipeRow:
         return words.issuperset(self.where.split())
 
 
-LIMIT = {"timeout": "failure", "anneal_gamma": True}  # success within the time limit is the task, not the speed of each success
+LIMIT = {"timeout": "anneal", "anneal_gamma": True}  # success within the time limit is the task, not the speed of each success
 DECISIONS = 16  # of an episode, at least, where demonstrations say how long one is
 TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, settings
     # ---- methods, wherever they learn

@@ -53,10 +53,10 @@ class OnPolicyOptions(RolloutOptions):
     average: float = 0.0
     """The policy that is evaluated, kept and deployed is an average over updates, in which the newest has the weight (4p(1-p))^2, p being
     the success of its rollout above one half, and at least this (`robo_rl/algos/averaged_weights.py`); 0: the last weights."""
-    timeout: Literal["bootstrap", "failure"] = "bootstrap"
+    timeout: Literal["bootstrap", "failure", "anneal"] = "bootstrap"
     """What an episode's time limit is to the critic: bootstrap, the return goes on with the value of the state where it was cut; failure,
-    nothing is paid after it, for success within the limit is the task (bootstrap in a world model, which also cuts what it does not
-    know)."""
+    nothing is paid after it, for success within the limit is the task; anneal, that value times 4p(1-p), p being the success of the
+    rollout above one half. (bootstrap in a world model, which also cuts what it does not know.)"""
     anneal_gamma: bool = False
     """The discount of a rollout is gamma^(4p(1-p)), p being its success above one half: near success a few control steps saved in every
     episode would else count more than the few episodes that fail."""
@@ -132,7 +132,7 @@ class OnPolicyOptions(RolloutOptions):
             in_range("rl.dual_clip (0 turns it off)", self.dual_clip, 1, 1e6, open_low=True)
         if self.whiten == "minibatch" and self.advantage != "gae":
             raise UserError(f"rl.whiten minibatch goes with rl.advantage gae, got {self.advantage}, which is relative to a group")
-        choose("rl.timeout", self.timeout, ("bootstrap", "failure"))
+        choose("rl.timeout", self.timeout, ("bootstrap", "failure", "anneal"))
         choose("rl.correction", self.correction, CORRECTIONS)
         choose("rl.proximal", self.proximal, PROXIMALS)
         in_range("rl.weight_cap", self.weight_cap, 1, 1e6)
