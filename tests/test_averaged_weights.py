@@ -82,6 +82,8 @@ def test_a_run_keeps_the_average_as_its_policy_and_beside_it_what_learns(tmp_pat
     told = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     used = [row["train/average_weight"] for row in told if "train/average_weight" in row]
     assert min(used) < 1 and all(0.3 <= w <= 1 for w in used)
-    last = checkpoint.checkpoints(tmp_path / "run")[-1]
-    kept, learns = weights(checkpoint.load_policy(last)[0]), checkpoint.load_train(last)[0]["learns"]
-    assert len(kept) == len(learns) and any(not torch.equal(a, b) for a, b in zip(kept, learns, strict=True))
+    differ = []
+    for path in checkpoint.checkpoints(tmp_path / "run")[1:]:  # the first is of the supervised policy
+        kept, learns = weights(checkpoint.load_policy(path)[0]), checkpoint.load_train(path)[0]["learns"]
+        differ.append(any(not torch.equal(a, b) for a, b in zip(kept, learns, strict=True)))
+    assert any(differ)  # where a run fell below its start and ends with its best checkpoint they are the same
