@@ -54,9 +54,10 @@ class VideoSource:
         self.path, self.began = path, 0.0
         self.container = open_video(path)
         self.frames = self.container.decode(video=0)
-        self.next, self.seen = next(self.frames, None), False
-        if self.next is None:
+        first = next(self.frames, None)
+        if first is None:
             raise UserError(f"--sources: {path} has no frames")
+        self.next = first
 
     def read(self, t: float) -> np.ndarray | None:
         found = None
@@ -88,7 +89,7 @@ class DeviceSource:
         self.thread.start()
 
     def _follow(self) -> None:
-        import av
+        from av.error import FFmpegError
         try:
             for frame in self.container.decode(video=0):
                 if self.stopped:
@@ -96,7 +97,7 @@ class DeviceSource:
                 with self.lock:
                     self.newest, self.came = frame.to_ndarray(format="rgb24"), self.clock()
             self.fault = "it ended"
-        except (av.FFmpegError, OSError) as e:
+        except (FFmpegError, OSError) as e:
             self.fault = str(e)
 
     def read(self, t: float) -> np.ndarray | None:
@@ -118,9 +119,10 @@ class DeviceSource:
 def open_video(path: Path, form: str = "", options: dict[str, str] | None = None):
     """A container of PyAV. UserError: it is none."""
     import av
+    from av.error import FFmpegError
     try:
         return av.open(str(path), format=form or None, options=options or {})
-    except (av.FFmpegError, OSError, ValueError) as e:
+    except (FFmpegError, OSError, ValueError) as e:
         raise UserError(f"--sources: {path} cannot be opened as {'a V4L2 device' if form else 'a video'}: {e}") from None
 
 

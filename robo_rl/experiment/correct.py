@@ -135,7 +135,7 @@ class CorrectionRounds:
             before = files.read_json(path).get("correct")
             if not isinstance(before, dict):
                 raise UserError(f"--out: {self.out} holds a run that is not of robo_rl correct; choose another folder")
-            had = old_names.options(before["options"], old_names.CORRECT)
+            had = {"detector": "float"} | old_names.options(before["options"], old_names.CORRECT)
             for group, options in (("bc", BcOptions()), ("scripted_operator", ScriptedOperatorOptions())):
                 if isinstance(had.get(group), dict):  # an option that was not there then is at its default
                     had[group] = files.plain(asdict(options)) | had[group]

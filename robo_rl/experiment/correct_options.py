@@ -19,7 +19,7 @@ class CorrectOptions:
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
         "Practice": ("protocol", "operator", "checkpoint", "rounds", "episodes", "human_steps", "robots", "operators",
             "max_steps", "rewind", "cut"),
-        "When the operator is called, and where practice begins": ("false_alarms", "calibration", "twin_starts",
+        "When the operator is called, and where practice begins": ("detector", "false_alarms", "calibration", "twin_starts",
             "twin_trials"),
         "What is learnt from": ("learn_from_successes", "phases", "demo_share"),
         "The run": ("out", "seed", "eval_episodes", "threads", "video", "json")}
@@ -46,6 +46,9 @@ class CorrectOptions:
     """Simulated robots that practise at once, from 1."""
     operators: int = 1
     """Operators for all robots, from 1 (armada; elsewhere every robot has one)."""
+    detector: str = "float"
+    """What calls for help: float, or largest: the largest of the normalised scores of FLOAT, stuck and far, which needs twice the successes
+    (armada)."""
     false_alarms: float = 0.1
     """Share of successful episodes, 0 to 0.5, in which the failure detector may request help (armada)."""
     calibration: int = 200
@@ -84,6 +87,7 @@ class CorrectOptions:
     def __post_init__(self) -> None:
         choose("protocol", self.protocol, PROTOCOLS)
         choose("operator", self.operator, ("scripted", "console"))
+        choose("detector", self.detector, ("float", "largest"))
         for phase in self.phases:
             choose("phases", phase, HELP)
         for name, low, high in (

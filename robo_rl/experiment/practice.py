@@ -11,7 +11,7 @@ from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
 from robo_rl.evaluation import evaluate
 from robo_rl.experiment.correct_options import CorrectOptions
-from robo_rl.human import detect
+from robo_rl.human import alarms, detect
 from robo_rl.human.fleet import OperatorStats, RobotFleet
 from robo_rl.human.intervention import InterventionEnv
 from robo_rl.human.operators import ScriptedOperator
@@ -116,7 +116,7 @@ class Practice:
         return OperatorAssignment(persons, self.options.operators), hasattr(self.env, "get_state")
 
     def add_detector(self, policy, robots: RobotFleet, dispatch: OperatorAssignment) -> None:
-        """FLOAT beside `robots`: calibrated on the policy's successes without help, it requests help from `dispatch`."""
+        """The detector beside `robots`: calibrated on the policy's successes without help, it requests help from `dispatch`."""
         o, every = self.options, policy.options.execute
         monitor = self.calibrated_monitor(policy)
 
@@ -136,25 +136,33 @@ class Practice:
                 robots.rewind(i, monitor.rewind_to(i) * every)
         robots.before_decision, dispatch.rewind = before_decision, rewind
 
-    def calibrated_monitor(self, policy) -> detect.FailureMonitor:
-        """A FLOAT monitor of the policy; where too few episodes succeed, elapsed time alone is an alarm."""
+    def calibrated_monitor(self, policy) -> "detect.FailureMonitor | alarms.LargestMonitor":
+        """The monitor of the policy; where too few episodes succeed, elapsed time alone is an alarm."""
         o, every = self.options, policy.options.execute
         if self.demos is None:
             raise UserError(f"{o.run} has no demonstrations, which armada's detector compares with; train the run with --demos")
         data = load(self.demos)
         phi = detect.embed(policy, {"state": data.state, "task": np.array([data.tasks[k] for k in data.task_index])} | {
             f"image/{v}": data.images(v) for v in policy.spec.views})
-        ref = detect.demo_embeddings([phi[a:b:every] for a, b in zip(data.from_[:20], data.to[:20], strict=True)])
+        demos = [phi[a:b:every] for a, b in zip(data.from_[:20], data.to[:20], strict=True)]
+        ref = detect.demo_embeddings(demos)
         rollouts = detect.embed_episodes(self.eval_env, policy, [PRACTICE_START - 1_000_000 + i for i in range(o.calibration)])
         found = [[detect.float_index(x[:k], ref) for k in range(1, len(x) + 1)] for x, success in rollouts if success]
+        scales: list = []
         try:
-            threshold = detect.calibrate([np.array([m.index for m in f]) for f in found], o.false_alarms)
+            if o.detector == "largest":
+                scales, threshold = alarms.largest_threshold([alarms.scores_by_check(x, ref, demos) for x, success in rollouts if success],
+                                                             o.false_alarms)
+            else:
+                threshold = detect.calibrate([np.array([m.index for m in f]) for f in found], o.false_alarms)
         except UserError as e:
             self.progress.say(f"{e}; elapsed time alone calls for help this round")
             threshold = detect.Threshold(np.zeros(1), np.ones(1), np.inf, self.eval_env.spec.max_steps // every)
         most = max([len(f) for f in found], default=1)
         limit = np.array([np.quantile([f[min(k, len(f) - 1)].matched[min(k, len(f) - 1)] for f in found], 0.9)
                           if found else np.inf for k in range(most)])
+        if scales:
+            return alarms.LargestMonitor(ref, demos, scales, threshold, limit, o.robots)
         return detect.FailureMonitor(ref, threshold, limit, o.robots)
 
 
