@@ -1,7 +1,8 @@
 """A rosbag2 (MCAP) of what a node hears and says, written without ROS by rosbags. `ros2 bag play` and Foxglove read it.
 
-Times are the wall clock's at the receiver. The bag takes its place when it is closed and whole; until then it lies in
-.<name>.tmp beside it.
+Times are the wall clock's at the receiver. Each topic carries the QoS profile that a node of ours offers it with, so that
+`ros2 bag play` offers it so too: reliable, and a latched one transient local. The bag takes its place when it is closed and whole;
+until then it lies in .<name>.tmp beside it.
 """
 
 import os
@@ -42,6 +43,7 @@ class BagWriter:
         self.store = get_typestore(Stores.ROS2_JAZZY)
         self.codec = Codec(self.store.types.__getitem__, np.array)
         self.topics: dict[str, Any] = {}
+        self.qualities: dict[str, str] = {}  # of `Transport.publisher`; of a topic that is not here: state
         self.counts: dict[str, int] = {}
         self.began = time.time() - now()
 
@@ -49,7 +51,8 @@ class BagWriter:
         """One message of time `at`."""
         ros = ROS_TYPES[type(message)]
         if topic not in self.topics:
-            self.topics[topic] = self.writer.add_connection(f"/{topic}", ros, typestore=self.store)
+            profile = offered(self.qualities.get(topic, "state"))
+            self.topics[topic] = self.writer.add_connection(f"/{topic}", ros, typestore=self.store, offered_qos_profiles=[profile])
         self.counts[topic] = self.counts.get(topic, 0) + 1
         raw = self.store.serialize_cdr(self.codec.to_ros(message), ros)
         self.writer.write(self.topics[topic], round((self.began + at) * 1e9), raw)
@@ -64,6 +67,14 @@ class BagWriter:
             os.close(fd)
         made.rename(self.path)
         self.draft.rmdir()
+
+
+def offered(quality: str) -> Any:
+    """The QoS profile of a topic of this quality, as `controllers.dds` and `controllers.ros` offer it."""
+    from rosbags.interfaces import Qos, QosDurability, QosHistory, QosLiveliness, QosReliability, QosTime
+    ever = QosTime(9223372036, 854775807)  # rmw's infinity
+    durability = QosDurability.TRANSIENT_LOCAL if quality == "latched" else QosDurability.VOLATILE
+    return Qos(QosHistory.KEEP_LAST, 1, QosReliability.RELIABLE, durability, ever, ever, QosLiveliness.AUTOMATIC, ever, False)
 
 
 def recorded(wire: Transport, bag: "BagWriter | None") -> Transport:
@@ -91,10 +102,12 @@ class RecordedTransport:
         return self.wire.caller
 
     def publisher(self, topic: str, kind: type, quality: str = "state") -> "RecordedPublisher":
+        self.bag.qualities[topic] = quality
         return RecordedPublisher(self.wire.publisher(topic, kind, quality), topic, self.bag, self.now)
 
     def subscription(self, topic: str, kind: type, quality: str = "state", depth: int = 1) -> Mailbox:
         box = self.wire.subscription(topic, kind, quality, depth)
+        self.bag.qualities[topic] = quality
 
         def heard() -> Iterable[Received]:
             for got in box.take():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from commands import Command, robo_rl
 
+from controllers.bag import offered
 from controllers.bridge import camera_topic, picture
 from controllers.remote import RemotePolicyClient, read_token
 from robo_rl.checkpoint import name, save_checkpoint
@@ -125,6 +126,9 @@ def test_a_deployment_is_kept_as_a_data_set_and_as_a_bag(run, tmp_path):
     with AnyReader([tmp_path / "bag"], default_typestore=get_typestore(Stores.ROS2_JAZZY)) as bag:
         counts = {c.topic: c.msgcount for c in bag.connections}
         at = [t for c, t, raw in bag.messages() if c.topic == "/target_joint"]
+        offers = {c.topic: [(q.reliability.name, q.durability.name, q.depth) for q in c.ext.offered_qos_profiles] for c in bag.connections}
+    assert offers["/joint_states"] == offers["/target_joint"] == [("RELIABLE", "VOLATILE", 1)]
+    assert offered("latched").durability.name == "TRANSIENT_LOCAL"
     assert counts["/target_joint"] >= rows and {"/joint_states", "/objects/cube", "/gripper/joint_states"} <= set(counts)
     assert np.diff(at).mean() == pytest.approx(2e7, rel=0.01) and abs(at[0] / 1e9 - time.time()) < 600
     assert not list(tmp_path.glob(".*.tmp"))
