@@ -47,7 +47,7 @@ def frozen_trunk(args: "BenchOptions", report: Report, family: str) -> None:
     policy.trunk.requires_grad_(False)
     obs = obs_tensors(blank_obs(SPEC, n) | {"task": ["pick up the red cube"] * n}, SPEC)
     obs["state"] = 0.5 * torch.randn(obs["state"].shape, generator=generator)
-    chunk, adv = policy.act(obs, generator), torch.randn(n, generator=generator)
+    chunk, adv = policy.act(obs, generator, True), torch.randn(n, generator=generator)
     rules, params = Rules(True, 0.2, 0.2), [p for p in policy.parameters() if p.requires_grad]
     opt = make_adam(params, 1e-6)
 
