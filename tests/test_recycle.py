@@ -122,6 +122,14 @@ def test_the_same_failures_are_chosen_again_from_a_state_and_the_newest_lessons_
     assert len(a) == 10 and not torch.equal(a.rows["chunk"], last[:10])
 
 
+def test_episodes_that_begin_in_a_stored_state_are_left_out():
+    policy, r = played()
+    own, _ = recycler()
+    assert own.failures(r, policy)
+    r.start[:] = -1
+    assert not own.failures(r, policy) and own.look(r, policy) == 0
+
+
 def test_a_simulator_that_plays_other_states_is_told_of_once_and_teaches_nothing():
     policy, r = played()
     own, said = recycler()

@@ -110,6 +110,15 @@ def test_groups_whose_outcomes_are_alike_are_not_kept():
     assert replay.compose(other, 1).replayed == 8
 
 
+@pytest.mark.parametrize("options", [{"advantage": "gdpo"}, {"advantage": "grpo", "flawed": "steps=9"}, {"advantage": "grpo"}], ids=str)
+def test_groups_alike_in_their_return_are_kept_where_another_reward_may_tell_them_apart(options):
+    learner, (r,) = rollouts("pi_rl sde grpo", 1, **options)
+    r.outcome[:] = 1.0
+    learner.replay.group, learner.replay.share = 8, 0.5
+    learner.replay.compose(r, 0)
+    assert learner.replay.kept[0].mask.shape[1] == (0 if options == {"advantage": "grpo"} else 16)
+
+
 @pytest.mark.parametrize("correction", [c for c in CORRECTIONS if c not in ("none", "vtrace")])
 @pytest.mark.parametrize("name", NAMES)
 def test_fresh_rows_have_ratio_one_and_replayed_ones_are_told_apart(name, correction):

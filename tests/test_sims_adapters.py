@@ -220,6 +220,10 @@ def test_a_sparse_reward_pays_the_first_success_alone_and_ends_the_episode_with_
         assert (terminated == info["success"]).all()
     assert paid == [[0, 0], [1, 0], [0, 0]] and over == [[False, False], [True, False], [True, False]]
     assert truncated.tolist() == [False, True]
+    env.reset(seed=0)
+    for _ in range(3):
+        _, reward, terminated, truncated, _ = env.step(np.array([[-0.9, -0.9], [-1, -1]], np.float32))  # success with the last step
+    assert reward.tolist() == [1, 0] and terminated.tolist() == [True, False] and truncated.tolist() == [False, True]
     late = make_gym("RoboRlLate-v0", reward="sparse")
     late.reset(seed=0)
     assert [late.step(np.ones((1, 2), np.float32))[1].item() for _ in range(3)] == [0, 0, 1]

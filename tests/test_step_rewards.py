@@ -69,6 +69,21 @@ def test_the_gradient_in_pieces_is_that_of_the_whole_loss(name, monkeypatch):
         assert (p.grad is None and g is None) or torch.allclose(p.grad, g, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_the_advantage_of_decisions_counts_as_much_as_alpha_says(alpha):
+    learner = make("ppo", **ISTAR | {"istar_alpha": alpha})
+    r, own = rollout(learner), learner.step_rewards
+    with torch.no_grad():
+        own.params[0].mul_(1.1)
+    own.learn = lambda r, pairs: torch.zeros(())
+    adv = learner.credit.assign(r, learner.policy)[0].view_as(r.mask)
+    rewards = (own.beta * own.log_ratio(r)).view(-1, 4, 4)
+    live = r.mask.view(-1, 4, 4)
+    step = rewards - torch.stack([rewards[:, q][live[:, q]].mean() for q in range(4)])[None, :, None]
+    episode = group_advantage(r.outcome.view(-1, 4), "dr_grpo")
+    assert step[live].std() > 1e-3 and torch.allclose(adv.view_as(rewards), (episode + alpha * step) * live, atol=1e-5)
+
+
 def test_what_better_episodes_did_earns_more_once_it_was_learnt_and_the_rewards_add_up_to_the_log_ratio():
     learner = make("ppo", **ISTAR | {"istar_beta": 1.0})
     r, own = rollout(learner), learner.step_rewards

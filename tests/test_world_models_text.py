@@ -222,6 +222,18 @@ def test_new_tasks_come_from_open_ones_and_take_the_place_of_decided_ones(learnt
     model.frames = data.frames()
 
 
+def test_new_tasks_are_made_of_tasks_that_were_tried_and_are_open(learnt):
+    model, data = learnt
+    model.frames = data.frames()
+    d = GeneratedTasks(model, 1.0, slots=16, lot=16)
+    pool = np.flatnonzero(model.frames.first & ~model.frames.held)
+    Difficulty.update(d, pool[[3, 3]], np.array([True, False]))
+    d.write()
+    state, fixed = model.frames.obs["state"], model.fixed.numpy()
+    assert (state[d.there()[8:]][:, fixed] == state[pool[3], fixed]).all()  # its wish, in recorded rooms
+    model.frames = data.frames()
+
+
 def test_episodes_of_evaluation_do_not_say_which_tasks_are_open(learnt):
     model, data = learnt
     model.frames = data.frames()
