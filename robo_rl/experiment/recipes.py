@@ -108,18 +108,18 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "may move is bounded", {
             "envs": 128,
             "policy": {"execute": 4, "predict": "action", "noise": "learned", "noise_steps": "last", "noise_min": 0.2, "noise_max": 0.3},
-            "rl": {"explore": 0.5, "average": 0.05, **LIMIT, "trust_kl": 0.004, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
+            "rl": {"explore": 0.3, "average": 0.05, **LIMIT, "trust_kl": 0.004, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
     ("maniskill pi_rl state", "as in the embedded simulator: a network that predicts the chunk, as much noise as it bears, updates that "
         "follow their KL; more demonstrations, and its own successes, while supervision is weak", {
             "demos_most": 480, "bc": {"own": 256},
             "policy": {"predict": "action", "noise": "learned", "noise_steps": "last", "noise_min": 0.2, "noise_max": 0.3},
-            "rl": {"decisions": 16, "minibatch": 1024, "epochs": 5, "explore": 0.5, "average": 0.05, **LIMIT, "trust_kl": 0.004,
+            "rl": {"decisions": 16, "minibatch": 1024, "epochs": 5, "explore": 0.3, "average": 0.05, **LIMIT, "trust_kl": 0.004,
                    "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
     ("several fast on_policy state", "one network learns what several did: as many demonstrations of each as tell their starts apart, and "
         "the updates that they take", {"demos": "100", "demos_most": 300, "bc": {"updates": 6000}}),
     ("fast ppo state", "as pi_rl: noise that the policy bears, steps that follow their KL, the critic first, half of a chunk", {
         "envs": 128, "policy": {"execute": 4},
-        "rl": {"explore": 0.5, "average": 0.05, **LIMIT, "trust_kl": 0.004, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
+        "rl": {"explore": 0.3, "average": 0.05, **LIMIT, "trust_kl": 0.004, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
     ("manipulation on_policy dense", "what a dense reward pays goes on beyond the time limit", {
         "rl": {"timeout": "bootstrap", "anneal_gamma": False}}),
     ("taken", "an env that is taken as it is pays success alone, as its data set does, and ends with it", {"reward": "sparse"}),
