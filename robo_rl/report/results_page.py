@@ -146,7 +146,7 @@ def methods_table(rows: Sequence[ResultRow]) -> str:
         method, _, task = run.partition(", ")
         groups.setdefault((task, method), {}).setdefault(measure, {})[row.seeds[0]] = row
     for (task, method), found in sorted(groups.items()):
-        seeds = sorted(found.get(measures["steps"], ()))
+        seeds = sorted({seed for m in measures.values() for seed in found.get(m, ())})
         shown = [", ".join(value(found[m][seed]) if seed in found.get(m, ()) else "-" for seed in seeds) for m in measures.values()]
         lines.append("| " + " | ".join(map(cell, (task, method, ", ".join(map(str, seeds)), *shown))) + " |")
     return "\n".join(lines)
