@@ -35,7 +35,7 @@ from robo_rl.experiment.config import load_config
 from robo_rl.experiment.correct import demos_of
 from robo_rl.experiment.envs import make_env
 from robo_rl.experiment.folder import pick_checkpoint
-from robo_rl.human import detect
+from robo_rl.human import alarms, detect
 from robo_rl.human.lost import auroc_once_lost, caught_in_time, expert_wins, lost_from
 from robo_rl.policies import obs_tensors
 from robo_rl.rollout import run_chunk
@@ -46,7 +46,6 @@ WORDS = {"running": "AUROC among rollouts that run at the same time", "before_cl
          "balanced": "balanced accuracy", "timeless": "balanced accuracy, each failure judged over the time that a success lasts",
          "lost": "AUROC of the lost among rollouts that run at the same time",
          "on_time": "share of the lost called within a second of their loss"}
-LARGEST = ("FLOAT", "stuck", "far")
 START = 1_300_000_000  # starts that nothing else uses
 
 
@@ -88,9 +87,10 @@ def rollouts(env, policy, count: int) -> list[dict]:
     return out[:count]
 
 
-def find_losses(config, judged: list[dict], most: int = 100) -> bool:
-    """`lost` of each judged rollout: its first lost check, -1: it was only late, None: a success. False: the simulator cannot tell."""
-    steps = 2 * make_env(config, 1).spec.max_steps
+def find_losses(config, limit: int, judged: list[dict], most: int = 100) -> bool:
+    """`lost` of each judged rollout: its first lost check, -1: it was only late, None: a success. False: the simulator cannot tell.
+    limit: control steps of an episode."""
+    steps = 2 * limit
     env = make_env(replace(config, max_steps=10 * steps), most)
     able = hasattr(env, "expert_action") and hasattr(env, "get_state")
     for x in judged:
@@ -172,7 +172,7 @@ def main(args: Args) -> None:
                 out.append(detect.float_index(x["phi"][:k], ref).index)
                 took.append(time.process_time() - began)
             return np.array(out)
-        scores = {"FLOAT": float_scores, "stuck": lambda x: detect.stuck_score(x["phi"], 3),
+        scores = {"FLOAT": float_scores, "stuck": lambda x: detect.stuck_score(x["phi"], alarms.STUCK),
                   "limit": lambda x: detect.limit_score(x["act"], 5),
                   "far": lambda x, demos=demos[:20]: detect.far_score(x["phi"], demos),
                   "critic drop": lambda x, mean=mean, weights=weights: detect.drop_score((x["phi"] - mean) @ weights),
@@ -180,12 +180,13 @@ def main(args: Args) -> None:
                   "elapsed time": lambda x: detect.late_score(len(x["phi"]))}
         even, odd = seen[::2], seen[1::2]
         fine = [x for x in even if x["success"]]
-        able = find_losses(config, odd)
+        able = find_losses(config, env.spec.max_steps, odd)
         for x in seen:
             x |= {name: score(x) for name, score in scores.items()}
-        scales = {name: detect.by_time([x[name] for x in fine[::2]]) for name in LARGEST}
+            x["three"] = np.stack([x[name] for name in alarms.NAMES], 1)
+        scales = alarms.scales_of([x["three"] for x in fine[::2]])
         for x in seen:
-            x["largest"] = detect.largest(*(detect.normalised(x[name], *scales[name]) for name in LARGEST))
+            x["largest"] = alarms.largest_of(x["three"], scales)
         clock = detect.calibrate([x["elapsed time"] for x in fine], args.alpha, False)
         for name, outlast in [(n, o) for n in (*scores, "largest") for o in (False, True)]:
             key = f"{name} + time" if outlast else name

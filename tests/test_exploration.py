@@ -19,6 +19,7 @@ from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.exploration import choose_noise
 from robo_rl.experiment.own_successes import mixed, play_round
+from robo_rl.experiment.run import taught_of
 from robo_rl.experiment.sft import Stopped
 from robo_rl.options import BcOptions, PiRlOptions, PolicyOptions, PpoOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -137,6 +138,10 @@ def test_noise_that_a_user_names_is_not_chosen_for_them():
     assert base.rl.explore > 0
     assert recipes.exact(base, {"policy.noise-max"}).rl.explore == recipes.exact(base, {"policy.noise_min"}).rl.explore == 0
     assert recipes.exact(base, {"seed"}).rl.explore == base.rl.explore
+
+
+def test_a_checkpoint_with_one_count_of_supervised_updates_is_read_too():
+    assert taught_of({"taught": [600, 900]}) == (600, 900) and taught_of({"taught": 600}) == (600, 600) and taught_of({}) == (0, 0)
 
 
 def test_a_mixture_draws_every_row_of_its_parts_alike():

@@ -132,7 +132,7 @@ class OnPolicyLearner:
         actor_on, trust = self.credit.is_ready(o, self.iteration, metrics), self.trust
         if actor_on and trust:
             trust.begin(policy, obs, flat(rollout.trace), rows, o.epochs * steps_of(len(rows), o.minibatch), self.mean,
-                        corrected.lr_scale, self.step_scale * certainty(rollout))
+                        corrected.lr_scale, self.step_scale * certainty(rollout.stats))
 
         def actor() -> None:
             for epoch, order in enumerate(orders):
@@ -224,7 +224,7 @@ class OnPolicyLearner:
             columns = flat(rollout.trace) | {"logp_old": rollout.logp.flatten(0, 1), "adv": adv}
             if trust and len(rows) and not rows_in_all:  # of the first piece: none of the others has to be kept
                 trust.begin(policy, flat(rollout.obs), flat(rollout.trace), rows, 1,
-                            size=self.step_scale * certainty(rollout))
+                            size=self.step_scale * certainty(rollout.stats))
             for batch in rows.split(o.minibatch) if len(rows) else ():
                 loss, step, log_ratio = self.actor_loss(policy.encode(pick(flat(rollout.obs), batch)), pick(columns, batch),
                                                         rules)
@@ -342,15 +342,15 @@ def encoded_pictures(policy, r: Rollout) -> Rollout:
 SMALL = 4096  # decisions of a rollout that one thread reads in some milliseconds
 
 
-def certainty(rollout: Rollout) -> float:
-    """`trust.near_success` of the episodes that ended in a rollout; 1 where none did, or none says success."""
-    n = rollout.stats.get("episodes", 0.0)
-    return near_success(rollout.stats["success"] * n, n) if n and "success" in rollout.stats else 1.0
+def certainty(stats: dict[str, float]) -> float:
+    """`trust.near_success` of the episodes that ended in a rollout with these statistics; 1 where none did, or none says success."""
+    n = stats.get("episodes", 0.0)
+    return near_success(stats["success"] * n, n) if n and "success" in stats else 1.0
 
 
 def discounted(rollout: Rollout, options: OnPolicyOptions) -> Rollout:
     """The rollout with the discounts that --rl.timeout and --rl.anneal-gamma ask for."""
-    discounts, fade = rollout.discounts, certainty(rollout)
+    discounts, fade = rollout.discounts, certainty(rollout.stats)
     if options.anneal_gamma:
         discounts = discounts**fade
     if options.timeout != "bootstrap":

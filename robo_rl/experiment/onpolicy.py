@@ -143,9 +143,8 @@ def average_weights(run: Run, learns: "list | None") -> None:
 def newest_weight(least: float, stats: dict[str, float]) -> float:
     """Weight of an update in the average: 1 while half or more of the episodes of its rollout fail, for much is still to be learnt;
     `near_success(p)^2` beyond, as the update's own size, and no less than `least`."""
-    from robo_rl.algos.trust import near_success
-    n = stats.get("episodes", 0.0)
-    return max(least, near_success(stats["success"] * n, n) ** 2) if n and "success" in stats else 1.0
+    from robo_rl.algos.onpolicy import certainty
+    return max(least, certainty(stats) ** 2)
 
 
 def learn(run: Run, learner, feed, sharing: "ExperienceSharing | None" = None) -> tuple[dict[str, float], dict[str, float], float, list]:

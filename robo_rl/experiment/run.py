@@ -32,6 +32,12 @@ def looks_of(meta: dict, episodes: int) -> list[Look]:
     return [Look(best["step"], round(best["success"] * episodes), episodes, best["return"])] if best["step"] >= 0 else []
 
 
+def taught_of(meta: dict) -> tuple[int, int]:
+    """(supervised updates of a checkpoint's policy, all that were made before it too); of an older one they are equal."""
+    taught = meta.get("taught", 0)
+    return tuple(taught) if isinstance(taught, list) else (taught, taught)
+
+
 class Run:
     """One run folder being written. `policy`, `step` [control steps of RL] and `looks` are those of the newest state; where there is an
     `average` of its weights, that is what is evaluated and kept, and `policy` goes on learning."""

@@ -100,7 +100,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
     from robo_rl import checkpoint
     from robo_rl.devices import check_device, slow_bf16
     from robo_rl.experiment.exploration import choose_noise
-    from robo_rl.experiment.run import Run, looks_of
+    from robo_rl.experiment.run import Run, looks_of, taught_of
     from robo_rl.experiment.sft import Stopped, sft_stage
 
     check_device(config.device)  # of a run that goes on elsewhere
@@ -120,7 +120,7 @@ def go(config: TrainConfig, folder: Path, env, reporter: Reporter) -> int:
                     checkpoint.check_fits(run.policy, obs_spec(env, run.policy.spec.language), str(saved[-1]))
                 run.step, run.looks = meta["step"], looks_of(meta, config.eval_episodes)
                 run.returns = [tuple(x) for x in meta.get("returns", [])]
-                run.taught, run.updates = meta.get("taught", (0, 0))
+                run.taught, run.updates = taught_of(meta)
                 if meta["finished"]:
                     report.say("this run is finished; nothing to resume")
                     return 0

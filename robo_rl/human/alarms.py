@@ -39,8 +39,13 @@ def scores_by_check(points: np.ndarray, ref: DemoEmbeddings, demos: Sequence[np.
 def largest_threshold(successes: Sequence[np.ndarray], alpha: float) -> tuple[list[tuple[np.ndarray, np.ndarray]], Threshold]:
     """(mean and deviation by time of each score, the threshold of the largest) from scores [T, 3] of successes: one half normalises, the
     other gives the threshold. UserError: too few for the rate `alpha` of false alarms."""
-    scales = [by_time([x[:, k] for x in successes[::2]]) for k in range(len(NAMES))] if len(successes) > 1 else []
+    scales = scales_of(successes[::2]) if len(successes) > 1 else []
     return scales, calibrate([largest_of(x, scales) for x in successes[1::2]], alpha)
+
+
+def scales_of(successes: Sequence[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Mean and deviation by time of each score, from scores [T, 3] of successes."""
+    return [by_time([x[:, k] for x in successes]) for k in range(len(NAMES))]
 
 
 def largest_of(scores: np.ndarray, scales: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
