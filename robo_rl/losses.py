@@ -119,6 +119,16 @@ def preference_pairs(outcome: Tensor) -> Tensor:
     return torch.stack([pairs[:, 0] * g + pairs[:, 1], pairs[:, 0] * g + pairs[:, 2]], 1)
 
 
+def error_weights(err: Tensor, mask: Tensor) -> Tensor:
+    """How much each entry of err [B,H,A] counts: clip(|err| / mean |err|, 0.5, 5), the mean over rows of mask [B,H].
+
+    Source: Xiaomi-Robotics-0, arXiv 2602.12684.
+    """
+    size = err.abs()
+    mean = (size.mean(-1) * mask).sum() / mask.sum().clamp(min=1)
+    return (size / mean.clamp(min=1e-12)).clamp(0.5, 5.0)
+
+
 def rehearsal(logp: Tensor, logp_first: Tensor, kind: str = "forward_kl", alpha: float = 0.2) -> Tensor:
     """DPH-RL's divergence D_f from the first policy, on samples that it made: mean of f(u), u = pi/pi_first; arguments [B].
 

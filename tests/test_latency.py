@@ -12,11 +12,13 @@ from robo_rl.checkpoint import save_checkpoint
 from robo_rl.errors import UserError
 from robo_rl.experiment.evaluation import EvalConfig
 from robo_rl.experiment.latency import evaluate_late, increments_of
-from robo_rl.experiment.policy_server import Actor
+from robo_rl.experiment.policy_server import Actor, in_numpy
+from robo_rl.losses import error_weights
 from robo_rl.options import BcOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.guided import committed_chunk, guided_chunk, plain_chunks
 from robo_rl.policies.numpy_actor import NumpyActor
+from robo_rl.policies.vla.blocks import lambda_mask
 
 SPEC = ObsSpec(state=6, action=3, action_names=("a", "b", "c"))
 
@@ -86,9 +88,11 @@ def test_a_taught_policy_keeps_the_rows_that_are_given_and_numpy_and_torch_go_on
             committed_chunk(policy, tensors, torch.Generator(), *wrong)
 
 
-def test_supervision_teaches_to_go_on_from_given_rows():
+@pytest.mark.parametrize("window", [0, 3])
+def test_supervision_teaches_to_go_on_from_given_rows(window):
     """Chunks of two kinds, all up or all down, that the observation does not tell apart: the given row does."""
-    policy = make_policy(PolicyOptions(kind="flow", hidden=64, layers=2, horizon=6, execute=3, commit=2, predict="action"), SPEC, 0)
+    policy = make_policy(PolicyOptions(kind="flow", hidden=64, layers=2, horizon=6, execute=3, commit=2, predict="action", window=window,
+                                       weigh_errors=window > 0), SPEC, 0)
     g = torch.Generator().manual_seed(0)
 
     def sample(size, generator):
@@ -131,6 +135,79 @@ def test_only_flows_are_guided_and_only_by_chunks_of_their_shape(tmp_path):
     gaussian = make_policy(PolicyOptions(kind="gaussian", hidden=16, layers=2, horizon=6, execute=3), SPEC, 0)
     with pytest.raises(UserError, match="guides flow policies alone"):
         guided_chunk(gaussian, {"state": torch.zeros(1, 6)}, torch.Generator(), np.zeros((6, 3)), np.zeros(6), [0.0] * 4)
+
+
+# ---- asynchronous execution behind a mask (Xiaomi-Robotics-0) -----------------------------------------------------------
+
+
+def windowed(window, **options):
+    return make_policy(PolicyOptions(**({"kind": "flow", "hidden": 32, "layers": 1, "horizon": 8, "execute": 4, "commit": 3,
+                                         "window": window} | options)), SPEC, 0)
+
+
+def test_the_mask_is_a_sink_and_a_band():
+    assert lambda_mask(4, 2).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    assert lambda_mask(3, 2, sink=True).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 1, 1]]
+    assert lambda_mask(5, 9).equal(torch.ones(5, 5).tril().bool())
+
+
+def test_a_row_behind_the_window_does_not_see_the_rows_that_are_given_and_all_see_the_observation():
+    policy = windowed(3)
+    context, x = policy.encode({"state": torch.randn(1, 6)}), torch.randn(1, 8, 3)
+    given, _ = policy.commit(context, torch.tensor([2]))
+
+    def v(context, x):
+        return policy.head(policy.head.embed(context), x.flatten(1), policy.head.time(torch.tensor([0.5]))).view(8, 3)
+    plain = v(given, x)
+    for row in range(8):
+        moved = x.clone()
+        moved[0, row] += 1.0
+        assert (v(given, moved) - plain).abs().amax(1).gt(1e-6).tolist() == [row <= h < row + 3 for h in range(8)]
+    other = policy.commit(policy.encode({"state": torch.randn(1, 6)}), torch.tensor([2]))[0]
+    assert (v(other, x) - plain).abs().amax(1).gt(1e-4).all()
+
+
+@pytest.mark.parametrize("window", [2, 8])
+def test_supervision_with_a_window_and_no_row_given_is_plain_flow_matching(window):
+    policy, plain = windowed(window), windowed(window, commit=0)
+    plain.load_state_dict(policy.state_dict())
+    obs, chunk, mask = {"state": torch.randn(5, 6)}, torch.randn(5, 8, 3), torch.ones(5, 8)
+    none = policy.commit(policy.encode(obs), torch.zeros(5, dtype=torch.long))[0]
+    g = torch.Generator()
+    x, t = torch.randn(5, 24), torch.rand(5)
+    with torch.no_grad():
+        out = policy.head(policy.head.embed(none), x, policy.head.time(t))
+        assert torch.equal(out, plain.velocity(plain.encode(obs), x.view(5, 8, 3), t).flatten(1))
+        assert torch.isfinite(policy.bc_loss(obs, chunk, mask, g.manual_seed(0)))
+        few = policy.act(obs, g.manual_seed(1), explore=False).x0
+        assert torch.equal(few, plain.act(obs, g.manual_seed(1), explore=False).x0)
+
+
+def test_entries_count_by_their_error_over_the_mean_one():
+    err, mask = torch.tensor([[[1.0, -3.0], [0.2, 20.0], [7.0, 7.0]]]), torch.tensor([[1.0, 1.0, 0.0]])
+    mean = (1 + 3 + 0.2 + 20) / 4
+    assert torch.allclose(error_weights(err, mask)[0, :2], torch.tensor([[0.5, 0.5], [0.5, 20 / mean]]))
+    assert torch.allclose(error_weights(err, mask)[0, 2], torch.tensor(7 / mean))
+    assert error_weights(torch.tensor([[[1.0] * 19 + [100.0]]]), torch.ones(1, 1))[0, 0, -1] == 5.0
+    policy = windowed(2, weigh_errors=True)
+    same = windowed(2)
+    same.load_state_dict(policy.state_dict())
+    rows = {"state": torch.randn(5, 6)}, torch.randn(5, 8, 3), torch.ones(5, 8)
+    assert policy.bc_loss(*rows, torch.Generator().manual_seed(0)) > same.bc_loss(*rows, torch.Generator().manual_seed(0))
+
+
+def test_a_window_is_for_flows_of_rows_and_runs_on_torch(tmp_path):
+    for options, says in (({"kind": "gaussian"}, "policy.window goes with policy.kind flow, pi0"), ({"hidden": 33}, "even policy.hidden"),
+                          ({"noise": "learned"}, "policy.noise sde or cps"), ({"window": 9}, "policy.window"),
+                          ({"kind": "pi0", "commit": 2, "commit_least": 1}, "go with policy.kind flow, got pi0"),
+                          ({"kind": "xvla", "window": 0, "weigh_errors": True}, "policy.weigh_errors goes with flow")):
+        with pytest.raises(UserError, match=says):
+            PolicyOptions(**({"window": 2, "horizon": 8, "execute": 4} | options))
+    save_checkpoint(tmp_path / "ckpt", windowed(2), {}, {"step": 0, "best": {"step": -1}})
+    with pytest.raises(UserError, match="no policy of --policy.window"):
+        NumpyActor.load(tmp_path / "ckpt")
+    spec = ObsSpec(state=6, action=3)
+    assert not in_numpy({"kind": "flow", "window": 2}, spec) and in_numpy({"kind": "flow", "window": 0}, spec)
 
 
 # ---- in simulated time -------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from robo_rl.options import RL_OPTIONS, BcOptions, PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.check import check_policy, observations
 from robo_rl.policies.context import Context
-from robo_rl.policies.guided import guided_chunk, plain_chunks
+from robo_rl.policies.guided import committed_chunk, guided_chunk, plain_chunks
 
 SPEC = ObsSpec(state=7, action=4, views=("front", "wrist"), image_size=32, language=True, text=64)
 H, E, A, W = 6, 4, 4, 32
@@ -224,6 +224,35 @@ def test_a_served_chunk_is_the_envs_axes_and_agrees_with_what_is_left_of_the_one
     guided = guided_chunk(policy, obs, g.manual_seed(0), goal, np.array([1.0, 1.0, 1.0, 0, 0, 0]), [1.0] * 4)
     near, far = ((guided - torch.from_numpy(goal)).abs().mean(1), (plain - torch.from_numpy(goal)).abs().mean(1))
     assert guided.shape == (H, A) and (near[:3] < 0.7 * far[:3]).all()
+
+
+@pytest.mark.parametrize("kind", ["pi0", "pi05", "smolvla"])
+def test_a_model_goes_on_from_rows_that_are_given_and_a_window_hides_them_from_later_ones(kind):
+    """Without given rows it is the model that it was, to the last bit; given rows stay and change the others; in a stack of blocks a
+    window is reached through each."""
+    plain = build(kind, horizon=8, execute=4)
+    taught, masked = build(kind, horizon=8, execute=4, commit=3), build(kind, horizon=8, execute=4, commit=3, window=2)
+    obs, g, depth = observations(SPEC, 2), torch.Generator().manual_seed(0), 2
+    context, x, t = taught.encode(obs), torch.randn(2, 8, taught.width, generator=g), torch.tensor([0.3, 0.8])
+
+    def v(policy, count, x):
+        given = context if count is None else policy.commit(context, torch.tensor([count] * 2))[0]
+        with torch.no_grad():
+            return policy.velocity(given, x, t)
+    assert torch.equal(v(plain, None, x), v(taught, None, x)) and torch.allclose(v(taught, 0, x), v(taught, None, x), atol=1e-6)
+    assert (v(taught, 2, x) - v(taught, 0, x)).abs().max() > 1e-4
+    moved = x.clone()
+    moved[:, 2] += 3.0
+    change = (v(masked, 3, moved) - v(masked, 3, x)).abs().amax((0, 2)) > 1e-6
+    assert change.nonzero().flatten().tolist() == list(range(2, min(8, 2 + depth + 1)))
+    goal = np.random.default_rng(0).uniform(-0.5, 0.5, (8, SPEC.action)).astype(np.float32)
+    for policy in (taught, masked):
+        one = {k: w[:1] for k, w in obs.items()}
+        rows = committed_chunk(policy, one, g.manual_seed(1), goal, 3)
+        assert torch.allclose(rows[:3], torch.from_numpy(goal[:3]), atol=1e-5) and rows.shape == (8, SPEC.action)
+        loss = policy.bc_loss(obs, torch.zeros(2, 8, SPEC.action), torch.ones(2, 8), g)
+        loss.backward()
+        assert torch.isfinite(loss)
 
 
 def test_the_words_of_an_instruction_reach_the_model():

@@ -175,7 +175,7 @@ def actor_of(policy, seed: int, config: "TrainConfig") -> Actor:
 def in_numpy(options: dict, spec) -> bool:
     """Whether NumPy can run the policy of these PolicyOptions, as a dict, and ObsSpec."""
     one_pass = not options.get("advantage") or options["guidance"] == 1
-    return options["kind"] == "flow" and not spec.views and not spec.language and one_pass
+    return options["kind"] == "flow" and not spec.views and not spec.language and one_pass and not options.get("window")
 
 
 def guidance_gains(steps: int) -> list[float]:

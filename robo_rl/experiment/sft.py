@@ -47,7 +47,7 @@ def first_policy(config: TrainConfig, env):
     if policy.options.advantage and not old.options.advantage and entry in had:  # it is told one number more, of which it knows nothing
         had[entry] = torch.nn.functional.pad(had[entry], (0, 1))
     given = "head.from_committed.weight"
-    if policy.options.commit and given not in had and "head.from_x.weight" in had:  # nobody taught it what it means that rows are given
+    if given in policy.state_dict() and given not in had and "head.from_x.weight" in had:  # nobody taught it what given rows mean
         had[given] = torch.zeros_like(policy.state_dict()[given])
     parts = {k.split(".")[0] for k in had}
     try:

@@ -11,6 +11,7 @@ FLOWS = ("pi0", "pi05", "smolvla", "xvla", "groot", "groot_n17")
 TOKENS = ("pi0_fast", "openvla_oft")
 VLAS = (*FLOWS, *TOKENS)
 POLICIES = ("flow", "diffusion", "gaussian", "squashed", "guided", *VLAS)
+ROW_KINDS = ("flow", "pi0", "pi05", "smolvla")  # kinds whose chunks may have rows that are given, and a window
 TEXT = 256  # bytes of an instruction that a vision-language-action model is given
 
 
@@ -54,11 +55,17 @@ class PolicyOptions:
     denoise_steps: int = 4
     """K: denoise steps per chunk."""
     commit: int = 0
-    """flow: the first rows of a chunk, up to so many, may be given, and half of supervision teaches to go on from them. For --chunking
-    trained: as many as the control periods that inference takes at most. --latency sets it."""
+    """flow, pi0, pi05, smolvla: the first rows of a chunk, up to so many, may be given, and half of supervision teaches to go on from
+    them. For --chunking trained: as many as the control periods that inference takes at most. --latency sets it."""
     commit_least: int = 0
     """RL: rollouts give a chunk so many rows to commit, at random, of the chunk that runs while it is decided on; 0: none. --latency
     sets it."""
+    window: int = 0
+    """The same kinds: each row of a chunk sees the observation and the last so many rows, itself one of them, behind a Λ-shaped mask, so
+    that rows further from those given cannot copy them (Xiaomi-Robotics-0: 4). The network of a small flow then is a transformer over
+    rows, of `layers` blocks of width `hidden`, for --policy.noise sde or cps. 0: no mask."""
+    weigh_errors: bool = False
+    """Flows but xvla, and diffusion: supervision weighs each entry of a chunk by its error, from 0.5 to 5 times (Xiaomi-Robotics-0)."""
     predict: Literal["velocity", "action"] = "velocity"
     """What the network of a flow or a diffusion gives: the velocity (a diffusion: the noise), or action: the clean chunk, from which
     the velocity follows. A velocity is the noise minus the chunk, so its network must first learn to copy the noise."""
@@ -159,8 +166,7 @@ class PolicyOptions:
             raise UserError(f"policy.lora goes with flow, diffusion, gaussian and policies of your own, got policy.kind {what}")
         if self.kind in VLAS and self.predict != "velocity":
             raise UserError(f"policy.kind {self.kind} predicts the velocity, got policy.predict {self.predict}")
-        if self.commit and self.kind != "flow":
-            raise UserError(f"policy.commit goes with policy.kind flow, got {self.kind}")
+        self._check_rows(what)
         if self.kind in TOKENS and self.logp_reduction != "sum":
             raise UserError(f"policy.kind {self.kind} has the log-prob of every token, got policy.logp_reduction {self.logp_reduction}")
         choose("policy.action_head", self.action_head, ("tokens", "l1"))
@@ -181,6 +187,7 @@ class PolicyOptions:
             in_range(f"policy.{name}", getattr(self, name), low, high)
         in_range("policy.execute (E <= H)", self.execute, 1, self.horizon)
         in_range("policy.commit (< H)", self.commit, 0, self.horizon - 1)
+        in_range("policy.window (<= H)", self.window, 0, self.horizon)
         in_range("policy.commit_least (<= commit)", self.commit_least, 0, self.commit)
         if self.commit_least and not self.commit <= min(self.execute, self.horizon - self.execute):
             raise UserError(f"policy.commit_least: up to {self.commit} rows of a chunk run while the next one is decided on, so "
@@ -201,6 +208,19 @@ class PolicyOptions:
         if self.kind == "diffusion" and self.train_steps % self.denoise_steps:
             raise UserError(f"policy.denoise_steps must divide train_steps={self.train_steps}, "
                                 f"got {self.denoise_steps}")
+
+    def _check_rows(self, what: str) -> None:
+        """UserError: what is asked of the rows of a chunk does not go with this kind of policy."""
+        for name in ("commit", "window"):
+            if getattr(self, name) and (self.acts != "flow" or self.kind not in ROW_KINDS):
+                raise UserError(f"policy.{name} goes with policy.kind {', '.join(ROW_KINDS)}, got {what}")
+        if self.commit_least and self.kind != "flow":
+            raise UserError(f"policy.commit_least, and --latency, go with policy.kind flow, got {self.kind}")
+        if self.window and self.kind == "flow" and (self.hidden % 2 or self.advantage or self.noise == "learned"):
+            raise UserError("policy.window of a small flow needs an even policy.hidden, goes without policy.advantage, and with "
+                            f"policy.noise sde or cps; got {self.hidden}, {self.advantage} and {self.noise}")
+        if self.weigh_errors and (self.acts not in ("flow", "diffusion") or self.kind == "xvla"):
+            raise UserError(f"policy.weigh_errors goes with flow, diffusion, {', '.join(f for f in FLOWS if f != 'xvla')}, got {what}")
 
 
 @dataclass(frozen=True, kw_only=True)

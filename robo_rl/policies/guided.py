@@ -8,7 +8,8 @@ with the true product with J^T, by autograd. Source: Black et al. 2025, arXiv 25
 
 Taught (`--policy.commit`): the rows that will have run are given, clean, at every step, and the others are drawn to follow them.
 Source: training-time real-time chunking, arXiv 2512.05964. There a time of 0 says which rows those are, to a network that has a time
-for each; here it is told by `Context.committed`.
+for each, as ours with `--policy.window` and the vision-language-action models have. A small policy without it is told by
+`Context.committed`.
 """
 
 import numpy as np
@@ -65,7 +66,7 @@ def committed_chunk(policy, obs: Obs, generator: torch.Generator, actions: np.nd
         for (keep, step), time in zip(policy.plain, times, strict=True):
             x = torch.where(given, goal, x)
             x = keep * x + step * policy.head(embedded, x, time)
-        return policy.whole_chunk(torch.where(given, goal, x).view(1, h, a), obs)[0]
+        return policy.whole_chunk(torch.where(given, goal, x).view(1, h, policy.width), obs)[0]
 
 
 def _moved(actions: torch.Tensor, context) -> torch.Tensor:

@@ -38,6 +38,8 @@ class NumpyActor:
             seen = "images" if spec["views"] else "an instruction" if spec["language"] else "a state"
             raise UserError(f"NumpyActor carries flow policies that see a state alone, got kind {options['kind']!r} "
                             f"that sees {seen}; load it with robo_rl.checkpoint.load_policy")
+        if options.get("window", 0):
+            raise UserError("NumpyActor carries no policy of --policy.window; load it with robo_rl.checkpoint.load_policy")
         told = options.get("advantage", False)
         if told and options["guidance"] != 1:
             raise UserError(f"NumpyActor makes one pass per step, a policy guided by beta {options['guidance']:g} takes two; load it with "

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from robo_rl.losses import error_weights
 from robo_rl.normalise import Normaliser
 from robo_rl.options import PolicyOptions
 from robo_rl.policies.context import ADVANTAGE, PREFIX, Context
@@ -33,6 +34,7 @@ from robo_rl.policies.nets import (
 )
 from robo_rl.policies.protocol import Chunk, Obs, ObsSpec
 from robo_rl.policies.protocol import Policy as Policy  # exported
+from robo_rl.policies.row_head import RowHead
 from robo_rl.sampling import (
     LOG_2PI,
     ChainTable,
@@ -199,6 +201,8 @@ class ChainPolicy(PolicyBase):
     def make_head(self) -> "tuple[VelocityNet, NoiseNet | None]":
         """The network of the chain, and that of its std where it is learned."""
         o = self.options
+        if o.window:
+            return RowHead(self.context_size, o.horizon, self.width, o.hidden, o.layers, o.window), None
         kind, rows = GuidedChunkHead if o.advantage else ChunkHead, o.horizon if o.commit else 0
         head = kind(self.context_size, self.chunk, o.hidden, o.layers, o.activation, rows)
         return head, NoiseNet(o.hidden, self.chunk, o.noise_min, o.noise_max) if o.kind == "flow" and o.noise == "learned" else None
@@ -341,8 +345,7 @@ class ChainPolicy(PolicyBase):
         x0 = self.clean_chunk(chunk)
         eps = torch.randn(x0.shape, generator=generator).to(x0.device)
         given = None
-        if self.options.commit:
-            c = self.options.commit  # every second chunk has none: the first of an episode, and a robot that waits
+        if c := self.options.commit:  # every second chunk has none: the first of an episode, and a robot that waits
             count = torch.randint(1 - c, c + 1, (len(x0),), generator=generator).clamp(min=0).to(x0.device)
             context, given = self.commit(context, count)
             mask = mask * ~given[:, ::self.width]  # their error says nothing
@@ -360,8 +363,8 @@ class ChainPolicy(PolicyBase):
         target = x0 if self.clean else target
         if self.clean and not self.diffusion:  # between errors of the chunk, and those of its velocity, which weigh 1/t^2
             weight = torch.as_tensor(1 / t) if weight is None else weight / t
-        err = (out - target).view(len(x0), self.options.horizon, self.width)
-        err = (err if self.width == self.spec.action else err[..., :self.spec.action]).square().mean(-1) * mask
+        err = (out - target).view(len(x0), self.options.horizon, self.width)[..., :self.spec.action]
+        err = ((error_weights(err.detach(), mask) if self.options.weigh_errors else 1.0) * err.square()).mean(-1) * mask
         if weight is not None:
             err = err * weight[:, None]
         return err.sum() / mask.sum().clamp(min=1)

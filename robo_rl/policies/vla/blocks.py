@@ -18,6 +18,7 @@ from robo_rl.policies.context import Context
 
 ACTIVATION = {"gelu": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu}
 ROPE_BASE = 10_000.0
+OFFSET = 10  # places between rows of a chunk that are given and all others, behind a Λ-shaped mask
 MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0  # of time features, in units of flow time
 
 
@@ -145,8 +146,11 @@ class AdaRmsNorm(nn.Module):
         self.eps = kind.eps
 
     def forward(self, x: Tensor, cond: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """x [B,L,W], cond [B or more,C] (`even_rows`) -> ([B,L,W], gate [B,1,W])."""
-        scale, shift, gate = self.dense(cond)[:len(x), None].chunk(3, -1)
+        """x [B,L,W], cond [B or more,C] (`even_rows`), or [B,L,C] of every token -> ([B,L,W], gate [B,1 or L,W])."""
+        assert cond is not None
+        made = self.dense(cond)[:len(x), None] if cond.dim() == 2 else self.dense(even_rows(cond.flatten(0, 1)))[:x[..., 0].numel()].view(
+            *x.shape[:2], -1)
+        scale, shift, gate = made.chunk(3, -1)
         return (_rms(x, self.eps) * (1 + scale.float()) + shift.float()).to(x.dtype), gate
 
 
@@ -337,6 +341,30 @@ def time_embedding(t: Tensor, width: int) -> Tensor:
     fraction = torch.linspace(0, 1, width // 2, dtype=torch.float64, device=t.device)
     angle = 2 * math.pi / (MIN_PERIOD * (MAX_PERIOD / MIN_PERIOD) ** fraction) * t[:, None].double()
     return torch.cat([angle.sin(), angle.cos()], 1)
+
+
+def row_times(t: Tensor, given: Tensor | None, rows: int, width: int) -> Tensor:
+    """`time_embedding` of every row of a chunk, float64 [B,rows,width]; rows that are given, [B,rows] above 0, are clean: at time 0."""
+    times = time_embedding(t, width)[:, None].expand(-1, rows, -1)
+    return times if given is None else torch.where(given[..., None] > 0, time_embedding(torch.zeros_like(t), width)[:, None], times)
+
+
+def row_places(start: Tensor, given: Tensor | None, rows: int, window: int) -> Tensor:
+    """Places int64 [B,rows] of a chunk's rows from `start` [B] on; with a `window` those that are not given stand OFFSET further back."""
+    places = start[:, None] + torch.arange(rows, device=start.device)
+    return places if not window else places + (OFFSET if given is None else OFFSET * (given <= 0))
+
+
+def lambda_mask(rows: int, window: int, sink: bool = False) -> Tensor:
+    """bool [rows,rows]: row h sees rows h - window + 1 .. h. With a sink [1+rows,1+rows]: every row sees token 0 too, which sees itself.
+
+    Source: Xiaomi-Robotics-0, arXiv 2602.12684."""
+    back = torch.arange(rows)[:, None] - torch.arange(rows)
+    mask = (back >= 0) & (back < window)
+    if sink:
+        mask = F.pad(mask, (1, 0, 1, 0), value=False)
+        mask[:, 0] = True
+    return mask
 
 
 def even_rows(x: Tensor) -> Tensor:

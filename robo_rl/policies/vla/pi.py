@@ -24,11 +24,14 @@ from robo_rl.policies.vla.blocks import (
     RmsNorm,
     VisionTower,
     even_rows,
+    lambda_mask,
     pack,
     parts_of,
     picture_tokens,
     read_prefix,
     rotation,
+    row_places,
+    row_times,
     time_embedding,
 )
 
@@ -76,7 +79,12 @@ class PiTrunk(nn.Module):
 
 
 class PiExpert(nn.Module):
-    """A small Gemma between projections of actions: the velocity of a noised chunk."""
+    """A small Gemma between projections of actions: the velocity of a noised chunk.
+
+    Rows that are given (`Context.committed`) are at flow time 0 (training-time real-time chunking, arXiv 2512.05964).
+    """
+
+    window = 0  # w of a Λ-shaped mask among the actions; 0: every one sees all
 
     def __init__(self, config: PiConfig):
         super().__init__()
@@ -93,14 +101,17 @@ class PiExpert(nn.Module):
         """See `VlaModel.velocity`."""
         assert context.mask is not None and context.length is not None and context.state is not None
         steps, dtype = x.shape[1], self.action_in.weight.dtype
-        h, time = self.action_in(x.to(dtype)), time_embedding(t, self.width).to(dtype)
-        cond = None
-        if self.state is None:
-            cond = silu(self.time_out(silu(self.time_in(even_rows(time)))))
-        else:
-            h = self.time_out(silu(self.time_in(torch.cat([h, time[:, None].expand_as(h)], -1))))
+        given, cond = context.committed, None
+        h, place = self.action_in(x.to(dtype)), row_places(context.length + (self.state is not None), given, steps, self.window)
+        if self.state is not None:
+            h = self.time_out(silu(self.time_in(torch.cat([h, row_times(t, given, steps, self.width).to(dtype)], -1))))
             h = torch.cat([self.state(even_rows(context.state.to(dtype)))[:len(h), None], h], 1)
-        place = context.length[:, None] + torch.arange(h.shape[1], device=x.device)
+            place = torch.cat([context.length[:, None], place], 1)
+        elif given is None:
+            cond = silu(self.time_out(silu(self.time_in(even_rows(time_embedding(t, self.width).to(dtype))))))
+        else:
+            times = row_times(t, given, steps, self.width).to(dtype)
+            cond = silu(self.time_out(silu(self.time_in(even_rows(times.flatten(0, 1))))))[:times[..., 0].numel()].view_as(times)
         mask = self._mask(context.mask, h.shape[1])
         turn = rotation(place, self.head_dim)
         for layer, past in zip(self.layers, context.kv, strict=True):
@@ -108,11 +119,15 @@ class PiExpert(nn.Module):
         return self.action_out(self.norm(h, cond)[0][:, -steps:]).float()
 
     def _mask(self, prefix: Tensor, length: int) -> Tensor:
-        """bool [B,1 or L,P + L]: the whole prefix and the own tokens, but that the state does not see the actions."""
-        rows = 1 if self.state is None else length
-        own = torch.ones(rows, length, dtype=torch.bool, device=prefix.device)
-        if self.state is not None:
-            own[0, 1:] = False
+        """bool [B,1 or L,P + L]: the whole prefix and the own tokens, but that the state does not see the actions, and each of these with a
+        window the state and the last ones."""
+        if self.window:
+            own = lambda_mask(length - (self.state is not None), self.window, sink=self.state is not None).to(prefix.device)
+        else:
+            own = torch.ones(1 if self.state is None else length, length, dtype=torch.bool, device=prefix.device)
+            if self.state is not None:
+                own[0, 1:] = False
+        rows = len(own)
         return torch.cat([prefix[:, None].expand(-1, rows, -1), own.expand(len(prefix), -1, -1)], 2)
 
 

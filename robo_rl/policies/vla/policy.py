@@ -193,6 +193,7 @@ class VlaPolicy(VlaBase, ChainPolicy):
 
     def make_head(self) -> tuple[VelocityNet, NoiseNet | None]:
         o, kind = self.options, GuidedExpertHead if self.options.advantage else ExpertHead
+        self.expert.window = o.window
         head = kind(self.expert, self.width)
         del self.expert  # it is the head's
         learned = ContextNoise(self.context_size, self.chunk, o.noise_min, o.noise_max) if o.noise == "learned" else None

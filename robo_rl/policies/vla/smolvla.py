@@ -22,12 +22,14 @@ from robo_rl.policies.vla.blocks import (
     RmsNorm,
     VisionTower,
     even_rows,
+    lambda_mask,
     pack,
     parts_of,
     picture_tokens,
     read_prefix,
     rotation,
-    time_embedding,
+    row_places,
+    row_times,
 )
 
 
@@ -104,7 +106,12 @@ class SmolVlaTrunk(nn.Module):
 
 
 class SmolVlaExpert(nn.Module):
-    """A Llama of three quarters of the trunk's width: the velocity of a noised chunk."""
+    """A Llama of three quarters of the trunk's width: the velocity of a noised chunk.
+
+    Rows that are given (`Context.committed`) are at flow time 0 (training-time real-time chunking, arXiv 2512.05964).
+    """
+
+    window = 0  # w of a Λ-shaped mask among the actions; 0: each sees all before it
 
     def __init__(self, config: SmolVlaConfig):
         super().__init__()
@@ -121,13 +128,14 @@ class SmolVlaExpert(nn.Module):
         """See `VlaModel.velocity`."""
         assert context.mask is not None and context.length is not None
         steps, dtype = x.shape[1], self.action_in.weight.dtype
-        h, time = self.action_in(x.to(dtype)), time_embedding(t, self.width).to(dtype)
-        h = self.time_out(silu(self.time_in(torch.cat([h, time[:, None].expand_as(h)], -1))))
+        h, given = self.action_in(x.to(dtype)), context.committed
+        h = self.time_out(silu(self.time_in(torch.cat([h, row_times(t, given, steps, self.width).to(dtype)], -1))))
         step = torch.arange(steps, device=x.device)
         there = context.mask[:, None]
-        causal = (step <= step[:, None]).expand(len(x), -1, -1)
+        causal = lambda_mask(steps, self.window or steps).to(x.device).expand(len(x), -1, -1)
         seen = torch.cat([there.expand(-1, steps, -1), causal], 2)
-        after, alone = rotation(context.length[:, None] + step, self.head_dim), rotation(step.expand(len(x), -1), self.head_dim)
+        after = rotation(row_places(context.length, given, steps, self.window), self.head_dim)
+        alone = rotation(step.expand(len(x), -1), self.head_dim)
         for layer, past in zip(self.layers, context.kv, strict=True):
             h, _ = layer(h, alone, there, past) if layer.crosses else layer(h, after, seen, past)
         return self.action_out(self.norm(h)[0]).float()
