@@ -5,6 +5,8 @@ import platform
 import subprocess
 from pathlib import Path
 
+WRITTEN = tuple(f":(top,exclude){path}" for path in ("results", "docs/results.md", "README.md"))  # by `--save` and `results page`
+
 
 def versions() -> dict[str, str]:
     """Versions of what decides a result."""
@@ -27,13 +29,13 @@ def machine_name() -> str:
     return f"{model or platform.machine()}, {len(os.sched_getaffinity(0))} cores, {gpu}"
 
 
-def git_hash() -> str:
-    """Commit of the source tree, with + if it was changed; empty outside a repository."""
-    here = Path(__file__).parent
+def git_hash(here: Path = Path(__file__).parent) -> str:
+    """Commit of the source tree that has the folder `here`, with + if it was changed; empty outside a repository. Results that were written
+    since do not count."""
     try:
         head = subprocess.run(["git", "-C", here, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True,
                               timeout=10)
-        dirty = subprocess.run(["git", "-C", here, "status", "--porcelain", "-uno"], capture_output=True, text=True,
+        dirty = subprocess.run(["git", "-C", here, "status", "--porcelain", "-uno", "--", ":/", *WRITTEN], capture_output=True, text=True,
                                timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -11,6 +11,7 @@ from commands import TINY, robo_rl
 
 from robo_rl import results
 from robo_rl.errors import UserError
+from robo_rl.provenance import git_hash
 from robo_rl.report import results_page
 from robo_rl.results import ResultRow, add_rows, age, read
 
@@ -104,6 +105,24 @@ def test_outside_a_repository_the_page_marks_nothing_and_says_so(tmp_path):
     results_page.write_pages(tmp_path / "results", tmp_path / "docs" / "results.md", None)
     page = (tmp_path / "docs" / "results.md").read_text()
     assert "no row was compared with the code" in page and "*older than the code*" not in page.split("## T")[1]
+
+
+def test_a_commit_is_marked_as_changed_by_code_and_not_by_the_results_that_were_written_since(tmp_path):
+    def git(*words):
+        subprocess.run(["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True, capture_output=True)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "code").mkdir()
+    for name in ("results/x.json", "code/a.py", "README.md"):
+        (tmp_path / name).write_text("1")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "a")
+    commit = git_hash(tmp_path / "code")
+    (tmp_path / "results/x.json").write_text("2")
+    (tmp_path / "README.md").write_text("2")
+    assert len(commit) == 12 and git_hash(tmp_path / "code") == commit
+    (tmp_path / "code/a.py").write_text("2")
+    assert git_hash(tmp_path / "code") == commit + "+"
 
 
 # ---- page and README ---------------------------------------------------------------------------------------------
