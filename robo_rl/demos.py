@@ -180,16 +180,13 @@ def demo_sampler(dataset, spec: ObsSpec, horizon: int, data: DataOptions | None 
     tensors: what a policy keeps of a raw observation (state, task, image/<view> uint8 as recorded); None: `obs_tensors`, with
     pictures as large as `spec` says. Pictures that do not fit the cache are decoded when their batch comes (`data.frames`).
     """
-    from robo_rl.data.frames import FrameStore, choose_views
     from robo_rl.data.reader import chunks
 
     data = data or DataOptions()
     check_fits(dataset.meta, spec, data)
     state, chunk, pad = (torch.from_numpy(np.ascontiguousarray(x)) for x in chunks(dataset, horizon))
     mask = (~pad).float()
-    views = {v: source for v, source in choose_views(data.cameras, dataset.views).items() if v in spec.views}
-    square = partial(_fitted, size=spec.image_size, how=spec.fit or data.fit or "pad")
-    store = FrameStore(dataset, views, None if tensors or spec.text else square, data.cache_mb << 20, data.threads)
+    store = frame_store(dataset, spec, data, as_recorded=tensors is not None)
     where = torch.arange(len(chunk)) if rows is None else torch.from_numpy(np.asarray(rows))
     if store.fits and tensors is None:
         obs = {"state": state[where]}
@@ -204,6 +201,14 @@ def demo_sampler(dataset, spec: ObsSpec, horizon: int, data: DataOptions | None 
         raw = {"state": state[at].numpy(), "task": tasks[dataset.task_index[at]].tolist()}
         return kept(raw | {f"image/{view}": x for view, x in pictures.items()}), chunk[at], mask[at]
     return _Stream(store, where.numpy(), batch)
+
+
+def frame_store(dataset, spec: ObsSpec, data: DataOptions, as_recorded: bool = False):
+    """The pictures that a policy of `spec` learns from: as large as it says, or as recorded where its processor changes them."""
+    from robo_rl.data.frames import FrameStore, choose_views
+    views = {v: source for v, source in choose_views(data.cameras, dataset.views).items() if v in spec.views}
+    square = partial(_fitted, size=spec.image_size, how=spec.fit or data.fit or "pad")
+    return FrameStore(dataset, views, None if as_recorded or spec.text else square, data.cache_mb << 20, data.threads)
 
 
 def _fitted(images: np.ndarray, size: int, how) -> np.ndarray:

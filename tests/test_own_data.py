@@ -266,6 +266,17 @@ def test_units_that_nobody_stated_end_training_before_a_folder_is_made(sets, tmp
     assert said.count("\n") == 1 and "nobody stated the units" in said and "--units" in said and not out.exists()
 
 
+def test_a_plan_of_a_data_set_counts_its_pictures_and_starts_nothing(sets, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    argv = ["--algo", "bc", "--demos", str(sets["aloha"]), "--policy", "smolvla", "--policy.size", "tiny", "--data.cache-mb", "1", "--plan"]
+    assert run_command("train", *argv, "--bc.batch", "4", "--bc.updates", "1") == 0
+    out = capsys.readouterr().out
+    assert "moments of AdamW" in out and "held-out frames" in out and out.strip().splitlines()[-1].startswith("fits")
+    size = len(load(sets["aloha"]).action) * 2 * 3 * SMALL[0] * SMALL[1]
+    assert f"{size / 1e6:,.1f} MB" in next(line for line in out.splitlines() if "pictures of all frames" in line)
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_an_env_only_supervised_learning_is_offered(sets, capsys):
     assert run_command("train", "--sim", "none", "--algo", "ppo", "--demos", str(sets["aloha"])) == 2
     assert "--algo bc" in capsys.readouterr().err
@@ -313,9 +324,8 @@ def test_two_cameras_of_480_by_640_are_checked_and_learnt_from_in_two_gigabytes(
     assert sum(h * w * 3 for h, w in load(folder).views.values()) * len(load(folder).action) > 3.6e9
     commands = [["data", "check", str(folder)],
                 ["train", "--algo", "bc", "--demos", str(folder), "--out", str(tmp_path / "run"), "--data.cache-mb", "1", *TINY],
-                ["train", "--algo", "bc", "--demos", str(folder), "--policy", "smolvla", "--policy.size", "tiny", "--bc.updates", "5",
-                 "--bc.batch", "8", "--policy.horizon", "10", "--policy.execute", "5", "--data.cache-mb", "256",
-                 "--out", str(tmp_path / "vla")]]
+                ["train", "--algo", "bc", "--demos", str(folder), "--policy", "smolvla", "--policy.size", "tiny", "--bc.updates", "30",
+                 "--out", str(tmp_path / "vla")]]  # batch and cache as they come
     code = ("import atexit, sys, memory; from robo_rl.cli import main; atexit.register(lambda: print(memory.peak_memory())); "
             "main(sys.argv[1:])")
     for argv in commands:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import datasets
 import pytest
 import torch
 from memory import peak_memory
@@ -12,6 +13,7 @@ from robo_rl.cli.train import parse
 from robo_rl.devices import slow_bf16
 from robo_rl.experiment import plan as plans
 from robo_rl.experiment.plan import Plan, PlanPart, extrapolated, identity, kept, moments, resident
+from robo_rl.experiment.plan_data import plan_of_data
 from robo_rl.experiment.twin import twin
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -144,8 +146,25 @@ def test_the_peak_of_a_run_is_within_fifteen_percent_of_its_plan(more, tmp_path)
     assert abs(want - had) <= 0.15 * had, f"{want / 1e6:.0f} MB planned, {had / 1e6:.0f} MB measured"
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:data set .* without checksums")
+@pytest.mark.parametrize("more", [["tiny", "--bc.updates", "20"], ["small", "--bc.updates", "3", "--bc.batch", "16"]],
+                         ids=["tiny, as it comes", "small"])
+def test_the_peak_of_learning_from_videos_is_within_fifteen_percent_of_its_plan(more, tmp_path):
+    import multiprocessing
+    folder = datasets.write(tmp_path / "aloha", "aloha", episodes=4, length=199)
+    argv = ["--algo", "bc", "--demos", str(folder), "--policy", "smolvla", "--policy.size", *more]
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1, maxtasksperchild=1) as pool:
+        want = pool.apply(_peak_of_plan, (argv,))
+    with context.Pool(1, maxtasksperchild=1) as pool:
+        had = pool.apply(_peak_of_run, (argv, str(tmp_path / "r")))
+    assert abs(want - had) <= 0.15 * had, f"{want / 1e6:.0f} MB planned, {had / 1e6:.0f} MB measured"
+
+
 def _peak_of_plan(argv: list[str]) -> int:
-    return plans.make_plan(parse(argv)).peak
+    config = parse(argv)
+    return (plan_of_data(config) if config.sim == "none" else plans.make_plan(config)).peak
 
 
 def _peak_of_run(argv: list[str], out: str) -> int:

@@ -259,6 +259,20 @@ def test_statistics_among_the_weights_of_an_older_folder_are_read(tmp_path):
     torch.testing.assert_close(p.state_norm(torch.tensor([[1.5, 2.0, 3.0]])), torch.tensor([[1.0, 0, 0]]))
 
 
+def test_a_base_model_without_statistics_says_the_rest_and_takes_them_from_a_run(tmp_path):
+    folder = lerobot_folder(tmp_path / "policy")
+    steps = json.loads((folder / processor_files.PRE).read_text())
+    for step in steps["steps"]:
+        if (name := step.pop("state_file", "")):
+            (folder / name).unlink()
+    (folder / processor_files.PRE).write_text(json.dumps(steps))
+    save_file({"no.statistics": np.zeros(1, np.float32)}, folder / "model.safetensors")
+    with pytest.raises(UserError, match="q01 and q99 of the state are absent.*--policy.statistics demos"):
+        processor_files.from_folder(folder, "words:512")
+    made = processor_files.from_folder(folder, "words:512", need_statistics=False)
+    assert made.options.views and made.options.state_kind == "quantiles" and float(made.state_norm.scale.max()) == 1
+
+
 def test_openpis_statistics_are_found_below_assets(tmp_path):
     place = tmp_path / "assets" / "droid"
     place.mkdir(parents=True)

@@ -66,7 +66,8 @@ def parse(argv: list[str]) -> TrainConfig:
         raise SystemExit(0)
     if args.plan:
         from robo_rl.experiment.plan import make_plan
-        plan = make_plan(config)
+        from robo_rl.experiment.plan_data import plan_of_data
+        plan = plan_of_data(config) if config.sim == "none" else make_plan(config)
         print(plan.text())
         raise SystemExit(int(plan.missing > 0))
     if args.twin:

@@ -36,12 +36,12 @@ class FrameStore:
                                 f"{', '.join(dataset.views) or 'none'}")
         self.data, self.views, self.threads = dataset, dict(views), threads
         self._change = change or (lambda x: x)
-        self._shape = {name: self._change(np.zeros((1, *dataset.views[source], 3), np.uint8)).shape[1:] for name, source in views.items()}
-        self.row_bytes = sum(int(np.prod(shape)) for shape in self._shape.values())
+        self.shapes = {name: self._change(np.zeros((1, *dataset.views[source], 3), np.uint8)).shape[1:] for name, source in views.items()}
+        self.row_bytes = sum(int(np.prod(shape)) for shape in self.shapes.values())
         rows = len(dataset.action)
         self.fits = self.row_bytes * rows <= budget
-        slots = min(rows, max(1, budget // max(1, self.row_bytes))) if views else 0
-        self._kept = {name: np.empty((slots, *shape), np.uint8) for name, shape in self._shape.items()}  # touched as it fills
+        self.slots = slots = min(rows, max(1, budget // max(1, self.row_bytes))) if views else 0
+        self._kept = {name: np.empty((slots, *shape), np.uint8) for name, shape in self.shapes.items()}  # touched as it fills
         self._slot = np.full(rows, -1, np.int64)  # of a row
         self._row = np.full(slots, -1, np.int64)  # of a slot
         self._next, self._lock, self._local = 0, threading.Lock(), threading.local()
@@ -61,7 +61,7 @@ class FrameStore:
     def get(self, rows: np.ndarray) -> Pictures:
         """The pictures of `rows` int64[B]. BrokenDataset: a video is damaged."""
         rows = np.asarray(rows, np.int64)
-        out = {name: np.empty((len(rows), *shape), np.uint8) for name, shape in self._shape.items()}
+        out = {name: np.empty((len(rows), *shape), np.uint8) for name, shape in self.shapes.items()}
         with self._lock:
             slots = self._slot[rows]
             there = slots >= 0

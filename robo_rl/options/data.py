@@ -22,7 +22,7 @@ class DataOptions:
     into the data set)."""
     held_out: float = 0.1
     """Without an env: share of the episodes, drawn by the seed, that judge the policy and are not learnt from."""
-    cache_mb: int = 1024
+    cache_mb: int = 640
     """Memory for decoded pictures [MiB]. Those that do not fit are decoded again for every batch."""
     threads: int = 1
     """Threads that decode ahead of the learner; 0: none."""

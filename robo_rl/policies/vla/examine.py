@@ -85,11 +85,15 @@ def _say_sizes(out: Examination, config: VlaConfig) -> None:
 
 def _say_processor(out: Examination, folder: Path, config: VlaConfig) -> None:
     """Cameras, prompt, statistics and tokeniser of the folder; what of them is absent."""
-    try:
-        made = _processor(folder, config)
-    except UserError as e:
-        out.missing.append(str(e))
-    else:
+    made = None
+    for need in (True, False):  # without statistics the folder says the rest
+        try:
+            made = _processor(folder, config, need)
+            break
+        except UserError as e:
+            if str(e) not in out.missing:
+                out.missing.append(str(e))
+    if made is not None:
         o = made.options
         empty = f" and {o.slots - len(o.views)} empty" if o.slots > len(o.views) else ""
         out.say("cameras", f"{', '.join(o.views) or 'none named'}{empty}; pictures made {o.image_size} wide by {o.fit}")
@@ -106,12 +110,14 @@ def _say_processor(out: Examination, folder: Path, config: VlaConfig) -> None:
         out.missing.append(str(e))
 
 
-def _processor(folder: Path, config: VlaConfig) -> Processor:
+def _processor(folder: Path, config: VlaConfig, need_statistics: bool) -> Processor:
     """The folder's processor, with words of any kind where the tokeniser is a file of its own."""
     if (folder / NAME).is_file():
         return from_folder(folder)
     stand_in = f"words:{config.vocab}"
-    return from_folder(folder, stand_in) if (folder / CONFIG).is_file() else from_folder(folder, stand_in, family=config.family)
+    if (folder / CONFIG).is_file():
+        return from_folder(folder, stand_in, need_statistics)
+    return from_folder(folder, stand_in, family=config.family)
 
 
 def _size(count: int) -> str:

@@ -360,7 +360,7 @@ def _processor_of(o: PolicyOptions, spec: ObsSpec, config: VlaConfig) -> "Proces
         raise UserError(f"{folder} has no {NAME}; copy the whole checkpoint")
     if is_bare(folder) or not any(path for name in (NAME, PRE, "config.json", OPENVLA, f"**/{OPENPI}") for path in folder.glob(name)):
         return None
-    found = from_folder(folder, o.words)
+    found = from_folder(folder, o.words, need_statistics=o.statistics == "folder")
     own = _fitting(found.options, o, spec, config)
     if (folder / NAME).is_file() and found.options != own:
         found.check_same(Processor(own, found.words), str(folder))

@@ -95,6 +95,7 @@ class ProcessorOptions:
                             f"action {self.action}")
 
 
+PIECE = 8  # pictures that are made smaller at once: as numbers of 32 bits they take four times their bytes, twice
 FAMILIES: dict[str, dict[str, Any]] = {  # of the public checkpoints
     "pi0": {},
     "pi05": {"template": TEMPLATES[1], "prompt": 200, "state_kind": "quantiles", "action_kind": "quantiles"},
@@ -202,7 +203,8 @@ class Processor(nn.Module):
         images = state.new_full((len(state), o.slots, 3, o.image_size, o.image_size), -1.0)
         mask = torch.zeros(len(state), o.slots, dtype=torch.bool, device=state.device)
         for i, view in enumerate(o.views):
-            images[:, i] = self.picture(tensors[f"image/{view}"])
+            for made, seen in zip(images[:, i].split(PIECE), tensors[f"image/{view}"].split(PIECE), strict=True):
+                made.copy_(self.picture(seen))
             mask[:, i] = True
         token_mask = tensors["token_mask"]
         longest = max(1, int(token_mask.sum(1).max()))
@@ -319,7 +321,8 @@ def pair_of(statistics: Statistics, key: str, kind: str, n: int, where: str) -> 
     if absent := [s for s in (first, second) if own.get(s) is None]:
         have = [s for s in ("mean", "std", "min", "max", "q01", "q99") if own.get(s) is not None]
         raise UserError(f"{where}: {' and '.join(absent)} of the {key} are absent (there: {', '.join(have) or 'nothing'}), but "
-                        f"its normaliser is {kind}; make them with robo_rl data stats FOLDER, or choose another normaliser")
+                        f"its normaliser is {kind}; a run takes them from its demonstrations (--policy.statistics demos, the default), "
+                        "data sets get theirs by robo_rl data stats FOLDER")
     out = []
     for s in (first, second):
         x = torch.as_tensor(np.asarray(own[s], np.float64).reshape(-1))

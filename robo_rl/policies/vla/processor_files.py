@@ -25,17 +25,18 @@ GROOT = ("groot_pack_inputs", "groot_n1_7_pack_inputs")  # steps of LeRobot's pr
 SPLIT = {"observation.state": "state", "action": "action", "actions": "action", "state": "state"}
 
 
-def from_folder(folder: "str | Path", words: "str | Path" = "", **changes: Any) -> Processor:
+def from_folder(folder: "str | Path", words: "str | Path" = "", need_statistics: bool = True, **changes: Any) -> Processor:
     """The processor in a folder: ours, LeRobot's or openpi's.
 
-    words: where the tokeniser is, if not in the folder; changes: fields of ProcessorOptions that the folder does not say (openpi
+    words: where the tokeniser is, if not in the folder; need_statistics: whether LeRobot's may lack them (a base model, whose robot is yet
+    to come), if they are taken from elsewhere; changes: fields of ProcessorOptions that the folder does not say (openpi
     says the statistics alone: family and views at least). UserError: nothing there to read, or statistics are absent.
     """
     folder = Path(folder)
     if (folder / NAME).is_file():
         return Processor.load(folder, tokenisers.load(words) if words else None)
     if (folder / CONFIG).is_file() and "type" in read_json(folder / CONFIG):
-        return _lerobot(folder, words, changes)
+        return _lerobot(folder, words, changes, need_statistics)
     if found := sorted({*folder.glob(OPENPI), *folder.glob(f"assets/**/{OPENPI}")}):
         if len(found) > 1:
             places = ", ".join(str(p.parent.relative_to(folder)) for p in found[:4])
@@ -110,7 +111,7 @@ def _openvla(folder: Path, words: "str | Path", changes: Mapping[str, Any]) -> P
     return made
 
 
-def _lerobot(folder: Path, words: "str | Path", changes: Mapping[str, Any]) -> Processor:
+def _lerobot(folder: Path, words: "str | Path", changes: Mapping[str, Any], need_statistics: bool) -> Processor:
     config = read_json(folder / CONFIG)
     family = str(config["type"])
     family = "groot_n17" if family == "groot" and "1.7" in str(config.get("model_version", "")) else family
@@ -125,7 +126,9 @@ def _lerobot(folder: Path, words: "str | Path", changes: Mapping[str, Any]) -> P
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as e:
         raise UserError(f"{folder} is no policy folder that LeRobot wrote ({e!r})") from None
     made = Processor(of_family(family, **{**settings, **changes}), tokenisers.load(words or folder))
-    made.take(_lerobot_statistics(folder, steps), _eps(steps), where=str(folder))
+    statistics = _lerobot_statistics(folder, steps)
+    if statistics or need_statistics:
+        made.take(statistics, _eps(steps), where=str(folder))
     return made
 
 
