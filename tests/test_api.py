@@ -196,10 +196,12 @@ SIMS = (("mujoco", "reach"), ("mujoco", "reach,pick_cube"), ("maniskill", "PickC
 
 
 def every_recipe():
-    """(words that choose one, the configurations it is made of) of all kinds of simulators, methods, observations and presets."""
+    """(words that choose one, the configurations it is made of) of all kinds of simulators, methods, observations, presets and policies."""
     for (sim, task), algo, obs, preset, reward in itertools.product(SIMS, ALGOS, ("state", "rgb"), recipes.PRESETS, ("", "dense")):
-        if preset != "paper" or algo in recipes.PAPERS:
-            yield (sim, task, algo, obs, preset, reward), recipes.steps(sim, task, algo, obs, preset, reward)
+        for model in ("", recipes.model_words("pi05")) if obs == "rgb" else ("",):
+            if preset != "paper" or algo in recipes.PAPERS:
+                chosen = (sim, task, algo, obs, preset, reward)
+                yield (*chosen, "", model), recipes.steps(*chosen, model=model)
 
 
 def test_every_number_of_a_recipe_that_is_not_the_default_has_a_row_with_a_reason():
@@ -257,6 +259,15 @@ def test_a_flow_taught_by_few_demonstrations_predicts_actions_by_default():
         assert recipes.preset("mujoco", "pick_cube", algo, "state", preset).policy.predict == "action"
     assert recipes.preset("mujoco", "pick_cube", "pi_rl", "state", "full").policy.noise_steps == "last"
     assert recipes.preset("mujoco", "pick_cube", "reinflow", "state", "paper").policy.predict == "velocity"
+
+
+def test_a_vision_language_action_model_has_rows_of_its_own_and_fresh_weights_more_of_them(tmp_path):
+    asked = ["--task", "pick_cube", "--obs", "rgb", "--policy", "smolvla"]
+    small, fresh = parse(asked[:4]), parse(asked)
+    assert (fresh.bc.lr, small.bc.lr) == (3e-3, 1e-3) and fresh.rl.trust_kl > 0 == small.rl.trust_kl
+    assert robo_rl.recipe(task="pick_cube", obs="rgb", policy={"kind": "smolvla"}) == fresh
+    public = recipes.preset("mujoco", "pick_cube", "pi_rl", "rgb", "full", model=recipes.model_words("smolvla", str(tmp_path)))
+    assert public.rl == fresh.rl and public.bc == small.bc
 
 
 def test_a_run_s_own_configuration_starts_another(trained, tmp_path):

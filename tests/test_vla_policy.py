@@ -22,10 +22,11 @@ from robo_rl.cli.train import short_policy
 from robo_rl.errors import UserError
 from robo_rl.experiment.evaluation import EvalConfig, evaluate_checkpoint
 from robo_rl.experiment.policy_server import load_actor
-from robo_rl.options import RL_OPTIONS, BcOptions, PiRlOptions, PolicyOptions
+from robo_rl.options import FLOWS, RL_OPTIONS, BcOptions, PiRlOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.check import check_policy, observations
 from robo_rl.policies.context import Context
+from robo_rl.policies.exploration import BAND, with_level
 from robo_rl.policies.guided import committed_chunk, guided_chunk, plain_chunks
 
 SPEC = ObsSpec(state=7, action=4, views=("front", "wrist"), image_size=32, language=True, text=64)
@@ -90,6 +91,25 @@ def test_exploration_moves_the_executed_entries_of_the_envs_axes_and_the_rest_is
     moved = (plain - after).abs().amax(0) > 1e-3
     assert moved[:E, :A].all() and moved.sum() == E * A
     assert torch.allclose(plain[:, E:], after[:, E:], atol=1e-6) and torch.allclose(plain[:, :, A:], after[:, :, A:], atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_level_of_noise_is_its_std_at_the_last_step_and_changes_nothing_else():
+    policy = build(noise="learned", noise_steps="last")
+    made = with_level(policy, 0.4)
+    obs, chunk = draw(made)
+    _, std = made.moments(made.encode(obs), chunk.trace)
+    assert (std >= 0.4 / BAND * 0.999).all() and (std <= 0.4 * BAND * 1.001).all() and policy.options.noise_max < 0.4
+    assert torch.equal(*(p.act(obs, torch.Generator().manual_seed(1), explore=False).actions for p in (policy, made)))
+
+
+@pytest.mark.parametrize("kind", FLOWS)
+@torch.no_grad()
+def test_critics_see_the_state_beside_the_mean_token(kind):
+    policy = build(kind)
+    obs = observations(SPEC, 3)
+    told = policy.encode(obs).pooled[:, -SPEC.state:]
+    assert torch.equal(told, policy.processor.state_norm(obs["state"].float()))
 
 
 @torch.no_grad()

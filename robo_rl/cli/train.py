@@ -48,8 +48,9 @@ def parse(argv: list[str]) -> TrainConfig:
         sim = "none" if alone else "mujoco"
     chosen = (sim, peek("task", ""), peek("algo", "pi_rl"), peek("obs", "state"), peek("preset", "full"),
               peek("reward", ""))
-    demos = peek("demos", "")
-    made = recipes.steps(*chosen, init=peek("init", ""), demos=demos)
+    demos, init = peek("demos", ""), peek("init", "")
+    model = "" if init else recipes.model_words(peek("policy.kind", ""), peek("policy.folder", ""))
+    made = recipes.steps(*chosen, init=init, demos=demos, model=model)
     base = made[-1][1]
     if document:
         base = config_file.merged(recipes.exact(base, config_file.flat(document).keys() - {"steps"}), document, f"--config {file}")
@@ -61,7 +62,7 @@ def parse(argv: list[str]) -> TrainConfig:
     args = parse_options(Train, "train", argv, default=Train(**{k: getattr(base, k) for k in names}))
     config = TrainConfig(**{k: getattr(args, k) for k in names})
     if args.print_config:
-        reasons = {f"recipe {row.name}": row.why for row in recipes.rows(*chosen, demos)}
+        reasons = {f"recipe {row.name}": row.why for row in recipes.rows(*chosen, demos, model)}
         print(config_file.as_toml(config, config_file.origins([*made, ("command line", config)]), reasons), end="")
         raise SystemExit(0)
     if args.plan:

@@ -33,8 +33,9 @@ def recipe(sim: str = "mujoco", task: str = "", algo: str = "pi_rl", obs: str = 
     """The configuration that `robo_rl train` uses for these, with `changes`: fields of TrainConfig; `policy`, `bc` and `rl` take
     a dict of the fields to change. With `steps` all of them are made, unless `target` is given too; with `demos` no more are recorded,
     unless `demos_most` is."""
-    base = recipes.recipe(sim, task, algo, obs, preset, changes.get("reward", ""), changes.get("init", ""),
-                          str(changes.get("demos", "")))
+    policy = changes.get("policy", {})
+    base = recipes.recipe(sim, task, algo, obs, preset, changes.get("reward", ""), changes.get("init", ""), str(changes.get("demos", "")),
+                          recipes.model_words(policy.get("kind", ""), policy.get("folder", "")))
     return config_file.merged(recipes.exact(base, config_file.flat(changes)), changes, "recipe")
 
 

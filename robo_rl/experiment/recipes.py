@@ -15,6 +15,7 @@ dense         the reward is dense, so returns lie in no known range
 on_policy     methods that learn from fresh rollouts, and bc; replay: from replay; offline: from data sets of whole episodes
 sac, teacher, guided: what methods share (SHARED)
 ours          a method of ours; own_method: of the user's (own options; the rest as pi_rl or iql has it)
+vla           the policy is a vision-language-action model that is a flow; fresh: of weights that know nothing
 paper         the preset with a method's published numbers, whatever the simulator
 """
 
@@ -98,6 +99,14 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "demos": "300", "steps": 400_000, "eval_every": 100_000, "bc": {"updates": 8000}}),
     ("manipulation on_policy rgb quick", "an image costs as much as twenty control steps", {
         "demos": "100", "steps": 80_000, "eval_every": 40_000, "bc": {"updates": 2500}}),
+
+    ("fast on_policy rgb fresh", "weights that know nothing and are few bear larger steps; draws of noise cost as much as the trunk here", {
+        "bc": {"lr": 3e-3, "noises": 8}}),
+    ("fast on_policy rgb fresh full", "a third of the time is supervision's", {"bc": {"updates": 3000}}),
+    ("fast pi_rl rgb vla", "as from the state: as much noise as the policy bears, of which no later denoise step takes any away; updates "
+        "that follow their KL; the critic first; a prefix is encoded once, when it is acted on", {
+            "policy": {"noise": "learned", "noise_steps": "last", "noise_min": 0.2, "noise_max": 0.3, "keep_prefix": True},
+            "rl": {"explore": 0.3, "average": 0.05, **LIMIT, "trust_kl": 0.004, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
 
     # One learning rate fits one task: on push_cube 3e-4 left KL 3 and half of the success after an update, on pick_cube it learnt.
     # Eight steps without a look push the cube past its mark: 0.82 to 0.87 after a million steps, with four 0.93 after a third of one.
@@ -257,8 +266,9 @@ ROWS = tuple(RecipeRow(*row) for row in TABLE)
 PAPERS = tuple(sorted(row.where.removeprefix("paper ") for row in ROWS if row.where.startswith("paper ")))
 
 
-def rows(sim: str, task: str, algo: str, obs: str, preset: str, reward: str = "", demos: str = "") -> list[RecipeRow]:
-    """The rows of a run, in the order in which they count. demos: the folder of a data set, where it says that success is paid."""
+def rows(sim: str, task: str, algo: str, obs: str, preset: str, reward: str = "", demos: str = "", model: str = "") -> list[RecipeRow]:
+    """The rows of a run, in the order in which they count. demos: the folder of a data set, where it says that success is paid; model:
+    as `model_words` has it."""
     choose("preset", preset, PRESETS)
     if preset == "paper" and algo not in PAPERS:
         raise UserError(f"--preset paper is there for {', '.join(PAPERS)}, got --algo {algo}; use quick or full")
@@ -277,6 +287,7 @@ def rows(sim: str, task: str, algo: str, obs: str, preset: str, reward: str = ""
         words |= {"dense"} if reward == "dense" or sim == "maniskill" and task.startswith("MS-") else set()
     words |= {"robot", kind} if kind in ROBOTS else set()
     words |= {"several"} if "," in task and sim == "mujoco" else set()
+    words |= set(model.split())
     found = [row for row in ROWS if row.holds(words)]
     if not own:
         return found
@@ -294,24 +305,33 @@ def kin(options: type) -> tuple[str, set[str]]:
     return like, {name for cls in options.__mro__[:options.__mro__.index(base)] for name in vars(cls).get("__annotations__", {})}
 
 
-def preset(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "") -> TrainConfig:
-    """The defaults `robo_rl train` starts from for this combination; `reward`: "" (the task's own), sparse or dense."""
-    return steps(sim, task, algo, obs, name, reward)[-1][1]
+def model_words(kind: str, folder: str = "") -> str:
+    """The words of a policy of this kind, with the weights of a public layout in `folder` or with fresh ones."""
+    return "" if kind not in FLOWS else "vla" if folder else "vla fresh"
 
 
-def recipe(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "", init: str = "", demos: str = "") -> TrainConfig:
+def preset(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "", model: str = "") -> TrainConfig:
+    """The defaults `robo_rl train` starts from for this combination; `reward`: "" (the task's own), sparse or dense; `model`: as
+    `model_words` has it."""
+    return steps(sim, task, algo, obs, name, reward, model=model)[-1][1]
+
+
+def recipe(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "", init: str = "", demos: str = "",
+           model: str = "") -> TrainConfig:
     """`preset`, or with `init`, a run or checkpoint folder, the one for a run that begins with its policy; `demos`: --demos, where it
     may be the folder of a data set."""
-    return steps(sim, task, algo, obs, name, reward, init, demos)[-1][1]
+    return steps(sim, task, algo, obs, name, reward, init, demos, model)[-1][1]
 
 
 def steps(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "", init: str = "",
-          demos: str = "") -> list[tuple[str | dict[str, str], TrainConfig]]:
+          demos: str = "", model: str = "") -> list[tuple[str | dict[str, str], TrainConfig]]:
     """The configurations that lead to `recipe`, each with its origin, or {option: origin}: chosen, "recipe ROW", --init (else default)."""
+    if init and not model and model_words(policy_of(Path(init))["kind"]):
+        model = "vla"
     base = TrainConfig(algo=algo, rl=method_options(algo)())
     settings: dict[str, object] = {"sim": sim, "task": task, "obs": obs, "preset": name}
     origin = dict.fromkeys(settings, "chosen")
-    for row in rows(sim, task, algo, obs, name, reward, demos):
+    for row in rows(sim, task, algo, obs, name, reward, demos, model):
         changes = flat(row.settings)
         settings |= changes
         origin |= dict.fromkeys(changes, f"recipe {row.name}")
@@ -368,12 +388,17 @@ def demo_limit(sim: str, task: str, demos: str) -> int | None:
     return 0 if data.spec is None else min(wanted, data.spec.max_steps)
 
 
-def begun(base: TrainConfig, init: Path) -> TrainConfig:
-    """The preset for a run that begins with the policy of `init`: its networks, the method's exploration, nothing supervised."""
+def policy_of(init: Path) -> dict[str, Any]:
+    """The options of the policy that a run which begins with `init` takes over."""
     from robo_rl.experiment.folder import pick_checkpoint
     folder = pick_checkpoint(init, "best")[1]
     from robo_rl import checkpoint
-    had = checkpoint.read_meta(folder)["policy"]["options"]
+    return checkpoint.read_meta(folder)["policy"]["options"]
+
+
+def begun(base: TrainConfig, init: Path) -> TrainConfig:
+    """The preset for a run that begins with the policy of `init`: its networks, the method's exploration, nothing supervised."""
+    had = policy_of(init)
     had |= {k: v for k, v in asdict(base.policy).items() if k in EXPLORATION or base.policy.advantage and k in ADVANTAGE}
     if had["kind"] in FLOWS and had.get("actor", "own") != base.policy.actor:  # what acts on the trunk is the method's
         had |= {k: getattr(base.policy, k) for k in ACTING}

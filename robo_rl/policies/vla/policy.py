@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from robo_rl.errors import UserError, choose
 from robo_rl.files import read_json, write_json
-from robo_rl.options import PolicyOptions
+from robo_rl.options import FLOWS, PolicyOptions
 from robo_rl.policies.context import ADVANTAGE, PREFIX, Context
 from robo_rl.policies.guidance import Guidance
 from robo_rl.policies.nets import NoiseNet, VelocityNet, text_of, time_features
@@ -134,7 +134,13 @@ class VlaBase(PolicyBase):
             why = f"{o.kind} learns absolute ones alone" if spec.units else \
                 "an env takes commands of -1 to 1, to which no state can be added; from data in their own units it learns by --algo bc"
             raise UserError(f"{o.folder}: its actions are positions relative to the state, and {why}")
-        return model.trunk, model.context_size
+        return model.trunk, model.context_size + self.told_state
+
+    @property
+    def told_state(self) -> int:
+        """Numbers of the normalised state that critics see beside the mean token, in which one token of the state is lost among pictures;
+        models that write or fill in their actions pool theirs."""
+        return self.spec.state if self.options.kind in FLOWS else 0
 
     # ---- the contract
 
@@ -158,6 +164,8 @@ class VlaBase(PolicyBase):
         tensors["tokens"], tensors["token_mask"] = self.processor.prompts(texts, tensors["state"])
         x = self.processor.model_inputs(tensors)
         context = self.trunk(x.images, x.image_mask, x.tokens, x.token_mask, x.state, length=self.prefix_length)
+        if self.told_state:
+            context = replace(context, pooled=torch.cat([context.pooled, x.state[:, :self.told_state].float()], 1))
         return replace(context, origin=self.processor.origin(tensors["state"])) if self.processor.is_relative else context
 
     def whole_chunk(self, x: Tensor, obs: Obs) -> Tensor:
