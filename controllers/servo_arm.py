@@ -30,9 +30,10 @@ from controllers.feetech import (
     signed,
 )
 from controllers.law import vector
+from controllers.model import ArmModel
 from controllers.robot import Robot
 from controllers.servo_file import STEPS
-from controllers.transport import Flag, JointState, Numbers, Transport
+from controllers.transport import Flag, JointState, Numbers, PoseStamped, Transport
 from robo_rl.errors import UserError
 
 LEAD = 0.3  # rad that a goal may be before the measured joint
@@ -62,8 +63,8 @@ class ServoArm:
 
     problems: what was dropped or cut, by kind."""
 
-    def __init__(self, robot: Robot, bus: ServoBus, transport: Transport, period: float = PERIOD):
-        """period [s]: between two looks at the servos."""
+    def __init__(self, robot: Robot, bus: ServoBus, transport: Transport, period: float = PERIOD, model: ArmModel | None = None):
+        """period [s]: between two looks at the servos. model: where the tool is told from, too; None: it is not told."""
         if robot.driver is None:
             raise UserError(f"robot {robot.name} has no driver in its file")
         self.robot, self.driver, self.bus, self.transport, self.period = robot, robot.driver, bus, transport, period
@@ -77,6 +78,7 @@ class ServoArm:
         self.fresh, self.has_torque, self.due = False, False, -math.inf
         names = robot.topics
         self.joints = transport.publisher(names["joint_states"], JointState)
+        self.model, self.pose = model, None if model is None else transport.publisher(names["current_pose"], PoseStamped)
         self.gripper = transport.publisher(GRIPPER_STATE, JointState) if self.driver.gripper else None
         self.commands = transport.subscription(names["forward_position"], Numbers, "command")
         self.grips = transport.subscription(names["gripper"], Numbers, "command")
@@ -103,6 +105,10 @@ class ServoArm:
             self.q = self.sign * (steps - self.zero) * TURN
             speed = self.sign * np.array([self.states[id].speed for id in self.ids]) * TURN
             self.joints.publish(JointState(self.transport.stamp(), self.robot.joints, tuple(self.q.tolist()), tuple(speed.tolist())))
+            if self.model is not None and self.pose is not None:
+                self.model.place(self.q)
+                self.pose.publish(PoseStamped(self.transport.stamp(), self.robot.base_frame, tuple(self.model.pos),
+                                              tuple(self.model.quat)))
         if self.gripper is not None and self.driver.gripper is not None and self.driver.gripper.id in got:
             opening = self.driver.gripper.opening(self.states[self.driver.gripper.id].steps)
             self.gripper.publish(JointState(self.transport.stamp(), ("gripper",), (opening,)))

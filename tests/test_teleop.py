@@ -1,19 +1,38 @@
 """A person drives a governed arm: in lockstep in this process, and over DDS."""
 
+import asyncio
 import json
 import os
 import signal
+import time
+from pathlib import Path
+from queue import Queue
+from threading import Thread
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from commands import Command, robo_rl
+from consoles import Page
+from consoles import connect as connect_page
+from consoles import drive as drive_page
+from servo_bus import Pty, Servo, ServoLine
 from streams import NORTH, SOUTH, START, TR, WEST, Feed, key, padded, press, stick
 from ur_like import JOINTS, xml
 
+import controllers
+from controllers.model import arm_model
+from controllers.robot import load_robot
+from controllers.transport import PoseStamped
 from robo_rl.data.labels import need_units
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
-from robo_rl.experiment.teleop import TeleopOptions, cut_square, teleop
+from robo_rl.experiment.teleop import TeleopOptions, cut_square, interface, teleop
+from robo_rl.experiment.teleop_devices import LedArm, TeleopConsole
+from robo_rl.experiment.wire import connect
+from robo_rl.human.console.options import ConsoleOptions
+from robo_rl.human.leader_arm import LeaderArm
+from robo_rl.human.reading import Reading
 
 GO = [b"", b"", key(TR) + stick(1, -1), *[b""] * 24]
 STAND = [key(TR, 0) + stick(1, 0), *[b""] * 12]
@@ -92,11 +111,181 @@ def test_a_device_that_is_lost_brakes_the_arm_and_ends_in_one_line(tmp_path):
         teleop(TeleopOptions(file="sim", operator=f"gamepad:{tmp_path / 'pad'}", transport="inprocess"), print, print)
 
 
-@pytest.mark.parametrize("more, words", [({"operator": "console"}, "not for robot teleop"), ({"operator": "mouse"}, "Allowed"),
-                                         ({"speed": 0}, "--speed must be in"), ({"transport": "tcp"}, "inprocess")])
+@pytest.mark.parametrize("more, words", [({"operator": "leader"}, "names the arm that is driven"), ({"operator": "mouse"}, "Allowed"),
+                                         ({"port": 70000}, "--port"), ({"speed": 0}, "--speed must be in"),
+                                         ({"transport": "tcp"}, "inprocess")])
 def test_what_cannot_be_is_one_line(more, words):
     with pytest.raises(UserError, match=words):
         TeleopOptions(file="sim", **more)
+
+
+# ---- a leader arm ------------------------------------------------------------------------------------------------------
+
+
+class Marks:
+    """A keyboard of which the marks count."""
+
+    gone = False
+
+    def __init__(self):
+        self.marks = ()
+
+    def read(self):
+        marks, self.marks = self.marks, ()
+        return Reading(np.zeros(6), 1.0, False, marks)
+
+    def close(self):
+        self.gone = True
+
+
+def test_a_leader_leads_once_it_is_at_the_tool_and_when_it_falls_silent_the_arm_holds_until_it_is_brought_there_again():
+    quat = np.array([0.0, 1.0, 0.0, 0.0])
+    at, lines, now, keys = [np.array([0.5, 0.1, 0.3]), quat, -1.0], [], [0.0], Marks()
+    led = LedArm(LeaderArm(lambda: tuple(at) or None, (0.002, 0.01)), keys, lines.append, lambda: now[0])
+    led.begin(SimpleNamespace(model=SimpleNamespace(pos=[0.5, 0.0, 0.3], quat=quat.tolist())))
+    led.grip = 1.0  # as the arm's gripper is
+    got = led.read()
+    assert not got.engaged and got.grip == 1.0 and lines == ["bring the leader arm to the robot's tool: 10 cm and 0 degrees away"]
+    now[0] = 1.0
+    led.read()
+    assert len(lines) == 1  # it is not told at every tick
+    at[0] = np.array([0.5, 0.01, 0.3])
+    assert led.read().engaged and led.grip == -1.0 and lines[-1] == "the leader arm leads"
+    at[0] = np.array([0.502, 0.01, 0.3])
+    got = led.read()
+    assert got.engaged and np.allclose(got.twist, [1, 0, 0, 0, 0, 0])
+    there, at[:] = list(at), []
+    keys.marks = ("success",)
+    got = led.read()
+    assert not got.engaged and not got.twist.any() and got.grip == -1.0 and got.marks == ("success",)
+    assert lines[-1] == "the arm holds: the leader arm is silent"
+    at[:] = there
+    at[0] = np.array([0.6, 0.01, 0.3])
+    assert not led.read().engaged  # it came back elsewhere
+    led.close()
+    assert keys.gone
+
+
+@pytest.mark.slow
+def test_a_leader_of_serial_servos_leads_an_arm_of_joint_targets_and_when_its_bus_goes_silent_the_arm_holds(tmp_path):
+    """An SO-101 on a pty beside a simulated one: `robot drive` tells where the leader's tool is, `robot teleop` follows it."""
+    pytest.importorskip("cyclonedds", reason="needs robo_rl[robot]")
+    pytest.importorskip("rosbags", reason="needs robo_rl[robot]")
+    so = load_robot("so101")
+
+    def place(joint, angle):
+        line.servos[joint].memory[56:58] = (round(angle / (2 * np.pi) * 4096) + 2048).to_bytes(2, "little")
+    line = ServoLine([Servo(k) for k in range(1, 7)])
+    for joint, angle in enumerate(so.home, 1):
+        place(joint, angle)
+    pty, domain = Pty(line), 103 + (os.getpid() + 29) % 100
+    raw = json.loads((Path(controllers.__file__).parent / "presets" / "so101.json").read_text())
+    raw |= {"model": so.model, "cell": {"command": "forward_position",
+            "without": dict.fromkeys(("box", "speed", "force"), "a simulated arm")}}
+    raw["driver"]["port"] = pty.path
+    (tmp_path / "so.json").write_text(json.dumps(raw))
+
+    def said(command):
+        return command.out.read_text() if command.out.exists() else ""
+    arm = Command(tmp_path, ["sim-arm", "--robot", "so.json", "--controller", "joint", "--scene", "none", "--domain", domain,
+                             "--seconds", "120"])
+    leader = Command(tmp_path, ["robot", "drive", "so.json", "--namespace", "leader", "--domain", domain, "--seconds", "120"])
+    arm.until(lambda: "on the wire" in said(arm))
+    leader.until(lambda: "on the network" in said(leader))
+    reader = connect("test", domain)
+    pose = reader.subscription("current_pose", PoseStamped)
+    driven = Command(tmp_path, ["robot", "teleop", "so.json", "--operator", "leader:leader", "--speed", "0.1", "--seconds", "60",
+                                "--domain", domain, "--no-gripper"], env={"PYTHONUNBUFFERED": "1"})
+    driven.until(lambda: "the leader arm leads" in said(driven))
+    before = pose.latest().message.pos
+    for k in range(40):
+        place(1, so.home[0] + 0.25 * (k + 1) / 40)
+        time.sleep(0.05)
+    goal = arm_model(so)
+    goal.place(np.array([so.home[0] + 0.25, *so.home[1:]]))
+    driven.until(lambda: np.linalg.norm(np.subtract(pose.latest().message.pos, goal.pos)) < 0.005)
+    assert np.linalg.norm(np.subtract(before, goal.pos)) > 0.03
+    line.silent = {1}
+    driven.until(lambda: "the arm holds: the leader arm is silent" in said(driven))
+    place(1, so.home[0] - 0.5)
+    line.silent = set()
+    driven.until(lambda: "cm and" in said(driven))  # it is heard again, far away
+    assert np.linalg.norm(np.subtract(pose.latest().message.pos, goal.pos)) < 0.01
+    for command in (driven, arm, leader):
+        command.signal(signal.SIGINT)
+    assert driven.wait().code == 0 and arm.wait().code == 0 and leader.wait().code == 0
+    reader.close()
+    pty.unplug()
+
+
+# ---- the browser's page ------------------------------------------------------------------------------------------------
+
+
+def test_a_page_drives_while_it_holds_and_sends_and_marks_end_the_hold():
+    _, spec, _ = interface(TeleopOptions(file="sim"), load_robot("sim"))
+    now, said = [0.0], []
+    page = TeleopConsole(spec, ConsoleOptions(run="", robots=1, speed=1.0), "go on", said.append)
+    page.state.clock, page.grip = lambda: now[0], -1.0
+    assert page.gripper_command(0) == 1 and not page.read().engaged
+    assert page.gripper_command(0) == -1  # as it was, for who takes over
+    number = page.state.take("operator", 0)
+    page.state.drive("operator", 0, number, [0.5, 0, 0, 0, 0, 0, -1], "correction")
+    got = page.read()
+    assert got.engaged and got.twist.tolist() == [0.5, 0, 0, 0, 0, 0] and got.grip == -1.0
+    now[0] += 0.1  # the page says no more
+    got = page.read()
+    assert not got.engaged and not got.twist.any() and got.grip == -1.0
+    page.state.drive("operator", 0, number, [0.5, 0, 0, 0, 0, 0, -1], "correction")
+    assert page.read().engaged
+    page.disconnect("operator")
+    assert not page.read().engaged
+    page.state.drive("operator", 0, number, [0.5, 0, 0, 0, 0, 0, 1], "correction")
+    page.state.label("operator", 0, int(page.state.episode[0]), True)
+    assert page.read().marks == ("success",) and page.state.holds[0] is None
+    assert not page.read().engaged and page.results.tolist() == [[1, 0]] and page.page_state("operator")["account"]["interventions"] == 1
+
+
+@pytest.mark.slow
+def test_what_a_page_drove_is_recorded_and_when_it_goes_away_the_arm_holds(tmp_path):
+    pytest.importorskip("websockets", reason="needs robo_rl[console]")
+    lines = Queue()
+    got = []
+    options = TeleopOptions(file="sim", operator="console", port=0, transport="inprocess", speed=0.2, seconds=60, task="go on",
+                            out=str(tmp_path / "data"), episodes=2)
+    thread = Thread(target=lambda: got.append(teleop(options, lines.put, lines.put)))
+    thread.start()
+    address = lines.get(timeout=60).split()[1]
+
+    async def first(ws):
+        page = Page(ws)
+        await page.hear(lambda p: p.state is not None and p.pictures)
+        number = (await page.ask(t="take", robot=0))["number"]
+        await drive_page(page, number, 30, [0, 0, 0.5, 0, 0, 0, 1])
+        await page.ask(t="mark", robot=0, episode=page.state["robots"][0]["episode"], success=True)
+        number = (await page.ask(t="take", robot=0))["number"]
+        await drive_page(page, number, 20, [0, 0, 0.5, 0, 0, 0, 1])
+
+    async def again(ws):
+        page = Page(ws)
+        await page.hear(lambda p: p.state is not None)
+        assert page.state["robots"][0]["phase"] == "pause" and page.state["account"]["kept"] == 1
+        number = (await page.ask(t="take", robot=0))["number"]
+        await page.hear(lambda p: p.state["robots"][0]["number"] == number)
+        await drive_page(page, number, 5, [0, 0, 0, 0, 0, 0, 1])
+        await page.ask(t="mark", robot=0, episode=page.state["robots"][0]["episode"], success=True)
+
+    async def session():
+        async with connect_page(address) as ws:
+            await first(ws)
+        async with connect_page(address) as ws:  # the page went away while it drove
+            await again(ws)
+    asyncio.run(session())
+    thread.join(60)
+    assert got and (got[0].kept, got[0].held) == (2, False)
+    data = load(tmp_path / "data")
+    z = [data.episode(i).state[:, data.features.state.index("ee_z")] for i in range(2)]
+    assert z[0][-1] - z[0][0] > 0.02 and data.success.all()
+    assert z[1][-1] - z[1][-5] < 0.002  # it stood when the next page took it
 
 
 @pytest.mark.slow

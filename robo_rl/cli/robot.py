@@ -17,7 +17,7 @@ __all__ = ["CalibrateOptions", "DriveOptions", "HomeOptions", "KeysOptions", "Ro
 SUBCOMMANDS = {
     "check": (RobotOptions, "check a robot's file, and walk through the checklist of its first day"),
     "home": (HomeOptions, "bring an arm to a home pose of its file, governed"),
-    "teleop": (TeleopOptions, "drive an arm with a gamepad, SpaceMouse or keyboard, governed, and record it"),
+    "teleop": (TeleopOptions, "drive an arm with a gamepad, SpaceMouse, keyboard, leader arm or browser, governed, and record it"),
     "calibrate": (CalibrateOptions, "where a camera is, from poses of tool and target, written into the robot's file"),
     "drive": (DriveOptions, "put an arm of serial servos (SO-101) on the network"),
     "keys": (KeysOptions, "make keys that encrypt an arm's network and keep strangers out of it"),

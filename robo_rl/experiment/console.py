@@ -90,12 +90,18 @@ def serve_session(session, options: ConsoleOptions, goes_on: Callable[[], bool],
 def open_leader_arm(namespace: str, spec):
     """A leader arm whose topics begin with `namespace` ("": with none), for robots of this ControlSpec."""
     from robo_rl.experiment.wire import connect
-    from robo_rl.human.leader_arm import LeaderArm, check_tool_state
+    from robo_rl.human.leader_arm import check_tool_state
     check_tool_state(spec.state_names)
     steps = [next((a.high for a in spec.axes if a.kind == "delta" and a.unit == unit), 0.0) for unit in ("m", "rad")]
     if not all(steps):
         raise UserError("a leader arm moves the hand: it needs a run of --control ee_delta")
-    return LeaderArm(PoseReader(connect("robo_rl_console", namespace=namespace)), (steps[0], steps[1]))
+    return leader_on(connect("robo_rl_console", namespace=namespace), (steps[0], steps[1]))
+
+
+def leader_on(wire, full: tuple[float, float]):
+    """The leader arm whose topics are on this wire. full: metres and radians that a full command moves a tool."""
+    from robo_rl.human.leader_arm import LeaderArm
+    return LeaderArm(PoseReader(wire), full)
 
 
 class PoseReader:

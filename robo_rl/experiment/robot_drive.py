@@ -56,6 +56,7 @@ def open_servos(robot, port: str = ""):
 def drive_robot(options: DriveOptions, log: Callable[[str], None], warn: Callable[[str], None]) -> None:
     """Run the driver until its time is over or the user asks for the end. UserError: a servo is not there, or the port is gone."""
     from controllers.loop import real_time
+    from controllers.model import arm_model
     from controllers.robot import load_robot
     from controllers.servo_arm import ServoArm
     from controllers.transport import Bus, LoopbackTransport
@@ -69,7 +70,7 @@ def drive_robot(options: DriveOptions, log: Callable[[str], None], warn: Callabl
             log(f"{robot.name}: torque is off")
             return
         wire = connect("robo_rl_servos", options.domain, options.interface, options.namespace, security=options.security)
-        arm = ServoArm(robot, bus, wire, 1 / options.rate)
+        arm = ServoArm(robot, bus, wire, 1 / options.rate, arm_model(robot) if robot.model else None)
         try:
             with asked_to_stop() as stop:
                 faults = [f"{text}: {fault}" for _, text, fault in arm.check() if fault]

@@ -1,5 +1,7 @@
 """A person drives a governed arm over a transport, or a simulated one in this process, and what they drove becomes a data set.
 
+With what they drive, and when the arm holds because nobody does: `teleop_devices`.
+
 The person stands where a policy stands in `robo_rl deploy`: lease, limits of the robot's file, governor, braking and what happens when
 something is lost are the same. Full deflection is the speed limit. Where the person lets go, the target becomes where the tool is.
 """
@@ -15,9 +17,10 @@ import tyro
 
 from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError, choose, in_range
+from robo_rl.experiment.operators import check_person
 from robo_rl.experiment.pictures import cut_square
 
-GROUPS = {"The arm": ("file", "model", "command", "transport"), "The person": ("operator",),
+GROUPS = {"The arm": ("file", "model", "command", "transport"), "The person": ("operator", "port", "host"),
           "Limits": ("speed", "seconds", "dry_run", "reset"), "ROS 2": ("namespace", "domain", "interface", "security", "name", "lease"),
           "What is recorded": ("out", "task", "episodes", "keep", "gripper", "views", "image_size")}
 
@@ -31,7 +34,12 @@ class TeleopOptions:
     file: tyro.conf.Positional[str]
     """Preset or JSON file of the robot."""
     operator: str = "gamepad"
-    """gamepad, spacemouse, keyboard, each with :FILE where it is not the first, and ,mapping=FILE.json."""
+    """gamepad, spacemouse, keyboard, each with :FILE where it is not the first, and ,mapping=FILE.json; console: the page in a browser;
+    leader:NAMESPACE, an arm on the wire that publishes its pose."""
+    port: int = 8765
+    """With --operator console: TCP port of the page, 0 to 65535; 0: any free one."""
+    host: str = "127.0.0.1"
+    """Address that the page listens on; anything but loopback lets other machines in (they still need a token)."""
     model: str = ""
     """MJCF or URDF of a robot whose file names none."""
     command: str = ""
@@ -81,9 +89,11 @@ class TeleopOptions:
         return self.operator
 
     def __post_init__(self) -> None:
-        from robo_rl.experiment.operators import check_person
-        if check_person("--operator", self.operator) in ("console", "leader"):
-            raise UserError(f"--operator {self.operator} is not for robot teleop: take gamepad, spacemouse or keyboard")
+        kind = check_person("--operator", self.operator)
+        if kind == "leader" and self.operator.partition(":")[2].strip("/") == self.namespace.strip("/"):
+            raise UserError(f"--operator {self.operator} names the arm that is driven: the leader is another one, with a namespace of its "
+                            "own (robo_rl robot drive FILE --namespace leader)")
+        in_range("--port", self.port, 0, 65535)
         choose("--command", self.command, ("", "pose", "joint", "forward_position", "joint_trajectory"))
         choose("transport", self.transport, ("dds", "inprocess"))
         in_range("--speed", self.speed, 0, 1.5, open_low=True)
@@ -152,6 +162,8 @@ class TeleopRecorder:
     def watch(self, bridge, wire) -> None:
         """Record this bridge from now on."""
         self.bridge = self.client.bridge = bridge
+        if hasattr(self.client.device, "begin"):
+            self.client.device.begin(bridge)
         self.client.device.grip = 1.0 if bridge.observation_buffer.opening > 0.5 else -1.0
         bridge.on_action = self.act
 
@@ -181,6 +193,7 @@ class TeleopRecorder:
                                 final=self.bridge.observation(), final_images=last))
         self.writer.flush()
         self.kept += 1
+        self.client.device.kept = self.kept  # which a page shows
         self.say(f"episode {self.kept}: {word}, {len(rows)} steps")
 
     def close(self) -> None:
@@ -242,14 +255,15 @@ def teleop(options: TeleopOptions, log: Callable[[str], None] = print, warn: Cal
     from controllers.robot import load_robot
     from controllers.twin import same_joints
     from robo_rl.experiment.deploy import TRAINED, check_speed, deploy_in_process, deploy_on_wire, limits_of
-    from robo_rl.experiment.operators import open_person
+    from robo_rl.experiment.teleop_devices import open_teleop_device
     robot = load_robot(options.file)
     check_speed(options.speed, robot)
     task, spec, share = interface(options, robot)
     model, own = arm_model(robot, options.model), None
     if not (options.gripper and same_joints(model, robot, load_robot(TRAINED))):
         task = own = own_interface(options, robot, limits_of(robot, options.speed).speed, spec.period)
-    client = PersonClient(open_person(options.operator, spec), replace(spec, max_steps=1))
+    shown = spec if options.gripper else replace(spec, axes=spec.axes[:6])
+    client = PersonClient(open_teleop_device(options, shown, task, log), replace(spec, max_steps=1))
     run: Any = deploy_in_process if options.transport == "inprocess" else deploy_on_wire  # which take what has the same fields
     try:
         recorder = TeleopRecorder(options, client, spec, share, log, own)

@@ -37,10 +37,15 @@ class LeaderArm:
         self.last = None if now is None else (np.asarray(now[0]), np.asarray(now[1]))
         return self.aligned
 
+    def hint(self) -> str:
+        """What the person is to do so that it leads."""
+        return "the leader arm is silent" if self.away[0] == math.inf else (
+            f"bring the leader arm to the robot's tool: {self.away[0] * 100:.0f} cm and {self.away[1] * 57.3:.0f} degrees away")
+
     def read(self) -> Reading:
         now = self.pose()
         if now is None:
-            self.aligned, self.last = False, None
+            self.aligned, self.last, self.away = False, None, (math.inf, math.inf)
             return Reading(np.zeros(6, np.float32), 0.0, False)
         twist = np.zeros(6, np.float32)
         if self.aligned and self.last is not None:

@@ -198,7 +198,7 @@ function draw() {
   const r = state.robots[at], mine = held === at && number > 0;
   $("title").textContent = `Robot ${at}`;
   $("phase").className = `pill ${kind(r)}`; $("phase").textContent = `${word(r)}, ${r.time.toFixed(1)} s`;
-  $("task").textContent = r.why ? `Needs help: ${r.why}. Task: ${r.task}` : `Task: ${r.task} (usually ${state.limit.toFixed(0)} s)`;
+  $("task").textContent = r.why ? `Needs help: ${r.why}. Task: ${r.task}` : `Task: ${r.task || "–"}${state.limit ? ` (usually ${state.limit.toFixed(0)} s)` : ""}`;
   $("stage").setAttribute("aria-label", `cameras of robot ${at}`);
   for (const [view, c] of Object.entries(cameras)) c.img.alt = `robot ${at}, camera ${view}`;
   label("take", mine ? "Hand back" : r.holder && r.holder !== state.you ? `Held by ${r.holder}` : "Take over", mine ? "Esc" : "Enter");

@@ -20,8 +20,8 @@ from robo_rl.human.reading import TARGET_RATE, Reading, command, drive_of
 
 
 class ConsoleRobots:
-    """N robots of `spec` with the operators of `options`. limit: control steps of the task's own episodes; device: what the first
-    operator holds in their hand at this machine; alone: what a robot does that nobody holds, see `ConsoleState`.
+    """N robots of `spec` with the operators of `options`. limit: control steps of the task's own episodes, 0: it has none;
+    device: what the first operator holds in their hand at this machine; alone: what a robot does that nobody holds, see `ConsoleState`.
 
     Subclasses keep `obs` (the newest observation), `phase` uint8[N], `executed` float32[N,A], `steps` int[N], `tasks` and `stats`
     (`OperatorStats.summary`).
@@ -141,12 +141,10 @@ class ConsoleRobots:
 
     def alignment_hint(self, i: int) -> str:
         """How far a leader arm is from robot i, which it is to lead; "" where it is aligned, or leads none."""
-        hold, away = self.state.holds[i], getattr(self.device, "away", None)
-        aligned = getattr(self.device, "aligned", False)
-        if away is None or hold is None or hold.operator != self.options.operators.split(",")[0] or aligned:
+        hold, leader = self.state.holds[i], self.device
+        if not isinstance(leader, LeaderArm) or leader.aligned or hold is None or hold.operator != self.options.operators.split(",")[0]:
             return ""
-        return "the leader arm is silent" if away[0] == float("inf") else (
-            f"bring the leader arm to the robot's tool: {away[0] * 100:.0f} cm and {away[1] * 57.3:.0f} degrees away")
+        return leader.hint()
 
     def watch(self, env) -> None:
         """Draw the robots of this env from now on."""
