@@ -1,5 +1,6 @@
 """Robots: names, limits, gains and topic names, read from the JSON files in controllers/presets or a user's own."""
 
+import difflib
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from robo_rl.errors import UserError, choose
 from robo_rl.files import read_json
 
 PRESETS = Path(__file__).parent / "presets"
+MANY = 5  # files that are named at most
 EXAMPLE = f"{PRESETS / 'sim.json'} is an example"
 NEEDED = {"joints": "names in the arm's order", "site": "the tool in the model", "base_frame": "frame_id of its poses",
           "gravity": "whether the law carries the arm's weight: false where the firmware does", "lower": "joint limits [rad]",
@@ -82,6 +84,8 @@ def load_robot(name: str) -> Robot:
     path = Path(name)
     if path.suffix != ".json":
         path = PRESETS / f"{choose('robot', name, presets())}.json"
+    elif not path.exists():
+        raise UserError(no_file(path))
     raw = read_json(path, limit=1 << 20, remedy=EXAMPLE)
     if "arms" in raw:
         raise UserError(f"{path} is a pair of arms, and this drives one arm: give the file of one, with its --namespace (docs: Two arms)")
@@ -101,6 +105,15 @@ def load_robot(name: str) -> Robot:
     data = read_data(raw.pop("data", {}))
     read: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
     return Robot(name=path.stem, cell=cell, driver=driver, data=data, **read)
+
+
+def no_file(path: Path) -> str:
+    """What to say where a robot's file is not there: the ones that are, and how to make one."""
+    beside = sorted(p.name for p in path.parent.glob("*.json")) if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, n=MANY, cutoff=0.0)
+    there = f"in {path.parent} there is {', '.join(near)}" if near else f"in {path.parent} there is no JSON file"
+    return (f"there is no robot file {path}; {there}. A preset needs no file ({', '.join(presets())}); one of your own begins as a copy of "
+            f"{PRESETS / 'sim.json'}, and robo_rl robot check FILE checks it")
 
 
 def check_kinds(raw: dict[str, Any], path: Path) -> None:

@@ -19,6 +19,7 @@ from robo_rl.bench import policy as bench_policy
 from robo_rl.bench import rows as bench_rows
 from robo_rl.bench import run as bench_run
 from robo_rl.bench import sim as bench_sim
+from robo_rl.bench.bridge import to_and_fro
 from robo_rl.bench.options import BenchOptions
 from robo_rl.bench.plain import (
     PlainChain,
@@ -136,6 +137,13 @@ def test_the_fastest_limit_and_the_fastest_peer_are_the_rows_and_the_rest_stay_b
     assert "gone: not measured, it is not installed" in said and "slow" in said and "n = 2" in said
     low, high = row.ours_iqr
     assert 2.0 < low < row.ours < high < 3.0
+
+
+def test_the_arm_of_the_bench_goes_to_and_fro_and_ends_where_it_began():
+    decide = to_and_fro(np.random.default_rng(0))
+    rows = np.concatenate([decide({}) for _ in range(40)])
+    assert rows.shape == (40, 7) and np.abs(rows).max() > 0.2
+    assert np.array_equal(rows[::2], -rows[1::2]) and np.abs(np.cumsum(rows, 0)).max() <= 0.3
 
 
 def test_bars_say_what_was_asked_and_whether_it_was_met():

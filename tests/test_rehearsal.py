@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from robo_rl import checkpoint
 from robo_rl.algos.rehearsal import Rehearsal, kept_rows
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
-from robo_rl.experiment.rehearsal import FILE, check
+from robo_rl.experiment.rehearsal import FILE, check, play
+from robo_rl.experiment.sft import Stopped
 from robo_rl.losses import rehearsal
 from robo_rl.options import NftOptions, PpoOptions
 from robo_rl.rollout import Collector
@@ -117,6 +119,19 @@ def test_a_run_that_cannot_rehearse_is_told_why(options, run, words):
             PpoOptions(**bad)
     with pytest.raises(UserError, match="likelihood"):
         NftOptions(rehearse=0.1)
+
+
+def test_a_signal_ends_the_episodes_that_would_be_rehearsed_and_no_step_is_counted(tmp_path):
+    """The run goes on from the supervised policy's checkpoint, where none of them were played."""
+    told = []
+    run = SimpleNamespace(env=PointReach(4, limit=12, radius=0.6), policy=make("ppo").policy, config=SimpleNamespace(seed=0), step=0,
+                          stop=SimpleNamespace(asked=0), report=SimpleNamespace(say=lambda *words: told.append(words)))
+    play(run, PpoOptions(rehearse=0.1, rehearse_episodes=8))
+    assert run.step > 0 and len(told) == 1
+    run.step, run.stop.asked = 0, signal.SIGINT
+    with pytest.raises(Stopped):
+        play(run, PpoOptions(rehearse=0.1, rehearse_episodes=8))
+    assert run.step == 0
 
 
 @pytest.mark.slow

@@ -37,6 +37,16 @@ def test_what_a_file_lacks_is_named_with_what_it_is_and_where_an_example_is(tmp_
     assert f"lacks {name} ({NEEDED[name]})" in str(e.value) and str(PRESETS / "sim.json") in str(e.value)
 
 
+def test_a_file_that_is_not_there_is_told_with_those_that_are_and_the_way_to_make_one(tmp_path):
+    write(tmp_path)
+    (tmp_path / "arms.json").write_text("{}")
+    with pytest.raises(UserError, match=r"no robot file .*amr.json; in .* there is arms?.json, .*json. .*fr3.*robot check FILE") as e:
+        load_robot(str(tmp_path / "amr.json"))
+    assert "\n" not in str(e.value)
+    with pytest.raises(UserError, match="there is no JSON file"):
+        load_robot(str(tmp_path / "nowhere" / "arm.json"))
+
+
 @pytest.mark.parametrize(("changed", "says"), [
     ({"veloctiy": [1] * 6}, "did you mean 'velocity'"), ({"topics": {"joint_sates": "x"}}, "did you mean 'joint_states'"),
     ({"gravity": "false"}, "gravity is true or false"), ({"friction": {"phi1": [0] * 6}}, "phi1 .* phi2 .* phi3"),

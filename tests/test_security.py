@@ -58,8 +58,32 @@ def test_a_keystore_that_is_there_gets_new_nodes_and_keeps_the_old_ones(tmp_path
     authority = x509.load_pem_x509_certificate((store / "public/ca.cert.pem").read_bytes())
     x509.load_pem_x509_certificate((store / "enclaves/laptop/cert.pem").read_bytes()).verify_directly_issued_by(authority)
     (store / "private/ca.key.pem").unlink()
-    with pytest.raises(UserError, match="without its other half"):
+    with pytest.raises(UserError, match="has lost .*ca.key.pem"):
         make_keys(KeysOptions(folder=str(store), names=("tablet",)))
+
+
+def test_a_keystore_is_there_whole_or_not_at_all_and_what_a_broken_one_has_lost_is_one_line(tmp_path):
+    pytest.importorskip("cryptography", reason="needs robo_rl[security]")
+    (tmp_path / ".keys.new" / "private").mkdir(parents=True)  # of a call that was killed
+    (tmp_path / ".keys.new" / "private" / "ca.key.pem").write_text("half a")
+    (tmp_path / "keys").mkdir()
+    store, options = tmp_path / "keys", KeysOptions(folder=str(tmp_path / "keys"))
+    assert len(make_keys(options)) == 2 and [p.name for p in tmp_path.iterdir()] == ["keys"]
+    assert (store / "public" / "identity_ca.cert.pem").read_bytes() == (store / "public" / "ca.cert.pem").read_bytes()
+    more = KeysOptions(folder=str(store), names=("laptop",))
+    for lost, says in (("public/ca.cert.pem", "has lost"), ("private/ca.key.pem", "has lost"), ("enclaves/governance.p7s", "has lost")):
+        kept = (store / lost).read_bytes()
+        (store / lost).unlink()
+        with pytest.raises(UserError, match=says):
+            make_keys(more)
+        (store / lost).write_bytes(kept)
+    for half in ("public/ca.cert.pem", "private/ca.key.pem"):
+        kept = (store / half).read_bytes()
+        (store / half).write_bytes(kept[:40])
+        with pytest.raises(UserError, match="is damaged: no node can be added"):
+            make_keys(more)
+        (store / half).write_bytes(kept)
+    assert make_keys(more) == [store / "enclaves/laptop"]
 
 
 def test_a_folder_with_something_else_is_no_keystore(tmp_path):

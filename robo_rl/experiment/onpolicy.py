@@ -93,7 +93,10 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
     planned = allocation.make_planned(config, control, state.get("groups"))
     learner = make_learner(run, 0.0 if supervision(control) is None else BESIDE)
     supervise(learner, control)
-    rehearsal = make_rehearsal(run, state["rehearsal"] if state and "rehearsal" in state else None)
+    try:
+        rehearsal = make_rehearsal(run, state["rehearsal"] if state and "rehearsal" in state else None)
+    except Stopped:
+        return run.end_stopped()
     recycler = make_recycler(run, state.get("recycler"))
     give(learner, rehearsal, recycler)
     if state:

@@ -13,6 +13,7 @@ from robo_rl.algos.rehearsal import Rehearsal, kept_rows
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig, on_policy_options
 from robo_rl.experiment.run import Run
+from robo_rl.experiment.sft import Stopped
 from robo_rl.noise import mix
 from robo_rl.options import OnPolicyOptions
 from robo_rl.plugins import is_object
@@ -53,17 +54,21 @@ def make_rehearsal(run: Run, saved: "dict[str, Any] | None") -> "Rehearsal | Non
 
 @torch.no_grad()
 def play(run: Run, o: OnPolicyOptions) -> dict[str, torch.Tensor]:
-    """Episodes of the present policy -> the rows of its successes; its control steps count as the run's."""
+    """Episodes of the present policy -> the rows of its successes; its control steps count as the run's. Raises `sft.Stopped` when a
+    signal comes."""
     collector = Collector(run.env, run.policy, o.gamma, run.config.seed + 3)
-    n, parts, won, left = collector.n, list[dict[str, torch.Tensor]](), 0, o.rehearse_episodes
+    n, parts, won, steps, left = collector.n, list[dict[str, torch.Tensor]](), 0, 0, o.rehearse_episodes
     while left > 0:
+        if run.stop.asked:
+            raise Stopped
         starts = np.array([mix(run.config.seed, 83, o.rehearse_episodes - left + i) >> 32 for i in range(n)])
         r = collector.episodes(run.policy, starts)
         assert r.success is not None
         parts.append(kept_rows(r, left))
         won += int(r.success[:left].sum())
-        run.step += int(r.stats["env_steps"])
+        steps += int(r.stats["env_steps"])
         left -= n
+    run.step += steps
     rows = {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
     first = f"{o.rehearse_episodes} episodes of the policy that RL begins with"
     if won:

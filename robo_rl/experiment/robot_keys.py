@@ -103,29 +103,44 @@ def make_keys(options: KeysOptions, now: datetime | None = None) -> list[Path]:
 
 
 def _authority(store: Path, begin: datetime, end: datetime) -> tuple[tuple[Any, Any], Path, Path]:
-    """((certificate, key), their files) of the one that signs; made with the governance where it is not there."""
+    """((certificate, key), their files) of the one that signs; made with the governance where it is not there. UserError: the keystore is
+    no whole one."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
-    public, private = store / "public" / "ca.cert.pem", store / "private" / "ca.key.pem"
-    if public.exists() != private.exists():
-        raise UserError(f"{store} has {public if public.exists() else private} without its other half: no node can be added. Bring it "
-                        "back, or make a new keystore")
-    if not public.exists():
+    public, private, governance = (store / path for path in ("public/ca.cert.pem", "private/ca.key.pem", "enclaves/governance.p7s"))
+    there = [path for path in (public, private, governance) if path.exists()]
+    if not there:
         if store.exists() and any(store.iterdir()):
             raise UserError(f"{store} holds something else than a keystore: name a new folder")
-        key = _new_key()
-        certificate = _certificate("robo_rl", key, begin, end, None)
-        for folder in (public.parent, private.parent, store / "enclaves"):
-            folder.mkdir(mode=0o700, parents=True)
-        public.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        _write_key(private, key)
-        for role in ("identity", "permissions"):  # as SROS2 names them
-            public.with_name(f"{role}_ca.cert.pem").symlink_to(public.name)
-            private.with_name(f"{role}_ca.key.pem").symlink_to(private.name)
-        (store / "enclaves" / "governance.xml").write_text(GOVERNANCE, encoding="utf-8")
-        (store / "enclaves" / "governance.p7s").write_bytes(_signed(GOVERNANCE, (certificate, key)))
-    key = serialization.load_pem_private_key(private.read_bytes(), None)
-    return (x509.load_pem_x509_certificate(public.read_bytes()), key), public, private
+        _make_store(store, begin, end)
+    elif len(there) < 3:
+        lost = ", ".join(str(path) for path in (public, private, governance) if path not in there)
+        raise UserError(f"{store} has lost {lost}: no node can be added. Bring it back, or make a new keystore")
+    try:
+        key = serialization.load_pem_private_key(private.read_bytes(), None)
+        return (x509.load_pem_x509_certificate(public.read_bytes()), key), public, private
+    except (ValueError, TypeError):
+        raise UserError(f"{public} or {private} is damaged: no node can be added. Bring it back, or make a new keystore") from None
+
+
+def _make_store(store: Path, begin: datetime, end: datetime) -> None:
+    """A keystore without nodes; it takes its place whole, or is not there."""
+    from cryptography.hazmat.primitives import serialization
+    made = store.absolute().parent / f".{store.absolute().name}.new"
+    shutil.rmtree(made, ignore_errors=True)  # of a run that was ended
+    public, private, enclaves = made / "public" / "ca.cert.pem", made / "private" / "ca.key.pem", made / "enclaves"
+    key = _new_key()
+    certificate = _certificate("robo_rl", key, begin, end, None)
+    for folder in (public.parent, private.parent, enclaves):
+        folder.mkdir(mode=0o700, parents=True)
+    public.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    _write_key(private, key)
+    for role in ("identity", "permissions"):  # as SROS2 names them
+        public.with_name(f"{role}_ca.cert.pem").symlink_to(public.name)
+        private.with_name(f"{role}_ca.key.pem").symlink_to(private.name)
+    (enclaves / "governance.xml").write_text(GOVERNANCE, encoding="utf-8")
+    (enclaves / "governance.p7s").write_bytes(_signed(GOVERNANCE, (certificate, key)))
+    made.rename(store)  # also onto an empty folder
 
 
 def _new_key() -> Any:
