@@ -387,10 +387,13 @@ class Collector:
             return {}
         return {"env": self.env.get_state(), "obs": {k: v.copy() for k, v in self.obs.items()}, "returns": self.returns.copy(),
                 "lengths": self.lengths.copy(), "alive": self.alive.copy(), "gains": self.gains.copy(), "decision": self.decision,
-                "seed": self.seed, "lane": self.lane, "starts": None if self.chooser is None else self.chooser.state()}
+                "seed": self.seed, "lane": self.lane, "starts": None if self.chooser is None else self.chooser.state(),
+                "outcomes": self.env.outcomes() if hasattr(self.env, "outcomes") else None}
 
     def set_state(self, state: dict) -> None:
         self.env.set_state(state["env"])
+        if state.get("outcomes") is not None:
+            self.env.set_outcomes(state["outcomes"])
         self.obs = {k: np.array(v) for k, v in state["obs"].items()}
         self.returns, self.lengths = np.array(state["returns"]), np.array(state["lengths"])
         self.alive, self.gains = np.array(state["alive"]), np.array(state["gains"])

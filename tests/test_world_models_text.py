@@ -9,6 +9,9 @@ import torch
 from commands import launch_script
 
 from robo_rl.errors import UserError
+from robo_rl.options import PolicyOptions
+from robo_rl.policies import ObsSpec, make_policy
+from robo_rl.rollout import Collector
 from robo_rl.types import ActionAxis, ControlSpec
 from sims import words
 from sims.check import check_env
@@ -38,6 +41,10 @@ def text(at: int, wanted: int) -> np.ndarray:
     out = np.zeros(7, np.float32)
     out[[at, 3 + wanted, 6]] = 1
     return out
+
+
+def a_policy(env: WorldEnv):
+    return make_policy(PolicyOptions(kind="gaussian", horizon=1, execute=1, hidden=8, layers=1), ObsSpec(state=7, action=5, language=True), 0)
 
 
 def toy(times: int = 2) -> Recorded:
@@ -231,6 +238,37 @@ def test_new_tasks_are_made_of_tasks_that_were_tried_and_are_open(learnt):
     d.write()
     state, fixed = model.frames.obs["state"], model.fixed.numpy()
     assert (state[d.there()[8:]][:, fixed] == state[pool[3], fixed]).all()  # its wish, in recorded rooms
+    model.frames = data.frames()
+
+
+def test_written_tasks_go_on_with_a_checkpoint_and_an_episode_of_a_task_that_is_gone_counts_for_no_other(learnt):
+    model, data = learnt
+
+    def lanes() -> WorldEnv:
+        model.frames = data.frames()
+        return WorldEnv(model, 4, difficulty=GeneratedTasks(model, 1.0, slots=16, lot=8))
+    env = lanes()
+    env.reset(seed=3)
+    for _ in range(3):
+        env.difficulty.write()
+    env.difficulty.tries[5], env.difficulty.ended = 2, 7
+    collector = Collector(env, a_policy(env), 0.9, 0)
+    saved, new = collector.state(), model.frames.obs["state"][env.difficulty.there()].copy()
+    env.difficulty.write()
+    after = model.frames.obs["state"].copy()
+    env = lanes()
+    Collector(env, a_policy(env), 0.9, 0).set_state(saved)
+    d = env.difficulty
+    assert len(new) == 16 and np.array_equal(model.frames.obs["state"][d.there()], new) and (d.tries[5], d.ended) == (2, 7)
+    d.write()
+    assert np.array_equal(model.frames.obs["state"], after)  # the generators too
+
+    gone = d.there()[d.born[d.there()] > 1][:1]
+    d.tries[gone] = 0
+    Difficulty.update(d, gone, np.ones(1, bool), d.born[gone] - 1)
+    assert not d.tries[gone].any()
+    Difficulty.update(d, gone, np.ones(1, bool), d.born[gone])
+    assert d.tries[gone].all()
     model.frames = data.frames()
 
 

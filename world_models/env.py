@@ -64,7 +64,7 @@ class WorldEnv(ControlEnv):
         self.single_action_space, self.action_space = action_spaces(spec.action, n)
         self.words = np.array(spec.tasks)
         self.stream = StartStream(n)
-        self.starts, self.steps, self.task, self.frame = (np.zeros(n, np.int64) for _ in range(4))
+        self.starts, self.steps, self.task, self.frame, self.born = (np.zeros(n, np.int64) for _ in range(5))
         self.terminated, self.truncated, self.success, self.ready = (np.zeros(n, bool) for _ in range(4))
         self.uncertainty = np.zeros(n, np.float32)
         self.carry: worlds.Carry = {}
@@ -93,7 +93,7 @@ class WorldEnv(ControlEnv):
             if self.difficulty is not None:
                 pool = np.flatnonzero(self.model.frames.first & ~self.model.frames.held)
                 at = np.where(starts < HELD_FROM, self.difficulty.pick(at, starts, pool), at)
-            self.frame[ids] = at
+            self.frame[ids], self.born[ids] = at, 0 if self.difficulty is None else self.difficulty.born[at]
             obs, task = {k: v[at] for k, v in self.model.frames.obs.items()}, self.model.frames.task[at]
         rows = torch.from_numpy(ids)
         for k, v in self.model.start(obs | {"task": self.words[task]}, starts).items():
@@ -135,7 +135,7 @@ class WorldEnv(ControlEnv):
         self.truncated |= cut | (late & ~self.terminated)
         if self.difficulty is not None:
             ended = np.flatnonzero(alive & (self.terminated | self.truncated) & ~cut & (self.starts < HELD_FROM))
-            self.difficulty.update(self.frame[ended], self.success[ended])
+            self.difficulty.update(self.frame[ended], self.success[ended], self.born[ended])
         paid = won.astype(np.float32) if spec.sparse else np.where(known, reward, 0).astype(np.float32)
         return (self._obs(), paid, self.terminated.copy(), self.truncated.copy(),
                 {"success": self.success.copy(), "uncertainty": self.uncertainty.copy(), "cut": cut})
@@ -181,6 +181,7 @@ class WorldEnv(ControlEnv):
         mask = np.ones(n, bool) if mask is None else np.asarray(mask)
         if mask.shape != (n,) or mask.dtype != bool:
             raise UserError(f"mask must be bool of shape ({n},), got {mask.dtype} of shape {mask.shape}")
+        state = {"born": np.zeros(n, np.int64)} | state  # states of before have none
         for k in ("seeds", "episodes", *FIELDS):
             if k not in state or np.shape(state[k]) != (n,):
                 raise UserError(f"set_state needs {k!r} of shape ({n},): pass what get_state() returned")
@@ -198,6 +199,15 @@ class WorldEnv(ControlEnv):
                 self.carry[k] = old.index_copy(0, rows, new[rows])
         self.ready |= mask
 
+    def outcomes(self) -> dict | None:
+        """What is known of starts by the episodes that ended, beside every env's own state; None where nothing is kept."""
+        return None if self.difficulty is None else self.difficulty.state_dict()
+
+    def set_outcomes(self, state: dict) -> None:
+        """Go on from `outcomes()`."""
+        if self.difficulty is not None:
+            self.difficulty.load_state_dict(state)
+
     def render(self):
         """uint8 [N,h,w,3]: the first view; needs render=True."""
         if self.render_mode is None:
@@ -207,7 +217,7 @@ class WorldEnv(ControlEnv):
         return self.seen[f"image/{self.spec.views[0]}"].copy()
 
 
-FIELDS = ("starts", "steps", "task", "frame", "terminated", "truncated", "success", "uncertainty", "stale")
+FIELDS = ("starts", "steps", "task", "frame", "born", "terminated", "truncated", "success", "uncertainty", "stale")
 
 
 def _put(x: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -15,11 +15,12 @@ MEMORY = 0.98  # what an outcome counts for after each further one at its frame
 
 
 class Difficulty:
-    """Outcomes per frame, and starts drawn by them. Owns `wins` and `tries` [F]."""
+    """Outcomes per frame, and starts drawn by them. Owns `wins` and `tries` [F], and `born` int64[F]: how many tasks the frame has had."""
 
     def __init__(self, frames: int, share: float):
         in_range("share of starts drawn by difficulty", share, 0, 1)
         self.share, self.wins, self.tries = share, np.zeros(frames), np.zeros(frames)
+        self.born = np.zeros(frames, np.int64)
 
     def value(self) -> np.ndarray:
         """p (1 - p) of every frame [F]; the greatest, 1/4, where nothing is known yet."""
@@ -33,13 +34,24 @@ class Difficulty:
         drawn = pool[np.searchsorted(sums, u[:, 1] * sums[-1], side="right").clip(max=len(pool) - 1)]
         return np.where(u[:, 0] < self.share, drawn, frames)
 
-    def update(self, frames: np.ndarray, success: np.ndarray) -> None:
-        """Episodes from `frames` [n] ended with `success` bool[n]."""
-        for i, won in zip(frames, success, strict=True):
+    def update(self, frames: np.ndarray, success: np.ndarray, born: np.ndarray | None = None) -> None:
+        """Episodes from `frames` [n] ended with `success` bool[n]; `born` [n]: as it was when they began (None: as it is). One whose
+        frame has another task by now says nothing of that."""
+        same = np.ones(len(frames), bool) if born is None else self.born[frames] == born
+        for i, won in zip(frames[same], success[same], strict=True):
             self.wins[i] = MEMORY * self.wins[i] + won
             self.tries[i] = MEMORY * self.tries[i] + 1
 
     def grow(self, frames: int) -> None:
         """There are now `frames` of them, the first ones as before."""
         more = max(0, frames - len(self.wins))
-        self.wins, self.tries = (np.concatenate([x, np.zeros(more)])[:frames] for x in (self.wins, self.tries))
+        self.wins, self.tries, self.born = (np.concatenate([x, np.zeros(more, x.dtype)])[:frames]
+                                            for x in (self.wins, self.tries, self.born))
+
+    def state_dict(self) -> dict:
+        """What a run that is resumed goes on with; copies."""
+        return {"wins": self.wins.copy(), "tries": self.tries.copy(), "born": self.born.copy()}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from `state_dict()` of as many frames."""
+        self.wins, self.tries, self.born = (np.array(state[k]) for k in ("wins", "tries", "born"))

@@ -5,7 +5,6 @@
 
 A share of the episodes begins in recorded or written tasks drawn by value, the rest in recorded ones alike. A new task counts as undecided
 until it was tried; one that is always or never solved is drawn no more, and the next ones take its place. So nonsense removes itself.
-A run that is resumed begins with the recorded tasks alone.
 """
 
 import numpy as np
@@ -43,8 +42,8 @@ class GeneratedTasks(Difficulty):
     def pick(self, frames: np.ndarray, starts: np.ndarray, pool: np.ndarray) -> np.ndarray:
         return super().pick(frames, starts, np.concatenate([pool, self.there()]))
 
-    def update(self, frames: np.ndarray, success: np.ndarray) -> None:
-        super().update(frames, success)
+    def update(self, frames: np.ndarray, success: np.ndarray, born: np.ndarray | None = None) -> None:
+        super().update(frames, success, born)
         self.ended += len(frames)
         if self.ended >= EVERY and self.slots:
             self.ended = 0
@@ -65,7 +64,20 @@ class GeneratedTasks(Difficulty):
         at = self.recorded + np.concatenate([free, worst])
         self.model.frames.obs["state"][at] = new.numpy()[:len(at)]
         self.wins[at], self.tries[at] = 0, 0
+        self.born[at] += 1
         self.written += len(free)
+
+    def state_dict(self) -> dict:
+        return super().state_dict() | {
+            "tasks": self.model.frames.obs["state"][self.there()], "written": self.written, "ended": self.ended,
+            "generator": self.generator.get_state().numpy().copy(), "rng": self.rng.bit_generator.state}
+
+    def load_state_dict(self, state: dict) -> None:
+        super().load_state_dict(state)
+        self.written, self.ended = state["written"], state["ended"]
+        self.model.frames.obs["state"][self.there()] = state["tasks"]
+        self.generator.set_state(torch.from_numpy(np.array(state["generator"])))
+        self.rng.bit_generator.state = state["rng"]
 
 
 def difficulty_of(model, share: float) -> "Difficulty | None":
