@@ -44,7 +44,8 @@ def text(at: int, wanted: int) -> np.ndarray:
 
 
 def a_policy(env: WorldEnv):
-    return make_policy(PolicyOptions(kind="gaussian", horizon=1, execute=1, hidden=8, layers=1), ObsSpec(state=7, action=5, language=True), 0)
+    options = PolicyOptions(kind="gaussian", horizon=1, execute=1, hidden=8, layers=1)
+    return make_policy(options, ObsSpec(state=7, action=5, language=True), 0)
 
 
 def toy(times: int = 2) -> Recorded:

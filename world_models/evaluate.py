@@ -14,6 +14,8 @@ from world_models.calibrate import spread
 from world_models.imagine import CHUNK, open_loop
 from world_models.model import WorldSpec
 from world_models.options import WorldEvalConfig
+from world_models.own_pictures import as_squares
+from world_models.own_units import as_commands
 from world_models.units import errors_in_units
 from world_models.windows import check_dataset, foreign_to, read_windows, unseen
 
@@ -192,7 +194,7 @@ def reference_of(model, dataset, w, config: WorldEvalConfig) -> baselines.Record
     parts = [baselines.transitions_of(dataset, np.arange(len(dataset)))]
     shown = {s.tobytes() for s in dataset.state[dataset.from_[np.unique(w.episode)]]}
     for where in training_data(config.model):
-        other = load_data(where)
+        [other] = as_commands([load_data(where)], model.spec.control.axes)
         if other.state.shape[1:] == dataset.state.shape[1:] and Path(where).resolve() != Path(config.dataset).resolve():
             new = [e for e, row in enumerate(other.from_) if other.state[row].tobytes() not in shown]
             t = baselines.transitions_of(other, np.array(new, np.int64))
@@ -211,11 +213,15 @@ def training_data(model: str) -> list[str]:
 
 def measure(model, dataset, config: WorldEvalConfig) -> tuple[dict, dict]:
     """Everything that recorded episodes alone can tell -> (document, arrays for page and videos)."""
+    dataset = as_squares(as_commands([dataset], model.spec.control.axes)[0], model.spec.image_size)
     check_dataset(model.spec, dataset.meta, config.dataset, dataset.spec.axes if dataset.spec else ())
     recorded = [dataset.task(e) for e in range(len(dataset))]
     instructions.check_text(model.options, recorded, config.dataset)
     instructions.check_known(model.spec.tasks, recorded, config.dataset)
     views, fresh, notes = model.spec.control.views, unseen(model, dataset), []
+    if not dataset.is_judged:
+        notes.append("Nobody said which episodes succeeded, so all count as failures, and the model's success means nothing: "
+                     f"robo_rl data label {config.dataset} --success …, then train it anew.")
     if not fresh.any():
         fresh[:] = True
         notes.append("Every episode of this data set is one the model learnt from: the errors below are on the bright side.")

@@ -245,9 +245,12 @@ def finite_note(parts: dict[str, float]) -> str:
 
 # ---- what it is learnt from and how far it holds -----------------------------------------------------------------
 
-def read(paths: Sequence[str], images: bool = False):
-    """The data sets at `paths`, one after the other, as `world_models.recorded.Recorded`; UserError for what differs."""
+def read(paths: Sequence[str], images: bool = False, axes: tuple = (), image_size: int = 0):
+    """The data sets at `paths`, one after the other, as `world_models.recorded.Recorded`; UserError for what differs. axes: of a model,
+    in whose commands actions in their own units are told (`own_units`); image_size: of it, for pictures that are not square."""
     from robo_rl.data.reader import load
+    from world_models.own_pictures import as_squares
+    from world_models.own_units import as_commands
     from world_models.recorded import Recorded, control_of
     if not paths:
         raise UserError("name a data set: robo_rl wm train DATASET; record one with robo_rl collect --policy expert,random")
@@ -256,6 +259,7 @@ def read(paths: Sequence[str], images: bool = False):
     for where, d in zip(paths, sets, strict=True):
         if bad := d.features.differences(sets[0].features):
             raise UserError(f"data set {where} differs from {paths[0]}: {'; '.join(bad)}. Train on sets of one env")
+    for where, d in zip(paths, (as_squares(d, image_size) for d in as_commands(sets, axes)), strict=True):
         control = d.spec or control_of(d.features, d.features.robot, int((d.to - d.from_).max()))
         if not images:
             control = replace(control, views=())

@@ -128,8 +128,7 @@ def check(data: Recorded, where: str) -> None:
         raise UserError(f"data set {where} has no state; record it with robo_rl collect")
     big = np.abs(data.action).max()
     if big > 1 + 1e-4:
-        raise UserError(f"data set {where} has actions up to {big:.3g}; a world model needs them in [-1, 1], as "
-                        "robo_rl collect records them")
+        raise UserError(f"data set {where} has actions up to {big:.3g}, and it says that they are commands of -1 to 1; record it anew")
 
 
 def differences(spec: WorldSpec, data: Recorded) -> list[str]:

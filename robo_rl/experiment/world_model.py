@@ -24,6 +24,7 @@ from world_models.evaluate import compare_models, measure, measure_bound, measur
 from world_models.imagine import PlayedEpisodes, open_loop, play
 from world_models.model import load
 from world_models.options import WorldEvalConfig
+from world_models.own_units import as_commands, in_commands
 from world_models.plan import Planner, PlanOptions
 from world_models.verdict import objections, verdict
 from world_models.windows import Windows
@@ -120,7 +121,8 @@ def match_real(found: list[tuple[str, Path, Path]], table: list[RealRow]) -> lis
 def play_in_model(model, policy, obs: Mapping[str, np.ndarray], max_steps: int, seed: int, batch: int = 0, judge=None) -> PlayedEpisodes:
     """A policy from observations, with the noise that `robo_rl.evaluation.evaluate` gives batch `batch`."""
     generator = torch.Generator().manual_seed(seed * 7919 + batch)
-    return play(model, lambda o: decide(policy, o, generator), obs, max_steps, seed, judge)
+    told = in_commands(policy, model.spec.control)
+    return play(model, lambda o: told(decide(policy, o, generator)), obs, max_steps, seed, judge)
 
 
 def play_from_simulator(model, env, policy, starts: np.ndarray, seed: int, judge=None) -> tuple[PlayedEpisodes, np.ndarray]:
@@ -306,7 +308,7 @@ def evaluate_model(config: WorldEvalConfig) -> tuple[dict, dict]:
         elif policies:
             doc |= compare_policies(model, env, policies, config, progress.update)
         if asked:
-            doc["probe"] = probe_model(model, env, dataset, config)
+            doc["probe"] = probe_model(model, env, as_commands([dataset], model.spec.control.axes)[0], config)
     if env is not None:
         env.close()
     doc["verdict"], doc["objections"] = verdict(doc), objections(doc)[0]
