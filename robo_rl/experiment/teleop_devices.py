@@ -19,7 +19,7 @@ from robo_rl.human.console.options import ConsoleOptions
 from robo_rl.human.console.robots import ConsoleRobots
 from robo_rl.human.console.terminal import enter_pressed
 from robo_rl.human.fleet import OperatorStats
-from robo_rl.human.intervention import PAUSE
+from robo_rl.human.intervention import PAUSE, OperatorView
 from robo_rl.human.leader_arm import LeaderArm
 from robo_rl.human.pace import Pace
 from robo_rl.human.reading import Device, Reading, drive_of
@@ -108,7 +108,8 @@ class TeleopConsole(ConsoleRobots):
         if self.real_time is not None:
             self.real_time.wait()
         with self.lock:
-            said, held = self.state.intervene(SimpleNamespace(executed=self.executed)), self.state.holds[0]
+            said = self.state.intervene(OperatorView(self.executed, self.executed, np.zeros(1, bool), self.steps))
+            held = self.state.holds[0]
             engaged = bool(said.phase[0] > PAUSE)
             if engaged:
                 self.executed = said.actions

@@ -201,7 +201,9 @@ class VlaPolicy(VlaBase, ChainPolicy):
 
     def make_head(self) -> tuple[VelocityNet, NoiseNet | None]:
         o, kind = self.options, GuidedExpertHead if self.options.advantage else ExpertHead
-        self.expert.window = o.window
+        if o.window:
+            assert isinstance(self.expert, (PiExpert, SmolVlaExpert))
+            self.expert.window = o.window
         head = kind(self.expert, self.width)
         del self.expert  # it is the head's
         learned = ContextNoise(self.context_size, self.chunk, o.noise_min, o.noise_max) if o.noise == "learned" else None
