@@ -18,7 +18,7 @@ from robo_rl.options import BcOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.guided import committed_chunk, guided_chunk, plain_chunks
 from robo_rl.policies.numpy_actor import NumpyActor
-from robo_rl.policies.vla.blocks import lambda_mask
+from robo_rl.policies.vla.blocks import lambda_mask, rotation, row_places, row_times, time_embedding
 
 SPEC = ObsSpec(state=6, action=3, action_names=("a", "b", "c"))
 
@@ -149,6 +149,19 @@ def test_the_mask_is_a_sink_and_a_band():
     assert lambda_mask(4, 2).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
     assert lambda_mask(3, 2, sink=True).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 1, 1]]
     assert lambda_mask(5, 9).equal(torch.ones(5, 5).tril().bool())
+
+
+def test_rows_that_are_not_given_stand_ten_places_further_back_and_given_ones_are_at_time_zero():
+    given, t = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0] * 4]), torch.tensor([0.5, 0.7])
+    assert row_places(torch.tensor([5, 2]), given, 4, 2).tolist() == [[5, 6, 17, 18], [12, 13, 14, 15]]
+    assert row_places(torch.tensor([5]), given[:1], 4, 0).tolist() == [[5, 6, 7, 8]]
+    times = row_times(t, given, 4, 8)
+    assert torch.equal(times[0, :2], time_embedding(torch.zeros(2), 8)) and torch.equal(times[0, 2], time_embedding(t, 8)[0])
+    assert torch.equal(row_times(t, None, 4, 8)[:, 3], time_embedding(t, 8)) and torch.equal(times[1], row_times(t, None, 4, 8)[1])
+    policy = windowed(3)
+    context, _ = policy.commit(policy.encode({"state": torch.zeros(2, 6)}), torch.tensor([0, 2]))
+    places = torch.tensor([[0, *range(11, 19)], [0, 1, 2, *range(13, 19)]])
+    assert torch.equal(policy.head.embed(context).turn, rotation(places, policy.head.head_dim))
 
 
 def test_a_row_behind_the_window_does_not_see_the_rows_that_are_given_and_all_see_the_observation():
