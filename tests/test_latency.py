@@ -10,9 +10,11 @@ from controllers.schedule import guidance_gain, guided_velocity
 from robo_rl.algos import bc
 from robo_rl.checkpoint import save_checkpoint
 from robo_rl.errors import UserError
+from robo_rl.experiment.config import TrainConfig
 from robo_rl.experiment.evaluation import EvalConfig
 from robo_rl.experiment.latency import evaluate_late, increments_of
 from robo_rl.experiment.policy_server import Actor, in_numpy
+from robo_rl.experiment.recipes import begun
 from robo_rl.losses import error_weights
 from robo_rl.options import BcOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -217,6 +219,9 @@ def test_a_window_is_for_flows_of_rows_and_runs_on_torch(tmp_path):
         with pytest.raises(UserError, match=says):
             PolicyOptions(**({"window": 2, "horizon": 8, "execute": 4} | options))
     save_checkpoint(tmp_path / "ckpt", windowed(2), {}, {"step": 0, "best": {"step": -1}})
+    learned = TrainConfig(task="reach", policy=PolicyOptions(noise="learned"))
+    begins = begun(learned, tmp_path / "ckpt").policy  # RL whose recipe learns its noise
+    assert (begins.window, begins.noise) == (2, "sde")
     with pytest.raises(UserError, match="no policy of --policy.window"):
         NumpyActor.load(tmp_path / "ckpt")
     spec = ObsSpec(state=6, action=3)

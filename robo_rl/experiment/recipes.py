@@ -402,6 +402,8 @@ def begun(base: TrainConfig, init: Path) -> TrainConfig:
     had |= {k: v for k, v in asdict(base.policy).items() if k in EXPLORATION or base.policy.advantage and k in ADVANTAGE}
     if had["kind"] in FLOWS and had.get("actor", "own") != base.policy.actor:  # what acts on the trunk is the method's
         had |= {k: getattr(base.policy, k) for k in ACTING}
+    if had["kind"] == "flow" and had.get("window") and had["noise"] == "learned":
+        had["noise"] = "sde"  # whose level needs no network of an MLP's context
     if isinstance(base.rl, OffPolicyOptions):
         had["execute"] = had["horizon"]  # their critics judge whole chunks
     base = replace(base, policy=PolicyOptions(**had))
