@@ -277,6 +277,13 @@ def test_a_plan_of_a_data_set_counts_its_pictures_and_starts_nothing(sets, tmp_p
     assert not list(tmp_path.iterdir())
 
 
+def test_a_model_that_does_not_fit_the_data_ends_training_before_a_folder_is_made(sets, tmp_path, capsys):
+    out = tmp_path / "run"
+    argv = ["--algo", "bc", "--demos", str(sets["aloha"]), "--policy", "smolvla", "--policy.size", "tiny", "--policy.words", "words:9000"]
+    assert run_command("train", *argv, "--out", str(out)) == 2
+    assert "wrong tokeniser: words:9000 has 9000 tokens" in capsys.readouterr().err and not out.exists()
+
+
 def test_without_an_env_only_supervised_learning_is_offered(sets, capsys):
     assert run_command("train", "--sim", "none", "--algo", "ppo", "--demos", str(sets["aloha"])) == 2
     assert "--algo bc" in capsys.readouterr().err

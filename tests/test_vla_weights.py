@@ -371,3 +371,12 @@ def test_a_golden_file_of_another_size_or_kind_is_refused(tmp_path):
     refused(lambda: compare(weights("pi0"), tmp_path / "a.safetensors"), "neither a checkpoint nor a golden file")
     save_file({"images": torch.zeros(1)}, tmp_path / "b.safetensors")
     refused(lambda: compare(weights("pi0"), tmp_path / "b.safetensors"), "lacks image_mask")
+
+
+def test_keys_that_tell_no_sizes_are_counted_beside_the_nearest_layout(tmp_path):
+    own = load_file(weights("pi05"))
+    turned = {k if "position_embedding" not in k else f"other.{k}": x.clone() for k, x in own.items()}
+    save_file(turned, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"unknown layout of keys; nearest is pi05 in layout lerobot: \d+ keys are known, [1-9]\d* "
+                                        r"unexpected \(other\..*its sizes cannot be told"):
+        examine(tmp_path)

@@ -11,6 +11,7 @@ import numpy as np
 
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
+from robo_rl.options import VLAS
 
 if TYPE_CHECKING:
     from robo_rl.data.reader import Dataset
@@ -41,7 +42,12 @@ def check(config: TrainConfig) -> None:
         raise UserError(f"--sim none learns from a data set: --demos FOLDER, got {config.demos!r}")
     if config.init:
         raise UserError("--init goes on with a policy in an env; with --sim none a policy begins anew")
-    open_data(config)
+    data = open_data(config)
+    if config.policy.kind in VLAS:  # a folder that does not fit is refused before there is one of the run
+        from robo_rl.policies import make_policy
+        from robo_rl.shapes import only_shapes
+        with only_shapes():
+            make_policy(config.policy, spec_of(config, data), config.seed)
 
 
 def open_data(config: TrainConfig) -> "Dataset":

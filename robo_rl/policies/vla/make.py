@@ -319,7 +319,15 @@ def read_config(checkpoint: Checkpoint, read: KeyMatch) -> VlaConfig:
     said, file = metadata_json(checkpoint.metadata, METADATA), checkpoint.files[0].parent / CONFIG
     if not said and read.layout is None and file.is_file():
         said = read_json(file)
-    return config_of(said) if said else infer_config(read, checkpoint.tensors, settings_of(checkpoint.path))
+    if said:
+        return config_of(said)
+    try:
+        return infer_config(read, checkpoint.tensors, settings_of(checkpoint.path))
+    except UserError as e:
+        if not read.unknown:
+            raise
+        raise UserError(f"{checkpoint.path}: unknown layout of keys; nearest is {read.family} in layout {read.name}: {len(read.found)} keys "
+                        f"are known, {len(read.unknown)} unexpected ({', '.join(list(read.unknown)[:3])} …); {e}") from None
 
 
 def differences(config: VlaConfig, read: KeyMatch, tensors: Mapping[str, TensorInfo]) -> tuple[list[str], list[str]]:

@@ -232,7 +232,7 @@ class Processor(nn.Module):
             ids = self.words.encode(text)
             if len(ids) > o.prompt:
                 raise UserError(f"a prompt has {len(ids)} tokens, this policy takes {o.prompt} at most: {text[:60]!r}…; "
-                                "shorten the instruction")
+                                "shorten the instruction, or allow more (--policy.prompt)")
             out[i, :len(ids)], there[i, :len(ids)] = ids, True
         return torch.from_numpy(out).to(state.device), torch.from_numpy(there).to(state.device)
 
