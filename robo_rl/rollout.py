@@ -211,6 +211,8 @@ def rollout_of(parts: Sequence[tuple[Columns, int]]) -> Rollout:
         share = c[TREE + "weight"][over] if TREE + "weight" in c else None
         stats |= {name: float(np.average(c[column][over], weights=share)) for name, column in
                   (("success", "success"), ("return", "returns"), ("length", "lengths"))}
+        if "start" in c and (stored := (c["start"][over] < 0).mean()):
+            stats["stored"] = float(stored)
 
     ended_episodes = Ended(*(c[k][over] for k in ("start", "task_id", "success", "returns", "lengths"))) if "start" in c else None
 

@@ -7,6 +7,7 @@ import pytest
 from commands import TINY, TINY_REPLAY, robo_rl
 
 from robo_rl import checkpoint
+from robo_rl.algos.trust import Outcomes
 from robo_rl.cli.train import parse
 from robo_rl.evaluation import eval_starts
 from robo_rl.experiment.config import TrainConfig
@@ -189,7 +190,9 @@ class Scripted(Run):
         return {"success": [1] * won + [0] * (200 - won), "return": [0.0] * 200, "n": 200}
 
     def train(self) -> int:
-        return CountingStage(self).learn() if self.config.algo == "demo_sac" else improve(self, Counting(), Counting(), Counting())
+        if self.config.algo == "demo_sac":
+            return CountingStage(self).learn()
+        return improve(self, Counting(), Counting(), Counting(), Outcomes(None, 0))
 
 
 class CountingStage(ReplayStage):

@@ -11,7 +11,7 @@ from test_algos import METHODS, SMALL, setup, step
 
 from robo_rl.algos import nft
 from robo_rl.algos.onpolicy import minibatches, steps_of
-from robo_rl.algos.trust import PROBES, near_success
+from robo_rl.algos.trust import BEFORE, PROBES, RECENT, Outcomes, near_success
 from robo_rl.errors import UserError
 from robo_rl.options import NftOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
@@ -33,6 +33,41 @@ def test_the_target_of_an_update_is_that_of_its_rollout():
     for success, want in ((0.5, 1.0), (0.9, near_success(90, 100) ** 2)):
         told = learner.update(replace(rollout, stats=rollout.stats | {"episodes": 100.0, "success": success}), 0.0)
         assert told["kl_target"] == pytest.approx(0.01 * want) and told["kl"] <= told["kl_target"] * 1.0001
+
+
+def ended(n, success, **more):
+    return {"episodes": float(n), "success": success} | more
+
+
+def test_episodes_that_end_before_one_can_fail_are_not_counted():
+    outcomes = Outcomes(0.9, early=2)
+    looked = near_success(0.9 * BEFORE, BEFORE)
+    assert [outcomes.observe(s) for s in ({"episodes": 0.0}, ended(40, 1.0))] == [looked] * 2
+    assert outcomes.observe(ended(40, 0.2)) == 1  # 32 of 67
+
+
+def test_success_is_that_of_many_rollouts_and_forgets():
+    outcomes = Outcomes(None, early=0)
+    swings = [outcomes.observe(ended(32, success)) for success in (1.0, 0.5) * 40]
+    assert max(swings[-2:]) - min(swings[-2:]) < 0.1 * (1 - near_success(32, 32))
+    for _ in range(40):
+        last = outcomes.observe(ended(RECENT // 4, 0.99))
+    assert last == pytest.approx(near_success(0.99 * RECENT, RECENT), rel=1e-3)
+    assert outcomes.observe(ended(10 * RECENT, 0.95)) == near_success(9.5 * RECENT, 10 * RECENT)  # a rollout of more counts whole
+
+
+def test_success_from_the_middle_of_a_task_counts_for_nothing():
+    outcomes = Outcomes(None, early=0)
+    before = outcomes.observe(ended(98, 1.0))
+    assert outcomes.observe(ended(98, 1.0, stored=0.1)) == 1 and outcomes.observe({}) == before < 1
+
+
+def test_what_is_counted_goes_on_after_a_checkpoint():
+    a, b = Outcomes(0.9, 3), Outcomes(None, 0)
+    for success in (1.0, 1.0, 1.0, 0.8):
+        a.observe(ended(50, success))
+    b.load_state_dict(a.state_dict())
+    assert a.observe(ended(50, 0.7)) == b.observe(ended(50, 0.7))
 
 
 def learner_of(name, target, **kw):

@@ -132,7 +132,7 @@ class OnPolicyLearner:
         actor_on, trust = self.credit.is_ready(o, self.iteration, metrics), self.trust
         if actor_on and trust:
             trust.begin(policy, obs, flat(rollout.trace), rows, o.epochs * steps_of(len(rows), o.minibatch), self.mean,
-                        corrected.lr_scale, self.step_scale * certainty(rollout.stats))
+                        corrected.lr_scale, self.step_scale * undecided(rollout.stats))
 
         def actor() -> None:
             for epoch, order in enumerate(orders):
@@ -153,9 +153,10 @@ class OnPolicyLearner:
                         metrics["epochs"] = epoch + 1.0
                         return
 
-        def critic(most: float = float("inf")) -> None:
+        def critic(most: float = float("inf"), parts: int = 1) -> None:
+            size = max(1, o.minibatch // parts)
             for order in orders:
-                for batch, row in minibatches(critic_columns | (columns_seen(obs) if fixed else {}), order, o.minibatch, self.share):
+                for batch, row in minibatches(critic_columns | (columns_seen(obs) if fixed else {}), order, size, self.share):
                     if len(value_losses) >= most:
                         return
                     with torch.no_grad():
@@ -165,7 +166,7 @@ class OnPolicyLearner:
         metrics["epochs"] = float(o.epochs)
         with scaled_lr(self.actor_opt, 1.0 if trust else corrected.lr_scale * self.step_scale):
             if not actor_on:
-                critic()
+                critic(parts=ALONE)
             elif not (gae and fixed):
                 actor()
             elif o.target_kl:
@@ -224,7 +225,7 @@ class OnPolicyLearner:
             columns = flat(rollout.trace) | {"logp_old": rollout.logp.flatten(0, 1), "adv": adv}
             if trust and len(rows) and not rows_in_all:  # of the first piece: none of the others has to be kept
                 trust.begin(policy, flat(rollout.obs), flat(rollout.trace), rows, 1,
-                            size=self.step_scale * certainty(rollout.stats))
+                            size=self.step_scale * undecided(rollout.stats))
             for batch in rows.split(o.minibatch) if len(rows) else ():
                 loss, step, log_ratio = self.actor_loss(policy.encode(pick(flat(rollout.obs), batch)), pick(columns, batch),
                                                         rules)
@@ -339,18 +340,22 @@ def encoded_pictures(policy, r: Rollout) -> Rollout:
     return replace(r, obs=obs, trace=trace, last_obs=last, final_obs=final)
 
 
+ALONE = 4  # times as many steps, each on as much less, that the critic makes of a rollout from which the policy does not learn yet
 SMALL = 4096  # decisions of a rollout that one thread reads in some milliseconds
 
 
-def certainty(stats: dict[str, float]) -> float:
-    """`trust.near_success` of the episodes that ended in a rollout with these statistics; 1 where none did, or none says success."""
+def undecided(stats: dict[str, float]) -> float:
+    """`trust.near_success` that a run's `Outcomes` told of a rollout with these statistics; without, of the episodes that ended in it:
+    1 where none did, or none says success."""
+    if "undecided" in stats:
+        return stats["undecided"]
     n = stats.get("episodes", 0.0)
     return near_success(stats["success"] * n, n) if n and "success" in stats else 1.0
 
 
 def discounted(rollout: Rollout, options: OnPolicyOptions) -> Rollout:
     """The rollout with the discounts that --rl.timeout and --rl.anneal-gamma ask for."""
-    discounts, fade = rollout.discounts, certainty(rollout.stats)
+    discounts, fade = rollout.discounts, undecided(rollout.stats)
     if options.anneal_gamma:
         discounts = discounts**fade
     if options.timeout != "bootstrap":

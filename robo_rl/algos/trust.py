@@ -5,7 +5,7 @@
                        k > 1:   theta <- theta_0 + sqrt((m / M) / k) (theta - theta_0),   lr <- lr max(sqrt((m / M) / k), 1/4)
     the next update begins with the geometric mean of this one's rates, times min(2, 1/sqrt(k))
 
-The target is --rl.trust-kl times near_success(p)^2, p the success of the episodes that ended in the rollout.
+The target is --rl.trust-kl times near_success(p)^2, p the success of about the last 256 episodes of the run's rollouts.
 
 theta_0 and its means are those at the start of the update. A step of a chain is a Gaussian given the x before it, so its KL is
 known, not estimated; a joint density has the sum over its entries, and of its factors. The mean over both does not grow with the
@@ -29,6 +29,7 @@ from robo_rl.sampling import gaussian_kl
 
 PROBES = 512  # rows that KL is measured on
 CUT, PACE, RAISE = 0.25, 1.25, 2.0  # factors on the learning rate: least after a cut, most after a step, most after an update
+RECENT, BEFORE = 256, 32  # episodes of which a run knows its success, and how many a look before RL counts for
 RANGE = 1e-3, 1e3  # of the learning rate, over the one that was chosen
 
 
@@ -40,6 +41,37 @@ def near_success(successes: float, episodes: float) -> float:
     """
     p = max(0.5, (successes + 1) / (episodes + 2))
     return 4 * p * (1 - p)
+
+
+class Outcomes:
+    """Success of about the last `RECENT` episodes of a run's rollouts -> the `near_success` that its updates go by.
+
+    One rollout ends too few episodes to tell, and those of envs that began together end together, successes first: of the rollouts
+    before the first episode can have failed by its time limit, `early` of them, nothing is counted. Until then success is `before`,
+    that of the last look (None: unknown). Where episodes began in stored states their success is no measure of what is left to learn.
+    """
+
+    def __init__(self, before: "float | None", early: int):
+        self.early = early
+        self.won, self.ended = (0.0, 0.0) if before is None else (before * BEFORE, float(BEFORE))
+
+    def observe(self, stats: dict[str, float]) -> float:
+        """Count the episodes of a rollout with these statistics -> `near_success` of all that count."""
+        n = stats.get("episodes", 0.0) if "success" in stats else 0.0
+        if stats.get("stored"):
+            return 1.0
+        if self.early > 0:
+            self.early -= 1
+        elif n:
+            kept = max(0.0, 1 - n / RECENT)
+            self.won, self.ended = self.won * kept + stats["success"] * n, self.ended * kept + n
+        return near_success(self.won, self.ended)
+
+    def state_dict(self) -> dict:
+        return {"won": self.won, "ended": self.ended, "early": self.early}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.won, self.ended, self.early = state["won"], state["ended"], state["early"]
 
 
 class TrustRegion:

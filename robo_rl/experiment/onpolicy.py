@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from robo_rl.algos.trust import Outcomes
 from robo_rl.experiment import allocation, feeds, own_successes
 from robo_rl.experiment.config import TrainConfig, rollout_options
 from robo_rl.experiment.methods import find_method
-from robo_rl.experiment.parallel import cores, workers
+from robo_rl.experiment.parallel import cores, group_size, workers
 from robo_rl.experiment.recycle import Recycler, make_recycler
 from robo_rl.experiment.rehearsal import make_rehearsal
 from robo_rl.experiment.run import Cadence, Run
@@ -121,7 +122,7 @@ def rl_stage(run: Run, checkpoint_folder: Path | None) -> int:
         run.report.say("this sim has no snapshots: episodes in flight start anew")
     try:
         guard.begin(feed)
-        return improve(run, learner, feed, guard, control, planned, sharing)
+        return improve(run, learner, feed, guard, make_outcomes(run, state.get("outcomes")), control, planned, sharing)
     finally:
         feed.close()
         close()
@@ -146,11 +147,23 @@ def average_weights(run: Run, learns: "list | None") -> None:
 def newest_weight(least: float, stats: dict[str, float]) -> float:
     """Weight of an update in the average: 1 while half or more of the episodes of its rollout fail, for much is still to be learnt;
     `near_success(p)^2` beyond, as the update's own size, and no less than `least`."""
-    from robo_rl.algos.onpolicy import certainty
-    return max(least, certainty(stats) ** 2)
+    from robo_rl.algos.onpolicy import undecided
+    return max(least, undecided(stats) ** 2)
 
 
-def learn(run: Run, learner, feed, sharing: "ExperienceSharing | None" = None) -> tuple[dict[str, float], dict[str, float], float, list]:
+def make_outcomes(run: Run, saved: "dict | None") -> "Outcomes":
+    """The run's count of successes, as it was where `saved`, its state in a checkpoint, is given."""
+    config = run.config
+    long = config.policy.execute * getattr(config.rl, "decisions", 1)  # control steps of every env in a rollout
+    whole = (group_size(config) or 1) > 1  # rollouts of whole episodes
+    outcomes = Outcomes(run.looks[-1].rate if run.looks else None, 0 if whole else -(-run.env.spec.max_steps // long))
+    if saved:
+        outcomes.load_state_dict(saved)
+    return outcomes
+
+
+def learn(run: Run, learner, feed, outcomes: Outcomes,
+          sharing: "ExperienceSharing | None" = None) -> tuple[dict[str, float], dict[str, float], float, list]:
     """Take a batch and learn from it -> (its statistics, the update's metrics, seconds waited for it, its episodes that ended)."""
     from robo_rl.runtime.feed import merge_batch_stats
     config, rollouts, waited, recycler = run.config, [], 0.0, getattr(learner, "lessons", None)
@@ -165,6 +178,7 @@ def learn(run: Run, learner, feed, sharing: "ExperienceSharing | None" = None) -
                 return
             rollouts.append(piece)
             run.step += int(piece.stats["env_steps"])
+            piece.stats["undecided"] = outcomes.observe(piece.stats)
             yield piece
     if config.periodic:
         pieces = feed.stream()
@@ -197,7 +211,7 @@ def go_back(run: Run, learner) -> bool:
     return True
 
 
-def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartControl | None = None,
+def improve(run: Run, learner, feed, guard: StalenessGuard, outcomes: Outcomes, control: StartControl | None = None,
             planned: "PlannedGroups | None" = None, sharing: "ExperienceSharing | None" = None) -> int:
     """Learn until the steps are made, the looks say stop or a signal comes -> the exit status."""
     from robo_rl import health
@@ -209,7 +223,8 @@ def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartContro
     run.report.start("rl", config.steps, "steps", done=run.step)
 
     def save(finished: bool = False) -> None:
-        run.save({"learner": learner.state_dict(), "feed": feed.state(), "guard": guard.state_dict()} |
+        run.save({"learner": learner.state_dict(), "feed": feed.state(), "guard": guard.state_dict(),
+                  "outcomes": outcomes.state_dict()} |
                  ({} if control is None else {"starts": control.state_dict()}) |
                  ({} if recycler is None else {"recycler": recycler.state_dict()}) |
                  ({} if rehearsal is None else {"rehearsal": {"crc": rehearsal.crc}}) |
@@ -223,7 +238,7 @@ def improve(run: Run, learner, feed, guard: StalenessGuard, control: StartContro
     cadence = Cadence(run, save, SAVE_EVERY, looked)
     while run.goes_on():
         begin, clock = time.perf_counter(), time.monotonic_ns()
-        stats, metrics, waited, ended = learn(run, learner, feed, sharing)
+        stats, metrics, waited, ended = learn(run, learner, feed, outcomes, sharing)
         if control is not None:
             for episodes in ended:
                 control.observe(episodes)

@@ -57,6 +57,7 @@ class RecipeRow:
 
 
 LIMIT = {"timeout": "anneal", "anneal_gamma": True}  # success within the time limit is the task, not the speed of each success
+WITHOUT_REPLAY = {"rl.advantage", "rl.allocate", "rl.proximal", "rl.correction", "periodic", "dream", "learners", "share"}
 DECISIONS = 16  # of an episode, at least, where demonstrations say how long one is
 TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, settings
     # ---- methods, wherever they learn
@@ -117,7 +118,8 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "may move is bounded", {
             "envs": 128,
             "policy": {"execute": 4, "predict": "action", "noise": "learned", "noise_steps": "last", "noise_min": 0.2, "noise_max": 0.3},
-            "rl": {"explore": 0.3, "average": 0.05, **LIMIT, "trust_kl": 0.004, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
+            "rl": {"explore": 0.3, "average": 0.05, "replay": 0.5, **LIMIT, "trust_kl": 0.004, "critic_ready": 0.3, "critic_warmup": 6,
+                   "lr": 1e-4}}),
     ("maniskill pi_rl state", "as in the embedded simulator: a network that predicts the chunk, as much noise as it bears, updates that "
         "follow their KL; more demonstrations, and its own successes, while supervision is weak", {
             "demos_most": 480, "bc": {"own": 256},
@@ -128,7 +130,8 @@ TABLE: tuple[tuple[str, str, dict[str, object]], ...] = (  # where, why, setting
         "the updates that they take", {"demos": "100", "demos_most": 300, "bc": {"updates": 6000}}),
     ("fast ppo state", "as pi_rl: noise that the policy bears, steps that follow their KL, the critic first, half of a chunk", {
         "envs": 128, "policy": {"execute": 4},
-        "rl": {"explore": 0.3, "average": 0.05, **LIMIT, "trust_kl": 0.004, "critic_ready": 0.3, "critic_warmup": 6, "lr": 1e-4}}),
+        "rl": {"explore": 0.3, "average": 0.05, "replay": 0.5, **LIMIT, "trust_kl": 0.004, "critic_ready": 0.3, "critic_warmup": 6,
+               "lr": 1e-4}}),
     ("manipulation on_policy dense", "what a dense reward pays goes on beyond the time limit", {
         "rl": {"timeout": "bootstrap", "anneal_gamma": False}}),
     ("taken", "an env that is taken as it is pays success alone, as its data set does, and ends with it", {"reward": "sparse"}),
@@ -344,9 +347,12 @@ def steps(sim: str, task: str, algo: str, obs: str, name: str, reward: str = "",
 
 def exact(base: TrainConfig, named: Collection[str]) -> TrainConfig:
     """`base` for a user who names these options, dotted: all of --steps are made, no more than --demos are recorded and --bc.updates taken,
-    exploration noise is what it is said to be, unless what else would end, extend or choose them is named too (it is laid over this)."""
+    exploration noise is what it is said to be, nothing is played again where rollouts are made in another way, unless what else would end,
+    extend or choose them is named too (it is laid over this)."""
     named = {name.replace("-", "_") for name in named}
     base = replace(base, target=0.0) if "steps" in named else base
+    if isinstance(base.rl, OnPolicyOptions) and named & WITHOUT_REPLAY:
+        base = replace(base, rl=replace(base.rl, replay=0.0))
     if isinstance(base.rl, OnPolicyOptions) and named & {"policy.noise_min", "policy.noise_max", "policy.init_std"}:
         base = replace(base, rl=replace(base.rl, explore=0.0))
     base = replace(base, bc=replace(base.bc, most=0)) if "bc.updates" in named else base

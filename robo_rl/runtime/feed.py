@@ -62,7 +62,7 @@ def merge_batch_stats(stats: list[dict[str, float]]) -> dict[str, float]:
         return stats[0]
     out: dict[str, float] = {}
     for k in dict.fromkeys(k for s in stats for k in s):
-        rows = [(s[k], s["episodes"] if k in ("success", "return", "length") else 1.0) for s in stats if k in s]
+        rows = [(s[k], s["episodes"] if k in ("success", "return", "length", "stored") else 1.0) for s in stats if k in s]
         if k in ("episodes", "env_steps"):
             out[k] = sum(v for v, _ in rows)
         elif k == "staleness/max":
