@@ -140,6 +140,12 @@ def test_noise_that_a_user_names_is_not_chosen_for_them():
     assert recipes.exact(base, {"seed"}).rl.explore == base.rl.explore
 
 
+@pytest.mark.parametrize("named", ["rl.advantage", "rl.allocate", "learners", "periodic", "dream", "share"])
+def test_the_recipe_plays_nothing_again_where_rollouts_are_made_in_another_way(named):
+    base = recipes.recipe("mujoco", "pick_cube", "pi_rl", "state", "full")
+    assert base.rl.replay > 0 == recipes.exact(base, {named}).rl.replay
+
+
 def test_a_checkpoint_with_one_count_of_supervised_updates_is_read_too():
     assert taught_of({"taught": [600, 900]}) == (600, 900) and taught_of({"taught": 600}) == (600, 600) and taught_of({}) == (0, 0)
 
