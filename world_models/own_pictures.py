@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,11 +41,12 @@ class SquareDataset(Dataset):
         return out
 
 
-def as_squares(dataset: Dataset, size: int = 0) -> Dataset:
-    """The data set itself where its pictures are square, else padded to `size` (of a model; 0: SIZE)."""
+def as_squares(dataset: Any, size: int = 0) -> Any:
+    """The data set (`robo_rl.data.reader.Dataset`) itself where its pictures are square, else padded to `size` (of a model; 0: SIZE)."""
     f = dataset.features
     if all(h == w for _, h, w in f.views):
         return dataset
     size = size or SIZE
     meta = replace(dataset.meta, features=replace(f, views=tuple((v, size, size) for v, _, _ in f.views)))
-    return SquareDataset(**{x.name: getattr(dataset, x.name) for x in fields(Dataset)} | {"meta": meta}, whole=dataset, size=size)
+    parts: dict[str, Any] = {x.name: getattr(dataset, x.name) for x in fields(Dataset)}
+    return SquareDataset(**parts | {"meta": meta}, whole=dataset, size=size)

@@ -326,8 +326,8 @@ def read_config(checkpoint: Checkpoint, read: KeyMatch) -> VlaConfig:
     except UserError as e:
         if not read.unknown:
             raise
-        raise UserError(f"{checkpoint.path}: unknown layout of keys; nearest is {read.family} in layout {read.name}: {len(read.found)} keys "
-                        f"are known, {len(read.unknown)} unexpected ({', '.join(list(read.unknown)[:3])} …); {e}") from None
+        raise UserError(f"{checkpoint.path}: unknown layout of keys; nearest is {read.family} in layout {read.name}: {len(read.found)} "
+                        f"keys are known, {len(read.unknown)} unexpected ({', '.join(list(read.unknown)[:3])} …); {e}") from None
 
 
 def differences(config: VlaConfig, read: KeyMatch, tensors: Mapping[str, TensorInfo]) -> tuple[list[str], list[str]]:
