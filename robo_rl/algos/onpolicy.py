@@ -125,7 +125,7 @@ class OnPolicyLearner:
         fixed = PREFIX in obs
         pooled = fixed and len(obs) == 1  # permuted with the other columns; keys and values are picked, which moves them once
         actor_columns = flat(rollout.trace) | {"logp_old": rollout.logp.flatten(0, 1), "adv": adv} | corrected.columns
-        critic_columns = {"returns": returns, "values": values}
+        critic_columns = {"returns": returns, "values": values} | (columns_seen(obs) if fixed else {})
         orders = [rows[torch.randperm(len(rows), generator=self.generator).to(rows.device)] for _ in range(o.epochs)]
         logs, value_losses, tails = list[dict[str, Tensor]](), list[Tensor](), list[Tensor]()
         gae = o.advantage == "gae"
@@ -154,9 +154,8 @@ class OnPolicyLearner:
                         return
 
         def critic(most: float = float("inf"), parts: int = 1) -> None:
-            size = max(1, o.minibatch // parts)
             for order in orders:
-                for batch, row in minibatches(critic_columns | (columns_seen(obs) if fixed else {}), order, size, self.share):
+                for batch, row in minibatches(critic_columns, order, -(-o.minibatch // parts), self.share):
                     if len(value_losses) >= most:
                         return
                     with torch.no_grad():
