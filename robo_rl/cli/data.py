@@ -79,6 +79,16 @@ class LabelDataOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UpgradeDataOptions:
+    """Write a LeRobot data set of v2.0 or v2.1 anew as v3.0. Videos are copied, not encoded again; quantiles are made of all frames."""
+
+    folder: tyro.conf.Positional[str]
+    """Folder of the data set."""
+    out: str
+    """Folder of the new one."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StatsDataOptions:
     """Make the statistics of a data set (meta/stats.json) anew from all frames: quantiles are exact, as normalisers need them."""
 
@@ -109,6 +119,7 @@ SUBCOMMANDS = {
     "merge": (MergeDataOptions, "put the episodes of several data sets into a new one"),
     "split": (SplitDataOptions, "put some episodes into a new data set"),
     "label": (LabelDataOptions, "say what nobody recorded: units, success"),
+    "upgrade": (UpgradeDataOptions, "write a LeRobot data set of v2.0 or v2.1 anew as v3.0"),
     "stats": (StatsDataOptions, "make the statistics anew from all frames"),
     "view": (ViewDataOptions, "a page with episodes, curves and videos"),
 }
@@ -117,7 +128,8 @@ SUBCOMMANDS = {
 def run(args) -> int:
     """Run the subcommand whose options these are."""
     name = next(name for name, (options, _) in SUBCOMMANDS.items() if type(args) is options)
-    jobs = {"check": check, "repair": repair, "merge": merge, "split": split, "label": label, "stats": stats, "view": view}
+    jobs = {"check": check, "repair": repair, "merge": merge, "split": split, "label": label, "upgrade": upgrade, "stats": stats,
+            "view": view}
     print("\n".join(jobs[name](args)))
     return 0
 
@@ -170,6 +182,12 @@ def label(args: LabelDataOptions) -> list[str]:
         success = label_success(Path(args.folder), args.success)
         out.append(f"{args.folder}: {success.sum()} of {len(success)} episodes succeeded")
     return out
+
+
+def upgrade(args: UpgradeDataOptions) -> list[str]:
+    from robo_rl.data.upgrade import upgrade as upgraded
+    meta = upgraded(Path(args.folder), Path(args.out))
+    return [f"{args.out}: {len(meta.lengths)} episodes, {meta.lengths.sum()} frames, v3.0; look at it: robo_rl data check {args.out}"]
 
 
 def stats(args: StatsDataOptions) -> list[str]:

@@ -35,7 +35,7 @@ def split(root: Path, out: Path, episodes: str, rest: "Path | None" = None) -> t
     if rest is not None and not len(others):
         raise UserError(f"--episodes {episodes} are all of {root}; nothing is left for {rest}")
     for folder in filter(None, (out, rest)):
-        _need_new(folder)
+        need_new(folder)
     return assemble(out, [(meta, chosen)]), assemble(rest, [(meta, others)]) if rest is not None else None
 
 
@@ -58,7 +58,7 @@ def parse_episodes(text: str, count: int) -> np.ndarray:
 def assemble(out: Path, parts: Sequence[tuple[Meta, np.ndarray]]) -> Meta:
     """A new data set of these episodes int64[n] of each part, in this order."""
     first = parts[0][0]
-    _need_new(out)
+    need_new(out)
     for meta, _ in parts[1:]:
         _check_same(first, meta)
     tasks = list(dict.fromkeys(task for meta, _ in parts for task in meta.tasks))
@@ -132,7 +132,7 @@ class _Builder:
                 if not meta.verifier.is_sound(source):
                     raise UserError(f"{source} is not what was written; repair it first: robo_rl data repair {meta.root}")
                 shutil.copyfile(source, self.path(layout.video_path, self.videos[view] + k, view))
-            files[f"videos/{layout.IMAGES}{view}"] = self.videos[view] + where
+            files[f"videos/{layout.picture_key(view)}"] = self.videos[view] + where
             self.videos[view] += len(here)
         for key, index in files.items():
             changed[f"{key}/chunk_index"], changed[f"{key}/file_index"] = np.divmod(index, self.per_chunk)
@@ -194,6 +194,7 @@ def _check_same(one: Meta, other: Meta) -> None:
         raise UserError(f"{one.root} and {other.root} do not go together: {'; '.join(dict.fromkeys(bad))}")
 
 
-def _need_new(out: Path) -> None:
+def need_new(out: Path) -> None:
+    """UserError where `out` is there already."""
     if out.exists():
         raise UserError(f"{out} exists; name a new folder with --out")

@@ -69,8 +69,13 @@ def final_path(root: Path, chunk: int, file: int) -> Path:
     return root / "meta" / "final" / name(chunk, file, ".parquet")
 
 
+def picture_key(view: str) -> str:
+    """The feature of a camera: LeRobot's data sets with one camera may call it observation.image, which then is the view's name too."""
+    return view if view.startswith("observation.") else IMAGES + view
+
+
 def video_path(root: Path, view: str, chunk: int, file: int) -> Path:
-    return root / "videos" / (IMAGES + view) / name(chunk, file, ".mp4")
+    return root / "videos" / picture_key(view) / name(chunk, file, ".mp4")
 
 
 def info_features(f: Features, codec: str = "", spec: ControlSpec | None = None) -> dict:
@@ -86,7 +91,7 @@ def info_features(f: Features, codec: str = "", spec: ControlSpec | None = None)
     if f.phases:
         out[PHASE] = scalar("int64")
     for view, h, w in f.views:
-        out[IMAGES + view] = {
+        out[picture_key(view)] = {
             "dtype": "video", "shape": [h, w, 3], "names": ["height", "width", "channels"],
             "info": {"video.height": h + h % 2, "video.width": w + w % 2, "video.codec": codec,
                      "video.pix_fmt": "yuv420p", "video.is_depth_map": False, "video.fps": _plain(f.fps),
@@ -227,7 +232,7 @@ def final_table(episodes: list[Episode], f: Features, first_episode: int):
     for view, _, _ in f.views:
         cells = [None if e.final_images is None else video.encode_final(e.images[view], e.final_images[view], f.fps)
                  for _, e in known]
-        columns[IMAGES + view] = pa.array(cells, pa.binary())
+        columns[picture_key(view)] = pa.array(cells, pa.binary())
     return pa.table(columns)
 
 
@@ -272,7 +277,7 @@ def episode_table(f: Features, first_episode: int, first_frame: int, lengths: np
         "dataset_to_index": pa.array(first_frame + ends),
     }
     for view, (index, frames) in videos.items():
-        key = f"videos/{IMAGES}{view}"
+        key = f"videos/{picture_key(view)}"
         columns |= both(key, index)
         columns[f"{key}/from_timestamp"] = pa.array((frames + ends - lengths) / f.fps)
         columns[f"{key}/to_timestamp"] = pa.array((frames + ends) / f.fps)

@@ -147,8 +147,8 @@ def _read_info(verifier: Verifier) -> tuple[dict, Features, int, int, int]:
     except (ValueError, KeyError, TypeError) as e:
         raise BrokenDataset(path, f"it is not the JSON of a LeRobot data set ({e!r})", root) from None
     if not version.startswith("v3."):
-        raise UserError(f"{path}: data set version {version}, need v3.x. Convert it with LeRobot: "
-                        "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=ID")
+        raise UserError(f"{path}: data set version {version}, need v3.x. Write it anew as v3.0 (v2.0, v2.1): "
+                        f"robo_rl data upgrade {root} --out NEW_FOLDER")
     try:
         features = layout.features_of_info(info)
         count, frames, per_chunk = (layout.whole(info, key, least) for key, least in (

@@ -159,7 +159,7 @@ class Dataset:
     def final_image(self, view: str, episode: int) -> np.ndarray | None:
         """What a camera saw after the last action of an episode: uint8[h, w, 3]; None where it was not recorded."""
         file, row = self.meta.final_at[episode]
-        key = layout.IMAGES + view
+        key = layout.picture_key(view)
         if file < 0 or key not in self._final_cells[file].column_names:
             return None
         cell, length = self._final_cells[file][key][int(row)].as_py(), int(self.to[episode] - self.from_[episode])
@@ -325,7 +325,7 @@ def _images_in_parquet(meta: Meta, view: str, episode: int) -> np.ndarray:
 
     from PIL import Image
     path = meta.data_path(episode)
-    key = view if view in meta.info["features"] else layout.IMAGES + view
+    key = layout.picture_key(view)
     first = int(np.argmax(meta.data_file == meta.data_file[episode]))
     at = int(meta.starts[episode] - meta.starts[first])
     data = read_checked(meta.verifier, path, first)

@@ -71,7 +71,7 @@ def trim(meta: Meta, staged: Staged, put_away: Callable[[Path, bool], None]) -> 
     kinds = [(meta.root / "data", ".parquet", meta.data_file, meta.lengths),
              (meta.root / "meta" / "episodes", ".parquet", meta.meta_file, np.ones(E, int))]
     for view, files in meta.video_file.items():
-        kinds.append((meta.root / "videos" / (layout.IMAGES + view), ".mp4", files, None))
+        kinds.append((meta.root / "videos" / layout.picture_key(view), ".mp4", files, None))
     for folder, suffix, files, rows in kinds:
         last = int(files[-1]) if E else -1
         for path in folder.glob("chunk-*/file-*"):
@@ -309,7 +309,7 @@ class Writer:
             clips_at[view] = (tail.index, tail.rows)
             videos[view] = _Tail(tail.index, held, staged.path(path).stat().st_size, None, True)
             counted = statistics.pixel_histograms(clips)
-            stats[layout.IMAGES + view] = statistics.image_stats(*counted)
+            stats[layout.picture_key(view)] = statistics.image_stats(*counted)
             histograms[view] = old.histograms.get(view, 0) + counted[0].sum(0)
 
         data = self._grow(staged, layout.data_path, old.data.next(self._limit), rows)
