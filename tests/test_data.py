@@ -465,7 +465,7 @@ def test_another_version_and_no_data_set_are_named(tmp_path):
     fill(tmp_path / "d", 1)
     (tmp_path / "d/meta/checksums.json").unlink()
     set_info(tmp_path / "d", codebase_version="v2.1")
-    with pytest.raises(UserError, match=r"version v2.1, need v3.x. Convert"):
+    with pytest.raises(UserError, match=r"version v2.1, need v3.x. Write it anew"):
         load(tmp_path / "d")
     with pytest.raises(UserError, match="no data set at"):
         load(tmp_path / "nothing")
