@@ -14,6 +14,8 @@ from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
 from robo_rl.demos import Lead, demo_sampler, record
 from robo_rl.experiment.envs import obs_spec
+from robo_rl.experiment.sft import is_enough
+from robo_rl.selection import Look
 
 RIGHT = np.array([1.0, 0.0], np.float32)
 
@@ -56,6 +58,11 @@ def test_demonstrations_that_are_asked_for_later_have_starts_of_their_own():
     record(env, 6, 0, first.append)
     record(env, 6, 0, later.append, first=600)
     assert not {e.start for e in first} & {e.start for e in later} and all(e.start >= 0 for e in first + later)
+
+
+def test_demonstrations_are_enough_where_the_interval_of_every_task_says_so():
+    assert not is_enough(Look(0, 180, 200, 0.9)) and is_enough(Look(0, 190, 200, 0.95)) and is_enough(Look(0, 4, 4, 1.0))
+    assert not is_enough(Look(0, 370, 400, 0.925, ((200, 200), (170, 200))))
 
 
 def test_more_demonstrations_are_asked_for_until_success_or_the_most_is_reached_and_each_time_is_said(tmp_path):

@@ -68,8 +68,8 @@ class TrainConfig:
     demos: str = "20"
     """Number of expert demonstrations to record, of each task, or the folder of a LeRobot v3 data set; 0 starts from scratch."""
     demos_most: int = 0
-    """Most demonstrations that the expert is asked for while success after supervised learning is below 0.9: three times as many each
-    time, and as many more updates. 0, and with --demos: no more than --demos."""
+    """Most demonstrations that the expert is asked for until success after supervised learning is 0.9 with its 95 % interval: three times
+    as many each time, and as many more updates. 0, and with --demos: no more than --demos."""
     init: str = ""
     """Run or checkpoint folder whose policy this run begins with (its best), in place of a fresh one and of supervised learning;
     --algo bc, or --bc.updates N with --demos, teaches it on."""

@@ -12,6 +12,8 @@ from robo_rl.experiment.envs import make_env, obs_spec
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.experiment.run import Run
 from robo_rl.options import FLOWS, LoraOptions
+from robo_rl.selection import Look
+from robo_rl.stats import wilson
 from robo_rl.types import task_names
 
 ENOUGH = 0.9  # success of the supervised policy from which no more demonstrations are asked for
@@ -219,7 +221,7 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = 
 
 
 def ask_until_enough(run: Run, folder: Path) -> None:
-    """`teach` and evaluate, and while success is below `ENOUGH` ask the expert for more demonstrations, up to --demos-most: each time
+    """`teach` and evaluate, and until success `is_enough` ask the expert for more demonstrations, up to --demos-most: each time
     `GROWTH` times as many in all, and as many more updates."""
     config = run.config
     demos, updates, made = int(config.demos), config.bc.updates, 0
@@ -231,7 +233,7 @@ def ask_until_enough(run: Run, folder: Path) -> None:
     while True:
         teach(run, folder, updates, made)
         made, success = made + updates, first_look(run)
-        if success >= ENOUGH or demos >= config.demos_most:
+        if is_enough(run.looks[-1]) or demos >= config.demos_most:
             break
         count = min(GROWTH * demos, config.demos_most)
         run.report.say(f"supervised {success:.3f} with {demos} demonstrations{of}: {count - demos} more asked of the expert, from states "
@@ -242,9 +244,14 @@ def ask_until_enough(run: Run, folder: Path) -> None:
             run.report.say(f"no more demonstrations: {e}", "warning")
             break
         demos, updates = count, updates * count // demos
-    if success < ENOUGH:
+    if not is_enough(run.looks[-1]):
         run.report.say(f"supervised {success:.3f} with {demos} demonstrations{of} of at most {config.demos_most} (--demos-most)")
     evaluate_supervised(run, looked=True)
+
+
+def is_enough(look: Look) -> bool:
+    """Whether success in every task is at least `ENOUGH` with its 95 % interval, or no episode failed."""
+    return look.worst >= 1 or min(wilson(successes, n).low for successes, n in look.parts) >= ENOUGH
 
 
 def repeat_until_enough(run: Run, folder: Path) -> None:
