@@ -487,7 +487,7 @@ def test_a_robot_is_a_file_of_any_folder_and_its_model_lies_beside_it(here, monk
     for path in ("lab/my.json", "./lab/my.json", "../deep/lab/my.json", str(here / "deep/lab/my.json")):
         robot = load_robot(path)
         assert robot.name == "my" and Path(robot.model).samefile(here / "deep/lab/panda_like.xml")
-    with pytest.raises(UserError, match="lab/me.json does not exist"):
+    with pytest.raises(UserError, match="there is no robot file lab/me.json; in lab there is my.json"):
         load_robot("lab/me.json")
 
 

@@ -90,7 +90,7 @@ def test_a_plan_counts_what_adapters_leave_frozen_only_as_weights(capsys):
 def test_a_plan_counts_rollouts_that_are_replayed_and_a_second_policy():
     def parts(*more: str) -> dict[str, int]:
         return {p.what: p.size for p in plans.make_plan(parse([*ARGV, *more])).parts if p.phase != "supervised"}
-    plain, more = parts(), parts("--rl.replay", "0.5", "--rl.replay-age", "3")
+    plain, more = parts("--rl.replay", "0"), parts("--rl.replay", "0.5", "--rl.replay-age", "3")
     assert more["rollouts that are replayed"] == pytest.approx(3 * plain["rollouts"], rel=0.01)
     assert more["rows in the order of learning"] == pytest.approx(2 * plain["rows in the order of learning"], rel=0.01)
     assert parts("--rl.advantage", "istar", "--rl.decisions", "0")["second policy, of istar"] > plain["weights"]
