@@ -7,7 +7,8 @@ appears whole or not at all.
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,7 @@ def assemble(out: Path, parts: Sequence[tuple[Meta, np.ndarray]]) -> Meta:
     for meta, _ in parts[1:]:
         _check_same(first, meta)
     tasks = list(dict.fromkeys(task for meta, _ in parts for task in meta.tasks))
-    temp = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temp, ignore_errors=True)
-    try:
+    with appearing(out) as temp:
         builder = _Builder(temp, first, tasks)
         for meta, episodes in parts:
             builder.add(meta, episodes)
@@ -74,13 +73,22 @@ def assemble(out: Path, parts: Sequence[tuple[Meta, np.ndarray]]) -> Meta:
             kept = np.concatenate([np.asarray(s)[episodes] for s, (_, episodes) in zip(success, parts, strict=True)])
             document = {"frames": builder.frames, "success": kept.tolist()}
             (temp / layout.LABELS).write_text(json.dumps(document) + "\n", encoding="utf-8")
+    return load_meta(out)
+
+
+@contextmanager
+def appearing(out: Path) -> Iterator[Path]:
+    """The folder of a data set that becomes `out` at the end of the block, with statistics of all frames and checksums, or is gone."""
+    temp = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temp, ignore_errors=True)
+    try:
+        yield temp
         statistics.renew(load_meta(temp))
         seal(load_meta(temp))
         out.parent.mkdir(parents=True, exist_ok=True)
         os.rename(temp, out)
     finally:
         shutil.rmtree(temp, ignore_errors=True)
-    return load_meta(out)
 
 
 class _Builder:

@@ -9,17 +9,15 @@ Numbers of rows and episodes are counted anew; statistics are made of all frames
 set appears whole or not at all. Format of v2.1: https://github.com/huggingface/lerobot, release 0.3.3.
 """
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from robo_rl.data import layout, statistics
-from robo_rl.data.assemble import need_new
+from robo_rl.data import layout
+from robo_rl.data.assemble import appearing, need_new
 from robo_rl.data.meta import Meta, load_meta, read_table
-from robo_rl.data.repair import seal
 from robo_rl.data.writer import write_table
 from robo_rl.errors import UserError
 from robo_rl.files import FILE, parse_json, read_bytes, read_json
@@ -33,16 +31,8 @@ def upgrade(root: Path, out: Path) -> Meta:
     """Write the data set of v2.x at `root` into the new folder `out` as v3.0; UserError names the file that is missing or malformed."""
     info = read_info(root)
     need_new(out)
-    temp = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temp, ignore_errors=True)
-    try:
+    with appearing(out) as temp:
         write(root, info, temp)
-        statistics.renew(load_meta(temp))
-        seal(load_meta(temp))
-        out.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(temp, out)
-    finally:
-        shutil.rmtree(temp, ignore_errors=True)
     return load_meta(out)
 
 

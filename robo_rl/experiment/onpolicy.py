@@ -17,7 +17,7 @@ from robo_rl.experiment.rehearsal import make_rehearsal
 from robo_rl.experiment.run import Cadence, Run
 from robo_rl.experiment.sft import Stopped, demo_folder
 from robo_rl.experiment.staleness_guard import StalenessGuard
-from robo_rl.experiment.starts import BESIDE, make_control, supervision
+from robo_rl.experiment.starts import BESIDE, early_rounds, make_control, supervision
 from robo_rl.experiment.tasks import task_metrics
 from robo_rl.options import OnPolicyOptions
 from robo_rl.rollout_control import StartControl
@@ -151,12 +151,10 @@ def newest_weight(least: float, stats: dict[str, float]) -> float:
     return max(least, undecided(stats) ** 2)
 
 
-def make_outcomes(run: Run, saved: "dict | None") -> "Outcomes":
+def make_outcomes(run: Run, saved: "dict | None") -> Outcomes:
     """The run's count of successes, as it was where `saved`, its state in a checkpoint, is given."""
-    config = run.config
-    long = config.policy.execute * getattr(config.rl, "decisions", 1)  # control steps of every env in a rollout
-    whole = (group_size(config) or 1) > 1  # rollouts of whole episodes
-    outcomes = Outcomes(run.looks[-1].rate if run.looks else None, 0 if whole else -(-run.env.spec.max_steps // long))
+    whole = (group_size(run.config) or 1) > 1  # rollouts of whole episodes
+    outcomes = Outcomes(run.looks[-1].rate if run.looks else None, 0 if whole else early_rounds(run))
     if saved:
         outcomes.load_state_dict(saved)
     return outcomes

@@ -102,10 +102,15 @@ def reverse_control(run: Run) -> "StartControl | None":
     run.report.say(f"{first}: rollouts begin in {len(states.left)} states along {kept} demonstrations, nearest to success first, and "
                    "in the task's own starts, more of them as they succeed; supervision stays beside RL until then. What else "
                    f"helps: {remedy}")
-    round_ = config.policy.execute * max(1, getattr(config.rl, "decisions", REPLAY_ROUND))  # control steps of every env between tables
-    skip = -(-run.env.spec.max_steps // round_)
-    sampler = Reverse(states.left, config.policy.execute, skip, tuple(which) if len(names) > 1 else (), len(which) / len(names))
+    sampler = Reverse(states.left, config.policy.execute, early_rounds(run), tuple(which) if len(names) > 1 else (), len(which) / len(names))
     return StartControl(sampler, config.seed, states.stored)
+
+
+def early_rounds(run: Run) -> int:
+    """Rounds of rollouts of envs that begin together, before an episode can have run into its time limit: successes end first."""
+    config = run.config
+    steps = config.policy.execute * max(1, getattr(config.rl, "decisions", REPLAY_ROUND))  # of every env in a round
+    return -(-run.env.spec.max_steps // steps)
 
 
 def obstacle(run: Run, folder: "Path | None") -> str:

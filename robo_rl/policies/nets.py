@@ -208,8 +208,8 @@ class StateTrunk(Trunk):
         return torch.cat([state, state * factor, mean], -1)
 
 
-class Block(nn.Module):
-    """Pre-norm transformer block with torch's fused attention; `bias[B,1,1,L]` hides padding."""
+class BlockLayers(nn.Module):
+    """The layers of a pre-norm transformer block, and its second half."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -218,12 +218,18 @@ class Block(nn.Module):
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
+    def widened(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu_(self.up(self.norm2(x))))
+
+
+class Block(BlockLayers):
+    """Pre-norm transformer block with torch's fused attention; `bias[B,1,1,L]` hides padding."""
+
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
         b, n, w = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(b, n, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
         y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        x = x + self.proj(y.transpose(1, 2).reshape(b, n, w))
-        return x + self.down(torch.relu_(self.up(self.norm2(x))))
+        return self.widened(x + self.proj(y.transpose(1, 2).reshape(b, n, w)))
 
 
 class ImageEncoder(nn.Module):

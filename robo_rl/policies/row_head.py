@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from robo_rl.policies.context import Context
-from robo_rl.policies.nets import VelocityNet, time_features
+from robo_rl.policies.nets import BlockLayers, VelocityNet, time_features
 from robo_rl.policies.vla.blocks import OFFSET, attend, lambda_mask, rotate, rotation
 
 
@@ -28,21 +28,13 @@ class RowContext(NamedTuple):
     given: Tensor | None
 
 
-class RowBlock(nn.Module):
+class RowBlock(BlockLayers):
     """Pre-norm transformer block with rotary places."""
-
-    def __init__(self, width: int, heads: int):
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor, turn: Tensor, mask: Tensor) -> Tensor:
         """x [B,1+H,width], mask bool [B,1+H,1+H]."""
         q, k, v = self.qkv(self.norm1(x)).unflatten(2, (3, self.heads, -1)).unbind(2)
-        x = x + self.proj(attend(rotate(q, turn), rotate(k, turn), v, mask))
-        return x + self.down(torch.relu_(self.up(self.norm2(x))))
+        return self.widened(x + self.proj(attend(rotate(q, turn), rotate(k, turn), v, mask)))
 
 
 class RowHead(VelocityNet):
