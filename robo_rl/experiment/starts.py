@@ -102,7 +102,8 @@ def reverse_control(run: Run) -> "StartControl | None":
     run.report.say(f"{first}: rollouts begin in {len(states.left)} states along {kept} demonstrations, nearest to success first, and "
                    "in the task's own starts, more of them as they succeed; supervision stays beside RL until then. What else "
                    f"helps: {remedy}")
-    sampler = Reverse(states.left, config.policy.execute, early_rounds(run), tuple(which) if len(names) > 1 else (), len(which) / len(names))
+    sampler = Reverse(states.left, config.policy.execute, early_rounds(run), tuple(which) if len(names) > 1 else (),
+                      len(which) / len(names))
     return StartControl(sampler, config.seed, states.stored)
 
 
