@@ -1,6 +1,6 @@
 """Who decides in a run which start comes next: the env itself (--starts uniform), or a sampler of robo_rl/rollout_control."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from robo_rl.errors import UserError
@@ -92,9 +92,8 @@ def reverse_control(run: Run) -> "StartControl | None":
         states, kept = demo_states(env, data, STRIDE, which)
         env.close()
         why = "" if states else "none of its demonstrations succeeds again from the start it names"
-    left = max((won / n for k, (won, n) in enumerate(run.looks[0].parts) if k in which), default=0.0) if run.looks else 0.0
     where = f" in {', '.join(names[k] for k in which)}" if len(names) > 1 else ""
-    first = f"supervision left {left:.3f} success to learn from{where}" if run.looks else "rollouts begin along demonstrations"
+    first = "--starts reverse" if config.starts == "reverse" else f"supervision left {left_by(run, which):.3f} success to learn from{where}"
     remedy = "more demonstrations (--demos 100), longer supervision (--bc.updates 5000) or --reward dense"
     if why or states is None:
         run.report.say(f"{first}, and rollouts cannot begin along demonstrations: {why}. What helps: {remedy}", "warning")
@@ -105,6 +104,11 @@ def reverse_control(run: Run) -> "StartControl | None":
     sampler = Reverse(states.left, config.policy.execute, early_rounds(run), tuple(which) if len(names) > 1 else (),
                       len(which) / len(names))
     return StartControl(sampler, config.seed, states.stored)
+
+
+def left_by(run: Run, which: Collection[int]) -> float:
+    """The most success of the supervised policy in the tasks `which`; 0 where it was not looked at."""
+    return max((won / n for k, (won, n) in enumerate(run.looks[0].parts) if k in which), default=0.0) if run.looks else 0.0
 
 
 def early_rounds(run: Run) -> int:
