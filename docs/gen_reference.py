@@ -22,11 +22,14 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown: str, page=None, **_) -> str:
-    """Put the table of presets where a page has the mark; the page of results is made anew, so that its marks of age are of today."""
-    if page is not None and page.file.src_uri == "results.md":
-        from robo_rl.report.results_page import page_text
-        from robo_rl.results import read_all, repository_of
-        return page_text(read_all("results"), repository_of("."))
+    """Put the table of presets where a page has the mark; pages of results are made anew, so that their marks of age are of today."""
+    if page is not None and re.fullmatch(r"results(/.+)?\.md", page.file.src_uri):
+        from robo_rl.report.results_page import index_text, topic_text
+        from robo_rl.results import read, read_all, repository_of
+        topic = Path(page.file.src_uri).stem
+        if topic == "results":
+            return index_text(read_all("results"), repository_of("."), topic)
+        return topic_text(read(f"results/{topic}.json"), repository_of("."))
     return RUNS.sub(lambda m: runs_table(m[1]), MARK.sub(lambda m: preset_table(m[1]), markdown))
 
 

@@ -5,7 +5,8 @@ import platform
 import subprocess
 from pathlib import Path
 
-WRITTEN = tuple(f":(top,exclude){path}" for path in ("results", "docs/results.md", "README.md"))  # by `--save` and `results page`
+WRITTEN = tuple(f":(top,exclude){path}"  # by `--save` and `results page`
+                for path in ("results", "docs/results.md", "docs/results", "README.md"))
 
 
 def versions() -> dict[str, str]:

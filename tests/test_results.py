@@ -103,8 +103,8 @@ def test_outside_a_repository_the_page_marks_nothing_and_says_so(tmp_path):
     add_rows(tmp_path / "results" / "x.json", "T", [ROW])
     assert results.repository_of(tmp_path) is None
     results_page.write_pages(tmp_path / "results", tmp_path / "docs" / "results.md", None)
-    page = (tmp_path / "docs" / "results.md").read_text()
-    assert "no row was compared with the code" in page and "*older than the code*" not in page.split("## T")[1]
+    page = (tmp_path / "docs" / "results" / "x.md").read_text()
+    assert "no row was compared with the code" in page and "*older than the code*" not in page
 
 
 def test_a_commit_is_marked_as_changed_by_code_and_not_by_the_results_that_were_written_since(tmp_path):
@@ -127,15 +127,32 @@ def test_a_commit_is_marked_as_changed_by_code_and_not_by_the_results_that_were_
 
 # ---- page and README ---------------------------------------------------------------------------------------------
 
-def test_the_page_has_a_table_per_topic_with_the_commit_of_every_row(repository):
+def test_a_topic_has_a_page_with_a_line_per_thing_and_the_first_page_lists_them(repository):
     folder, first, _ = repository
-    add_rows(folder / "results" / "x.json", "Success", [replace(ROW, commit=first, files=("b.py",), what="a | b", note="a note")])
-    add_rows(folder / "results" / "y.json", "Speed", [replace(ROW, value=12345.6, unit="steps/s", interval_is="quartiles")])
-    page = results_page.page_text(results.read_all(folder / "results"), folder)
-    assert page.index("## Success") < page.index("## Speed")
-    assert f"| a \\| b | 0.500 | [0.430, 0.570] | 200 | 0 | {first} *older than the code* | 2026-11-23 | (1) a note |" in page
-    assert "12,346 steps/s | [0.43, 0.57] quartiles" in page and "1. `robo_rl train`; 2 cores" in page
-    assert f"{first} |" in results_page.without_marks(page)
+    commands = [f"robo_rl train --seed {seed}" for seed in (0, 1)]
+    rows = [replace(ROW, commit=first, files=("b.py",), what="a | b", note="a note", seeds=(seed,), command=commands[seed],
+                    value=0.5 + seed / 4) for seed in (0, 1)]
+    add_rows(folder / "results" / "x.json", "Success", [*rows, replace(ROW, what="a | b", command="robo_rl train --fast")])
+    speed = replace(ROW, value=12345.6, unit="steps/s", interval_is="quartiles", date="2026-11-24")
+    add_rows(folder / "results" / "y.json", "Speed", [speed])
+    written = results_page.write_pages(folder / "results", folder / "docs" / "results.md", None)
+    index, x, y = (Path(p).read_text() for p in written)
+    assert (f"| a \\| b | 0.500 [0.430, 0.570], 0.750 [0.430, 0.570] | 200 | 0, 1 | {first} *older than the code* | 2026-11-23 | "
+            "(1) a note |") in x and "1. `robo_rl train --seed SEED`; 2 cores" in x
+    assert "| a \\| b | 0.500 [0.430, 0.570] | 200 | 0 | abc *" in x and "2. `robo_rl train --fast`; 2 cores" in x
+    assert "12,346 steps/s [0.43, 0.57] quartiles" in y and "1. `robo_rl train`; 2 cores" in y
+    assert "| [Success](results/x.md) | 3 | 2026-11-23 | *2* |" in index and "| [Speed](results/y.md) | 1 | 2026-11-24 | *0* |" in index
+    assert f"{first} |" in results_page.without_marks(x) and "| 2026-11-23 | |" in results_page.without_marks(index)
+
+
+def test_the_page_of_a_file_of_results_that_is_no_more_goes_and_others_stay(tmp_path):
+    for name in ("x", "y"):
+        add_rows(tmp_path / "results" / f"{name}.json", "T", [ROW])
+    results_page.write_pages(tmp_path / "results", tmp_path / "results.md", None)
+    (tmp_path / "results" / "notes.md").write_text("of a person")
+    (tmp_path / "results" / "y.json").unlink()
+    results_page.write_pages(tmp_path / "results", tmp_path / "results.md", None)
+    assert sorted(p.name for p in (tmp_path / "results").glob("*.md")) == ["notes.md", "x.md"]
 
 
 def test_the_readmes_table_has_the_rows_with_a_headline_in_their_order(tmp_path):
@@ -145,7 +162,7 @@ def test_the_readmes_table_has_the_rows_with_a_headline_in_their_order(tmp_path)
     readme.write_text(f"before\n{results_page.BEGIN}\nold\n{results_page.END}\nafter\n")
     written = results_page.write_pages(tmp_path / "results", tmp_path / "page.md", readme)
     text = readme.read_text()
-    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text and len(written) == 2
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text and len(written) == 3
     assert text.index("| first | 0.500 [0.430, 0.570] | 200 | 0 | abc |") < text.index("| second |") and "reach" not in text
     readme.write_text("no marks")
     with pytest.raises(UserError, match="has no place for the table"):
@@ -162,8 +179,11 @@ def kept() -> list[results.ResultFile]:
 def test_the_page_and_the_readme_say_what_the_files_of_results_say():
     """`robo_rl results page` makes them; the marks of age change with every commit and are left out."""
     found = kept()
-    page = (ROOT / "docs" / "results.md").read_text()
-    assert results_page.without_marks(results_page.page_text(found, ROOT)) == results_page.without_marks(page)
+    made = {"results.md": results_page.index_text(found, ROOT, "results")}
+    made |= {f"results/{file.path.stem}.md": results_page.topic_text(file, ROOT) for file in found}
+    for page, text in made.items():
+        assert results_page.without_marks(text) == results_page.without_marks((ROOT / "docs" / page).read_text()), page
+    assert {f"results/{p.name}" for p in (ROOT / "docs" / "results").glob("*.md")} == made.keys() - {"results.md"}
     readme = (ROOT / "README.md").read_text()
     assert results_page.with_table(readme, found) == readme
 

@@ -1,4 +1,4 @@
-"""`robo_rl results add RUN|page`: measured results in results/*.json, and the page that shows them."""
+"""`robo_rl results add RUN|page`: measured results in results/*.json, and the pages that show them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +20,17 @@ class AddOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PageOptions:
-    """Write the page of results, and the README's table, from results/*.json."""
+    """Write the pages of results, and the README's table, from results/*.json."""
 
     folder: str = "results"
     """Folder of the files of results."""
     out: str = "docs/results.md"
-    """The page."""
+    """The first page; those of the topics go into the folder beside it that has its name."""
     readme: str = "README.md"
     """File with the marks <!-- results --> and <!-- /results -->, or empty."""
 
 
-SUBCOMMANDS = {"add": (AddOptions, "add the final evaluation of a run"), "page": (PageOptions, "write docs/results.md")}
+SUBCOMMANDS = {"add": (AddOptions, "add the final evaluation of a run"), "page": (PageOptions, "write docs/results.md and docs/results/")}
 
 
 def run(args: "AddOptions | PageOptions") -> int:

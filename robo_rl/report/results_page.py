@@ -1,4 +1,4 @@
-"""The page of measured results (docs/results.md) and the README's table, from the rows of results/*.json."""
+"""The pages of measured results (docs/results.md, and docs/results/ with one for each file of results) and the README's table."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -6,69 +6,99 @@ from pathlib import Path
 
 from robo_rl import files
 from robo_rl.errors import UserError
-from robo_rl.results import CURRENT, NO_COMMIT, NO_GIT, STEPS, UNKNOWN, ResultFile, ResultRow, age, read_all, repository_of
+from robo_rl.results import CURRENT, NO_COMMIT, NO_GIT, OLDER, STEPS, UNKNOWN, ResultFile, ResultRow, age, read_all, repository_of
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
+MADE = "Generated from `results/{name}.json` by `robo_rl results page`; change the rows, not this page.\n"
 HEAD = """# Measured results
 
-Generated from `results/*.json` by `robo_rl results page`; change the rows, not this page. An interval is a Wilson 95 % interval unless
-its column says otherwise. *older than the code*: a file that the row measures changed after its commit, so the figure is of earlier
-code. *≤ abc1234*: measured at that commit or before; it is the one that wrote the figure down. The last column has the number of the
-command and machine below the table. How the benches measure: [Measure speed](howto/bench.md). What falls
-short: [known limitations](limitations.md).
+{made}
+The figures that say most are in the first table; every topic has a page with all of its rows, their commands and machines.
+How the benches measure: [Measure speed](howto/bench.md). What falls short: [known limitations](limitations.md).
+
+An interval is a Wilson 95 % interval unless its row says otherwise. *older than the code*: a file that the row measures changed after
+its commit, so the figure is of earlier code. *≤ abc1234*: measured at that commit or before; it is the one that wrote the figure down.
+Where a line has several seeds, its figures are in their order.
 """
+NO_REPOSITORY = "This page was made outside a git repository: no row was compared with the code.\n"
 
 
 def write_pages(folder: Path, page: Path, readme: "Path | None") -> list[str]:
-    """Write the page, and the table between the marks of `readme` -> the paths that were written.
+    """Write the page, those of its topics, in the folder beside it that has its name, and the table between the marks of `readme` ->
+    the paths that were written.
 
     UserError: there is no file of results, or the README lacks the marks.
     """
     found = read_all(folder)
     if not found:
         raise UserError(f"{folder} has no file of results; add one with: robo_rl results add RUN")
-    repository = repository_of(folder)
-    page.parent.mkdir(parents=True, exist_ok=True)
-    files.write_bytes(page, page_text(found, repository).encode())
-    written = [str(page)]
-    if readme is not None and readme.exists():
-        text = readme.read_text(encoding="utf-8")
-        if BEGIN not in text or END not in text:
-            raise UserError(f"{readme} has no place for the table: put {BEGIN} and {END} on lines of their own, or pass --readme ''")
-        files.write_bytes(readme, with_table(text, found).encode())
-        written.append(str(readme))
-    return written
+    text = readme.read_text(encoding="utf-8") if readme is not None and readme.exists() else None
+    if text is not None and (BEGIN not in text or END not in text):
+        raise UserError(f"{readme} has no place for the table: put {BEGIN} and {END} on lines of their own, or pass --readme ''")
+    repository, topics = repository_of(folder), page.with_suffix("")
+    made = {page: index_text(found, repository, topics.name)}
+    made |= {topics / f"{file.path.stem}.md": topic_text(file, repository) for file in found}
+    if readme is not None and text is not None:
+        made[readme] = with_table(text, found)
+    for path, content in made.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(path, content.encode())
+    for path in topics.glob("*.md"):  # of a file of results that is no more
+        if path not in made and MADE.format(name=path.stem) in path.read_text(encoding="utf-8"):
+            path.unlink()
+    return [str(path) for path in made]
 
 
-def page_text(found: Sequence[ResultFile], repository: "Path | None") -> str:
-    """The page in Markdown: a table per file of results."""
-    parts = [HEAD]
-    if repository is None:
-        parts.append("This page was made outside a git repository: no row was compared with the code.\n")
+def index_text(found: Sequence[ResultFile], repository: "Path | None", folder: str) -> str:
+    """The first page in Markdown: the figures that say most, and a line per topic."""
+    lines = ["| topic | figures | measured | of earlier code |", "|---|---|---|---|"]
     for file in found:
-        parts.append(f"## {file.title}\n")
-        if file.about:
-            parts.append(f"{file.about}\n")
-        parts.append(table(file.rows, repository))
-        parts.append(conditions(file.rows))
-    return "\n".join(parts)
+        dates = sorted({row.date[:10] for row in file.rows})
+        older = sum(age(row, repository) == OLDER for row in file.rows)
+        cells = (f"[{cell(file.title)}]({folder}/{file.path.stem}.md)", str(len(file.rows)),
+                 dates[0] + (f" to {dates[-1]}" if len(dates) > 1 else ""), f"*{older}*")
+        lines.append("| " + " | ".join(cells) + " |")
+    parts = [HEAD.format(made=MADE.format(name="*")), *([NO_REPOSITORY] if repository is None else []), headline_table(found) + "\n",
+             "## Topics\n", *lines]
+    return "\n".join(parts) + "\n"
+
+
+def topic_text(file: ResultFile, repository: "Path | None") -> str:
+    """The page of one file of results in Markdown."""
+    about = [f"{file.about}\n"] if file.about else []
+    return "\n".join([f"# {file.title}\n", MADE.format(name=file.path.stem), *about, *([NO_REPOSITORY] if repository is None else []),
+                      table(file.rows, repository), conditions(file.rows)])
 
 
 def table(rows: Sequence[ResultRow], repository: "Path | None") -> str:
-    """One line per row; the conditions that it was measured under are numbered (see `conditions`)."""
+    """One line per thing that was measured, with a figure for each seed; the conditions are numbered (see `conditions`)."""
     numbers = condition_numbers(rows)
-    lines = ["| what | value | interval | n | seed | commit | date | conditions |", "|---|---|---|---|---|---|---|---|"]
-    return "\n".join([*lines, *(line(row, numbers[condition(row)], repository) for row in rows)]) + "\n"
+    groups: dict[tuple, list[ResultRow]] = {}
+    for row in rows:
+        groups.setdefault((row.what, condition(row)), []).append(row)
+    lines = ["| what | measured | n | seeds | commit | date | conditions |", "|---|---|---|---|---|---|---|"]
+    return "\n".join([*lines, *(line(group, numbers[at], repository) for (_, at), group in groups.items())]) + "\n"
 
 
-def line(row: ResultRow, number_of: int, repository: "Path | None") -> str:
-    cells = (row.what, value(row), interval(row), str(row.n or ""), ", ".join(map(str, row.seeds)), commit(row, repository),
-             row.date[:10], f"({number_of}) {row.note}".strip())
-    return "| " + " | ".join(map(cell, cells)) + " |"
+def line(rows: Sequence[ResultRow], number_of: int, repository: "Path | None") -> str:
+    """The rows of one thing, under one condition."""
+    return "| " + " | ".join(map(cell, (*figures(rows), joined(commit(row, repository) for row in rows), dates(rows),
+                                        f"({number_of}) {joined((row.note for row in rows), '; ')}".strip()))) + " |"
+
+
+def figures(rows: Sequence[ResultRow]) -> tuple[str, str, str, str]:
+    """Of rows of one thing: what, its figures with their intervals, n, seeds."""
+    return (rows[0].what, ", ".join(f"{value(row)} {interval(row)}".strip() for row in rows), joined(str(row.n or "") for row in rows),
+            ", ".join(str(seed) for row in rows for seed in row.seeds))
+
+
+def dates(rows: Sequence[ResultRow]) -> str:
+    return joined(row.date[:10] for row in rows)
 
 
 def condition(row: ResultRow) -> tuple[str, str]:
-    return row.command, row.machine
+    """(the command without the number of its seed, the machine)."""
+    return re.sub(r"--seed[ =]\d+", "--seed SEED", row.command), row.machine
 
 
 def condition_numbers(rows: Sequence[ResultRow]) -> dict[tuple[str, str], int]:
@@ -118,8 +148,8 @@ def commit(row: ResultRow, repository: "Path | None") -> str:
 
 
 def without_marks(page: str) -> str:
-    """The page without what changes with every commit of the code: the marks of age."""
-    return re.sub(r" ?\*(older than the code|commit not in this history|names no files|not checked)\*", "", page)
+    """The page without what changes with every commit of the code: the marks of age, and how many rows have them."""
+    return re.sub(r" ?\*(older than the code|commit not in this history|names no files|not checked|\d+)\*", "", page)
 
 
 def headline_table(found: Sequence[ResultFile]) -> str:
@@ -128,11 +158,7 @@ def headline_table(found: Sequence[ResultFile]) -> str:
     for row in sorted((row for file in found for row in file.rows if row.headline), key=lambda row: row.headline):
         groups.setdefault(row.what, []).append(row)
     lines = ["| what | measured | n | seeds | commit | date |", "|---|---|---|---|---|---|"]
-    for what, rows in groups.items():
-        cells = (what, ", ".join(f"{value(row)} {interval(row)}".strip() for row in rows), joined(str(row.n or "") for row in rows),
-                 ", ".join(str(seed) for row in rows for seed in row.seeds), joined(map(origin, rows)),
-                 joined(row.date[:10] for row in rows))
-        lines.append("| " + " | ".join(map(cell, cells)) + " |")
+    lines += ["| " + " | ".join(map(cell, (*figures(rows), joined(map(origin, rows)), dates(rows)))) + " |" for rows in groups.values()]
     return "\n".join(lines)
 
 
@@ -157,8 +183,9 @@ def origin(row: ResultRow) -> str:
     return row.commit if row.commit != UNKNOWN else f"≤ {row.recorded[:12]}" if row.recorded else UNKNOWN
 
 
-def joined(texts: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(texts))
+def joined(texts: Iterable[str], by: str = ", ") -> str:
+    """The texts that say something, each once."""
+    return by.join(filter(None, dict.fromkeys(texts)))
 
 
 def with_table(text: str, found: Sequence[ResultFile]) -> str:
