@@ -53,3 +53,26 @@ def mean_loss(policy, sample: Demos, options: BcOptions, seed: int, batches: int
     """Supervised loss over some batches of `sample`, with nothing learnt."""
     generator = torch.Generator().manual_seed(seed)
     return sum(float(policy.bc_loss(*sample(options.batch, generator), generator, options.noises)) for _ in range(batches)) / batches
+
+
+@torch.no_grad()
+def exchanged_loss(policy, sample: Demos, options: BcOptions, seed: int, batches: int = 16) -> float:
+    """Loss of rows of `sample` that are given the instruction of the row before them in their batch, over their loss with their own.
+
+    Both see the same noise. 1: what the policy does is not decided by what it is told. Rows whose instructions are alike are left out;
+    nan where all are, or where the policy is told nothing.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    own, other = 0.0, 0.0
+    for batch in range(batches):
+        obs, chunk, mask = sample(options.batch, generator)
+        if "tokens" not in obs:
+            return math.nan
+        told = obs["tokens"].roll(1, 0)
+        mask = mask * (told != obs["tokens"]).any(1, keepdim=True)
+        if not mask.any():
+            continue
+        losses = [float(policy.bc_loss(x, chunk, mask, torch.Generator().manual_seed(seed + batch), options.noises))
+                  for x in (obs, obs | {"tokens": told})]
+        own, other = own + losses[0], other + losses[1]
+    return other / own if own > 0 else math.nan

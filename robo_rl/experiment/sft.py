@@ -1,5 +1,6 @@
 """The supervised stage: demonstrations, and a policy that learns from them before RL."""
 
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ ENOUGH = 0.9  # success of the supervised policy from which no more demonstratio
 GROWTH = 3  # factor on demonstrations and updates where they are, and on updates where they cannot be
 HOLD = 10  # of so many episodes of a data set one is held out
 LESS = 0.98  # of the loss on those before it: it falls
+READS = 1.05  # a loss with another row's instruction so many times that with the own one: the policy reads
 TRIES = 100  # starts kept for each demonstration: those that the expert or the policy fails from are left out
 
 
@@ -173,7 +175,8 @@ def check_relative(policy, dataset) -> None:
 
 
 def imitate(run: Run, sample, updates: int, made: int = 0, look=None) -> None:
-    """Teach `run.policy` by `sample`d minibatches in so many updates, reported as those after the first `made` ones.
+    """Teach `run.policy` by `sample`d minibatches in so many updates, reported as those after the first `made` ones; say so if then it does
+    not read its instructions.
 
     look(update): what else to report, {} where nothing is due. Raises Stopped when a signal comes.
     """
@@ -189,9 +192,16 @@ def imitate(run: Run, sample, updates: int, made: int = 0, look=None) -> None:
         row = look(update) if look else {}
         if row or update % 100 == 0 or update == updates:
             run.report.log(made + update, {"sft/loss": loss} | row, stage="sft")
+    sample = sampled_on(device_of(run.policy), sample)
     run.policy.train()
-    bc.train(run.policy, sampled_on(device_of(run.policy), sample), replace(run.config.bc, updates=updates), run.config.seed + 10, tick)
+    bc.train(run.policy, sample, replace(run.config.bc, updates=updates), run.config.seed + 10, tick)
     run.policy.eval()
+    ratio = bc.exchanged_loss(run.policy, sample, run.config.bc, run.config.seed + 12)
+    if math.isfinite(ratio):
+        run.report.log(made + updates, {"sft/reads": ratio}, stage="sft")
+        if ratio < READS:
+            run.report.say(f"told another demonstration's instruction its loss is {ratio:.3f} times that with its own: it does not read what it "
+                           "is told (well where pictures or state tell the task; else more demonstrations, from more starts, help)", "warning")
 
 
 def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = False) -> float:

@@ -8,6 +8,9 @@ A small model that learns from a few hundred demonstrations has no time for that
                        number in the prompt that tells the state.
     filters of patches sums of cosines over the patch, high frequencies less: what a picture has is mostly low ones
     padded entries     of an action are neither heard nor moved
+    words              of the instruction are attended to by every picture token in the first layer of the trunk, so a patch is told at
+                       once which of many things is asked for. Without it a word is one of some hundred tokens that a patch attends to
+                       alike, and red for green changes next to nothing: FiLM (Perez et al. 2018, arXiv 1709.07871) in an attention layer
 
 Names, shapes and what the network computes are the public model's.
 """
@@ -19,6 +22,7 @@ from torch import Tensor, nn
 
 PLACE, NUMBER = 3.0, 4.0  # s: two places of a grid of eight, and numbers a quarter of their range apart, are alike still
 PLACE_STD, FILTER_NORM = 0.5, 0.3
+HEARD = 5.0  # logit of a picture token's attention to a word of the instruction, beside others around 0
 CUTOFF = 2.0  # half waves over a patch, from which on a filter has little
 
 
@@ -70,3 +74,27 @@ def order_actions(inward: nn.Linear, outward: nn.Linear, entries: int, generator
     inward.weight[:, entries:] = 0
     outward.weight[entries:] = 0
     inward.bias.copy_(torch.randn(inward.bias.shape, generator=generator))
+
+
+@torch.no_grad()
+def hear_instruction(vision: nn.Module, projector: nn.Module, words: nn.Embedding, attention: nn.Module, told: list[int],
+                     generator: torch.Generator) -> None:
+    """Let picture tokens attend to the words `told` (rows of the embedding) with a logit of HEARD.
+
+    Pictures get a constant u in common (of the norm that ends the vision tower), those words w, both as large as what else they are. In
+    the plane that rotary positions turn slowest, with RMS norms before them:
+
+        query = beta u·x/|u|²,   key = beta w·y/|w|²,   beta² / (2 sqrt(d)) = HEARD
+    """
+    width, d = words.embedding_dim, attention.head_dim
+    vision.norm.bias.copy_(torch.randn(vision.norm.bias.shape, generator=generator))
+    constant = vision.norm.bias.expand(1, vision.place.num_embeddings, -1)
+    u = (projector(constant) - projector(torch.zeros_like(constant)))[0, 0]
+    size = u.square().mean().sqrt()
+    vision.norm.bias.div_(size)
+    w = torch.randn(width, generator=generator).sign()
+    words.weight[told] += w * width**-0.5
+    beta = math.sqrt(2 * HEARD * math.sqrt(d))
+    for projection, common in ((attention.q_proj, u / size), (attention.k_proj, w)):
+        heads = projection.weight.view(-1, d, width)
+        heads[:, d // 2 - 1], heads[:, d - 1] = beta * common / width, 0

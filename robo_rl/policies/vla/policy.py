@@ -31,11 +31,11 @@ from robo_rl.policies.vla.groot import GrootConfig
 from robo_rl.policies.vla.make import config_of, load_model, make_model, model_metadata, vla_config
 from robo_rl.policies.vla.network import VlaConfig, VlaModel
 from robo_rl.policies.vla.openvla import OpenVlaConfig
-from robo_rl.policies.vla.pi import PiExpert
+from robo_rl.policies.vla.pi import PiExpert, PiTrunk
 from robo_rl.policies.vla.pi_fast import PiFastConfig
 from robo_rl.policies.vla.processor import NAME, Processor, of_family
 from robo_rl.policies.vla.processor_files import OPENPI, OPENVLA, PRE, from_folder, is_bare
-from robo_rl.policies.vla.smolvla import SmolVlaExpert
+from robo_rl.policies.vla.smolvla import SmolVlaExpert, SmolVlaTrunk
 from robo_rl.policies.vla.xvla import XVlaConfig, clean_loss
 from robo_rl.sampling import Noise
 
@@ -324,6 +324,9 @@ def _begin(model: VlaModel, processor: Processor) -> None:
         fresh.order_numbers(words, numbers.start, len(numbers), generator)
     if isinstance(expert, PiExpert | SmolVlaExpert):
         fresh.order_actions(expert.action_in, expert.action_out, o.action, generator)
+    if isinstance(trunk := model.trunk, PiTrunk | SmolVlaTrunk) and not trunk.layers[0].last:
+        told = tokeniser.told_words(processor.words, o.template)
+        fresh.hear_instruction(trunk.vision, trunk.projector, trunk.words, trunk.layers[0].self_attn, told, generator)
 
 
 def _fitting(options: Any, o: PolicyOptions, spec: ObsSpec, config: VlaConfig) -> Any:

@@ -75,6 +75,12 @@ def own_numbers(words: Tokeniser) -> range:
     return range(RESERVED, RESERVED + _own(words.size) if words.name.startswith("words:") else RESERVED)
 
 
+def told_words(words: Tokeniser, template: str) -> list[int]:
+    """The tokens that are neither reserved nor in the prompt whatever is asked for: those of an instruction."""
+    always = words.encode(template.format(task="", state=" ".join(map(str, range(-1, BINS))), pictures=""))
+    return sorted(set(range(RESERVED, words.size)) - set(always))
+
+
 def _own(size: int) -> int:
     return BINS if size - RESERVED >= 1.5 * BINS else 0
 
