@@ -9,12 +9,14 @@ from commands import TINY, robo_rl
 from toys import PointReach
 
 import robo_rl as package
+from robo_rl.algos import bc
 from robo_rl.cli.train import parse
 from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
 from robo_rl.demos import Lead, demo_sampler, record
 from robo_rl.experiment.envs import obs_spec
 from robo_rl.experiment.sft import is_enough
+from robo_rl.options import BcOptions
 from robo_rl.selection import Look
 
 RIGHT = np.array([1.0, 0.0], np.float32)
@@ -89,6 +91,43 @@ def test_a_data_set_is_learnt_in_more_updates_while_they_help_and_a_tenth_of_it_
     assert "more demonstrations than those in data" in lines[-1]
     log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in log if "sft/loss" in row][-1] == 90 + 270
+
+
+class Told:
+    """Its loss is the distance of the action from `weight` times what it is told."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def bc_loss(self, obs, chunk, mask, generator, noises=1):
+        err = (chunk[..., 0] - self.weight * obs["tokens"][:, :1] + torch.randn(chunk.shape[:2], generator=generator)).square()
+        return (err * mask).sum() / mask.sum().clamp(min=1)
+
+
+def told(names, words=True):
+    """Rows whose action is the number that they are told."""
+    def sample(size, generator):
+        tokens = torch.tensor(names)[torch.randint(len(names), (size,), generator=generator)][:, None]
+        return {"tokens": tokens} if words else {}, tokens[..., None].expand(-1, 4, 1).float(), torch.ones(size, 4)
+    return sample
+
+
+def test_the_loss_with_another_rows_instruction_tells_a_policy_that_reads_from_one_that_does_not():
+    options = BcOptions(batch=32)
+    assert bc.exchanged_loss(Told(0.0), told([1, 3]), options, 0) == 1
+    reads = bc.exchanged_loss(Told(1.0), told([1, 3]), options, 0)
+    assert abs(reads - 5) < 0.5  # its error is noise of 1, and of the exchanged rows 2² more
+    assert np.isnan(bc.exchanged_loss(Told(1.0), told([1, 1]), options, 0))
+    assert np.isnan(bc.exchanged_loss(Told(1.0), told([1, 3], words=False), options, 0))
+
+
+def test_supervision_says_where_a_policy_does_not_read_what_it_is_told(tmp_path):
+    done = robo_rl(tmp_path, "train", *TINY, "--task", "pick_by_name", "--steps", 0, "--bc.updates", 2, "--out", "run")
+    log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    reads = [row["sft/reads"] for row in log if "sft/reads" in row]
+    assert done.code == 0 and len(reads) == 1 and abs(reads[0] - 1) < 0.05 and "it does not read what it is told" in done.err
+    one = robo_rl(tmp_path, "train", *TINY, "--steps", 0, "--bc.updates", 2, "--out", "one")
+    assert one.code == 0 and "does not read" not in one.err and "sft/reads" not in (tmp_path / "one" / "metrics.jsonl").read_text()
 
 
 def test_the_episodes_that_are_held_out_are_not_drawn(tmp_path):

@@ -6,7 +6,9 @@ import torch
 from robo_rl.options import PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.check import observations
+from robo_rl.policies.nets import text_of
 from robo_rl.policies.vla import tokeniser
+from robo_rl.policies.vla.blocks import rotate
 from robo_rl.policies.vla.fresh import smooth_filters
 from robo_rl.policies.vla.make import make_model, vla_config
 
@@ -67,3 +69,37 @@ def test_a_fresh_model_sees_every_pixel_of_the_embedded_cameras():
     for kind in ("pi0", "pi05", "smolvla"):
         options = build(kind).processor.options
         assert options.image_size == 64 and (options.action_kind, options.state_kind == "quantiles") == ("mean_std", kind == "pi05")
+
+
+def attention(policy, obs):
+    """[B,N,L,P]: of the trunk's first layer."""
+    seen = {}
+    block = policy.trunk.layers[0].self_attn
+    hook = block.register_forward_hook(lambda module, args, out: seen.update(args=args, keys=out[1][0]))
+    policy.encode(obs)
+    hook.remove()
+    h, turn, mask = seen["args"][:3]
+    q = rotate(block.q_proj(h).unflatten(-1, (-1, block.head_dim)), turn)
+    keys = seen["keys"].repeat_interleave(q.shape[2] // seen["keys"].shape[2], 2)
+    scores = torch.einsum("blnd,bpnd->bnlp", q, keys) / block.head_dim**0.5
+    return scores.masked_fill(~mask[:, None], -torch.inf).softmax(-1)
+
+
+@pytest.mark.parametrize(("kind", "size", "before"), [("pi0", "tiny", 0), ("pi05", "tiny", 2), ("pi05", "small", 2), ("smolvla", "tiny", 0),
+                                                      ("smolvla", "small", 0)])
+@torch.no_grad()
+def test_pictures_of_a_fresh_model_attend_to_the_words_of_the_instruction_and_to_little_else(kind, size, before):
+    policy = build(kind, size=size)
+    obs, pictures = observations(SPEC, 2), policy.config.view_tokens
+    words = len(text_of(obs["tokens"])[0].split())
+    first = pictures + before  # pi0.5 says "Task :" before it
+    to_words = attention(policy, obs)[0, :, :pictures, first:first + words].sum(-1)
+    assert words > 2 and to_words.mean() > 0.6 and to_words.min() > 0.05
+
+
+@pytest.mark.parametrize(("kind", "always"), [("pi0", "\n"), ("pi05", "Task:, State: 7 255 -1;\nAction:")])
+def test_words_of_an_instruction_are_all_that_a_prompt_does_not_say_anyway(kind, always):
+    processor = build(kind).processor
+    words, told = processor.words, tokeniser.told_words(processor.words, processor.options.template)
+    assert set(words.encode("pick up the red cube")) <= set(told)
+    assert not set(words.encode(always)) & set(told) and min(told) >= tokeniser.RESERVED

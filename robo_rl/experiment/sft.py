@@ -196,12 +196,17 @@ def imitate(run: Run, sample, updates: int, made: int = 0, look=None) -> None:
     run.policy.train()
     bc.train(run.policy, sample, replace(run.config.bc, updates=updates), run.config.seed + 10, tick)
     run.policy.eval()
-    ratio = bc.exchanged_loss(run.policy, sample, run.config.bc, run.config.seed + 12)
-    if math.isfinite(ratio):
-        run.report.log(made + updates, {"sft/reads": ratio}, stage="sft")
-        if ratio < READS:
-            run.report.say(f"told another demonstration's instruction its loss is {ratio:.3f} times that with its own: it does not read what it "
-                           "is told (well where pictures or state tell the task; else more demonstrations, from more starts, help)", "warning")
+    report_reading(run, bc.exchanged_loss(run.policy, sample, run.config.bc, run.config.seed + 12), made + updates)
+
+
+def report_reading(run: Run, ratio: float, update: int) -> None:
+    """Report the loss with another row's instruction over that with the own one (nan: there is none), and that a policy does not read."""
+    if not math.isfinite(ratio):
+        return
+    run.report.log(update, {"sft/reads": ratio}, stage="sft")
+    if ratio < READS:
+        run.report.say(f"told what another demonstration was, its loss is {ratio:.3f} times that with its own: it does not read what it "
+                       "is told. Where neither pictures nor state tell the task, more demonstrations from more starts help", "warning")
 
 
 def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = False) -> float:
