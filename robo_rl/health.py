@@ -61,6 +61,9 @@ RATIO = (
           meaning="older weights acted too differently: --max-staleness 0, or smaller updates"),
     Range("replayed_ess_frac", "effective sample size of replayed data", low=0.1,
           meaning="what was played earlier hardly counts any more: lower --rl.replay-age or --rl.replay"),
+    Range("candidates/rank", "rank correlation of candidates and the same played again", low=0.6,
+          meaning="the cheaper policy does not tell which noise does well: raise --rl.candidates-steps, use --rl.candidates-by bf16, or "
+                  "leave out --rl.candidates"),
     Range("first_log_ratio", "first log ratio", high=1e-2, alarm=1e-1,
           meaning="the stored log-probs are not those of the weights that acted: an error, please report it"),
     Range("refused", "refused minibatches", high=0.0, alarm=0.0,

@@ -1,11 +1,11 @@
-"""`--rl.allocate`: whether a run's episodes are shared out among its starts, and the planner that does it."""
+"""`--rl.allocate`: whether a run's episodes are shared out among its starts, and the planner; which runs may have candidates."""
 
 from typing import TYPE_CHECKING
 
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import POOL_STARTS, TrainConfig, rollout_options
 from robo_rl.experiment.envs import task_count
-from robo_rl.experiment.parallel import allocates, batch, group_size
+from robo_rl.experiment.parallel import allocates, batch, chooses, group_size
 from robo_rl.options.method import BY_ARM
 from robo_rl.rollout_control import StartControl
 
@@ -14,12 +14,18 @@ if TYPE_CHECKING:
 
 
 def check(config: TrainConfig) -> None:
-    """Raise UserError for an allocation that a run cannot have."""
-    if not allocates(config):
+    """Raise UserError for an allocation, or candidates, that a run cannot have."""
+    if not (allocates(config) or chooses(config)):
         return
     name = rollout_options(config).allocate
+    what = "--rl.candidates" if chooses(config) else f"--rl.allocate {name}"
     if config.server or config.backend == "ray" or config.periodic or config.dream or config.learners > 1:
-        raise UserError(f"--rl.allocate {name} goes without --server, --backend ray, --periodic, --dream and --learners")
+        raise UserError(f"{what} goes without --server, --backend ray, --periodic, --dream and --learners")
+    if chooses(config) and config.policy.commit_least:
+        raise UserError("--rl.candidates goes without --latency: what a chunk commits to is no part of the noise that is played again")
+    if chooses(config) and rollout_options(config).candidates_by == "steps":
+        from robo_rl.policies.cheap import check_steps
+        check_steps(config.policy, rollout_options(config).candidates_steps)
     if name in BY_ARM and config.starts not in POOL_STARTS and task_count(config) == 1:
         raise UserError(f"--rl.allocate {name} decides by the success of starts that come again: it needs --starts pool (or "
                         f"{', '.join(n for n in POOL_STARTS if n != 'pool')}) or several tasks (--task pick_cube,push_cube); without, use "

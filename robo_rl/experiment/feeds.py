@@ -24,6 +24,7 @@ def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | Non
     """
     from robo_rl.rollout import Collector
     from robo_rl.runtime.branches import make_control, tree_layout
+    from robo_rl.runtime.candidates import candidate_layout, make_cheap
     from robo_rl.runtime.device import on_device
     from robo_rl.runtime.episode_slots import EpisodeSlots
     from robo_rl.runtime.in_process import InProcessFeed
@@ -35,12 +36,13 @@ def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | Non
     n, group, o, eta, free = workers(config), group_size(config), rollout_options(config), staleness(config), episode_slots(config)
     policy, explore, seed = learner.sampler, config.algo != "nft", config.seed + 1
     tree = o if group and o.advantage == "tree" else None
-    shape = planned.shape if planned else None
+    shape, choosing = planned.shape if planned else None, o if group and o.candidates else None
     width = shape.most if shape else group  # members that fit a slot
     if n == 0:
         def make(i, refresh):
             collector = Collector(env, policy, o.gamma, seed, i, control)
-            return EpisodeSlots(i, collector, policy, refresh, width, explore, make_control(tree, collector), shape) if free else \
+            return EpisodeSlots(i, collector, policy, refresh, width, explore, make_control(tree, collector), shape,
+                                *make_cheap(choosing, policy)) if free else \
                 Worker(i, collector, policy, refresh, eta, explore, group)
         feed = InProcessFeed(1, make, batch(config), eta, o.decisions, seed, planned)
         return feed, feed.load_state(saved) if saved else True
@@ -49,8 +51,9 @@ def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | Non
     rows = probe.layout(policy, explore)
     sizes = shares(config.envs, n, group)
     leased = [group] * n if free else sizes  # envs of a fragment
-    layouts = [{k: ((m, *row[1:]), d) for k, (row, d) in rows.items()} | (tree_layout(m) if tree else group_layout(m) if shape else {})
-               for m in ([width] * n if free else sizes)]
+    layouts = [{k: ((m, *row[1:]), d) for k, (row, d) in rows.items()} | (
+        tree_layout(m) if tree else group_layout(m) if shape else candidate_layout(m, o.candidates) if choosing else {})
+        for m in ([width] * n if free else sizes)]
     decisions = probe.longest() if group else o.decisions
     env.close()
     flight = folder / "flight"
@@ -58,7 +61,8 @@ def make_feed(config: TrainConfig, folder: Path, env, learner, saved: dict | Non
         publish_control(control, flight)
     build = build or functools.partial(make_env, replace(config, threads=config.threads or max(1, cores() // n)))
     jobs = [Job(i, build, m, policy.options, policy.spec, o.gamma, seed, eta, explore, width, flight,
-                flight / "weights.bin", served=config.server, episode_slots=free, starts=control is not None, tree=tree, shape=shape)
+                flight / "weights.bin", served=config.server, episode_slots=free, starts=control is not None, tree=tree, shape=shape,
+                choose=choosing)
             for i, m in enumerate(sizes)]
     if config.backend == "ray":
         from robo_rl.runtime.ray_pool import RayPool
@@ -75,9 +79,10 @@ def device_feed(config: TrainConfig, env, learner, saved: dict | None, control: 
     from robo_rl.runtime.device import DeviceCollector, DeviceFeed
 
     o, group = rollout_options(config), group_size(config)
-    if workers(config) or staleness(config) or config.periodic or control is not None or group and o.advantage == "tree":
+    if workers(config) or staleness(config) or config.periodic or control is not None or group and (o.advantage == "tree" or o.candidates):
         raise UserError(f"--sim {config.sim} computes on {env.device}, in this process alone: it goes with --workers 0 and without "
-                        "--max-staleness, --periodic, --rl.advantage tree, --rl.allocate and samplers of starts (--starts uniform)")
+                        "--max-staleness, --periodic, --rl.advantage tree, --rl.allocate, --rl.candidates and samplers of starts "
+                        "(--starts uniform)")
     feed = DeviceFeed(DeviceCollector(env, learner.sampler, o.gamma, config.seed + 1), learner.sampler, o.decisions, group,
                       config.algo != "nft")
     return feed, feed.load_state(saved) if saved else True

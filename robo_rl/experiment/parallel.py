@@ -23,6 +23,11 @@ def allocates(config: TrainConfig) -> bool:
     return isinstance(config.rl, RolloutOptions) and config.rl.allocate != "fixed"
 
 
+def chooses(config: TrainConfig) -> bool:
+    """Whether the episodes of a group are chosen among candidates that a cheaper policy plays."""
+    return isinstance(config.rl, RolloutOptions) and config.rl.candidates > 0
+
+
 def workers(config: TrainConfig) -> int:
     """Worker processes of this run; 0: everything in one process."""
     if config.workers is not None:
@@ -40,10 +45,10 @@ def staleness(config: TrainConfig) -> int:
 
 
 def episode_slots(config: TrainConfig) -> bool:
-    """Whether episodes of groups wait for no other: trees, groups whose sizes are decided, and with staleness, on this machine, each
-    worker deciding for itself."""
+    """Whether episodes of groups wait for no other: trees, groups whose sizes are decided or that are chosen among candidates, and with
+    staleness, on this machine, each worker deciding for itself."""
     free = staleness(config) > 0 and not config.server and config.backend == "processes"
-    return bool(group_size(config)) and (free or rollout_options(config).advantage == "tree" or allocates(config))
+    return bool(group_size(config)) and (free or rollout_options(config).advantage == "tree" or allocates(config) or chooses(config))
 
 
 def batch(config: TrainConfig) -> int:

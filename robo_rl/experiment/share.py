@@ -11,7 +11,7 @@ import torch
 from robo_rl.algos import foreign
 from robo_rl.errors import UserError
 from robo_rl.experiment.config import TrainConfig
-from robo_rl.experiment.parallel import allocates, batch, group_size, staleness
+from robo_rl.experiment.parallel import allocates, batch, chooses, group_size, staleness
 from robo_rl.noise import mix, seed_noise
 from robo_rl.options import OnPolicyOptions
 from robo_rl.policies.nets import VOCAB
@@ -45,9 +45,10 @@ def check(config: TrainConfig, env) -> None:
     if config.algo in ("bc", "nft") or not isinstance(o, OnPolicyOptions) or o.advantage in ("gae", "tree"):
         raise UserError("--share gives and takes groups of episodes: it goes with pi_rl, ppo, dppo or reinflow and a group advantage, "
                         "for example --rl.advantage grpo")
-    if config.periodic or config.dream or config.learners > 1 or allocates(config) or on_device(env) or hasattr(env, "sources"):
-        raise UserError("--share goes without --periodic, --dream, --learners, --rl.allocate, a person in training and simulators that "
-                        "compute on a device")
+    if config.periodic or config.dream or config.learners > 1 or allocates(config) or chooses(config) or on_device(env) or \
+            hasattr(env, "sources"):
+        raise UserError("--share goes without --periodic, --dream, --learners, --rl.allocate, --rl.candidates, a person in training and "
+                        "simulators that compute on a device")
     if o.proximal == "ewma" and staleness(config):
         raise UserError("--share anchors episodes of other runs at the present weights: it goes without --rl.proximal ewma")
     if foreign_groups(config) > own_groups(config):

@@ -11,6 +11,7 @@ ANY_SIZE = ("grpo", "dr_grpo", "rloo")  # advantages of groups of different size
 ALLOCATIONS: dict[str, tuple[str, ...]] = {  # rl.allocate -> the advantages it goes with; (): any
     "fixed": (), "refill": (*ANY_SIZE, "mc_grpo", "opob"), "ada": ("dr_grpo",),
     **dict.fromkeys(("xrpo", "dars", "broad", "gdro"), ANY_SIZE)}
+CHEAPER = ("steps", "bf16", "int8")  # what plays candidates
 REWARDS = ("success", "speed", "smooth", "return")  # of robo_rl/algos/episode_rewards.py
 MEASURES = ("steps", "change")
 BY_ARM = ("xrpo", "dars", "gdro")  # decide by the success of a start of a pool, or of a task
@@ -69,6 +70,14 @@ class RolloutOptions(MethodOptions):
     """Most episodes of a start, in multiples of --rl.group; refill: most groups played for each that is learnt from."""
     ada_rule: Literal["balance", "positive"] = "balance"
     """ada goes on until half of --rl.group succeeded and as many failed, or until one succeeded."""
+    candidates: int = 0
+    """Episodes of each start that a cheaper policy plays first, a multiple of --rl.group; those of least and of greatest return,
+    --rl.group in all, are then played again with the same noise by the policy itself, and these alone are learnt from (Sol-RL). 0: none."""
+    candidates_by: Literal["steps", "bf16", "int8"] = "steps"
+    """What makes that policy cheaper: candidates_steps denoise steps; or linear layers in bf16, or in int8 (on CPUs with VNNI and on GPUs
+    faster from layers of some hundred units on)."""
+    candidates_steps: int = 2
+    """With steps: denoise steps of a candidate's chunk, fewer than --policy.denoise-steps."""
     tree_roots: int = 4
     """Episodes of a tree that begin at the start."""
     tree_width: int = 2
@@ -99,6 +108,14 @@ class RolloutOptions(MethodOptions):
         kinds = ALLOCATIONS[choose("rl.allocate", self.allocate, tuple(ALLOCATIONS))]
         if kinds and self.advantage not in kinds:
             raise UserError(f"rl.allocate {self.allocate} goes with rl.advantage {' or '.join(kinds)}, got {self.advantage}")
+        in_range("rl.candidates", self.candidates, 0, 10**5)
+        choose("rl.candidates_by", self.candidates_by, CHEAPER)
+        in_range("rl.candidates_steps", self.candidates_steps, 1, 1000)
+        if self.candidates and (self.advantage not in ANY_SIZE or self.allocate != "fixed"):
+            raise UserError(f"rl.candidates goes with rl.advantage {' or '.join(ANY_SIZE)} and rl.allocate fixed, got {self.advantage} and "
+                            f"{self.allocate}")
+        if self.candidates % self.group or self.candidates == self.group:
+            raise UserError(f"rl.candidates must be a multiple of rl.group {self.group}, twice as many or more, got {self.candidates}")
         if not any(named_numbers("rl.rewards", self.rewards, REWARDS).values()):
             raise UserError("rl.rewards must name a reward with a weight that is not 0, for example success=1,speed=0.5")
         named_numbers("rl.flawed", self.flawed, MEASURES)

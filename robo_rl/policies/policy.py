@@ -166,20 +166,24 @@ class ChainPolicy(PolicyBase):
         self.head, self.noise = self.make_head()
         self.head.beta = o.guidance
         self.diffusion, self.clean = o.kind == "diffusion", o.predict == "action"
-        k = o.denoise_steps
+        self.base = copy.deepcopy(self.head).requires_grad_(False) if self.diffusion and o.finetune_steps < o.denoise_steps else None
+        self.make_tables()
+        self.register_buffer("noisy", None, persistent=False)
+
+    def make_tables(self) -> None:
+        """What follows from the options of the chain: its times, its steps' tables, which of them are drawn."""
+        o, k = self.options, self.options.denoise_steps
+        self.first = max(0, k - o.finetune_steps) if self.diffusion else 0
         if self.diffusion:
             table, bars, bars_prev = diffusion_table(o.train_steps, k, 1.0)
             quiet = ChainTable(table.a, table.b, torch.zeros(k), table.t)  # evaluation: the means that RL moves
             loud = ChainTable(table.a, table.b, (o.std_scale * table.s).clamp(min=o.std_floor), table.t)
             self.register_buffer("bars", bars, persistent=False)
             self.register_buffer("bars_prev", bars_prev, persistent=False)
-            self.base = copy.deepcopy(self.head).requires_grad_(False) if o.finetune_steps < k else None
-            self.first = max(0, k - o.finetune_steps)
         else:
             quiet = flow_table(k, "ode")
             loud = flow_table(k, "ode" if o.noise == "learned" else o.noise, o.noise_level)
             quiet, loud = (action_table(quiet), action_table(loud)) if self.clean else (quiet, loud)
-            self.base, self.first = None, 0
         for name, table in (("quiet", quiet), ("loud", loud)):
             for field in ("a", "b", "s"):
                 self.register_buffer(f"{name}_{field}", getattr(table, field), persistent=False)
@@ -187,16 +191,14 @@ class ChainPolicy(PolicyBase):
         self.register_buffer("features", self.head.features(quiet.t), persistent=False)
         self.plain = list(zip(quiet.a.tolist(), quiet.b.tolist(), strict=True))  # a plain flow step is a x + b out
         self.one = o.noise_steps != "all" and not self.diffusion
+        self.factors = 1 if self.one else k - self.first
         noisy = torch.ones(k, dtype=torch.bool) if self.noise is not None else loud.s > 0
         self.still = not bool(noisy.all())  # some step is deterministic: CPS's last, all of them without noise
         draws = noisy.nonzero().squeeze(1) if noisy.any() else torch.arange(k)
         draws = draws[-1:] if o.noise_steps == "last" else draws
         self.register_buffer("draws", draws, persistent=False)  # the steps of which one is drawn
         if self.one:
-            self.register_buffer("drawn", drawn_table(quiet, loud, self.noise is not None, self._entries()),
-                                 persistent=False)
-        self.factors = 1 if self.one else k - self.first
-        self.register_buffer("noisy", None, persistent=False)
+            self.register_buffer("drawn", drawn_table(quiet, loud, self.noise is not None, self._entries()), persistent=False)
 
     def make_head(self) -> "tuple[VelocityNet, NoiseNet | None]":
         """The network of the chain, and that of its std where it is learned."""

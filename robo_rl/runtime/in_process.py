@@ -114,7 +114,8 @@ class InProcessFeed:
                 waiting.add(i)
         chosen = self.ledger.take()
         assert chosen is not None  # there is enough
-        return make_batch_of(self.planned, [(self.columns[f.slot], f.rows) for f in chosen], self.version, self.ledger.staleness)
+        parts = [(self.columns[f.slot], f.rows) for f in chosen]
+        return make_batch_of(self.planned, parts, self.version, self.ledger.staleness, self.workers[0].group)
 
     def stream(self) -> Iterator[Rollout]:
         """The next synchronous batch, fragment by fragment."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from robo_rl.rollout import OBS, Columns, Layout, Rollout, rollout_of
 from robo_rl.rollout_control.group_plan import GroupPlanner, GroupShape
+from robo_rl.runtime.candidates import NUMBER, tell_candidates
 from robo_rl.runtime.feed import make_batch, merge_batch_stats
 from robo_rl.runtime.ledger import Fragment, Ledger
 from robo_rl.starts import Ended
@@ -28,10 +29,13 @@ def played(columns: Columns, rows: int) -> tuple[Columns, int]:
     return {k: v[:, :n] for k, v in columns.items()}, rows
 
 
-def make_batch_of(planned: "PlannedGroups | None", parts: list[tuple[Columns, int]], version: int, staleness: int) -> Rollout:
-    """`make_batch` of finished fragments; of groups whose sizes are decided, with what else was played for them."""
+def make_batch_of(planned: "PlannedGroups | None", parts: list[tuple[Columns, int]], version: int, staleness: int, group: int) -> Rollout:
+    """`make_batch` of finished fragments; of planned groups, or chosen candidates, with what else was played for them."""
     if planned is None:
-        return make_batch(parts, version, staleness)
+        rollout = make_batch(parts, version, staleness)
+        if NUMBER in parts[0][0]:
+            tell_candidates(rollout, parts, group)
+        return rollout
     return planned.complete(make_batch([played(*part) for part in parts], version, staleness))
 
 

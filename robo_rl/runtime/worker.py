@@ -21,6 +21,7 @@ from robo_rl.rollout import Collector, Columns
 from robo_rl.rollout_control.group_plan import GroupShape
 from robo_rl.runtime import snapshot
 from robo_rl.runtime.branches import make_control
+from robo_rl.runtime.candidates import make_cheap
 from robo_rl.runtime.episode_slots import EpisodeSlots
 from robo_rl.runtime.published import follow
 from robo_rl.runtime.rollout_buffer import Lease, RolloutBuffer, finite
@@ -125,6 +126,7 @@ class Job:
     episode_slots: bool = False  # groups whose episodes wait for no other (robo_rl.runtime.episode_slots)
     tree: RolloutOptions | None = None  # groups are trees (robo_rl.runtime.branches)
     shape: GroupShape | None = None  # the sizes of groups are decided (robo_rl.runtime.planned)
+    choose: RolloutOptions | None = None  # groups are chosen among candidates (robo_rl.runtime.candidates)
     served: bool = False  # a policy server decides
     starts: bool = False  # the learner says where episodes begin (robo_rl.runtime.start_file)
 
@@ -170,7 +172,7 @@ def _loop(job: Job, connection) -> None:
     buffer = RolloutBuffer.open(job.folder / "slots.bin")
     if job.episode_slots:
         slots = EpisodeSlots(job.index, collector, policy, refresh, job.group, job.explore, make_control(job.tree, collector),
-                             job.shape)
+                             job.shape, *make_cheap(job.choose, policy))
         return _play(slots, connection, buffer, where, saved, orphaned)
     worker = Worker(job.index, collector, policy, refresh, job.staleness, job.explore, job.group, remote and remote.ask)
     if not saved:
@@ -278,7 +280,8 @@ def _play(episode_slots: EpisodeSlots, connection, buffer: RolloutBuffer, where:
             took, saved_at = time.monotonic() - saved_at, time.monotonic()
         spent = episode_slots.collector.timer.take() if whole else {}
         for uid, rows, oldest in whole:
-            times = (int(spent.get("sim", 0) * 1e9), int(spent.get("policy", 0) * 1e9), idle, began, time.monotonic_ns())
+            acting = spent.get("policy", 0) + spent.get("candidates", 0)
+            times = (int(spent.get("sim", 0) * 1e9), int(acting * 1e9), idle, began, time.monotonic_ns())
             for name, value in zip(("sim_ns", "policy_ns", "wait_ns", "begin", "end"), times, strict=False):
                 head[name][held[uid]] = value
             buffer.sign(held[uid], episode_slots.index, 0, rows)

@@ -110,7 +110,7 @@ class WorkerPoolFeed:
 
     def __init__(self, folder: Path, pool: WorkerPool, envs: list[int], layouts: list[Layout], batch: int, decisions: int,
                  staleness: int, resume: "dict | None" = None, group: int = 0, streams: bool = False, planned: PlannedGroups | None = None):
-        self.folder, self.pool, self.whole, self.rows, self.envs, self.streams = folder, pool, bool(group), decisions, envs, streams
+        self.folder, self.pool, self.group, self.whole, self.rows, self.envs = folder, pool, group, bool(group), decisions, envs
         private_folder(folder)
         if not resume:
             (folder / WORKER_COUNT_FILE).unlink(missing_ok=True)
@@ -125,7 +125,7 @@ class WorkerPoolFeed:
         lock = threading.RLock()
         self.condition = threading.Condition(lock)  # for the learner
         self.busy, self.sums, self.failure, self.stopping = WorkIntervals(), {}, "", False
-        self.useless, self.stale, self.staging, self.planned, self.errors = 0, 0.0, None, planned, ErrorCounts()
+        self.useless, self.stale, self.staging, self.planned, self.errors, self.streams = 0, 0.0, None, planned, ErrorCounts(), streams
         self.room = 0  # counts whenever somebody who was refused a lease may ask again
         if self.per_batch > 1 and not streams and not planned:  # a single fragment is a batch as it lies in its slot
             width = self.per_batch * envs[0] if len(set(envs)) == 1 else -(-batch // shares[0][0])
@@ -171,7 +171,7 @@ class WorkerPoolFeed:
             for i, f in enumerate(chosen):
                 head["batch"][f.slot], head["place"][f.slot], head["state"][f.slot] = f.batch, i, TAKEN  # the state last
         self.count("time/rollouts", time.perf_counter() - begin)
-        rollout = make_batch_of(self.planned, parts, self.version, self.ledger.staleness)
+        rollout = make_batch_of(self.planned, parts, self.version, self.ledger.staleness, self.group)
         self.stale = 0.8 * self.stale + 0.2 * rollout.stats["staleness/mean"]
         return rollout
 
