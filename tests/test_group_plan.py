@@ -104,6 +104,28 @@ def test_xrpo_plays_uncertain_starts_most():
     assert n[order[-3:]].mean() > n[order[:3]].mean() and n.min() >= 4
 
 
+@pytest.mark.parametrize("name", ["duet", "trace"])
+def test_of_starts_that_succeed_alike_the_long_ones_get_fewer_episodes(name):
+    p = planner(name, group=8)
+    long = POOL >= 108
+    for _ in range(4):
+        starts = np.repeat(POOL, 20)
+        p.observe(Ended(starts, np.zeros(240, np.int64), (np.arange(240) % 2 == 0) & (starts >= 104), np.zeros(240),
+                        np.where(starts >= 108, 40, 10)))
+    n = p.sizes_of(POOL, 8 * len(POOL))
+    assert n.sum() == 96 and n[long].max() < n[(POOL >= 104) & ~long].min()
+    hopeless = n[POOL < 104]  # so far: duet gives the least to what hardly varies, trace the most, for others are mixed already
+    assert hopeless.max() < n[long].min() if name == "duet" else hopeless.min() > n[POOL >= 104].max()
+
+
+def test_a_planner_of_before_lengths_were_counted_is_read():
+    state = taught(planner("dars")).state_dict()
+    del state["steps"], state["length"]
+    p = planner("duet")
+    p.load_state_dict(state)
+    assert p.sizes_of(POOL[:4], 16).sum() == 16
+
+
 def test_the_bandit_of_gdro_is_told_what_the_sizes_of_each_bin_were_worth():
     p = planner("gdro", group=8)
     p.won, p.lost = np.where(POOL < 106, 0.0, 500.0), np.full(len(POOL), 500.0)  # half of the pool never succeeds, half now and then

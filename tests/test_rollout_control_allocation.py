@@ -78,6 +78,62 @@ def test_harder_tasks_get_more_of_dars():
     assert (np.diff(extra) <= 0).all() and extra[0] > extra[-1]
 
 
+# ---- DUET
+
+def test_duet_spends_its_steps_within_its_bounds_at_one_price():
+    rng = np.random.default_rng(0)
+    value, length = rng.random(40) + 0.1, rng.integers(5, 60, 40).astype(float)
+    prices = []
+    for budget in (1500, 5000, 9000):
+        n = a.duet(value, length, budget, 1, 12)
+        assert n @ length == pytest.approx(budget) and n.min() >= 1 and n.max() <= 12
+        free = (n > 1 + 1e-9) & (n < 12 - 1e-9)
+        price = (value / n)[free] ** 2 / length[free]
+        assert free.sum() > 2 and np.allclose(price, price[0])
+        prices.append(price[0])
+    assert prices[0] > prices[1] > prices[2]  # of a step: the less there is, the dearer
+
+
+def test_no_other_plan_of_as_many_steps_has_less_variance_than_duets():
+    rng = np.random.default_rng(0)
+    value, length = rng.random(5) + 0.1, rng.integers(5, 60, 5).astype(float)
+    n = a.duet(value, length, 900, 0, 1e9)
+    for _ in range(2000):
+        other = n * np.exp(0.3 * rng.normal(size=5))
+        other *= 900 / (other @ length)
+        assert (value**2 / n).sum() <= (value**2 / other).sum() + 1e-12
+
+
+# ---- TRACE
+
+def test_the_probability_of_a_mixed_group_is_that_of_counting():
+    x = np.random.default_rng(0).random((200_000, 5)) < 0.2
+    assert float(a.mixed(5, 0.2)) == pytest.approx((x.any(1) & ~x.all(1)).mean(), abs=0.005)
+    assert float(a.mixed(1, 0.3)) == pytest.approx(0) and float(a.mixed(8, 0.0)) == 0 and float(a.mixed(8, 1.0)) == 0
+
+
+def test_trace_gives_nothing_to_certain_starts_and_begins_at_one_half():
+    p, one = np.array([0.0, 0.5, 0.9, 1.0]), np.ones(4, np.int64)
+    assert a.trace_allocate(p, np.ones(4), one, 1, 100).tolist() == [0, 1, 0, 0]
+    n = a.trace_allocate(p, np.ones(4), one, 24, 100)
+    assert n.sum() == 24 and n[0] == n[3] == 0 and n[2] > n[1] >= 1
+    assert (a.trace_allocate(p, np.ones(4), one, 24, 5) + one <= 5).all()
+
+
+def test_the_greedy_plan_of_trace_is_the_best_of_all_plans():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        p, budget = rng.uniform(0.05, 0.95, 3), 9
+        got = 1 + a.trace_allocate(p, np.ones(3), np.ones(3, np.int64), budget, 100)
+        plans = [np.array([1 + i, 1 + j, 1 + budget - i - j]) for i in range(budget + 1) for j in range(budget + 1 - i)]
+        assert a.mixed(got, p).sum() == pytest.approx(max(a.mixed(n, p).sum() for n in plans), abs=1e-12)
+
+
+def test_dear_starts_get_less_of_trace_and_its_steps_last():
+    n = a.trace_allocate(np.array([0.5, 0.5]), np.array([1.0, 4.0]), np.ones(2, np.int64), 20, 100)
+    assert n[0] > n[1] > 0 and n @ np.array([1, 4]) <= 20
+
+
 # ---- BroRL
 
 def test_groups_become_broad_on_a_plateau_below_one():

@@ -10,11 +10,11 @@ from robo_rl.plugins import OWN, is_object
 ANY_SIZE = ("grpo", "dr_grpo", "rloo")  # advantages of groups of different sizes
 ALLOCATIONS: dict[str, tuple[str, ...]] = {  # rl.allocate -> the advantages it goes with; (): any
     "fixed": (), "refill": (*ANY_SIZE, "mc_grpo", "opob"), "ada": ("dr_grpo",),
-    **dict.fromkeys(("xrpo", "dars", "broad", "gdro"), ANY_SIZE)}
+    **dict.fromkeys(("xrpo", "dars", "broad", "gdro", "duet", "trace"), ANY_SIZE)}
 CHEAPER = ("steps", "bf16", "int8")  # what plays candidates
 REWARDS = ("success", "speed", "smooth", "return")  # of robo_rl/algos/episode_rewards.py
 MEASURES = ("steps", "change")
-BY_ARM = ("xrpo", "dars", "gdro")  # decide by the success of a start of a pool, or of a task
+BY_ARM = ("xrpo", "dars", "gdro", "duet", "trace")  # decide by the success of a start of a pool, or of a task
 
 
 def named_numbers(option: str, text: str, known: tuple[str, ...]) -> dict[str, float]:
@@ -62,10 +62,11 @@ class RolloutOptions(MethodOptions):
     """With flawed; 0: flawed successes are clean ones, 2: they are failures."""
     group: int = 8
     """G: episodes per start with a group advantage, at most with tree."""
-    allocate: Literal["fixed", "refill", "ada", "xrpo", "dars", "broad", "gdro"] = "fixed"
+    allocate: Literal["fixed", "refill", "ada", "xrpo", "dars", "broad", "gdro", "duet", "trace"] = "fixed"
     """How many episodes a start gets (robo_rl/rollout_control/group_plan.py). fixed: --rl.group; refill (DAPO): a flat group is replaced
-    by another; ada (Reinforce-Ada): rounds until a start has shown both outcomes; xrpo, dars, gdro: by the success of its pool or task
-    so far, which --starts pool and its like, or several tasks, make known; broad (BroRL): large groups where success no longer rises."""
+    by another; ada (Reinforce-Ada): rounds until a start has shown both outcomes; xrpo, dars, gdro, duet, trace: by the success so far,
+    duet and trace by the length too, of its pool or task, which --starts pool and its like, or several tasks, make known; broad (BroRL):
+    large groups where success no longer rises."""
     allocate_most: int = 4
     """Most episodes of a start, in multiples of --rl.group; refill: most groups played for each that is learnt from."""
     ada_rule: Literal["balance", "positive"] = "balance"

@@ -2,6 +2,7 @@
 
     arms    starts of a pool, or tasks, each with the successes and failures seen; older rounds count less
     p       = (won + mean) / (won + lost + 1)       predicted success of an arm; of a start that is no arm: the run's mean
+    L       = likewise, its expected control steps
     plan    budget / group starts, drawn as ever, with sizes n between 2 and `most`, sum n = budget exactly
 
 Sizes follow from rounds before, never from the outcomes they are for. So, given the sizes, the estimate of each start is as
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from robo_rl.rollout_control.allocation import AdaRounds, broad_group, dars_extra, flat_groups, xrpo_allocate
+from robo_rl.rollout_control.allocation import AdaRounds, broad_group, dars_extra, duet, flat_groups, trace_allocate, xrpo_allocate
 from robo_rl.rollout_control.rollout_gdro import RolloutGdro
 from robo_rl.rollout_control.samplers import restore, state_of
 from robo_rl.starts import Ended, StartSource, draw_starts, hashed, task_of
@@ -27,7 +28,8 @@ BINS = 5  # of predicted success
 WINDOW = 10  # rounds whose success tells a plateau
 LEAST = 2  # episodes of a group: of one alone nothing can be told
 BONUS = 0.1  # lam of XRPO: with 1 its bonus for rarely played starts outweighs what an episode narrows, and all sizes are alike
-ARMS = ("won", "lost")
+ARMS = ("won", "lost")  # of an arm, beside its `steps`, which are not in states of before them
+SURE = 0.05  # least deviation of an outcome that DUET reckons with: what never varied yet may
 KEPT = ("total", "rates", "drawn", "starts", "sizes", "at", "replaced", "given", "told")  # a planner's state beside its arms
 
 
@@ -97,6 +99,7 @@ class GroupPlanner:
         self.allocate, self.shape, self.source, self.seed, self.wanted = allocate, shape, source, seed, wanted
         self.arm_of, self.normalised, self.spare = arm_of, normalised, spare
         self.won, self.lost, self.total = np.zeros(arms), np.zeros(arms), np.full(2, 0.5)
+        self.steps, self.length = np.zeros(arms), 1.0  # control steps of what was counted, and of the mean episode
         self.rates, self.drawn, self.at, self.replaced = np.zeros(0), 0, 0, 0
         self.starts, self.sizes = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self.given = np.zeros((0, 2))  # size and predicted success of the groups since `metrics`
@@ -131,6 +134,13 @@ class GroupPlanner:
         if self.allocate == "xrpo":
             base = np.full(q, min(max(LEAST, group // 2), budget // q))
             return base + xrpo_allocate(np.sqrt(p * (1 - p)), np.maximum(base, 2), budget - int(base.sum()), BONUS, most)
+        if self.allocate == "duet":
+            n = duet(np.maximum(np.sqrt(p * (1 - p)), SURE), self.steps_of(starts), budget * self.length, low, most)
+            return spend(n, budget, low, most)
+        if self.allocate == "trace":
+            n, cost = np.full(q, low), self.steps_of(starts)
+            n = n + trace_allocate(p, cost, n, max(0.0, budget * self.length - float(n @ cost)), most)
+            return spend(n.astype(np.float64), budget, low, most)
         if self.gdro is not None:
             bins = self.bins(p)
             n = self.gdro.propose(np.bincount(bins, minlength=BINS))
@@ -143,6 +153,13 @@ class GroupPlanner:
         if not len(self.won):
             return np.full(len(starts), mean)
         return np.where(arm < 0, mean, ((self.won + mean) / (self.won + self.lost + 1))[arm])
+
+    def steps_of(self, starts: Ints) -> Floats:
+        """Expected control steps [n] of an episode of starts."""
+        arm = self.arm_of(starts)
+        if not len(self.won):
+            return np.full(len(starts), self.length)
+        return np.where(arm < 0, self.length, ((self.steps + self.length) / (self.won + self.lost + 1))[arm])
 
     @staticmethod
     def bins(p: Floats) -> Ints:
@@ -173,11 +190,13 @@ class GroupPlanner:
         self.total = FORGET * self.total + [won.sum(), len(won) - won.sum()]
         if self.gdro is not None:
             self._judge(ended)
+        self.length = float(ended.lengths.mean())
         arm = self.arm_of(ended.starts)
         known = arm >= 0
-        n, good = (np.bincount(arm[known], w, len(self.won)) for w in (None, won[known]))
+        n, good, steps = (np.bincount(arm[known], w, len(self.won)) for w in (None, won[known], ended.lengths[known]))
         self.won = np.where(n > 0, FORGET * self.won + good, self.won)
         self.lost = np.where(n > 0, FORGET * self.lost + n - good, self.lost)
+        self.steps = np.where(n > 0, FORGET * self.steps + steps, self.steps)
 
     def _judge(self, ended: Ended) -> None:
         """Tell the bandit what the sizes of the last plan were worth: the mean of |A| in the groups of each bin."""
@@ -208,10 +227,12 @@ class GroupPlanner:
         return out
 
     def state_dict(self) -> dict:
-        return state_of(self, ARMS + KEPT) | ({"gdro": self.gdro.state_dict()} if self.gdro is not None else {})
+        return state_of(self, (*ARMS, "steps", "length", *KEPT)) | ({"gdro": self.gdro.state_dict()} if self.gdro is not None else {})
 
     def load_state_dict(self, state: dict) -> None:
         restore(self, ARMS, state)
+        if "steps" in state:
+            restore(self, ("steps", "length"), state)
         for name in KEPT:
             setattr(self, name, np.array(state[name]) if isinstance(getattr(self, name), np.ndarray) else state[name])
         if self.gdro is not None:
