@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.vector import VectorWrapper
+from torch import Tensor
 
 from robo_rl.algos.bc import demos_sampler
 from robo_rl.algos.onpolicy import Demos
@@ -174,11 +175,13 @@ def check_fits(meta, spec: ObsSpec, data: DataOptions | None = None) -> None:
 
 
 def demo_sampler(dataset, spec: ObsSpec, horizon: int, data: DataOptions | None = None,
-                 tensors: "Callable[[dict[str, Any]], Obs] | None" = None, rows: np.ndarray | None = None) -> Demos:
+                 tensors: "Callable[[dict[str, Any]], Obs] | None" = None, rows: np.ndarray | None = None,
+                 weight: "Callable[[Tensor], Tensor] | None" = None) -> Demos:
     """Sampler of (obs, chunk[B,H,A], mask[B,H]) over all frames, or those of `rows`; UserError naming what does not fit.
 
     tensors: what a policy keeps of a raw observation (state, task, image/<view> uint8 as recorded); None: `obs_tensors`, with
     pictures as large as `spec` says. Pictures that do not fit the cache are decoded when their batch comes (`data.frames`).
+    weight: frames int64 [B] -> what each counts, by which its mask is multiplied.
     """
     from robo_rl.data.reader import chunks
 
@@ -194,12 +197,13 @@ def demo_sampler(dataset, spec: ObsSpec, horizon: int, data: DataOptions | None 
             obs["tokens"] = torch.from_numpy(words_of(dataset.tasks, spec))[torch.from_numpy(dataset.task_index)[where]]
         for view, pictures in store.all().items():
             obs[f"image/{view}"] = torch.from_numpy(pictures if rows is None else pictures[where])
-        return demos_sampler(obs, chunk[where], mask[where])
+        return demos_sampler(obs, chunk[where], mask[where], None if weight is None else lambda drawn: weight(where[drawn]))
     kept, tasks = partial(obs_tensors, spec=spec) if tensors is None else tensors, np.array(dataset.tasks, object)
 
     def batch(at: np.ndarray, pictures: Mapping[str, np.ndarray]):
         raw = {"state": state[at].numpy(), "task": tasks[dataset.task_index[at]].tolist()}
-        return kept(raw | {f"image/{view}": x for view, x in pictures.items()}), chunk[at], mask[at]
+        told = mask[at] if weight is None else mask[at] * weight(torch.from_numpy(at))[:, None]
+        return kept(raw | {f"image/{view}": x for view, x in pictures.items()}), chunk[at], told
     return _Stream(store, where.numpy(), batch)
 
 

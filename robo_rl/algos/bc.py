@@ -16,11 +16,12 @@ from robo_rl.options import BcOptions
 from robo_rl.policies.policy import Obs
 
 
-def demos_sampler(obs: Obs, chunks: Tensor, mask: Tensor) -> Demos:
-    """Uniform sampling of demonstration decisions: obs [M,...], chunks [M,H,A] in env units, mask [M,H]."""
+def demos_sampler(obs: Obs, chunks: Tensor, mask: Tensor, weight: "Callable[[Tensor], Tensor] | None" = None) -> Demos:
+    """Uniform sampling of demonstration decisions: obs [M,...], chunks [M,H,A] in env units, mask [M,H], times the `weight` of its row."""
     def sample(size: int, generator: torch.Generator):
         rows = torch.randint(0, len(chunks), (size,), generator=generator)
-        return {k: v[rows] for k, v in obs.items()}, chunks[rows], mask[rows]
+        told = mask[rows] if weight is None else mask[rows] * weight(rows)[:, None]
+        return {k: v[rows] for k, v in obs.items()}, chunks[rows], told
     return sample
 
 

@@ -42,6 +42,8 @@ def check(config: TrainConfig) -> None:
         raise UserError(f"--sim none learns from a data set: --demos FOLDER, got {config.demos!r}")
     if config.init:
         raise UserError("--init goes on with a policy in an env; with --sim none a policy begins anew")
+    if config.bc.pear:
+        raise UserError("--bc.pear weighs demonstrations for the RL that follows them; with --sim none none does")
     data = open_data(config)
     if config.policy.kind in VLAS:  # a folder that does not fit is refused before there is one of the run
         from robo_rl.policies import make_policy

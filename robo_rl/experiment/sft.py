@@ -216,17 +216,19 @@ def teach(run: Run, folder: Path, updates: int, made: int = 0, hold_out: bool = 
     from robo_rl.data.reader import load
     from robo_rl.demos import demo_sampler
     from robo_rl.devices import device_of, sampled_on
+    from robo_rl.experiment.pear import PearWeights
     from robo_rl.lora import attach
 
     config, dataset = run.config, load(folder, label=run.config.data.label)
     if not config.init:
         run.policy = fresh_policy(config, obs_spec(run.env, len(dataset.tasks) > 1, config.policy.text), dataset)
     out = np.arange(len(dataset)) % HOLD == HOLD - 1 if hold_out else np.zeros(len(dataset), bool)
+    weights = PearWeights(run, dataset, updates) if config.bc.pear else None
 
-    def sampler(episodes: np.ndarray):
+    def sampler(episodes: np.ndarray, weight=None):
         rows = None if episodes.all() else np.flatnonzero(episodes[dataset.episode_index])
-        return demo_sampler(dataset, run.policy.spec, config.policy.horizon, config.data, rows=rows)
-    imitate(run, sampler(~out), updates, made)
+        return demo_sampler(dataset, run.policy.spec, config.policy.horizon, config.data, rows=rows, weight=weight)
+    imitate(run, sampler(~out, weights), updates, made, weights and weights.look)
     run.taught, run.updates = updates, made + updates
     if not config.init:
         attach(run.policy, config.policy.lora, config.seed).eval()

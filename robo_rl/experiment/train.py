@@ -195,6 +195,9 @@ def check(config: TrainConfig, env, making: Callable[[], AbstractContextManager]
     if config.obs == "rgb":
         env.reset(seed=config.seed)  # draws
     check_demos(config, env)
+    if config.bc.pear:
+        from robo_rl.experiment.collect import best_policy
+        best_policy(config.bc.pear, env)
     check_method(config, env, making)
     if config.wandb:
         try:

@@ -237,6 +237,9 @@ class BcOptions:
     exploration noise, and learns from its successes beside the demonstrations; again while that raises success. 0: none."""
     batch: int = 256
     """Demonstrated chunks of a step."""
+    pear: str = ""
+    """A run folder whose best policy models who showed the demonstrations (--algo bc on the same data): chunks are weighed by how much
+    better than it the policy that learns would go on after them (PEAR), anew after every tenth of the updates. Empty: all count alike."""
     noises: int = 1
     """Draws of time and noise for each demonstrated chunk of a batch; the observation is encoded once for all of them."""
     lr: float = 1e-3
