@@ -258,6 +258,7 @@ def improve(run: Run, learner, feed, guard: StalenessGuard, outcomes: Outcomes, 
                 "rate/steps_per_s": stats["env_steps"] / seconds} | feed.stats()
         if control is not None:
             row |= {f"starts/{k}": v for k, v in control.metrics().items()} | task_metrics(task_names(run.env), ended)
+            row["time/starts"] = control.take_seconds()
         if planned is not None:
             row |= {f"groups/{k}": v for k, v in planned.metrics().items()}
         row |= ({} if sharing is None else sharing.metrics()) | ({} if recycler is None else recycler.metrics())

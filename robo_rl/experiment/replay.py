@@ -289,6 +289,7 @@ class ReplayStage:
             self.due = 0
             if self.control is not None:
                 row |= {f"starts/{k}": v for k, v in self.control.metrics().items()} | task_metrics(task_names(self.run.env), [ended])
+                row["time/starts"] = self.control.take_seconds()
             if o.operator != "none":
                 row["human/operator_minutes"] = self.actor.help_steps * self.run.env.spec.period / 60
             self.report.log(self.run.step, row)

@@ -5,6 +5,7 @@ Whoever collects draws from the newest table. Episodes are seen late and out of 
 must not depend on which table an episode was drawn from.
 """
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -53,6 +54,7 @@ class StartControl:
         self.sampler, self.stored = sampler, stored
         self.generator = np.random.default_rng([seed, 13])
         self.publish: Callable[[StartTable], None] = lambda table: None
+        self.seconds = 0.0
         self.table = sampler.propose(self.generator)
 
     def newest(self) -> StartTable:
@@ -61,13 +63,22 @@ class StartControl:
 
     def observe(self, ended: "Ended | None") -> None:
         """Tell the sampler what became of episodes."""
+        begin = time.perf_counter()
         if ended is not None and len(ended):
             self.sampler.observe(ended.starts, ended.tasks, ended.success, ended.returns, ended.lengths)
+        self.seconds += time.perf_counter() - begin
 
     def renew(self) -> None:
         """The sampler's next table comes into force."""
+        begin = time.perf_counter()
         self.table = self.sampler.propose(self.generator)
         self.publish(self.table)
+        self.seconds += time.perf_counter() - begin
+
+    def take_seconds(self) -> float:
+        """Seconds that it took to decide, since the last call."""
+        taken, self.seconds = self.seconds, 0.0
+        return taken
 
     def metrics(self) -> dict[str, float]:
         """The sampler's own figures, and the table's: rows, share of uniform draws, effective number of rows (of the others)."""
