@@ -60,8 +60,15 @@ class Noisy:
     slope: float
     said: list[str] = field(default_factory=list)
 
-    def success_under_noise(self, policy, which: int) -> float:
+    def success_under_noise(self, policy, which: int, tick) -> float:
+        tick(100)
         return max(0.0, 0.9 - self.slope * policy.noise_scale)
+
+    def start(self, *words) -> None:
+        pass
+
+    def advance(self, done: int) -> None:
+        pass
 
     def say(self, text: str, kind: str = "message") -> None:
         self.said.append(text)
@@ -93,6 +100,15 @@ def test_without_success_and_without_a_share_the_noise_stays_as_it_is():
         before = run.policy
         choose_noise(run)
         assert run.policy is before and not run.report.said
+
+
+def test_a_run_that_ends_with_its_first_look_chooses_no_noise():
+    run = FirstLook(policy_of("gaussian"), Noisy(0.0), successes=100)
+    choose_noise(run)
+    assert not run.report.said, "of a hundred episodes none failed"
+    run.config = replace(run.config, target=0.0)
+    choose_noise(run)
+    assert "noise 0.15" in run.report.said[-1], "all steps are made"
 
 
 def test_a_policy_that_is_told_its_latency_keeps_its_noise_and_the_run_says_so():

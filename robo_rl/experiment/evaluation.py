@@ -169,12 +169,12 @@ class Evaluator:
             self.env = make_env(config, env_count(config, config.eval_episodes * task_count(config), config.eval_envs))
         return self.env
 
-    def success_under_noise(self, policy, which: int) -> float:
-        """Success of `policy` with its exploration noise, on the starts of list `which`."""
+    def success_under_noise(self, policy, which: int, tick: Callable[[int], None]) -> float:
+        """Success of `policy` with its exploration noise, on the starts of list `which`; tick(n) is told how many episodes ended."""
         from robo_rl.evaluation import eval_starts, evaluate
         policy.eval()
         starts = eval_starts(self.config.eval_episodes * task_count(self.config), which)
-        return sum(evaluate(self.make_env(), policy, starts, which, explore=True)["success"]) / len(starts)
+        return sum(evaluate(self.make_env(), policy, starts, which, tick, explore=True)["success"]) / len(starts)
 
     def film(self, label: str, policy) -> None:
         """Video of four evaluation episodes; says why when it cannot."""
