@@ -1,6 +1,6 @@
 """What a group that teaches costs: played exactly, or as candidates of a cheaper policy of which the extremes are played again (Sol-RL).
 
-    python launch/compare_candidates.py RUN --groups 8
+    python launch/compare_candidates.py RUN
 
 The best policy of RUN explores in the run's own task. A group teaches where what is learnt from is mixed. Seconds are those of one core,
 of the policy and the simulator together; nothing is learnt.
@@ -51,10 +51,10 @@ def measure(run: str, group: int, candidates: int, by: str, steps: int, groups: 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("run")
-    p.add_argument("--groups", type=int, default=8)
+    p.add_argument("--groups", type=int, default=16)
     p.add_argument("--group", type=int, default=8)
     p.add_argument("--candidates", type=int, default=32)
-    p.add_argument("--steps", type=int, nargs="+", default=[1, 2])
+    p.add_argument("--steps", type=int, nargs="+", default=[2])
     p.add_argument("--seed", type=int, default=0)
     args = p.parse_args()
     torch.set_num_threads(1)

@@ -38,21 +38,23 @@ class Source:
 
 
 class Same:
-    """A "cheaper" policy that is the policy itself; `acted` counts its rows."""
+    """A "cheaper" policy that is the policy itself, or with sign -1 its opposite; `acted` counts its rows."""
 
-    def __init__(self, policy):
-        self.policy, self.acted = policy, 0
+    def __init__(self, policy, sign=1):
+        self.policy, self.sign, self.acted = policy, sign, 0
 
     def renew(self):
         pass
 
     def act(self, obs, generator, explore):
         self.acted += len(obs["state"])
-        return self.policy.act(obs, generator, explore)
+        chunk = self.policy.act(obs, generator, explore)
+        chunk.actions = chunk.actions * self.sign
+        return chunk
 
 
 def make_learner(policy=OPTIONS, **kw):
-    options = {"decisions": 0, "advantage": "dr_grpo", "group": G, "epochs": 1, "minibatch": 64, "candidates": M, "candidates_steps": 1}
+    options = {"decisions": 0, "advantage": "dr_grpo", "group": G, "epochs": 1, "minibatch": 64, "candidates": M, "candidates_steps": 2}
     return pi_rl.make(make_policy(policy, SPEC, 0), PiRlOptions(**options | kw), 0)
 
 
@@ -146,8 +148,8 @@ def test_at_one_fidelity_what_is_played_again_is_what_was_played():
 
 
 def test_nothing_of_a_candidate_is_learnt_from_and_the_first_ratio_is_one():
-    learner = make_learner(candidates_by="steps", candidates_steps=1)
-    feed, disagreed = local(learner), 0
+    learner = make_learner()
+    feed, disagreed = local(learner, Same(learner.policy, -1)), 0
     for r, groups in rollouts(learner, feed, 4):
         assert r.mask.shape[1] == B and r.done.sum() == B  # the exact episodes, each whole
         t, n = r.mask.shape
@@ -162,7 +164,7 @@ def test_nothing_of_a_candidate_is_learnt_from_and_the_first_ratio_is_one():
         disagreed += (outcome != np.concatenate([c["candidate/returns"][0].reshape(-1)[c["candidate/number"][0]] for c in groups])).sum()
         metrics = learner.credit.assign(r, learner.policy)[4]
         assert "flat_groups" in metrics
-    assert disagreed > 0  # one step of four is another policy
+    assert disagreed > 0  # who played candidates is another policy
 
 
 def test_success_is_that_of_the_candidates_and_every_step_counts():
@@ -236,6 +238,7 @@ def test_fewer_steps_are_those_of_a_policy_made_with_fewer():
     policy = make_policy(OPTIONS, SPEC, 0)
     few = make_policy(PolicyOptions(horizon=E, execute=E, hidden=32, layers=2, denoise_steps=2), SPEC, 1)
     few.load_state_dict(policy.state_dict())
+    few.draws = torch.tensor([0, 0, 1, 1])  # noise of steps 0 and 1 of four is that of step 0 of two
     cheap, before = CheapPolicy(policy, "steps", 2), act(policy)
     assert torch.equal(act(cheap), act(few)) and not torch.equal(act(cheap), before)
     assert torch.equal(act(policy), before) and policy.options.denoise_steps == 4
@@ -300,6 +303,8 @@ def test_a_vision_language_action_model_plays_candidates(by):
 def test_what_cannot_be_cheaper_is_said():
     with pytest.raises(UserError, match="goes with policies that are flows, got policy.kind gaussian"):
         CheapPolicy(make_policy(PolicyOptions(kind="gaussian"), SPEC, 0), "steps", 2)
+    with pytest.raises(UserError, match="at least 2 with policy.noise sde"):
+        CheapPolicy(make_policy(OPTIONS, SPEC, 0), "steps", 1)
     with pytest.raises(UserError, match="below policy.denoise_steps 4, got 4"):
         CheapPolicy(make_policy(OPTIONS, SPEC, 0), "steps", 4)
     with pytest.raises(UserError, match="must divide policy.denoise_steps 4"):

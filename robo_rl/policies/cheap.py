@@ -1,6 +1,6 @@
 """A cheaper copy of a policy, for rollouts that choose what is played again exactly (`--rl.candidates`, Sol-RL).
 
-    steps   fewer denoise steps K of the same networks (a flow alone)
+    steps   fewer denoise steps K of the same networks (a flow alone); where one step has noise, that which covers the policy's
     bf16    y = W x + b with W, x and b in bfloat16
     int8    y = s_w s_x W_q x_q + b,  W_q = round(W / s_w), x_q = round(x / s_x),  s = max |.| / 127 of a row of W, and of each x
 
@@ -91,6 +91,9 @@ class CheapPolicy:
             assert isinstance(self.copy, ChainPolicy)
             self.copy.options = replace(policy.options, denoise_steps=steps)
             self.copy.make_tables()
+            assert isinstance(policy, ChainPolicy)
+            if self.copy.one:  # noise enters where it does in the policy's chain
+                self.copy.draws = policy.draws.cpu() * steps // policy.options.denoise_steps
             self.copy.to(policy.action_norm.device)
             return
         model: Any = policy
@@ -121,6 +124,8 @@ def check_steps(o: PolicyOptions, steps: int) -> None:
         raise UserError(f"rl.candidates_by steps goes with policies that are flows, got policy.kind {o.kind}; use bf16 or int8")
     if not 0 < steps < o.denoise_steps:
         raise UserError(f"rl.candidates_steps must be below policy.denoise_steps {o.denoise_steps}, got {steps}")
+    if steps == 1 and o.noise != "learned":
+        raise UserError(f"rl.candidates_steps must be at least 2 with policy.noise {o.noise}: one step of it has no noise")
     if o.predict == "action" and o.denoise_steps % steps:
         raise UserError(f"rl.candidates_steps must divide policy.denoise_steps {o.denoise_steps} with policy.predict action, whose network "
                         f"knows the times of its chain alone, got {steps}")

@@ -258,8 +258,7 @@ class ChainPolicy(PolicyBase):
         xs, outs, stds = chain.unbind(), [], []
         randn(generator, b, d, out=xs[0])
         if one:  # the noise of the drawn step is laid down first; the chain is then added to it
-            draw = randint(generator, len(self.draws), b).to(chain.device)
-            draw = self.draws[draw] if len(self.draws) < steps else draw
+            draw = self.draws[randint(generator, len(self.draws), b).to(chain.device)]
             noise = randn(generator, b, d).to(chain.device)
             columns = self.drawn.index_select(0, draw).t().unsqueeze(-1)  # [3K+3,B,1]
             spread = columns[2 * steps:3 * steps]
