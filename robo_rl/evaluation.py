@@ -25,6 +25,10 @@ def decide(policy, obs: dict, generator: torch.Generator, explore: bool = False)
     return actions[:, None] if actions.ndim == 2 else actions
 
 
+def _same(x):
+    return x
+
+
 def evaluate(env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.ndarray, seed: int = 0,
              tick: Callable[[int], None] = lambda done: None, explore: bool = False) -> dict:
     """Run one episode per start (in batches of env.num_envs), without exploration noise unless `explore`.
@@ -32,9 +36,11 @@ def evaluate(env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.nd
     Returns lists, one entry per start: success, return (undiscounted), length [steps], task. The chain's initial noise
     depends on (seed, batch, decision) alone, so two checkpoints meet the same noise at the same start. An env of `one_stream` takes no
     starts: its batch is seeded by the first of them, so the same number of envs meets the same episodes. A function with a method
-    `reset` hears when episodes begin.
+    `reset` hears when episodes begin. An env with a method `translate` says what it shows a policy, and what that one's actions are as its
+    commands (`world_models.own_units.translate`).
     """
     n = env.num_envs
+    observe, command = env.translate(policy) if hasattr(env, "translate") else (_same, _same)
     out: dict[str, list] = {"success": [], "return": [], "length": [], "task": []}
     with_images = hasattr(env, "images")
     for batch, first in enumerate(range(0, len(starts), n)):
@@ -49,7 +55,7 @@ def evaluate(env, policy: "Policy | Callable[[dict], np.ndarray]", starts: np.nd
         total, length = np.zeros(n), np.zeros(n, np.int64)
         task = [str(t) for t in raw["task"]]
         while not over.all():
-            actions = decide(policy, raw, generator, explore)
+            actions = command(decide(policy, observe(raw), generator, explore))
             raw, _, gain, terminated, truncated, ok, steps = run_chunk(env, actions, 1.0)
             total += gain
             length += steps * ~over

@@ -91,6 +91,18 @@ def test_an_observation_is_read_under_openpis_names_and_ours_and_pictures_of_any
     assert read_observation({"state": state}, SPEC, "reach")["task"] == "reach"
 
 
+def test_a_policy_that_learnt_from_pictures_of_another_shape_is_shown_them_as_it_learnt_and_asks_for_an_instruction():
+    own, wide = replace(SEEN, fit="pad", language=True), np.full((12, 16, 3), 200, np.uint8)
+    message = {"state": np.zeros(4), "image/front": wide, "image/wrist": wide, "prompt": "go"}
+    seen = read_observation(message, own, "")["image/front"]
+    assert seen.shape == (16, 16, 3) and not seen[:2].any() and (seen[2:14] == 200).all()
+    with pytest.raises(UserError, match="lacks prompt: the policy takes an instruction"):
+        read_observation(message | {"prompt": ""}, own, "")
+    assert read_observation(message | {"prompt": ""}, own, "reach")["task"] == "reach"
+    with pytest.raises(UserError, match=r"a picture uint8 \[h, w, 3\]"):
+        read_observation(message | {"image/front": wide[0]}, own, "")
+
+
 @pytest.mark.parametrize(("change", "said"), [
     ({"state": np.zeros(3)}, "has 4 numbers, got shape"), ({"state": np.full(4, np.nan)}, "not finite"), ({"state": 3}, "lacks state"),
     ({"image/front": np.zeros((4, 4, 3))}, "square picture uint8"), ({"image/front": np.zeros((4, 6, 3), np.uint8)}, "square picture"),

@@ -1,7 +1,7 @@
 """World models: the protocol and its folder, the latent ensemble, the model as an env, and what must equal what."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ import torch
 from toys import PointReach
 
 from robo_rl.algos import pi_rl
+from robo_rl.cli.wm import parse
 from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError
 from robo_rl.options import PiRlOptions, PolicyOptions
@@ -18,12 +19,14 @@ from robo_rl.rollout import Collector
 from robo_rl.runtime.in_process import InProcessFeed
 from robo_rl.runtime.worker import Worker
 from sims.check import check_env
+from world_models import learning
 from world_models import model as worlds
 from world_models.calibrate import calibrate, open_loop, threshold
 from world_models.env import WorldEnv, frame_of
 from world_models.fit import FitOptions, Fitter
 from world_models.latent import Latent, LatentOptions
 from world_models.learning import world_spec
+from world_models.options import EncodedConfig
 from world_models.oracle import Oracle
 from world_models.recorded import Recorded, check, check_fits
 
@@ -120,9 +123,13 @@ def _predicted(model, obs, keys, actions):
 def test_a_folder_that_is_missing_damaged_or_of_another_version_is_named(tmp_path, learnt):
     with pytest.raises(UserError, match="holds no world model"):
         worlds.load(tmp_path)
-    (tmp_path / "run.json").touch(), (tmp_path / "fit.safetensors").touch()
-    with pytest.raises(UserError, match="not learnt to its end; go on with: robo_rl wm train --resume"):
+    (tmp_path / "run.json").write_text(json.dumps({"config": {"demos": "", "policy": {"kind": "flow"}}}))
+    with pytest.raises(UserError, match="holds no world model"):  # a run of a policy
         worlds.load(tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps({"config": asdict(EncodedConfig(data=("d",)))}))
+    for folder in (tmp_path, tmp_path / "model"):  # stopped before its first saved state, too
+        with pytest.raises(UserError, match=f"not learnt to its end; go on with: robo_rl wm train --resume {tmp_path}$"):
+            worlds.load(folder)
     worlds.save(learnt, tmp_path)
     blob = (tmp_path / "weights.safetensors").read_bytes()
     (tmp_path / "weights.safetensors").write_bytes(blob[:-1] + bytes([blob[-1] ^ 1]))
@@ -135,6 +142,18 @@ def test_a_folder_that_is_missing_damaged_or_of_another_version_is_named(tmp_pat
         (tmp_path / "world.json").write_text(json.dumps(doc | change))
         with pytest.raises(UserError, match=words):
             worlds.load(tmp_path)
+
+
+def test_a_run_goes_on_as_the_kind_that_it_is(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"config": asdict(EncodedConfig(data=("d",), seed=3))}))
+    assert isinstance(parse(["train", "--resume", str(tmp_path)]), EncodedConfig)
+    assert isinstance(parse(["train", f"--resume={tmp_path}"]), EncodedConfig)
+    assert learning.saved_config(tmp_path, EncodedConfig).seed == 3
+    with pytest.raises(UserError, match=f"run of --kind encoded, got --kind video; leave it out: robo_rl wm train --resume {tmp_path}"):
+        learning.train(parse(["train", "--resume", str(tmp_path), "--kind", "video"]))
+    (tmp_path / "run.json").write_text(json.dumps({"config": {"demos": ""}}))
+    with pytest.raises(UserError, match="is no run of robo_rl wm train; those of robo_rl train go on with"):
+        learning.train(parse(["train", "--resume", str(tmp_path)]))
 
 
 # ---- the data ----------------------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def test_a_folder_s_model_learns_in_adapters_and_keeps_no_copy_of_what_the_folde
     ("vae", {"_class_name": "AutoencoderKL"}, "holds a AutoencoderKL as vae"),
     ("transformer", {"in_channels": 36}, "the transformer maps 36 channels to 4, the autoencoder has 4; give a text-to-video model"),
     ("vae", {"temperal_downsample": [True, False]}, "an autoencoder that makes 4 frames one"),
-    ("vae", None, "has no vae/config.json that can be read")])
+    ("vae", None, "has no vae/config.json; give a folder")])
 def test_a_folder_of_another_architecture_is_refused_in_one_line(folder, tmp_path, part, change, says):
     for name in ("vae", "transformer"):
         (tmp_path / name).mkdir()

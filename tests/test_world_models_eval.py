@@ -19,7 +19,7 @@ from robo_rl.data.episode import Episode
 from robo_rl.data.reader import load
 from robo_rl.data.writer import Writer
 from robo_rl.errors import UserError
-from robo_rl.experiment.world_model import compare_policies
+from robo_rl.experiment.world_model import compare_policies, obs_spec_of
 from robo_rl.files import plain
 from robo_rl.log import Progress
 from robo_rl.report import world_model as wm_page
@@ -218,7 +218,7 @@ def test_a_data_set_with_other_axes_or_another_rate_is_named(data):
     for change, said in (({"period": 0.05}, "control rate"), ({"axes": model.spec.control.axes[:1]}, "action axes"),
                          ({"views": ("front",)}, "camera front"),
                          ({"axes": tuple(replace(a, unit="rad") for a in model.spec.control.axes)},
-                          "'x' means .* rad in the model, .* m in")):
+                          r"'x' means .* rad \(delta\) in the model, .* m \(delta\) in")):
         model.spec = replace(PointModel().spec, control=replace(model.spec.control, **change))
         with pytest.raises(UserError, match=said):
             measure(model, data, ARGS)
@@ -271,6 +271,32 @@ def test_the_plain_script_evaluates_any_function_in_a_model(data, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "mine:right\n  in the model      success" in done.stdout and "n = 6, 0 % beyond" in done.stdout
     assert "simulator" not in done.stdout, "there is none called toy"
+    for names, words in ((["nowhere", "mine:right"], "nowhere holds no world model"),
+                         (["model", "ws://127.0.0.1:9"], "no policy answers at")):
+        done = subprocess.run([sys.executable, ROOT / "launch/evaluate_world_model.py", *names], cwd=tmp_path,
+                              env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and words in done.stderr, done.stderr
+
+
+def test_a_policy_that_acts_elsewhere_is_shown_a_model_as_it_is_and_commands_in_the_units_of_its_recordings():
+    spec = PointModel().spec
+    asked = obs_spec_of(spec)
+    assert (asked.state, asked.action, asked.views, asked.units) == (4, 2, (), ()) and asked.action_names == spec.control.action_names
+    assert obs_spec_of(replace(spec, own=True)).units == tuple(a.unit for a in spec.control.axes)
+
+
+def test_a_policy_hears_that_episodes_begin_in_a_model_too():
+    heard = []
+
+    class Policy:
+        def reset(self):
+            heard.append("begin")
+
+        def __call__(self, obs):
+            heard.append(len(obs["state"]))
+            return np.ones((len(obs["state"]), 2))
+    robo_rl.evaluate(Policy(), PointModel(), episodes=12, simulator=PointReach(8))
+    assert heard.count("begin") == 2 and heard[0] == "begin"
 
 
 def test_evaluation_in_a_model_pairs_with_the_simulator_it_begins_in():

@@ -1,5 +1,8 @@
 """World models of a data set in its own units, with pictures that are not square."""
 
+import shutil
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
@@ -7,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+import robo_rl
+from robo_rl.cli import main
 from robo_rl.data import labels
 from robo_rl.data.reader import load
 from robo_rl.errors import UserError
@@ -16,9 +21,11 @@ from world_models import learning, options, own_units
 from world_models import model as worlds
 from world_models.evaluate import measure
 from world_models.own_pictures import as_squares
+from world_models.windows import check_dataset
 
-pytestmark = pytest.mark.filterwarnings("ignore:data set .* without checksums")
+pytestmark = pytest.mark.filterwarnings("ignore:data set .* without checksums", "ignore:data set .* has cameras")
 SIZE = (24, 32)
+UNITS = (("rad",) * 6 + ("1",)) * 2
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +72,7 @@ def test_a_policy_that_learnt_in_the_robots_units_acts_in_a_model_of_its_data(al
     model, data, asked = learnt(aloha, tmp_path / "wm"), load(aloha), []
 
     class Policy:
-        spec = ObsSpec(state=14, action=14, units=("rad",) * 14)
+        spec = ObsSpec(state=14, action=14, units=UNITS)
 
         def act(self, obs, generator, explore):
             return SimpleNamespace(actions=torch.from_numpy(data.action[:3])[:, None])
@@ -73,7 +80,89 @@ def test_a_policy_that_learnt_in_the_robots_units_acts_in_a_model_of_its_data(al
     model.step = lambda carry, actions: asked.append(actions) or step(carry, actions)
     play_in_model(model, Policy(), {"state": data.state[:3], "task": np.array([data.task(0)] * 3)}, 1, 0)
     np.testing.assert_allclose(asked[0][:, 0].numpy(), own_units.as_commands([data])[0].action[:3], atol=1e-6)
-    assert model.spec.control.axes[0].unit == "rad"
+    assert model.spec.control.axes[0].unit == "rad" and model.spec.own
+
+
+# ---- what a policy is shown, and what its actions are ------------------------------------------------------------
+
+def seen_by(fit="crop", **change):
+    """A policy that learnt in radians from pictures, as far as `translate` asks."""
+    known = {"state": 14, "action": 14, "views": ("cam_left_wrist",), "image_size": 96, "fit": fit, "units": UNITS}
+    return SimpleNamespace(spec=ObsSpec(**known | change), act=None)
+
+
+def spec_of(aloha, **change):
+    data = learning.read([str(aloha)], images=True)
+    return replace(learning.world_spec(data, "video", ""), **change), data
+
+
+def test_a_policy_is_shown_the_pictures_in_the_shape_that_was_recorded_and_acts_in_its_units(aloha):
+    spec, data = spec_of(aloha)
+    assert spec.pictures == (SIZE, SIZE) and spec.image_size == 64 and spec.own and data.control.axes[0].unit == "rad"
+    observe, command = own_units.translate(seen_by(), spec)
+    obs = {f"image/{v}": x[:3] for v, x in data.images.items()} | {"state": data.state[:3]}
+    shown = observe(obs)
+    np.testing.assert_array_equal(shown["image/cam_left_wrist"], data.images["cam_left_wrist"][:3, 8:56])
+    assert shown["image/cam_high"].shape == (3, 64, 64, 3), "it does not look through that one"
+    np.testing.assert_allclose(command(load(aloha).action[:3]), data.action[:3], atol=1e-6)
+    observe, command = own_units.translate(lambda obs: obs, spec)
+    assert observe(obs) is obs and command(data.action) is data.action
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"views": ("front",)}, "nothing shows it front; learn both from the same cameras"),
+    ({"state": 7}, "state size is 7, the world model's 14"),
+    ({"units": ("deg",) * 14}, "left_waist is in deg, the world model's rad"), ({"action": 7, "units": ()}, "action size is 7"),
+    ({"action_names": tuple("abcdefghijklmn")}, "action axes are a, b"), ({"fit": ""}, "image size is 96, the world model's 64")])
+def test_a_policy_that_a_model_does_not_fit_is_one_line(aloha, change, words):
+    spec, _ = spec_of(aloha)
+    with pytest.raises(UserError, match=words):
+        own_units.translate(seen_by(**change), spec)
+
+
+def test_a_policy_of_pictures_is_told_that_a_model_of_states_shows_none(aloha):
+    spec, _ = spec_of(aloha)
+    with pytest.raises(UserError, match="a latent model predicts states alone; learn one of pictures: .*--kind encoded, video or"):
+        own_units.translate(seen_by(), replace(spec, kind="latent", control=replace(spec.control, views=())))
+
+
+def test_a_model_of_states_says_what_it_does_not_learn(aloha):
+    with pytest.warns(UserWarning, match="has cameras, cam_high, cam_left_wrist, and a model of this kind learns its 14 state numbers"):
+        learning.read([str(aloha)])
+
+
+def test_units_that_differ_are_named_with_their_remedy(aloha, tmp_path):
+    other = Path(shutil.copytree(aloha, tmp_path / "deg"))
+    labels.state_units(other, "deg")
+    with pytest.raises(UserError, match=r"'left_waist' means .* rad \(absolute\) there, .* deg \(absolute\) here.*robo_rl data label"):
+        learning.read([str(aloha), str(other)])
+    spec, _ = spec_of(aloha)
+    axes = own_units.as_commands([load(other)], spec.control.axes)[0].spec.axes
+    with pytest.raises(UserError, match=r"rad \(absolute\) in the model, .* deg \(absolute\) in the data.*robo_rl data label .*deg --u"):
+        check_dataset(replace(spec, control=replace(spec.control, views=())), load(other).meta, str(other), axes)
+
+
+@pytest.mark.slow
+def test_a_run_of_the_folder_is_evaluated_in_a_model_of_it_by_the_command_and_in_python(aloha, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def told(*argv, code=0):
+        with pytest.raises(SystemExit) as e:
+            main([*argv])
+        said = capsys.readouterr()
+        assert (e.value.code or 0) == code, said
+        return said.err if code else said.out
+    tiny = ("--policy.horizon", "4", "--policy.execute", "2", "--bc.updates", "2", "--bc.batch", "4")
+    told("train", "--sim", "none", "--algo", "bc", "--demos", str(aloha), "--data.cameras", "cam_high", "--out", "bc", *tiny)
+    told("wm", "train", str(aloha), "--kind", "encoded", "--out", "wm", "--horizon", "8", "--tolerance", "50", "--fit.pictures", "2",
+         "--fit.dynamics.updates", "300", "--fit.dynamics.batch", "32", "--net.width", "8", "--net.codes", "4",
+         "--net.dynamics.hidden", "32", "--net.dynamics.members", "2")
+    assert worlds.load("wm").spec.horizon
+    said = told("eval", "bc", "--sim", "wm:wm", "--episodes", "3")
+    assert "transfer the cube" in said and " 3" in said
+    assert "leave it out" in told("eval", "bc", "--sim", "wm:wm", "--chunking", "blend", code=2)
+    ours = robo_rl.evaluate(robo_rl.load_policy("bc"), robo_rl.load_world_model("wm"), episodes=3)
+    assert ours.n == 3 and set(ours.tasks) == {"transfer the cube"}
 
 
 @pytest.mark.slow

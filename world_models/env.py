@@ -21,6 +21,7 @@ from world_models import judge as judges
 from world_models import model as worlds
 from world_models.judge_protocol import Clips
 from world_models.model import Frames, WorldModel
+from world_models.own_units import translate
 from world_models.tasks import Difficulty
 
 HELD_FROM = 1 << 31  # start ids of evaluation (robo_rl.evaluation.EVAL_START)
@@ -166,6 +167,10 @@ class WorldEnv(ControlEnv):
     def _obs(self) -> dict[str, np.ndarray]:
         return {k: v.copy() for k, v in self.seen.items()} | {"task": self.words[self.task]}
 
+    def translate(self, policy):
+        """`own_units.translate` of the model: what `robo_rl.evaluation.evaluate` shows a policy, and makes of its actions."""
+        return translate(policy, self.model.spec)
+
     # ---- fork, rewind, show
 
     def get_state(self) -> dict[str, np.ndarray]:
@@ -229,8 +234,8 @@ def _put(x: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
 def make_world(path: str, task: str, num_envs: int, *, judge: str = "", obs: str = "state", reward: str = "", control: str = "",
                image_size: int = 64, threads: int = 0, max_steps: int = 0, randomise: str = "", render: bool = False,
                device: str = "cpu", hard: float = 0.0) -> WorldEnv:
-    """The env of `--sim wm:PATH`; what else a simulator can be told must be what was recorded. `hard`: share of the episodes, but those of
-    evaluation, that begin where success is open."""
+    """The env of `--sim wm:PATH`; what else a simulator can be told must be what was recorded, or "" (0 pixels) for it. `hard`: share
+    of the episodes, but those of evaluation, that begin where success is open."""
     if num_envs < 1:
         raise UserError(f"num_envs must be >= 1, got {num_envs}")
     model = worlds.load(path)
@@ -238,9 +243,9 @@ def make_world(path: str, task: str, num_envs: int, *, judge: str = "", obs: str
     recorded = "rgb" if spec.control.views else "state"
     if task:
         choose(f"task of the world model {path}", task, (spec.control.task,))
-    if obs != recorded:
+    if obs and obs != recorded:
         raise UserError(f"the world model {path} predicts {recorded} observations, asked for --obs {obs}")
-    if recorded == "rgb" and image_size != spec.image_size:
+    if recorded == "rgb" and image_size and image_size != spec.image_size:
         raise UserError(f"the world model {path} predicts images of {spec.image_size} pixels, got --image-size {image_size}")
     if reward and (reward == "sparse") != spec.sparse:
         raise UserError(f"the world model {path} learnt a {'sparse' if spec.sparse else 'dense'} reward, got --reward {reward}")

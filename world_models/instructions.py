@@ -63,7 +63,7 @@ def check_text(options: Any, tasks: Iterable[str], where: str) -> None:
     """Raise UserError for recorded `tasks` that are several where the model reads no text."""
     if not reads_text(options) and len(found := sorted(set(tasks))) > 1:
         raise UserError(f"data set {where} has {len(found)} instructions ({listed(found)}); a world model without text would average over "
-                        "them: train one with net.text")
+                        "them: leave the option …no-text out")
 
 
 def check_known(known: Sequence[str], tasks: Iterable[str], where: str) -> None:

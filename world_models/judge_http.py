@@ -29,6 +29,7 @@ from robo_rl.errors import UserError, in_range
 from world_models.judge_protocol import Seen
 
 LONGEST = 10_000_000  # bytes of an answer
+ANOTHER = "name another judge: the folder of a classifier (robo_rl wm judge), or in a world model head"
 KEY = "OPENAI_API_KEY"  # environment variable whose value is sent as bearer token, where it is set
 
 
@@ -74,8 +75,8 @@ class Server:
                     break
             except (OSError, TimeoutError) as e:
                 why = str(getattr(e, "reason", e)) or type(e).__name__
-        raise UserError(f"the judge at {self.url} does not answer ({why}; {attempt + 1} attempts of {self.timeout:g} s); start it, "
-                        "or use --judge head or the folder of a classifier")
+        raise UserError(f"the judge at {self.url} does not answer ({why}; {attempt + 1} attempt{'s' if attempt else ''} of "
+                        f"{self.timeout:g} s); start it, or {ANOTHER}")
 
 
 @dataclass
@@ -234,14 +235,15 @@ class ChatJudge:
                 break
         else:
             raise UserError(f"the judge at {self.server.url} gave {len(told)} of {self.samples} answers as JSON with success"
-                            f"{' and criteria' if wanted else ''}; the last other one: {unread[:80]!r}")
+                            f"{' and criteria' if wanted else ''}; the last other one: {unread[:80]!r}; ask a model that answers so "
+                            f"(model=…), or {ANOTHER}")
         share = sum(won for won, _ in told) / self.samples
         self.judged += 1
         self.divided += min(share, 1 - share) >= DIVIDED
         if self.judged >= SURE and self.divided > SPLIT * self.judged:
             raise UserError(f"the judge at {self.server.url} contradicts itself: its {self.samples} answers are divided on "
                             f"{self.divided} of {self.judged} clips; give it more frames (frames=…), "
-                            "criteria=FILE or a better model, or use --judge head")
+                            f"criteria=FILE or a better model (model=…), or {ANOTHER}")
         return share, sum(credit for _, credit in told) / self.samples if wanted else share
 
     def body(self, seen: Seen, i: int, wanted: list[str], n: int) -> dict:

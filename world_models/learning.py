@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from robo_rl.errors import UserError
-from world_models.options import PICTURED, EncodedConfig, VideoConfig, WorldModelConfig
+from world_models.options import PICTURED, EncodedConfig, VideoConfig, WorldModelConfig, kind_of_run
 
 if TYPE_CHECKING:
     from robo_rl.log import Progress
@@ -68,6 +69,9 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
     if config.resume:
         if not (Path(config.resume) / "run.json").exists():
             raise UserError(f"--resume: {config.resume} has no run.json; give the folder of a run of robo_rl wm train")
+        if not kind_of_run(config.resume):
+            raise UserError(f"--resume: {config.resume} is no run of robo_rl wm train; those of robo_rl train go on with robo_rl train "
+                            "--resume")
         config = replace(saved_config(Path(config.resume), type(config)), resume=config.resume)
     import torch
 
@@ -84,14 +88,14 @@ def train(config: WorldModelConfig, progress: "Progress | None" = None) -> Learn
         raise UserError(f"data set {' '.join(config.data)} has no cameras; record them with robo_rl collect --obs rgb, or train "
                         "--kind latent")
     folder = Path(config.resume) if config.resume else new_folder(config, data)
+    job = {"latent": latent_job, "encoded": encoded_job, "video": video_job, "diffusers": diffusers_job,
+           "text": text_job}[config.kind](config, data)  # what cannot be learnt is refused before there is a folder
     with files.lock(folder):
         if not config.resume:
             files.write_json(folder / "run.json", {
                 "name": folder.name, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
                 "version": versions().get("robo_rl", ""), "git": git_hash(), "seed": config.seed, "config": asdict(config),
                 "versions": versions()})
-        job = {"latent": latent_job, "encoded": encoded_job, "video": video_job, "diffusers": diffusers_job,
-               "text": text_job}[config.kind](config, data)
         return fit_in(folder, config.kind, data, job, progress)
 
 
@@ -147,6 +151,8 @@ def new_folder(config: WorldModelConfig, data: "Recorded") -> Path:
 def saved_config(folder: Path, cls: type[WorldModelConfig] = WorldModelConfig) -> WorldModelConfig:
     """The options of a run folder, an instance of `cls`."""
     from robo_rl import files
+    if (kind := kind_of_run(folder)) and kind != cls.kind:
+        raise UserError(f"{folder} is a run of --kind {kind}, got --kind {cls.kind}; leave it out: robo_rl wm train --resume {folder}")
     saved = files.read_json(folder / "run.json")
     known = {f.name: f for f in fields(cls)}
     try:
@@ -252,6 +258,7 @@ def read(paths: Sequence[str], images: bool = False, axes: tuple = (), image_siz
     from world_models.own_pictures import as_squares
     from world_models.own_units import as_commands
     from world_models.recorded import Recorded, control_of
+    from world_models.windows import units_differ
     if not paths:
         raise UserError("name a data set: robo_rl wm train DATASET; record one with robo_rl collect --policy expert,random")
     sets = [load(p) for p in paths]
@@ -259,18 +266,27 @@ def read(paths: Sequence[str], images: bool = False, axes: tuple = (), image_siz
     for where, d in zip(paths, sets, strict=True):
         if bad := d.features.differences(sets[0].features):
             raise UserError(f"data set {where} differs from {paths[0]}: {'; '.join(bad)}. Train on sets of one env")
+    shapes = tuple((h, w) for _, h, w in sets[0].features.views)
+    shapes = shapes if images and any(h != w for h, w in shapes) else ()
+    if not images and sets[0].views:
+        warnings.warn(f"data set {paths[0]} has cameras, {', '.join(sets[0].views)}, and a model of this kind learns its "
+                      f"{len(sets[0].features.state)} state numbers alone: of what only pictures show it knows nothing. With pictures: "
+                      f"--kind {', '.join(PICTURED[:-1])} or {PICTURED[-1]}", stacklevel=2)
     for where, d in zip(paths, (as_squares(d, image_size) for d in as_commands(sets, axes)), strict=True):
         control = d.spec or control_of(d.features, d.features.robot, int((d.to - d.from_).max()))
         if not images:
             control = replace(control, views=())
         if parts and (control.axes, control.period) != (parts[0].control.axes, parts[0].control.period):
-            raise UserError(f"data set {where} differs from {paths[0]} in what its actions mean; train on sets of one env")
+            bad = units_differ(parts[0].control.axes, control.axes, "there", "here")
+            raise UserError(f"data set {where} differs from {paths[0]} in what its actions mean{': ' + bad[0] if bad else ''}; train on "
+                            f"sets of one env; units that are wrong are stated anew: robo_rl data label {where} --units …")
         pictures = {v: d.images(v) for v in d.views} if images else {}
         task = d.task_index[d.from_]
         last = {v: d.final_images(v) for v in pictures}
         pictured = np.logical_and.reduce([known for _, known in last.values()]) if last else None
         parts.append(Recorded(d.state, d.action, d.reward, d.from_, d.to, d.success, d.terminated, task, tuple(d.tasks),
-                              control, pictures, d.final, {v: x for v, (x, _) in last.items()}, pictured))
+                              control, pictures, d.final, {v: x for v, (x, _) in last.items()}, pictured, shapes,
+                              sets[0].spec is None and d.spec is not None))
     return parts[0] if len(parts) == 1 else joined(parts)
 
 
@@ -288,7 +304,8 @@ def joined(parts: Sequence):
         control=replace(parts[0].control, max_steps=max(p.control.max_steps for p in parts)),
         images={v: all_of(lambda p, o, v=v: p.images[v]) for v in parts[0].images},
         final_images={v: all_of(lambda p, o, v=v: p.final_images[v]) for v in parts[0].images},
-        pictured=all_of(lambda p, o: p.pictured) if parts[0].images else None)
+        pictured=all_of(lambda p, o: p.pictured) if parts[0].images else None, shapes=parts[0].shapes,
+        own=parts[0].own)
 
 
 def world_spec(data, kind: str, where: str):
@@ -296,8 +313,8 @@ def world_spec(data, kind: str, where: str):
     from world_models.calibrate import spread
     from world_models.model import WorldSpec
     size = next(iter(data.images.values())).shape[1] if data.images else 0
-    return WorldSpec(kind=kind, control=data.control, state=data.state.shape[1], image_size=size, tasks=data.tasks,
-                     scale=spread(data), sparse=data.sparse, ends_on_success=bool(data.terminated[data.success].all()),
+    return WorldSpec(kind=kind, control=data.control, state=data.state.shape[1], image_size=size, pictures=data.shapes, own=data.own,
+                     tasks=data.tasks, scale=spread(data), sparse=data.sparse, ends_on_success=bool(data.terminated[data.success].all()),
                      data=f"{where}: {len(data)} episodes, {len(data.action)} frames, {int(data.success.sum())} successful")
 
 

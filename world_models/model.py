@@ -29,6 +29,7 @@ from torch import Tensor
 from robo_rl import files
 from robo_rl.errors import UserError, choose
 from robo_rl.types import ActionAxis, ControlSpec
+from world_models.options import kind_of_run
 
 FORMAT = 1
 KINDS = {k: f"world_models.{m}" for k, m in (  # module with build(spec, options) -> model
@@ -44,6 +45,8 @@ class WorldSpec:
     control: ControlSpec  # of the env that was recorded: axes, period [s], max_steps, state names, views
     state: int  # S
     image_size: int = 0  # pixels; 0 without views
+    pictures: tuple[tuple[int, int], ...] = ()  # (h, w) of every view as it was recorded, where it was padded to a square
+    own: bool = False  # the recorded actions were in the robot's own units, which the axes tell
     tasks: tuple[str, ...] = ("",)  # instructions that were recorded
     sparse: bool = False  # the recorded reward is 1 on the step that succeeds and 0 elsewhere
     ends_on_success: bool = True  # every recorded success ended its episode
@@ -159,8 +162,11 @@ def load(folder: "str | Path") -> WorldModel:
         saved["threshold"] = math.inf if saved["threshold"] is None else saved["threshold"]
         saved["bounds"] = tuple(math.inf if b is None else b for b in saved.get("bounds", ()))
         saved["scale"] = tuple(saved.get("scale", ()))
+        saved["pictures"] = tuple((int(h), int(w)) for h, w in saved.get("pictures", ()))
         spec = WorldSpec(**saved)
-    except (KeyError, TypeError) as e:
+    except (KeyError, TypeError, ValueError) as e:
+        if isinstance(e, UserError):
+            raise
         raise UserError(f"{folder / 'world.json'} is damaged or of another version of robo_rl ({e!r}); train the model "
                         "again: robo_rl wm train DATASET") from e
     weights, frames = (_read(folder, name, doc["crc"]) for name in ("weights.safetensors", "frames.safetensors"))
@@ -180,8 +186,9 @@ def find(folder: "str | Path") -> Path:
     for at in (Path(folder), Path(folder) / "model"):
         if (at / "world.json").is_file():
             return at
-    if (Path(folder) / "run.json").is_file() and (Path(folder) / "fit.safetensors").is_file():
-        raise UserError(f"{folder} holds a world model that is not learnt to its end; go on with: robo_rl wm train --resume {folder}")
+    for run in (Path(folder), Path(folder).parent):
+        if kind_of_run(run):
+            raise UserError(f"{run} holds a world model that is not learnt to its end; go on with: robo_rl wm train --resume {run}")
     raise UserError(f"{folder} holds no world model (no world.json, nor model/world.json); make one: "
                     "robo_rl wm train DATASET")
 

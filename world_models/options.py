@@ -2,13 +2,26 @@
 without torch (so `--help` is instant)."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import tyro
 
+from robo_rl import files
 from robo_rl.errors import UserError, choose, in_range
 
 PICTURED = ("encoded", "video", "diffusers")  # kinds with cameras
+KINDS = ("latent", "text", *PICTURED)
+
+
+def kind_of_run(folder: "str | Path") -> str:
+    """The kind of model that the run in `folder` learns; "" where there is no run of `robo_rl wm train`."""
+    try:
+        config = files.read_json(Path(folder) / "run.json")["config"]
+        kind = config["kind"] if {"net", "fit", "horizon"} <= set(config) else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return kind if kind in KINDS else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +254,7 @@ class WorldModelConfig:
     fit: FitOptions = field(default_factory=FitOptions)
 
     def __post_init__(self) -> None:
-        choose("--kind", self.kind, ("latent", "text", *PICTURED))
+        choose("--kind", self.kind, KINDS)
         if self.kind != type(self).kind:
             raise UserError(f"--kind {self.kind} has options of its own: {self.kind.capitalize()}Config, not {type(self).__name__}")
         for name, low, high in (("seed", 0, 2**31 - 1), ("horizon", 2, 10**4), ("torch_threads", 1, 4096)):

@@ -32,13 +32,25 @@ class SquareDataset(Dataset):
 
     def _fitted(self, pictures: np.ndarray) -> np.ndarray:
         """uint8 [n,h,w,3] -> uint8 [n,size,size,3]: the longer side becomes `size`, the shorter one is padded on both sides."""
-        h, w = pictures.shape[1:3]
-        h, w = max(1, h * self.size // max(h, w)), max(1, w * self.size // max(h, w))
-        small = interpolate(torch.from_numpy(pictures).permute(0, 3, 1, 2).float(), (h, w), mode="bilinear", antialias=True)
+        rows, columns = inside(self.size, *pictures.shape[1:3])
+        small = interpolate(torch.from_numpy(pictures).permute(0, 3, 1, 2).float(), (rows.stop - rows.start, columns.stop - columns.start),
+                            mode="bilinear", antialias=True)
         out = np.zeros((len(pictures), self.size, self.size, 3), np.uint8)
-        top, left = (self.size - h) // 2, (self.size - w) // 2
-        out[:, top:top + h, left:left + w] = small.round().clamp(0, 255).permute(0, 2, 3, 1).numpy()
+        out[:, rows, columns] = small.round().clamp(0, 255).permute(0, 2, 3, 1).numpy()
         return out
+
+
+def inside(size: int, h: int, w: int) -> tuple[slice, slice]:
+    """Rows and columns of a square of `size` pixels that pictures of h x w fill."""
+    high, wide = max(1, h * size // max(h, w)), max(1, w * size // max(h, w))
+    top, left = (size - high) // 2, (size - wide) // 2
+    return slice(top, top + high), slice(left, left + wide)
+
+
+def unpadded(pictures: np.ndarray, h: int, w: int) -> np.ndarray:
+    """uint8 [n,size,size,3] without what was padded, when pictures of h x w became squares."""
+    rows, columns = inside(pictures.shape[1], h, w)
+    return pictures[:, rows, columns]
 
 
 def as_squares(dataset: Any, size: int = 0) -> Any:

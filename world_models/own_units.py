@@ -8,11 +8,16 @@ commands. Axes: `F` frames, `A` action.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from robo_rl.data.labels import need_units, units_of
-from robo_rl.types import ActionAxis, ControlSpec
+from robo_rl.errors import UserError
+from robo_rl.types import ActionAxis
+from world_models.model import WorldSpec
+from world_models.options import PICTURED
+from world_models.own_pictures import unpadded
 from world_models.recorded import control_of
 
 STILL = 1e-3  # half the range of an axis that never moves, in its unit
@@ -51,8 +56,47 @@ def to_commands(actions: np.ndarray, axes: Sequence[ActionAxis]) -> np.ndarray:
     return (2 * (actions - low) / (high - low) - 1).astype(np.float32)
 
 
-def in_commands(policy, control: ControlSpec) -> Callable[[np.ndarray], np.ndarray]:
-    """What makes commands of a model of a policy's actions: nothing, but where it learnt in the units of the model's data."""
-    if not getattr(getattr(policy, "spec", None), "units", ()):
-        return lambda actions: actions
-    return lambda actions: to_commands(actions, control.axes)
+# ---- policies that learnt in these units -------------------------------------------------------------------------
+
+Observe = Callable[[dict], dict]
+Command = Callable[[np.ndarray], np.ndarray]
+
+
+def translate(policy, spec: WorldSpec) -> tuple[Observe, Command]:
+    """(what a policy is shown of a model's observation, what its actions are as the model's commands): both as they are, but for a policy
+    that learnt in the units of recordings. It sees pictures in the shape that was recorded, without the model's padding.
+
+    UserError: the policy's cameras, state, axes or units are not the model's.
+    """
+    own = getattr(policy, "spec", None)
+    if own is None:
+        return _same, _same
+    check_policy(own, spec)
+    shapes = dict(zip(spec.control.views, spec.pictures, strict=False)) if own.fit and hasattr(policy, "act") else {}
+
+    def observe(obs: dict) -> dict:
+        return obs | {k: unpadded(obs[k], *shapes[v]) for v in own.views if v in shapes and (k := f"image/{v}")}
+    return observe if shapes else _same, (lambda actions: to_commands(actions, spec.control.axes)) if own.units else _same
+
+
+def _same(x):
+    return x
+
+
+def check_policy(own: Any, spec: WorldSpec) -> None:
+    """Raise UserError for what a policy sees and commands (`robo_rl.policies.ObsSpec`) that a model does not give and take."""
+    c = spec.control
+    if own.views and not c.views:
+        raise UserError(f"the policy sees the cameras {', '.join(own.views)}, and a {spec.kind} model predicts states alone; learn one of "
+                        f"pictures: robo_rl wm train DATASET --kind {', '.join(PICTURED[:-1])} or {PICTURED[-1]}")
+    if lost := [v for v in own.views if v not in c.views]:
+        raise UserError(f"the policy sees the cameras {', '.join(own.views)}, the world model has {', '.join(c.views)}: nothing shows it "
+                        f"{', '.join(lost)}; learn both from the same cameras, by the same names (--data.cameras)")
+    for what, mine, model in (("state size is", own.state, spec.state), ("action size is", own.action, len(c.axes)),
+                              ("action axes are", own.action_names or c.action_names, c.action_names),
+                              *((f"{a.name} is in", u, a.unit) for a, u in zip(c.axes, own.units, strict=False)),
+                              ("image size is", own.image_size, spec.image_size if own.views and not own.fit else own.image_size)):
+        mine, model = (", ".join(x) if isinstance(x, tuple) else x for x in (mine, model))
+        if mine != model:
+            raise UserError(f"the policy's {what} {mine}, the world model's {model}: take a policy that learnt from recordings like the "
+                            "model's, or learn a model from the policy's own: robo_rl wm train DATASET")

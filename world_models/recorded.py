@@ -23,7 +23,8 @@ class Recorded:
     state float32[F,S], action float32[F,A], reward float32[F]; episode e owns rows first[e] .. end[e]-1; success and
     terminated bool[E]; task int64[E] into `tasks`; images {view: uint8[F,h,w,3]}. What was observed after an episode's
     last action: final float32[E,S], nan where it was not recorded, and final_images {view: uint8[E,h,w,3]} where
-    pictured bool[E] (None: nowhere).
+    pictured bool[E] (None: nowhere). shapes: (h, w) of each view before it was padded to a square; () where none was.
+    own: the actions were recorded in the robot's own units, and are commands now.
     """
 
     state: np.ndarray
@@ -40,6 +41,8 @@ class Recorded:
     final: np.ndarray
     final_images: Mapping[str, np.ndarray] = field(default_factory=dict)
     pictured: np.ndarray | None = None
+    shapes: tuple[tuple[int, int], ...] = ()
+    own: bool = False
 
     def __len__(self) -> int:
         return len(self.first)
@@ -156,5 +159,5 @@ def differences(spec: WorldSpec, data: Recorded) -> list[str]:
 def check_fits(spec: WorldSpec, data: Recorded, where: str) -> None:
     """Raise UserError naming what of the data does not fit the model."""
     if bad := differences(spec, data):
-        raise UserError(f"data set {where} does not fit the world model: {'; '.join(bad)}. Record it with the same sim, task, "
-                        "control and obs, or train another model")
+        raise UserError(f"data set {where} does not fit the world model: {'; '.join(bad)}. Take recordings made as those that it "
+                        f"learnt from, or learn another model: robo_rl wm train {where}")

@@ -60,7 +60,7 @@ def objections(doc: dict) -> tuple[list[str], list[str]]:
     f = doc["following"]["correlation"]
     if f is not None and f < GOOD_FOLLOWING:
         add(f"it follows commands with a correlation of {f:.2f} only", "episodes with noise on the actions (--noise 0.6)")
-    if "ranking" in doc and not ranks_well(doc):
+    if doc.get("ranking", {}).get("policies", 0) > 1 and not ranks_well(doc):
         add("its ranking of policies is not certain", "episodes of policies of every quality")
     if broken := doc.get("probe", {}).get("unlike", {}).get("bound", {}).get("broken"):
         add(f"off the data its bound fails after {listed(broken)} steps", "episodes of random policies (--policy random)")

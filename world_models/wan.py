@@ -65,8 +65,9 @@ def check_folder(folder: str) -> dict[str, dict]:
             found[part] = read_json(at)
             kind = str(found[part]["_class_name"])
         except (OSError, ValueError, KeyError, TypeError) as e:
-            raise UserError(f"net.folder {folder} has no {part}/config.json that can be read ({type(e).__name__}); give a folder "
-                            "with vae/ and transformer/, as diffusers saves Wan 2.1") from None
+            why = "has no" if not at.is_file() else f"has a damaged ({type(e).__name__})"
+            raise UserError(f"net.folder {folder} {why} {part}/config.json; give a folder with vae/ and transformer/, as diffusers saves "
+                            "Wan 2.1") from None
         if kind != name:
             raise UserError(f"net.folder {folder} holds a {kind} as {part}; this kind is of {PARTS['vae']} and {PARTS['transformer']} "
                             "(Wan 2.1)")

@@ -37,10 +37,13 @@ class Windows:
         return len(self.actions)
 
 
-def units_differ(mine: tuple[ActionAxis, ...], theirs: tuple[ActionAxis, ...]) -> list[str]:
+def units_differ(mine: tuple[ActionAxis, ...], theirs: tuple[ActionAxis, ...], here: str = "in the model",
+                 there: str = "in the data") -> list[str]:
     """Axes of the same names whose numbers mean something else, as words."""
-    return [f"action {x.name!r} means {x.low:g} .. {x.high:g} {x.unit} in the model, {y.low:g} .. {y.high:g} {y.unit} in the data"
-            for x, y in zip(mine, theirs, strict=False) if (x.low, x.high, x.unit) != (y.low, y.high, y.unit)]
+    def meaning(a: ActionAxis) -> str:
+        return f"{a.low:g} .. {a.high:g} {a.unit} ({a.kind})"
+    return [f"action {x.name!r} means {meaning(x)} {here}, {meaning(y)} {there}"
+            for x, y in zip(mine, theirs, strict=False) if (x.low, x.high, x.unit, x.kind) != (y.low, y.high, y.unit, y.kind)]
 
 
 def pick_starts(first: np.ndarray, last: np.ndarray, count: int, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -61,16 +64,18 @@ def check_dataset(spec, meta, where: str, axes: tuple[ActionAxis, ...] = ()) -> 
     """Raise UserError naming what differs between what a model stands for and recorded episodes; `axes`: what their actions mean, where
     that was recorded. Cameras are known by name, in any order."""
     f, control = meta.features, spec.control
-    have = {v: (h, w) for v, h, w in f.views}
+    have = {v: f"{h} x {w} pixels" for v, h, w in f.views}
+    size = f"{spec.image_size} x {spec.image_size} pixels"
     for name, mine, theirs in (("action axes are", ", ".join(control.action_names), ", ".join(f.action)),
                                ("state size is", spec.state, len(f.state)),
                                ("control rate [Hz] is", round(1 / control.period), round(f.fps)),
-                               *((f"camera {v} is", (spec.image_size,) * 2, have.get(v, "absent")) for v in control.views)):
+                               *((f"camera {v} is", size, have.get(v, "absent")) for v in control.views)):
         if mine != theirs:
-            raise UserError(f"{where}: the model's {name} {mine}, the data set's {theirs}. Record it with the sim, task, "
-                            "control and obs of what the model learnt from")
+            raise UserError(f"{where}: the model's {name} {mine}, the data set's {theirs}. Take recordings made as those that the model "
+                            f"learnt from, or learn another model: robo_rl wm train {where}")
     if axes and (bad := units_differ(control.axes, axes)):
-        raise UserError(f"{where}: {bad[0]}. Record it with the control of what the model learnt from")
+        raise UserError(f"{where}: {bad[0]}. Take recordings with the control of what the model learnt from; units that are stated wrong "
+                        f"are stated anew: robo_rl data label {where} --units …")
 
 
 def unseen(model, dataset) -> np.ndarray:

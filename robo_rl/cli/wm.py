@@ -13,6 +13,7 @@ from world_models.options import (
     VideoConfig,
     WorldEvalConfig,
     WorldModelConfig,
+    kind_of_run,
 )
 from world_models.text_options import TextConfig
 from world_models.wan_options import DiffusersConfig
@@ -29,10 +30,18 @@ def parse(argv: list[str]):
     from robo_rl.cli import choose_subcommand, parse_options
     name = choose_subcommand("wm", SUBCOMMANDS, argv)
     config = SUBCOMMANDS[name][0]
-    if name == "train":
-        kind = [b for a, b in pairwise(argv) if a == "--kind"] + [a.removeprefix("--kind=") for a in argv if a.startswith("--kind=")]
-        config = KINDS.get(kind[0], config) if kind else config
-    return parse_options(config, f"wm {name}", argv[1:])
+    if name != "train":
+        return parse_options(config, f"wm {name}", argv[1:])
+    kind, resumed = given(argv, "--kind"), given(argv, "--resume")
+    if resumed and not kind:  # every option comes from the run, the kind too
+        kind = kind_of_run(resumed)
+    return parse_options(KINDS.get(kind, config), "wm train", argv[1:])
+
+
+def given(argv: list[str], option: str) -> str:
+    """What stands behind the first `option`, as `--kind video` or `--kind=video`; "" without it."""
+    found = [b for a, b in pairwise(argv) if a == option] + [a.split("=", 1)[1] for a in argv if a.startswith(f"{option}=")]
+    return found[0] if found else ""
 
 
 def run(args) -> int:
@@ -49,8 +58,7 @@ def train(args: WorldModelConfig) -> int:
     from world_models import learning
     learned = learning.train(args)
     if learned.report is None:
-        kind = "" if learned.kind == "latent" else f" --kind {learned.kind}"
-        print(f"saved at update {learned.update}; go on with: robo_rl wm train{kind} --resume {learned.folder}", file=sys.stderr)
+        print(f"saved at update {learned.update}; go on with: robo_rl wm train --resume {learned.folder}", file=sys.stderr)
     else:
         print(verdict(learned.spec, learned.report, learned.folder, learned.seconds), file=sys.stderr)
     return learned.code
@@ -62,4 +70,6 @@ def verdict(spec, report: dict, folder: Path, took: float) -> str:
     share = f"{100 * report['within']:.0f} % of held-out predictions lie within"
     return "\n".join([f"open-loop error on held-out episodes [std of the data], {took:.0f} s of training:", *rows,
                       f"calibrated to {spec.horizon} steps and uncertainty {spec.threshold:.3f} ({share})",
+                      f"how far to trust it: robo_rl wm eval {folder} DATASET",
+                      f"policies that learnt from such data act in it: robo_rl eval RUN --sim wm:{folder}" if spec.own else
                       f"train in it: robo_rl train --sim wm:{folder} --demos DATASET"])

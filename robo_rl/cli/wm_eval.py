@@ -43,8 +43,8 @@ def error_lines(doc: dict) -> list[str]:
     """Open-loop errors, in std of the data and in the task's own units, beside another model's."""
     lines = []
     for name, t in doc["open_loop"].items():
-        lines.append(f"  open-loop error, {name}   horizon    model   95 % interval     copy last   apart   "
-                     "model less copy last, by window")
+        lines.append(f"  open-loop error, {name}   horizon    model   95 % interval     still       apart   "
+                     "model less standing still, by window")
         less = t["difference"]
         lines += [f"  {'':{22 + len(name)}}{h:>8}  {i['value']:7.4f}   [{i['low']:.4f}, {i['high']:.4f}]  "
                   f"{t['hold_last'][h]['value']:9.4f}   {'yes' if t['apart'][h] else 'no':<5}   "
@@ -130,9 +130,10 @@ def policy_lines(doc: dict, indent: str = "  ") -> list[str]:
     lines += [f"{indent}{p['name']:<{width}}   {p['model']:5.3f}   {p['real']:5.3f}  {p['gap']['value']:+.3f}   "
               f"[{p['gap']['low']:+.3f}, {p['gap']['high']:+.3f}]{alarm[p['side']]}" for p in doc["policies"]]
     r, e = doc["ranking"], doc["alarm"]
-    lines.append(f"{indent}ranking of {r['policies']} policies ({r['real']}): Spearman {r['spearman']['value']:.3f} "
-                 f"[{r['spearman']['low']:.3f}, {r['spearman']['high']:.3f}], worst regret {r['worst_regret']:.3f}, "
-                 f"regret of the model's choice {r['choice_regret']:.3f}")
+    if r["policies"] > 1:
+        lines.append(f"{indent}ranking of {r['policies']} policies ({r['real']}): Spearman {r['spearman']['value']:.3f} "
+                     f"[{r['spearman']['low']:.3f}, {r['spearman']['high']:.3f}], worst regret {r['worst_regret']:.3f}, "
+                     f"regret of the model's choice {r['choice_regret']:.3f}")
     said = [f"{side}rated {', '.join(e[side])}" for side in ("over", "under") if e[side]]
     lines.append(f"{indent}alarm: {'; '.join(said) or 'none'} (gap surely beyond {e['tolerance']:g})")
     return lines

@@ -116,7 +116,8 @@ def parse_success(text: str, episodes: int) -> np.ndarray:
         raise UserError("a judge looks at every episode once: robo_rl data label FOLDER --success judge --judge WHO writes what it says "
                         "into the data set; then leave success=judge out")
     if not path.is_file():
-        raise UserError(f"success must be all, none, or a file that names the episodes that succeeded, got {text!r}")
+        raise UserError("success must be all, none, a file that names the episodes that succeeded, or judge (robo_rl data label alone), "
+                        f"got {text!r}")
     try:
         text = path.read_text(encoding="utf-8")
         rows: Any = parse_json(text, "it", (dict, list), limit=FILE) if path.suffix == ".json" else [int(line) for line in text.split()]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.experiment.config import TrainConfig, load_config
-from robo_rl.experiment.envs import make_env, obs_spec, task_count
+from robo_rl.experiment.envs import make, make_env, obs_spec, task_count
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.experiment.reporting import Reporter
 from robo_rl.experiment.robot_names import twin
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 ARMS = 8  # side by side with on="arm"
+FOREIGN = ("ws://", "wss://", "lerobot:")  # what the name of a policy that acts elsewhere begins with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,7 @@ class EvalConfig:
         in_range("--max-steps", self.max_steps, 0, 10**6)
         in_range("--threads", self.threads, 0, 4096)
         in_range("--execute", self.execute, 0, 1024)
-        if self.policy and not self.policy.startswith(("ws://", "wss://", "lerobot:")):
+        if self.policy and not self.policy.startswith(FOREIGN):
             raise UserError(f"--policy is the ws://HOST:PORT of a server or lerobot:FOLDER, got {self.policy!r}")
         for name in ("lerobot_python", "lerobot_cameras"):
             if getattr(self, name) and not self.policy.startswith("lerobot:"):
@@ -265,7 +266,8 @@ def evaluate_checkpoint(path: "str | Path", options: EvalConfig, tick: Callable[
     torch.set_num_threads(config.torch_threads)
     policy, meta = checkpoint.load_policy(folder)
     env, close = evaluation_env(config, policy.spec, options)
-    checkpoint.check_fits(policy, obs_spec(env, policy.spec.language), str(folder))
+    if not hasattr(env, "translate"):  # a world model says itself what does not fit
+        checkpoint.check_fits(policy, obs_spec(env, policy.spec.language), str(folder))
     names = task_names(env)
     starts, count = chosen_starts(options, names), env.num_envs
     with real_time_if(options.on == "dds"):
@@ -305,13 +307,19 @@ def acting(policy, options: EvalConfig):
     from contextlib import closing, nullcontext
     if not options.policy:
         return nullcontext(policy)
+    return closing(foreign_policy(options.policy, policy.spec, options.execute or policy.options.execute, options.seed,
+                                  options.lerobot_python, options.lerobot_cameras))
+
+
+def foreign_policy(name: str, spec, execute: int, seed: int = 0, python: str = "", cameras: str = ""):
+    """The policy of FOREIGN, with a method `close`: of a server at ws://HOST:PORT, or lerobot:FOLDER. spec: what it is shown and commands;
+    execute: rows of its chunks that are executed."""
     import os
-    rows, token = options.execute or policy.options.execute, os.environ.get("ROBO_RL_TOKEN", "")
-    if options.policy.startswith("lerobot:"):
+    if name.startswith("lerobot:"):
         from robo_rl.experiment.lerobot_policy import start_policy
-        return closing(start_policy(options.policy, options.lerobot_python, options.lerobot_cameras, policy.spec, rows, options.seed))
+        return start_policy(name, python, cameras, spec, execute, seed)
     from robo_rl.experiment.openpi import OpenpiPolicy
-    return closing(OpenpiPolicy(options.policy, policy.spec, rows, token))
+    return OpenpiPolicy(name, spec, execute, os.environ.get("ROBO_RL_TOKEN", ""))
 
 
 def changed(config: TrainConfig, options: EvalConfig) -> TrainConfig:
@@ -337,7 +345,12 @@ def as_trained(options: AnyEvalConfig, config: TrainConfig) -> AnyEvalConfig:
 def evaluation_env(config: TrainConfig, spec, options: EvalConfig):
     """(env to evaluate in, `close() -> dict`: closes it and gives what a live arm measured)."""
     wanted = episode_count(config, options)
-    if options.on == "sim":
+    if options.sim.startswith("wm:") and spec.units:  # of a run that has no env: as the model was learnt
+        if options.chunking:
+            raise UserError("--chunking plays policies of commands; this one learnt in units of its own data: leave it out")
+        env = make(options.sim, "", env_count(config, wanted, options.envs or config.eval_envs), obs="", image_size=0,
+                   max_steps=options.max_steps)
+    elif options.on == "sim":
         env = make_env(config, env_count(config, wanted, options.envs or config.eval_envs))
     elif options.on == "arm":
         from robo_rl.experiment.arm import make_arm_env

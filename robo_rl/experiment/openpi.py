@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -51,10 +51,13 @@ def read_observation(message: Any, spec, instruction: str) -> dict[str, Any]:
         x = next((message[k] for k in others if k in message), None)
         if not isinstance(x, np.ndarray):
             raise UserError(f"the observation lacks {name} (or {', '.join(others[1:])})")
-        out[name] = read_state(x, spec.state) if name == "state" else read_picture(x, spec.image_size, name)
+        out[name] = read_state(x, spec.state) if name == "state" else read_picture(x, spec.image_size, name, spec.fit)
     text = message.get("prompt", "")
     if not isinstance(text, str) or len(text) > 4096:
         raise UserError("the prompt is text of at most 4096 letters")
+    if spec.language and not (text or instruction):
+        raise UserError("the observation lacks prompt: the policy takes an instruction, and the server was given none (robo_rl serve "
+                        "--instruction)")
     return out | {"task": text or instruction}
 
 
@@ -69,13 +72,18 @@ def read_state(x: np.ndarray, size: int) -> np.ndarray:
     return x
 
 
-def read_picture(x: np.ndarray, size: int, name: str) -> np.ndarray:
-    """uint8 [size,size,3], of a square picture of any size."""
-    if x.dtype != np.uint8 or x.ndim != 3 or x.shape[2] != 3 or x.shape[0] != x.shape[1] or not 0 < x.shape[0] <= PICTURE:
-        raise UserError(f"{name} is a square picture uint8 [h, h, 3], got {x.dtype} of shape {x.shape}")
-    if x.shape[0] == size:
+def read_picture(x: np.ndarray, size: int, name: str, how: str = "") -> np.ndarray:
+    """uint8 [size,size,3], of a square picture of any size; of one that is not square too where the policy learnt `how` it becomes so."""
+    if x.dtype != np.uint8 or x.ndim != 3 or x.shape[2] != 3 or (not how and x.shape[0] != x.shape[1]) or \
+            not 0 < min(x.shape[:2]) <= max(x.shape[:2]) <= PICTURE:
+        kind = "picture uint8 [h, w, 3]" if how else "square picture uint8 [h, h, 3]"
+        raise UserError(f"{name} is a {kind}, got {x.dtype} of shape {x.shape}")
+    if x.shape[:2] == (size, size):
         return x
     import torch
+    if how:
+        from robo_rl.policies.images import fit_bytes
+        return fit_bytes(torch.from_numpy(np.ascontiguousarray(x))[None], size, cast(Any, how))[0].numpy()
     pixels = torch.from_numpy(x).permute(2, 0, 1)[None].float()
     small = torch.nn.functional.interpolate(pixels, (size, size), mode="bilinear", antialias=True, align_corners=False)
     return small[0].permute(1, 2, 0).round().clamp(0, 255).to(torch.uint8).numpy()
@@ -125,7 +133,10 @@ def serve_openpi(options: "ServeOptions", on_ready: "Callable[[ServedPolicy], No
         act, sessions, config, spec = make_sessions(options, log)
     else:
         act, spec = batch_actor(folder, options.seed)
-    instruction = options.instruction or (default_instruction(config) if spec.language else "")
+    instruction = options.instruction
+    if spec.language and not instruction:
+        with contextlib.suppress(UserError):  # the task has none or several: then every question has its own
+            instruction = default_instruction(config, where)
     token_file = Path(options.token) if options.token else where / TOKEN_FILE
     token = read_token(token_file, make=True)
     batcher = Batcher(act, options.batch).start()

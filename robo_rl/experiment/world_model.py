@@ -16,6 +16,7 @@ from robo_rl.experiment.config import load_config
 from robo_rl.experiment.envs import make, make_env
 from robo_rl.experiment.folder import pick_checkpoint
 from robo_rl.log import Progress
+from robo_rl.policies import ObsSpec
 from robo_rl.selection import REPORT
 from world_models import judge as judges
 from world_models import probe, trust
@@ -24,7 +25,7 @@ from world_models.evaluate import compare_models, measure, measure_bound, measur
 from world_models.imagine import PlayedEpisodes, open_loop, play
 from world_models.model import load
 from world_models.options import WorldEvalConfig
-from world_models.own_units import as_commands, in_commands
+from world_models.own_units import as_commands, translate
 from world_models.plan import Planner, PlanOptions
 from world_models.verdict import objections, verdict
 from world_models.windows import Windows
@@ -78,6 +79,13 @@ def simulator_of(spec, num_envs: int):
     return env
 
 
+def obs_spec_of(spec) -> ObsSpec:
+    """What a policy that acts elsewhere is shown of a model, and commands: in the units of the recordings where they had their own."""
+    control = spec.control
+    return ObsSpec(state=spec.state, action=spec.action, views=control.views, image_size=spec.image_size, language=True,
+                   action_names=control.action_names, units=tuple(a.unit for a in control.axes) if spec.own else ())
+
+
 @dataclass(frozen=True, slots=True)
 class RealRow:
     """What a policy did on the robot."""
@@ -121,8 +129,10 @@ def match_real(found: list[tuple[str, Path, Path]], table: list[RealRow]) -> lis
 def play_in_model(model, policy, obs: Mapping[str, np.ndarray], max_steps: int, seed: int, batch: int = 0, judge=None) -> PlayedEpisodes:
     """A policy from observations, with the noise that `robo_rl.evaluation.evaluate` gives batch `batch`."""
     generator = torch.Generator().manual_seed(seed * 7919 + batch)
-    told = in_commands(policy, model.spec.control)
-    return play(model, lambda o: told(decide(policy, o, generator)), obs, max_steps, seed, judge)
+    observe, command = translate(policy, model.spec)
+    if (begin := getattr(policy, "reset", None)) is not None:
+        begin()
+    return play(model, lambda o: command(decide(policy, observe(o), generator)), obs, max_steps, seed, judge)
 
 
 def play_from_simulator(model, env, policy, starts: np.ndarray, seed: int, judge=None) -> tuple[PlayedEpisodes, np.ndarray]:

@@ -21,6 +21,8 @@ from robo_rl.report.text import esc
 SHOWN = 12  # episodes, where nobody says which
 POINTS = 240  # of a curve
 WIDE, HIGH = 240, 54  # of a curve's box [units of its drawing]
+LEGEND = ("<p class=legend><b>action</b> and <i>state</i>, each axis over its own range. Move over a curve to see a moment; play runs all "
+          "cameras together.</p>")
 
 
 def write_page(folder: Path, out: Path, episodes: str = "", width: int = 240) -> int:
@@ -46,7 +48,7 @@ def header(data: Dataset, folder: Path, chosen: np.ndarray) -> str:
     notes = "".join(f"<li>{esc(line)}</li>" for line in findings_of(data, units))
     few = f"<p class=few>Shown are {len(chosen)} of {len(data)} episodes.</p>" if len(chosen) < len(data) else ""
     return (f"<header><p class=eyebrow>data set</p><h1>{esc(folder.resolve().name)}</h1><dl>{facts}</dl>"
-            + (f"<ul class=notes>{notes}</ul>" if notes else "") + few + "</header>")
+            + (f"<ul class=notes>{notes}</ul>" if notes else "") + few + LEGEND + "</header>")
 
 
 def episode(data: Dataset, e: int, units: tuple[str, ...], width: int) -> str:

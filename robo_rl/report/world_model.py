@@ -34,6 +34,7 @@ def open_loop_chart(name: str, entry: dict, against: "dict | None", others: "dic
     if against:
         lines.append(interval_series(f"against: {against['name']}", against["model"], 3))
     lines += [interval_series(n, row["error"], c) for c, (n, row) in zip((2, 4, 5), (others or {}).items(), strict=False)]
+    lines.append(lines.pop(0))  # drawn last, over what it is held against
     what = ("root mean square error in standard deviations of the data" if name == "state"
             else "root mean square error of pixels, 0..1") + "; bands: 95 % bootstrap over windows"
     return chart(f"Open-loop error, {name}", what, lines, x_name="control steps ahead", zero=True)
@@ -54,7 +55,7 @@ def units_table(units: dict) -> str:
     horizons = list(next(iter(units.values()))["model"])
     head = "".join(f'<th class="n">{h}</th>' for h in horizons)
     rows = [f'<tr><td class="name">{esc(name)}</td><td>{esc(q["unit"])}</td>' + "".join(
-        f'<td class="n">{q["model"][h]["value"]:.3g} <small>{q["model"][h]["low"]:.3g} … {q["model"][h]["high"]:.3g}</small></td>'
+        f'<td class="n">{q["model"][h]["value"]:.3g}<br><small>{q["model"][h]["low"]:.3g} … {q["model"][h]["high"]:.3g}</small></td>'
         for h in horizons) + "</tr>" for name, q in units.items()]
     return ('<div class="card scroll pad"><table><tr><th>Mean error after so many steps</th><th>unit</th>' + head + "</tr>"
             + "".join(rows) + "</table></div>")
