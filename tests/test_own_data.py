@@ -148,7 +148,7 @@ def test_a_label_that_does_not_fit_is_refused(sets, tmp_path):
     (tmp_path / "won.txt").write_text("7")
     refused(lambda: load(folder, label=f"success={tmp_path / 'won.txt'}"), "no episode 7", "0 to 3")
     refused(lambda: load(folder, label="all"), "success=all")
-    refused(lambda: load(folder, label="success=most"), "all, none, or a file")
+    refused(lambda: load(folder, label="success=most"), "all, none, a file that names", "or judge (robo_rl data label alone)")
     labels.label_success(folder, "all")
     path = folder / layout.LABELS
     path.write_text(path.read_text().replace('"frames": ', '"frames": 1'))
