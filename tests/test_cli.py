@@ -331,7 +331,7 @@ def test_a_damaged_data_set_is_named_with_its_repair_and_the_repair_helps(harm, 
     path = max(Path("d/data").rglob("*.parquet"))
     os.truncate(path, path.stat().st_size // 2) if harm == "truncate" else path.unlink()
     said = mistake(capsys, "train", *TINY, "--demos", "d")
-    assert str(path) in said and ("robo_rl collect --repair d" in said or "record it again" in said)
+    assert str(path) in said and ("robo_rl data repair d" in said or "record it again" in said)
     assert [p.name for p in here.iterdir()] == ["d"]
 
 

@@ -454,7 +454,7 @@ def test_damage_is_reported_with_the_file_and_what_to_do(tmp_path, damage, names
         load(root)
     assert str(root / names) in str(e.value)
     if sound:
-        assert f"robo_rl collect --repair {root}" in str(e.value)
+        assert f"robo_rl data repair {root}" in str(e.value)
         assert e.value.episode == sound
     else:
         assert "Restore" in str(e.value)
@@ -677,7 +677,7 @@ def test_lerobot_reads_what_we_write_and_can_extend_it(tmp_path):
     assert psnr(pictures, ours.images("front")) > 33  # its colour conversion rounds otherwise than ours
 
     lerobot("append", root, lerobot_frames(tmp_path, 2))
-    with pytest.raises(BrokenDataset, match="robo_rl collect --accept"):
+    with pytest.raises(BrokenDataset, match="robo_rl data repair .* --accept"):
         load(root)
     data = accept(root)
     assert len(data) == 9 and data.tasks[2:] == ["task 0", "task 1"]

@@ -151,6 +151,7 @@ def test_the_page_of_a_data_set_shows_videos_and_curves(tmp_path, sets, capsys):
     run(capsys, "view", sets["one"], "--out", out, "--episodes", "0,2", "--width", "32")
     text = out.read_text()
     assert text.count("<section") == 2 and text.count("data:video/mp4") == 4 and text.count("class=axis") == 12
+    assert text.index("<b>action</b> and <i>state</i>") < text.index("<section"), "the curves are told apart before they are shown"
     assert "http" not in text.replace("http://www.w3.org", "") and "Shown are 2 of 4" in text and "nobody stated the units" in text
 
 

@@ -117,7 +117,7 @@ def test_what_another_program_edited_is_refused_until_it_is_accepted(tmp_path):
     root = tmp_path / "d"
     record(root, 3)
     set_info(root, robot_type="another")
-    with pytest.raises(BrokenDataset, match=rf"info.json: it is not what was written.*robo_rl collect --accept {root}$"):
+    with pytest.raises(BrokenDataset, match=rf"info.json: it is not what was written.*robo_rl data repair {root} --accept$"):
         load(root)
     with pytest.raises(BrokenDataset, match="info.json"):
         Writer(root)
@@ -143,7 +143,7 @@ def test_an_old_data_set_reads_with_a_warning_continues_and_can_be_given_checksu
     root = tmp_path / "d"
     record(root, 3, view=None)
     aged(root)
-    with pytest.warns(UserWarning, match=rf"data set {root} without checksums.*robo_rl collect --accept {root}"):
+    with pytest.warns(UserWarning, match=rf"data set {root} without checksums.*robo_rl data repair {root} --accept"):
         data = load(root)
     assert data.spec == spec() and data.sources[1] == "expert" and (data.final[:, 0] == [0, 1, 2]).all()
     record(root, 2, view=None, first=3)
@@ -162,7 +162,7 @@ def test_a_lost_or_damaged_list_of_checksums_is_named_with_what_to_do(tmp_path):
     record(root, 2, view=None)
     text = (root / checksums.NAME).read_text()
     (root / checksums.NAME).write_text(text.replace('"tolerance_s": 0.0001', '"tolerance_s": 0.1001'))
-    with pytest.raises(BrokenDataset, match=r"checksums.json: its own SHA-256 is wrong.*robo_rl collect --accept"):
+    with pytest.raises(BrokenDataset, match=r"checksums.json: its own SHA-256 is wrong.*robo_rl data repair .* --accept"):
         load(root)
     with pytest.raises(BrokenDataset, match="checksums.json"):
         repair(root)
@@ -174,7 +174,7 @@ def test_repair_makes_statistics_and_checksums_anew(tmp_path):
     record(root, 4)
     good = (root / "meta/stats.json").read_text()
     (root / "meta/stats.json").write_text(good.replace("0", "1", 1))
-    with pytest.raises(BrokenDataset, match=r"stats.json: it is not what was written.*robo_rl collect --repair"):
+    with pytest.raises(BrokenDataset, match=r"stats.json: it is not what was written.*robo_rl data repair"):
         load(root)
     done = repair(root)
     assert (done.kept, done.dropped) == (4, 0) and "stats.json" in done.reason
@@ -209,7 +209,7 @@ def test_repair_gives_up_damaged_last_observations_and_keeps_the_episodes(tmp_pa
     raw = bytearray(path.read_bytes())
     raw[100] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(BrokenDataset, match=r"meta/final/chunk-000/file-001.parquet: .*--repair"):
+    with pytest.raises(BrokenDataset, match=r"meta/final/chunk-000/file-001.parquet: .*data repair"):
         load(root)
     done = repair(root)
     assert (done.kept, done.dropped) == (4, 0) and "last observations are lost" in done.reason
@@ -410,7 +410,7 @@ def test_a_gap_in_the_timestamps_is_named_and_a_tolerance_can_be_set(tmp_path):
     record(root, 4, view=None)
     shifted(root, 2, 3, 0.4)
     with pytest.raises(BrokenDataset, match=r"episode 2: 0.45 s from frame 2 to frame 3, expected 0.05 s, tolerance 0.0001 s. "
-                       r"Keep the 2 episodes.*--accept .* --tolerance 0.4"):
+                       r"Keep the 2 episodes.*--accept --tolerance 0.4"):
         load(root)
     assert len(load(root, tolerance=0.401)) == 4
     with pytest.raises(BrokenDataset, match="episode 2"):

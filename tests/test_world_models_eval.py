@@ -259,6 +259,9 @@ def test_the_page_holds_every_number_and_needs_no_network(data, tmp_path):
     assert "Of no use." in html and "Against it too: it is the second." in html and "too: it is the first" not in html
     assert table(doc).endswith("against it: it is the second\nOf no use.")
     assert "Spearman" in table(doc) and "ALARM" in table(doc)
+    assert "no success in these windows" not in html
+    none = doc["success"] | {"tp": 0, "fn": 0, "fp": 0}
+    assert "no success in these windows, and none was said" in wm_page.tiles_of(plain(doc) | {"success": none})
 
 
 def test_the_plain_script_evaluates_any_function_in_a_model(data, tmp_path):

@@ -23,7 +23,7 @@ class BrokenDataset(UserError):
 
     def __init__(self, path: Path, what: str, root: Path, episode: int = -1, cure: str = ""):
         self.path, self.what, self.episode = path, what, episode
-        first = (f"Keep the {episode} episodes before it: robo_rl collect --repair {root}" if episode > 0
+        first = (f"Keep the {episode} episodes before it: robo_rl data repair {root}" if episode > 0
                  else "Restore the folder from a copy, or record it again")
         super().__init__(f"{path}: {what}. {first}{cure and '; ' + cure}")
 
@@ -33,8 +33,8 @@ class ChangedDataset(BrokenDataset):
 
     def __init__(self, path: Path, root: Path, episode: int = -1):
         super().__init__(path, "it is not what was written (its checksum differs)", root, episode,
-                         f"what is sound of it is kept by: robo_rl collect --repair {root}; if another program changed "
-                         f"it on purpose: robo_rl collect --accept {root}")
+                         f"what is sound of it is kept by: robo_rl data repair {root}; if another program changed "
+                         f"it on purpose: robo_rl data repair {root} --accept")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +81,7 @@ def verifier_of(root: Path, trust: Collection[Path] | None = ()) -> Verifier:
         return Verifier(root, trust)
     except ValueError as e:
         raise BrokenDataset(root / checksums.NAME, str(e), root, cure="if the data are sound, make it anew: "
-                            f"robo_rl collect --accept {root}") from None
+                            f"robo_rl data repair {root} --accept") from None
 
 
 def load_meta(root: Path | str, episodes: int = 0, trust: Collection[Path] | None = ()) -> Meta:

@@ -294,7 +294,7 @@ def _check_times(meta: Meta, time: np.ndarray, tolerance: float | None) -> None:
         raise BrokenDataset(
             meta.data_path(e), f"episode {e}: {gap:.4g} s from frame {frame} to frame {frame + 1}, expected "
             f"{1 / meta.features.fps:.4g} s, tolerance {tolerance:g} s", meta.root, e,
-            f"if the gaps are known and meant: robo_rl collect --accept {meta.root}{enough}")
+            f"if the gaps are known and meant: robo_rl data repair {meta.root} --accept{enough}")
 
 
 def _warn_of_missing_checksums(meta: Meta) -> None:
@@ -304,7 +304,7 @@ def _warn_of_missing_checksums(meta: Meta) -> None:
     if bare and meta.verifier.trust is not None:
         some = "" if len(bare) == len(files) else f"{len(bare)} of {len(files)} files of "
         warnings.warn(f"{some}data set {meta.root} without checksums: damage may go unseen. If it is sound, add them: "
-                      f"robo_rl collect --accept {meta.root}", stacklevel=3)
+                      f"robo_rl data repair {meta.root} --accept", stacklevel=3)
 
 
 def _check_videos(meta: Meta, view: str) -> None:

@@ -156,8 +156,9 @@ def tiles_of(doc: dict) -> str:
     tiles.append(tile("Bound on the error", f"{100 * min(i['value'] for i in covered):.0f} %" if covered else "–",
                       f"least coverage of a horizon; promised {100 * u['bound']['promised']:.0f} %"))
     tiles.append(tile("Action following", number(f["correlation"]), f"correlation; gain {number(f['gain'])}"))
-    tiles.append(tile("Success told right", f"{100 * s['accuracy']['value']:.0f} %" if s["accuracy"]["value"] is not None else "–",
-                      f"{s['fp']} false alarms, {s['fn']} missed"))
+    told = s["accuracy"]["value"] is not None and s["tp"] + s["fn"] + s["fp"]
+    tiles.append(tile("Success told right", f"{100 * s['accuracy']['value']:.0f} %" if told else "–",
+                      f"{s['fp']} false alarms, {s['fn']} missed" if told else "no success in these windows, and none was said"))
     tiles.append(tile("Uncertainty", number(u["auroc_worst_tenth"]), "AUROC of the worst tenth of errors"))
     if "policies" in doc:
         r, e = doc["ranking"], doc["alarm"]
