@@ -34,7 +34,7 @@ def one_thread():
     ({"correction": "decopled"}, "did you mean 'decoupled'.*none, .*sequence|sequence"),
     ({"proximal": "newest"}, "recompute, snapshot|interpolate"),
     ({"weight_cap": 0.5}, r"weight_cap must be in \[1"),
-    ({"correction": "vtrace", "advantage": "grpo"}, "needs rl.advantage gae.*decoupled, tis, minpro, sequence or m2po"),
+    ({"correction": "vtrace", "advantage": "grpo"}, "needs rl.advantage gae.*decoupled, tis, minpro, sequence, m2po or remix"),
     ({"proximal": "interpolate", "correction": "minpro"}, "decoupled or tis"),
     ({"proximal": "interpolate", "ess_lr": True}, "without rl.ess_lr"),
     ({"proximal": "interpolate", "advantage": "opob"}, "and rl.advantage opob"),
@@ -210,6 +210,25 @@ def test_the_weight_scales_the_step_of_its_own_samples(name, shape):
     norms = [float(learner.actor_step(learner.policy.encode(obs), row | {"weight": torch.full(shape, w)},
                                       learner.rules(0.5))[0]["grad_norm"]) for w in (1.0, 0.5, 0.0)]
     assert norms[0] > 0 and norms[1] == pytest.approx(norms[0] / 2, rel=1e-3) and norms[2] == 0
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_remix_clips_the_ratio_to_who_acted_around_that_of_the_present_weights(joint):
+    g = torch.Generator().manual_seed(0)
+    behave, prox, theta = (0.3 * torch.randn(400, 3, generator=g) for _ in range(3))
+    adv, low, high = torch.randn(400, generator=g), 0.1, 0.3
+    if joint:
+        weight, total = (prox - behave).sum(-1).exp(), (theta - behave).sum(-1).exp()
+    else:
+        weight, total = (prox - behave).exp(), (theta - behave).exp()
+    loss, _ = onpolicy.surrogate(theta, prox, adv, onpolicy.Rules(joint, low, high), 0.0, weight, True)
+    a = adv if joint else adv[:, None]
+    by_hand = -torch.minimum(total * a, total.clamp(weight - low, weight + high) * a).mean()
+    assert float(loss) == pytest.approx(float(by_hand), rel=1e-4)
+    fresh = torch.ones_like(weight)  # i = 0: PPO
+    rules = onpolicy.Rules(joint, low, high)
+    plain = onpolicy.surrogate(theta, prox, adv, rules, 0.0)[0]
+    assert torch.equal(onpolicy.surrogate(theta, prox, adv, rules, 0.0, fresh, True)[0], plain)
 
 
 @pytest.mark.parametrize("name,factors", [("ppo", ()), ("dppo", (5,))], ids=str)

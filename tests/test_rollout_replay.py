@@ -85,6 +85,12 @@ def test_a_batch_has_all_that_is_fresh_and_its_share_of_distinct_old_groups_none
     assert made[0].replayed == 0
 
 
+def test_after_its_end_nothing_is_replayed_and_nothing_is_kept():
+    learner, made = rollouts("ppo", 4, replay=0.5, replay_stop=2, correction="remix")
+    replayed = [learner.replay.compose(r, v).replayed for v, r in enumerate(made)]
+    assert replayed[1] > 0 == replayed[0] == replayed[2] == replayed[3] and not learner.replay.kept
+
+
 def test_every_old_column_is_as_likely_to_come_back_and_the_draw_follows_from_seed_and_update():
     _, made = rollouts("ppo", 1)
     replay, count = RolloutReplay(0.5, 4, 1, seed=0), torch.zeros(4)

@@ -87,7 +87,7 @@ class OnPolicyLearner:
         self.generator = torch.Generator().manual_seed(seed + 2)
         self.corrector = Corrector(options)
         self.replay = RolloutReplay(options.replay, options.replay_age, 1 if options.advantage == "gae" else options.group, seed,
-                                    options.advantage != "gdpo" and not options.flawed)
+                                    options.advantage != "gdpo" and not options.flawed, options.replay_stop)
         self.iteration = 0
         self.step_scale = 1.0  # of the size of updates; smaller after a return to an earlier checkpoint
         self.rehearsal: Rehearsal | None = None  # of the options' rehearse; who runs the learner gives it
@@ -266,7 +266,7 @@ class OnPolicyLearner:
         old, weight, told = row["logp_old"], row.get("weight"), {}
         if "alpha" in row:
             old, weight, told = self.corrector.between(new.detach(), row, rules.joint)
-        loss, step = surrogate(new, old, row["adv"], rules, o.dual_clip, weight)
+        loss, step = surrogate(new, old, row["adv"], rules, o.dual_clip, weight, o.correction == "remix")
         step |= told
         step["policy_loss"], step["entropy"] = loss.detach(), entropy.detach()
         log_ratio = new.detach() - old
@@ -435,15 +435,16 @@ def beside(first: Callable[[], None], second: Callable[[], None]) -> None:
         torch.set_num_threads(threads)
 
 
-def surrogate(logp: Tensor, logp_old: Tensor, adv: Tensor, rules: Rules, dual_clip: float,
-              weight: Tensor | None = None):
+def surrogate(logp: Tensor, logp_old: Tensor, adv: Tensor, rules: Rules, dual_clip: float, weight: Tensor | None = None,
+              around: bool = False):
     """logp[B,F], adv[B] -> loss: one ratio for the joint density, or one per factor with weight and clip [F].
 
-    `weight` of the samples: [B], or [B,F] where each factor has a ratio of its own.
-    """
-    if rules.joint:
-        return losses.ppo(logp.sum(-1), logp_old.sum(-1), adv, rules.clip_low, rules.clip_high, dual_clip, weight)
-    weighted = adv[:, None] if rules.weight is None else adv[:, None] * rules.weight
-    if weight is not None and weight.dim() == 1:
+    `weight` w of the samples: [B], or [B,F] where each factor has a ratio of its own. `around`: w rho, the ratio to who acted, is clipped
+    to [w - clip_low, w + clip_high] (ReMix)."""
+    if not rules.joint and weight is not None and weight.dim() == 1:
         weight = weight[:, None].expand_as(logp)
-    return losses.ppo(logp, logp_old, weighted.expand_as(logp), rules.clip_low, rules.clip_high, dual_clip, weight)
+    low, high = (x if weight is None or not around else x / weight for x in (rules.clip_low, rules.clip_high))
+    if rules.joint:
+        return losses.ppo(logp.sum(-1), logp_old.sum(-1), adv, low, high, dual_clip, weight)
+    weighted = adv[:, None] if rules.weight is None else adv[:, None] * rules.weight
+    return losses.ppo(logp, logp_old, weighted.expand_as(logp), low, high, dual_clip, weight)

@@ -6,7 +6,7 @@
 A column comes back as it was played: observations, trace, rewards, log-probs and versions of who acted, bit for bit. Its ratio to who
 acted is therefore exact, and `robo_rl.algos.stale` corrects it as it corrects any data of older weights: clipped around who acted
 (rl.correction none, DOTS+RR's own), or around the present weights with a capped weight (decoupled, tis, m2po, sequence, minpro; vtrace
-for a critic's targets). Advantages are computed anew. Groups whose outcomes are all alike are not kept: they teach nothing.
+for a critic's targets; remix). Advantages are computed anew. Groups whose outcomes are all alike are not kept: they teach nothing.
 Which columns come back follows from the seed and the number of the update alone. Source: DOTS+RR, arXiv 2506.05316 (a fresh share of
 one half, the rest evenly from a queue of 512 groups). Where we differ: the queue is bounded by updates, which bounds age too.
 """
@@ -49,16 +49,17 @@ PER_ENV = ("outcome", "success", "lengths", "last_obs")  # [N,...]
 class RolloutReplay:
     """Owns the columns of the last `age` updates; `share` of a batch is replayed, in groups of `group` columns.
 
-    by_return: a group whose returns are all alike teaches nothing, and is not kept.
+    by_return: a group whose returns are all alike teaches nothing, and is not kept; stop: from this update on nothing is (0: never).
     """
 
-    def __init__(self, share: float, age: int, group: int, seed: int, by_return: bool = True):
-        self.share, self.group, self.seed, self.by_return = share, group, seed, by_return
+    def __init__(self, share: float, age: int, group: int, seed: int, by_return: bool = True, stop: int = 0):
+        self.share, self.group, self.seed, self.by_return, self.stop = share, group, seed, by_return, stop
         self.kept: deque[Rollout] = deque(maxlen=age)
 
     def compose(self, fresh: Rollout, update: int) -> Rollout:
         """`fresh` with columns of earlier updates behind it, as many as `replayed` says; then the fresh ones are kept."""
-        if not self.share:
+        if not self.share or 0 < self.stop <= update:
+            self.kept.clear()
             return fresh
         sizes = [r.mask.shape[1] // self.group for r in self.kept]
         wanted = round(fresh.mask.shape[1] // self.group * self.share / (1 - self.share))

@@ -145,7 +145,7 @@ class Corrector:
         else:
             log_w = log_rho
         factors, bad = corrections.log_ratio(prox, behave)
-        return factors if kind in ("decoupled", "tis", "m2po") and not joint else log_w.flatten(), bad
+        return factors if kind in ("decoupled", "tis", "m2po", "remix") and not joint else log_w.flatten(), bad
 
     def weights(self, log_w: Tensor) -> Tensor:
         """Weights of samples from their logs."""

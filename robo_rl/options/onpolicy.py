@@ -6,7 +6,7 @@ from typing import Literal
 from robo_rl.errors import UserError, choose, in_range
 from robo_rl.options.method import RolloutOptions
 
-CORRECTIONS = ("none", "decoupled", "tis", "vtrace", "minpro", "sequence", "m2po")
+CORRECTIONS = ("none", "decoupled", "tis", "vtrace", "minpro", "sequence", "m2po", "remix")
 PROXIMALS = ("recompute", "snapshot", "interpolate", "ewma")
 
 
@@ -80,10 +80,11 @@ class OnPolicyOptions(RolloutOptions):
     freeze_trunk: bool = False
     """Leave what encodes pictures and words as supervised learning left it: RL moves the action head alone (pi_RL's way), and
     an observation is encoded once per update, not in every minibatch."""
-    correction: Literal["none", "decoupled", "tis", "vtrace", "minpro", "sequence", "m2po"] = "decoupled"
+    correction: Literal["none", "decoupled", "tis", "vtrace", "minpro", "sequence", "m2po", "remix"] = "decoupled"
     """Weight of a chunk that older weights acted: its ratio, dropped (decoupled) or truncated (tis) above the cap;
     V-trace; the ratio times the episode's least before it (minpro); the episode's geometric mean (sequence); the ratio,
-    truncated, where the most extreme ones are dropped until the mean square of the log ratios is below m2_tau (m2po)."""
+    truncated, where the most extreme ones are dropped until the mean square of the log ratios is below m2_tau (m2po); truncated as
+    tis, where the clip leaves the ratio to who acted clip_low and clip_high around that of the present weights (remix)."""
     proximal: Literal["recompute", "snapshot", "interpolate", "ewma"] = "recompute"
     """What the clip is centred on for such chunks: the present weights; those that acted, scored by the learner, 16
     kept (for an engine of other numerics); a guess from their ages, without a pass; an average over versions."""
@@ -97,6 +98,8 @@ class OnPolicyOptions(RolloutOptions):
     """Share of an update's data that earlier updates played already, beside all that is fresh; --rl.correction weighs it; 0: none."""
     replay_age: int = 4
     """With replay: the updates whose data are kept."""
+    replay_stop: int = 0
+    """With replay: after so many updates nothing is replayed any more (ReMix: 50 to 100); 0: to the end."""
     istar_alpha: float = 1.0
     """With istar: weight of a decision's advantage beside its episode's."""
     istar_beta: float = 0.05
@@ -153,13 +156,14 @@ class OnPolicyOptions(RolloutOptions):
         choose("rl.rehearse_kind", self.rehearse_kind, ("forward_kl", "js", "alpha"))
         in_range("rl.replay", self.replay, 0, 0.9)
         in_range("rl.replay_age", self.replay_age, 1, 16)
+        in_range("rl.replay_stop", self.replay_stop, 0, 10**9)
         if self.replay and (self.advantage in ("poise", "tree") or self.allocate != "fixed" or
                             self.proximal not in ("recompute", "snapshot")):
             raise UserError("rl.replay goes with rl.proximal recompute or snapshot, and without rl.allocate, rl.advantage tree and poise "
                             "(its probe would have seen what comes back)")
         if self.correction == "vtrace" and self.advantage != "gae":
             raise UserError(f"rl.correction vtrace corrects a critic's targets: it needs rl.advantage gae, got "
-                            f"{self.advantage}; a group advantage goes with decoupled, tis, minpro, sequence or m2po")
+                            f"{self.advantage}; a group advantage goes with decoupled, tis, minpro, sequence, m2po or remix")
         if self.proximal == "interpolate" and (self.ess_lr or self.advantage == "opob" or
                                                self.correction not in ("none", "decoupled", "tis")):
             raise UserError("rl.proximal interpolate makes no pass before the first step: it goes with rl.correction "
