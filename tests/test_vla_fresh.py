@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from robo_rl.options import PolicyOptions
+from robo_rl.algos import bc
+from robo_rl.options import BcOptions, PolicyOptions
 from robo_rl.policies import ObsSpec, make_policy
 from robo_rl.policies.check import observations
-from robo_rl.policies.nets import text_of
+from robo_rl.policies.nets import text_of, text_tokens
 from robo_rl.policies.vla import tokeniser
 from robo_rl.policies.vla.blocks import rotate
 from robo_rl.policies.vla.fresh import smooth_filters
@@ -103,3 +104,32 @@ def test_words_of_an_instruction_are_all_that_a_prompt_does_not_say_anyway(kind,
     words, told = processor.words, tokeniser.told_words(processor.words, processor.options.template)
     assert set(words.encode("pick up the red cube")) <= set(told)
     assert not set(words.encode(always)) & set(told) and min(told) >= tokeniser.RESERVED
+
+
+PLACES = ObsSpec(state=2, action=2, views=("front",), image_size=64, language=True, text=64)
+COLOURS = torch.tensor([[255, 0, 0], [0, 255, 0], [0, 0, 255]], dtype=torch.uint8)
+
+
+def squares(size, generator):
+    """Three squares of eight pixels in cells of their own; the action is where the one is that the instruction asks for."""
+    cells = torch.rand(size, 16, generator=generator).argsort(1)[:, :3]
+    corner = torch.stack([cells // 4, cells % 4], -1) * 16 + torch.randint(0, 9, (size, 3, 2), generator=generator)
+    image, line = torch.full((size, 64, 64, 3), 128, dtype=torch.uint8), torch.arange(64)
+    for k, colour in enumerate(COLOURS):
+        rows, columns = ((line >= corner[:, k, :, None]) & (line < corner[:, k, :, None] + 8)).unbind(1)
+        image = torch.where((rows[..., None] & columns[:, None])[..., None], colour, image)
+    asked = torch.randint(3, (size,), generator=generator)
+    texts = text_tokens([f"pick up the {('red', 'green', 'blue')[k]} cube" for k in asked.tolist()], PLACES.text)
+    place = corner[torch.arange(size), asked] / 28 - 1.0
+    return ({"state": torch.zeros(size, 2), "tokens": torch.from_numpy(texts), "image/front": image},
+            place[:, None].expand(-1, 2, -1), torch.ones(size, 2))
+
+
+@pytest.mark.slow
+def test_a_fresh_model_learns_to_read_from_scenes_that_never_come_again():
+    """Its loss on new scenes with another one's instruction tells. Weights that do not hear the instruction do not read by then."""
+    policy = make_policy(PolicyOptions(kind="pi05", horizon=2, execute=2), PLACES, 0)
+    policy.action_norm.fit(squares(1000, torch.Generator().manual_seed(1))[1].flatten(0, 1))
+    options = BcOptions(updates=700, batch=32, noises=4, lr=1e-3, ema=0.9)
+    bc.train(policy, squares, options, 0)
+    assert bc.exchanged_loss(policy, squares, options, 1) > 1.3
