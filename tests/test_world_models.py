@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from toys import PointReach
 
 from robo_rl.algos import pi_rl
-from robo_rl.cli.wm import parse
+from robo_rl.cli.wm import parse, verdict
 from robo_rl.data.episode import Episode
 from robo_rl.errors import UserError
 from robo_rl.options import PiRlOptions, PolicyOptions
@@ -154,6 +155,16 @@ def test_a_run_goes_on_as_the_kind_that_it_is(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"config": {"demos": ""}}))
     with pytest.raises(UserError, match="is no run of robo_rl wm train; those of robo_rl train go on with"):
         learning.train(parse(["train", "--resume", str(tmp_path)]))
+
+
+def test_what_was_learnt_is_told_with_what_to_do_next():
+    told = {"error": [0.1], "copied": [0.2], "within": 0.3}
+    spec = replace(PointReach(1).spec, max_steps=9)
+    at = worlds.WorldSpec(kind="latent", control=spec, state=4, horizon=9, threshold=0.5)
+    said = verdict(at, told, Path("runs/wm"), 3.0)
+    assert "robo_rl wm eval runs/wm DATASET" in said and "train in it: robo_rl train --sim wm:runs/wm" in said and "cut at once" not in said
+    assert "cut at once: train it longer" in verdict(at, told | {"within": 0.0}, Path("runs/wm"), 3.0)
+    assert "train in it" not in (own := verdict(replace(at, own=True), told, Path("runs/wm"), 3.0)) and "robo_rl eval RUN --sim wm:" in own
 
 
 # ---- the data ----------------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ SUBCOMMANDS = {"train": (WorldModelConfig, "learn a model of recorded episodes")
                "judge": (JudgeConfig, "train a classifier of success, or say what a judge is worth")}
 KINDS = {"encoded": EncodedConfig, "video": VideoConfig, "diffusers": DiffusersConfig, "text": TextConfig}  # --kind, with own options
 
+CUT = 0.05  # share of held-out predictions within the threshold, below which a model is of no use as an env
+
 
 def parse(argv: list[str]):
     """The options of the subcommand argv[0]; those of train are the kind's."""
@@ -70,6 +72,8 @@ def verdict(spec, report: dict, folder: Path, took: float) -> str:
     share = f"{100 * report['within']:.0f} % of held-out predictions lie within"
     return "\n".join([f"open-loop error on held-out episodes [std of the data], {took:.0f} s of training:", *rows,
                       f"calibrated to {spec.horizon} steps and uncertainty {spec.threshold:.3f} ({share})",
+                      *(["nearly every episode in it is cut at once: train it longer, or record more episodes"]
+                        if report["within"] < CUT else []),
                       f"how far to trust it: robo_rl wm eval {folder} DATASET",
                       f"policies that learnt from such data act in it: robo_rl eval RUN --sim wm:{folder}" if spec.own else
                       f"train in it: robo_rl train --sim wm:{folder} --demos DATASET"])
