@@ -24,6 +24,7 @@ from robo_rl.policies.policy import ChainPolicy
 from robo_rl.policies.protocol import Chunk, Obs, Policy
 from robo_rl.sampling import Noise
 
+int_product: Any = torch._int_mm  # pyright: ignore[reportPrivateImportUsage]  # the only product of int8 into int32 that torch has
 EVEN = 8  # int8 products of a GPU: sizes of layers, and of rows from LEAST on, are multiples of it
 LEAST = 24
 
@@ -66,7 +67,7 @@ class Int8Linear(nn.Linear):
         rows = input.reshape(-1, input.shape[-1])
         x, scale = quantised(rows)
         more = max(LEAST, -(-len(x) // EVEN) * EVEN) - len(x)
-        y = torch._int_mm(pad(x, (0, 0, 0, more)) if more else x, self.low.t())[:len(x)]
+        y = int_product(pad(x, (0, 0, 0, more)) if more else x, self.low.t())[:len(x)]
         y = y * self.scale * scale
         return (y if self.bias is None else y + self.bias).to(input.dtype).view(*input.shape[:-1], -1)
 

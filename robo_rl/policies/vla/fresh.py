@@ -16,6 +16,7 @@ Names, shapes and what the network computes are the public model's.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +78,7 @@ def order_actions(inward: nn.Linear, outward: nn.Linear, entries: int, generator
 
 
 @torch.no_grad()
-def hear_instruction(vision: nn.Module, projector: nn.Module, words: nn.Embedding, attention: nn.Module, told: list[int],
+def hear_instruction(vision: Any, projector: nn.Module, words: nn.Embedding, attention: Any, told: list[int],
                      generator: torch.Generator) -> None:
     """Let picture tokens attend to the words `told` (rows of the embedding) with a logit of HEARD.
 
