@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from commands import TINY, robo_rl
-from test_episode_slots import E, N, build, train_under_kills
+from test_episode_slots import E, N, build, gone_on, train_under_kills
 from test_runtime import SPEC, weights
 
 from robo_rl.algos import pi_rl
@@ -197,20 +197,13 @@ def test_more_candidates_leave_fewer_groups_flat():
 
 @pytest.mark.parametrize("workers, staleness", [(1, 0), (2, 2)])
 def test_a_run_repeats_exactly_and_goes_on_exactly_from_what_was_saved(workers, staleness):
-    from robo_rl.checkpoint import pack, unpack
     ends = []
     for cut in (False, False, True):
         learner = make_learner()
         feed = local(learner, None, workers, staleness, 10)
         list(rollouts(learner, feed, 3))
         if cut:
-            tensors = {}
-            saved = unpack(pack({"learner": learner.state_dict(), "feed": feed.state()}, tensors), tensors)
-            policy, learner = learner.policy.state_dict(), make_learner()
-            learner.policy.load_state_dict(policy)
-            learner.load_state_dict(saved["learner"])
-            feed = local(learner, None, workers, staleness, 10)
-            assert feed.load_state(saved["feed"])
+            learner, feed = gone_on(learner, feed, make_learner, lambda learner: local(learner, None, workers, staleness, 10))
         list(rollouts(learner, feed, 3))
         ends.append(weights(learner))
     assert torch.equal(ends[0], ends[1]) and torch.equal(ends[0], ends[2])

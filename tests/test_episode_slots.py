@@ -134,21 +134,27 @@ def test_a_members_noise_depends_on_its_group_and_decision_alone():
     assert both and all(np.allclose(chunks[0][u], chunks[1][u], atol=1e-5) for u in both)
 
 
-def test_a_run_repeats_exactly_and_goes_on_exactly_from_what_was_saved():
+def gone_on(learner, feed, make_learner, make_feed) -> tuple:
+    """What goes on from the packed states of `learner` and `feed`, made anew -> (learner, feed)."""
     from robo_rl.checkpoint import pack, unpack
+    tensors = {}
+    saved = unpack(pack({"learner": learner.state_dict(), "feed": feed.state()}, tensors), tensors)
+    policy, learner = learner.policy.state_dict(), make_learner()
+    learner.policy.load_state_dict(policy)
+    learner.load_state_dict(saved["learner"])
+    feed = make_feed(learner)
+    assert feed.load_state(saved["feed"])
+    return learner, feed
+
+
+def test_a_run_repeats_exactly_and_goes_on_exactly_from_what_was_saved():
     ends = []
     for cut in (False, False, True):
         learner = make_learner()
         feed = local(learner)
         train(learner, feed, 4)
         if cut:
-            tensors = {}
-            saved = unpack(pack({"learner": learner.state_dict(), "feed": feed.state()}, tensors), tensors)
-            policy, learner = learner.policy.state_dict(), make_learner()
-            learner.policy.load_state_dict(policy)
-            learner.load_state_dict(saved["learner"])
-            feed = local(learner)
-            assert feed.load_state(saved["feed"])
+            learner, feed = gone_on(learner, feed, make_learner, local)
         train(learner, feed, 4)
         ends.append(weights(learner))
     assert torch.equal(ends[0], ends[1]) and torch.equal(ends[0], ends[2])

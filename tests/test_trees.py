@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 import torch
-from test_episode_slots import train_under_kills
+from test_episode_slots import gone_on, train_under_kills
 from test_runtime import SPEC, train, weights
 from toys import PointReach
 
@@ -173,21 +173,14 @@ def test_the_learners_advantage_is_the_weighted_one_over_the_mean_weight():
 
 @pytest.mark.parametrize("extra", [{}, {"prune": 0.6, "tree_where": "uncertain"}], ids=["even", "uncertain"])
 def test_a_run_repeats_exactly_and_goes_on_exactly_from_what_was_saved(extra):
-    from robo_rl.checkpoint import pack, unpack
     ends, waiting = [], 0
     for cut in (False, False, True):
         learner = make_learner(**extra)
         feed = local(learner, 2, 2, lanes=6, warmup=8)
         train(learner, feed, 4)
         if cut:
-            tensors = {}
             waiting = sum(len(g.tree.waiting) for w in feed.workers for g in w.groups.values())
-            saved = unpack(pack({"learner": learner.state_dict(), "feed": feed.state()}, tensors), tensors)
-            policy, learner = learner.policy.state_dict(), make_learner(**extra)
-            learner.policy.load_state_dict(policy)
-            learner.load_state_dict(saved["learner"])
-            feed = local(learner, 2, 2, lanes=6, warmup=8)
-            assert feed.load_state(saved["feed"])
+            learner, feed = gone_on(learner, feed, lambda: make_learner(**extra), lambda learner: local(learner, 2, 2, lanes=6, warmup=8))
         train(learner, feed, 4)
         ends.append(weights(learner))
     assert torch.equal(ends[0], ends[1]) and torch.equal(ends[0], ends[2])

@@ -55,9 +55,8 @@ def index_text(found: Sequence[ResultFile], repository: "Path | None", folder: s
     for file in found:
         dates = sorted({row.date[:10] for row in file.rows})
         older = sum(age(row, repository) == OLDER for row in file.rows)
-        cells = (f"[{cell(file.title)}]({folder}/{file.path.stem}.md)", str(len(file.rows)),
-                 dates[0] + (f" to {dates[-1]}" if len(dates) > 1 else ""), f"*{older}*")
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(cells(f"[{file.title}]({folder}/{file.path.stem}.md)", str(len(file.rows)),
+                           dates[0] + (f" to {dates[-1]}" if len(dates) > 1 else ""), f"*{older}*"))
     parts = [HEAD.format(made=MADE.format(name="*")), *([NO_REPOSITORY] if repository is None else []), headline_table(found) + "\n",
              "## Topics\n", *lines]
     return "\n".join(parts) + "\n"
@@ -82,8 +81,8 @@ def table(rows: Sequence[ResultRow], repository: "Path | None") -> str:
 
 def line(rows: Sequence[ResultRow], number_of: int, repository: "Path | None") -> str:
     """The rows of one thing, under one condition."""
-    return "| " + " | ".join(map(cell, (*figures(rows), joined(commit(row, repository) for row in rows), dates(rows),
-                                        f"({number_of}) {joined((row.note for row in rows), '; ')}".strip()))) + " |"
+    return cells(*figures(rows), joined(commit(row, repository) for row in rows), dates(rows),
+                 f"({number_of}) {joined((row.note for row in rows), '; ')}".strip())
 
 
 def figures(rows: Sequence[ResultRow]) -> tuple[str, str, str, str]:
@@ -114,8 +113,9 @@ def conditions(rows: Sequence[ResultRow]) -> str:
     return "\n".join(out) + "\n"
 
 
-def cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def cells(*texts: str) -> str:
+    """A line of a table."""
+    return "| " + " | ".join(text.replace("|", "\\|").replace("\n", " ") for text in texts) + " |"
 
 
 def number(x: "float | str") -> str:
@@ -158,7 +158,7 @@ def headline_table(found: Sequence[ResultFile]) -> str:
     for row in sorted((row for file in found for row in file.rows if row.headline), key=lambda row: row.headline):
         groups.setdefault(row.what, []).append(row)
     lines = ["| what | measured | n | seeds | commit | date |", "|---|---|---|---|---|---|"]
-    lines += ["| " + " | ".join(map(cell, (*figures(rows), joined(map(origin, rows)), dates(rows)))) + " |" for rows in groups.values()]
+    lines += [cells(*figures(rows), joined(map(origin, rows)), dates(rows)) for rows in groups.values()]
     return "\n".join(lines)
 
 
@@ -174,7 +174,7 @@ def methods_table(rows: Sequence[ResultRow]) -> str:
     for (task, method), found in sorted(groups.items()):
         seeds = sorted({seed for m in measures.values() for seed in found.get(m, ())})
         shown = [", ".join(value(found[m][seed]) if seed in found.get(m, ()) else "-" for seed in seeds) for m in measures.values()]
-        lines.append("| " + " | ".join(map(cell, (task, method, ", ".join(map(str, seeds)), *shown))) + " |")
+        lines.append(cells(task, method, ", ".join(map(str, seeds)), *shown))
     return "\n".join(lines)
 
 
